@@ -1,0 +1,44 @@
+"""Text generated behind a memory, by transformers' own `generate`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from lm_eval_icl.memory import Memory
+
+
+def continue_from(
+    generate: Callable[..., Tensor],
+    memory: Memory,
+    queries: Sequence[Sequence[int]],
+    pad: int,
+    device: torch.device,
+) -> list[list[int]]:
+    """Continue every query from the memory, all in one batch.
+
+    A row is `memory | padding | query`: the padding is masked, and `generate` counts positions by the
+    mask, so a query starts right behind the memory. The memory's own tokens are given for their number,
+    and for logit processors that look at what stands before; they do not run through the model again.
+
+    Args:
+        generate: called with `context` [rows, tokens], `attention_mask` of that shape and a cache;
+            returns [rows, tokens and what was generated].
+        queries: one row each, at least one token each.
+        pad: the id to pad with.
+
+    Returns:
+        The generated ids of each row, in the order of `queries`, to the longest row's length.
+    """
+    longest = max(map(len, queries))
+    rows = [[*memory.tokens, *[pad] * (longest - len(query)), *query] for query in queries]
+    mask = torch.ones(len(rows), len(rows[0]), dtype=torch.long, device=device)
+    for row, query in zip(mask, queries, strict=True):
+        row[len(memory) : len(row) - len(query)] = 0
+    context = torch.tensor(rows, device=device)
+    # Without entries there is nothing to continue from, and `generate` makes its own cache.
+    cache = {"past_key_values": memory.cache()} if memory.layers else {}
+    output = generate(context=context, attention_mask=mask, **cache)
+    return output[:, context.shape[1] :].tolist()

@@ -1,0 +1,125 @@
+"""Demonstrations run through a model once, kept as keys and values for queries to attend to."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers import Cache, DynamicCache, PreTrainedModel
+from transformers.cache_utils import DynamicLayer
+
+from lm_eval_icl.tokens import Context
+
+# One (keys, values) a layer, each [1, key-value heads, entries, head width].
+KeyValues = list[tuple[Tensor, Tensor]]
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What a method made of a context.
+
+    Attributes:
+        layers: keys and values of the entries; empty for an empty context.
+        tokens: the ids that the entries stand for, in order.
+        query_start: the position of a query's first token.
+    """
+
+    layers: KeyValues
+    tokens: list[int]
+    query_start: int
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(keys.nbytes + values.nbytes for keys, values in self.layers)
+
+    def cache(self) -> Cache:
+        """A transformers cache that begins with this memory; what a forward pass adds is its own."""
+        if not self.layers:
+            return DynamicCache()
+        return Cache(layers=[_MemoryLayer(keys, values) for keys, values in self.layers])
+
+
+class _MemoryLayer(DynamicLayer):
+    """One layer of a memory, read by every row of a batch, and behind it the entries each row adds.
+
+    The memory itself is never written and exists once; joined with the rows' own entries it exists only
+    while the layer's attention runs. `DynamicLayer`'s `keys` and `values` are the rows' own entries.
+    """
+
+    def __init__(self, keys: Tensor, values: Tensor):
+        super().__init__()
+        self.memory = keys, values
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
+    ) -> tuple[Tensor, Tensor]:
+        own = super().update(key_states, value_states)
+        rows = key_states.shape[0]
+        keys, values = (
+            torch.cat([shared.expand(rows, -1, -1, -1), added], dim=-2)
+            for shared, added in zip(self.memory, own, strict=True)
+        )
+        return keys, values
+
+    def get_seq_length(self) -> int:
+        return self.memory[0].shape[-2] + super().get_seq_length()
+
+
+def causal_pass(
+    model: PreTrainedModel,
+    tokens: Sequence[int],
+    memory: Memory | None = None,
+    positions: Tensor | None = None,
+) -> KeyValues:
+    """Run tokens through the model, each attending the memory and the tokens before it.
+
+    Args:
+        tokens: n ids.
+        memory: what stands before them; nothing if None.
+        positions: [n] their positions; the memory's length and on, if None.
+
+    Returns:
+        The tokens' own keys and values, [1, heads, n, width] a layer.
+    """
+    cache = memory.cache() if memory is not None else DynamicCache()
+    ids = torch.tensor([tokens], device=model.device)
+    position_ids = {} if positions is None else {"position_ids": positions[None].to(model.device)}
+    # One position's logits are the least that transformers computes.
+    model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1, **position_ids)
+    return [(layer.keys, layer.values) for layer in cache.layers]
+
+
+class MemoryStore:
+    """Memories by context, so that each context is encoded once a run, as far as `max_bytes` reaches.
+
+    Attributes:
+        max_bytes: the keys and values kept, in bytes; the least recently used memory goes first. One that
+            is larger by itself is made and used, but not kept.
+        encoded: how many memories were made.
+        reused: how often a kept memory was found.
+    """
+
+    def __init__(self, encode: Callable[[Context], Memory], max_bytes: int):
+        self.encode, self.max_bytes = encode, max_bytes
+        self.encoded = self.reused = 0
+        self._kept: OrderedDict[Context, Memory] = OrderedDict()
+        self._bytes = 0
+
+    def __getitem__(self, context: Context) -> Memory:
+        if context in self._kept:
+            self.reused += 1
+            self._kept.move_to_end(context)
+            return self._kept[context]
+        memory = self.encode(context)
+        self.encoded += 1
+        self._kept[context] = memory
+        self._bytes += memory.nbytes
+        while self._bytes > self.max_bytes:
+            self._bytes -= self._kept.popitem(last=False)[1].nbytes
+        return memory

@@ -1,0 +1,85 @@
+"""Deep-Thinking: Iterative Forward Tuning Boosts In-Context Learning in Language Models (ACL 2024)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from lm_eval_icl.errors import InputError
+from lm_eval_icl.memory import KeyValues, Memory, causal_pass
+from lm_eval_icl.methods.icl import ICL
+from lm_eval_icl.tokens import Context
+
+
+@dataclass(frozen=True)
+class DeepThink(ICL):
+    """Deep-Thinking: the demonstrations run through the model T times, refining their keys and values.
+
+    Pass 1 is plain ICL. In pass t the context runs again behind the memory of pass t-1 (Eq. 3, positions
+    L..2L-1 for a context of L tokens), and the memory moves towards the present keys and values by the
+    gate eta (Eq. 4). Queries then attend the memory of pass T as if it were the context (Eq. 6).
+
+    Args:
+        T: iterations, at least 1; T=1 is `icl`. The paper's setting without a development set is 5.
+        eta: the gate, in (0, 1].
+        momentum: beta of the authors' released code, in [0, 1): the step is a velocity that starts as the
+            first difference and decays by beta (0.9 there by default). 0 is the paper's Eq. 4.
+        restart_positions: run the passes 2..T at the positions 0..L-1, for models whose positions end
+            before 2L.
+
+    Raises:
+        InputError: an argument is outside its range.
+    """
+
+    without_demonstrations = "nothing to think about, evaluated as plain zero-shot"
+    reach_hint = "The passes 2..T of deepthink reach twice the demonstrations; restart_positions=True does not. "
+
+    T: int = 5
+    eta: float = 0.01
+    momentum: float = 0.0
+    restart_positions: bool = False
+
+    def __post_init__(self) -> None:
+        def check(name: str, fine: bool, must: str) -> None:
+            if not fine:
+                raise InputError(f"lm-eval-icl: deepthink: {name}={getattr(self, name)!r}: must be {must}.")
+
+        def number(value: object) -> bool:
+            return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+        check("T", number(self.T) and self.T == int(self.T) and self.T >= 1, "a whole number, 1 or more")
+        check("eta", number(self.eta) and 0 < self.eta <= 1, "a number above 0 and at most 1")
+        check("momentum", number(self.momentum) and 0 <= self.momentum < 1, "a number from 0 to below 1")
+        check("restart_positions", isinstance(self.restart_positions, bool), "True or False")
+
+    def reach(self, context: Context) -> int:
+        """L positions, or 2L where the passes 2..T run behind the memory."""
+        once = self.T == 1 or self.restart_positions or not context.demonstrations
+        return len(context.tokens) * (1 if once else 2)
+
+    def encode(self, model: PreTrainedModel, context: Context) -> Memory:
+        """T passes over the context; one if there is no demonstration to think about."""
+        memory = super().encode(model, context)
+        if not context.demonstrations:
+            return memory
+        positions = torch.arange(len(memory)) if self.restart_positions else None
+        # The steps are small: kept in a model's half precision they would be rounded away.
+        dtype = memory.layers[0][0].dtype
+        history = [entry.to(torch.promote_types(dtype, torch.float32)) for entry in _flat(memory.layers)]
+        velocity: list[Tensor | float] = [0.0] * len(history)
+        for _ in range(2, int(self.T) + 1):
+            present = _flat(causal_pass(model, memory.tokens, memory, positions))
+            velocity = [new - old + self.momentum * v for new, old, v in zip(present, history, velocity, strict=True)]
+            history = [old + self.eta * v for old, v in zip(history, velocity, strict=True)]
+            refined = [entry.to(dtype) for entry in history]
+            memory = replace(memory, layers=list(zip(refined[::2], refined[1::2], strict=True)))
+        return memory
+
+
+def _flat(layers: KeyValues) -> list[Tensor]:
+    """keys, values, keys, values, ... of all layers: the update treats them alike."""
+    return [entry for layer in layers for entry in layer]

@@ -1,0 +1,52 @@
+"""What lm-eval is told about us: the model names and the folder of task configurations."""
+
+from pathlib import Path
+
+# --model name -> where its class is. The same table stands in pyproject.toml as entry points.
+MODELS = {
+    "icl": "lm_eval_icl.models:ICL",
+    "deepthink": "lm_eval_icl.models:DeepThink",
+}
+
+
+def task_dir() -> Path:
+    """The folder of our task configurations: inside the package in a wheel, beside it in a checkout."""
+    packaged = Path(__file__).parent / "task_configs"
+    return packaged if packaged.is_dir() else Path(__file__).parent.parent / "task_configs"
+
+
+def register_models() -> None:
+    """Add our names to lm-eval's registry, lazily and only where nobody has taken them.
+
+    lm-eval releases after 0.4.13 read the entry points themselves (`registry.load_plugins`); there this
+    does nothing.
+    """
+    from lm_eval.api import registry
+
+    if hasattr(registry, "load_plugins"):
+        return
+    for name, target in MODELS.items():
+        if name not in registry.model_registry:
+            registry.model_registry.register(name, target=target)
+
+
+def add_task_dir() -> None:
+    """Let every `TaskManager` with the default tasks scan our folder too, before `--include_path`.
+
+    A task of the user's with one of our names therefore wins, as it does over lm-eval's own.
+    """
+    from lm_eval.tasks.manager import TaskManager
+
+    original = TaskManager.__init__
+
+    def __init__(self, verbosity=None, include_path=None, include_defaults=True, **kwargs):  # type: ignore[no-untyped-def]
+        if include_defaults:
+            paths = include_path if isinstance(include_path, (list, tuple)) else [include_path]
+            paths = [Path(path) for path in paths if path]
+            ours = task_dir()
+            # Not twice: lm-eval warns of every name that a later folder gives again.
+            if all(path.resolve() != ours.resolve() for path in paths):
+                include_path = [ours, *paths]
+        original(self, verbosity, include_path, include_defaults, **kwargs)
+
+    TaskManager.__init__ = __init__

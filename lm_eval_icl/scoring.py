@@ -1,0 +1,134 @@
+"""Log-likelihoods of answers against a memory: every distinct token runs through the model once.
+
+Queries and their options form a tree behind the memory: a query once, then each option's tokens but its
+last (the last is predicted, never read). Many trees are packed into one row, in which a token sees the
+memory and its own ancestors, and stands at the position it would have alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from lm_eval_icl.memory import Memory
+
+# A query and one of its continuations, as token ids; both have at least one.
+Pair = tuple[Sequence[int], Sequence[int]]
+# The summed log-probability of a continuation, and whether greedy decoding would produce it.
+Score = tuple[float, bool]
+
+
+def score_packed(
+    model: PreTrainedModel, memory: Memory, pairs: Sequence[Pair], softmax_dtype: torch.dtype | None = None
+) -> list[Score]:
+    """Score all pairs in one forward pass over the distinct tokens among them.
+
+    The model must obey a 4-D mask and given positions (`lm_eval_icl.probe` tells).
+
+    Args:
+        memory: what every query attends to.
+        pairs: queries with continuations; pairs of one query, or of queries with a common beginning,
+            share its tokens.
+        softmax_dtype: the dtype of the softmax over the vocabulary; at least float32 if None.
+    """
+    tree = _Tree()
+    # nodes[i]: the node that predicts each of pair i's continuation tokens.
+    nodes = [tree.add([*query, *answer[:-1]])[len(query) - 1 :] for query, answer in pairs]
+    predicting = sorted({node for path in nodes for node in path})
+    row = {node: i for i, node in enumerate(predicting)}
+    device, length = model.device, len(memory)
+
+    visible = torch.ones(len(tree.tokens), length + len(tree.tokens), dtype=torch.bool)
+    visible[:, length:] = tree.ancestors()
+    # Additive, since eager attention adds what it is given and sdpa takes either kind.
+    mask = torch.zeros(visible.shape, dtype=model.dtype).masked_fill_(~visible, torch.finfo(model.dtype).min)
+    logits = model(
+        input_ids=torch.tensor([tree.tokens], device=device),
+        position_ids=memory.query_start + torch.tensor([tree.depths], device=device),
+        attention_mask=mask[None, None].to(device),
+        past_key_values=memory.cache(),
+        use_cache=True,
+        logits_to_keep=torch.tensor(predicting, device=device),
+    ).logits[0]  # [len(predicting), vocabulary]
+    if len(logits) != len(predicting):  # a model that takes no notice of logits_to_keep
+        logits = logits[predicting]
+    return _read(logits, [[row[node] for node in path] for path in nodes], pairs, softmax_dtype)
+
+
+def score_alone(
+    model: PreTrainedModel,
+    memory: Memory,
+    query: Sequence[int],
+    answers: Sequence[Sequence[int]],
+    softmax_dtype: torch.dtype | None = None,
+) -> list[Score]:
+    """Score one query's continuations by ordinary causal passes: the query, then each continuation on it.
+
+    For models that place and hide tokens by their index in the cache (ALiBi, local attention layers):
+    here a token's index is its position. No token runs twice here either.
+    """
+    cache = memory.cache()
+
+    def run(tokens: Sequence[int], keep: int) -> Tensor:
+        ids = torch.tensor([tokens], device=model.device)
+        return model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=keep).logits[0, -keep:]
+
+    first = run(query, 1)
+    scores = []
+    for answer in answers:
+        logits = first
+        if len(answer) > 1:
+            logits = torch.cat([first, run(answer[:-1], len(answer) - 1)])
+            cache.crop(1 - len(answer))
+        scores += _read(logits, [list(range(len(answer)))], [(query, answer)], softmax_dtype)
+    return scores
+
+
+class _Tree:
+    """Token sequences joined where they begin alike. A node is an index; parents come before children."""
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self.depths: list[int] = []
+        self._parents: list[int] = []
+        self._children: dict[tuple[int, int], int] = {}
+
+    def add(self, sequence: Sequence[int]) -> list[int]:
+        """Add a sequence and return the node of each of its tokens."""
+        path, node = [], -1
+        for depth, token in enumerate(sequence):
+            child = self._children.setdefault((node, token), len(self.tokens))
+            if child == len(self.tokens):
+                self.tokens.append(token)
+                self.depths.append(depth)
+                self._parents.append(node)
+            path.append(node := child)
+        return path
+
+    def ancestors(self) -> Tensor:
+        """[nodes, nodes]: whether the row's node may attend to the column's, itself or an ancestor."""
+        sees = torch.eye(len(self.tokens), dtype=torch.bool)
+        for node, parent in enumerate(self._parents):
+            if parent >= 0:
+                sees[node] |= sees[parent]
+        return sees
+
+
+def _read(
+    logits: Tensor, rows: Sequence[Sequence[int]], pairs: Sequence[Pair], dtype: torch.dtype | None
+) -> list[Score]:
+    """Each pair's score, its continuation's tokens predicted by these rows of the logits."""
+    dtype = dtype or torch.promote_types(logits.dtype, torch.float32)
+    at = torch.tensor([row for path in rows for row in path], device=logits.device)
+    tokens = torch.tensor([token for _, answer in pairs for token in answer], device=logits.device)
+    logprobs = logits.log_softmax(-1, dtype=dtype)[at, tokens].tolist()
+    greedy = (logits.argmax(-1)[at] == tokens).tolist()
+    scores, start = [], 0
+    for path in rows:
+        end = start + len(path)
+        scores.append((sum(logprobs[start:end]), all(greedy[start:end])))
+        start = end
+    return scores

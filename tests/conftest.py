@@ -1,0 +1,58 @@
+"""Tiny random models and the tokenizers for them, made on the spot."""
+
+from __future__ import annotations
+
+import os
+
+# Before anything imports huggingface_hub: tests never ask the Hub.
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+from tests import tiny
+
+SHARED = Path(__file__).resolve().parents[2] / "shared"
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """The folder of real datasets and checkpoints beside the checkout."""
+    if not (SHARED / "data").is_dir():
+        pytest.skip(f"no real data beside the checkout ({SHARED})")
+    return SHARED
+
+
+@pytest.fixture(scope="session")
+def hub(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The real datasets, laid out under their Hub names."""
+    import runpy
+
+    out = tmp_path_factory.mktemp("hub")
+    runpy.run_path(str(shared / "tools/local_hub.py"))["main"](out)
+    return out
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """A function: architecture -> folder of a tiny random checkpoint with its tokenizer."""
+    root = tmp_path_factory.mktemp("models")
+
+    def make(name: str) -> Path:
+        folder = root / name
+        if not folder.exists():
+            tiny.save(name, folder)
+        return folder
+
+    return make
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> None:
+    torch.manual_seed(0)
+    transformers.logging.set_verbosity_error()

@@ -1,0 +1,185 @@
+"""Tiny random checkpoints of many architectures, with tokenizers of three kinds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
+
+# Enough English, layout and punctuation for merges that straddle words, blanks and line breaks.
+CORPUS = [
+    "Review: a gripping film , warm and funny .\nSentiment: positive\n\n",
+    "Review: the plot is dull and the jokes fall flat\nSentiment: negative\n\n",
+    "Question: What is the capital of France ?\nAnswer: Paris\n\nThe following are multiple choice questions.",
+    "Q: Is the following sentence plausible?\nOptions:\n(A) Yes\n(B) No\nA: (A)\n\n\n  indented text, 12 + 30 = 42",
+] * 4
+
+
+def byte_level() -> PreTrainedTokenizerFast:
+    """GPT-2's kind: byte-level BPE, offsets trimmed of leading blanks, no BOS in front."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.post_processor = processors.ByteLevel(trim_offsets=True)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=500,
+        special_tokens=["<|endoftext|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(CORPUS, trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<|endoftext|>", eos_token="<|endoftext|>")
+
+
+def sentencepiece() -> PreTrainedTokenizerFast:
+    """Llama-2's kind: BPE over the whole text with blanks as "▁", bytes as a fallback, BOS in front."""
+    trainer = trainers.BpeTrainer(
+        vocab_size=500,
+        special_tokens=["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))],
+        show_progress=False,
+    )
+    base = Tokenizer(models.BPE())
+    base.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    base.pre_tokenizer = pre_tokenizers.Split("\n", "removed")
+    base.train_from_iterator(CORPUS, trainer)
+    learned = __import__("json").loads(base.to_str())["model"]
+    tokenizer = Tokenizer(
+        models.BPE(
+            vocab=learned["vocab"],
+            merges=[tuple(merge) for merge in learned["merges"]],
+            unk_token="<unk>",
+            fuse_unk=True,
+            byte_fallback=True,
+        )
+    )
+    tokenizer.normalizer = base.normalizer
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A", pair="<s> $A <s> $B", special_tokens=[("<s>", 1)]
+    )
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
+
+
+def llama3() -> PreTrainedTokenizerFast:
+    """Llama-3's kind: byte-level BPE behind a regular expression of its own, BOS in front."""
+    tokenizer = Tokenizer(models.BPE(ignore_merges=True))
+    pattern = (
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
+        r"|\s+(?!\S)|\s+"
+    )
+    from tokenizers import Regex
+
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(pattern), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=500,
+        special_tokens=["<|begin_of_text|>", "<|end_of_text|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(CORPUS, trainer)
+    tokenizer.post_processor = processors.Sequence(
+        [
+            processors.ByteLevel(trim_offsets=True),
+            processors.TemplateProcessing(single="<|begin_of_text|> $A", special_tokens=[("<|begin_of_text|>", 0)]),
+        ]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token="<|begin_of_text|>", eos_token="<|end_of_text|>"
+    )
+
+
+TOKENIZERS = {"byte_level": byte_level, "sentencepiece": sentencepiece, "llama3": llama3}
+
+_LLAMA = {
+    "hidden_size": 48,
+    "intermediate_size": 64,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 12,
+    "max_position_embeddings": 4096,
+}
+# name -> (model type, configuration, tokenizer)
+ARCHITECTURES: dict[str, tuple[str, dict, str]] = {
+    "gpt2": ("gpt2", {"n_embd": 48, "n_layer": 3, "n_head": 4, "n_positions": 4096}, "byte_level"),
+    "opt": (
+        "opt",
+        {
+            "hidden_size": 48,
+            "word_embed_proj_dim": 48,
+            "ffn_dim": 64,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 4,
+            "max_position_embeddings": 4096,
+        },
+        "byte_level",
+    ),
+    "gpt_neo": (
+        "gpt_neo",
+        {
+            "hidden_size": 48,
+            "num_layers": 2,
+            "num_heads": 4,
+            "attention_types": [[["global", "local"], 1]],
+            "window_size": 24,
+            "max_position_embeddings": 4096,
+        },
+        "byte_level",
+    ),
+    "gpt_neox": (
+        "gpt_neox",
+        {
+            "hidden_size": 48,
+            "intermediate_size": 64,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 4,
+            "max_position_embeddings": 4096,
+        },
+        "byte_level",
+    ),
+    "llama": ("llama", _LLAMA, "sentencepiece"),
+    "llama3": ("llama", _LLAMA, "llama3"),
+    "qwen2": ("qwen2", {k: v for k, v in _LLAMA.items() if k != "head_dim"}, "byte_level"),
+    "qwen3": ("qwen3", _LLAMA, "byte_level"),
+    "mistral": ("mistral", {**_LLAMA, "sliding_window": None}, "sentencepiece"),
+    "mistral_window": ("mistral", {**_LLAMA, "sliding_window": 24}, "sentencepiece"),
+    "bloom": ("bloom", {"hidden_size": 48, "n_layer": 3, "n_head": 4}, "byte_level"),
+}
+
+
+def build(name: str, dtype: torch.dtype = torch.float32, **overrides: object) -> PreTrainedModel:
+    """A random model of an architecture, its weights far enough from zero that answers differ."""
+    kind, config, tokenizer = ARCHITECTURES[name]
+    tok = TOKENIZERS[tokenizer]()
+    torch.manual_seed(1)
+    model = AutoModelForCausalLM.from_config(
+        AutoConfig.for_model(
+            kind,
+            vocab_size=len(tok),
+            bos_token_id=tok.bos_token_id,
+            eos_token_id=tok.eos_token_id,
+            pad_token_id=None,
+            **{**config, **overrides},
+        )
+    )
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(0, 0.15)
+    return model.to(dtype).eval()
+
+
+def save(name: str, folder: Path, **overrides: object) -> None:
+    """Write the checkpoint and its tokenizer."""
+    build(name, **overrides).save_pretrained(folder)
+    TOKENIZERS[ARCHITECTURES[name][2]]().save_pretrained(folder)
