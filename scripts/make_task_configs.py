@@ -1,0 +1,90 @@
+"""Write the YAML files of `icl_mmlu` and `icl_bbh` into task_configs: one file a subject or subtask.
+
+    python scripts/make_task_configs.py
+
+BBH's three demonstrations a subtask are the ones that come with the dataset; they are read from the
+installed lm-eval's own `bbh_fewshot` tasks. Run again, it writes the same files.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import lm_eval.tasks
+import yaml
+from lm_eval.tasks._yaml_loader import load_yaml
+
+from lm_eval_icl.tasks import bbh_cloze
+
+OUT = Path(__file__).resolve().parent.parent / "task_configs"
+
+# Deep-Thinking, Table 5: the paper's four categories.
+MMLU = {
+    "stem": """astronomy college_physics conceptual_physics high_school_physics college_chemistry
+        high_school_chemistry college_biology high_school_biology college_computer_science computer_security
+        high_school_computer_science machine_learning abstract_algebra college_mathematics
+        elementary_mathematics high_school_mathematics high_school_statistics electrical_engineering""",
+    "humanities": """high_school_european_history high_school_us_history high_school_world_history prehistory
+        formal_logic logical_fallacies moral_disputes moral_scenarios philosophy world_religions
+        international_law jurisprudence professional_law""",
+    "social_sciences": """high_school_government_and_politics public_relations security_studies
+        us_foreign_policy human_sexuality sociology econometrics high_school_macroeconomics
+        high_school_microeconomics high_school_geography high_school_psychology professional_psychology""",
+    "other": """global_facts miscellaneous professional_accounting business_ethics management marketing anatomy
+        clinical_knowledge college_medicine human_aging medical_genetics nutrition professional_medicine
+        virology""",
+}
+
+# Deep-Thinking, Appendix C: BBH without dyck_languages, multistep_arithmetic_two, object_counting, word_sorting
+# and reasoning_about_colored_objects.
+BBH = """boolean_expressions causal_judgement date_understanding disambiguation_qa formal_fallacies
+    geometric_shapes hyperbaton logical_deduction_five_objects logical_deduction_seven_objects
+    logical_deduction_three_objects movie_recommendation navigate penguins_in_a_table ruin_names
+    salient_translation_error_detection snarks sports_understanding temporal_sequences
+    tracking_shuffled_objects_five_objects tracking_shuffled_objects_seven_objects
+    tracking_shuffled_objects_three_objects web_of_lies""".split()
+# The answers of the subtasks that list no options.
+BBH_ANSWERS = {
+    "boolean_expressions": ["False", "True"],
+    "sports_understanding": ["no", "yes"],
+    "web_of_lies": ["No", "Yes"],
+}
+
+
+def group(name: str, members: list[str], by_size: bool) -> dict[str, Any]:
+    metrics = [{"metric": metric, "weight_by_size": by_size} for metric in ("acc", "acc_norm")]
+    return {"group": name, "task": members, "aggregate_metric_list": metrics, "metadata": {"version": 1.0}}
+
+
+def write(path: Path, config: dict[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = yaml.safe_dump(config, sort_keys=False, allow_unicode=True, width=110)
+    path.write_text(text, encoding="utf-8")
+
+
+def main() -> None:
+    for category, subjects in MMLU.items():
+        names = [f"icl_mmlu_{subject}" for subject in subjects.split()]
+        write(OUT / f"mmlu/icl_mmlu_{category}.yaml", group(f"icl_mmlu_{category}", names, by_size=True))
+        for subject, name in zip(subjects.split(), names, strict=True):
+            config = {"include": "_icl_mmlu_yaml", "task": name, "task_alias": subject, "dataset_name": subject}
+            write(OUT / f"mmlu/{name}.yaml", config)
+    write(OUT / "mmlu/icl_mmlu.yaml", group("icl_mmlu", [f"icl_mmlu_{category}" for category in MMLU], by_size=True))
+
+    source = Path(lm_eval.tasks.__file__).parent / "bbh/fewshot"
+    for subtask in BBH:
+        samples = load_yaml(source / f"{subtask}.yaml")["fewshot_config"]["samples"]
+        config = {
+            "include": "_icl_bbh_yaml",
+            "task": f"icl_bbh_{subtask}",
+            "task_alias": subtask,
+            "dataset_name": subtask,
+            "fewshot_config": {"samples": bbh_cloze(samples, BBH_ANSWERS.get(subtask, []))},
+        }
+        write(OUT / f"bbh/icl_bbh_{subtask}.yaml", config)
+    write(OUT / "bbh/icl_bbh.yaml", group("icl_bbh", [f"icl_bbh_{subtask}" for subtask in BBH], by_size=True))
+
+
+if __name__ == "__main__":
+    main()
