@@ -17,6 +17,9 @@ import transformers
 
 from tests import tiny
 
+# Models this small lose more to threads waiting for each other than they gain.
+torch.set_num_threads(1)
+
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 
 
@@ -56,3 +59,29 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
 def _quiet() -> None:
     torch.manual_seed(0)
     transformers.logging.set_verbosity_error()
+
+
+CHAT_TEMPLATE = (
+    "{% for m in messages %}<|{{ m.role }}|>\n{{ m.content.strip() }}"
+    "{% if not loop.last or add_generation_prompt %}<|end|>\n{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
+)
+
+
+@pytest.fixture(scope="session")
+def chat_checkpoint(
+    checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], Path]:
+    """As `checkpoint`, with a chat template that strips its messages, as most do."""
+    root = tmp_path_factory.mktemp("chat")
+
+    def make(name: str) -> Path:
+        folder = root / name
+        if not folder.exists():
+            tiny.save(name, folder)
+            tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+            tokenizer.chat_template = CHAT_TEMPLATE
+            tokenizer.save_pretrained(folder)
+        return folder
+
+    return make

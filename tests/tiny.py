@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import torch
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
 # Enough English, layout and punctuation for merges that straddle words, blanks and line breaks.
@@ -42,9 +43,12 @@ def sentencepiece() -> PreTrainedTokenizerFast:
     )
     base = Tokenizer(models.BPE())
     base.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    base.pre_tokenizer = pre_tokenizers.Split("\n", "removed")
+    # For training alone: no token may hold a line break or reach over a blank, as in Llama-2's vocabulary.
+    base.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Split("\n", "removed"), pre_tokenizers.Metaspace(prepend_scheme="never", split=True)]
+    )
     base.train_from_iterator(CORPUS, trainer)
-    learned = __import__("json").loads(base.to_str())["model"]
+    learned = json.loads(base.to_str())["model"]
     tokenizer = Tokenizer(
         models.BPE(
             vocab=learned["vocab"],
@@ -71,8 +75,6 @@ def llama3() -> PreTrainedTokenizerFast:
         r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
         r"|\s+(?!\S)|\s+"
     )
-    from tokenizers import Regex
-
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Split(Regex(pattern), "isolated"),

@@ -1,0 +1,127 @@
+"""Small evaluations through lm-eval, on documents made here: no dataset is needed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import lm_eval
+from datasets import Dataset, DatasetDict
+from lm_eval.tasks import TaskManager
+
+WORDS = "film plot actor music story scene joke dull warm sharp slow bright long quiet odd".split()
+
+
+def documents(n: int, offset: int) -> list[dict[str, Any]]:
+    """Texts of different lengths, some with blank lines, blanks at the end, digits and an accent."""
+    docs = []
+    for i in range(offset, offset + n):
+        words = [WORDS[(i * 7 + j * (i % 5 + 1)) % len(WORDS)] for j in range(3 + i % 6)]
+        extra = ["", "\n\nIt ends.", " 12 + 30", " café "][i % 4]
+        docs.append({"text": " ".join(words) + extra, "label": i % 2, "other": WORDS[i % len(WORDS)]})
+    return docs
+
+
+def load(**_: Any) -> DatasetDict:
+    return DatasetDict({"train": Dataset.from_list(documents(12, 50)), "test": Dataset.from_list(documents(6, 0))})
+
+
+def task(name: str, **config: Any) -> dict[str, Any]:
+    """An inline task over `documents`, few-shot from its training split."""
+    return {
+        "task": name,
+        "custom_dataset": load,
+        "training_split": "train",
+        "fewshot_split": "train",
+        "test_split": "test",
+        "doc_to_text": "Review: {{text}}\nSentiment:",
+        "doc_to_target": "label",
+        "fewshot_config": {"sampler": "first_n"},
+        **config,
+    }
+
+
+CHOICE = {"output_type": "multiple_choice"}
+# Every shape of prompt and answer that lm-eval's ConfigurableTask makes.
+TASKS: dict[str, dict[str, Any]] = {
+    "one_token": task("one_token", **CHOICE, doc_to_choice=["a", "b", "c"]),
+    "many_tokens": task("many_tokens", **CHOICE, doc_to_choice=["very negative indeed", "very negative", "positive"]),
+    "described": task(
+        "described", **CHOICE, doc_to_choice=["no", "yes"], description="Tell, of {{other}}, what it is.\n\nNow: "
+    ),
+    "spaces": task("spaces", **CHOICE, doc_to_choice=["no", "yes"], doc_to_text="{{text}} ?  ", target_delimiter=""),
+    "prefixed": task("prefixed", **CHOICE, doc_to_choice=["no", "yes"], gen_prefix="I say"),
+    "inputs": task(  # winogrande's kind: the options are contexts, the continuation is shared
+        "inputs",
+        **CHOICE,
+        doc_to_text="label",
+        doc_to_choice="{{[text + ' ' + other, other + ' ' + text]}}",
+        doc_to_target="and so on {{other}}",
+        fewshot_config={"sampler": "first_n", "doc_to_choice": "{{[text + ' ' + other, other + ' ' + text]}}"},
+    ),
+    "mutual": task(
+        "mutual",
+        **CHOICE,
+        doc_to_choice=["no", "yes"],
+        metric_list=[{"metric": "acc_mutual_info", "aggregation": "mean", "higher_is_better": True}],
+    ),
+    "likelihood": task(
+        "likelihood", output_type="loglikelihood", doc_to_text="{{text}}", doc_to_target="then {{other}} {{text}}"
+    ),
+    "empty_query": task(
+        "empty_query", output_type="loglikelihood", doc_to_text="", doc_to_target="{{text}}", target_delimiter=""
+    ),
+    "generate": task(
+        "generate",
+        output_type="generate_until",
+        doc_to_target="{{other}}",
+        generation_kwargs={"until": ["\n\n", "film"], "max_gen_toks": 12, "do_sample": False},
+    ),
+    "samples": task(
+        "samples",
+        output_type="generate_until",
+        doc_to_target="{{other}}",
+        fewshot_split=None,
+        training_split=None,
+        fewshot_config={"sampler": "first_n", "samples": documents(5, 80)},
+        generation_kwargs={"until": ["?"], "max_gen_toks": 7, "do_sample": False},
+    ),
+}
+
+
+def run(model: str, path: Any, names: list[str], shots: int | None, *, args: dict | None = None, **kwargs: Any) -> dict:
+    """Evaluate a model on some of `TASKS`."""
+    tasks = [{**TASKS[name]} if name in TASKS else name for name in names]
+    results = lm_eval.simple_evaluate(
+        model=model,
+        model_args={"pretrained": str(path), **(args or {})},
+        tasks=tasks,
+        task_manager=TaskManager(include_defaults=any(name not in TASKS for name in names)),
+        num_fewshot=shots,
+        device="cpu",
+        bootstrap_iters=0,
+        **{"batch_size": 4, **kwargs},
+    )
+    assert results is not None
+    return results
+
+
+def responses(results: dict) -> list[Any]:
+    """Every response in order: (log-likelihood, is_greedy) or text."""
+    found = []
+    for name in sorted(results["samples"]):
+        for sample in results["samples"][name]:
+            for (response,) in sample["resps"]:
+                text = isinstance(response, str)
+                found.append(response if text else (float(response[0]), str(response[1]) == "True"))
+    return found
+
+
+def assert_same(ours: list[Any], expected: list[Any], tolerance: float) -> None:
+    """Equal texts and greedy flags, log-likelihoods within the tolerance."""
+    assert len(ours) == len(expected) > 0
+    for mine, theirs in zip(ours, expected, strict=True):
+        if isinstance(mine, str):
+            assert mine == theirs
+        else:
+            assert abs(mine[0] - theirs[0]) <= tolerance, (mine, theirs)
+            assert mine[1] == theirs[1]

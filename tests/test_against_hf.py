@@ -1,0 +1,111 @@
+"""`icl` gives what lm-eval's own `hf` gives, request by request, on every shape of prompt."""
+
+import pytest
+
+from tests import harness
+
+SCORED = ["one_token", "many_tokens", "described", "spaces", "prefixed", "inputs", "mutual", "likelihood"]
+GENERATED = ["generate", "samples"]
+
+
+@pytest.mark.parametrize("shots", [0, 3])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "gpt2",
+        "opt",
+        "gpt_neo",
+        "gpt_neox",
+        "llama",
+        "llama3",
+        "qwen2",
+        "qwen3",
+        "mistral",
+        "mistral_window",
+        "bloom",
+    ],
+)
+def test_every_request(checkpoint, name, shots):
+    path = checkpoint(name)
+    # In float64 a difference is a different computation; rotary angles and norms stay float32 there.
+    args = {"dtype": "float64"}
+    # One text at a time: with padding in front, hf itself generates other texts on BLOOM.
+    theirs = harness.responses(harness.run("hf", path, SCORED + GENERATED, shots, args=args, batch_size=1))
+    ours = harness.responses(harness.run("icl", path, SCORED + GENERATED, shots, args=args))
+    harness.assert_same(ours, theirs, tolerance=1e-5)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_float32(checkpoint, name):
+    path = checkpoint(name)
+    theirs = harness.responses(harness.run("hf", path, SCORED, 5))
+    ours = harness.responses(harness.run("icl", path, SCORED, 5))
+    harness.assert_same(ours, theirs, tolerance=1e-4)
+
+
+def test_prompt_that_ends_with_the_demonstrations(checkpoint):
+    """The query empty, the delimiter's blanks part of the continuation."""
+    path = checkpoint("gpt2")
+    theirs = harness.responses(harness.run("hf", path, ["empty_query"], 2))
+    ours = harness.responses(harness.run("icl", path, ["empty_query"], 2))
+    harness.assert_same(ours, theirs, tolerance=1e-4)
+
+
+@pytest.mark.parametrize("args", [{"pack_tokens": 1}, {"pack_tokens": 60}, {"pack_tokens": 4096}])
+def test_packing_does_not_matter(checkpoint, args):
+    path = checkpoint("llama3")
+    expected = harness.responses(harness.run("icl", path, SCORED, 3))
+    harness.assert_same(harness.responses(harness.run("icl", path, SCORED, 3, args=args)), expected, 1e-5)
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 16, "auto"])
+@pytest.mark.parametrize("name", ["gpt2", "mistral_window"])
+def test_generation_in_batches(checkpoint, name, batch_size):
+    path = checkpoint(name)
+    args = {"dtype": "float64", "max_length": 1024}
+    expected = harness.responses(harness.run("hf", path, GENERATED, 3, args=args, batch_size=1))
+    ours = harness.responses(harness.run("icl", path, GENERATED, 3, args=args, batch_size=batch_size, max_batch_size=4))
+    harness.assert_same(ours, expected, 0)
+
+
+def test_generation_arguments_reach_generate(checkpoint):
+    path = checkpoint("gpt2")
+    kwargs = {
+        "gen_kwargs": {"repetition_penalty": 1.3, "max_gen_toks": 9, "num_beams": 2},
+        "args": {"dtype": "float64"},
+    }
+    expected = harness.responses(harness.run("hf", path, GENERATED, 3, batch_size=1, **kwargs))
+    ours = harness.responses(harness.run("icl", path, GENERATED, 3, batch_size=4, **kwargs))
+    harness.assert_same(ours, expected, 0)
+
+
+@pytest.mark.parametrize("multiturn", [True, False])
+@pytest.mark.parametrize("name", ["gpt2", "llama3"])
+def test_chat_template(checkpoint, chat_checkpoint, name, multiturn):
+    path = chat_checkpoint(name)
+    kwargs = {
+        "apply_chat_template": True,
+        "fewshot_as_multiturn": multiturn,
+        "system_instruction": "Answer in one word.",
+    }
+    names = ["one_token", "described", "prefixed", "inputs", "likelihood", "generate"]
+    theirs = harness.responses(harness.run("hf", path, names, 3, args={"dtype": "float64"}, **kwargs))
+    ours = harness.responses(harness.run("icl", path, names, 3, args={"dtype": "float64"}, **kwargs))
+    harness.assert_same(ours, theirs, tolerance=1e-5)
+
+
+def test_rolling_is_inherited(checkpoint):
+    path = checkpoint("gpt2")
+    task = harness.task("rolling", output_type="loglikelihood_rolling", doc_to_text="", doc_to_target="{{text}}")
+    harness.TASKS["rolling"] = task
+    theirs, ours = (harness.run(model, path, ["rolling"], 0)["results"] for model in ("hf", "icl"))
+    key = "word_perplexity,none"
+    assert ours["rolling"][key] == pytest.approx(theirs["rolling"][key], rel=1e-6)
+
+
+def test_eager_attention(checkpoint):
+    """Eager attention adds the mask where sdpa may select by it."""
+    path = checkpoint("llama")
+    expected = harness.responses(harness.run("icl", path, SCORED, 2))
+    ours = harness.responses(harness.run("icl", path, SCORED, 2, args={"attn_implementation": "eager"}))
+    harness.assert_same(ours, expected, 1e-5)
