@@ -125,3 +125,10 @@ def assert_same(ours: list[Any], expected: list[Any], tolerance: float) -> None:
         else:
             assert abs(mine[0] - theirs[0]) <= tolerance, (mine, theirs)
             assert mine[1] == theirs[1]
+
+
+def shared_length(tokenizer: Any, prompt: Any) -> int:
+    """How many tokens of a (byte-level) prompt come before its query, found by spelling them out."""
+    ids = tokenizer.encode(str(prompt))
+    before = len(prompt.prefix + "".join(prompt.demonstrations))
+    return next(n for n in range(len(ids) + 1) if len(tokenizer.decode(ids[:n])) >= before)

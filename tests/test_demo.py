@@ -1,0 +1,98 @@
+"""The checkpoint and tasks that ship with the package."""
+
+from __future__ import annotations
+
+import runpy
+from collections import Counter
+from pathlib import Path
+
+import lm_eval
+import pytest
+import torch
+from lm_eval.tasks import TaskManager
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from lm_eval_icl.demo import documents, model_path
+from lm_eval_icl.plugin import task_dir
+
+TASKS = ["icl_demo_short", "icl_demo_long", "icl_demo_four", "icl_demo_pieces", "icl_demo_unseen"]
+SCRIPT = Path(__file__).resolve().parents[1] / "scripts/make_demo_model.py"
+
+
+def test_checkpoint_is_small_safe_and_roomy() -> None:
+    files = list(model_path().iterdir())
+    assert sum(file.stat().st_size for file in files) <= 4 * 2**20
+    assert {file.suffix for file in files} == {".json", ".safetensors"}, "no pickles, no code"
+    model = AutoModelForCausalLM.from_pretrained(model_path())
+    assert model.config.max_position_embeddings >= 2048
+    assert all(parameter.dtype == torch.float32 for parameter in model.parameters())
+
+
+def test_tokenizer_takes_any_text_and_adds_nothing() -> None:
+    tokenizer = AutoTokenizer.from_pretrained(model_path())
+    text = "Review: thunder, 雷 and\tfrost\r\n\nSentiment: naïve"
+    assert tokenizer.decode(tokenizer(text).input_ids) == text
+    assert tokenizer.bos_token == tokenizer.eos_token == "<|endoftext|>"
+    assert [len(tokenizer(word).input_ids) for word in (" thunder", " amber", " cobalt")] == [1, 1, 1]
+    assert min(len(tokenizer(word).input_ids) for word in (" zephyr", " lavender", " gazebo")) > 1
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_documents_are_distinct_and_balanced(name: str) -> None:
+    data = documents(name, version=1.0)
+    texts = [row["text"] for split in data.values() for row in split]
+    assert len(set(texts)) == len(texts) > 390
+    for split in data.values():
+        counts = Counter(row["label"] for row in split)
+        assert sorted(counts) == list(range(len(counts)))
+        assert len(set(counts.values())) == 1
+
+
+def test_documents_come_from_the_seed(tmp_path: Path) -> None:
+    runpy.run_path(str(SCRIPT))["write_documents"](tmp_path, seed=0)
+    for name in TASKS:
+        for split in ("train", "test"):
+            made = (tmp_path / name / f"{split}.jsonl").read_bytes()
+            assert made == (task_dir() / "demo" / name / f"{split}.jsonl").read_bytes()
+
+
+def test_training_withholds_the_tasks_texts_and_pairings() -> None:
+    script = runpy.run_path(str(SCRIPT))
+    withheld = {row["text"] for name in TASKS for split in documents(name).values() for row in split}
+    draw = script["Episodes"](seed=1, withheld=withheld).draw
+    topic_of = {word: topic for topic, words in script["TOPICS"].items() for word in words}
+    pairings = {(topic, word) for task in script["TASKS"] for topic in task.labels for word in task.labels.values()}
+    for _ in range(300):
+        episode = draw(script["Shape"](2, 8, script["SHORT"]))
+        for text, label in zip(episode.parts[::2], episode.labels, strict=True):
+            text = text.split(": ", 1)[1].rsplit("\n", 1)[0]
+            assert text not in withheld
+            seen = {(topic_of.get(word), part) for word in text.split() for part in label.split()}
+            assert not seen & pairings
+
+
+def test_yaml_agrees_with_the_script() -> None:
+    for task in runpy.run_path(str(SCRIPT))["TASKS"]:
+        config = TaskManager().load([task.name])["tasks"][task.name].config
+        assert config.doc_to_choice == list(task.labels.values())
+        assert config.doc_to_text == f"{task.template[0]}: {{{{text}}}}\n{task.template[1]}:"
+
+
+def accuracies(shots: int) -> dict[str, float]:
+    results = lm_eval.simple_evaluate(
+        model="icl",
+        model_args={"pretrained": str(model_path())},
+        tasks=["icl_demo"],
+        num_fewshot=shots,
+        limit=60,
+        device="cpu",
+        bootstrap_iters=0,
+    )
+    return {name: results["results"][name]["acc,none"] for name in TASKS}
+
+
+def test_demonstrations_teach_the_labels() -> None:
+    untaught, taught = accuracies(0), accuracies(8)
+    chance = [1 / len(set(documents(name)["test"]["label"])) for name in TASKS]
+    assert abs(sum(untaught.values()) - sum(chance)) / len(TASKS) < 0.1
+    assert min(taught.values()) >= 0.8

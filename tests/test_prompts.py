@@ -1,0 +1,124 @@
+"""The recorded parts of prompts, against what the task's own documents say."""
+
+import copy
+import pickle
+
+import pytest
+from lm_eval.api.task import ConfigurableTask
+from lm_eval.tasks import TaskManager
+
+import lm_eval_icl.models  # noqa: F401  (switches the recording on)
+from lm_eval_icl.errors import InputError
+from lm_eval_icl.prompts import _MARK, FewShotPrompt
+from tests import harness
+
+
+def build(name: str, shots: int, **kwargs):
+    config = {**harness.TASKS[name]} if isinstance(name, str) else name
+    task = TaskManager(include_defaults=False).load([config])["tasks"].popitem()[1]
+    task.set_config("num_fewshot", shots)
+    task.set_fewshot_seed(1)
+    task.build_all_requests(**kwargs)
+    return task
+
+
+def test_plain_parts():
+    task = build("one_token", 3)
+    train = [f"Review: {doc['text']}\nSentiment: {'abc'[doc['label']]}\n\n" for doc in harness.documents(3, 50)]
+    for instance in task.instances:
+        prompt = instance.args[0]
+        assert type(prompt) is FewShotPrompt
+        assert prompt.prefix == ""
+        assert list(prompt.demonstrations) == train
+        assert prompt.query == f"Review: {instance.doc['text']}\nSentiment:"
+        assert prompt == "".join(train) + prompt.query
+
+
+def test_description_belongs_to_the_prefix():
+    prompt = build("described", 2).instances[0].args[0]
+    assert prompt.prefix == "Tell, of film, what it is.\n\nNow: "
+    assert len(prompt.demonstrations) == 2 and prompt.demonstrations[0].startswith("Review: ")
+
+
+def test_system_instruction_and_description():
+    prompt = build("described", 1, system_instruction="Be brief.").instances[0].args[0]
+    assert prompt.prefix == "Be brief.\n\nTell, of film, what it is.\n\nNow: "
+
+
+def test_zero_shot():
+    prompt = build("one_token", 0).instances[0].args[0]
+    assert prompt.demonstrations == () and prompt.query == prompt
+
+
+def test_generation_prefix_ends_the_query():
+    prompt = build("prefixed", 2).instances[0].args[0]
+    assert prompt.query.endswith("Sentiment: I say")
+    assert all("I say" in part for part in prompt.demonstrations)
+
+
+def test_multiple_inputs_have_a_prompt_an_option():
+    task = build("inputs", 2)
+    first, second = (instance.args[0] for instance in task.instances[:2])
+    assert first.demonstrations == second.demonstrations and len(first.demonstrations) == 2
+    assert first.query != second.query
+
+
+def test_samples():
+    prompt = build("samples", 3).instances[0].args[0]
+    assert [doc["text"] in part for doc, part in zip(harness.documents(3, 80), prompt.demonstrations, strict=True)]
+
+
+def chat(messages, add_generation_prompt=True):
+    text = "".join(f"<{m['role']}>{m['content'].strip()}</{m['role']}>" for m in messages)
+    return text + ("<assistant>" if add_generation_prompt else "")
+
+
+@pytest.mark.parametrize("multiturn", [True, False])
+def test_chat_template(multiturn):
+    kwargs = {"apply_chat_template": True, "chat_template": chat, "fewshot_as_multiturn": multiturn}
+    prompt = build("described", 2, **kwargs).instances[0].args[0]
+    assert type(prompt) is FewShotPrompt and _MARK not in prompt
+    assert prompt.prefix == "<system>Tell, of film, what it is.\n\nNow:</system><user>"
+    first, second = prompt.demonstrations
+    end = "</user><assistant>no</assistant><user>" if multiturn else " no\n\n"
+    assert first.startswith("Review: ") and first.endswith("Sentiment:" + end)
+    assert second.startswith("Review: ")
+    assert prompt.query.endswith("Sentiment:</user><assistant>")
+
+
+def test_template_that_depends_on_what_it_is_given_leaves_no_structure():
+    def shouting(messages, add_generation_prompt=True):
+        return "".join(f"{len(m['content'])}:{m['content']}" for m in messages)
+
+    kwargs = {"apply_chat_template": True, "chat_template": shouting, "fewshot_as_multiturn": True}
+    prompt = build("one_token", 2, **kwargs).instances[0].args[0]
+    assert type(prompt) is str and _MARK not in prompt
+
+
+def test_a_document_that_holds_the_mark_leaves_no_structure():
+    config = harness.task("marked", **harness.CHOICE, doc_to_choice=["a", "b"], doc_to_text=f"x{_MARK}y {{{{text}}}}")
+    prompt = build(config, 2).instances[0].args[0]
+    assert type(prompt) is str
+
+
+def test_a_task_that_builds_its_own_prompts(checkpoint):
+    class Own(ConfigurableTask):
+        def fewshot_context(self, doc, **kwargs):
+            # Its turns are not the prompt's: what build_qa_turn makes here must not be marked.
+            return "".join(m.to_text() for m in self.build_qa_turn(q=doc["text"], a="x"))
+
+    task = Own(config=harness.task("own", **harness.CHOICE, doc_to_choice=["a", "b"]))
+    task.set_config("num_fewshot", 0)
+    task.set_fewshot_seed(0)
+    with pytest.raises(InputError, match=r"'own'.*without its structure.*--model hf"):
+        import lm_eval
+
+        lm_eval.simple_evaluate(
+            model="icl", model_args={"pretrained": str(checkpoint("gpt2"))}, tasks=[task], device="cpu"
+        )
+
+
+def test_pickled_it_is_a_plain_string():
+    prompt = FewShotPrompt("p", ["d"], "q")
+    assert type(pickle.loads(pickle.dumps(prompt))) is str
+    assert copy.copy(prompt) == "pdq"
