@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -92,7 +93,8 @@ def causal_pass(
     position_ids = {} if positions is None else {"position_ids": positions[None].to(model.device)}
     # One position's logits are the least that transformers computes.
     model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1, **position_ids)
-    return [(layer.keys, layer.values) for layer in cache.layers]
+    layers: list[Any] = cache.layers
+    return [(layer.keys, layer.values) for layer in layers]
 
 
 class MemoryStore:

@@ -33,8 +33,8 @@ def probe(model: PreTrainedModel) -> Abilities:
     Raises:
         InputError: the model does not continue from keys and values (a state-space model, say).
     """
-    vocabulary = model.get_input_embeddings().weight.shape[0]
-    ids = [(7 + 11 * i) % vocabulary for i in range(40)]
+    vocabulary = model.config.get_text_config().vocab_size
+    ids: list[int] = [(7 + 11 * i) % vocabulary for i in range(40)]
     context, query, other, answer = ids[:12], ids[12:20], ids[20:32], ids[32:36]
 
     expected = score_alone(model, Memory([], [], 0), [*context, *query], [answer])[0]

@@ -60,7 +60,7 @@ class RequestTokenizer:
             # A text that opens with BOS already (a chat template's) gets none of the tokenizer's.
             return lambda text: (bare if has_bos_prefix(text, bos) else default)(text)
 
-        self._pair = PairEncoder(unless_it_opens_with(tokenizer.decode(prefix_token_id)), bare)
+        self._pair = PairEncoder(unless_it_opens_with(str(tokenizer.decode(prefix_token_id))), bare)
         self._context = unless_it_opens_with(tokenizer.bos_token)
         self._bare = bare
 

@@ -36,7 +36,8 @@ class ICLTask(ConfigurableTask):
     def __init__(self, config: dict[str, Any]) -> None:
         super().__init__(config={key: value for key, value in config.items() if key != "class"})
         how = (self.config.metadata or {}).get("demonstrations", "stratified")
-        self.sampler = FixedSampler(self.sampler.df, str(how), self.doc_to_target, str(self.config.task))
+        pool: list[Doc] = list(self.fewshot_docs())
+        self.sampler: ContextSampler = FixedSampler(pool, str(how), self.doc_to_target, str(self.config.task))
 
 
 class FixedSampler(ContextSampler):

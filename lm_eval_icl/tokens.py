@@ -64,7 +64,8 @@ def encoder(tokenizer: PreTrainedTokenizerBase, **special: bool) -> Encode:
             verbose=False,
             **special,
         )
-        starts, end = [], 0
+        starts: list[int] = []
+        end = 0
         for start, stop in encoding["offset_mapping"]:
             # Byte-level tokenizers leave the blanks in front of a word out of its offsets: a token begins
             # where the one before it ended, at the latest.

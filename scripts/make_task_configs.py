@@ -68,14 +68,14 @@ def main() -> None:
         names = [f"icl_mmlu_{subject}" for subject in subjects.split()]
         write(OUT / f"mmlu/icl_mmlu_{category}.yaml", group(f"icl_mmlu_{category}", names, by_size=True))
         for subject, name in zip(subjects.split(), names, strict=True):
-            config = {"include": "_icl_mmlu_yaml", "task": name, "task_alias": subject, "dataset_name": subject}
-            write(OUT / f"mmlu/{name}.yaml", config)
+            subject_config = {"include": "_icl_mmlu_yaml", "task": name, "task_alias": subject, "dataset_name": subject}
+            write(OUT / f"mmlu/{name}.yaml", subject_config)
     write(OUT / "mmlu/icl_mmlu.yaml", group("icl_mmlu", [f"icl_mmlu_{category}" for category in MMLU], by_size=True))
 
     source = Path(lm_eval.tasks.__file__).parent / "bbh/fewshot"
     for subtask in BBH:
         samples = load_yaml(source / f"{subtask}.yaml")["fewshot_config"]["samples"]
-        config = {
+        config: dict[str, Any] = {
             "include": "_icl_bbh_yaml",
             "task": f"icl_bbh_{subtask}",
             "task_alias": subtask,

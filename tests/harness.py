@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import lm_eval
@@ -88,6 +89,12 @@ TASKS: dict[str, dict[str, Any]] = {
 }
 
 
+@functools.cache
+def manager(defaults: bool) -> TaskManager:
+    """lm-eval's task index: reading its 14,000 files takes seconds, and inline tasks need none of them."""
+    return TaskManager(include_defaults=defaults)
+
+
 def run(model: str, path: Any, names: list[str], shots: int | None, *, args: dict | None = None, **kwargs: Any) -> dict:
     """Evaluate a model on some of `TASKS`."""
     tasks = [{**TASKS[name]} if name in TASKS else name for name in names]
@@ -95,7 +102,7 @@ def run(model: str, path: Any, names: list[str], shots: int | None, *, args: dic
         model=model,
         model_args={"pretrained": str(path), **(args or {})},
         tasks=tasks,
-        task_manager=TaskManager(include_defaults=any(name not in TASKS for name in names)),
+        task_manager=manager(any(name not in TASKS for name in names)),
         num_fewshot=shots,
         device="cpu",
         bootstrap_iters=0,
