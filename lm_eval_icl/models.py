@@ -21,7 +21,7 @@ import lm_eval.evaluator
 import torch
 import transformers
 from lm_eval.api.instance import Instance
-from lm_eval.api.model import LM, CachingLM
+from lm_eval.api.model import LM, CacheHook, CachingLM
 from lm_eval.api.task import Task
 from lm_eval.models.huggingface import HFLM
 from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs, postprocess_generated_text
@@ -151,6 +151,41 @@ class MemoryLM(HFLM):
                 "for decoders (causal language models) only."
             )
 
+    def set_cache_hook(self, cache_hook: CacheHook) -> None:
+        """Take lm-eval's response cache, unless something else wrote it: its keys know the prompts alone."""
+        super().set_cache_hook(cache_hook)
+        cache = cache_hook.dbdict
+        if cache is None:
+            return
+        mine = {
+            "version": __version__,
+            "pretrained": str(getattr(self.pretrained, "name_or_path", self.pretrained)),
+            "revision": self.revision,
+            "dtype": str(self.model.dtype),
+            "max_length": self.max_length,
+            **self._run_arguments(),
+        }
+        writer = json.loads(cache["lm-eval-icl"]) if "lm-eval-icl" in cache else {}
+        if writer != mine and len(cache):
+            differs = [
+                f"{name}={writer.get(name)} there, {mine.get(name)} here"
+                for name in mine | writer
+                if writer.get(name) != mine.get(name)
+            ]
+            raise InputError(
+                f"lm-eval-icl: the cache {cache.filename} was written by "
+                + (f"another run ({'; '.join(differs)})" if writer else "another model")
+                + ": give another path to --use_cache."
+            )
+        cache["lm-eval-icl"] = json.dumps(mine)
+
+    def _run_arguments(self) -> dict[str, Any]:
+        return {
+            "method": type(self.method).__name__.lower(),
+            **dataclasses.asdict(self.method),
+            "overflow": self.overflow,
+        }
+
     # What can be refused before the first forward pass.
 
     def begin(self, tasks: Sequence[Task]) -> None:
@@ -199,6 +234,8 @@ class MemoryLM(HFLM):
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[Score]:
         """Summed log-probability of every continuation, and whether it is the greedy one."""
+        if not requests:
+            return []
         if self.enable_thinking:
             return super().loglikelihood(requests, disable_tqdm)  # which refuses it
         prepared = self._prepare(requests)
@@ -250,6 +287,8 @@ class MemoryLM(HFLM):
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         """The text that follows each prompt, up to a stop sequence or `max_gen_toks`."""
+        if not requests:
+            return []
         prepared = self._prepare(requests)
         batch_size = self._detect_batch_size() if self.batch_size == "auto" else self.batch_size
         work: dict[tuple[Context, str], list[int]] = defaultdict(list)
@@ -316,9 +355,7 @@ class MemoryLM(HFLM):
         return super().get_model_info() | {
             "icl": {
                 "version": __version__,
-                "method": type(self.method).__name__.lower(),
-                **dataclasses.asdict(self.method),
-                "overflow": self.overflow,
+                **self._run_arguments(),
                 "left_out": self.left_out,
                 "contexts_encoded": self.store.encoded,
                 "contexts_reused": self.store.reused,

@@ -22,7 +22,9 @@ _TINY: dict[str, Any] = {
     "word_embed_proj_dim": 32,
     "max_position_embeddings": 2048,
     "attention_types": [[["global", "local"], 1]],
+    "rotary_dim": 8,
     "num_experts": 4,
+    "num_experts_per_tok": 2,
     "num_local_experts": 4,
     "moe_intermediate_size": 16,
 }
@@ -45,7 +47,7 @@ def smoke(arch: str = "llama", limit: int = 3) -> dict[str, dict[str, float]]:
     from lm_eval.tasks import TaskManager
 
     plugin.register_models()
-    task = {
+    task: dict[str, Any] = {
         "custom_dataset": demo.documents,
         "dataset_kwargs": {"name": "icl_demo_short"},
         "training_split": "train",
@@ -56,13 +58,13 @@ def smoke(arch: str = "llama", limit: int = 3) -> dict[str, dict[str, float]]:
         "doc_to_choice": ["amber", "very square"],
         "num_fewshot": 3,
     }
-    generation = {
+    generation: dict[str, Any] = {
         "output_type": "generate_until",
         "doc_to_target": "{{['amber', 'very square'][label]}}",
         "generation_kwargs": {"until": ["\n\n"], "max_gen_toks": 5},
         "doc_to_choice": None,
     }
-    tasks = [
+    tasks: list[dict[str, Any]] = [
         {**task, "task": "smoke_loglikelihood", "output_type": "multiple_choice", "doc_to_target": "label"},
         {**task, "task": "smoke_generation", **generation},
     ]
@@ -83,10 +85,9 @@ def smoke(arch: str = "llama", limit: int = 3) -> dict[str, dict[str, float]]:
                 )
                 scores[name] = {config["task"]: _score(results, config["task"], limit) for config in tasks}
             except Exception as error:
-                raise InputError(
-                    f"lm-eval-icl: smoke test of {name} on {arch}: {type(error).__name__}: "
-                    f"{' '.join(str(error).split())[:300]}"
-                ) from error
+                kind = "" if isinstance(error, InputError) else f"{type(error).__name__}: "
+                what = " ".join(str(error).removeprefix("lm-eval-icl: ").split())
+                raise InputError(f"lm-eval-icl: smoke test of {name} on {arch}: {kind}{what[:300]}") from error
     return scores
 
 
@@ -99,8 +100,9 @@ def save_tiny(arch: str, folder: Path) -> None:
     torch.manual_seed(0)
     try:
         default = AutoConfig.for_model(arch)
-        tiny = {name: value for name, value in _TINY.items() if hasattr(default, name)}
-        special = {name: tokenizer.eos_token_id for name in ("bos_token_id", "eos_token_id")}
+        computed = {name for name, member in vars(type(default)).items() if isinstance(member, property)}
+        tiny = {name: value for name, value in _TINY.items() if hasattr(default, name) and name not in computed}
+        special = dict.fromkeys(("bos_token_id", "eos_token_id"), tokenizer.eos_token_id)
         config = AutoConfig.for_model(arch, **tiny, vocab_size=len(tokenizer), pad_token_id=None, **special)
         model = AutoModelForCausalLM.from_config(config)
     except Exception as error:

@@ -1,0 +1,41 @@
+"""lm-eval's response cache: read again by the same run, refused where something else wrote it."""
+
+import pytest
+
+from lm_eval_icl.errors import InputError
+from tests import harness
+
+NAMES = ["one_token", "generate"]
+
+
+def test_a_second_run_reads_the_cache(checkpoint, tmp_path, monkeypatch):
+    path, cache = checkpoint("gpt2"), str(tmp_path / "cache")
+    first = harness.responses(harness.run("deepthink", path, NAMES, 2, use_cache=cache))
+
+    from lm_eval_icl import models
+
+    monkeypatch.setattr(models, "score_packed", None)  # what would be called if anything were computed
+    monkeypatch.setattr(models, "continue_from", None)
+    assert harness.responses(harness.run("deepthink", path, NAMES, 2, use_cache=cache)) == first
+
+
+@pytest.mark.parametrize(
+    ("model", "args", "says"),
+    [
+        ("deepthink", {"T": 6}, "T=5 there, 6 here"),
+        ("deepthink", {"momentum": 0.9}, "momentum=0.0 there, 0.9 here"),
+        ("icl", {}, "method=deepthink there, icl here"),
+    ],
+)
+def test_another_run_s_cache_is_refused(checkpoint, tmp_path, model, args, says):
+    path, cache = checkpoint("gpt2"), str(tmp_path / "cache")
+    harness.run("deepthink", path, NAMES, 2, use_cache=cache)
+    with pytest.raises(InputError, match=says):
+        harness.run(model, path, NAMES, 2, use_cache=cache, args=args)
+
+
+def test_a_cache_of_hf_is_refused(checkpoint, tmp_path):
+    path, cache = checkpoint("gpt2"), str(tmp_path / "cache")
+    harness.run("hf", path, NAMES, 2, use_cache=cache)
+    with pytest.raises(InputError, match="was written by another model"):
+        harness.run("icl", path, NAMES, 2, use_cache=cache)
