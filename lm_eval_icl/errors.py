@@ -1,4 +1,8 @@
-"""The one kind of error that this package raises on purpose."""
+"""The one kind of error that this package raises on purpose, and the checks that several arguments share."""
+
+from __future__ import annotations
+
+import math
 
 
 class InputError(SystemExit, ValueError):
@@ -7,3 +11,13 @@ class InputError(SystemExit, ValueError):
     To a caller in Python it is a `ValueError`. On a command line, where nobody catches it, it is a
     `SystemExit`: Python prints the line, without a traceback, and exits with status 1.
     """
+
+
+def is_number(value: object) -> bool:
+    """Whether an argument is a finite number. `True` is none."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def is_whole(value: object) -> bool:
+    """Whether an argument is a whole number, written 5, 5.0 or 5e0."""
+    return is_number(value) and int(value) == value  # type: ignore[call-overload]

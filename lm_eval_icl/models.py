@@ -28,7 +28,7 @@ from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs, po
 from tqdm import tqdm
 
 from lm_eval_icl import __version__, methods
-from lm_eval_icl.errors import InputError
+from lm_eval_icl.errors import InputError, is_whole
 from lm_eval_icl.generation import continue_from
 from lm_eval_icl.memory import MemoryStore
 from lm_eval_icl.probe import probe
@@ -77,7 +77,7 @@ class MemoryLM(HFLM):
         **kwargs: Any,
     ) -> None:
         for name, value in (("pack_tokens", pack_tokens), ("store_bytes", store_bytes)):
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            if not is_whole(value) or value < 1:
                 raise InputError(f"lm-eval-icl: {name}={value!r}: must be a whole number, 1 or more.")
         if overflow not in ("error", "drop"):
             raise InputError(f"lm-eval-icl: overflow={overflow!r}: must be error or drop.")

@@ -39,6 +39,8 @@ def _no_forward(request, monkeypatch):
         ("T", "many", "T='many'"),
         ("T", True, "T=True"),
         ("T", float("inf"), "T=inf"),
+        ("T", None, "T=None"),
+        ("eta", False, "eta=False"),
         ("eta", 0, "eta=0: must be a number above 0 and at most 1"),
         ("eta", 1.01, "eta=1.01"),
         ("eta", float("nan"), "eta=nan"),

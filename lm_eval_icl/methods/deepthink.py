@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from lm_eval_icl.errors import InputError
+from lm_eval_icl.errors import InputError, is_number, is_whole
 from lm_eval_icl.memory import KeyValues, Memory, causal_pass
 from lm_eval_icl.methods.icl import ICL
 from lm_eval_icl.tokens import Context
@@ -48,12 +47,9 @@ class DeepThink(ICL):
             if not fine:
                 raise InputError(f"lm-eval-icl: deepthink: {name}={getattr(self, name)!r}: must be {must}.")
 
-        def number(value: object) -> bool:
-            return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-
-        check("T", number(self.T) and self.T == int(self.T) and self.T >= 1, "a whole number, 1 or more")
-        check("eta", number(self.eta) and 0 < self.eta <= 1, "a number above 0 and at most 1")
-        check("momentum", number(self.momentum) and 0 <= self.momentum < 1, "a number from 0 to below 1")
+        check("T", is_whole(self.T) and self.T >= 1, "a whole number, 1 or more")
+        check("eta", is_number(self.eta) and 0 < self.eta <= 1, "a number above 0 and at most 1")
+        check("momentum", is_number(self.momentum) and 0 <= self.momentum < 1, "a number from 0 to below 1")
         check("restart_positions", isinstance(self.restart_positions, bool), "True or False")
 
     def reach(self, context: Context) -> int:

@@ -1,0 +1,56 @@
+"""The console command and the smoke test."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lm_eval_icl.errors import InputError
+from lm_eval_icl.plugin import MODELS
+from lm_eval_icl.smoke import smoke
+
+COMMAND = str(Path(sys.executable).parent / "lm-eval-icl")
+
+
+@pytest.mark.parametrize("arch", ["llama", "gpt2", "opt", "gpt_neo", "gpt_neox", "qwen3", "gemma2", "bloom"])
+def test_smoke_runs_every_method(arch):
+    scores = smoke(arch, limit=2)
+    assert set(scores) == set(MODELS)
+    assert all(set(of) == {"smoke_loglikelihood", "smoke_generation"} for of in scores.values())
+
+
+@pytest.mark.parametrize(("arch", "says"), [("mamba", "MambaForCausalLM cannot be used"), ("t5", "no tiny model")])
+def test_smoke_says_what_broke(arch, says):
+    with pytest.raises(InputError, match=says):
+        smoke(arch)
+
+
+def test_smoke_notices_wrong_numbers(monkeypatch):
+    from lm_eval_icl import models
+
+    def broken(model, memory, pairs, dtype):
+        return [(float("nan"), False)] * len(pairs)
+
+    monkeypatch.setattr(models, "score_packed", broken)
+    with pytest.raises(InputError, match=r"smoke test of icl on llama: ValueError: .*log-likelihood nan"):
+        smoke("llama")
+
+
+@pytest.mark.parametrize("command", [[COMMAND], [sys.executable, "-m", "lm_eval_icl"]])
+def test_command_line(command, tmp_path):
+    done = subprocess.run(
+        [*command, "smoke", "--arch", "gpt2"], capture_output=True, text=True, cwd=tmp_path, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        f"{name} on gpt2: ok (smoke_loglikelihood, smoke_generation)" for name in MODELS
+    ]
+
+
+def test_command_line_failure_is_one_line(tmp_path):
+    command = [COMMAND, "smoke", "--arch", "nonsense"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith("lm-eval-icl: smoke --arch nonsense: no tiny model of it")
+    assert "Traceback" not in done.stderr
