@@ -22,6 +22,8 @@ GENERATED = ["generate", "samples"]
         "qwen3",
         "mistral",
         "mistral_window",
+        "gemma2_window",
+        "phi",
         "bloom",
     ],
 )

@@ -155,6 +155,8 @@ ARCHITECTURES: dict[str, tuple[str, dict, str]] = {
     "qwen3": ("qwen3", _LLAMA, "byte_level"),
     "mistral": ("mistral", {**_LLAMA, "sliding_window": None}, "sentencepiece"),
     "mistral_window": ("mistral", {**_LLAMA, "sliding_window": 24}, "sentencepiece"),
+    "gemma2_window": ("gemma2", {**_LLAMA, "sliding_window": 24}, "sentencepiece"),
+    "phi": ("phi", {k: v for k, v in _LLAMA.items() if k != "head_dim"}, "byte_level"),
     "bloom": ("bloom", {"hidden_size": 48, "n_layer": 3, "n_head": 4}, "byte_level"),
 }
 
