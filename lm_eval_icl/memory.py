@@ -120,8 +120,9 @@ class MemoryStore:
             return self._kept[context]
         memory = self.encode(context)
         self.encoded += 1
-        self._kept[context] = memory
-        self._bytes += memory.nbytes
-        while self._bytes > self.max_bytes:
-            self._bytes -= self._kept.popitem(last=False)[1].nbytes
+        if memory.nbytes <= self.max_bytes:
+            self._kept[context] = memory
+            self._bytes += memory.nbytes
+            while self._bytes > self.max_bytes:
+                self._bytes -= self._kept.popitem(last=False)[1].nbytes
         return memory

@@ -7,7 +7,6 @@ what is ours is how requests run.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import functools
 import inspect
 import json
@@ -28,25 +27,19 @@ from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs, po
 from tqdm import tqdm
 
 from lm_eval_icl import __version__, methods
+from lm_eval_icl.arguments import check_names
+from lm_eval_icl.cache import claim
 from lm_eval_icl.errors import InputError, is_whole
 from lm_eval_icl.generation import continue_from
 from lm_eval_icl.memory import MemoryStore
-from lm_eval_icl.probe import probe
+from lm_eval_icl.probe import position_switch, probe
 from lm_eval_icl.prompts import record_prompts
 from lm_eval_icl.requests import Positions, Request, RequestTokenizer, fit
-from lm_eval_icl.scoring import Pair, Score, score_alone, score_packed
+from lm_eval_icl.scoring import Pair, Queries, Score, cost, packs, score_alone, score_packed
 from lm_eval_icl.tokens import Context
 
 # A child of lm-eval's logger, for its handler and its level.
 log = logging.getLogger("lm_eval.icl")
-
-# What transformers' `from_pretrained` takes without naming it in its signature.
-FROM_PRETRAINED = set(
-    "adapter_kwargs adapter_name attn_implementation commit_hash device_map device_mesh disable_mmap "
-    "distributed_config dtype experts_implementation generation_config gguf_file key_mapping kernel_config "
-    "load_in_4bit load_in_8bit low_cpu_mem_usage max_memory offload_buffers offload_folder offload_state_dict "
-    "output_loading_info proxies quantization_config state_dict torch_dtype tp_size use_kernels variant".split()
-)
 
 
 class MemoryLM(HFLM):
@@ -102,7 +95,9 @@ class MemoryLM(HFLM):
                 "packed into one pass, exactly but more slowly.",
                 type(self.model).__name__,
             )
-        self.store = MemoryStore(lambda context: self.method.encode(self.model, context), store_bytes)
+        # A checkpoint may ask for a cache of a kind of its own; ours begins with a memory.
+        self.model.generation_config.cache_implementation = None
+        self.store_bytes = int(store_bytes)
         self.tokenize = RequestTokenizer(self.tokenizer, self.prefix_token_id, self.add_bos_token, self.max_gen_toks)
         self.begin([])
 
@@ -125,59 +120,39 @@ class MemoryLM(HFLM):
         self._check_names(self._config)
 
     def _check_names(self, config: transformers.PreTrainedConfig) -> None:
-        if self._forwarded.get("trust_remote_code"):
-            return  # the checkpoint's own code may take any argument
-        known = FROM_PRETRAINED | set(config.to_dict())
-        known |= {field.name for field in dataclasses.fields(self.method_class)}
-        for function in (
-            MemoryLM.__init__,
-            HFLM.__init__,
-            transformers.PreTrainedModel.from_pretrained,
-            transformers.BitsAndBytesConfig.__init__,
-        ):
-            known |= set(inspect.signature(function).parameters) - {"self", "cls", "kwargs", "model_args"}
-        for name in self._forwarded.keys() - known:
-            near = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.5)
-            raise InputError(
-                f"lm-eval-icl: unknown model argument {name!r}"
-                + (f": did you mean {near[0]!r}?" if near else ": README lists the arguments.")
-            )
+        ours = {*inspect.signature(MemoryLM.__init__).parameters} - {"self", "kwargs"}
+        ours |= {field.name for field in dataclasses.fields(self.method_class)}
+        others = {
+            field.name: name.lower()
+            for name in methods.__all__
+            for field in dataclasses.fields(getattr(methods, name))
+            if field.name not in ours
+        }
+        check_names(self._forwarded, ours, others, config, any_name=bool(self._forwarded.get("trust_remote_code")))
 
     def _get_backend(self, *args: Any, **kwargs: Any) -> None:
         super()._get_backend(*args, **kwargs)
         if self.backend != "causal":
             raise InputError(
-                f"lm-eval-icl: {self.config.model_type!r} is an encoder-decoder model; these methods are defined "
+                f"lm-eval-icl: {self.config.model_type!r} loads as an encoder-decoder model; these methods are defined "
                 "for decoders (causal language models) only."
             )
 
     def set_cache_hook(self, cache_hook: CacheHook) -> None:
         """Take lm-eval's response cache, unless something else wrote it: its keys know the prompts alone."""
         super().set_cache_hook(cache_hook)
-        cache = cache_hook.dbdict
-        if cache is None:
-            return
-        mine = {
-            "version": __version__,
-            "pretrained": str(getattr(self.pretrained, "name_or_path", self.pretrained)),
-            "revision": self.revision,
-            "dtype": str(self.model.dtype),
-            "max_length": self.max_length,
-            **self._run_arguments(),
-        }
-        writer = json.loads(cache["lm-eval-icl"]) if "lm-eval-icl" in cache else {}
-        if writer != mine and len(cache):
-            differs = [
-                f"{name}={writer.get(name)} there, {mine.get(name)} here"
-                for name in mine | writer
-                if writer.get(name) != mine.get(name)
-            ]
-            raise InputError(
-                f"lm-eval-icl: the cache {cache.filename} was written by "
-                + (f"another run ({'; '.join(differs)})" if writer else "another model")
-                + ": give another path to --use_cache."
-            )
-        cache["lm-eval-icl"] = json.dumps(mine)
+        if cache_hook.dbdict is not None:
+            run = {
+                "version": __version__,
+                "pretrained": str(getattr(self.pretrained, "name_or_path", self.pretrained)),
+                "dtype": str(self.model.dtype),
+                "max_length": self.max_length,
+                # Whatever was given, but for what only says where and how fast.
+                **{
+                    k: str(v) for k, v in self._forwarded.items() if k not in ("device", "batch_size", "max_batch_size")
+                },
+            }
+            claim(cache_hook.dbdict, run | self._run_arguments())
 
     def _run_arguments(self) -> dict[str, Any]:
         return {
@@ -189,46 +164,58 @@ class MemoryLM(HFLM):
     # What can be refused before the first forward pass.
 
     def begin(self, tasks: Sequence[Task]) -> None:
-        """A run over these tasks begins: their prompts are all checked before the first is run."""
-        self._unchecked = list(tasks)
-        self._warned: set[str] = set()
+        """A run over these tasks begins: nothing of an earlier one is kept."""
+        self._tasks = list(tasks)
+        # By the instance's id, which stays its own as long as the instance is kept.
+        self._prepared: dict[int, tuple[Instance, Request]] = {}
         # What overflow=drop left out: task -> documents concerned, and demonstrations.
         self.left_out: dict[str, dict[str, int]] = {}
+        self.store = MemoryStore(lambda context: self.method.encode(self.model, context), self.store_bytes)
+
+    def check_run(self) -> None:
+        """Tokenize the requests of all the run's tasks, before the first of them runs.
+
+        lm-eval hands a model one kind of request after another; a prompt that does not fit is found here,
+        not after hours of work on another kind.
+        """
+        tasks, self._tasks = self._tasks, []
+        for kind in ("loglikelihood", "generate_until"):
+            self._prepare([i for task in tasks for i in task.instances or () if i.request_type == kind])
 
     def _prepare(self, instances: Sequence[Instance]) -> list[Request]:
-        """These requests as token ids, all of a kind; of the first call, the run's other kinds checked too."""
-        other = defaultdict(list)
-        for task in self._unchecked:
-            for instance in task.instances or ():
-                if instance.request_type != instances[0].request_type:
-                    other[instance.request_type].append(instance)
-        self._unchecked = []
-        for kind in ("loglikelihood", "generate_until"):
-            if other[kind]:
-                self._tokenize_and_fit(other[kind], left_out={})
-        requests = self._tokenize_and_fit(instances, self.left_out)
-        for task_name, count in self.left_out.items():
-            self._warn_once(
-                f"{task_name}: overflow=drop left out {count['demonstrations']} demonstrations of "
-                f"{count['documents']} documents, which would not have fitted {self.max_length} positions."
+        """These requests, all of a kind, as token ids that fit."""
+        new = list({id(i): i for i in instances if id(i) not in self._prepared}.values())
+        if new:
+            positions = Positions(
+                self.max_length,
+                position_switch(self.model),
+                self.method.reach,
+                self.method.reach_hint if self.abilities.packs else "",
+            )
+            tokenize = getattr(self.tokenize, new[0].request_type)
+            requests, left_out = fit(new, tokenize, positions, self.overflow == "drop", quiet=self.rank != 0)
+            self._prepared |= {id(i): (i, request) for i, request in zip(new, requests, strict=True)}
+            self._warn(new, requests, left_out)
+            self.left_out |= left_out
+        return [self._prepared[id(instance)][1] for instance in instances]
+
+    def _warn(
+        self, instances: Sequence[Instance], requests: Sequence[Request], left_out: dict[str, dict[str, int]]
+    ) -> None:
+        """Say, once a task, what was left out and where the method had nothing to work on."""
+        if self.rank != 0:
+            return
+        for task_name, count in left_out.items():
+            log.warning(
+                "%s: overflow=drop left out %d demonstrations of %d documents, which would not have fitted.",
+                *(task_name, count["demonstrations"], count["documents"]),
             )
         if without := self.method.without_demonstrations:
-            tasks: dict[str | None, bool] = defaultdict(bool)
+            demonstrations: dict[str | None, int] = defaultdict(int)
             for instance, request in zip(instances, requests, strict=True):
-                tasks[instance.task_name] |= bool(request.prompt.context.demonstrations)
-            for name in (name for name, has_demonstrations in tasks.items() if not has_demonstrations):
-                self._warn_once(f"{name}: no demonstrations: {without}. Give some with --num_fewshot.")
-        return requests
-
-    def _tokenize_and_fit(self, instances: Sequence[Instance], left_out: dict[str, dict[str, int]]) -> list[Request]:
-        tokenize = getattr(self.tokenize, instances[0].request_type)
-        positions = Positions(self.max_length, self.method.reach, self.method.reach_hint)
-        return fit(instances, tokenize, positions, self.overflow == "drop", left_out, quiet=self.rank != 0)
-
-    def _warn_once(self, message: str) -> None:
-        if message not in self._warned and self.rank == 0:
-            self._warned.add(message)
-            log.warning(message)
+                demonstrations[instance.task_name] += len(request.prompt.context.demonstrations)
+            for name in (name for name, number in demonstrations.items() if number == 0):
+                log.warning("%s: no demonstrations: %s. Give some with --num_fewshot.", name, without)
 
     # Running.
 
@@ -238,6 +225,7 @@ class MemoryLM(HFLM):
             return []
         if self.enable_thinking:
             return super().loglikelihood(requests, disable_tqdm)  # which refuses it
+        self.check_run()
         prepared = self._prepare(requests)
         # Each distinct context, query and answer once: context -> query -> answer -> requests.
         work: dict[Context, dict[Any, dict[Any, list[int]]]] = defaultdict(
@@ -248,7 +236,7 @@ class MemoryLM(HFLM):
 
         results: list[Score | None] = [None] * len(requests)
         bar = tqdm(total=len(requests), desc="Running loglikelihood requests", disable=disable_tqdm or self.rank != 0)
-        with bar:
+        with bar, self._forward():
             # The longest context first: what does not fit the machine's memory shows at once.
             for context, queries in sorted(work.items(), key=lambda item: -len(item[0].tokens)):
                 for pairs, scores in self._score(context, {query: list(of) for query, of in queries.items()}):
@@ -259,36 +247,33 @@ class MemoryLM(HFLM):
                             bar.update(1)
         return results  # type: ignore[return-value]
 
-    def _score(self, context: Context, queries: dict[Any, list[Any]]) -> Iterator[tuple[Sequence[Pair], list[Score]]]:
+    def _score(self, context: Context, queries: Queries) -> Iterator[tuple[Sequence[Pair], list[Score]]]:
         """All answers of all queries of one context, some pairs at a time."""
-        with self._forward():
-            memory = self.store[context]
-            for pack in self._packs(queries):
-                pairs = [(query, answer) for query, answers in pack for answer in answers]
-                if self.abilities.packs_to(len(memory) + sum(_cost(*item) for item in pack)):
-                    yield pairs, score_packed(self.model, memory, pairs, self.softmax_dtype)
-                    continue
-                for query, answers in pack:
-                    scores = score_alone(self.model, memory, query, answers, self.softmax_dtype)
-                    yield [(query, answer) for answer in answers], scores
+        memory = self.store[context]
+        for pack in packs(queries, int(self.pack_tokens)):
+            pairs = [(query, answer) for query, answers in pack for answer in answers]
+            tokens = sum(cost(*item) for item in pack)
+            # A query longer than a pack gains nothing from a mask as large as its square.
+            if self.abilities.packs_to(len(memory) + tokens) and tokens <= max(512, int(self.pack_tokens)):
+                yield pairs, score_packed(self.model, memory, pairs, self.softmax_dtype)
+                continue
+            for query, answers in pack:
+                scores = score_alone(self.model, memory, query, answers, self.softmax_dtype)
+                yield [(query, answer) for answer in answers], scores
 
-    def _packs(self, queries: dict[Any, list[Any]]) -> Iterator[list[tuple[Any, list[Any]]]]:
-        """Queries with their answers, as many at a time as `pack_tokens` takes, long ones first."""
-        pack: list[tuple[Any, list[Any]]] = []
-        tokens = 0
-        for item in sorted(queries.items(), key=lambda item: -_cost(*item)):
-            if pack and tokens + _cost(*item) > self.pack_tokens:
-                yield pack
-                pack, tokens = [], 0
-            pack.append(item)
-            tokens += _cost(*item)
-        if pack:
-            yield pack
+    def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
+        """`HFLM`'s: rolling windows over a text, in which there are no demonstrations."""
+        self.check_run()
+        if without := self.method.without_demonstrations:
+            for task_name in {request.task_name for request in requests}:
+                log.warning("%s: rolling log-likelihood has no demonstrations: %s.", task_name, without)
+        return super().loglikelihood_rolling(requests, disable_tqdm)
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         """The text that follows each prompt, up to a stop sequence or `max_gen_toks`."""
         if not requests:
             return []
+        self.check_run()
         prepared = self._prepare(requests)
         batch_size = self._detect_batch_size() if self.batch_size == "auto" else self.batch_size
         work: dict[tuple[Context, str], list[int]] = defaultdict(list)
@@ -330,7 +315,7 @@ class MemoryLM(HFLM):
         eos = self.tok_decode(self.eot_token_id, skip_special_tokens=False)
         until = handle_stop_sequences(kwargs.pop("until", None), eos=eos)
         max_gen_toks = kwargs.pop("max_gen_toks")
-        kwargs.pop("max_length", None)  # the room that was checked is max_gen_toks
+        kwargs.pop("cache_implementation", None)
 
         def generate(context: torch.Tensor, **cache: Any) -> torch.Tensor:
             length = context.shape[1] + max_gen_toks
@@ -352,6 +337,7 @@ class MemoryLM(HFLM):
 
     def get_model_info(self) -> dict[str, Any]:
         """`HFLM`'s, and what was run: it stands under "config" in the results file."""
+        self.check_run()  # all responses may have come from lm-eval's cache, and some demonstrations been left out
         return super().get_model_info() | {
             "icl": {
                 "version": __version__,
@@ -361,11 +347,6 @@ class MemoryLM(HFLM):
                 "contexts_reused": self.store.reused,
             }
         }
-
-
-def _cost(query: Sequence[int], answers: Sequence[Sequence[int]]) -> int:
-    """Tokens that run through the model for one query, at most."""
-    return len(query) + sum(len(answer) - 1 for answer in answers)
 
 
 class ICL(MemoryLM):
@@ -381,11 +362,7 @@ class DeepThink(MemoryLM):
 
 
 def announce_runs() -> None:
-    """Let `lm_eval.evaluate` tell a `MemoryLM` which tasks a run has, before it asks for the first results.
-
-    lm-eval hands a model one kind of request after another; a prompt that does not fit should be found
-    before hours of work on another kind. Doing it twice changes nothing.
-    """
+    """Let `lm_eval.evaluate` tell a `MemoryLM` which tasks a run has (see `check_run`). Twice changes nothing."""
     original = lm_eval.evaluator.evaluate
     if hasattr(original, "announces"):
         return

@@ -35,18 +35,22 @@ def add_task_dir() -> None:
 
     A task of the user's with one of our names therefore wins, as it does over lm-eval's own.
     """
+    from inspect import signature
+
     from lm_eval.tasks.manager import TaskManager
 
     original = TaskManager.__init__
 
-    def __init__(self, verbosity=None, include_path=None, include_defaults=True, **kwargs):  # type: ignore[no-untyped-def]
-        if include_defaults:
-            paths = include_path if isinstance(include_path, (list, tuple)) else [include_path]
-            paths = [Path(path) for path in paths if path]
+    def __init__(self, *args, **kwargs):  # type: ignore[no-untyped-def]
+        call = signature(original).bind(self, *args, **kwargs)
+        call.apply_defaults()
+        if call.arguments.get("include_defaults"):
+            paths = call.arguments["include_path"] or []
+            paths = [Path(path) for path in (paths if isinstance(paths, (list, tuple)) else [paths])]
             ours = task_dir()
             # Not twice: lm-eval warns of every name that a later folder gives again.
             if all(path.resolve() != ours.resolve() for path in paths):
-                include_path = [ours, *paths]
-        original(self, verbosity, include_path, include_defaults, **kwargs)
+                call.arguments["include_path"] = [ours, *paths]
+        original(*call.args, **call.kwargs)
 
     TaskManager.__init__ = __init__

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-import torch
 from transformers import PreTrainedModel
 
 from lm_eval_icl.errors import InputError
@@ -28,39 +27,50 @@ class Abilities:
 
 
 def probe(model: PreTrainedModel) -> Abilities:
-    """Run a few tokens through the model: continued from a memory they must score as they do in one pass.
+    """Run a few tokens through the model.
+
+    Continued from a memory they must score as in one pass. Packed, a token that is hidden may change nothing,
+    and a position that is given must: both hold to the last bit, whatever the precision.
 
     Raises:
         InputError: the model does not continue from keys and values (a state-space model, say).
     """
     vocabulary = model.config.get_text_config().vocab_size
-    ids: list[int] = [(7 + 11 * i) % vocabulary for i in range(40)]
-    context, query, other, answer = ids[:12], ids[12:20], ids[20:32], ids[32:36]
+    ids: list[int] = [(7 + 11 * i) % vocabulary for i in range(60)]
+    context, query, other, another, answer = ids[:12], ids[12:20], ids[20:32], ids[32:44], ids[44:48]
+    nothing = Memory([], [], 0)
 
-    expected = score_alone(model, Memory([], [], 0), [*context, *query], [answer])[0]
+    def in_one_pass(*parts: list[int]) -> float:
+        return score_alone(model, nothing, [token for part in parts for token in part], [answer])[0][0]
+
     try:
+        expected, without = in_one_pass(context, query), in_one_pass(query)
         memory = Memory(causal_pass(model, context), context, len(context))
         if not memory.layers or any(entry.shape[-2] != len(context) for layer in memory.layers for entry in layer):
             raise ValueError("its cache does not hold one key and one value a token")
-        continued = score_alone(model, memory, query, [answer])[0]
-        if not _close(continued, expected, model.dtype):
-            raise ValueError(f"continued from them it gives {continued[0]:.4f}, in one pass {expected[0]:.4f}")
+        continued = score_alone(model, memory, query, [answer])[0][0]
+        # Half precision is noisy; forgetting the context is more than noise.
+        if not abs(continued - expected) <= max(abs(without - expected) / 2, 1e-3 * abs(expected)):
+            raise ValueError(f"continued from them it gives {continued:.4f}, in one pass {expected:.4f}")
     except Exception as error:
         raise InputError(
-            f"lm-eval-icl: {type(model).__name__} cannot be used: the demonstrations are kept as keys and "
-            f"values of every layer, which this model does not continue from ({str(error).splitlines()[0]})."
+            f"lm-eval-icl: {type(model).__name__} cannot be used: the demonstrations are kept as keys and values "
+            f"of every layer, which this model does not continue from ({' '.join(str(error).split())[:200]})."
         ) from error
+
+    def packed(beside: list[int], start: int) -> float:
+        pairs = [(beside, answer), (query, answer)]
+        return score_packed(model, replace(memory, query_start=start), pairs)[1][0]
+
     try:
-        packed = score_packed(model, memory, [(other, answer), (query, answer)])[1]
-        packs = _close(packed, expected, model.dtype)
-    except (TypeError, ValueError, RuntimeError, IndexError, NotImplementedError):
-        packs = False
-    return Abilities(packs, _window(model))
-
-
-def _close(score: tuple[float, bool], expected: tuple[float, bool], dtype: torch.dtype) -> bool:
-    tolerance = 1e-4 if torch.finfo(dtype).eps < 1e-6 else 0.1
-    return abs(score[0] - expected[0]) <= tolerance
+        score = packed(other, len(context))
+        visible = abs(in_one_pass(context, other, query) - in_one_pass(context, another, query))
+        # Exactly nothing, but for a mixture of experts, whose matrix products are cut otherwise.
+        hides = abs(packed(another, len(context)) - score) <= visible / 10
+        places = packed(other, len(context) + 7) != score
+    except Exception:  # it does not take a 4-D mask, or positions
+        hides = places = False
+    return Abilities(hides and places, _window(model))
 
 
 def _window(model: PreTrainedModel) -> int | None:
@@ -71,3 +81,14 @@ def _window(model: PreTrainedModel) -> int | None:
     if getattr(config, "use_sliding_window", True) is False:
         windows[0] = None
     return min((window for window in windows if isinstance(window, int)), default=None)
+
+
+def position_switch(model: PreTrainedModel) -> int | None:
+    """The position from which on rotary angles of all positions change, for the types that have one."""
+    rope = getattr(model.config.get_text_config(), "rope_parameters", None) or {}
+    # Models with several kinds of layers have one dictionary a kind.
+    for parameters in (rope, *(value for value in rope.values() if isinstance(value, dict))):
+        if parameters.get("rope_type") in ("longrope", "dynamic"):
+            original = parameters.get("original_max_position_embeddings")
+            return int(original or model.config.get_text_config().max_position_embeddings)
+    return None

@@ -117,6 +117,8 @@ def _fewshot_context(original: Callable[..., str | list[str]], *args: Any, **kwa
 
 def _with_parts(marked: str, turns: int) -> str:
     """The prompt without its marks: with its parts, or a plain string where the marks do not tell them."""
+    if not isinstance(marked, str):  # a chat template of another model's, which `_render` left alone
+        return marked
     prefix, *parts = marked.split(_MARK)
     if not parts or len(parts) != turns:
         return prefix + "".join(parts)
@@ -126,6 +128,8 @@ def _with_parts(marked: str, turns: int) -> str:
 def _render(chat_template: Callable[..., str], messages: list[dict[str, str]], **kwargs: Any) -> str:
     """Apply a chat template to marked messages; without marks where they would change what it makes."""
     plain = chat_template([{**m, "content": m["content"].replace(_MARK, "")} for m in messages], **kwargs)
+    if not isinstance(plain, str):  # what some other models of lm-eval take instead
+        return plain
     # Templates often strip a message, so a mark stands behind the blanks that a message begins with.
     moved = [{**m, "content": re.sub(rf"^{_MARK}(\s+)", rf"\1{_MARK}", m["content"])} for m in messages]
     marked = chat_template(moved, **kwargs)
@@ -136,6 +140,8 @@ def _download(original: Callable[..., None], task: Any, *args: Any, **kwargs: An
     try:
         original(task, *args, **kwargs)
     except (FileNotFoundError, ConnectionError, RuntimeError) as error:
+        if task.DATASET_PATH is None:  # the task's own loader failed, and knows why
+            raise
         raise InputError(
             f"lm-eval-icl: task {task.config.task!r}: dataset {task.DATASET_PATH!r}"
             f"{f' ({task.DATASET_NAME})' if task.DATASET_NAME else ''} could not be loaded "

@@ -84,6 +84,11 @@ class RequestTokenizer:
     def generate_until(self, request: Instance) -> Request:
         """A context to be continued (`HFLM.generate_until`)."""
         prompt, kwargs = request.args
+        if "max_length" in kwargs:
+            raise InputError(
+                f"lm-eval-icl: task {request.task_name!r}: generation argument max_length={kwargs['max_length']!r} "
+                "counts prompt and padding too; say max_gen_toks instead."
+            )
         room = int(normalize_gen_kwargs(kwargs, self.max_gen_toks)["max_gen_toks"])
         if prompt == "":
             return Request(self._nothing(), (), room)
@@ -105,16 +110,25 @@ class Positions:
 
     Attributes:
         available: the model's positions.
+        switch: the position from which on the model computes all positions otherwise, if there is one
+            (rotary angles of type longrope or dynamic, which look at the longest sequence so far).
         reach: positions that encoding a context takes (`methods.ICL.reach`).
         hint: what else than fewer demonstrations would help, said where encoding is what does not fit.
     """
 
     available: int
+    switch: int | None
     reach: Callable[[Context], int]
     hint: str
 
     def needed(self, request: Request) -> int:
         return max(self.reach(request.prompt.context), len(request.prompt) + request.room)
+
+    def fit(self, request: Request) -> bool:
+        needed = self.needed(request)
+        if self.switch is not None and len(request.prompt.context.tokens) <= self.switch < needed:
+            return False  # the memory would be of one kind, what attends to it of another
+        return needed <= self.available
 
 
 def fit(
@@ -122,59 +136,74 @@ def fit(
     tokenize: Callable[[Instance], Request],
     positions: Positions,
     drop: bool,
-    left_out: dict[str, dict[str, int]],
     quiet: bool = False,
-) -> list[Request]:
+) -> tuple[list[Request], dict[str, dict[str, int]]]:
     """Tokenize requests so that all fit the model.
 
     Args:
         tokenize: makes one of them a `Request`.
-        drop: leave out whole demonstrations, first ones first, where a prompt would not fit.
-        left_out: counts what was left out: task -> {"documents": n, "demonstrations": n}.
+        drop: leave out whole demonstrations, first ones first, where a document would not fit: as many of all
+            its prompts, so that its options stay comparable.
+
+    Returns:
+        The requests, and what was left out: task -> {"documents": n, "demonstrations": n}.
 
     Raises:
-        InputError: prompts do not fit, counted by document; with `drop`, not even without demonstrations.
+        InputError: documents do not fit; with `drop`, not even without demonstrations.
     """
     requests = [tokenize(instance) for instance in tqdm(instances, desc="Tokenizing inputs", disable=quiet)]
-    # The options of one document share one prompt object.
-    documents: dict[int, list[int]] = defaultdict(list)
+    documents: dict[tuple[str | None, int | None], list[int]] = defaultdict(list)
     for i, instance in enumerate(instances):
-        documents[id(instance.args[0])].append(i)
+        documents[instance.task_name, instance.doc_id].append(i)
 
-    too_long: dict[int, Instance] = {}
-    for indices in documents.values():
-        most = max(indices, key=lambda i: positions.needed(requests[i]))
-        prompt, dropped = instances[most].args[0], 0
-        while positions.needed(requests[most]) > positions.available:
-            if not drop or dropped == len(getattr(prompt, "demonstrations", ())):
-                too_long[most] = instances[most]
+    left_out: dict[str, dict[str, int]] = {}
+    too_long: list[int] = []  # of each document that does not fit, the request that needs most
+    for (task, _), indices in documents.items():
+        dropped = 0
+        most = max(len(getattr(instances[i].args[0], "demonstrations", ())) for i in indices)
+        while not all(positions.fit(requests[i]) for i in indices):
+            if not drop or dropped == most:
+                too_long.append(max(indices, key=lambda i: positions.needed(requests[i])))
                 break
             dropped += 1
-            shorter = FewShotPrompt(prompt.prefix, prompt.demonstrations[dropped:], prompt.query)
             for i in indices:
-                requests[i] = tokenize(replace(instances[i], arguments=(shorter, *instances[i].args[1:])))
-        if dropped and most not in too_long:
-            count = left_out.setdefault(str(instances[most].task_name), {"documents": 0, "demonstrations": 0})
-            count["documents"] += 1
-            count["demonstrations"] += dropped
+                requests[i] = tokenize(_without(instances[i], dropped))
+        else:
+            if dropped:
+                count = left_out.setdefault(str(task), {"documents": 0, "demonstrations": 0})
+                count["documents"] += 1
+                count["demonstrations"] += dropped
     if too_long:
         worst = max(too_long, key=lambda i: positions.needed(requests[i]))
-        raise _overflow([*too_long.values()], len(documents), requests[worst], positions, drop)
-    return requests
+        tasks = sorted({str(instances[i].task_name) for i in too_long})
+        raise _overflow(len(too_long), len(documents), tasks, requests[worst], positions, drop)
+    return requests, left_out
+
+
+def _without(instance: Instance, n: int) -> Instance:
+    """The request without its first n demonstrations."""
+    prompt, *rest = instance.args
+    if not isinstance(prompt, FewShotPrompt):  # the empty context
+        return instance
+    return replace(instance, arguments=(FewShotPrompt(prompt.prefix, prompt.demonstrations[n:], prompt.query), *rest))
 
 
 def _overflow(
-    instances: Sequence[Instance], documents: int, worst: Request, positions: Positions, dropped: bool
+    count: int, documents: int, tasks: Sequence[str], worst: Request, positions: Positions, dropped: bool
 ) -> InputError:
-    tasks = sorted({str(instance.task_name) for instance in instances})
     context, prompt = len(worst.prompt.context.tokens), len(worst.prompt)
-    message = (
-        f"lm-eval-icl: {len(instances)} of {documents} documents (tasks: {', '.join(tasks[:5])}"
-        f"{', ...' if len(tasks) > 5 else ''}) do not fit the model's {positions.available} positions; the longest "
-        f"needs {positions.needed(worst)} (demonstrations {context} tokens, query {prompt - context}, "
-    )
+    needed = positions.needed(worst)
+    trouble = f"do not fit the model's {positions.available} positions"
+    if needed <= positions.available:
+        trouble = (
+            f"cross position {positions.switch} behind their demonstrations, from which on this model computes all "
+            "positions otherwise (rotary angles of type longrope or dynamic)"
+        )
+    more = ", ..." if len(tasks) > 5 else ""
+    message = f"lm-eval-icl: {count} of {documents} documents (tasks: {', '.join(tasks[:5])}{more}) {trouble}; "
+    message += f"the longest needs {needed} (demonstrations {context} tokens, query {prompt - context}, "
     message += f"answer {worst.room + 1}). " if worst.answer else f"max_gen_toks {worst.room}). "
-    if positions.needed(worst) > prompt + worst.room:
+    if needed > prompt + worst.room:
         message += positions.hint
     if not worst.answer:
         message += "Lower max_gen_toks (--gen_kwargs max_gen_toks=N). "

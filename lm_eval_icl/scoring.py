@@ -7,7 +7,7 @@ memory and its own ancestors, and stands at the position it would have alone.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -17,8 +17,29 @@ from lm_eval_icl.memory import Memory
 
 # A query and one of its continuations, as token ids; both have at least one.
 Pair = tuple[Sequence[int], Sequence[int]]
+# Queries with the continuations to score behind each.
+Queries = Mapping[tuple[int, ...], Collection[tuple[int, ...]]]
 # The summed log-probability of a continuation, and whether greedy decoding would produce it.
 Score = tuple[float, bool]
+
+
+def cost(query: Sequence[int], answers: Collection[Sequence[int]]) -> int:
+    """How many tokens run through the model for one query, at most."""
+    return len(query) + sum(len(answer) - 1 for answer in answers)
+
+
+def packs(queries: Queries, tokens: int) -> Iterator[list[tuple[tuple[int, ...], Collection[tuple[int, ...]]]]]:
+    """Queries with their answers, long ones first, as many at a time as cost `tokens`, or one that costs more."""
+    pack: list[tuple[tuple[int, ...], Collection[tuple[int, ...]]]] = []
+    used = 0
+    for item in sorted(queries.items(), key=lambda item: -cost(*item)):
+        if pack and used + cost(*item) > tokens:
+            yield pack
+            pack, used = [], 0
+        pack.append(item)
+        used += cost(*item)
+    if pack:
+        yield pack
 
 
 def score_packed(
@@ -51,7 +72,7 @@ def score_packed(
         attention_mask=mask[None, None].to(device),
         past_key_values=memory.cache(),
         use_cache=True,
-        logits_to_keep=torch.tensor(predicting, device=device),
+        logits_to_keep=torch.tensor(predicting),  # indices on the CPU index a tensor on any device
     ).logits[0]  # [len(predicting), vocabulary]
     if len(logits) != len(predicting):  # a model that takes no notice of logits_to_keep
         logits = logits[predicting]
@@ -62,7 +83,7 @@ def score_alone(
     model: PreTrainedModel,
     memory: Memory,
     query: Sequence[int],
-    answers: Sequence[Sequence[int]],
+    answers: Collection[Sequence[int]],
     softmax_dtype: torch.dtype | None = None,
 ) -> list[Score]:
     """Score one query's continuations by ordinary causal passes: the query, then each continuation on it.

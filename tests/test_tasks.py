@@ -45,7 +45,7 @@ def test_a_rare_label_gives_all_it_has():
 @pytest.mark.parametrize("how", ["stratified", "random"])
 def test_drawn_once_a_seed(how):
     one = sampler(how)
-    assert one.sample(8) is one.sample(8, eval_doc=POOL[0])
+    assert one.sample(8) is one.sample(8)
     assert sampler(how).sample(8) == one.sample(8)
     others = [sampler(how, seed).sample(8) for seed in range(2, 6)]
     assert any(other != one.sample(8) for other in others)
@@ -111,10 +111,21 @@ def test_bbh_keeps_the_usual_number_of_options():
     assert len(bbh_docs(Dataset.from_list(rows))) == 3
 
 
+class Loader(yaml.BaseLoader):
+    """Reads `!function x` as the string x."""
+
+
+Loader.add_constructor("!function", lambda loader, node: loader.construct_scalar(node))
+
+
 def names(pattern):
     for path in sorted(task_dir().glob(pattern)):
-        config = yaml.load(path.read_text(), Loader=yaml.BaseLoader) if "!" not in path.read_text() else {}
-        yield path, config
+        yield path, yaml.load(path.read_text(), Loader=Loader)
+
+
+def test_a_pool_that_is_evaluated_is_refused():
+    with pytest.raises(InputError, match="would come from the documents that are evaluated"):
+        sampler("random").sample(2, eval_doc=POOL[0])
 
 
 def test_every_task_and_group_that_is_promised():

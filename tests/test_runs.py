@@ -1,0 +1,195 @@
+"""What must hold from one run to the next, and in runs out of the ordinary."""
+
+import lm_eval
+import pytest
+import torch
+from lm_eval.api.instance import Instance
+from lm_eval.models.api_models import JsonChatStr
+from lm_eval.tasks import TaskManager
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+from lm_eval_icl import plugin
+from lm_eval_icl.errors import InputError
+from lm_eval_icl.models import ICL, DeepThink
+from lm_eval_icl.probe import probe
+from lm_eval_icl.prompts import FewShotPrompt
+from tests import harness, tiny
+
+
+def evaluate(lm, names, shots=2, **kwargs):
+    return lm_eval.simple_evaluate(
+        model=lm,
+        tasks=[harness.TASKS[name] for name in names],
+        num_fewshot=shots,
+        bootstrap_iters=0,
+        task_manager=harness.manager(False),
+        **kwargs,
+    )
+
+
+def test_a_model_that_changed_between_runs_is_read_anew(checkpoint):
+    """Evaluation during training: nothing of the old weights may be left."""
+    path = checkpoint("gpt2")
+    model = AutoModelForCausalLM.from_pretrained(path)
+    lm = DeepThink(model, tokenizer=AutoTokenizer.from_pretrained(path), T=2)
+    before = harness.responses(evaluate(lm, ["one_token"]))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(0.9)
+    after = harness.responses(evaluate(lm, ["one_token"]))
+    fresh = DeepThink(model, tokenizer=AutoTokenizer.from_pretrained(path), T=2)
+    assert after == harness.responses(evaluate(fresh, ["one_token"])) != before
+    assert lm.get_model_info()["icl"]["contexts_encoded"] == 1
+
+
+def test_requests_made_by_hand(checkpoint):
+    """Objects that come and go: one's tokens are never taken for another's."""
+    lm = ICL(str(checkpoint("gpt2")), device="cpu")
+    scores = []
+    for text in ("a", "b", "a", "c", "a"):
+        request = Instance("loglikelihood", {}, (FewShotPrompt("", ["dull film\n"], text), " x"), 0)
+        scores += lm.loglikelihood([request], disable_tqdm=True)
+        del request
+    assert scores[0] == scores[2] == scores[4]
+    assert len(set(scores)) == 3
+
+
+def test_options_lose_the_same_demonstrations(tmp_path):
+    """In a multiple-input task every option has a prompt of its own; they stay comparable."""
+    tiny.save("gpt2", tmp_path, n_positions=120)
+    config = harness.task(
+        "uneven",
+        **harness.CHOICE,
+        doc_to_text="label",
+        doc_to_choice="{{[text, text + ' and so on and on and on for a long while' ]}}",
+        doc_to_target="then {{other}}",
+        fewshot_config={"sampler": "first_n", "doc_to_choice": "{{[text, other]}}"},
+    )
+    lm = ICL(str(tmp_path), device="cpu", overflow="drop")
+    harness.TASKS["uneven"] = config
+    results = evaluate(lm, ["uneven"], 10)
+    kept = {}
+    for instance, request in lm._prepared.values():
+        kept.setdefault(instance.doc_id, set()).add(len(request.prompt.context.demonstrations))
+    assert all(len(numbers) == 1 for numbers in kept.values())
+    assert len({number for numbers in kept.values() for number in numbers}) > 1
+    assert lm.left_out["uneven"]["documents"] == len(kept) == 6
+    assert len(harness.responses(results)) == 12
+
+
+def test_what_was_left_out_is_known_from_a_cache_too(tmp_path):
+    tiny.save("gpt2", tmp_path, n_positions=220)
+    info = [
+        harness.run("icl", tmp_path, ["many_tokens"], 11, args={"overflow": "drop"}, use_cache=str(tmp_path / "c"))
+        for _ in range(2)
+    ]
+    first, second = (results["config"]["icl"]["left_out"] for results in info)
+    assert first == second != {}
+
+
+def test_a_rolling_task_waits_for_the_check(tmp_path, monkeypatch):
+    tiny.save("gpt2", tmp_path, n_positions=220)
+    harness.TASKS["rolling"] = harness.task(
+        "rolling", output_type="loglikelihood_rolling", doc_to_text="", doc_to_target="{{text}}"
+    )
+    monkeypatch.setattr(ICL, "_loglikelihood_tokens", lambda *args, **kwargs: pytest.fail("ran before the check"))
+    with pytest.raises(InputError, match="do not fit"):
+        harness.run("icl", tmp_path, ["rolling", "one_token"], 11)
+
+
+def test_max_length_is_refused(checkpoint):
+    with pytest.raises(InputError, match=r"task 'generate': generation argument max_length=300.*say max_gen_toks"):
+        harness.run("icl", checkpoint("gpt2"), ["generate"], 1, gen_kwargs={"max_length": 300})
+
+
+@pytest.mark.parametrize("kind", ["static", "dynamic"])
+def test_a_checkpoint_that_asks_for_a_cache_of_its_own(tmp_path, kind):
+    tiny.save("llama", tmp_path)
+    expected = harness.responses(harness.run("icl", tmp_path, ["generate"], 2))
+    model = AutoModelForCausalLM.from_pretrained(tmp_path)
+    model.generation_config.cache_implementation = kind
+    model.save_pretrained(tmp_path)
+    assert harness.responses(harness.run("icl", tmp_path, ["generate"], 2)) == expected
+
+
+@pytest.mark.parametrize("rope", ["longrope", "dynamic"])
+def test_angles_that_change_with_length_are_not_mixed(tmp_path, rope):
+    parameters = {"rope_type": rope, "rope_theta": 10000.0, "factor": 8.0, "original_max_position_embeddings": 150}
+    if rope == "longrope":
+        parameters |= {"short_factor": [1.0] * 6, "long_factor": [4.0] * 6}
+    tiny.save("llama", tmp_path, rope_parameters=parameters, max_position_embeddings=1200)
+    names = ["one_token", "many_tokens"]
+    with pytest.raises(InputError, match="cross position 150 behind their demonstrations"):
+        harness.run("icl", tmp_path, names, 3)
+    for shots in (1, 8) if rope == "longrope" else (1,):  # all on one side, as hf
+        theirs = harness.responses(harness.run("hf", tmp_path, names, shots, batch_size=1))
+        harness.assert_same(harness.responses(harness.run("icl", tmp_path, names, shots)), theirs, 1e-4)
+
+
+@pytest.mark.parametrize("dtype", [{"dtype": "bfloat16"}, {"mixed_precision_dtype": "bfloat16"}])
+@pytest.mark.parametrize("name", ["gpt2", "llama", "opt", "gpt_neox", "bloom"])
+def test_half_precision_is_probed_as_float32_is(checkpoint, name, dtype):
+    lm = ICL(str(checkpoint(name)), device="cpu", **dtype)
+    assert lm.abilities.packs == (name != "bloom")
+    harness.run("icl", checkpoint(name), ["one_token", "generate"], 2, args=dtype)
+
+
+def test_half_precision_on_a_real_checkpoint(shared):
+    lm = ICL(str(shared / "models/babyllama-tok105"), device="cpu", dtype="bfloat16")
+    assert lm.abilities.packs
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("kind", "packs", "config"),
+    [
+        ("mpt", False, {"d_model": 48, "n_heads": 4, "n_layers": 2}),
+        ("falcon", False, {"hidden_size": 48, "num_attention_heads": 4, "num_hidden_layers": 2, "alibi": True}),
+        ("falcon", True, {"hidden_size": 48, "num_attention_heads": 4, "num_hidden_layers": 2, "alibi": False}),
+        ("bloom", False, {"hidden_size": 48, "n_head": 4, "n_layer": 2}),
+        ("gpt2", True, {"n_embd": 48, "n_head": 4, "n_layer": 2}),
+    ],
+)
+def test_probe_on_weights_of_usual_size(kind, packs, config, dtype):
+    """Freshly initialised weights hardly tell one token from another; the probe does not depend on how much."""
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, vocab_size=500, **config)).to(dtype).eval()
+    with torch.no_grad():
+        assert probe(model).packs is packs
+
+
+@pytest.mark.parametrize("kind", ["mamba", "jamba", "qwen3_next", "falcon_h1"])
+def test_models_with_states_are_refused_in_one_line(kind):
+    from lm_eval_icl.smoke import smoke
+
+    with pytest.raises(InputError) as error:
+        smoke(kind)
+    assert "\n" not in str(error.value)
+
+
+def test_other_models_chat_templates_are_left_alone():
+    def template(messages, add_generation_prompt=True):
+        return JsonChatStr(str(messages))
+
+    config = {**harness.TASKS["one_token"]}
+    task = TaskManager(include_defaults=False).load([config])["tasks"].popitem()[1]
+    task.set_config("num_fewshot", 1)
+    task.set_fewshot_seed(1)
+    task.build_all_requests(apply_chat_template=True, chat_template=template, fewshot_as_multiturn=True)
+    assert isinstance(task.instances[0].args[0], JsonChatStr)
+
+
+def test_the_task_manager_takes_what_it_took():
+    """By position too."""
+    plugin.add_task_dir()
+    assert TaskManager(None, None, False, {"a": 1}).metadata == {"a": 1}
+
+
+def test_argument_names_with_code_of_the_checkpoint_s_own(checkpoint):
+    with pytest.raises(InputError, match="'momentun': did you mean 'momentum'"):
+        DeepThink(str(checkpoint("gpt2")), device="cpu", trust_remote_code=True, momentun=0.5)
+
+
+def test_argument_names_by_which_a_configuration_is_also_known(checkpoint):
+    lm = ICL(str(checkpoint("gpt2")), device="cpu", max_position_embeddings=4096)
+    assert lm.max_length == 4096
