@@ -3,9 +3,10 @@
     python scripts/demo.py [--limit N] [--output DIR]
 
 Offline and on a CPU: the model and the documents ship with the package. The table shows, for each model,
-accuracy with its standard error; the order sensitivity, the share of documents whose predicted label is not
-the same for all of four random orders of the same eight demonstrations; and documents a second, the whole
-evaluation with loading counted. lm-eval's ordinary results files stay in the output folder.
+with two and with eight demonstrations, accuracy with its standard error and the order sensitivity (the share of
+documents whose predicted label is not the same for all of four random orders of the same demonstrations); and
+documents a second, the whole evaluation with loading counted. lm-eval's ordinary results files stay in the output
+folder.
 """
 
 from __future__ import annotations
@@ -32,26 +33,26 @@ from lm_eval_icl import demo
 from lm_eval_icl.plugin import MODELS, task_dir
 from lm_eval_icl.tasks import stratified
 
-SHOTS, ORDERS, SEED = 8, 4, 1234
+SHOTS, ORDERS, SEED = (2, 8), 4, 1234
 
 
-def write_orders(folder: Path) -> list[Path]:
-    """One file of demonstration indices an order: the same eight demonstrations of each task, shuffled."""
+def write_orders(folder: Path, shots: int) -> list[Path]:
+    """One file of demonstration indices an order: the same demonstrations of each task, shuffled."""
     rnd = Random(SEED)
     chosen: dict[str, list[int]] = {}
     for pool in sorted((task_dir() / "demo").glob("*/train.jsonl")):
         rows = [json.loads(line) for line in pool.read_text(encoding="utf-8").splitlines()]
         indexed = [{"index": i, **row} for i, row in enumerate(rows)]
-        chosen[pool.parent.name] = [row["index"] for row in stratified(indexed, SHOTS, lambda row: row["label"], rnd)]
+        chosen[pool.parent.name] = [row["index"] for row in stratified(indexed, shots, lambda row: row["label"], rnd)]
     files = []
     for order in range(ORDERS):
-        files.append(folder / f"order{order + 1}.json")
+        files.append(folder / f"{shots}-shot-order{order + 1}.json")
         files[-1].write_text(json.dumps(chosen))
         chosen = {task: rnd.sample(indices, len(indices)) for task, indices in chosen.items()}
     return files
 
 
-def evaluate(model: str, order: Path, output: Path, limit: int | None) -> dict[str, Any]:
+def evaluate(model: str, shots: int, order: Path, output: Path, limit: int | None) -> dict[str, Any]:
     """One evaluation through lm-eval, its results files written."""
     tracker = EvaluationTracker(output_path=str(output / model))
     manager = TaskManager(
@@ -61,7 +62,7 @@ def evaluate(model: str, order: Path, output: Path, limit: int | None) -> dict[s
         model=model,
         model_args={"pretrained": str(demo.model_path())},
         tasks=["icl_demo"],
-        num_fewshot=SHOTS,
+        num_fewshot=shots,
         batch_size=16,
         device="cpu",
         limit=limit,
@@ -95,25 +96,25 @@ def main() -> None:
     transformers.logging.set_verbosity_error()
 
     console = Console()
-    orders = write_orders(options.output)
-    table = Table(title=f"icl_demo, {SHOTS} demonstrations, the embedded model")
-    for column in ("model", "accuracy", "order sensitivity", "documents/s"):
-        table.add_column(column, justify="left" if column == "model" else "right")
+    orders = {shots: write_orders(options.output, shots) for shots in SHOTS}
+    table = Table(title="icl_demo on the embedded model: accuracy, order sensitivity (o.s.)")
+    table.add_column("model")
+    for shots in SHOTS:
+        table.add_column(f"{shots} demonstrations", justify="right")
+        table.add_column("o.s.", justify="right")
+    table.add_column("documents/s", justify="right")
     for model in ("hf", *MODELS):
-        start, runs = time.perf_counter(), []
-        for number, order in enumerate(orders, 1):
-            console.print(f"{model}: order {number} of {len(orders)}")
-            runs.append(evaluate(model, order, options.output, options.limit))
-        seconds = time.perf_counter() - start
-        group = runs[0]["groups"]["icl_demo"]
-        predicted = [predictions(run) for run in runs]
-        changed = [len({of_run[document] for of_run in predicted}) > 1 for document in predicted[0]]
-        table.add_row(
-            model,
-            f"{group['acc,none']:.3f} ± {group['acc_stderr,none']:.3f}",
-            f"{sum(changed) / len(changed):.2f}",
-            f"{len(changed) * len(runs) / seconds:.0f}",
-        )
+        start, documents, row = time.perf_counter(), 0, []
+        for shots in SHOTS:
+            console.print(f"{model}: {ORDERS} orders of {shots} demonstrations")
+            runs = [evaluate(model, shots, order, options.output, options.limit) for order in orders[shots]]
+            predicted = [predictions(run) for run in runs]
+            changed = [len({of_run[document] for of_run in predicted}) > 1 for document in predicted[0]]
+            group = runs[0]["groups"]["icl_demo"]
+            row.append(f"{group['acc,none']:.3f} ± {group['acc_stderr,none']:.3f}")
+            row.append(f"{sum(changed) / len(changed):.3f}")
+            documents += sum(map(len, predicted))
+        table.add_row(model, *row, f"{documents / (time.perf_counter() - start):.0f}")
     console.print(table)
     console.print(
         "What was measured on a model trained under the plain causal layout, for which icl is at home; a method "
