@@ -100,7 +100,7 @@ def main() -> None:
     table = Table(title="icl_demo on the embedded model: accuracy, order sensitivity (o.s.)")
     table.add_column("model")
     for shots in SHOTS:
-        table.add_column(f"{shots} demonstrations", justify="right")
+        table.add_column(f"{shots} shots", justify="right")
         table.add_column("o.s.", justify="right")
     table.add_column("documents/s", justify="right")
     for model in ("hf", *MODELS):
