@@ -154,7 +154,9 @@ def fit(
     requests = [tokenize(instance) for instance in tqdm(instances, desc="Tokenizing inputs", disable=quiet)]
     documents: dict[tuple[str | None, int | None], list[int]] = defaultdict(list)
     for i, instance in enumerate(instances):
-        documents[instance.task_name, instance.doc_id].append(i)
+        # A request made by hand may name no document; it then stands for itself.
+        document = -1 - i if instance.doc_id is None else instance.doc_id
+        documents[instance.task_name, document].append(i)
 
     left_out: dict[str, dict[str, int]] = {}
     too_long: list[int] = []  # of each document that does not fit, the request that needs most

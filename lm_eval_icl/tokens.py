@@ -36,6 +36,12 @@ class Context:
         return [*self.prefix, *(token for part in self.demonstrations for token in part)]
 
 
+@functools.lru_cache(maxsize=1024)
+def _one(context: Context) -> Context:
+    """The first of equal contexts, so that thousands of documents keep one."""
+    return context
+
+
 @dataclass(frozen=True)
 class TokenizedPrompt:
     """A prompt's ids: the shared context, and the query (at least one token, since a memory alone
@@ -91,7 +97,7 @@ def split(prompt: FewShotPrompt, text: str, encode: Encode) -> TokenizedPrompt:
     cuts[-1] = min(cuts[-1], len(ids) - 1)
     cuts = [max(0, min(cut, cuts[-1])) for cut in cuts]
     demonstrations = tuple(tuple(ids[a:b]) for a, b in itertools.pairwise(cuts))
-    return TokenizedPrompt(Context(tuple(ids[: cuts[0]]), demonstrations), tuple(ids[cuts[-1] :]))
+    return TokenizedPrompt(_one(Context(tuple(ids[: cuts[0]]), demonstrations)), tuple(ids[cuts[-1] :]))
 
 
 class PairEncoder:
