@@ -17,6 +17,8 @@ def main() -> None:
 
     plugin.register_models()
     plugin.add_task_dir()
+    if sys.argv[1:] in ([], ["-h"], ["--help"]):
+        print("lm-eval-icl smoke --help: a smoke test of every method; all else is lm-eval's own:\n")
     cli_evaluate()
 
 
@@ -35,7 +37,8 @@ def _smoke(arguments: list[str]) -> None:
     import logging
     import os
 
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    # Offline, and without the progress bars of a dozen small steps.
+    os.environ |= {"HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1", "HF_DATASETS_DISABLE_PROGRESS_BARS": "1"}
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     from lm_eval_icl.smoke import smoke
 

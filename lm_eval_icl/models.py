@@ -14,6 +14,7 @@ import logging
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, ClassVar
 
 import lm_eval.evaluator
@@ -114,9 +115,9 @@ class MemoryLM(HFLM):
         try:
             super()._get_config(pretrained, **kwargs)
         except OSError as error:
-            raise InputError(
-                f"lm-eval-icl: pretrained={pretrained!r}: no checkpoint there ({str(error).splitlines()[0]})."
-            ) from error
+            path = Path(pretrained)
+            why = "no such folder" if path.is_absolute() and not path.exists() else str(error).splitlines()[0]
+            raise InputError(f"lm-eval-icl: pretrained={pretrained!r}: no checkpoint there ({why}).") from error
         self._check_names(self._config)
 
     def _check_names(self, config: transformers.PreTrainedConfig) -> None:
@@ -342,6 +343,8 @@ class MemoryLM(HFLM):
             "icl": {
                 "version": __version__,
                 **self._run_arguments(),
+                "pack_tokens": self.pack_tokens,
+                "store_bytes": self.store_bytes,
                 "left_out": self.left_out,
                 "contexts_encoded": self.store.encoded,
                 "contexts_reused": self.store.reused,

@@ -108,7 +108,7 @@ def save_tiny(arch: str, folder: Path) -> None:
     except Exception as error:
         raise InputError(
             f"lm-eval-icl: smoke --arch {arch}: no tiny model of it can be made "
-            f"({type(error).__name__}: {' '.join(str(error).split())[:200]})"
+            f"({type(error).__name__}: {' '.join(str(error).split())[:90]}...)"
         ) from error
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)

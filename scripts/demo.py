@@ -12,6 +12,7 @@ folder.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import logging
 import os
@@ -20,7 +21,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports huggingface_hub
+# Before anything imports huggingface_hub or tqdm: offline, and this script's lines instead of hundreds of bars.
+os.environ |= {"HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1", "HF_DATASETS_DISABLE_PROGRESS_BARS": "1"}
 
 import lm_eval
 import transformers
@@ -103,11 +105,15 @@ def main() -> None:
         table.add_column(f"{shots} shots", justify="right")
         table.add_column("o.s.", justify="right")
     table.add_column("documents/s", justify="right")
+    steps = itertools.count(1)
     for model in ("hf", *MODELS):
         start, documents, row = time.perf_counter(), 0, []
         for shots in SHOTS:
-            console.print(f"{model}: {ORDERS} orders of {shots} demonstrations")
-            runs = [evaluate(model, shots, order, options.output, options.limit) for order in orders[shots]]
+            runs = []
+            for order in orders[shots]:
+                step = next(steps)
+                console.print(f"{step}/{(len(MODELS) + 1) * len(SHOTS) * ORDERS}  {model}, {shots} demonstrations")
+                runs.append(evaluate(model, shots, order, options.output, options.limit))
             predicted = [predictions(run) for run in runs]
             changed = [len({of_run[document] for of_run in predicted}) > 1 for document in predicted[0]]
             group = runs[0]["groups"]["icl_demo"]
