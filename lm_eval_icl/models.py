@@ -77,7 +77,7 @@ class MemoryLM(HFLM):
             raise InputError(f"lm-eval-icl: overflow={overflow!r}: must be error or drop.")
         own = {field.name for field in dataclasses.fields(self.method_class)} & kwargs.keys()
         self.method = self.method_class(**{name: kwargs.pop(name) for name in own})
-        self.pack_tokens, self.overflow = pack_tokens, overflow
+        self.pack_tokens, self.overflow = int(pack_tokens), overflow
         self._forwarded = kwargs
         if not isinstance(pretrained, str):
             self._check_names(pretrained.config)
@@ -235,7 +235,7 @@ class MemoryLM(HFLM):
         for i, request in enumerate(prepared):
             work[request.prompt.context][request.prompt.query][request.answer].append(i)
 
-        results: list[Score | None] = [None] * len(requests)
+        results: dict[int, Score] = {}
         bar = tqdm(total=len(requests), desc="Running loglikelihood requests", disable=disable_tqdm or self.rank != 0)
         with bar, self._forward():
             # The longest context first: what does not fit the machine's memory shows at once.
@@ -246,16 +246,16 @@ class MemoryLM(HFLM):
                             results[i] = score
                             self.cache_hook.add_partial("loglikelihood", requests[i].args, score)
                             bar.update(1)
-        return results  # type: ignore[return-value]
+        return [results[i] for i in range(len(requests))]
 
     def _score(self, context: Context, queries: Queries) -> Iterator[tuple[Sequence[Pair], list[Score]]]:
         """All answers of all queries of one context, some pairs at a time."""
         memory = self.store[context]
-        for pack in packs(queries, int(self.pack_tokens)):
+        for pack in packs(queries, self.pack_tokens):
             pairs = [(query, answer) for query, answers in pack for answer in answers]
             tokens = sum(cost(*item) for item in pack)
             # A query longer than a pack gains nothing from a mask as large as its square.
-            if self.abilities.packs_to(len(memory) + tokens) and tokens <= max(512, int(self.pack_tokens)):
+            if self.abilities.packs_to(len(memory) + tokens) and tokens <= self.pack_tokens:
                 yield pairs, score_packed(self.model, memory, pairs, self.softmax_dtype)
                 continue
             for query, answers in pack:
@@ -281,7 +281,7 @@ class MemoryLM(HFLM):
         for i, request in enumerate(prepared):
             work[request.prompt.context, json.dumps(requests[i].args[1], sort_keys=True, default=str)].append(i)
 
-        results = [""] * len(requests)
+        results: dict[int, str] = {}
         bar = tqdm(
             total=len(requests),
             desc="Running generate_until requests",
@@ -299,7 +299,7 @@ class MemoryLM(HFLM):
                         results[i] = text
                         self.cache_hook.add_partial("generate_until", requests[i].args, text)
                         bar.update(1)
-        return results
+        return [results[i] for i in range(len(requests))]
 
     def _batch(self, indices: list[int], prepared: Sequence[Request], batch_size: int) -> list[int]:
         """The first requests of `indices` that can be generated side by side."""

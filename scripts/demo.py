@@ -21,7 +21,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-# Before anything imports huggingface_hub or tqdm: offline, and this script's lines instead of hundreds of bars.
+# Before anything imports huggingface_hub or tqdm: offline, and fewer bars between this script's own lines.
 os.environ |= {"HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1", "HF_DATASETS_DISABLE_PROGRESS_BARS": "1"}
 
 import lm_eval

@@ -5,7 +5,6 @@ import torch
 from transformers import DynamicCache
 
 from lm_eval_icl import methods
-from lm_eval_icl.memory import Memory
 from lm_eval_icl.scoring import score_alone, score_packed
 from lm_eval_icl.tokens import Context
 from tests import harness, tiny
@@ -166,7 +165,3 @@ def test_without_demonstrations_it_is_zero_shot_and_says_so_once(checkpoint, cap
     warnings = [record.getMessage() for record in caplog.records if "--num_fewshot" in record.getMessage()]
     assert len(warnings) == 2
     assert any(text.startswith("one_token:") for text in warnings)
-
-
-def test_empty_memory():
-    assert len(Memory([], [], 0)) == 0 and Memory([], [], 0).nbytes == 0
