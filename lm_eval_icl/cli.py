@@ -43,4 +43,5 @@ def _smoke(arguments: list[str]) -> None:
     from lm_eval_icl.smoke import smoke
 
     for name, scores in smoke(options.arch, options.limit).items():
-        print(f"{name} on {options.arch}: ok ({', '.join(scores)})")
+        said = f"refused ({scores})" if isinstance(scores, str) else f"ok ({', '.join(scores)})"
+        print(f"{name} on {options.arch}: {said}")

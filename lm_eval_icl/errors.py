@@ -13,6 +13,10 @@ class InputError(SystemExit, ValueError):
     """
 
 
+class Unsupported(InputError):
+    """The loaded model does not do what the method needs; another method may work on it."""
+
+
 def is_number(value: object) -> bool:
     """Whether an argument is a finite number. `True` is none."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)

@@ -6,26 +6,28 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from lm_eval_icl.memory import Memory
 
 
 def continue_from(
+    model: PreTrainedModel,
     generate: Callable[..., Tensor],
     memory: Memory,
     queries: Sequence[Sequence[int]],
     pad: int,
-    device: torch.device,
 ) -> list[list[int]]:
     """Continue every query from the memory, all in one batch.
 
     A row is `memory | padding | query`: the padding is masked, and `generate` counts positions by the
-    mask, so a query starts right behind the memory. The memory's own tokens are given for their number,
-    and for logit processors that look at what stands before; they do not run through the model again.
+    mask, so a query starts right behind the memory; where it stands elsewhere, positions are given. The
+    memory's own tokens are given for their number, and for logit processors that look at what stands
+    before; they do not run through the model again.
 
     Args:
-        generate: called with `context` [rows, tokens], `attention_mask` of that shape and a cache;
-            returns [rows, tokens and what was generated].
+        generate: the model's, called with `context` [rows, tokens], `attention_mask` of that shape, a cache and
+            perhaps `position_ids`; returns [rows, tokens and what was generated].
         queries: one row each, at least one token each.
         pad: the id to pad with.
 
@@ -34,11 +36,14 @@ def continue_from(
     """
     longest = max(map(len, queries))
     rows = [[*memory.tokens, *[pad] * (longest - len(query)), *query] for query in queries]
-    mask = torch.ones(len(rows), len(rows[0]), dtype=torch.long, device=device)
+    mask = torch.ones(len(rows), len(rows[0]), dtype=torch.long, device=model.device)
     for row, query in zip(mask, queries, strict=True):
         row[len(memory) : len(row) - len(query)] = 0
-    context = torch.tensor(rows, device=device)
+    context = torch.tensor(rows, device=model.device)
+    # Counted from the end of the memory; what stands before is not run.
+    positions = memory.positions((mask.cumsum(-1) - 1 - len(memory)).clamp(min=0))
     # Without entries there is nothing to continue from, and `generate` makes its own cache.
     cache = {"past_key_values": memory.cache()} if memory.layers else {}
-    output = generate(context=context, attention_mask=mask, **cache)
+    with memory.reading(model):
+        output = generate(context=context, attention_mask=mask, **positions, **cache)
     return output[:, context.shape[1] :].tolist()

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import Cache, DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
+from lm_eval_icl.layouts import Layout
 from lm_eval_icl.tokens import Context
 
 # One (keys, values) a layer, each [1, key-value heads, entries, head width].
@@ -26,11 +28,14 @@ class Memory:
         layers: keys and values of the entries; empty for an empty context.
         tokens: the ids that the entries stand for, in order.
         query_start: the position of a query's first token.
+        residual: (k, [width]): what the residual stream of the first token behind the memory is replaced by
+            after block k (see `reading`).
     """
 
     layers: KeyValues
     tokens: list[int]
     query_start: int
+    residual: tuple[int, Tensor] | None = None
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -44,6 +49,40 @@ class Memory:
         if not self.layers:
             return DynamicCache()
         return Cache(layers=[_MemoryLayer(keys, values) for keys, values in self.layers])
+
+    def followed_by(self, tokens: Sequence[int], layers: KeyValues) -> Memory:
+        """This memory and behind it the entries of more tokens."""
+        if self.layers:
+            layers = [
+                (torch.cat([before[0], after[0]], dim=-2), torch.cat([before[1], after[1]], dim=-2))
+                for before, after in zip(self.layers, layers, strict=True)
+            ]
+        return Memory(layers, [*self.tokens, *tokens], self.query_start + len(tokens))
+
+    def positions(self, depths: Tensor) -> dict[str, Tensor]:
+        """`position_ids` of tokens this deep behind the memory, if the model does not count so by itself."""
+        return {} if self.query_start == len(self) else {"position_ids": self.query_start + depths}
+
+    @contextmanager
+    def reading(self, model: PreTrainedModel) -> Iterator[None]:
+        """While queries run on the memory: the first token that does has its residual stream replaced."""
+        if self.residual is None:
+            yield
+            return
+        layer, residual = self.residual
+
+        def replace(module: nn.Module, args: Any, output: Any) -> Any:
+            handle.remove()  # the first pass behind the memory alone
+            hidden = output[0] if isinstance(output, tuple) else output
+            hidden = hidden.clone()
+            hidden[:, 0] = residual.to(hidden)
+            return (hidden, *output[1:]) if isinstance(output, tuple) else hidden
+
+        handle = blocks(model)[layer - 1].register_forward_hook(replace)
+        try:
+            yield
+        finally:
+            handle.remove()
 
 
 class _MemoryLayer(DynamicLayer):
@@ -72,6 +111,38 @@ class _MemoryLayer(DynamicLayer):
         return self.memory[0].shape[-2] + super().get_seq_length()
 
 
+def encode(model: PreTrainedModel, layout: Layout) -> Memory:
+    """Run a layout through the model once and keep the entries that what follows attends to.
+
+    The model must obey a 4-D mask where the layout is not causal, and given positions where they are not in
+    sequence (`lm_eval_icl.probe` tells).
+    """
+    tokens = layout.tokens
+    if not tokens:
+        return Memory([], [], layout.end)
+    if layout.causal:
+        layers = causal_pass(model, tokens, positions=None if layout.sequential else layout.positions)
+    else:
+        cache = DynamicCache()
+        model(
+            input_ids=torch.tensor([tokens], device=model.device),
+            position_ids=layout.positions[None].to(model.device),
+            attention_mask=additive(layout.sees, model.dtype)[None, None].to(model.device),
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        layers = _own(cache)
+    if len(layout.kept) < len(tokens):
+        layers = [(keys[:, :, layout.kept], values[:, :, layout.kept]) for keys, values in layers]
+    return Memory(layers, [tokens[i] for i in layout.kept], layout.end)
+
+
+def additive(sees: Tensor, dtype: torch.dtype) -> Tensor:
+    """A mask as numbers to add: eager attention adds what it is given, and sdpa takes either kind."""
+    return torch.zeros(sees.shape, dtype=dtype).masked_fill_(~sees, torch.finfo(dtype).min)
+
+
 def causal_pass(
     model: PreTrainedModel,
     tokens: Sequence[int],
@@ -93,8 +164,35 @@ def causal_pass(
     position_ids = {} if positions is None else {"position_ids": positions[None].to(model.device)}
     # One position's logits are the least that transformers computes.
     model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1, **position_ids)
+    return _own(cache)
+
+
+def _own(cache: Cache) -> KeyValues:
+    """What a pass added to a cache."""
     layers: list[Any] = cache.layers
     return [(layer.keys, layer.values) for layer in layers]
+
+
+def blocks(model: PreTrainedModel) -> nn.ModuleList:
+    """The model's transformer blocks in order: the first list of modules as long as the model is deep."""
+    depth = model.config.get_text_config().num_hidden_layers
+    lists = (module for module in model.modules() if isinstance(module, nn.ModuleList) and len(module) == depth)
+    return next(lists)
+
+
+@contextmanager
+def residual_stream(model: PreTrainedModel, layer: int) -> Iterator[list[Tensor]]:
+    """Collects the residual stream behind a block (from 1), [rows, tokens, width] for every pass that runs."""
+    found: list[Tensor] = []
+
+    def keep(module: nn.Module, args: Any, output: Any) -> None:
+        found.append(output[0] if isinstance(output, tuple) else output)
+
+    handle = blocks(model)[layer - 1].register_forward_hook(keep)
+    try:
+        yield found
+    finally:
+        handle.remove()
 
 
 class MemoryStore:

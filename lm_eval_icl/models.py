@@ -13,7 +13,7 @@ import json
 import logging
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -30,12 +30,13 @@ from tqdm import tqdm
 from lm_eval_icl import __version__, methods
 from lm_eval_icl.arguments import check_names
 from lm_eval_icl.cache import claim
-from lm_eval_icl.errors import InputError, is_whole
+from lm_eval_icl.errors import InputError, Unsupported, is_whole
 from lm_eval_icl.generation import continue_from
-from lm_eval_icl.memory import MemoryStore
-from lm_eval_icl.probe import position_switch, probe
+from lm_eval_icl.memory import Memory, MemoryStore
+from lm_eval_icl.positions import no_positions, position_embeddings, position_switch
+from lm_eval_icl.probe import probe
 from lm_eval_icl.prompts import record_prompts
-from lm_eval_icl.requests import Positions, Request, RequestTokenizer, fit
+from lm_eval_icl.requests import Request, RequestTokenizer, Room, fit
 from lm_eval_icl.scoring import Pair, Queries, Score, cost, packs, score_alone, score_packed
 from lm_eval_icl.tokens import Context
 
@@ -53,13 +54,15 @@ class MemoryLM(HFLM):
         store_bytes: how many bytes of keys and values are kept for contexts that come up again.
         overflow: what becomes of a prompt that does not fit the model's positions: "error" refuses the run,
             "drop" leaves out whole demonstrations, first ones first, and records how many.
+        canonical_order: encode a set of demonstrations in one order, whatever order they come in, so that their
+            order changes no bit of a result. By default where the method does not depend on the order.
         **kwargs: the method's own arguments, and `hf`'s.
 
     Raises:
         InputError: an argument is unknown or outside its range, or the model cannot be used.
     """
 
-    method_class: ClassVar[type[methods.ICL]]
+    method_class: ClassVar[type[methods.Method]]
 
     def __init__(
         self,
@@ -68,6 +71,7 @@ class MemoryLM(HFLM):
         pack_tokens: int = 512,
         store_bytes: int = 2**31,
         overflow: str = "error",
+        canonical_order: bool | None = None,
         **kwargs: Any,
     ) -> None:
         for name, value in (("pack_tokens", pack_tokens), ("store_bytes", store_bytes)):
@@ -77,36 +81,76 @@ class MemoryLM(HFLM):
             raise InputError(f"lm-eval-icl: overflow={overflow!r}: must be error or drop.")
         own = {field.name for field in dataclasses.fields(self.method_class)} & kwargs.keys()
         self.method = self.method_class(**{name: kwargs.pop(name) for name in own})
+        if canonical_order not in (None, True, False):
+            raise InputError(f"lm-eval-icl: canonical_order={canonical_order!r}: must be True or False.")
+        if canonical_order and not self.method.invariant:
+            raise InputError(
+                f"lm-eval-icl: canonical_order=True: {self.method.name} depends on the order of its demonstrations "
+                "with these arguments, and one order for all would hide it."
+            )
+        self.canonical_order = self.method.invariant if canonical_order is None else canonical_order
         self.pack_tokens, self.overflow = int(pack_tokens), overflow
         self._forwarded = kwargs
         if not isinstance(pretrained, str):
             self._check_names(pretrained.config)
         super().__init__(pretrained, **kwargs)
 
+        self._without: list[torch.nn.Embedding] | None = None
         with self._forward():
             self.abilities = probe(self.model)
-        if not self.abilities.packs:
-            if getattr(self.method, "restart_positions", False):
-                raise InputError(
-                    f"lm-eval-icl: {type(self.model).__name__} does not obey given positions, which "
-                    "restart_positions=True needs: leave it at False."
-                )
-            log.warning(
-                "%s places or hides tokens by their index in the cache: queries are scored one by one instead of "
-                "packed into one pass, exactly but more slowly.",
-                type(self.model).__name__,
-            )
+        self._check_abilities()
+        self.method = self.method.bind(self.model)
         # A checkpoint may ask for a cache of a kind of its own; ours begins with a memory.
         self.model.generation_config.cache_implementation = None
         self.store_bytes = int(store_bytes)
-        self.tokenize = RequestTokenizer(self.tokenizer, self.prefix_token_id, self.add_bos_token, self.max_gen_toks)
+        self.tokenize = RequestTokenizer(
+            self.tokenizer,
+            self.prefix_token_id,
+            self.add_bos_token,
+            self.max_gen_toks,
+            by_part=self.method.symmetric_mask,
+            canonical=self.canonical_order,
+        )
         self.begin([])
+
+    def _check_abilities(self) -> None:
+        """Refuse what the method needs and the model does not do; take the positions away if that is asked."""
+        model, method = type(self.model).__name__, self.method
+        if method.masks and not self.abilities.hides:
+            raise Unsupported(
+                f"lm-eval-icl: {method.name} hides tokens from each other, which {model} (attn_implementation="
+                f"{self.model.config._attn_implementation}) does not obey: a token that the mask hides changes the "
+                "result. Use another model, or attn_implementation=sdpa."
+            )
+        if method.places and not self.abilities.places:
+            asked = " with restart_positions=True" if getattr(method, "restart_positions", False) else ""
+            asked = f" with positions={method.positions}" if method.positions != "sequential" else asked
+            raise Unsupported(
+                f"lm-eval-icl: {method.name}{asked} needs a model that obeys given positions, and {model} has no "
+                "positions to give: it counts tokens by itself."
+            )
+        if not self.abilities.packs:
+            log.warning(
+                "%s places or hides tokens by their index in the cache: queries are scored one by one instead of "
+                "packed into one pass, exactly but more slowly.",
+                model,
+            )
+        if method.positions == "none":
+            with self._forward():
+                self._without = position_embeddings(self.model)
+            with self._forward():  # now without them
+                if probe(self.model).places:
+                    raise Unsupported(
+                        f"lm-eval-icl: {method.name} needs a model whose positions can be taken away, and "
+                        f"{model} still tells them apart with rotary angles and learned positions switched off."
+                    )
 
     @contextmanager
     def _forward(self) -> Iterator[None]:
-        """How `HFLM` runs its model: without gradients, in mixed precision if asked."""
+        """How `HFLM` runs its model: without gradients, in mixed precision if asked; and without positions if asked."""
         dtype = getattr(self, "mixed_precision_dtype", None)
-        with torch.no_grad(), torch.autocast(self.device.type, dtype=dtype, enabled=dtype is not None):
+        positions = nullcontext() if self._without is None else no_positions(self.model, self._without)
+        with torch.no_grad(), torch.autocast(self.device.type, dtype=dtype, enabled=dtype is not None), positions:
             yield
 
     # What can be refused before weights are loaded.
@@ -157,8 +201,9 @@ class MemoryLM(HFLM):
 
     def _run_arguments(self) -> dict[str, Any]:
         return {
-            "method": type(self.method).__name__.lower(),
+            "method": self.method.name,
             **dataclasses.asdict(self.method),
+            "canonical_order": self.canonical_order,
             "overflow": self.overflow,
         }
 
@@ -187,18 +232,27 @@ class MemoryLM(HFLM):
         """These requests, all of a kind, as token ids that fit."""
         new = list({id(i): i for i in instances if id(i) not in self._prepared}.values())
         if new:
-            positions = Positions(
-                self.max_length,
-                position_switch(self.model),
-                self.method.reach,
-                self.method.reach_hint if self.abilities.packs else "",
+            self._refuse(new)
+            room = Room(
+                self.method,
+                positions=self.max_length,
+                window=self.abilities.window if self.method.masks else None,
+                switch=position_switch(self.model),
+                hint=self.method.reach_hint if self.abilities.places else "",
             )
             tokenize = getattr(self.tokenize, new[0].request_type)
-            requests, left_out = fit(new, tokenize, positions, self.overflow == "drop", quiet=self.rank != 0)
+            requests, left_out = fit(new, tokenize, room, self.overflow == "drop", quiet=self.rank != 0)
             self._prepared |= {id(i): (i, request) for i, request in zip(new, requests, strict=True)}
             self._warn(new, requests, left_out)
             self.left_out |= left_out
         return [self._prepared[id(instance)][1] for instance in instances]
+
+    def _refuse(self, instances: Sequence[Instance]) -> None:
+        """Refuse prompts whose number of demonstrations the method's arguments do not allow."""
+        numbers = {(i.task_name, len(getattr(i.args[0], "demonstrations", ()))) for i in instances}
+        for task_name, n in sorted(numbers, key=str):
+            if why := self.method.refuse(n):
+                raise InputError(f"lm-eval-icl: {self.method.name}: task {task_name!r}: {why}.")
 
     def _warn(
         self, instances: Sequence[Instance], requests: Sequence[Request], left_out: dict[str, dict[str, int]]
@@ -250,7 +304,15 @@ class MemoryLM(HFLM):
 
     def _score(self, context: Context, queries: Queries) -> Iterator[tuple[Sequence[Pair], list[Score]]]:
         """All answers of all queries of one context, some pairs at a time."""
-        memory = self.store[context]
+        if not self.method.per_query:
+            yield from self._score_on(self.store[context], queries)
+            return
+        for query, answers in queries.items():
+            memory, rest = self.method.encode_query(self.model, context, query, self.store.__getitem__)
+            for pairs, scores in self._score_on(memory, {rest: answers}):
+                yield [(query, answer) for _, answer in pairs], scores
+
+    def _score_on(self, memory: Memory, queries: Queries) -> Iterator[tuple[Sequence[Pair], list[Score]]]:
         for pack in packs(queries, self.pack_tokens):
             pairs = [(query, answer) for query, answers in pack for answer in answers]
             tokens = sum(cost(*item) for item in pack)
@@ -268,7 +330,8 @@ class MemoryLM(HFLM):
         if without := self.method.without_demonstrations:
             for task_name in {request.task_name for request in requests}:
                 log.warning("%s: rolling log-likelihood has no demonstrations: %s.", task_name, without)
-        return super().loglikelihood_rolling(requests, disable_tqdm)
+        with self._forward():
+            return super().loglikelihood_rolling(requests, disable_tqdm)
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         """The text that follows each prompt, up to a stop sequence or `max_gen_toks`."""
@@ -305,13 +368,17 @@ class MemoryLM(HFLM):
         """The first requests of `indices` that can be generated side by side."""
         longest = prepared[indices[0]]
         batch = indices[:batch_size]
-        if not self.abilities.packs_to(len(longest.prompt) + longest.room):
+        if self.method.per_query:
+            return batch[:1]  # each its own memory
+        if not self.abilities.packs_to(
+            self.method.extent(longest.prompt.context).kept + len(longest.prompt.query) + longest.room
+        ):
             # Padding would shift a query's index: only queries of one length, which need none.
             length = len(longest.prompt.query)
             batch = [i for i in batch if len(prepared[i].prompt.query) == length]
         return batch
 
-    def _generate(self, context: Context, queries: Sequence[Sequence[int]], gen_kwargs: dict[str, Any]) -> list[str]:
+    def _generate(self, context: Context, queries: Sequence[tuple[int, ...]], gen_kwargs: dict[str, Any]) -> list[str]:
         kwargs: dict[str, Any] = dict(normalize_gen_kwargs(gen_kwargs, self.max_gen_toks))
         eos = self.tok_decode(self.eot_token_id, skip_special_tokens=False)
         until = handle_stop_sequences(kwargs.pop("until", None), eos=eos)
@@ -323,7 +390,10 @@ class MemoryLM(HFLM):
             return self._model_generate(context, length, until, **cache, **kwargs)
 
         with self._forward():
-            rows = continue_from(generate, self.store[context], queries, self.tokenizer.pad_token_id, self.device)
+            # Queries of one batch share a memory (see `_batch`).
+            memory, first = self.method.encode_query(self.model, context, queries[0], self.store.__getitem__)
+            pad = self.tokenizer.pad_token_id
+            rows = continue_from(self.model, generate, memory, [first, *queries[1:]], pad)
         return [self._text(row, until) for row in rows]
 
     def _text(self, tokens: list[int], until: list[str]) -> str:
@@ -352,16 +422,24 @@ class MemoryLM(HFLM):
         }
 
 
-class ICL(MemoryLM):
-    """`--model icl`: `lm_eval_icl.methods.ICL`."""
+def _model(method: type[methods.Method]) -> type[MemoryLM]:
+    """The class that lm-eval registers for a method."""
+    body = {
+        "method_class": method,
+        "__module__": __name__,
+        "__doc__": f"`--model`: `lm_eval_icl.methods.{method.__name__}`.",
+    }
+    return type(method.__name__, (MemoryLM,), body)
 
-    method_class = methods.ICL
 
-
-class DeepThink(MemoryLM):
-    """`--model deepthink`: `lm_eval_icl.methods.DeepThink`."""
-
-    method_class = methods.DeepThink
+ICL = _model(methods.ICL)
+NoPE = _model(methods.NoPE)
+PrefixICL = _model(methods.PrefixICL)
+PCW = _model(methods.PCW)
+SAICL = _model(methods.SAICL)
+BatchICL = _model(methods.BatchICL)
+InvICL = _model(methods.InvICL)
+DeepThink = _model(methods.DeepThink)
 
 
 def announce_runs() -> None:

@@ -3,10 +3,8 @@
 from pathlib import Path
 
 # --model name -> where its class is. The same table stands in pyproject.toml as entry points.
-MODELS = {
-    "icl": "lm_eval_icl.models:ICL",
-    "deepthink": "lm_eval_icl.models:DeepThink",
-}
+_CLASSES = ("ICL", "NoPE", "PrefixICL", "PCW", "SAICL", "BatchICL", "InvICL", "DeepThink")
+MODELS = {name.lower(): f"lm_eval_icl.models:{name}" for name in _CLASSES}
 
 
 def task_dir() -> Path:

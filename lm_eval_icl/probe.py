@@ -14,12 +14,19 @@ from lm_eval_icl.scoring import score_alone, score_packed
 @dataclass(frozen=True)
 class Abilities:
     """Attributes:
-    packs: it hides what a 4-D mask hides and places a token where `position_ids` says.
+    hides: it hides what a 4-D mask hides.
+    places: it places a token where `position_ids` says, whatever its index.
     window: how far it looks back at most, in tokens, counted by index; None for as far as it has.
     """
 
-    packs: bool
+    hides: bool
+    places: bool
     window: int | None
+
+    @property
+    def packs(self) -> bool:
+        """Whether queries can run side by side in one row."""
+        return self.hides and self.places
 
     def packs_to(self, length: int) -> bool:
         """Whether tokens up to index `length` can be packed without a window hiding what they should see."""
@@ -29,8 +36,8 @@ class Abilities:
 def probe(model: PreTrainedModel) -> Abilities:
     """Run a few tokens through the model.
 
-    Continued from a memory they must score as in one pass. Packed, a token that is hidden may change nothing,
-    and a position that is given must: both hold to the last bit, whatever the precision.
+    Continued from a memory they must score as in one pass. A token that is hidden may change nothing, and a
+    position that is given must: both hold to the last bit, whatever the precision.
 
     Raises:
         InputError: the model does not continue from keys and values (a state-space model, say).
@@ -58,19 +65,23 @@ def probe(model: PreTrainedModel) -> Abilities:
             f"of every layer, which this model does not continue from ({' '.join(str(error).split())[:200]})."
         ) from error
 
-    def packed(beside: list[int], start: int) -> float:
-        pairs = [(beside, answer), (query, answer)]
-        return score_packed(model, replace(memory, query_start=start), pairs)[1][0]
+    def alone(start: int) -> float:
+        return score_alone(model, replace(memory, query_start=start), query, [answer])[0][0]
+
+    def packed(beside: list[int]) -> float:
+        return score_packed(model, memory, [(beside, answer), (query, answer)])[1][0]
 
     try:
-        score = packed(other, len(context))
+        places = alone(len(context) + 7) != alone(len(context))
+    except Exception:  # it does not take positions
+        places = False
+    try:
         visible = abs(in_one_pass(context, other, query) - in_one_pass(context, another, query))
         # Exactly nothing, but for a mixture of experts, whose matrix products are cut otherwise.
-        hides = abs(packed(another, len(context)) - score) <= visible / 10
-        places = packed(other, len(context) + 7) != score
-    except Exception:  # it does not take a 4-D mask, or positions
-        hides = places = False
-    return Abilities(hides and places, _window(model))
+        hides = abs(packed(other) - packed(another)) <= visible / 10
+    except Exception:  # it does not take a 4-D mask
+        hides = False
+    return Abilities(hides, places, _window(model))
 
 
 def _window(model: PreTrainedModel) -> int | None:
@@ -81,14 +92,3 @@ def _window(model: PreTrainedModel) -> int | None:
     if getattr(config, "use_sliding_window", True) is False:
         windows[0] = None
     return min((window for window in windows if isinstance(window, int)), default=None)
-
-
-def position_switch(model: PreTrainedModel) -> int | None:
-    """The position from which on rotary angles of all positions change, for the types that have one."""
-    rope = getattr(model.config.get_text_config(), "rope_parameters", None) or {}
-    # Models with several kinds of layers have one dictionary a kind.
-    for parameters in (rope, *(value for value in rope.values() if isinstance(value, dict))):
-        if parameters.get("rope_type") in ("longrope", "dynamic"):
-            original = parameters.get("original_max_position_embeddings")
-            return int(original or model.config.get_text_config().max_position_embeddings)
-    return None

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 
 from lm_eval.api.instance import Instance
 from lm_eval.models.utils import _add_special_kwargs, has_bos_prefix, normalize_gen_kwargs
@@ -12,8 +13,9 @@ from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
 from lm_eval_icl.errors import InputError
+from lm_eval_icl.methods import Method
 from lm_eval_icl.prompts import FewShotPrompt, structure_error
-from lm_eval_icl.tokens import Context, Encode, PairEncoder, TokenizedPrompt, encoder, split
+from lm_eval_icl.tokens import Context, Encode, PairEncoder, TokenizedPrompt, encoder
 
 
 @dataclass(frozen=True)
@@ -32,12 +34,14 @@ class Request:
 
 
 class RequestTokenizer:
-    """Tokenizes requests exactly as `HFLM` does, and tells the parts.
+    """Tokenizes requests as `HFLM` does, and tells the parts.
 
     Args:
         prefix_token_id: what stands for an empty context (`HFLM.prefix_token_id`).
         add_bos_token: as given to `HFLM`; the tokenizer's own habit if None.
         max_gen_toks: what may be generated where a request does not say.
+        by_part: no demonstration's ids may depend on what stands beside it (`tokens.PartSplitter`).
+        canonical: the demonstrations in one order, whatever order they come in: sorted.
     """
 
     def __init__(
@@ -46,6 +50,8 @@ class RequestTokenizer:
         prefix_token_id: int,
         add_bos_token: bool | None,
         max_gen_toks: int,
+        by_part: bool,
+        canonical: bool,
     ):
         if not tokenizer.is_fast:
             raise InputError(
@@ -60,19 +66,25 @@ class RequestTokenizer:
             # A text that opens with BOS already (a chat template's) gets none of the tokenizer's.
             return lambda text: (bare if has_bos_prefix(text, bos) else default)(text)
 
-        self._pair = PairEncoder(unless_it_opens_with(str(tokenizer.decode(prefix_token_id))), bare)
-        self._context = unless_it_opens_with(tokenizer.bos_token)
-        self._bare = bare
+        self._pair = PairEncoder(unless_it_opens_with(str(tokenizer.decode(prefix_token_id))), bare, by_part)
+        self._generation = PairEncoder(unless_it_opens_with(tokenizer.bos_token), bare, by_part)
+        self._bare, self._canonical = bare, canonical
+        # lm-eval gives all options of a document the same object; so do we.
+        nothing = FewShotPrompt("", (), "")
+        self._last = nothing, 0, nothing
 
-    def loglikelihood(self, request: Instance) -> Request:
-        """A context and its continuation (`TemplateLM.loglikelihood`)."""
+    def loglikelihood(self, request: Instance, without: int = 0) -> Request:
+        """A context, without so many of its first demonstrations, and its continuation
+        (`TemplateLM.loglikelihood`)."""
         prompt, continuation = request.args
         if prompt == "":
             tokens, answer = self._nothing(), tuple(self._bare(continuation)[0])
             if answer[:1] == tokens.query:
                 answer = answer[1:]
         else:
-            tokens, answer = self._pair(self._structured(request), continuation)
+            prompt = self._structured(request, without)
+            with _naming(request):
+                tokens, answer = self._pair(prompt, continuation)
         if not answer or not tokens.query:
             raise InputError(
                 f"lm-eval-icl: task {request.task_name!r}, document {request.doc_id}, option {request.idx}: the "
@@ -81,8 +93,8 @@ class RequestTokenizer:
             )
         return Request(tokens, answer, room=len(answer) - 1)  # the last token is predicted, never read
 
-    def generate_until(self, request: Instance) -> Request:
-        """A context to be continued (`HFLM.generate_until`)."""
+    def generate_until(self, request: Instance, without: int = 0) -> Request:
+        """A context, without so many of its first demonstrations, to be continued (`HFLM.generate_until`)."""
         prompt, kwargs = request.args
         if "max_length" in kwargs:
             raise InputError(
@@ -92,56 +104,91 @@ class RequestTokenizer:
         room = int(normalize_gen_kwargs(kwargs, self.max_gen_toks)["max_gen_toks"])
         if prompt == "":
             return Request(self._nothing(), (), room)
-        return Request(split(self._structured(request), prompt, self._context), (), room)
+        prompt = self._structured(request, without)
+        with _naming(request):
+            return Request(self._generation.split(prompt, prompt), (), room)
 
     def _nothing(self) -> TokenizedPrompt:
         return TokenizedPrompt(Context((), ()), (self.prefix_token_id,))
 
-    @staticmethod
-    def _structured(request: Instance) -> FewShotPrompt:
-        if not isinstance(request.args[0], FewShotPrompt):
+    def _structured(self, request: Instance, without: int) -> FewShotPrompt:
+        prompt = request.args[0]
+        if not isinstance(prompt, FewShotPrompt):
             raise structure_error(request.task_name)
-        return request.args[0]
+        if self._last[0] is not prompt or self._last[1] != without:
+            demonstrations = sorted(prompt.demonstrations) if self._canonical else prompt.demonstrations
+            self._last = prompt, without, FewShotPrompt(prompt.prefix, demonstrations[without:], prompt.query)
+        return self._last[2]
+
+
+@contextmanager
+def _naming(request: Instance) -> Iterator[None]:
+    """Say of which request an error is."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"lm-eval-icl: task {request.task_name!r}, document {request.doc_id}: {error}") from error
 
 
 @dataclass(frozen=True)
-class Positions:
-    """How many positions there are, and how many a context takes while it is encoded.
+class Room:
+    """How much room there is, and how much a method takes of it.
 
     Attributes:
-        available: the model's positions.
+        method: tells how long a context becomes.
+        positions: the model's.
+        window: how many tokens in a row the method's mask may have; None for as many as there are positions.
         switch: the position from which on the model computes all positions otherwise, if there is one
             (rotary angles of type longrope or dynamic, which look at the longest sequence so far).
-        reach: positions that encoding a context takes (`methods.ICL.reach`).
         hint: what else than fewer demonstrations would help, said where encoding is what does not fit.
     """
 
-    available: int
+    method: Method
+    positions: int
+    window: int | None
     switch: int | None
-    reach: Callable[[Context], int]
     hint: str
 
     def needed(self, request: Request) -> int:
-        return max(self.reach(request.prompt.context), len(request.prompt) + request.room)
+        """Positions."""
+        extent, query = self.method.extent(request.prompt.context), len(request.prompt.query)
+        encoding = extent.reach + (query if self.method.per_query else 0)
+        return max(encoding, extent.query_start + query + request.room)
 
-    def fit(self, request: Request) -> bool:
+    def row(self, request: Request) -> int:
+        """Tokens in a row, memory included."""
+        extent, query = self.method.extent(request.prompt.context), len(request.prompt.query)
+        return max(extent.tokens + (query if self.method.per_query else 0), extent.kept + query + request.room)
+
+    def trouble(self, request: Request) -> str:
+        """What does not fit; empty if everything does."""
         needed = self.needed(request)
-        if self.switch is not None and len(request.prompt.context.tokens) <= self.switch < needed:
-            return False  # the memory would be of one kind, what attends to it of another
-        return needed <= self.available
+        if needed > self.positions:
+            return f"do not fit the model's {self.positions} positions"
+        if self.switch is not None and self.method.extent(request.prompt.context).least <= self.switch < needed:
+            return (  # the memory would be of one kind, what attends to it of another
+                f"cross position {self.switch} behind their demonstrations, from which on this model computes all "
+                "positions otherwise (rotary angles of type longrope or dynamic)"
+            )
+        if self.window is not None and self.row(request) > self.window:
+            return (
+                f"do not fit the {self.window} tokens that this model looks back at most (a sliding window or local "
+                f"attention layers), beyond which {self.method.name}'s mask would not be what it sees"
+            )
+        return ""
 
 
 def fit(
     instances: Sequence[Instance],
-    tokenize: Callable[[Instance], Request],
-    positions: Positions,
+    tokenize: Callable[[Instance, int], Request],
+    space: Room,
     drop: bool,
     quiet: bool = False,
 ) -> tuple[list[Request], dict[str, dict[str, int]]]:
     """Tokenize requests so that all fit the model.
 
     Args:
-        tokenize: makes one of them a `Request`.
+        tokenize: makes one of them a `Request`, without so many of its first demonstrations.
         drop: leave out whole demonstrations, first ones first, where a document would not fit: as many of all
             its prompts, so that its options stay comparable.
 
@@ -151,7 +198,7 @@ def fit(
     Raises:
         InputError: documents do not fit; with `drop`, not even without demonstrations.
     """
-    requests = [tokenize(instance) for instance in tqdm(instances, desc="Tokenizing inputs", disable=quiet)]
+    requests = [tokenize(instance, 0) for instance in tqdm(instances, desc="Tokenizing inputs", disable=quiet)]
     documents: dict[tuple[str | None, int | None], list[int]] = defaultdict(list)
     for i, instance in enumerate(instances):
         # A request made by hand may name no document; it then stands for itself.
@@ -163,50 +210,38 @@ def fit(
     for (task, _), indices in documents.items():
         dropped = 0
         most = max(len(getattr(instances[i].args[0], "demonstrations", ())) for i in indices)
-        while not all(positions.fit(requests[i]) for i in indices):
+        while any(space.trouble(requests[i]) for i in indices):
             if not drop or dropped == most:
-                too_long.append(max(indices, key=lambda i: positions.needed(requests[i])))
+                too_long.append(max(indices, key=lambda i: space.needed(requests[i])))
                 break
             dropped += 1
             for i in indices:
-                requests[i] = tokenize(_without(instances[i], dropped))
+                requests[i] = tokenize(instances[i], dropped)
         else:
             if dropped:
                 count = left_out.setdefault(str(task), {"documents": 0, "demonstrations": 0})
                 count["documents"] += 1
                 count["demonstrations"] += dropped
     if too_long:
-        worst = max(too_long, key=lambda i: positions.needed(requests[i]))
+        worst = max(too_long, key=lambda i: space.needed(requests[i]))
         tasks = sorted({str(instances[i].task_name) for i in too_long})
-        raise _overflow(len(too_long), len(documents), tasks, requests[worst], positions, drop)
+        raise _overflow(len(too_long), len(documents), tasks, requests[worst], space, drop)
     return requests, left_out
 
 
-def _without(instance: Instance, n: int) -> Instance:
-    """The request without its first n demonstrations."""
-    prompt, *rest = instance.args
-    if not isinstance(prompt, FewShotPrompt):  # the empty context
-        return instance
-    return replace(instance, arguments=(FewShotPrompt(prompt.prefix, prompt.demonstrations[n:], prompt.query), *rest))
-
-
 def _overflow(
-    count: int, documents: int, tasks: Sequence[str], worst: Request, positions: Positions, dropped: bool
+    count: int, documents: int, tasks: Sequence[str], worst: Request, space: Room, dropped: bool
 ) -> InputError:
     context, prompt = len(worst.prompt.context.tokens), len(worst.prompt)
-    needed = positions.needed(worst)
-    trouble = f"do not fit the model's {positions.available} positions"
-    if needed <= positions.available:
-        trouble = (
-            f"cross position {positions.switch} behind their demonstrations, from which on this model computes all "
-            "positions otherwise (rotary angles of type longrope or dynamic)"
-        )
+    needed, trouble = space.needed(worst), space.trouble(worst)
+    if space.window is not None and needed <= space.positions:
+        needed = max(needed, space.row(worst))
     more = ", ..." if len(tasks) > 5 else ""
     message = f"lm-eval-icl: {count} of {documents} documents (tasks: {', '.join(tasks[:5])}{more}) {trouble}; "
     message += f"the longest needs {needed} (demonstrations {context} tokens, query {prompt - context}, "
     message += f"answer {worst.room + 1}). " if worst.answer else f"max_gen_toks {worst.room}). "
     if needed > prompt + worst.room:
-        message += positions.hint
+        message += space.hint
     if not worst.answer:
         message += "Lower max_gen_toks (--gen_kwargs max_gen_toks=N). "
     if dropped:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from lm_eval_icl.memory import Memory
+from lm_eval_icl.memory import Memory, additive
 
 # A query and one of its continuations, as token ids; both have at least one.
 Pair = tuple[Sequence[int], Sequence[int]]
@@ -64,16 +64,15 @@ def score_packed(
 
     visible = torch.ones(len(tree.tokens), length + len(tree.tokens), dtype=torch.bool)
     visible[:, length:] = tree.ancestors()
-    # Additive, since eager attention adds what it is given and sdpa takes either kind.
-    mask = torch.zeros(visible.shape, dtype=model.dtype).masked_fill_(~visible, torch.finfo(model.dtype).min)
-    logits = model(
-        input_ids=torch.tensor([tree.tokens], device=device),
-        position_ids=memory.query_start + torch.tensor([tree.depths], device=device),
-        attention_mask=mask[None, None].to(device),
-        past_key_values=memory.cache(),
-        use_cache=True,
-        logits_to_keep=torch.tensor(predicting),  # indices on the CPU index a tensor on any device
-    ).logits[0]  # [len(predicting), vocabulary]
+    with memory.reading(model):
+        logits = model(
+            input_ids=torch.tensor([tree.tokens], device=device),
+            position_ids=memory.query_start + torch.tensor([tree.depths], device=device),
+            attention_mask=additive(visible, model.dtype)[None, None].to(device),
+            past_key_values=memory.cache(),
+            use_cache=True,
+            logits_to_keep=torch.tensor(predicting),  # indices on the CPU index a tensor on any device
+        ).logits[0]  # [len(predicting), vocabulary]
     if len(logits) != len(predicting):  # a model that takes no notice of logits_to_keep
         logits = logits[predicting]
     return _read(logits, [[row[node] for node in path] for path in nodes], pairs, softmax_dtype)
@@ -93,18 +92,21 @@ def score_alone(
     """
     cache = memory.cache()
 
-    def run(tokens: Sequence[int], keep: int) -> Tensor:
+    def run(tokens: Sequence[int], depth: int, keep: int) -> Tensor:
         ids = torch.tensor([tokens], device=model.device)
-        return model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=keep).logits[0, -keep:]
+        positions = memory.positions(depth + torch.arange(len(tokens), device=model.device)[None])
+        output = model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=keep, **positions)
+        return output.logits[0, -keep:]
 
-    first = run(query, 1)
     scores = []
-    for answer in answers:
-        logits = first
-        if len(answer) > 1:
-            logits = torch.cat([first, run(answer[:-1], len(answer) - 1)])
-            cache.crop(1 - len(answer))
-        scores += _read(logits, [list(range(len(answer)))], [(query, answer)], softmax_dtype)
+    with memory.reading(model):
+        first = run(query, 0, 1)
+        for answer in answers:
+            logits = first
+            if len(answer) > 1:
+                logits = torch.cat([first, run(answer[:-1], len(query), len(answer) - 1)])
+                cache.crop(1 - len(answer))
+            scores += _read(logits, [list(range(len(answer)))], [(query, answer)], softmax_dtype)
     return scores
 
 

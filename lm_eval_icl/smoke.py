@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lm_eval_icl import demo, plugin
-from lm_eval_icl.errors import InputError
+from lm_eval_icl.errors import InputError, Unsupported
 
 # What makes a model tiny, by every name that configurations have for it.
 _TINY: dict[str, Any] = {
@@ -30,7 +30,7 @@ _TINY: dict[str, Any] = {
 }
 
 
-def smoke(arch: str = "llama", limit: int = 3) -> dict[str, dict[str, float]]:
+def smoke(arch: str = "llama", limit: int = 3) -> dict[str, dict[str, float] | str]:
     """Run every method through lm-eval on a tiny random model: log-likelihoods and generation.
 
     Args:
@@ -38,7 +38,8 @@ def smoke(arch: str = "llama", limit: int = 3) -> dict[str, dict[str, float]]:
         limit: documents a task.
 
     Returns:
-        Model name -> task -> score; the scores of a random model mean nothing, that they are there does.
+        Model name -> task -> score; the scores of a random model mean nothing, that they are there does. A method
+        that the architecture cannot serve has the line that says so instead.
 
     Raises:
         InputError: what broke, in one line.
@@ -68,7 +69,7 @@ def smoke(arch: str = "llama", limit: int = 3) -> dict[str, dict[str, float]]:
         {**task, "task": "smoke_loglikelihood", "output_type": "multiple_choice", "doc_to_target": "label"},
         {**task, "task": "smoke_generation", **generation},
     ]
-    scores: dict[str, dict[str, float]] = {}
+    scores: dict[str, dict[str, float] | str] = {}
     with tempfile.TemporaryDirectory() as folder:
         save_tiny(arch, Path(folder))
         for name in plugin.MODELS:
@@ -84,6 +85,8 @@ def smoke(arch: str = "llama", limit: int = 3) -> dict[str, dict[str, float]]:
                     bootstrap_iters=0,
                 )
                 scores[name] = {config["task"]: _score(results, config["task"], limit) for config in tasks}
+            except Unsupported as refusal:
+                scores[name] = str(refusal)
             except Exception as error:
                 kind = "" if isinstance(error, InputError) else f"{type(error).__name__}: "
                 what = " ".join(str(error).removeprefix("lm-eval-icl: ").split())

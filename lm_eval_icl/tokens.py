@@ -1,7 +1,8 @@
 """A prompt as token ids by part.
 
-The token sequence is that of the whole string, as lm-eval's `hf` makes it, cut afterwards at the
-character offsets of the parts: a token belongs to the part in which its first character lies.
+For a method that must give what `hf` gives the token sequence is that of the whole string, cut afterwards at the
+character offsets of the parts: a token belongs to the part in which its first character lies (`split`). For one
+that does not depend on the order of the demonstrations every part is tokenized by itself (`PartSplitter`).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 
 from transformers import PreTrainedTokenizerBase
 
+from lm_eval_icl.errors import InputError
 from lm_eval_icl.prompts import FewShotPrompt
 
 
@@ -100,6 +102,59 @@ def split(prompt: FewShotPrompt, text: str, encode: Encode) -> TokenizedPrompt:
     return TokenizedPrompt(_one(Context(tuple(ids[: cuts[0]]), demonstrations)), tuple(ids[cuts[-1] :]))
 
 
+# A character to stand in front of a part that is tokenized by itself: one that no token joins to the part.
+_IN_FRONT = ("\n", "x", ".")
+
+
+class PartSplitter:
+    """Tokenizes every part by itself, so that no demonstration's ids depend on what stands beside it.
+
+    Where no token of the whole string straddles a boundary, the ids are those of the whole string: a part is
+    tokenized in the middle of a text (some tokenizers put a blank in front of a text), and before the character
+    that the query begins with (GPT-2's kind divides blank lines by whether a blank follows), which is what
+    stands behind the last demonstration, and is taken to stand behind the others as well.
+    """
+
+    def __init__(self, encode: Encode, bare: Encode):
+        """`encode` adds special tokens as the model wants them, `bare` adds none."""
+        self.encode, self.bare = encode, bare
+        self._demonstration = functools.lru_cache(maxsize=10_000)(self._middle)
+
+    def __call__(self, prompt: FewShotPrompt, text: str) -> TokenizedPrompt:
+        """As `split`, part by part, for a prompt with demonstrations.
+
+        Raises:
+            InputError: the query is empty; a token taken from the last demonstration would make their order count.
+        """
+        query = text[len(prompt) - len(prompt.query) :]
+        if not query:
+            raise InputError(
+                "the query is empty, so that the answer begins right behind the demonstrations; a method that does not "
+                "depend on their order needs something between them (--model icl does not)."
+            )
+        after = query[0]
+        demonstrations = tuple(self._demonstration(part, after) for part in prompt.demonstrations)
+        context = Context(tuple(self._prefix(prompt.prefix, after)), demonstrations)
+        return TokenizedPrompt(_one(context), self._middle(query, ""))
+
+    def _prefix(self, prefix: str, after: str) -> list[int]:
+        """The ids of the beginning of a text, before this character."""
+        ids, starts, added = self.encode(prefix + after)
+        end = max(added, bisect_left(starts, len(prefix)))
+        whole = end == len(ids) or starts[end] == len(prefix)
+        return ids[:end] if whole or not prefix else self.encode(prefix)[0]
+
+    def _middle(self, part: str, after: str) -> tuple[int, ...]:
+        """The ids of a part in the middle of a text, before this character."""
+        for behind, front in itertools.product((after, "") if after else ("",), _IN_FRONT):
+            ids, starts, _ = self.bare(front + part + behind)
+            begin, end = len(front), len(front + part)
+            a, b = bisect_left(starts, begin), bisect_left(starts, end)
+            if starts[a : a + 1] == [begin] and starts[b : b + 1] in ([], [end]):
+                return tuple(ids[a:b])
+        return tuple(self.bare(part)[0])
+
+
 class PairEncoder:
     """Context and continuation as `TemplateLM._encode_pair` makes them, each context tokenized once.
 
@@ -109,27 +164,40 @@ class PairEncoder:
     break before it stands for the whole, if its own tokens are those that the whole context ends in.
     """
 
-    def __init__(self, encode: Encode, bare: Encode):
-        """`encode` adds special tokens as the model wants them, `bare` adds none."""
-        self.encode = encode
+    def __init__(self, encode: Encode, bare: Encode, by_part: bool = False):
+        """`encode` adds special tokens as the model wants them, `bare` adds none; `by_part` as `PartSplitter`."""
+        self.encode, self.bare = encode, bare
+        self._split_parts = PartSplitter(encode, bare) if by_part else None
         self._ids = functools.lru_cache(maxsize=100_000)(lambda text: bare(text)[0])
         self._prompt: FewShotPrompt | None = None
+
+    def split(self, prompt: FewShotPrompt, text: str) -> TokenizedPrompt:
+        """The prompt, or what is left of it without blanks at its end, by part."""
+        if self._split_parts and prompt.demonstrations:
+            return self._split_parts(prompt, text)
+        return split(prompt, text, self.encode)
 
     def __call__(self, prompt: FewShotPrompt, continuation: str) -> tuple[TokenizedPrompt, tuple[int, ...]]:
         """The context's tokens by part and the continuation's ids."""
         if prompt is not self._prompt:  # lm-eval gives all options of a document the same object
             self._tokenize(prompt)
-        continuation = prompt[len(self._text) :] + continuation
+        continuation = prompt[self._end :] + continuation
         if self._line:
             return self._tokens, tuple(self._ids(self._line + continuation)[len(self._ids(self._line)) :])
-        return self._tokens, tuple(self.encode(self._text + continuation)[0][len(self._tokens) :])
+        encode, text = self._text
+        return self._tokens, tuple(encode(text + continuation)[0][len(encode(text)[0]) :])
 
     def _tokenize(self, prompt: FewShotPrompt) -> None:
-        self._prompt, self._text = prompt, prompt.rstrip()
-        self._tokens = split(prompt, self._text, self.encode)
+        text = prompt.rstrip()
+        self._prompt, self._end = prompt, len(text)
+        self._tokens = self.split(prompt, text)
+        self._text = self.encode, text
+        if self._split_parts and prompt.demonstrations:  # nothing may depend on the last demonstration
+            text = "\n" + text[len(prompt) - len(prompt.query) :]
+            self._text = self.bare, text
         self._line = ""
-        if "\n" in self._text:
-            line = "\n" + self._text.rpartition("\n")[2]
+        if "\n" in text:
+            line = "\n" + text.rpartition("\n")[2]
             tail = self._ids(line)[len(self._ids("\n")) :]
             ids = [*self._tokens.context.tokens, *self._tokens.query]
             if tail and not line[1].isspace() and ids[-len(tail) :] == tail:

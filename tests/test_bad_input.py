@@ -97,7 +97,7 @@ def test_no_checkpoint():
 
 
 def test_restart_positions_on_a_model_without(checkpoint):
-    with pytest.raises(InputError, match="does not obey given positions"):
+    with pytest.raises(InputError, match="BloomForCausalLM has no positions to give"):
         DeepThink(str(checkpoint("bloom")), device="cpu", restart_positions=True)
 
 

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from lm_eval_icl.errors import InputError, is_number, is_whole
+from lm_eval_icl.errors import is_number, is_whole
 from lm_eval_icl.memory import KeyValues, Memory, causal_pass
 from lm_eval_icl.methods.icl import ICL
+from lm_eval_icl.methods.method import Extent
 from lm_eval_icl.tokens import Context
 
 
@@ -43,26 +44,33 @@ class DeepThink(ICL):
     restart_positions: bool = False
 
     def __post_init__(self) -> None:
-        def check(name: str, fine: bool, must: str) -> None:
-            if not fine:
-                raise InputError(f"lm-eval-icl: deepthink: {name}={getattr(self, name)!r}: must be {must}.")
+        super().__post_init__()
+        self._check("T", is_whole(self.T) and self.T >= 1, "a whole number, 1 or more")
+        self._check("eta", is_number(self.eta) and 0 < self.eta <= 1, "a number above 0 and at most 1")
+        self._check("momentum", is_number(self.momentum) and 0 <= self.momentum < 1, "a number from 0 to below 1")
+        self._check("restart_positions", isinstance(self.restart_positions, bool), "True or False")
 
-        check("T", is_whole(self.T) and self.T >= 1, "a whole number, 1 or more")
-        check("eta", is_number(self.eta) and 0 < self.eta <= 1, "a number above 0 and at most 1")
-        check("momentum", is_number(self.momentum) and 0 <= self.momentum < 1, "a number from 0 to below 1")
-        check("restart_positions", isinstance(self.restart_positions, bool), "True or False")
+    @property
+    def places(self) -> bool:
+        """Also where later passes restart."""
+        return super().places or self.restart_positions
 
-    def reach(self, context: Context) -> int:
-        """L positions, or 2L where the passes 2..T run behind the memory."""
-        once = self.T == 1 or self.restart_positions or not context.demonstrations
-        return len(context.tokens) * (1 if once else 2)
+    def extent(self, context: Context) -> Extent:
+        """Twice the positions where the passes 2..T run behind the memory."""
+        once = super().extent(context)
+        if self.T == 1 or self.restart_positions or not context.demonstrations:
+            return once
+        return replace(once, reach=once.query_start + once.reach)
 
     def encode(self, model: PreTrainedModel, context: Context) -> Memory:
         """T passes over the context; one if there is no demonstration to think about."""
         memory = super().encode(model, context)
         if not context.demonstrations:
             return memory
-        positions = torch.arange(len(memory)) if self.restart_positions else None
+        # In sequence behind the memory, as the model counts by itself, or where the layout puts them.
+        positions = None
+        if self.restart_positions or self.positions != "sequential":
+            positions = self.layout(context).positions + (0 if self.restart_positions else memory.query_start)
         # The steps are small: kept in a model's half precision they would be rounded away.
         dtype = memory.layers[0][0].dtype
         history = [entry.to(torch.promote_types(dtype, torch.float32)) for entry in _flat(memory.layers)]

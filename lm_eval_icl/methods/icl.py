@@ -3,33 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
-from transformers import PreTrainedModel
-
-from lm_eval_icl.memory import Memory, causal_pass
-from lm_eval_icl.tokens import Context
+from lm_eval_icl.layouts import Pattern, before
+from lm_eval_icl.methods.method import Method
 
 
 @dataclass(frozen=True)
-class ICL:
-    """Plain in-context learning: the model's own causal attention, positions in sequence.
+class ICL(Method):
+    """Plain in-context learning: D_i sees D_1..D_{i-1}, the model's own causal attention.
 
     The memory is the keys and values of one ordinary pass over prefix and demonstrations, so every
     log-likelihood is the one that lm-eval's `hf` computes from the joined prompt (the baseline, "ICL", of
-    Deep-Thinking, section 2, and "AR ICL" of InvICL).
+    Deep-Thinking, section 2; "AR ICL" of InvICL, Eq. 4).
     """
 
-    # Said of a task without demonstrations, where the method then does nothing of its own.
-    without_demonstrations: ClassVar[str] = ""
-    # What helps where encoding a context takes more positions than the prompt itself.
-    reach_hint: ClassVar[str] = ""
+    masks = False
+    without_demonstrations = ""
 
-    def reach(self, context: Context) -> int:
-        """How many positions encoding a context takes."""
-        return len(context.tokens)
-
-    def encode(self, model: PreTrainedModel, context: Context) -> Memory:
-        """One causal pass over the context."""
-        tokens = context.tokens
-        return Memory(causal_pass(model, tokens) if tokens else [], tokens, query_start=len(tokens))
+    def pattern(self, n: int) -> Pattern:
+        return Pattern(before(n))

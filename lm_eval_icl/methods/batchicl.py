@@ -1,0 +1,101 @@
+"""Batch-ICL: Effective, Efficient, and Order-Agnostic In-Context Learning (Zhang et al., ACL Findings 2024)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from transformers import PreTrainedModel
+
+from lm_eval_icl.errors import is_whole
+from lm_eval_icl.layouts import Layout, Pattern, before, lay_out
+from lm_eval_icl.memory import Memory, causal_pass, residual_stream
+from lm_eval_icl.methods.method import Extent, Method
+from lm_eval_icl.tokens import Context
+
+DEFAULT_LAYER = 15
+
+
+@dataclass(frozen=True)
+class BatchICL(Method):
+    """Batch-ICL: as many one-shot passes as demonstrations, averaged in the residual stream (InvICL, Appendix A.2).
+
+    For every i an ordinary pass over P + D_i + Q; the residual streams of Q's last token after block k are
+    averaged over i, and stand in for that token's own in an ordinary pass over P + Q + A. Invariant. The
+    average depends on the query, so no two queries share a memory; they share the keys and values of P + D_i,
+    and a query's options its passes.
+
+    Args:
+        layer: k, from 1; at most the model's depth. By default the paper's 15, or the last block of a model
+            that is less deep.
+    """
+
+    symmetric_mask = True
+    masks = False
+    per_query = True
+    layer: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        fine = self.layer is None or (is_whole(self.layer) and self.layer >= 1)
+        self._check("layer", fine, "a whole number, 1 or more")
+
+    @property
+    def invariant(self) -> bool:
+        """In any positions: no two demonstrations are in one pass."""
+        return True
+
+    def bind(self, model: PreTrainedModel) -> BatchICL:
+        """The default layer filled in."""
+        depth = model.config.get_text_config().num_hidden_layers
+        if self.layer is None:
+            return replace(self, layer=min(DEFAULT_LAYER, depth))
+        self._check("layer", self.layer <= depth, f"at most {depth}, the depth of {type(model).__name__}")
+        return self
+
+    def pattern(self, n: int) -> Pattern:
+        """Of a single pass, which has one demonstration or none."""
+        return Pattern(before(n))
+
+    def layout(self, context: Context, query: tuple[int, ...] = (), answer: tuple[int, ...] = ()) -> Layout:
+        """Of a single pass; repeated demonstrations would be averaged alike, so none is."""
+        return lay_out(context.prefix, context.demonstrations, self.pattern(1), self.positions, query, answer)
+
+    def extent(self, context: Context) -> Extent:
+        """The longest of the one-shot passes, and where the query stands in the last pass."""
+        prefix, lengths = len(context.prefix), [len(part) for part in context.demonstrations] or [0]
+        longest = prefix + max(lengths)
+        # Symmetric positions put it behind the longest demonstration in all passes, the last one included.
+        query_start = {"sequential": prefix, "symmetric": longest, "none": 0}[self.positions]
+        return Extent(longest, prefix, longest, prefix or min(lengths), query_start)
+
+    def encode_query(
+        self,
+        model: PreTrainedModel,
+        context: Context,
+        query: tuple[int, ...],
+        memories: Callable[[Context], Memory],
+    ) -> tuple[Memory, tuple[int, ...]]:
+        """A pass a demonstration, and the last pass up to the query's last token, which is still to run."""
+        assert self.layer is not None  # `bind` has filled it in
+        zero_shot = memories(Context(context.prefix, ()))
+        if not context.demonstrations:
+            return zero_shot, query
+        start = self.extent(context).query_start
+        positions = start + torch.arange(len(query)) if self.positions == "symmetric" else None
+        last = []  # the residual stream of the query's last token, [width] a demonstration
+        for demonstration in context.demonstrations:
+            one_shot = memories(Context(context.prefix, (demonstration,)))
+            with residual_stream(model, self.layer) as stream:
+                causal_pass(model, query, one_shot, positions)
+            last.append(stream[0][0, -1])
+        mean = torch.stack(last).mean(0, dtype=torch.promote_types(last[0].dtype, torch.float32))
+
+        memory = zero_shot
+        if len(query) > 1:
+            memory = memory.followed_by(
+                query[:-1], causal_pass(model, query[:-1], zero_shot, None if positions is None else positions[:-1])
+            )
+        query_start = start + (0 if self.positions == "none" else len(query) - 1)
+        return replace(memory, query_start=query_start, residual=(self.layer, mean)), query[-1:]

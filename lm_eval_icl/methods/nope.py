@@ -1,0 +1,18 @@
+"""NoPE: The Impact of Positional Encoding on Length Generalization in Transformers (Kazemnejad et al., 2023)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lm_eval_icl.methods.icl import ICL
+
+
+@dataclass(frozen=True)
+class NoPE(ICL):
+    """Plain in-context learning without positional information: `icl` with `positions=none`.
+
+    Learned positions add nothing, rotary angles rotate nothing, for demonstrations, query and continuation
+    alike. The causal mask still tells the order, so it is not invariant (InvICL, section 5.2, footnote 2).
+    """
+
+    positions: str = "none"

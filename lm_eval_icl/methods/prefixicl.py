@@ -1,0 +1,22 @@
+"""Prefix ICL: Exploring the Limits of Transfer Learning (Raffel et al., JMLR 2020), as InvICL compares with it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lm_eval_icl.layouts import Pattern, everything
+from lm_eval_icl.methods.method import Method
+
+
+@dataclass(frozen=True)
+class PrefixICL(Method):
+    """Prefix ICL: every token of the demonstrations sees every other, both ways (InvICL, Eq. 5, Figure 2b).
+
+    Invariant and interdependent, but a demonstration's input sees its own label (InvICL, Table 1).
+    """
+
+    symmetric_mask = True
+    positions: str = "symmetric"
+
+    def pattern(self, n: int) -> Pattern:
+        return Pattern(everything(n))
