@@ -110,9 +110,10 @@ class PartSplitter:
     """Tokenizes every part by itself, so that no demonstration's ids depend on what stands beside it.
 
     Where no token of the whole string straddles a boundary, the ids are those of the whole string: a part is
-    tokenized in the middle of a text (some tokenizers put a blank in front of a text), and before the character
-    that the query begins with (GPT-2's kind divides blank lines by whether a blank follows), which is what
-    stands behind the last demonstration, and is taken to stand behind the others as well.
+    tokenized in the middle of a text (some tokenizers put a blank in front of a text), and before what the query
+    begins with (GPT-2's kind divides blank lines by what follows), which stands behind the last demonstration,
+    and is taken to stand behind the others as well. (An exception: digits on both sides of a boundary, where a
+    tokenizer counts digits off in threes.)
     """
 
     def __init__(self, encode: Encode, bare: Encode):
@@ -132,27 +133,40 @@ class PartSplitter:
                 "the query is empty, so that the answer begins right behind the demonstrations; a method that does not "
                 "depend on their order needs something between them (--model icl does not)."
             )
-        after = query[0]
-        demonstrations = tuple(self._demonstration(part, after) for part in prompt.demonstrations)
-        context = Context(tuple(self._prefix(prompt.prefix, after)), demonstrations)
+        blanks = len(query) - len(query.lstrip())  # how a run of them is divided depends on what ends it
+        behind = query[: blanks + 1]
+        demonstrations = tuple(self._demonstration(part, behind) for part in prompt.demonstrations)
+        context = Context(tuple(self._prefix(prompt.prefix, behind)), demonstrations)
         return TokenizedPrompt(_one(context), self._middle(query, ""))
 
-    def _prefix(self, prefix: str, after: str) -> list[int]:
-        """The ids of the beginning of a text, before this character."""
-        ids, starts, added = self.encode(prefix + after)
-        end = max(added, bisect_left(starts, len(prefix)))
-        whole = end == len(ids) or starts[end] == len(prefix)
-        return ids[:end] if whole or not prefix else self.encode(prefix)[0]
+    def _prefix(self, prefix: str, behind: str) -> list[int]:
+        """The ids of the beginning of a text."""
+        if not prefix:
+            ids, _, added = self.encode("x")
+            return ids[:added]
+        ids = self.encode(prefix + behind)[0]
+        for front in _IN_FRONT:
+            tail = self._between(front, behind, "")
+            if tail and tuple(ids[-len(tail) :]) == tail:
+                return ids[: -len(tail)]
+        return self.encode(prefix)[0]
 
-    def _middle(self, part: str, after: str) -> tuple[int, ...]:
-        """The ids of a part in the middle of a text, before this character."""
-        for behind, front in itertools.product((after, "") if after else ("",), _IN_FRONT):
-            ids, starts, _ = self.bare(front + part + behind)
-            begin, end = len(front), len(front + part)
-            a, b = bisect_left(starts, begin), bisect_left(starts, end)
-            if starts[a : a + 1] == [begin] and starts[b : b + 1] in ([], [end]):
-                return tuple(ids[a:b])
+    def _middle(self, part: str, behind: str) -> tuple[int, ...]:
+        """The ids of a part in the middle of a text."""
+        for end, front in itertools.product((behind, "") if behind else ("",), _IN_FRONT):
+            ids = self._between(front, part, end)
+            if ids is not None:
+                return ids
         return tuple(self.bare(part)[0])
+
+    def _between(self, front: str, part: str, behind: str) -> tuple[int, ...] | None:
+        """The ids of the part alone, front and behind having just the ids they have without it; None if they
+        have others, which is where a token straddles. (Offsets would not tell: some tokenizers trim blanks.)"""
+        before, outer, ids = (self.bare(text)[0] for text in (front, front + behind, front + part + behind))
+        after = outer[len(before) :]
+        end = len(ids) - len(after)
+        clean = outer[: len(before)] == ids[: len(before)] == before and ids[end:] == after and end >= len(before)
+        return tuple(ids[len(before) : end]) if clean else None
 
 
 class PairEncoder:

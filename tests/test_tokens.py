@@ -1,10 +1,13 @@
 """Prompts as tokens: lm-eval's own ids, cut where the parts begin."""
 
+import itertools
+
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from lm_eval.models.huggingface import HFLM
 
+from lm_eval_icl.errors import InputError
 from lm_eval_icl.prompts import FewShotPrompt
 from lm_eval_icl.tokens import PairEncoder, encoder, split
 from tests import tiny
@@ -83,3 +86,70 @@ def test_equal_contexts_are_one_object():
     encode = encoder(TOKENIZERS["byte_level"])
     first, second = (split(FewShotPrompt("p ", ["d\n\n"], query), f"p d\n\n{query}", encode) for query in ("a", "b"))
     assert first.context is second.context
+
+
+# Parts that begin alike, so that what stands behind a demonstration is the same everywhere.
+PARTS = st.sampled_from(["a", "Q", " Q", "\nb", "."]).flatmap(
+    lambda start: st.lists(TEXT.map(lambda text: start + text), min_size=3, max_size=5)
+)
+
+
+def where_parts_begin(tokenizer, ids, parts):
+    """How many ids spell the text up to each boundary; None where a token straddles one."""
+    spelled = [tokenizer.decode(ids[:n], skip_special_tokens=True) for n in range(len(ids) + 1)]
+    ends, text = [], ""
+    for part in parts[:-1]:
+        text += part
+        ends.append(max((n for n, spelling in enumerate(spelled) if spelling == text), default=None))
+    return ends
+
+
+@pytest.mark.parametrize("kind", TOKENIZERS)
+@settings(max_examples=300, deadline=None)
+@given(parts=PARTS)
+def test_by_part_the_ids_are_those_of_the_whole_string_where_no_token_straddles(kind, parts):
+    prefix, *parts, query = parts
+    query = query.rstrip()
+    prompt = FewShotPrompt(prefix, parts, query)
+    tokenizer = TOKENIZERS[kind]
+    ids = tokenizer.encode(str(prompt))
+    ends = where_parts_begin(tokenizer, ids, [prefix, *parts, query])
+    assume(None not in ends)
+    tokens = PairEncoder(encoder(tokenizer), encoder(tokenizer, add_special_tokens=False), by_part=True)
+    context, _ = tokens(prompt, " x")
+    cut = [tuple(ids[a:b]) for a, b in itertools.pairwise([0, *ends, len(ids)])]
+    assert [context.context.prefix, *context.context.demonstrations, context.query] == cut
+
+
+@pytest.mark.parametrize("kind", TOKENIZERS)
+@settings(max_examples=300, deadline=None)
+@given(
+    prefix=TEXT,
+    parts=st.lists(TEXT.filter(bool), min_size=2, max_size=4),
+    query=TEXT.filter(str.strip),
+    answer=st.text(alphabet="ab Q.\né1", min_size=1, max_size=8),
+    data=st.data(),
+)
+def test_by_part_nothing_depends_on_the_order(kind, prefix, parts, query, answer, data):
+    """Blanks, line breaks and punctuation at either end of a demonstration included."""
+    order = data.draw(st.permutations(range(len(parts))))
+    tokenizer = TOKENIZERS[kind]
+    encode = PairEncoder(encoder(tokenizer), encoder(tokenizer, add_special_tokens=False), by_part=True)
+    tokens, ids = encode(FewShotPrompt(prefix, parts, query), answer)
+    permuted, permuted_ids = encode(FewShotPrompt(prefix, [parts[i] for i in order], query), answer)
+    assert permuted.context.prefix == tokens.context.prefix
+    assert permuted.context.demonstrations == tuple(tokens.context.demonstrations[i] for i in order)
+    assert permuted.query == tokens.query and permuted_ids == ids
+    if kind != "sentencepiece":  # its decoder drops the blank that a text begins with
+        spelled = [tokenizer.decode(part, skip_special_tokens=True) for part in tokens.context.demonstrations]
+        assert spelled == parts
+        assert tokenizer.decode(tokens.query) == query.rstrip()
+
+
+def test_by_part_an_empty_query_is_refused():
+    tokenizer = TOKENIZERS["byte_level"]
+    encode = PairEncoder(encoder(tokenizer), encoder(tokenizer, add_special_tokens=False), by_part=True)
+    with pytest.raises(InputError, match="the query is empty"):
+        encode(FewShotPrompt("p", ["a\n\n", "b\n\n"], " "), "x")
+    # Without demonstrations there is no order to depend on.
+    assert encode(FewShotPrompt("p", [], " "), "x")[0] == encode(FewShotPrompt("", [], "p "), "x")[0]
