@@ -93,7 +93,14 @@ class MemoryLM(HFLM):
         self._forwarded = kwargs
         if not isinstance(pretrained, str):
             self._check_names(pretrained.config)
-        super().__init__(pretrained, **kwargs)
+        try:
+            super().__init__(pretrained, **kwargs)
+        except (ImportError, ValueError) as error:
+            if isinstance(error, InputError) or "attn_implementation" not in kwargs:
+                raise
+            raise InputError(
+                f"lm-eval-icl: attn_implementation={kwargs['attn_implementation']!r}: {' '.join(str(error).split())}"
+            ) from error
 
         self._without: list[torch.nn.Embedding] | None = None
         with self._forward():
@@ -235,6 +242,7 @@ class MemoryLM(HFLM):
             self._refuse(new)
             room = Room(
                 self.method,
+                model=type(self.model).__name__,
                 positions=self.max_length,
                 window=self.abilities.window if self.method.masks else None,
                 switch=position_switch(self.model),

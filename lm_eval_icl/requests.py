@@ -136,6 +136,7 @@ class Room:
 
     Attributes:
         method: tells how long a context becomes.
+        model: its name.
         positions: the model's.
         window: how many tokens in a row the method's mask may have; None for as many as there are positions.
         switch: the position from which on the model computes all positions otherwise, if there is one
@@ -144,6 +145,7 @@ class Room:
     """
 
     method: Method
+    model: str
     positions: int
     window: int | None
     switch: int | None
@@ -172,8 +174,8 @@ class Room:
             )
         if self.window is not None and self.row(request) > self.window:
             return (
-                f"do not fit the {self.window} tokens that this model looks back at most (a sliding window or local "
-                f"attention layers), beyond which {self.method.name}'s mask would not be what it sees"
+                f"do not fit the {self.window} tokens that {self.model} looks back at most (a sliding window or local "
+                f"attention layers), and {self.method.name} needs a model that sees all that its mask shows"
             )
         return ""
 

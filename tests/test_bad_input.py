@@ -10,8 +10,10 @@ import torch
 from lm_eval.tasks import TaskManager
 from transformers import AutoConfig, AutoModelForCausalLM, T5Config, T5ForConditionalGeneration
 
+from lm_eval_icl import models
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.models import ICL, DeepThink
+from lm_eval_icl.plugin import MODELS
 from tests import harness, tiny
 
 
@@ -64,9 +66,45 @@ def test_arguments(checkpoint, argument, value, says):
     assert "\n" not in str(error.value)
 
 
-def test_a_method_s_argument_is_not_another_s(checkpoint):
-    with pytest.raises(InputError, match="model argument 'eta' belongs to deepthink"):
-        ICL(str(checkpoint("gpt2")), device="cpu", eta=0.1)
+@pytest.mark.parametrize(
+    ("name", "arguments", "says"),
+    [
+        ("invicl", {"positions": "symetric"}, "invicl: positions='symetric': must be sequential, symmetric or none."),
+        ("icl", {"positions": None}, "icl: positions=None: must be"),
+        ("nope", {"positions": 0}, "nope: positions=0"),
+        ("prefixicl", {"repeat": 0}, "prefixicl: repeat=0: must be a whole number, 1 or more."),
+        ("pcw", {"repeat": 1.5}, "pcw: repeat=1.5"),
+        ("pcw", {"windows": 0}, "pcw: windows=0: must be a whole number, 1 or more."),
+        ("pcw", {"windows": "all"}, "pcw: windows='all'"),
+        ("batchicl", {"layer": 0}, "batchicl: layer=0: must be a whole number, 1 or more."),
+        ("batchicl", {"layer": 4}, "batchicl: layer=4: must be at most 3, the depth of GPT2LMHeadModel."),
+        ("batchicl", {"layer": True}, "batchicl: layer=True"),
+        ("icl", {"eta": 0.1}, "model argument 'eta' belongs to deepthink, not to this method."),
+        ("invicl", {"T": 5}, "model argument 'T' belongs to deepthink"),
+        ("invicl", {"windows": 2}, "model argument 'windows' belongs to pcw"),
+        ("saicl", {"layer": 2}, "model argument 'layer' belongs to batchicl"),
+        ("invicl", {"canonical_order": "yes"}, "canonical_order='yes': must be True or False."),
+        ("icl", {"canonical_order": True}, "canonical_order=True: icl depends on the order of its demonstrations"),
+        ("pcw", {"canonical_order": True, "windows": 2}, "canonical_order=True: pcw depends on the order"),
+        ("invicl", {"canonical_order": True, "positions": "sequential"}, "canonical_order=True: invicl depends"),
+    ],
+)
+def test_arguments_of_the_invariant_family(checkpoint, name, arguments, says):
+    with pytest.raises(InputError) as error:
+        getattr(models, MODELS[name].partition(":")[2])(str(checkpoint("gpt2")), device="cpu", **arguments)
+    assert says in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("shots", [0, 3])
+def test_windows_of_more_demonstrations_than_a_task_has(checkpoint, shots):
+    with pytest.raises(InputError, match=f"pcw: task 'one_token': windows=4: more than the {shots} demonstrations"):
+        harness.run("pcw", checkpoint("gpt2"), ["one_token"], shots, args={"windows": 4})
+
+
+def test_invariant_methods_need_a_query(checkpoint):
+    with pytest.raises(InputError, match="lm-eval-icl: task 'empty_query', document 0: the query is empty"):
+        harness.run("invicl", checkpoint("gpt2"), ["empty_query"], 2)
 
 
 def test_what_hf_forwards_still_arrives(checkpoint):

@@ -39,7 +39,7 @@ class PCW(Method):
     def refuse(self, n: int) -> str:
         """A window has at most all demonstrations."""
         n *= int(self.repeat)
-        return f"windows={self.windows}: more than the {n} demonstrations" if self.windows > max(n, 1) else ""
+        return f"windows={self.windows}: more than the {n} demonstrations; lower it" if self.windows > max(n, 1) else ""
 
     def pattern(self, n: int) -> Pattern:
         window = torch.arange(n) // int(self.windows)

@@ -1,0 +1,168 @@
+"""What a model does is found out by trying: every method works on it exactly, or is refused in one line."""
+
+import pytest
+import torch
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+from lm_eval_icl import methods, models
+from lm_eval_icl.errors import InputError, Unsupported
+from lm_eval_icl.plugin import MODELS
+from lm_eval_icl.probe import probe
+from tests import harness, tiny
+from tests.test_invariance import answers
+
+CLASSES = {name: getattr(models, target.partition(":")[2]) for name, target in MODELS.items()}
+
+
+def refusal(name, path, **args):
+    with pytest.raises(Unsupported) as error:
+        CLASSES[name](str(path), device="cpu", **args)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+@pytest.mark.parametrize("name", ["prefixicl", "pcw", "saicl", "invicl"])
+def test_alibi_has_no_positions_to_give(checkpoint, name):
+    """BLOOM takes a mask, and counts its tokens by itself."""
+    text = refusal(name, checkpoint("bloom"))
+    assert text.startswith(f"lm-eval-icl: {name}") and "BloomForCausalLM" in text
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "says"),
+    [
+        ("nope", {}, "nope with positions=none needs a model that obeys given positions, and BloomForCausalLM has no"),
+        ("icl", {"positions": "symmetric"}, "icl with positions=symmetric needs a model that obeys given positions"),
+        ("icl", {"positions": "none"}, "icl with positions=none needs"),
+        ("deepthink", {"positions": "symmetric"}, "deepthink with positions=symmetric needs"),
+        ("deepthink", {"restart_positions": True}, "deepthink with restart_positions=True needs"),
+        ("batchicl", {"positions": "symmetric"}, "batchicl with positions=symmetric needs"),
+    ],
+)
+def test_positions_on_a_model_without(checkpoint, name, args, says):
+    assert says in refusal(name, checkpoint("bloom"), **args)
+
+
+@torch.no_grad()
+def test_batchicl_needs_nothing(checkpoint):
+    """Ordinary passes do: on BLOOM it is invariant as elsewhere."""
+    args = {"dtype": "float64", "canonical_order": False}
+    found = [answers("batchicl", checkpoint("bloom"), order, args=args)[0] for order in ([0, 1, 2], [2, 0, 1])]
+    harness.assert_same(*found, 1e-9)
+
+
+@pytest.mark.parametrize("architecture", ["gpt_neo", "mistral_window", "gemma2_window"])
+@pytest.mark.parametrize("name", ["prefixicl", "pcw", "saicl", "invicl"])
+def test_a_window_shorter_than_the_prompt(checkpoint, name, architecture):
+    with pytest.raises(InputError) as error:
+        harness.run(name, checkpoint(architecture), ["one_token"], 3)
+    text = str(error.value)
+    assert "\n" not in text
+    assert f"do not fit the 24 tokens that {type(tiny.build(architecture)).__name__} looks back at most" in text
+    assert f"{name} needs a model that sees all that its mask shows" in text
+
+
+@pytest.mark.parametrize("architecture", ["gpt_neo", "mistral_window", "gemma2_window"])
+@pytest.mark.parametrize("name", ["prefixicl", "pcw", "saicl", "invicl", "nope"])
+def test_a_window_longer_than_the_prompt_hides_nothing(tmp_path, name, architecture):
+    """The same weights with a window of 700 and of 4,000 tokens, on prompts of some 300."""
+    window = "window_size" if architecture == "gpt_neo" else "sliding_window"
+    found = []
+    for length in (700, 4000):
+        tiny.save(architecture, tmp_path / str(length), **{window: length})
+        found.append(answers(name, tmp_path / str(length), [0, 1, 2, 3], args={"dtype": "float64"})[0])
+    harness.assert_same(*found, 1e-9)
+
+
+@pytest.mark.parametrize("name", ["icl", "deepthink", "nope", "batchicl"])
+def test_methods_that_hide_nothing_run_behind_a_short_window(checkpoint, name):
+    harness.run(name, checkpoint("mistral_window"), ["one_token", "generate"], 3)
+
+
+@pytest.fixture
+def flash():
+    """Attention that takes no mask of ours, as flash_attention_2 does: causal whatever it is given."""
+
+    def attend(module, query, key, value, attention_mask, **kwargs):
+        if attention_mask is not None:
+            raise ValueError("flash attention takes no 4-D mask")
+        length, past = query.shape[-2], key.shape[-2] - query.shape[-2]
+        causal = torch.ones(length, length + past, dtype=torch.bool).tril(past)[None, None]
+        return sdpa_attention_forward(module, query, key, value, causal, **kwargs)
+
+    AttentionInterface.register("causal_only", attend)
+    AttentionMaskInterface.register("causal_only", lambda *args, attention_mask=None, **kwargs: attention_mask)
+    return "causal_only"
+
+
+@pytest.mark.parametrize("name", ["prefixicl", "pcw", "saicl", "invicl"])
+def test_attention_without_masks(checkpoint, flash, name):
+    text = refusal(name, checkpoint("llama"), attn_implementation=flash)
+    assert f"{name} hides tokens from each other, which LlamaForCausalLM (attn_implementation=causal_only)" in text
+
+
+@pytest.mark.parametrize("name", ["icl", "deepthink", "batchicl", "nope"])
+def test_what_hides_nothing_runs_without_masks(checkpoint, flash, name):
+    """Query by query, with the same numbers."""
+    expected = harness.responses(harness.run(name, checkpoint("llama"), ["many_tokens"], 3))
+    args = {"attn_implementation": flash}
+    harness.assert_same(
+        harness.responses(harness.run(name, checkpoint("llama"), ["many_tokens"], 3, args=args)), expected, 1e-4
+    )
+
+
+def test_flash_attention_that_is_not_installed(checkpoint):
+    if torch.cuda.is_available():
+        pytest.skip("a GPU may have it")
+    with pytest.raises(InputError, match=r"lm-eval-icl: attn_implementation='flash_attention_2': .*installed"):
+        models.InvICL(str(checkpoint("llama")), device="cpu", attn_implementation="flash_attention_2")
+
+
+@pytest.mark.parametrize(
+    "architecture", ["gpt2", "opt", "gpt_neo", "gpt_neox", "llama", "qwen3", "gemma2_window", "phi"]
+)
+@torch.no_grad()
+def test_abilities(architecture):
+    abilities = probe(tiny.build(architecture))
+    assert abilities.hides and abilities.places
+    assert abilities.window == {"gpt_neo": 24, "gemma2_window": 24}.get(architecture)
+
+
+@pytest.mark.parametrize("architecture", ["gpt2", "opt", "llama", "qwen3", "phi", "gpt_neo"])
+def test_without_positions_none_is_left(checkpoint, architecture):
+    """Where every demonstration sees itself alone, in one token, their order is nothing, nor where they stand."""
+    lm = models.NoPE(str(checkpoint(architecture)), device="cpu", dtype="float64")
+    with lm._forward():
+        assert not probe(lm.model).places
+    # What was taken away comes back: the same model is then plain again.
+    assert probe(lm.model).places
+
+
+def test_a_method_does_not_disturb_another_on_the_same_model():
+    """A model object given to several methods is left as it was."""
+    model, tokenizer = tiny.build("gpt2"), tiny.byte_level()
+    names = ["one_token", "generate"]
+
+    def run(cls):
+        import copy
+
+        import lm_eval
+
+        lm = cls(model, tokenizer=tokenizer, device="cpu")
+        tasks = [copy.deepcopy(harness.TASKS[name]) for name in names]
+        results = lm_eval.simple_evaluate(
+            lm, tasks=tasks, num_fewshot=3, bootstrap_iters=0, task_manager=harness.manager(False)
+        )
+        return harness.responses(results)
+
+    before = run(models.ICL)
+    assert run(models.NoPE) != before
+    run(models.BatchICL)
+    assert run(models.ICL) == before
+
+
+def test_every_method_has_a_name_of_its_own():
+    assert {method.__name__.lower() for method in map(methods.__dict__.get, methods.__all__)} - {"method"} == set(
+        MODELS
+    )
