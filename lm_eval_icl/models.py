@@ -81,7 +81,7 @@ class MemoryLM(HFLM):
             raise InputError(f"lm-eval-icl: overflow={overflow!r}: must be error or drop.")
         own = {field.name for field in dataclasses.fields(self.method_class)} & kwargs.keys()
         self.method = self.method_class(**{name: kwargs.pop(name) for name in own})
-        if canonical_order not in (None, True, False):
+        if canonical_order is not None and not isinstance(canonical_order, bool):
             raise InputError(f"lm-eval-icl: canonical_order={canonical_order!r}: must be True or False.")
         if canonical_order and not self.method.invariant:
             raise InputError(
@@ -127,7 +127,7 @@ class MemoryLM(HFLM):
             raise Unsupported(
                 f"lm-eval-icl: {method.name} hides tokens from each other, which {model} (attn_implementation="
                 f"{self.model.config._attn_implementation}) does not obey: a token that the mask hides changes the "
-                "result. Use another model, or attn_implementation=sdpa."
+                "result. Use another attn_implementation (sdpa, eager) or another model."
             )
         if method.places and not self.abilities.places:
             asked = " with restart_positions=True" if getattr(method, "restart_positions", False) else ""

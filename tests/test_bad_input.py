@@ -70,7 +70,7 @@ def test_arguments(checkpoint, argument, value, says):
     ("name", "arguments", "says"),
     [
         ("invicl", {"positions": "symetric"}, "invicl: positions='symetric': must be sequential, symmetric or none."),
-        ("icl", {"positions": None}, "icl: positions=None: must be"),
+        ("icl", {"positions": "None"}, "icl: positions='None': must be"),
         ("nope", {"positions": 0}, "nope: positions=0"),
         ("prefixicl", {"repeat": 0}, "prefixicl: repeat=0: must be a whole number, 1 or more."),
         ("pcw", {"repeat": 1.5}, "pcw: repeat=1.5"),

@@ -62,6 +62,27 @@ class BatchICL(Method):
         """Of a single pass; repeated demonstrations would be averaged alike, so none is."""
         return lay_out(context.prefix, context.demonstrations, self.pattern(1), self.positions, query, answer)
 
+    def passes(
+        self, context: Context, query: tuple[int, ...] = (), answer: tuple[int, ...] = ()
+    ) -> list[tuple[str, Layout]]:
+        """A pass a demonstration, and the last one, whose query goes on from their average."""
+        last = self.layout(Context(context.prefix, ()), query, answer)
+        if not context.demonstrations:
+            return [("", last)]
+        found = []
+        for i, demonstration in enumerate(context.demonstrations, 1):
+            layout = self.layout(Context(context.prefix, (demonstration,)), query)
+            blocks = [(f"D{i}" if name == "D1" else name, length) for name, length in layout.blocks]
+            found.append((f"one-shot pass {i}", replace(layout, blocks=blocks)))
+        layer = self.layer or f"{DEFAULT_LAYER} (or the last)"
+        found.append((f"last pass: after block {layer}, Q's last token is what the others have there, averaged", last))
+        if self.positions == "symmetric":
+            start = self.extent(context).query_start
+            for _, layout in found:
+                behind = sum(length for name, length in layout.blocks if name in "QA")
+                layout.positions[len(layout.tokens) - behind :] = start + torch.arange(behind)
+        return found
+
     def extent(self, context: Context) -> Extent:
         """The longest of the one-shot passes, and where the query stands in the last pass."""
         prefix, lengths = len(context.prefix), [len(part) for part in context.demonstrations] or [0]

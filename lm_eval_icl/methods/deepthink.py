@@ -9,6 +9,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from lm_eval_icl.errors import is_number, is_whole
+from lm_eval_icl.layouts import Layout
 from lm_eval_icl.memory import KeyValues, Memory, causal_pass
 from lm_eval_icl.methods.icl import ICL
 from lm_eval_icl.methods.method import Extent
@@ -62,6 +63,38 @@ class DeepThink(ICL):
             return once
         return replace(once, reach=once.query_start + once.reach)
 
+    def _again(self, context: Layout) -> Tensor:
+        """The positions of a context's tokens in the passes 2..T."""
+        return context.positions + (0 if self.restart_positions else context.end)
+
+    def passes(
+        self, context: Context, query: tuple[int, ...] = (), answer: tuple[int, ...] = ()
+    ) -> list[tuple[str, Layout]]:
+        """Pass 1, the passes behind the memory, which are all alike, and the query on the memory."""
+        row = self.layout(context, query, answer)
+        if self.T == 1 or not context.demonstrations:
+            return [("", row)]
+        first = self.layout(context)
+        length = len(first.tokens)
+        behind = replace(
+            first,
+            tokens=first.tokens * 2,
+            positions=torch.cat([first.positions, self._again(first)]),
+            sees=torch.cat([torch.ones_like(first.sees), first.sees], dim=1).repeat(2, 1),
+            kept=list(range(2 * length)),
+            blocks=[("M", length), *first.blocks],
+        )
+        last = replace(row, blocks=[("M", length), *row.blocks[len(first.blocks) :]])
+        for layout in (behind, last):
+            layout.sees[:length] = False
+        again = "pass 2" if self.T == 2 else f"passes 2 to {int(self.T)}, each"
+        velocity = "present - M" if not self.momentum else f"velocity, which decays by {self.momentum:g}"
+        return [
+            ("pass 1: its keys and values are the memory M", first),
+            (f"{again}: M += {self.eta:g} ({velocity})", behind),
+            ("query and answer on the last M", last),
+        ]
+
     def encode(self, model: PreTrainedModel, context: Context) -> Memory:
         """T passes over the context; one if there is no demonstration to think about."""
         memory = super().encode(model, context)
@@ -70,7 +103,7 @@ class DeepThink(ICL):
         # In sequence behind the memory, as the model counts by itself, or where the layout puts them.
         positions = None
         if self.restart_positions or self.positions != "sequential":
-            positions = self.layout(context).positions + (0 if self.restart_positions else memory.query_start)
+            positions = self._again(self.layout(context))
         # The steps are small: kept in a model's half precision they would be rounded away.
         dtype = memory.layers[0][0].dtype
         history = [entry.to(torch.promote_types(dtype, torch.float32)) for entry in _flat(memory.layers)]

@@ -48,6 +48,8 @@ class Method(ABC):
     reach_hint: ClassVar[str] = ""
 
     def __post_init__(self) -> None:
+        if self.positions is None:  # how lm-eval reads "none" where all model arguments are one string
+            object.__setattr__(self, "positions", "none")
         self._check("positions", self.positions in POSITIONS, f"{', '.join(POSITIONS[:-1])} or {POSITIONS[-1]}")
         self._check("repeat", is_whole(self.repeat) and self.repeat >= 1, "a whole number, 1 or more")
 
@@ -88,6 +90,15 @@ class Method(ABC):
         demonstrations = context.demonstrations * int(self.repeat)
         pattern = self.pattern(len(demonstrations))
         return lay_out(context.prefix, demonstrations, pattern, self.positions, query, answer)
+
+    def passes(
+        self, context: Context, query: tuple[int, ...] = (), answer: tuple[int, ...] = ()
+    ) -> list[tuple[str, Layout]]:
+        """What runs until an answer is scored, as a title and a row of tokens each, for a reader (`show` draws it).
+
+        Entries of a memory that a row attends to stand in it as block M, and see nothing: they do not run again.
+        """
+        return [("", self.layout(context, query, answer))]
 
     def extent(self, context: Context) -> Extent:
         """How long the context's layout is, found without spelling it out."""

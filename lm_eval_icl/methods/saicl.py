@@ -17,7 +17,8 @@ from lm_eval_icl.tokens import Context
 class SAICL(Method):
     """Structured attention: demonstrations see no other demonstration, but all of the query (InvICL, Appendix A.2).
 
-    The continuation stays hidden from them. Invariant; since the demonstrations look at the query, no two
+    The continuation stays hidden from them. Within a layer no demonstration sees another (Table 1), but through the
+    query they reach each other from the second layer on. Invariant; since the demonstrations look at the query, no two
     queries share their memory, and every query costs a pass over all demonstrations. Its options share it.
     """
 

@@ -1,0 +1,401 @@
+"""The drawing shows the layout that is run, and bad input is one line."""
+
+import dataclasses
+import itertools
+import json
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+import torch
+from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
+
+from lm_eval_icl import cli, show
+from lm_eval_icl.demo import model_path
+from lm_eval_icl.errors import InputError
+from lm_eval_icl.layouts import Layout
+from lm_eval_icl.plugin import MODELS
+from lm_eval_icl.scoring import score_alone
+from lm_eval_icl.tokens import Context
+
+VARIANTS = [
+    *((name, "") for name in MODELS),
+    ("icl", "positions=symmetric"),
+    ("icl", "repeat=2"),
+    ("pcw", "windows=2"),
+    ("invicl", "positions=sequential"),
+    ("prefixicl", "repeat=2"),
+    ("batchicl", "positions=symmetric,layer=2"),
+    ("batchicl", "positions=none"),
+    ("deepthink", "T=1"),
+    ("deepthink", "T=3,restart_positions=True"),
+    ("deepthink", "positions=symmetric,momentum=0.9"),
+]
+
+
+def main(*arguments: str) -> None:
+    cli._show(list(arguments))
+
+
+def refusal(*arguments: str) -> str:
+    with pytest.raises(InputError) as error:
+        main(*arguments)
+    line = str(error.value)
+    assert line.startswith("lm-eval-icl: show: ") and "\n" not in line
+    return line
+
+
+# The text, read back.
+
+
+def read_back(text: str) -> list[dict]:
+    """Every panel of a text drawing: positions of columns and rows, block names, seen cells, hatched columns."""
+    panels = []
+    for block in text.split("\n\n"):
+        lines = [line for line in block.splitlines() if line.count("│") > 1]
+        if not lines:
+            continue
+        names = [name.strip() for name in lines[0].split("│")[1:-1]]
+        at = next(i for i, line in enumerate(lines) if line.startswith("position"))
+        rows = [line.split("│") for line in lines[at + 1 :]]
+        # A cell is two characters wide; blocks narrower than their names are filled up with blanks.
+        cells = [[part.replace("· ", "..").rstrip() for part in row[1:-1]] for row in rows]
+        lengths = [len(part) // 2 for part in cells[0]]
+        columns = []
+        for k, length in enumerate(lengths):
+            digits = [line.split("│")[k + 1] for line in lines[1 : at + 1]]
+            columns += [int("".join(line[2 * i] for line in digits)) for i in range(length)]
+        marks = [["".join(row)[i] for i in range(0, 2 * sum(lengths), 2)] for row in cells]
+        panels.append(
+            {
+                "blocks": list(zip(names, lengths, strict=True)),
+                "columns": columns,
+                "rows": [int(row[0].split()[-1]) for row in rows],
+                "sees": torch.tensor([[mark in "█▒" for mark in row] for row in marks]),
+                "unread": {i for row in marks for i, mark in enumerate(row) if mark == "▒"},
+            }
+        )
+    return panels
+
+
+@pytest.mark.parametrize(("name", "arguments"), VARIANTS)
+@pytest.mark.parametrize("shots", [0, 1, 5])
+def test_text_is_the_layout(name, arguments, shots):
+    method = show.make_method(name, arguments)
+    if method.refuse(shots):
+        shots = 2
+    parts = show.example(shots)
+    passes = method.passes(parts.context, parts.query, parts.answer)
+    panels = read_back(show.as_text(show.draw(method, parts)).plain)
+    assert len(panels) == len(passes)
+    for panel, (_, layout) in zip(panels, passes, strict=True):
+        looks = layout.sees.any(dim=1)
+        assert panel["blocks"] == layout.blocks
+        assert panel["columns"] == layout.positions.tolist()
+        assert panel["rows"] == layout.positions[looks].tolist()
+        assert torch.equal(panel["sees"], layout.sees[looks])
+        assert panel["unread"] == set(range(len(layout.tokens))) - set(layout.kept)
+    if len(passes) == 1:
+        assert torch.equal(passes[0][1].sees, method.layout(parts.context, parts.query, parts.answer).sees)
+
+
+# What the model does.
+
+
+@pytest.fixture(scope="module")
+def model():
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_pretrained(model_path(), attn_implementation="eager").eval()
+
+
+def watched(model, run) -> list[tuple[list[int], torch.Tensor]]:
+    """Each forward pass of `run`: the positions of its tokens, and which entries they attended to."""
+    calls: list[tuple[list[int], torch.Tensor]] = []
+    positions: list[list[int]] = []
+    hooks = [
+        model.model.rotary_emb.register_forward_pre_hook(
+            lambda module, args, kwargs: positions.append(kwargs["position_ids"][0].tolist()), with_kwargs=True
+        ),
+        model.model.layers[1].self_attn.register_forward_hook(
+            lambda module, args, output: calls.append((positions[-1], output[1][0].amax(0) > 0))
+        ),
+    ]
+    with torch.no_grad():
+        run()
+    for hook in hooks:
+        hook.remove()
+    return calls
+
+
+def part_of(layout: Layout, first: int, end: int) -> tuple[list[int], torch.Tensor]:
+    """What a forward pass over these tokens should be, behind the entries that were kept of those before."""
+    columns = [i for i in layout.kept if i < first] + list(range(first, end))
+    return layout.positions[first:end].tolist(), layout.sees[first:end][:, columns]
+
+
+@pytest.mark.parametrize(("name", "arguments"), VARIANTS)
+def test_drawing_is_what_the_model_does(model, name, arguments):
+    """Positions and attention weights of every forward pass, from the model itself."""
+    method = show.make_method(name, arguments)
+    parts = show.example(3)
+    query, answer = (*parts.query, 90, 91), (*parts.answer, 92)
+    bound = method.bind(model)
+
+    def run():
+        memory, rest = bound.encode_query(model, parts.context, query, lambda context: bound.encode(model, context))
+        score_alone(model, memory, rest, [answer])
+
+    passes = [layout for _, layout in method.passes(parts.context, query, answer)]
+    last = passes[-1]
+    n, q = len(last.tokens), len(query)
+    behind = n - q - len(answer)
+    tail = [(behind, behind + q), (behind + q, n - 1)]  # the query, and the answer but for what is never read
+    if name == "saicl":
+        expected = [part_of(last, a, b) for a, b in ((0, behind + q), (behind + q - 1, behind + q), tail[1])]
+    elif name == "deepthink" and method.T > 1:
+        once = len(passes[0].tokens)
+        again = [part_of(passes[1], once, 2 * once)] * (method.T - 1)
+        expected = [part_of(passes[0], 0, once), *again, *(part_of(last, *ab) for ab in tail)]
+    elif name == "batchicl":
+        expected = [part_of(last, 0, behind)]
+        for layout in passes[:-1]:
+            shot = len(layout.tokens) - q
+            expected += [part_of(layout, 0, shot), part_of(layout, shot, shot + q)]
+        cuts = [behind, behind + q - 1, behind + q, n - 1]
+        expected += [part_of(last, a, b) for a, b in itertools.pairwise(cuts)]
+    else:
+        expected = [part_of(last, a, b) for a, b in ((0, behind), *tail)]
+
+    calls = watched(model, run)
+    assert len(calls) == len(expected)
+    for (positions, sees), (should, pattern) in zip(calls, expected, strict=True):
+        assert torch.equal(sees, pattern)
+        if method.positions != "none":  # there the model is run without any
+            assert positions == should
+
+
+# Pictures.
+
+
+def test_pictures(tmp_path, capsys):
+    for kind, begins in (("svg", b"<?xml"), ("png", b"\x89PNG\r\n")):
+        files = [tmp_path / f"{i}.{kind}" for i in range(2)]
+        for file in files:
+            main("deepthink", "--shots", "2", "--output", str(file))
+        assert files[0].read_bytes().startswith(begins)
+        assert files[0].read_bytes() == files[1].read_bytes()
+    root = ET.parse(tmp_path / "0.svg").getroot()
+    texts = {text.text for text in root.iter("{http://www.w3.org/2000/svg}text")}
+    assert {"deepthink", "P", "M", "D1", "D2", "Q", "A"} <= texts
+    assert str(2 * (2 + 3 + 2) - 1) in texts  # the last position of the passes 2..T
+    assert f"deepthink: drawn in {tmp_path / '0.svg'}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("kind", ["svg", "png"])
+def test_the_largest_picture(tmp_path, kind):
+    main("invicl", "--shots", "32", "--output", str(tmp_path / f"large.{kind}"))
+    assert 10_000 < (tmp_path / f"large.{kind}").stat().st_size < 3_000_000
+
+
+# Real prompts.
+
+ODD = {
+    "prefix": "Cost $x_1$:\n\n",
+    "demonstrations": [
+        "Review: <script>alert(1)</script> & \x1b[31m\nSentiment: amber\n\n",
+        "שלום 😀\u202eabc\u0301\n\n",
+    ],
+    "query": "Review: café\nSentiment:",
+    "answer": " square",
+}
+
+
+@pytest.fixture
+def odd(tmp_path) -> Path:
+    file = tmp_path / "odd.json"
+    file.write_text(json.dumps(ODD))
+    return file
+
+
+@pytest.fixture(scope="module")
+def words(tmp_path_factory) -> Path:
+    """A tokenizer with whole words of other scripts."""
+    text = "".join([ODD["prefix"], *ODD["demonstrations"], ODD["query"], ODD["answer"]])
+    pieces = sorted({*text.split(), " ", "\n", "?"})
+    folder = tmp_path_factory.mktemp("words")
+    tokenizer = Tokenizer(models.WordLevel({piece: i for i, piece in enumerate(pieces)}, unk_token="?"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"\s"), "isolated")
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="?").save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("name", ["icl", "invicl"])
+def test_labels_are_the_tokens(odd, name):
+    """Tokens and their parts are those that run; every label is one safe line."""
+    method = show.make_method(name)
+    parts = show.read_prompt(str(odd), str(model_path()), method)
+    tokenizer = AutoTokenizer.from_pretrained(model_path())
+    demonstrations = sorted(ODD["demonstrations"]) if method.invariant else ODD["demonstrations"]
+    assert tokenizer.decode(parts.context.prefix) == ODD["prefix"]
+    assert [tokenizer.decode(ids) for ids in parts.context.demonstrations] == demonstrations
+    assert (tokenizer.decode(parts.query), tokenizer.decode(parts.answer)) == (ODD["query"], ODD["answer"])
+
+    text = show.as_text(show.draw(method, parts)).plain
+    assert not any(ord(character) < 32 and character != "\n" for character in text)
+    assert "\u202e" not in text and "\x1b" not in text
+    lines = [line.rpartition("│ ")[2] for line in text.splitlines() if line.count("│ ")]
+    assert {"⏎", "$", "\\u{1b}", "Sentiment", ":", "␣square"} <= {line.strip() for line in lines}
+
+
+@pytest.mark.parametrize("kind", ["svg", "png"])
+def test_labels_in_pictures(odd, words, tmp_path, kind, capsys, recwarn):
+    file = tmp_path / f"odd.{kind}"
+    main("icl", "--prompt", str(odd), "--pretrained", str(words), "--output", str(file))
+    assert not recwarn.list and not capsys.readouterr().err
+    if kind == "svg":
+        assert "<script>" not in file.read_text(encoding="utf-8")
+        texts = {text.text for text in ET.parse(file).getroot().iter("{http://www.w3.org/2000/svg}text")}
+        assert "שלום" in texts and any("😀\\u{202e}abc" in str(text) for text in texts)
+        assert {"$x_1$:", "⏎", "␣", "<script>alert(1)</scrip…"} <= texts
+
+
+def test_visible():
+    assert show.visible(" a\n\t") == "␣a⏎⇥"
+    assert show.visible("\x00\x7f\u200b\u2028\ue000\u00a0") == r"\u{0}\u{7f}\u{200b}…"
+    assert show.visible("\u0301a") == "◌\u0301a"
+    assert show.visible("$שלום😀") == "$שלום😀"
+    assert len(show.visible("x" * 1000)) == 24
+
+
+def test_prompt_from_standard_input(odd, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "stdin", odd.open(encoding="utf-8"))
+    main("invicl", "--prompt", "-")
+    out = capsys.readouterr().out
+    assert "canonical order (sorted)" in out and "part of a character" in out
+    assert "--output FILE.svg" in out
+
+
+def test_no_answer_is_generation(tmp_path):
+    file = tmp_path / "prompt.json"
+    file.write_text(json.dumps({"demonstrations": [], "query": "Review: dull \n"}))
+    parts = show.read_prompt(str(file), str(model_path()), show.make_method("icl"))
+    assert AutoTokenizer.from_pretrained(model_path()).decode(parts.query) == "Review: dull \n"
+    assert parts.answer == ()
+
+
+# Bad input.
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["invcl"], "unknown method 'invcl': did you mean 'invicl'?"),
+        (["zzz"], "there are icl, "),
+        ([], "METHOD"),
+        (["icl", "--args", "foo=1"], "'foo' is no argument of icl, which takes positions, repeat."),
+        (["icl", "--args", "foo"], "'foo' is no argument"),
+        (["icl", "--args", "repeat"], "'repeat' has no value"),
+        (["icl", "--args", "T=3"], "'T' belongs to deepthink, not to icl"),
+        (["icl", "--args", "positions=round"], "--args: icl: positions='round': must be"),
+        (["deepthink", "--args", "T=0"], "T=0: must be"),
+        (["icl", "--args", "repeat=10000000000"], "tokens in a row"),
+        (["icl", "--shots", "-1"], "--shots -1: must be 0 or more"),
+        (["icl", "--shots", "many"], "--shots"),
+        (["icl", "--shots", "10000000000"], "--shots 10000000000"),
+        (["icl", "--shots", "100"], "200 at most are drawn"),
+        (["invicl", "--shots", "50"], "200 at most are drawn"),
+        (["pcw", "--args", "windows=4"], "pcw: windows=4: more than the 3 demonstrations"),
+        (["pcw", "--args", "windows=2", "--shots", "0"], "windows=2"),
+        (["icl", "--output", "a.pdf"], "--output a.pdf: must end in .svg or .png"),
+        (["icl", "--output", "a"], "must end in .svg or .png"),
+        (["icl", "--output", "no/such/a.svg"], "there is no folder no/such"),
+        (["icl", "--bogus"], "--bogus"),
+        (["icl", "--prompt", "none.json"], "--prompt none.json: cannot be read"),
+        (["icl", "--prompt", "none.json", "--shots", "2"], "--shots is for the example"),
+        (["icl", "--pretrained", "x"], "--pretrained is the tokenizer of a --prompt"),
+        (["nowhere:Thing"], "'nowhere:Thing' cannot be imported (ModuleNotFoundError"),
+        (["json:JSONDecoder"], "is not a class that derives from"),
+        (["json:Nothing"], "cannot be imported (AttributeError"),
+        ([":"], "cannot be imported"),
+        (["lm_eval_icl.methods:Method"], "has no pattern"),
+    ],
+)
+def test_bad_input_is_one_line(arguments, says):
+    assert says in refusal(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ("{", "cannot be read as JSON"),
+        ("[]", "not an object"),
+        ('{"query": "a"}', "'demonstrations' is missing"),
+        ('{"demonstrations": ["a"]}', "'query' is missing"),
+        ('{"demonstrations": "a", "query": "b"}', "'demonstrations' is not a list of texts"),
+        ('{"demonstrations": [1], "query": "b"}', "'demonstrations' is not a list of texts"),
+        ('{"demonstrations": [], "query": null}', "'query' is not a text"),
+        ('{"demonstrations": [], "query": "b", "shots": 1}', "unknown part 'shots'"),
+        ('{"demonstrations": [], "query": " "}', "the prompt is empty"),
+        ('{"demonstrations": ["a"], "query": "\\ud83d"}', "half a surrogate pair"),
+        ('{"demonstrations": ["a\\n\\n"], "query": "", "answer": "b"}', "the query is empty"),
+        (json.dumps({"demonstrations": ["a " * 400], "query": "b"}), "200 at most are drawn"),
+    ],
+)
+def test_bad_prompt_is_one_line(tmp_path, given, says):
+    file = tmp_path / "prompt.json"
+    file.write_text(given)
+    line = refusal("invicl", "--prompt", str(file))
+    assert says in line
+    if "tokens" not in says and "drawn" not in says:
+        assert str(file) in line
+
+
+def test_bad_tokenizer_is_one_line(odd, tmp_path):
+    assert "no tokenizer" in refusal("icl", "--prompt", str(odd), "--pretrained", str(tmp_path / "none"))
+    assert "no tokenizer" in refusal("icl", "--prompt", str(odd), "--pretrained", str(tmp_path))
+
+
+def test_a_method_of_your_own_file(tmp_path, monkeypatch, capsys):
+    (tmp_path / "mine_for_show.py").write_text("def broken(:\n")
+    (tmp_path / "fine_for_show.py").write_text("from lm_eval_icl.methods import ICL\n\n\nclass Mine(ICL): ...\n")
+    monkeypatch.chdir(tmp_path)
+    before = list(sys.path)
+    assert "SyntaxError" in refusal("mine_for_show:Thing")
+    main("fine_for_show:Mine", "--args", "repeat=2")
+    assert sys.path == before
+    assert capsys.readouterr().out.startswith("mine  positions=sequential, repeat=2\n")
+
+
+def test_narrow_terminal():
+    drawing = show.draw(show.make_method("invicl"), show.example(3))
+    full = show.as_text(drawing)
+    assert full.plain == show.as_text(drawing, room=200).plain
+    narrow = [line for line in show.as_text(drawing, room=60).plain.splitlines() if "│" in line]
+    assert max(map(len, narrow)) <= 60
+    with pytest.raises(InputError, match="columns are needed and the terminal has 20"):
+        show.as_text(drawing, room=20)
+
+
+def test_terminals_without_unicode():
+    parts = dataclasses.replace(show.example(1), reads={0: "é"})
+    text = show.as_text(show.draw(show.make_method("invicl"), parts), glyphs=show.ASCII).plain
+    assert text.isascii() and "##" in text and "++" in text
+
+
+def test_command_line(tmp_path):
+    command = [sys.executable, "-m", "lm_eval_icl", "show"]
+    done = subprocess.run([*command, "icl"], capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert done.returncode == 0 and not done.stderr
+    assert torch.equal(read_back(done.stdout)[0]["sees"], torch.ones(15, 15, dtype=torch.bool).tril())
+    done = subprocess.run([*command, "icx"], capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "lm-eval-icl: show: unknown method 'icx': did you mean 'icl'?\n"
+
+
+def test_context_is_the_one_of_the_example():
+    parts = show.example(4)
+    assert [len(part) for part in parts.context.demonstrations] == [3, 2, 4, 3]
+    assert isinstance(parts.context, Context) and (len(parts.query), len(parts.answer)) == (2, 2)
