@@ -1,0 +1,420 @@
+"""Time, tokens and memory of our models beside lm-eval's own `hf`, on the same requests in the same run.
+
+    python scripts/benchmark.py tasks      # workloads: each model against hf
+    python scripts/benchmark.py methods    # what a query costs in every method, relative to icl
+    python scripts/benchmark.py growth     # time against documents, demonstrations, options, tokens an option
+
+Models have random weights, made here (a GPT-2 of 124 million parameters, or a Llama-type of about that size with
+grouped-query attention); their tokenizer is trained here on the workload's own text. Contenders take turns within a
+repetition, so that whatever else the machine does meets all alike; ratios are of one repetition, their spread is
+printed. `tasks` needs the datasets, from the Hub or as folders of the same names below the working directory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import gc
+import json
+import logging
+import platform
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from random import Random
+from typing import Any, NamedTuple
+
+import torch
+import transformers
+from lm_eval.api.instance import Instance
+from lm_eval.models.huggingface import HFLM
+from lm_eval.tasks import TaskManager
+from rich.console import Console
+from rich.table import Table
+from tokenizers import Tokenizer, decoders, pre_tokenizers, trainers
+from tokenizers.models import BPE
+from torch import nn
+from transformers import GPT2Config, LlamaConfig, PreTrainedModel, PreTrainedTokenizerFast
+from transformers.pytorch_utils import Conv1D
+
+from lm_eval_icl import models, plugin
+from lm_eval_icl.prompts import FewShotPrompt
+
+POSITIONS = 4096
+CONFIGS = {
+    "gpt2": GPT2Config(n_positions=POSITIONS),
+    "llama": LlamaConfig(
+        vocab_size=32000,
+        hidden_size=768,
+        intermediate_size=2048,
+        num_hidden_layers=12,
+        num_attention_heads=12,
+        num_key_value_heads=4,
+        max_position_embeddings=POSITIONS,
+    ),
+    "llama-1b": LlamaConfig(
+        vocab_size=32000,
+        hidden_size=2048,
+        intermediate_size=5632,
+        num_hidden_layers=22,
+        num_attention_heads=32,
+        num_key_value_heads=4,
+        max_position_embeddings=POSITIONS,
+    ),
+}
+# name -> (tasks, shots; None for the tasks' own)
+WORKLOADS: dict[str, tuple[list[str], int | None]] = {
+    "mmlu": (["mmlu"], 5),
+    "leaderboard_bbh": (["leaderboard_bbh"], 3),
+    "icl_mmlu": (["icl_mmlu"], 5),
+    "icl_bbh": (["icl_bbh"], 3),
+    "icl_classification": (["icl_classification"], None),
+    "mmlu_continuation": (["mmlu_continuation"], 5),
+    "bbh": (["bbh_cot_fewshot"], 3),  # chain of thought, generated
+    "adverse": (["sst2"], 8),  # lm-eval's own SST-2: new random demonstrations for every document
+}
+WORDS = "film plot actor music story scene joke dull warm sharp slow bright long quiet odd river stone cloud".split()
+METHODS = {name: getattr(models, target.partition(":")[2]) for name, target in plugin.MODELS.items()}
+
+
+class Measurement(NamedTuple):
+    seconds: float
+    tokens: int  # through the model, padding included
+    peak: int  # bytes above what was there before
+
+
+def build_requests(
+    names: list[str], shots: int | None, tasks: int, documents: int, max_gen_toks: int
+) -> list[Instance]:
+    """The requests of some of the tasks, evenly spaced, and of their first documents."""
+    loaded = list(TaskManager().load(names)["tasks"].values())
+    chosen = loaded[:: max(1, len(loaded) // tasks)][:tasks] if tasks else loaded
+    instances: list[Instance] = []
+    for task in chosen:
+        if shots is not None:
+            task.set_config(key="num_fewshot", value=shots)
+        if task.OUTPUT_TYPE == "generate_until":
+            task.set_config(key="generation_kwargs", value={"max_gen_toks": max_gen_toks}, update=True)
+        task.set_fewshot_seed(1234)
+        task.build_all_requests(limit=documents or None, rank=0, world_size=1)
+        instances += task.instances
+    return instances
+
+
+def train_tokenizer(instances: Sequence[Instance], vocabulary: int) -> PreTrainedTokenizerFast:
+    """Byte-level BPE on the workload's own text, so that prompts have the lengths they have on a real model."""
+    tokenizer = Tokenizer(BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    texts = {part for i in instances for part in (i.args[0].prefix, *i.args[0].demonstrations, i.args[0].query)}
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=min(vocabulary, 16000),
+        special_tokens=["<|endoftext|>"],
+        initial_alphabet=alphabet,
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(sorted(texts), trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<|endoftext|>", eos_token="<|endoftext|>")
+
+
+def random_model(kind: str, device: str) -> PreTrainedModel:
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(CONFIGS[kind])
+    return model.to(device, torch.bfloat16 if device == "cuda" else torch.float32).eval()
+
+
+def run(lm: Any, instances: list[Instance]) -> list[Any]:
+    """All requests, from what lm-eval has built to responses; nothing is kept of an earlier run."""
+    if isinstance(lm, models.MemoryLM):
+        lm.begin([])
+    by_kind: dict[str, list[Instance]] = defaultdict(list)
+    for instance in instances:
+        by_kind[instance.request_type].append(instance)
+    return [getattr(lm, kind)(of_kind, disable_tqdm=True) for kind, of_kind in by_kind.items()]
+
+
+def measure(lm: Any, instances: list[Instance]) -> Measurement:
+    tokens = 0
+
+    def count(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        nonlocal tokens
+        tokens += (kwargs["input_ids"] if "input_ids" in kwargs else args[0]).numel()
+
+    handle = lm.model.register_forward_pre_hook(count, with_kwargs=True)
+    before = reset_peak()
+    start = time.perf_counter()
+    run(lm, instances)
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    seconds = time.perf_counter() - start
+    handle.remove()
+    return Measurement(seconds, tokens, peak() - before)
+
+
+def reset_peak() -> int:
+    """Forget the largest memory so far; returns the present one, in bytes."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        return torch.cuda.memory_allocated()
+    ctypes.CDLL("libc.so.6").malloc_trim(0)
+    Path("/proc/self/clear_refs").write_text("5")
+    return _status("VmRSS")
+
+
+def peak() -> int:
+    return torch.cuda.max_memory_allocated() if torch.cuda.is_available() else _status("VmHWM")
+
+
+def _status(field: str) -> int:
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(field))
+    return int(line.split()[1]) * 1024
+
+
+def products(model: PreTrainedModel, tokens: int, answers: int, seconds: float = 2.0) -> float:
+    """Seconds that the bare matrix products of so many tokens take, their vocabulary projections at `answers` of
+    them: every weight matrix of the model times 512 tokens at a time, attention left out."""
+    head = model.get_output_embeddings()
+    matrices = [
+        (m.weight if isinstance(m, Conv1D) else m.weight.t())
+        for m in model.modules()
+        if isinstance(m, (nn.Linear, Conv1D)) and m is not head
+    ]
+
+    def rate(weights: list[torch.Tensor], rows: int) -> float:
+        inputs = [torch.randn(rows, w.shape[0], device=w.device, dtype=w.dtype) for w in weights]
+        done, start = 0, 0.0
+        while done < 2 or time.perf_counter() - start < seconds:
+            if done == 1:  # the first is to warm up
+                start = time.perf_counter()
+            for x, w in zip(inputs, weights, strict=True):
+                x @ w
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()
+            done += 1
+        return (time.perf_counter() - start) / (done - 1) / rows
+
+    with torch.no_grad():
+        return tokens * rate(matrices, 512) + answers * rate([head.weight.t()], 32)
+
+
+def distinct(lm: models.MemoryLM, instances: list[Instance]) -> tuple[int, int]:
+    """How many tokens have to run, and at how many an answer is read: counted by the set of their histories."""
+    contexts: set[Any] = set()
+    nodes: set[Any] = set()
+    answers: set[Any] = set()
+    for instance in instances:
+        request = getattr(lm.tokenize, instance.request_type)(instance)
+        context, query = request.prompt.context, request.prompt.query
+        contexts.add(context)
+        whole = (*query, *request.answer[:-1])
+        nodes |= {(context, whole[:end]) for end in range(1, len(whole) + 1)}
+        answers |= {(context, whole[:end]) for end in range(len(query), len(whole) + 1)}
+    return len(nodes) + sum(len(context.tokens) for context in contexts), len(answers)
+
+
+def spread(values: Sequence[float]) -> str:
+    """Median, lowest and highest."""
+    return f"{statistics.median(values):.2f} ({min(values):.2f} to {max(values):.2f})"
+
+
+def machine() -> str:
+    if torch.cuda.is_available():
+        return torch.cuda.get_device_name()
+    cpu = next((line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")), "")
+    return f"{cpu.partition(': ')[2] or platform.processor()}, {torch.get_num_threads()} threads"
+
+
+def compare_tasks(options: argparse.Namespace, console: Console) -> dict[str, Any]:
+    """Each workload: hf at each batch size, then ours, in turns."""
+    found: dict[str, Any] = {}
+    for name in options.workloads:
+        names, shots = WORKLOADS[name]
+        instances = build_requests(names, shots, options.tasks, options.documents, options.max_gen_toks)
+        model = random_model(options.model, options.device)
+        tokenizer = train_tokenizer(instances, model.config.vocab_size)
+        shared: dict[str, Any] = {"tokenizer": tokenizer, "device": options.device}
+        theirs = {f"hf, batch {b}": HFLM(model, batch_size=b, **shared) for b in options.batch_sizes}
+        ours = {m: METHODS[m](model, batch_size=max(options.batch_sizes), **shared) for m in options.methods}
+        runs: dict[str, list[Measurement]] = defaultdict(list)
+        limits = []
+        tokens, answers = distinct(next(iter(ours.values())), instances)
+        for repetition in range(options.repetitions):
+            for contender, lm in (theirs | ours).items():
+                runs[contender].append(measure(lm, instances))
+                console.print(f"{name} {repetition + 1}/{options.repetitions} {contender}: {runs[contender][-1]}")
+            limits.append(products(model, tokens, answers))
+        best = min(theirs, key=lambda hf: statistics.median(run.seconds for run in runs[hf]))
+        documents = len({(i.task_name, i.doc_id) for i in instances})
+        limit = statistics.median(limits)
+        table = Table(
+            title=f"{name}: {documents} documents, {len(instances)} requests, {tokens} distinct tokens, "
+            f"{options.model}, {machine()}; bare matrix products {limit:.1f} s"
+        )
+        for column in ("model", "seconds", f"times {best}", "limit reached", "tokens / distinct", "peak memory, MiB"):
+            table.add_column(column, justify="left" if column == "model" else "right")
+        for contender, measured in runs.items():
+            ratios = [hf.seconds / own.seconds for hf, own in zip(runs[best], measured, strict=True)]
+            shares = [bare / own.seconds for bare, own in zip(limits, measured, strict=True)]
+            table.add_row(
+                contender,
+                spread([run.seconds for run in measured]),
+                spread(ratios),
+                f"{statistics.median(shares):.0%}",
+                f"{measured[0].tokens / tokens:.2f}",
+                f"{max(run.peak for run in measured) / 2**20:.0f}",
+            )
+        console.print(table)
+        found[name] = {
+            "documents": documents,
+            "requests": len(instances),
+            "distinct_tokens": tokens,
+            "limit": limits,
+            "runs": {contender: [run._asdict() for run in measured] for contender, measured in runs.items()},
+        }
+    return found
+
+
+def synthetic(
+    documents: int = 64, demonstrations: int = 8, options: int = 4, length: int = 1, shot: int = 60, query: int = 50
+) -> list[Instance]:
+    """Requests of chosen sizes, in words of about one token: `length` of an option, `shot` of a demonstration."""
+    random = Random(0)
+
+    def words(n: int) -> str:
+        return " ".join(random.choice(WORDS) for _ in range(n))
+
+    shots = [f"{words(shot)}\n\n" for _ in range(demonstrations)]
+    answers = [f" {words(length)}" for _ in range(options)]
+    instances = []
+    for document in range(documents):
+        prompt = FewShotPrompt("", shots, words(query))
+        for i, answer in enumerate(answers):
+            metadata = ("synthetic", document, 1)
+            instances.append(Instance("loglikelihood", {}, (prompt, answer), i, metadata=metadata))
+    return instances
+
+
+def compare_methods(options: argparse.Namespace, console: Console) -> dict[str, Any]:
+    """What it takes to encode eight demonstrations, and a query then, in every method."""
+    instances = synthetic(documents=options.documents)
+    model = random_model(options.model, options.device)
+    tokenizer = train_tokenizer(instances, model.config.vocab_size)
+    lms = {m: METHODS[m](model, tokenizer=tokenizer, device=options.device) for m in options.methods}
+    encoding: dict[str, list[float]] = defaultdict(list)
+    scoring: dict[str, list[float]] = defaultdict(list)
+    peaks: dict[str, int] = defaultdict(int)
+    for _ in range(options.repetitions):
+        for name, lm in lms.items():
+            everything = measure(lm, instances)
+            peaks[name] = max(peaks[name], everything.peak)
+            lm.begin([])
+            start = time.perf_counter()
+            with lm._forward():
+                if not lm.method.per_query:
+                    lm.store[lm._prepare(instances)[0].prompt.context]
+            encoding[name].append(time.perf_counter() - start)
+            scoring[name].append((everything.seconds - encoding[name][-1]) / options.documents)
+    table = Table(title=f"8 demonstrations of 60 tokens, queries of 50, 4 options; {options.model}, {machine()}")
+    for column in ("model", "encode, ms", "a query, ms", "times icl's", "peak memory, MiB"):
+        table.add_column(column, justify="left" if column == "model" else "right")
+    for name in lms:
+        ratios = [own / plain for own, plain in zip(scoring[name], scoring["icl"], strict=True)]
+        encode = "with each query" if lms[name].method.per_query else spread([1e3 * t for t in encoding[name]])
+        row = (encode, spread([1e3 * t for t in scoring[name]]), spread(ratios), f"{peaks[name] / 2**20:.0f}")
+        table.add_row(name, *row)
+    console.print(table)
+    return {"encode": encoding, "query": scoring, "peak": peaks}
+
+
+def compare_growth(options: argparse.Namespace, console: Console) -> dict[str, Any]:
+    """Time a document, one size growing at a time."""
+    sizes = {
+        "documents": (8, 16, 32, 64, 128),
+        "demonstrations": (0, 2, 4, 8, 16, 32),
+        "options": (1, 2, 4, 8, 16),
+        "length": (1, 2, 4, 8, 16),
+    }
+    model = random_model(options.model, options.device)
+    tokenizer = train_tokenizer(synthetic(), model.config.vocab_size)
+    lms = {m: METHODS[m](model, tokenizer=tokenizer, device=options.device) for m in options.methods}
+    found: dict[str, Any] = {}
+    for size, values in sizes.items():
+        table = Table(title=f"milliseconds a document against {size}; {options.model}, {machine()}")
+        table.add_column(size, justify="right")
+        for name in lms:
+            table.add_column(name, justify="right")
+        found[size] = {name: {} for name in lms}
+        for value in values:
+            instances = synthetic(**{"documents": options.documents, size: value})
+            documents = len({i.doc_id for i in instances})
+            for name, lm in lms.items():
+                seconds = [measure(lm, instances).seconds for _ in range(options.repetitions)]
+                found[size][name][value] = [1e3 * s / documents for s in seconds]
+            table.add_row(str(value), *(spread(found[size][name][value]) for name in lms))
+        console.print(table)
+    if options.figure:
+        draw(found, options.figure)
+    return found
+
+
+def draw(found: dict[str, Any], path: Path) -> None:
+    """The growth curves, lowest of the repetitions."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    plt.rcParams |= {"svg.hashsalt": "growth", "svg.fonttype": "none"}
+    labels = {"length": "tokens an option"}
+    figure, axes = plt.subplots(1, len(found), figsize=(13, 3.2), sharey=True, layout="constrained")
+    for axis, (size, curves) in zip(axes, found.items(), strict=True):
+        for name, curve in curves.items():
+            axis.plot(list(curve), [min(times) for times in curve.values()], marker="o", markersize=3, label=name)
+        axis.set(xlabel=labels.get(size, size), ylim=(0, None))
+        axis.grid(alpha=0.3)
+    axes[0].set_ylabel("milliseconds a document")
+    axes[-1].legend(frameon=False)
+    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else {})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("tasks", "methods", "growth"))
+    parser.add_argument("--model", choices=CONFIGS, default="gpt2")
+    parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS), metavar="NAME")
+    parser.add_argument(
+        "--methods", nargs="+", choices=METHODS, default=None, metavar="NAME", help="default: all, or icl and deepthink"
+    )
+    parser.add_argument(
+        "--tasks", type=int, default=2, help="how many of a workload's tasks; 0 for all (default: %(default)s)"
+    )
+    parser.add_argument("--documents", type=int, default=64, help="of each task; 0 for all (default: %(default)s)")
+    parser.add_argument("--batch-sizes", nargs="+", type=int, default=[1, 8], help="of hf (default: 1 8)")
+    parser.add_argument("--repetitions", type=int, default=3)
+    parser.add_argument("--max-gen-toks", type=int, default=32, help="of generation tasks (default: %(default)s)")
+    parser.add_argument("--output", type=Path, help="write the measurements there, as JSON")
+    parser.add_argument("--figure", type=Path, help="draw the growth curves there, .svg or .png")
+    options = parser.parse_args()
+    options.device = "cuda" if torch.cuda.is_available() else "cpu"
+    if options.methods is None:
+        options.methods = list(METHODS) if options.what == "methods" else ["icl", "deepthink"]
+    if options.what == "methods" and "icl" not in options.methods:
+        parser.error("--methods: icl is what the others are compared with, and must be among them")
+    logging.getLogger("lm_eval").setLevel(logging.ERROR)
+    transformers.logging.set_verbosity_error()
+    console = Console()
+    compare = {"tasks": compare_tasks, "methods": compare_methods, "growth": compare_growth}[options.what]
+    found = compare(options, console)
+    if options.output:
+        settings = {k: str(v) if isinstance(v, Path) else v for k, v in vars(options).items()}
+        record = {"machine": machine(), "torch": torch.__version__, "options": settings, "found": found}
+        options.output.write_text(json.dumps(record, indent=1))
+
+
+if __name__ == "__main__":
+    main()
