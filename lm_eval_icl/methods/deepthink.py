@@ -98,7 +98,7 @@ class DeepThink(ICL):
     def encode(self, model: PreTrainedModel, context: Context) -> Memory:
         """T passes over the context; one if there is no demonstration to think about."""
         memory = super().encode(model, context)
-        if not context.demonstrations:
+        if not (context.demonstrations and memory.layers):  # the one token of a context may have gone to the query
             return memory
         # In sequence behind the memory, as the model counts by itself, or where the layout puts them.
         positions = None

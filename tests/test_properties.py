@@ -1,0 +1,347 @@
+"""What InvICL (ICLR 2025) proves and claims of the methods, over random demonstrations: Table 1 row by row, what the
+methods are to each other, and Theorem 4.1."""
+
+import contextlib
+import functools
+import itertools
+
+import pytest
+import torch
+from hypothesis import assume, example, given, settings
+from hypothesis import strategies as st
+
+from lm_eval_icl import methods
+from lm_eval_icl.positions import no_positions, position_embeddings
+from lm_eval_icl.scoring import score_alone, score_packed
+from lm_eval_icl.tokens import Context
+from tests import tiny
+
+# What is the same in real numbers differs by the order of summation: by 1e-14 where all is float64, and by up to 1e-7
+# where RMSNorm rounds to float32 in between. What differs is asked to differ by far more.
+TOLERANCE = {"gpt2": 1e-9, "llama": 1e-6, "qwen3": 1e-6}
+CLEARLY = 1e-4
+INVARIANT = [methods.PrefixICL(), methods.PCW(), methods.SAICL(), methods.InvICL(), methods.BatchICL(layer=2)]
+
+TOKEN = st.integers(3, 400)
+LABEL = st.sampled_from([(401, 402), (403,), (404, 405, 406)])
+# Inputs and labels of demonstrations.
+EXAMPLES = st.lists(st.tuples(st.lists(TOKEN, min_size=1, max_size=4).map(tuple), LABEL), min_size=1, max_size=5)
+PREFIX = st.lists(TOKEN, max_size=3).map(tuple)
+QUERY = st.lists(TOKEN, min_size=1, max_size=4).map(tuple)
+
+few = settings(max_examples=12, deadline=None)
+on_all_models = pytest.mark.parametrize("name", TOLERANCE)
+
+
+@functools.cache
+def tiny_model(name):
+    return tiny.build(name, torch.float64)
+
+
+def made_of(prefix, examples):
+    return Context(tuple(prefix), tuple((*x, *y) for x, y in examples))
+
+
+@torch.no_grad()
+def answered(name, method, context, query=(60, 61), answers=((70,), (71, 72))):
+    """The log-likelihoods of a query's answers, one by one and packed."""
+    model = tiny_model(name)
+    method = method.bind(model)
+    memory, rest = method.encode_query(model, context, query, lambda context: method.encode(model, context))
+    scores = score_alone(model, memory, rest, answers) + score_packed(model, memory, [(rest, a) for a in answers])
+    return torch.tensor([score for score, _ in scores], dtype=torch.float64)
+
+
+def distance(one, other):
+    return (one - other).abs().max().item()
+
+
+# Definition 3.1: the order of the demonstrations changes no prediction.
+
+
+@on_all_models
+@pytest.mark.parametrize("method", INVARIANT, ids=lambda method: method.name)
+@few
+@given(data=st.data(), prefix=PREFIX, examples=EXAMPLES, query=QUERY)
+def test_invariance(name, method, data, prefix, examples, query):
+    permuted = data.draw(st.permutations(examples))
+    assert method.invariant
+    one = answered(name, method, made_of(prefix, examples), query)
+    other = answered(name, method, made_of(prefix, permuted), query)
+    assert distance(one, other) <= TOLERANCE[name]
+
+
+FIXED = [((30, 31, 32), (401,)), ((40,), (402,)), ((50, 51, 52, 53), (401,))]
+
+
+@on_all_models
+@pytest.mark.parametrize(
+    "method",
+    [
+        methods.ICL(),
+        methods.ICL(positions="symmetric"),
+        methods.NoPE(),  # the causal mask still tells the order (section 5.2, footnote 2)
+        methods.InvICL(positions="sequential"),
+        methods.PrefixICL(positions="sequential"),
+        methods.PCW(positions="sequential"),
+        methods.PCW(windows=2),
+        methods.DeepThink(),
+    ],
+    ids=str,
+)
+def test_what_depends_on_the_order(name, method):
+    """Mask and positions must both be symmetric (Table 7): every order gives another answer."""
+    assert not method.invariant
+    model = tiny_model(name)
+    none = method.positions == "none"
+    with no_positions(model, position_embeddings(model)) if none else contextlib.nullcontext():
+        found = [answered(name, method, made_of((5,), order)) for order in itertools.permutations(FIXED)]
+    for one, other in itertools.combinations(found, 2):
+        assert distance(one, other) > CLEARLY
+
+
+# Definitions 3.2 and 3.3: what the encoding of a demonstration's input, from which its label is predicted, depends on.
+# It is read where queries read it: in the memory, at the input's tokens.
+
+
+@torch.no_grad()
+def encodings(name, method, prefix, examples):
+    """Of each demonstration's input, [tokens, keys and values of all layers and heads]."""
+    model, context = tiny_model(name), made_of(prefix, examples)
+    memory = method.encode(model, context)
+    assert memory.tokens == context.tokens
+    entries = torch.stack([entry for layer in memory.layers for entry in layer])  # [2 layers, 1, heads, tokens, width]
+    entries = entries.permute(3, 0, 1, 2, 4).flatten(1)
+    found, at = [], len(context.prefix)
+    for x, y in examples:
+        found.append(entries[at : at + len(x)])
+        at += len(x) + len(y)
+    assert at == len(entries)
+    return found
+
+
+def relabelled(examples, i):
+    """With another label, as long, for one demonstration."""
+    x, y = examples[i]
+    return [*examples[:i], (x, tuple(token + 10 for token in y)), *examples[i + 1 :]]
+
+
+def influence(name, method, prefix, examples, i, j):
+    """How far the label of demonstration j changes the encoding of demonstration i's input."""
+    before = encodings(name, method, prefix, examples)[i]
+    return distance(before, encodings(name, method, prefix, relabelled(examples, j))[i])
+
+
+@on_all_models
+@pytest.mark.parametrize("method", [methods.ICL(), methods.PCW(), methods.InvICL()], ids=lambda method: method.name)
+@few
+@given(data=st.data(), prefix=PREFIX, examples=EXAMPLES)
+def test_non_leakage(name, method, data, prefix, examples):
+    i = data.draw(st.sampled_from(range(len(examples))))
+    assert influence(name, method, prefix, examples, i, i) <= TOLERANCE[name]
+
+
+@on_all_models
+@few
+@given(data=st.data(), prefix=PREFIX, examples=EXAMPLES)
+def test_prefixicl_leaks(name, data, prefix, examples):
+    i = data.draw(st.sampled_from(range(len(examples))))
+    assert influence(name, methods.PrefixICL(), prefix, examples, i, i) > CLEARLY
+
+
+# Which demonstration's label reaches which demonstration's input.
+REACHES = {
+    methods.ICL(): lambda i, j: j < i,  # partial: Table 1
+    methods.PrefixICL(): lambda i, j: True,
+    methods.PCW(): lambda i, j: False,
+    methods.PCW(windows=2): lambda i, j: j < i and j // 2 == i // 2,
+    methods.InvICL(): lambda i, j: True,
+}
+
+
+@on_all_models
+@pytest.mark.parametrize("method", REACHES, ids=str)
+@few
+@given(data=st.data(), prefix=PREFIX, examples=EXAMPLES)
+def test_interdependence(name, method, data, prefix, examples):
+    assume(len(examples) > 1)
+    i, j = data.draw(st.permutations(range(len(examples))))[:2]
+    found = influence(name, method, prefix, examples, i, j)
+    if REACHES[method](i, j):
+        assert found > CLEARLY
+    else:
+        assert found <= TOLERANCE[name]
+
+
+def test_table_1():
+    """The paper's table, from the measurements above on one example."""
+
+    def row(method):
+        orders = [answered("gpt2", method, made_of((), order)) for order in itertools.permutations(FIXED)]
+        pairs = list(itertools.permutations(range(len(FIXED)), 2))
+        own = [influence("gpt2", method, (), FIXED, i, i) for i in range(len(FIXED))]
+        others = [influence("gpt2", method, (), FIXED, i, j) for i, j in pairs]
+        return (
+            all(distance(orders[0], order) < 1e-9 for order in orders),
+            all(value < 1e-9 for value in own),
+            sum(value > CLEARLY for value in others) / len(others),
+        )
+
+    # Invariance, non-leakage, and for how many of all pairs there is interdependence.
+    assert row(methods.ICL()) == (False, True, 0.5)
+    assert row(methods.PrefixICL()) == (True, False, 1)
+    assert row(methods.PCW()) == (True, True, 0)
+    assert row(methods.InvICL()) == (True, True, 1)
+
+
+# What the methods are to each other.
+
+
+@on_all_models
+@few
+@given(prefix=PREFIX, examples=EXAMPLES, query=QUERY)
+def test_one_window_in_sequence_is_icl(name, prefix, examples, query):
+    context = made_of(prefix, examples)
+    plain = answered(name, methods.ICL(), context, query)
+    for positions in ("sequential", "symmetric"):  # one window stands the same by both
+        pcw = methods.PCW(windows=len(examples), positions=positions)
+        assert distance(plain, answered(name, pcw, context, query)) <= TOLERANCE[name]
+
+
+@on_all_models
+@few
+@given(prefix=PREFIX, examples=EXAMPLES, query=QUERY)
+def test_batchicl_averages_repeated_demonstrations_away(name, prefix, examples, query):
+    context = made_of(prefix, examples)
+    twice = Context(context.prefix, context.demonstrations * 2)
+    once = answered(name, methods.BatchICL(layer=2), context, query)
+    assert distance(once, answered(name, methods.BatchICL(layer=2, repeat=2), context, query)) <= TOLERANCE[name]
+    assert distance(once, answered(name, methods.BatchICL(layer=2), twice, query)) <= TOLERANCE[name]
+
+
+@on_all_models
+@pytest.mark.parametrize("method", [methods.PrefixICL(), methods.PCW(), methods.SAICL(), methods.ICL()], ids=str)
+@few
+@given(prefix=PREFIX, examples=EXAMPLES, query=QUERY)
+def test_repeating_is_giving_them_twice(name, method, prefix, examples, query):
+    context = made_of(prefix, examples)
+    twice = Context(context.prefix, context.demonstrations * 2)
+    repeated = type(method)(repeat=2)
+    assert distance(answered(name, repeated, context, query), answered(name, method, twice, query)) <= TOLERANCE[name]
+    assert distance(answered(name, repeated, context, query), answered(name, method, context, query)) > CLEARLY
+
+
+@on_all_models
+@few
+@given(prefix=PREFIX, examples=EXAMPLES.filter(lambda examples: len(examples) == 1), query=QUERY)
+def test_with_one_demonstration(name, prefix, examples, query):
+    """Where there is no other demonstration, only looking at oneself both ways, or at the query, is left."""
+    context = made_of(prefix, examples)
+    plain = answered(name, methods.ICL(), context, query)
+    for method in (methods.PCW(), methods.InvICL(), methods.DeepThink(T=1)):
+        assert distance(plain, answered(name, method, context, query)) <= TOLERANCE[name]
+    for method in (methods.PrefixICL(), methods.SAICL(), methods.DeepThink(T=2, eta=0.5), methods.BatchICL(layer=2)):
+        assert distance(plain, answered(name, method, context, query)) > CLEARLY
+
+
+@on_all_models
+@few
+@given(prefix=PREFIX, token=TOKEN, query=QUERY)
+def test_prefixicl_with_one_token(name, prefix, token, query):
+    """A single token has nothing behind it to see."""
+    context = Context(prefix, ((token,),))
+    plain, both_ways = (answered(name, method, context, query) for method in (methods.ICL(), methods.PrefixICL()))
+    assert distance(plain, both_ways) <= TOLERANCE[name]
+
+
+@on_all_models
+@few
+@given(prefix=PREFIX, query=QUERY)
+@example(prefix=(), query=(60,))
+def test_without_demonstrations_all_are_icl(name, prefix, query):
+    context = Context(prefix, ())
+    plain = answered(name, methods.ICL(), context, query)
+    for method in (*INVARIANT, methods.DeepThink(), methods.PCW(positions="sequential"), methods.ICL(repeat=2)):
+        assert distance(plain, answered(name, method, context, query)) <= TOLERANCE[name]
+
+
+# Theorem 4.1: under InvICL's mask linear attention takes steps of gradient descent.
+
+
+def mask_of(method, n):
+    """Which token sees which where every demonstration is a single token, and so is the query, as 0 and 1."""
+    mask = method.layout(Context((), tuple((i,) for i in range(n))), query=(n,)).sees.double()
+    # A token of a model always sees itself. The sums of Eq. 14 leave a token's own term out for the second copies and
+    # the query, which are all from n on; the first copies have nothing but their own.
+    mask.diagonal()[n:] = 0
+    return mask
+
+
+def linear_attention(z, mask, w, eta):
+    """A layer of linear self-attention over tokens z, [tokens, d + 1], with the weights of Eq. 11; w is its w_0."""
+    d = len(w)
+    w_q = w_k = torch.diag(torch.tensor([1.0] * d + [0.0], dtype=torch.float64))
+    w_v = torch.zeros(d + 1, d + 1, dtype=torch.float64)
+    w_v[d] = torch.cat([w, torch.tensor([-1.0], dtype=torch.float64)])
+    p = eta * torch.eye(d + 1, dtype=torch.float64)
+    scores = mask * ((z @ w_q.T) @ (z @ w_k.T).T)
+    return z + scores @ z @ w_v.T @ p.T
+
+
+def step(method, x, y, w, eta):
+    """The weights after w, as the query reads them off.
+
+    The first layer moves the demonstrations' targets; the second is the first in which the query reads moved ones, and
+    adds -x_t (w' - w) to its last component (a prediction is minus that component, as with von Oswald et al., 2023).
+    With the unit vectors for x_t that is w' - w entry by entry. The next step has w' for the w_0 of Eq. 11, and begins
+    with the targets as they were.
+    """
+    n, d = x.shape
+    mask = mask_of(method, n)
+    demonstrations = torch.cat([x, y[:, None]], dim=1).repeat((len(mask) - 1) // n, 1)
+    change = []
+    for x_t in torch.eye(d, dtype=torch.float64):
+        query = torch.cat([x_t, torch.zeros(1, dtype=torch.float64)])
+        z = torch.cat([demonstrations, query[None]])
+        once = linear_attention(z, mask, w, eta)
+        twice = linear_attention(once, mask, w, eta)
+        assert torch.equal(twice[:, :d], z[:, :d])  # inputs stay as they are
+        change.append(once[-1, d] - twice[-1, d])
+    return w + torch.stack(change)
+
+
+def equation_12(x, y, w, eta):
+    """Gradient descent but for a term of second order.
+
+    Eq. 18 has a sign wrong: by the update of Eq. 14 the targets become y + eta (XX^T - diag(XX^T)) (Xw - y), which is
+    what Eq. 12 follows from.
+    """
+    gram, residual = x @ x.T, x @ w - y
+    delta = x.T @ (gram - torch.diag(gram.diagonal())) @ residual
+    return w - eta * x.T @ residual + eta**2 * delta
+
+
+def regression(n, d, seed):
+    """Inputs, targets, weights to begin with, and a step as large as gradient descent stands."""
+    generator = torch.Generator().manual_seed(seed)
+    x, y, w = (torch.randn(*shape, generator=generator, dtype=torch.float64) for shape in [(n, d), (n,), (d,)])
+    return x, y, w, 1 / torch.linalg.eigvalsh(x @ x.T).max().item()
+
+
+@settings(max_examples=30, deadline=None)
+@given(n=st.integers(1, 6), d=st.integers(1, 5), seed=st.integers(0, 10**6))
+def test_theorem_4_1(n, d, seed):
+    x, y, w, eta = regression(n, d, seed)
+    expected = w
+    for _ in range(5):
+        w, expected = step(methods.InvICL(), x, y, w, eta), equation_12(x, y, expected, eta)
+        torch.testing.assert_close(w, expected, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("method", [methods.ICL(), methods.PrefixICL(), methods.PCW()], ids=lambda method: method.name)
+def test_theorem_4_1_holds_of_invicl_alone(method):
+    x, y, w, eta = regression(5, 3, 0)
+    expected = equation_12(x, y, w, eta)
+    assert distance(step(methods.InvICL(), x, y, w, eta), expected) <= 1e-10
+    assert distance(step(method, x, y, w, eta), expected) > 1e-2
+    assert distance(w - eta * x.T @ (x @ w - y), expected) > 1e-2  # nor is it plain gradient descent, Eq. 10
