@@ -78,7 +78,7 @@ class Memory:
             hidden[:, 0] = residual.to(hidden)
             return (hidden, *output[1:]) if isinstance(output, tuple) else hidden
 
-        handle = blocks(model)[layer - 1].register_forward_hook(replace)
+        handle = transformer_blocks(model)[layer - 1].register_forward_hook(replace)
         try:
             yield
         finally:
@@ -173,7 +173,7 @@ def _own(cache: Cache) -> KeyValues:
     return [(layer.keys, layer.values) for layer in layers]
 
 
-def blocks(model: PreTrainedModel) -> nn.ModuleList:
+def transformer_blocks(model: PreTrainedModel) -> nn.ModuleList:
     """The model's transformer blocks in order: the first list of modules as long as the model is deep."""
     depth = model.config.get_text_config().num_hidden_layers
     lists = (module for module in model.modules() if isinstance(module, nn.ModuleList) and len(module) == depth)
@@ -188,7 +188,7 @@ def residual_stream(model: PreTrainedModel, layer: int) -> Iterator[list[Tensor]
     def keep(module: nn.Module, args: Any, output: Any) -> None:
         found.append(output[0] if isinstance(output, tuple) else output)
 
-    handle = blocks(model)[layer - 1].register_forward_hook(keep)
+    handle = transformer_blocks(model)[layer - 1].register_forward_hook(keep)
     try:
         yield found
     finally:

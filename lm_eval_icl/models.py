@@ -35,7 +35,7 @@ from lm_eval_icl.generation import continue_from
 from lm_eval_icl.memory import Memory, MemoryStore
 from lm_eval_icl.positions import no_positions, position_embeddings, position_switch
 from lm_eval_icl.probe import probe
-from lm_eval_icl.prompts import record_prompts
+from lm_eval_icl.prompts import FewShotPrompt, record_prompts
 from lm_eval_icl.requests import Request, RequestTokenizer, Room, fit
 from lm_eval_icl.scoring import Pair, Queries, Score, cost, packs, score_alone, score_packed
 from lm_eval_icl.tokens import Context
@@ -53,7 +53,8 @@ class MemoryLM(HFLM):
             scored. (`batch_size` is the number of texts generated side by side.)
         store_bytes: how many bytes of keys and values are kept for contexts that come up again.
         overflow: what becomes of a prompt that does not fit the model's positions: "error" refuses the run,
-            "drop" leaves out whole demonstrations, first ones first, and records how many.
+            "drop" leaves out whole demonstrations, first ones first (in canonical order, where that is on), and
+            records how many.
         canonical_order: encode a set of demonstrations in one order, whatever order they come in, so that their
             order changes no bit of a result. By default where the method does not depend on the order.
         **kwargs: the method's own arguments, and `hf`'s.
@@ -257,7 +258,8 @@ class MemoryLM(HFLM):
 
     def _refuse(self, instances: Sequence[Instance]) -> None:
         """Refuse prompts whose number of demonstrations the method's arguments do not allow."""
-        numbers = {(i.task_name, len(getattr(i.args[0], "demonstrations", ()))) for i in instances}
+        prompts = ((i.task_name, i.args[0]) for i in instances)
+        numbers = {(task, len(prompt.demonstrations)) for task, prompt in prompts if isinstance(prompt, FewShotPrompt)}
         for task_name, n in sorted(numbers, key=str):
             if why := self.method.refuse(n):
                 raise InputError(f"lm-eval-icl: {self.method.name}: task {task_name!r}: {why}.")

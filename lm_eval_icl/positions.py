@@ -11,14 +11,16 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 
-def position_switch(model: PreTrainedModel) -> int | None:
-    """The position from which on rotary angles of all positions change, for the types that have one."""
+def position_switch(model: PreTrainedModel) -> tuple[int, bool] | None:
+    """The position from which on rotary angles of all positions change, for the types that have one, and whether
+    they go on changing with every longer sequence."""
     rope = getattr(model.config.get_text_config(), "rope_parameters", None) or {}
     # Models with several kinds of layers have one dictionary a kind.
     for parameters in (rope, *(value for value in rope.values() if isinstance(value, dict))):
-        if parameters.get("rope_type") in ("longrope", "dynamic"):
-            original = parameters.get("original_max_position_embeddings")
-            return int(original or model.config.get_text_config().max_position_embeddings)
+        kind, original = parameters.get("rope_type"), parameters.get("original_max_position_embeddings")
+        if kind in ("longrope", "dynamic"):
+            longest = int(model.config.get_text_config().max_position_embeddings)
+            return (longest, True) if kind == "dynamic" else (int(original or longest), False)
     return None
 
 
@@ -43,9 +45,15 @@ def no_positions(model: PreTrainedModel, embeddings: list[nn.Embedding]) -> Iter
 
     def at_zero(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         ids = kwargs["input_ids"] if "input_ids" in kwargs else args[0]
-        return args, {**kwargs, "position_ids": torch.zeros_like(ids)}
+        kwargs = {**kwargs, "position_ids": torch.zeros_like(ids)}
+        if kwargs.get("past_key_values") is None and kwargs.get("attention_mask") is None:
+            # Without either, transformers takes a position that does not grow for the start of another text.
+            kwargs["attention_mask"] = torch.ones_like(ids)
+        return args, kwargs
 
-    handles = [model.register_forward_pre_hook(at_zero, with_kwargs=True)]
+    # Adapters of PEFT wrap a model, and generate with the one inside.
+    inner: nn.Module = model.get_base_model() if hasattr(model, "get_base_model") else model  # type: ignore[operator]
+    handles = [inner.register_forward_pre_hook(at_zero, with_kwargs=True)]
     handles += [m.register_forward_hook(lambda module, args, output: torch.zeros_like(output)) for m in embeddings]
     try:
         yield

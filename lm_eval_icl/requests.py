@@ -17,6 +17,15 @@ from lm_eval_icl.methods import Method
 from lm_eval_icl.prompts import FewShotPrompt, structure_error
 from lm_eval_icl.tokens import Context, Encode, PairEncoder, TokenizedPrompt, encoder
 
+# Arguments of transformers' `generate` that cannot be had behind a memory, and why.
+_NOT_GENERATED = {
+    "max_length": "counts prompt and padding too; say max_gen_toks instead",
+    "use_cache": "would switch off the keys and values that the demonstrations are kept in; leave it out",
+    "num_return_sequences": "gives more than the one text a request is for; leave it out",
+    "prompt_lookup_num_tokens": "does not work on keys and values from before; leave it out",
+    "assistant_model": "does not work on keys and values from before; leave it out",
+}
+
 
 @dataclass(frozen=True)
 class Request:
@@ -96,11 +105,11 @@ class RequestTokenizer:
     def generate_until(self, request: Instance, without: int = 0) -> Request:
         """A context, without so many of its first demonstrations, to be continued (`HFLM.generate_until`)."""
         prompt, kwargs = request.args
-        if "max_length" in kwargs:
-            raise InputError(
-                f"lm-eval-icl: task {request.task_name!r}: generation argument max_length={kwargs['max_length']!r} "
-                "counts prompt and padding too; say max_gen_toks instead."
-            )
+        for name, why in _NOT_GENERATED.items():
+            if name in kwargs:
+                raise InputError(
+                    f"lm-eval-icl: task {request.task_name!r}: generation argument {name}={kwargs[name]!r} {why}."
+                )
         room = int(normalize_gen_kwargs(kwargs, self.max_gen_toks)["max_gen_toks"])
         if prompt == "":
             return Request(self._nothing(), (), room)
@@ -139,8 +148,8 @@ class Room:
         model: its name.
         positions: the model's.
         window: how many tokens in a row the method's mask may have; None for as many as there are positions.
-        switch: the position from which on the model computes all positions otherwise, if there is one
-            (rotary angles of type longrope or dynamic, which look at the longest sequence so far).
+        switch: the position from which on the model computes all positions otherwise, if there is one, and
+            whether it does so anew with every longer sequence (`positions.position_switch`).
         hint: what else than fewer demonstrations would help, said where encoding is what does not fit.
     """
 
@@ -148,7 +157,7 @@ class Room:
     model: str
     positions: int
     window: int | None
-    switch: int | None
+    switch: tuple[int, bool] | None
     hint: str
 
     def needed(self, request: Request) -> int:
@@ -167,11 +176,19 @@ class Room:
         needed = self.needed(request)
         if needed > self.positions:
             return f"do not fit the model's {self.positions} positions"
-        if self.switch is not None and self.method.extent(request.prompt.context).least <= self.switch < needed:
-            return (  # the memory would be of one kind, what attends to it of another
-                f"cross position {self.switch} behind their demonstrations, from which on this model computes all "
-                "positions otherwise (rotary angles of type longrope or dynamic)"
-            )
+        if self.switch is not None:
+            switch, ever = self.switch
+            least = self.method.extent(request.prompt.context).least
+            if needed > switch and ever:
+                return (
+                    f"cross position {switch}, from which on this model computes all positions anew with every longer "
+                    "sequence (rotary angles of type dynamic)"
+                )
+            if least <= switch < needed:  # the memory would be of one kind, what attends to it of another
+                return (
+                    f"cross position {switch} behind their demonstrations, from which on this model computes all "
+                    "positions otherwise (rotary angles of type longrope)"
+                )
         if self.window is not None and self.row(request) > self.window:
             return (
                 f"do not fit the {self.window} tokens that {self.model} looks back at most (a sliding window or local "
@@ -198,7 +215,8 @@ def fit(
         The requests, and what was left out: task -> {"documents": n, "demonstrations": n}.
 
     Raises:
-        InputError: documents do not fit; with `drop`, not even without demonstrations.
+        InputError: documents do not fit; with `drop`, not even without demonstrations, or with fewer than the
+            method's arguments allow.
     """
     requests = [tokenize(instance, 0) for instance in tqdm(instances, desc="Tokenizing inputs", disable=quiet)]
     documents: dict[tuple[str | None, int | None], list[int]] = defaultdict(list)
@@ -212,14 +230,20 @@ def fit(
     for (task, _), indices in documents.items():
         dropped = 0
         most = max(len(getattr(instances[i].args[0], "demonstrations", ())) for i in indices)
-        while any(space.trouble(requests[i]) for i in indices):
+        while tight := [i for i in indices if space.trouble(requests[i])]:
             if not drop or dropped == most:
-                too_long.append(max(indices, key=lambda i: space.needed(requests[i])))
+                too_long.append(max(tight, key=lambda i: space.needed(requests[i])))
                 break
             dropped += 1
             for i in indices:
                 requests[i] = tokenize(instances[i], dropped)
         else:
+            if dropped and (why := space.method.refuse(most - dropped)):
+                document = f"task {task!r}, document {instances[indices[0]].doc_id}"
+                raise InputError(
+                    f"lm-eval-icl: {space.method.name}: {document}: overflow=drop leaves "
+                    f"{most - dropped} of its {most} demonstrations, and {why}."
+                )
             if dropped:
                 count = left_out.setdefault(str(task), {"documents": 0, "demonstrations": 0})
                 count["documents"] += 1

@@ -407,7 +407,7 @@ def main() -> None:
         parser.error("--methods: icl is what the others are compared with, and must be among them")
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     transformers.logging.set_verbosity_error()
-    console = Console()
+    console = Console(width=150)
     compare = {"tasks": compare_tasks, "methods": compare_methods, "growth": compare_growth}[options.what]
     found = compare(options, console)
     if options.output:

@@ -90,7 +90,7 @@ def predictions(results: dict[str, Any]) -> dict[tuple[str, int], int]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--limit", type=int, default=None, help="documents a task (default: all)")
+    parser.add_argument("--limit", type=int, default=100, help="documents a task; 0 for all (default: %(default)s)")
     parser.add_argument("--output", type=Path, default=Path("results/demo"), help="folder (default: %(default)s)")
     options = parser.parse_args()
     options.output.mkdir(parents=True, exist_ok=True)
@@ -113,7 +113,7 @@ def main() -> None:
             for order in orders[shots]:
                 step = next(steps)
                 console.print(f"{step}/{(len(MODELS) + 1) * len(SHOTS) * ORDERS}  {model}, {shots} demonstrations")
-                runs.append(evaluate(model, shots, order, options.output, options.limit))
+                runs.append(evaluate(model, shots, order, options.output, options.limit or None))
             predicted = [predictions(run) for run in runs]
             changed = [len({of_run[document] for of_run in predicted}) > 1 for document in predicted[0]]
             group = runs[0]["groups"]["icl_demo"]
@@ -123,8 +123,8 @@ def main() -> None:
         table.add_row(model, *row, f"{documents / (time.perf_counter() - start):.0f}")
     console.print(table)
     console.print(
-        "What was measured on a model trained under the plain causal layout, for which icl is at home; a method "
-        "it was not trained for may do worse on it."
+        "Measured on a model trained under the plain causal layout, where icl is at home: a method whose mask it was "
+        "not trained under may do no better than chance on it, as prefixicl and invicl here."
     )
     console.print(f"lm-eval's results files: {options.output.resolve()}")
 

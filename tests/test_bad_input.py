@@ -102,6 +102,38 @@ def test_windows_of_more_demonstrations_than_a_task_has(checkpoint, shots):
         harness.run("pcw", checkpoint("gpt2"), ["one_token"], shots, args={"windows": 4})
 
 
+@pytest.mark.runs
+def test_windows_with_requests_that_have_no_context(checkpoint):
+    """Mutual information asks for the options alone too, where there are no demonstrations to count."""
+    harness.run("pcw", checkpoint("gpt2"), ["mutual"], 3, args={"windows": 2})
+
+
+def test_dropping_leaves_no_window_too_large(small):
+    """What is left would be plain ICL in one window, and not what was asked for."""
+    with pytest.raises(InputError, match=r"drop leaves \d+ of its 11 demonstrations, and windows=11: more than"):
+        harness.run("pcw", small, ["one_token"], 11, args={"windows": 11, "overflow": "drop"})
+
+
+@pytest.mark.parametrize(
+    "argument", [{"max_length": 99}, {"use_cache": False}, {"num_return_sequences": 2}, {"prompt_lookup_num_tokens": 3}]
+)
+def test_generation_arguments_that_cannot_be(checkpoint, argument):
+    (name,) = argument
+    with pytest.raises(InputError, match=f"task 'generate': generation argument {name}="):
+        harness.run("icl", checkpoint("gpt2"), ["generate"], 1, gen_kwargs=argument)
+
+
+@pytest.mark.runs
+@pytest.mark.parametrize(
+    ("name", "args"), [("batchicl", {"layer": 2.0}), ("pcw", {"windows": 2.0}), ("icl", {"repeat": 2.0})]
+)
+def test_whole_numbers_may_be_written_with_a_point(checkpoint, name, args):
+    whole = {argument: int(value) for argument, value in args.items()}
+    found = [harness.run(name, checkpoint("gpt2"), ["one_token"], 3, args=given) for given in (args, whole)]
+    assert harness.responses(found[0]) == harness.responses(found[1])
+    assert found[0]["config"]["icl"] == found[1]["config"]["icl"]
+
+
 def test_invariant_methods_need_a_query(checkpoint):
     with pytest.raises(InputError, match="lm-eval-icl: task 'empty_query', document 0: the query is empty"):
         harness.run("invicl", checkpoint("gpt2"), ["empty_query"], 2)

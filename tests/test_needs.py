@@ -8,6 +8,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from lm_eval_icl import methods, models
 from lm_eval_icl.errors import InputError, Unsupported
 from lm_eval_icl.plugin import MODELS
+from lm_eval_icl.positions import no_positions, position_embeddings
 from lm_eval_icl.probe import probe
 from tests import harness, tiny
 from tests.test_invariance import answers
@@ -137,6 +138,35 @@ def test_without_positions_none_is_left(checkpoint, architecture):
         assert not probe(lm.model).places
     # What was taken away comes back: the same model is then plain again.
     assert probe(lm.model).places
+
+
+def test_no_positions_behind_an_adapter(tmp_path, checkpoint):
+    """PEFT's generate runs the model inside; an adapter that does nothing must change nothing."""
+    from peft import LoraConfig, get_peft_model
+
+    path, names = checkpoint("llama"), ["one_token", "generate"]
+    get_peft_model(tiny.build("llama"), LoraConfig(target_modules=["q_proj"], r=2)).save_pretrained(tmp_path)
+    for name in MODELS:
+        plain = harness.responses(harness.run(name, path, names, 3))
+        adapted = harness.responses(harness.run(name, path, names, 3, args={"peft": str(tmp_path)}))
+        harness.assert_same(adapted, plain, 1e-5)
+
+
+@torch.no_grad()
+def test_no_positions_without_a_cache():
+    """A row of equal positions is not taken for as many texts."""
+    model, ids = tiny.build("llama", torch.float64), torch.tensor([[5, 9, 30, 31, 32]])
+    with no_positions(model, position_embeddings(model)):
+        found = [model(ids, use_cache=use_cache).logits for use_cache in (True, False)]
+    torch.testing.assert_close(*found)
+
+
+def test_blocks_that_are_not_found(monkeypatch):
+    from lm_eval_icl import memory
+
+    monkeypatch.setattr(memory, "transformer_blocks", lambda model: iter(()).__next__())  # none found
+    with pytest.raises(Unsupported, match="batchicl needs a model whose blocks hand on one residual stream"):
+        methods.BatchICL().bind(tiny.build("gpt2"))
 
 
 def test_a_method_does_not_disturb_another_on_the_same_model():

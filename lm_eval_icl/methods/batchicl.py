@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from transformers import PreTrainedModel
 
-from lm_eval_icl.errors import is_whole
+from lm_eval_icl.errors import Unsupported
 from lm_eval_icl.layouts import Layout, Pattern, before, lay_out
 from lm_eval_icl.memory import Memory, causal_pass, residual_stream
 from lm_eval_icl.methods.method import Extent, Method
@@ -38,8 +38,8 @@ class BatchICL(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        fine = self.layer is None or (is_whole(self.layer) and self.layer >= 1)
-        self._check("layer", fine, "a whole number, 1 or more")
+        if self.layer is not None:
+            self._check_whole("layer")
 
     @property
     def invariant(self) -> bool:
@@ -47,19 +47,33 @@ class BatchICL(Method):
         return True
 
     def bind(self, model: PreTrainedModel) -> BatchICL:
-        """The default layer filled in."""
-        depth = model.config.get_text_config().num_hidden_layers
-        if self.layer is None:
-            return replace(self, layer=min(DEFAULT_LAYER, depth))
-        self._check("layer", self.layer <= depth, f"at most {depth}, the depth of {type(model).__name__}")
-        return self
+        """The default layer filled in, and the model's blocks tried.
+
+        Raises:
+            Unsupported: they give something else than one residual stream.
+        """
+        depth, name = model.config.get_text_config().num_hidden_layers, type(model).__name__
+        layer = min(DEFAULT_LAYER, depth) if self.layer is None else self.layer
+        self._check("layer", layer <= depth, f"at most {depth}, the depth of {name}")
+        try:
+            with residual_stream(model, layer) as found:
+                causal_pass(model, [1, 2])
+            shapes = [tuple(stream.shape) for stream in found]
+        except (StopIteration, AttributeError):
+            shapes = []
+        if len(shapes) != 1 or len(shapes[0]) != 3 or shapes[0][:2] != (1, 2):
+            raise Unsupported(
+                f"lm-eval-icl: batchicl needs a model whose blocks hand on one residual stream, and those of {name} do "
+                "not."
+            )
+        return replace(self, layer=layer)
 
     def pattern(self, n: int) -> Pattern:
         """Of a single pass, which has one demonstration or none."""
         return Pattern(before(n))
 
     def layout(self, context: Context, query: tuple[int, ...] = (), answer: tuple[int, ...] = ()) -> Layout:
-        """Of a single pass; repeated demonstrations would be averaged alike, so none is."""
+        """Of a single pass; repeated demonstrations would be averaged alike, so none is repeated."""
         return lay_out(context.prefix, context.demonstrations, self.pattern(1), self.positions, query, answer)
 
     def passes(
@@ -88,7 +102,7 @@ class BatchICL(Method):
         prefix, lengths = len(context.prefix), [len(part) for part in context.demonstrations] or [0]
         longest = prefix + max(lengths)
         # Symmetric positions put it behind the longest demonstration in all passes, the last one included.
-        query_start = {"sequential": prefix, "symmetric": longest, "none": 0}[self.positions]
+        query_start = longest if self.positions == "symmetric" else prefix
         return Extent(longest, prefix, longest, prefix or min(lengths), query_start)
 
     def encode_query(
@@ -103,7 +117,7 @@ class BatchICL(Method):
         zero_shot = memories(Context(context.prefix, ()))
         if not context.demonstrations:
             return zero_shot, query
-        start = self.extent(context).query_start
+        start = 0 if self.positions == "none" else self.extent(context).query_start
         positions = start + torch.arange(len(query)) if self.positions == "symmetric" else None
         last = []  # the residual stream of the query's last token, [width] a demonstration
         for demonstration in context.demonstrations:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from lm_eval_icl.errors import is_number, is_whole
+from lm_eval_icl.errors import is_number
 from lm_eval_icl.layouts import Layout
 from lm_eval_icl.memory import KeyValues, Memory, causal_pass
 from lm_eval_icl.methods.icl import ICL
@@ -46,7 +46,7 @@ class DeepThink(ICL):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check("T", is_whole(self.T) and self.T >= 1, "a whole number, 1 or more")
+        self._check_whole("T")
         self._check("eta", is_number(self.eta) and 0 < self.eta <= 1, "a number above 0 and at most 1")
         self._check("momentum", is_number(self.momentum) and 0 <= self.momentum < 1, "a number from 0 to below 1")
         self._check("restart_positions", isinstance(self.restart_positions, bool), "True or False")
@@ -87,7 +87,7 @@ class DeepThink(ICL):
         last = replace(row, blocks=[("M", length), *row.blocks[len(first.blocks) :]])
         for layout in (behind, last):
             layout.sees[:length] = False
-        again = "pass 2" if self.T == 2 else f"passes 2 to {int(self.T)}, each"
+        again = "pass 2" if self.T == 2 else f"passes 2 to {self.T}, each"
         velocity = "present - M" if not self.momentum else f"velocity, which decays by {self.momentum:g}"
         return [
             ("pass 1: its keys and values are the memory M", first),
@@ -108,7 +108,7 @@ class DeepThink(ICL):
         dtype = memory.layers[0][0].dtype
         history = [entry.to(torch.promote_types(dtype, torch.float32)) for entry in _flat(memory.layers)]
         velocity: list[Tensor | float] = [0.0] * len(history)
-        for _ in range(2, int(self.T) + 1):
+        for _ in range(2, self.T + 1):
             present = _flat(causal_pass(model, memory.tokens, memory, positions))
             velocity = [new - old + self.momentum * v for new, old, v in zip(present, history, velocity, strict=True)]
             history = [old + self.eta * v for old, v in zip(history, velocity, strict=True)]

@@ -16,7 +16,8 @@ class InvICL(Method):
 
     Algorithm 1, unrolled into one pass (section 3.3, Figure 2d): the first copy of D_i sees nothing else; the
     second copy sees the first copies of all D_j, j != i; queries see the second copies. Both copies stand at
-    the same symmetric positions (Appendix A.1). Invariant, without leakage, interdependent (Table 1).
+    the same symmetric positions (Appendix A.1). Invariant, without leakage, interdependent (Table 1). (With
+    `repeat`, a demonstration's repetition is another demonstration, which its second copy sees, label and all.)
     """
 
     symmetric_mask = True

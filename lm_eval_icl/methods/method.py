@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from lm_eval_icl.errors import InputError, is_whole
 from lm_eval_icl.layouts import POSITIONS, Layout, Pattern, lay_out, starts
-from lm_eval_icl.memory import Memory, encode
+from lm_eval_icl.memory import Memory, causal_pass, encode
 from lm_eval_icl.tokens import Context
 
 
@@ -51,7 +51,12 @@ class Method(ABC):
         if self.positions is None:  # how lm-eval reads "none" where all model arguments are one string
             object.__setattr__(self, "positions", "none")
         self._check("positions", self.positions in POSITIONS, f"{', '.join(POSITIONS[:-1])} or {POSITIONS[-1]}")
-        self._check("repeat", is_whole(self.repeat) and self.repeat >= 1, "a whole number, 1 or more")
+        self._check_whole("repeat")
+
+    def _check_whole(self, argument: str) -> None:
+        value = getattr(self, argument)
+        self._check(argument, is_whole(value) and value >= 1, "a whole number, 1 or more")
+        object.__setattr__(self, argument, int(value))  # 2.0 is 2
 
     def _check(self, argument: str, fine: bool, must: str) -> None:
         if not fine:
@@ -87,7 +92,7 @@ class Method(ABC):
 
     def layout(self, context: Context, query: tuple[int, ...] = (), answer: tuple[int, ...] = ()) -> Layout:
         """The row of tokens that runs for a context; query and answer behind it where they are given."""
-        demonstrations = context.demonstrations * int(self.repeat)
+        demonstrations = context.demonstrations * self.repeat
         pattern = self.pattern(len(demonstrations))
         return lay_out(context.prefix, demonstrations, pattern, self.positions, query, answer)
 
@@ -106,7 +111,11 @@ class Method(ABC):
 
     def encode(self, model: PreTrainedModel, context: Context) -> Memory:
         """What all queries behind this context attend to: one pass over its layout."""
-        return encode(model, self.layout(context))
+        if self.places:
+            return encode(model, self.layout(context))
+        # Causal, in sequence: nothing that would have to be laid out.
+        tokens = [*context.prefix, *(token for part in context.demonstrations * self.repeat for token in part)]
+        return Memory(causal_pass(model, tokens) if tokens else [], tokens, query_start=len(tokens))
 
     def encode_query(
         self,
@@ -125,7 +134,8 @@ class Method(ABC):
 
 @dataclass(frozen=True)
 class Extent:
-    """How much room a context's layout takes.
+    """How much room a context's layout takes. Without positions it is that of a sequence: a model's limit is also
+    one of how much it was trained to attend to, and `nope` then refuses just what `icl` does.
 
     Attributes:
         tokens: in the row that runs.
@@ -144,10 +154,11 @@ class Extent:
 
 @functools.lru_cache(maxsize=4096)
 def _extent(method: Method, context: Context) -> Extent:
-    demonstrations = context.demonstrations * int(method.repeat)
+    demonstrations = context.demonstrations * method.repeat
     pattern = method.pattern(len(demonstrations))
     prefix, lengths = len(context.prefix), [len(part) for part in demonstrations] * pattern.copies
-    start, query_start = starts(prefix, lengths, pattern, method.positions)
+    positions = "sequential" if method.positions == "none" else method.positions
+    start, query_start = starts(prefix, lengths, pattern, positions)
     reach = max((at + length for at, length in zip(start, lengths, strict=True)), default=prefix)
     kept = prefix + sum(lengths) // pattern.copies
     return Extent(prefix + sum(lengths), kept, reach, reach, query_start)

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import torch
 
-from lm_eval_icl.errors import is_whole
 from lm_eval_icl.layouts import Pattern, before, same
 from lm_eval_icl.methods.method import Method
 
@@ -29,7 +28,7 @@ class PCW(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check("windows", is_whole(self.windows) and self.windows >= 1, "a whole number, 1 or more")
+        self._check_whole("windows")
 
     @property
     def invariant(self) -> bool:
@@ -38,9 +37,9 @@ class PCW(Method):
 
     def refuse(self, n: int) -> str:
         """A window has at most all demonstrations."""
-        n *= int(self.repeat)
+        n *= self.repeat
         return f"windows={self.windows}: more than the {n} demonstrations; lower it" if self.windows > max(n, 1) else ""
 
     def pattern(self, n: int) -> Pattern:
-        window = torch.arange(n) // int(self.windows)
+        window = torch.arange(n) // self.windows
         return Pattern(before(n) & same(window), windows=window)
