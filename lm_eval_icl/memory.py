@@ -174,10 +174,16 @@ def _own(cache: Cache) -> KeyValues:
 
 
 def transformer_blocks(model: PreTrainedModel) -> nn.ModuleList:
-    """The model's transformer blocks in order: the first list of modules as long as the model is deep."""
+    """The model's transformer blocks in order: the first list of modules as long as the model is deep.
+
+    Raises:
+        LookupError: there is none.
+    """
     depth = model.config.get_text_config().num_hidden_layers
-    lists = (module for module in model.modules() if isinstance(module, nn.ModuleList) and len(module) == depth)
-    return next(lists)
+    for module in model.modules():
+        if isinstance(module, nn.ModuleList) and len(module) == depth:
+            return module
+    raise LookupError(f"{type(model).__name__} has no list of {depth} blocks")
 
 
 @contextmanager

@@ -58,8 +58,8 @@ class BatchICL(Method):
         try:
             with residual_stream(model, layer) as found:
                 causal_pass(model, [1, 2])
-            shapes = [tuple(stream.shape) for stream in found]
-        except (StopIteration, AttributeError):
+            shapes = [tuple(getattr(stream, "shape", ())) for stream in found]
+        except LookupError:
             shapes = []
         if len(shapes) != 1 or len(shapes[0]) != 3 or shapes[0][:2] != (1, 2):
             raise Unsupported(
