@@ -9,7 +9,7 @@ import torch
 from transformers import PreTrainedModel
 
 from lm_eval_icl.errors import Unsupported
-from lm_eval_icl.layouts import Layout, Pattern, before, lay_out
+from lm_eval_icl.layouts import Layout, Pattern, before
 from lm_eval_icl.memory import Memory, causal_pass, residual_stream
 from lm_eval_icl.methods.method import Extent, Method
 from lm_eval_icl.tokens import Context
@@ -72,9 +72,9 @@ class BatchICL(Method):
         """Of a single pass, which has one demonstration or none."""
         return Pattern(before(n))
 
-    def layout(self, context: Context, query: tuple[int, ...] = (), answer: tuple[int, ...] = ()) -> Layout:
-        """Of a single pass; repeated demonstrations would be averaged alike, so none is repeated."""
-        return lay_out(context.prefix, context.demonstrations, self.pattern(1), self.positions, query, answer)
+    def repeated(self, context: Context) -> tuple[tuple[int, ...], ...]:
+        """Once: a pass that is averaged twice is averaged once."""
+        return context.demonstrations
 
     def passes(
         self, context: Context, query: tuple[int, ...] = (), answer: tuple[int, ...] = ()

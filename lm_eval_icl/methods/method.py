@@ -90,9 +90,13 @@ class Method(ABC):
     def pattern(self, n: int) -> Pattern:
         """Which of n demonstrations sees which."""
 
+    def repeated(self, context: Context) -> tuple[tuple[int, ...], ...]:
+        """The demonstrations as they stand in the row."""
+        return context.demonstrations * self.repeat
+
     def layout(self, context: Context, query: tuple[int, ...] = (), answer: tuple[int, ...] = ()) -> Layout:
         """The row of tokens that runs for a context; query and answer behind it where they are given."""
-        demonstrations = context.demonstrations * self.repeat
+        demonstrations = self.repeated(context)
         pattern = self.pattern(len(demonstrations))
         return lay_out(context.prefix, demonstrations, pattern, self.positions, query, answer)
 
@@ -114,7 +118,7 @@ class Method(ABC):
         if self.places:
             return encode(model, self.layout(context))
         # Causal, in sequence: nothing that would have to be laid out.
-        tokens = [*context.prefix, *(token for part in context.demonstrations * self.repeat for token in part)]
+        tokens = [*context.prefix, *(token for part in self.repeated(context) for token in part)]
         return Memory(causal_pass(model, tokens) if tokens else [], tokens, query_start=len(tokens))
 
     def encode_query(
@@ -154,7 +158,7 @@ class Extent:
 
 @functools.lru_cache(maxsize=4096)
 def _extent(method: Method, context: Context) -> Extent:
-    demonstrations = context.demonstrations * method.repeat
+    demonstrations = method.repeated(context)
     pattern = method.pattern(len(demonstrations))
     prefix, lengths = len(context.prefix), [len(part) for part in demonstrations] * pattern.copies
     positions = "sequential" if method.positions == "none" else method.positions
