@@ -11,6 +11,7 @@ import functools
 import inspect
 import json
 import logging
+import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -307,10 +308,20 @@ class MemoryLM(HFLM):
                 for pairs, scores in self._score(context, {query: list(of) for query, of in queries.items()}):
                     for (query, answer), score in zip(pairs, scores, strict=True):
                         for i in queries[query][answer]:
+                            self._check_score(requests[i], score)
                             results[i] = score
                             self.cache_hook.add_partial("loglikelihood", requests[i].args, score)
                             bar.update(1)
         return [results[i] for i in range(len(requests))]
+
+    def _check_score(self, request: Instance, score: Score) -> None:
+        """Stop at the first number that is none: metrics would make an ordinary wrong answer of it."""
+        if not math.isfinite(score[0]):
+            raise InputError(
+                f"lm-eval-icl: task {request.task_name!r}, document {request.doc_id}, option {request.idx}: the "
+                f"log-probability is {score[0]} ({self.model.dtype}): the checkpoint is broken, or its numbers "
+                "overflow. Try --model_args dtype=float32."
+            )
 
     def _score(self, context: Context, queries: Queries) -> Iterator[tuple[Sequence[Pair], list[Score]]]:
         """All answers of all queries of one context, some pairs at a time."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 from transformers import PreTrainedModel
@@ -57,13 +58,21 @@ def probe(model: PreTrainedModel) -> Abilities:
             raise ValueError("its cache does not hold one key and one value a token")
         continued = score_alone(model, memory, query, [answer])[0][0]
         # Half precision is noisy; forgetting the context is more than noise.
-        if not abs(continued - expected) <= max(abs(without - expected) / 2, 1e-3 * abs(expected)):
+        if math.isfinite(expected) and not abs(continued - expected) <= max(
+            abs(without - expected) / 2, 1e-3 * abs(expected)
+        ):
             raise ValueError(f"continued from them it gives {continued:.4f}, in one pass {expected:.4f}")
     except Exception as error:
         raise InputError(
             f"lm-eval-icl: {type(model).__name__} cannot be used: the demonstrations are kept as keys and values "
             f"of every layer, which this model does not continue from ({' '.join(str(error).split())[:200]})."
         ) from error
+
+    if not math.isfinite(expected):
+        raise InputError(
+            f"lm-eval-icl: {type(model).__name__} cannot be used: the log-probability of a few tokens is {expected} "
+            f"({model.dtype}). The checkpoint is broken, or its numbers overflow: try --model_args dtype=float32."
+        )
 
     def alone(start: int) -> float:
         return score_alone(model, replace(memory, query_start=start), query, [answer])[0][0]

@@ -263,3 +263,22 @@ def test_on_the_command_line_it_is_one_line(checkpoint, tmp_path):
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == "lm-eval-icl: deepthink: T=0: must be a whole number, 1 or more."
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.runs
+@pytest.mark.parametrize(
+    ("position", "says"),
+    [
+        (3, r"GPT2LMHeadModel cannot be used: the log-probability of a few tokens is nan"),
+        (100, r"task 'one_token', document \d, option \d: the log-probability is nan"),
+    ],
+)
+def test_a_broken_checkpoint(tmp_path, position, says):
+    """Its first log-probability stops the run, before a metric makes an ordinary wrong answer of it."""
+    model = tiny.build("gpt2")
+    with torch.no_grad():
+        model.transformer.wpe.weight[position] = float("nan")
+    model.save_pretrained(tmp_path)
+    tiny.byte_level().save_pretrained(tmp_path)
+    with pytest.raises(InputError, match=says):
+        harness.run("icl", tmp_path, ["one_token"], 3)

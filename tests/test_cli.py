@@ -36,7 +36,9 @@ def test_smoke_notices_wrong_numbers(monkeypatch):
         return [(float("nan"), False)] * len(pairs)
 
     monkeypatch.setattr(models, "score_packed", broken)
-    with pytest.raises(InputError, match=r"smoke test of icl on llama: ValueError: .*log-likelihood nan"):
+    with pytest.raises(
+        InputError, match=r"smoke test of icl on llama: task 'smoke_loglikelihood', .*log-probability is nan"
+    ):
         smoke("llama")
 
 
