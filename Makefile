@@ -7,7 +7,7 @@ demo: $(VENV)/installed
 	$(VENV)/bin/python scripts/demo.py
 
 test: $(VENV)/installed
-	$(VENV)/bin/python -m pytest
+	$(VENV)/bin/python -m pytest -n logical --maxprocesses 4 --dist worksteal
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
