@@ -108,7 +108,8 @@ class MemoryLM(HFLM):
         with self._forward():
             self.abilities = probe(self.model)
         self._check_abilities()
-        self.method = self.method.bind(self.model)
+        with self._forward():
+            self.method = self.method.bind(self.model)
         # A checkpoint may ask for a cache of a kind of its own; ours begins with a memory.
         self.model.generation_config.cache_implementation = None
         self.store_bytes = int(store_bytes)
