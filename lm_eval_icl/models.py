@@ -141,9 +141,9 @@ class MemoryLM(HFLM):
             )
         if not self.abilities.packs:
             log.warning(
-                "%s places or hides tokens by their index in the cache: queries are scored one by one instead of "
-                "packed into one pass, exactly but more slowly.",
-                model,
+                "%s (attn_implementation=%s) does not take a mask or positions given by hand: queries are scored one "
+                "by one instead of packed into one pass, exactly but more slowly.",
+                *(model, self.model.config._attn_implementation),
             )
         if method.positions == "none":
             with self._forward():

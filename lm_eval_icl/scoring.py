@@ -87,8 +87,9 @@ def score_alone(
 ) -> list[Score]:
     """Score one query's continuations by ordinary causal passes: the query, then each continuation on it.
 
-    For models that place and hide tokens by their index in the cache (ALiBi, local attention layers):
-    here a token's index is its position. No token runs twice here either.
+    For models that take no mask or positions given by hand (ALiBi, flash attention), and beyond the window of local
+    attention layers. Positions are given only where the query does not start at the memory's length. No token runs
+    twice here either.
     """
     cache = memory.cache()
 

@@ -400,6 +400,10 @@ def main() -> None:
     parser.add_argument("--output", type=Path, help="write the measurements there, as JSON")
     parser.add_argument("--figure", type=Path, help="draw the growth curves there, .svg or .png")
     options = parser.parse_args()
+    if options.repetitions < 1 or options.documents < (0 if options.what == "tasks" else 1) or options.tasks < 0:
+        parser.error(
+            "--repetitions must be 1 or more, --documents and --tasks 0 or more (--documents 1, but for tasks)"
+        )
     options.device = "cuda" if torch.cuda.is_available() else "cpu"
     if options.methods is None:
         options.methods = list(METHODS) if options.what == "methods" else ["icl", "deepthink"]

@@ -93,6 +93,8 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=100, help="documents a task; 0 for all (default: %(default)s)")
     parser.add_argument("--output", type=Path, default=Path("results/demo"), help="folder (default: %(default)s)")
     options = parser.parse_args()
+    if options.limit < 0:
+        parser.error(f"--limit {options.limit}: must be 0 or more")
     options.output.mkdir(parents=True, exist_ok=True)
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     transformers.logging.set_verbosity_error()

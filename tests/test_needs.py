@@ -132,7 +132,7 @@ def test_abilities(architecture):
 
 @pytest.mark.parametrize("architecture", ["gpt2", "opt", "llama", "qwen3", "phi", "gpt_neo"])
 def test_without_positions_none_is_left(checkpoint, architecture):
-    """Where every demonstration sees itself alone, in one token, their order is nothing, nor where they stand."""
+    """Inside `_forward` a given position changes not a bit; outside the model is as it was."""
     lm = models.NoPE(str(checkpoint(architecture)), device="cpu", dtype="float64")
     with lm._forward():
         assert not probe(lm.model).places

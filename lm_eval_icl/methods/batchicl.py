@@ -50,7 +50,8 @@ class BatchICL(Method):
         """The default layer filled in, and the model's blocks tried.
 
         Raises:
-            Unsupported: they give something else than one residual stream.
+            InputError: the layer is beyond the model's depth.
+            Unsupported: the blocks give something else than one residual stream, [1, tokens, width].
         """
         depth, name = model.config.get_text_config().num_hidden_layers, type(model).__name__
         layer = min(DEFAULT_LAYER, depth) if self.layer is None else self.layer
