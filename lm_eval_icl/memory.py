@@ -230,3 +230,12 @@ class MemoryStore:
             while self._bytes > self.max_bytes:
                 self._bytes -= self._kept.popitem(last=False)[1].nbytes
         return memory
+
+    def shrink(self) -> bool:
+        """Forget all memories, and keep half as much from now on; whether there was anything to forget."""
+        held = self._bytes
+        self._kept.clear()
+        self._bytes = 0
+        if held:
+            self.max_bytes = held // 2
+        return held > 0

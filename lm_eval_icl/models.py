@@ -13,14 +13,16 @@ import json
 import logging
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import lm_eval.evaluator
 import torch
 import transformers
+from accelerate.utils.memory import clear_device_cache, should_reduce_batch_size
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import LM, CacheHook, CachingLM
 from lm_eval.api.task import Task
@@ -38,11 +40,13 @@ from lm_eval_icl.positions import no_positions, position_embeddings, position_sw
 from lm_eval_icl.probe import probe
 from lm_eval_icl.prompts import FewShotPrompt, record_prompts
 from lm_eval_icl.requests import Request, RequestTokenizer, Room, fit
-from lm_eval_icl.scoring import Pair, Queries, Score, cost, packs, score_alone, score_packed
+from lm_eval_icl.scoring import Pair, Queries, Query, Score, cost, first_pack, score_alone, score_packed
 from lm_eval_icl.tokens import Context
 
 # A child of lm-eval's logger, for its handler and its level.
 log = logging.getLogger("lm_eval.icl")
+
+T = TypeVar("T")
 
 
 class MemoryLM(HFLM):
@@ -50,8 +54,10 @@ class MemoryLM(HFLM):
 
     Args:
         pretrained: as for `hf`, like every argument that is not named here.
-        pack_tokens: how many tokens of queries and options share one forward pass when log-likelihoods are
-            scored. (`batch_size` is the number of texts generated side by side.)
+        batch_size: how many texts are generated side by side, and on an accelerator how many queries at least share
+            one forward pass when log-likelihoods are scored. "auto" begins with `max_batch_size`. Whatever does not
+            fit the device's memory is halved and run again.
+        pack_tokens: how many tokens of queries and options share one forward pass when log-likelihoods are scored.
         store_bytes: how many bytes of keys and values are kept for contexts that come up again.
         overflow: what becomes of a prompt that does not fit the model's positions: "error" refuses the run,
             "drop" leaves out whole demonstrations, first ones first (in canonical order, where that is on), and
@@ -227,6 +233,11 @@ class MemoryLM(HFLM):
         # What overflow=drop left out: task -> documents concerned, and demonstrations.
         self.left_out: dict[str, dict[str, int]] = {}
         self.store = MemoryStore(lambda context: self.method.encode(self.model, context), self.store_bytes)
+        # How much runs at once, until memory runs out (`_fitting`).
+        self._texts = self.max_batch_size if self.batch_size == "auto" else self.batch_size
+        self._pack_tokens = self.pack_tokens
+        # On a CPU packs of more tokens take longer: most of their attention is masked out.
+        self._side_by_side = 1 if self.device.type == "cpu" else self._texts
 
     def check_run(self) -> None:
         """Tokenize the requests of all the run's tasks, before the first of them runs.
@@ -327,24 +338,76 @@ class MemoryLM(HFLM):
     def _score(self, context: Context, queries: Queries) -> Iterator[tuple[Sequence[Pair], list[Score]]]:
         """All answers of all queries of one context, some pairs at a time."""
         if not self.method.per_query:
-            yield from self._score_on(self.store[context], queries)
+            yield from self._score_on(self._fitting(lambda: self.store[context]), queries)
             return
         for query, answers in queries.items():
-            memory, rest = self.method.encode_query(self.model, context, query, self.store.__getitem__)
+            memory, rest = self._encode_query(context, query)
             for pairs, scores in self._score_on(memory, {rest: answers}):
                 yield [(query, answer) for _, answer in pairs], scores
 
     def _score_on(self, memory: Memory, queries: Queries) -> Iterator[tuple[Sequence[Pair], list[Score]]]:
-        for pack in packs(queries, self.pack_tokens):
+        # Long ones first: what does not fit shows at once, and queries of a pack are of about one length.
+        waiting = sorted(queries.items(), key=lambda item: -cost(*item))
+        while waiting:
+            pack, scores = self._fitting(
+                partial(self._score_first, memory, waiting), partial(self._halve_pack, memory, waiting)
+            )
+            waiting = waiting[len(pack) :]
+            yield [(query, answer) for query, answers in pack for answer in answers], scores
+
+    def _pack(self, memory: Memory, waiting: Sequence[Query]) -> tuple[list[Query], bool]:
+        """The first of the waiting queries that run together, and whether in one pass instead of ordinary ones."""
+        pack = first_pack(waiting, self._pack_tokens, self._side_by_side)
+        tokens = sum(cost(*item) for item in pack)
+        # A query longer than a pack gains nothing from a mask as large as its square.
+        together = len(pack) > 1 or tokens <= self._pack_tokens
+        together = together and self.abilities.packs_to(len(memory) + tokens)
+        return (pack, True) if together else (pack[:1], False)
+
+    def _score_first(self, memory: Memory, waiting: Sequence[Query]) -> tuple[list[Query], list[Score]]:
+        pack, together = self._pack(memory, waiting)
+        if together:
             pairs = [(query, answer) for query, answers in pack for answer in answers]
-            tokens = sum(cost(*item) for item in pack)
-            # A query longer than a pack gains nothing from a mask as large as its square.
-            if self.abilities.packs_to(len(memory) + tokens) and tokens <= self.pack_tokens:
-                yield pairs, score_packed(self.model, memory, pairs, self.softmax_dtype)
-                continue
-            for query, answers in pack:
-                scores = score_alone(self.model, memory, query, answers, self.softmax_dtype)
-                yield [(query, answer) for answer in answers], scores
+            return pack, score_packed(self.model, memory, pairs, self.softmax_dtype)
+        ((query, answers),) = pack
+        return pack, score_alone(self.model, memory, query, answers, self.softmax_dtype)
+
+    def _halve_pack(self, memory: Memory, waiting: Sequence[Query]) -> str:
+        pack, together = self._pack(memory, waiting)
+        if not together:
+            return ""
+        self._pack_tokens, self._side_by_side = sum(cost(*item) for item in pack) // 2, 1
+        return f"log-likelihoods are scored in packs of {self._pack_tokens} tokens from here on"
+
+    def _encode_query(self, context: Context, query: tuple[int, ...]) -> tuple[Memory, tuple[int, ...]]:
+        return self._fitting(lambda: self.method.encode_query(self.model, context, query, self.store.__getitem__))
+
+    def _fitting(self, run: Callable[[], T], halve: Callable[[], str] = str) -> T:
+        """What `run` returns. Where the device's memory does not suffice, room is made and it runs again: the memories
+        kept for later go, and then `halve` makes it run less at once, and says so, or has nothing to halve.
+
+        Raises:
+            InputError: even the least does not fit.
+        """
+        while True:
+            try:
+                return run()
+            except RuntimeError as error:
+                if not should_reduce_batch_size(error):
+                    raise
+                trouble = str(error).split(". ")[0]
+            # Here, where the error no longer holds what the pass had made.
+            clear_device_cache(garbage_collection=True)
+            if self.store.shrink():
+                log.warning("%s: %d bytes of memories are kept from here on", trouble, self.store.max_bytes)
+            elif less := halve():
+                log.warning("%s: %s", trouble, less)
+            else:
+                raise InputError(
+                    f"lm-eval-icl: {trouble}: {type(self.model).__name__} with one prompt is more than {self.device} "
+                    "holds. Lower --num_fewshot, or spread the model over devices (--model_args parallelize=True). "
+                    "What --use_cache has stored is kept."
+                )
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
         """`HFLM`'s: rolling windows over a text, in which there are no demonstrations."""
@@ -361,7 +424,6 @@ class MemoryLM(HFLM):
             return []
         self.check_run()
         prepared = self._prepare(requests)
-        batch_size = self._detect_batch_size() if self.batch_size == "auto" else self.batch_size
         work: dict[tuple[Context, str], list[int]] = defaultdict(list)
         for i, request in enumerate(prepared):
             work[request.prompt.context, json.dumps(requests[i].args[1], sort_keys=True, default=str)].append(i)
@@ -375,21 +437,23 @@ class MemoryLM(HFLM):
         with bar:
             for (context, _), indices in sorted(work.items(), key=lambda item: -len(item[0][0].tokens)):
                 indices.sort(key=lambda i: -len(prepared[i].prompt.query))
+                kwargs = requests[indices[0]].args[1]
                 while indices:
-                    batch = self._batch(indices, prepared, batch_size)
+                    batch, texts = self._fitting(
+                        partial(self._generate_first, context, indices, prepared, kwargs),
+                        partial(self._halve_batch, indices, prepared),
+                    )
                     indices = indices[len(batch) :]
-                    queries = [prepared[i].prompt.query for i in batch]
-                    texts = self._generate(context, queries, requests[batch[0]].args[1])
                     for i, text in zip(batch, texts, strict=True):
                         results[i] = text
                         self.cache_hook.add_partial("generate_until", requests[i].args, text)
                         bar.update(1)
         return [results[i] for i in range(len(requests))]
 
-    def _batch(self, indices: list[int], prepared: Sequence[Request], batch_size: int) -> list[int]:
+    def _batch(self, indices: Sequence[int], prepared: Sequence[Request]) -> Sequence[int]:
         """The first requests of `indices` that can be generated side by side."""
         longest = prepared[indices[0]]
-        batch = indices[:batch_size]
+        batch = indices[: self._texts]
         if self.method.per_query:
             return batch[:1]  # each its own memory
         if not self.abilities.packs_to(
@@ -399,6 +463,16 @@ class MemoryLM(HFLM):
             length = len(longest.prompt.query)
             batch = [i for i in batch if len(prepared[i].prompt.query) == length]
         return batch
+
+    def _halve_batch(self, indices: Sequence[int], prepared: Sequence[Request]) -> str:
+        self._texts = len(self._batch(indices, prepared)) // 2
+        return f"{self._texts} texts are generated side by side from here on" if self._texts else ""
+
+    def _generate_first(
+        self, context: Context, indices: Sequence[int], prepared: Sequence[Request], gen_kwargs: dict[str, Any]
+    ) -> tuple[Sequence[int], list[str]]:
+        batch = self._batch(indices, prepared)
+        return batch, self._generate(context, [prepared[i].prompt.query for i in batch], gen_kwargs)
 
     def _generate(self, context: Context, queries: Sequence[tuple[int, ...]], gen_kwargs: dict[str, Any]) -> list[str]:
         kwargs: dict[str, Any] = dict(normalize_gen_kwargs(gen_kwargs, self.max_gen_toks))

@@ -7,7 +7,7 @@ memory and its own ancestors, and stands at the position it would have alone.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -17,7 +17,8 @@ from lm_eval_icl.memory import Memory, additive
 
 # A query and one of its continuations, as token ids; both have at least one.
 Pair = tuple[Sequence[int], Sequence[int]]
-# Queries with the continuations to score behind each.
+# A query with the continuations to score behind it; many of them.
+Query = tuple[tuple[int, ...], Collection[tuple[int, ...]]]
 Queries = Mapping[tuple[int, ...], Collection[tuple[int, ...]]]
 # The summed log-probability of a continuation, and whether greedy decoding would produce it.
 Score = tuple[float, bool]
@@ -28,18 +29,14 @@ def cost(query: Sequence[int], answers: Collection[Sequence[int]]) -> int:
     return len(query) + sum(len(answer) - 1 for answer in answers)
 
 
-def packs(queries: Queries, tokens: int) -> Iterator[list[tuple[tuple[int, ...], Collection[tuple[int, ...]]]]]:
-    """Queries with their answers, long ones first, as many at a time as cost `tokens`, or one that costs more."""
-    pack: list[tuple[tuple[int, ...], Collection[tuple[int, ...]]]] = []
+def first_pack(queries: Sequence[Query], tokens: int, least: int = 1) -> list[Query]:
+    """As many of the first queries as cost `tokens` together; `least` of them if that is more."""
     used = 0
-    for item in sorted(queries.items(), key=lambda item: -cost(*item)):
-        if pack and used + cost(*item) > tokens:
-            yield pack
-            pack, used = [], 0
-        pack.append(item)
+    for n, item in enumerate(queries):
         used += cost(*item)
-    if pack:
-        yield pack
+        if used > tokens and n >= least:
+            return list(queries[:n])
+    return list(queries)
 
 
 def score_packed(

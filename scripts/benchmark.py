@@ -81,6 +81,7 @@ METHODS = {name: getattr(models, target.partition(":")[2]) for name, target in p
 
 class Measurement(NamedTuple):
     seconds: float
+    outside: float  # seconds that the model did not run
     tokens: int  # through the model, padding included
     peak: int  # bytes above what was there before
 
@@ -137,21 +138,32 @@ def run(lm: Any, instances: list[Instance]) -> list[Any]:
 
 
 def measure(lm: Any, instances: list[Instance]) -> Measurement:
-    tokens = 0
+    tokens, inside = 0, 0.0
 
-    def count(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-        nonlocal tokens
+    def enter(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        nonlocal tokens, inside
         tokens += (kwargs["input_ids"] if "input_ids" in kwargs else args[0]).numel()
+        inside -= now()
 
-    handle = lm.model.register_forward_pre_hook(count, with_kwargs=True)
+    def leave(module: nn.Module, args: Any, output: Any) -> None:
+        nonlocal inside
+        inside += now()
+
+    handles = [lm.model.register_forward_pre_hook(enter, with_kwargs=True), lm.model.register_forward_hook(leave)]
     before = reset_peak()
-    start = time.perf_counter()
+    start = now()
     run(lm, instances)
+    seconds = now() - start
+    for handle in handles:
+        handle.remove()
+    return Measurement(seconds, seconds - inside, tokens, peak() - before)
+
+
+def now() -> float:
+    """Seconds, everything before being done."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
-    seconds = time.perf_counter() - start
-    handle.remove()
-    return Measurement(seconds, tokens, peak() - before)
+    return time.perf_counter()
 
 
 def reset_peak() -> int:
@@ -193,8 +205,7 @@ def products(model: PreTrainedModel, tokens: int, answers: int, seconds: float =
                 start = time.perf_counter()
             for x, w in zip(inputs, weights, strict=True):
                 x @ w
-            if torch.cuda.is_available():
-                torch.cuda.synchronize()
+            now()
             done += 1
         return (time.perf_counter() - start) / (done - 1) / rows
 
@@ -255,7 +266,15 @@ def compare_tasks(options: argparse.Namespace, console: Console) -> dict[str, An
             title=f"{name}: {documents} documents, {len(instances)} requests, {tokens} distinct tokens, "
             f"{options.model}, {machine()}; bare matrix products {limit:.1f} s"
         )
-        for column in ("model", "seconds", f"times {best}", "limit reached", "tokens / distinct", "peak memory, MiB"):
+        for column in (
+            "model",
+            "seconds",
+            f"times {best}",
+            "limit reached",
+            "outside",
+            "tokens / distinct",
+            "peak, MiB",
+        ):
             table.add_column(column, justify="left" if column == "model" else "right")
         for contender, measured in runs.items():
             ratios = [hf.seconds / own.seconds for hf, own in zip(runs[best], measured, strict=True)]
@@ -265,6 +284,7 @@ def compare_tasks(options: argparse.Namespace, console: Console) -> dict[str, An
                 spread([run.seconds for run in measured]),
                 spread(ratios),
                 f"{statistics.median(shares):.0%}",
+                f"{statistics.median(run.outside / run.seconds for run in measured):.1%}",
                 f"{measured[0].tokens / tokens:.2f}",
                 f"{max(run.peak for run in measured) / 2**20:.0f}",
             )

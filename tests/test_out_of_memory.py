@@ -1,0 +1,139 @@
+"""Where the device's memory does not suffice, less runs at once: the same results, a line in the log, no crash."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+
+from lm_eval_icl import models
+from lm_eval_icl.errors import InputError
+from lm_eval_icl.models import MemoryLM
+from lm_eval_icl.plugin import MODELS
+from lm_eval_icl.scoring import first_pack
+from tests import harness
+
+NAMES = ["described", "generate"]  # the first has another context for every document
+CLASSES = {name: getattr(models, target.partition(":")[2]) for name, target in MODELS.items()}
+
+
+@pytest.fixture
+def make(checkpoint):
+    def make(method: str, **args: Any) -> MemoryLM:
+        return CLASSES[method](str(checkpoint("gpt2")), device="cpu", dtype="float64", **{"batch_size": 4, **args})
+
+    return make
+
+
+def run(lm: MemoryLM) -> list[Any]:
+    return harness.responses(harness.run(lm, "", NAMES, 2))
+
+
+@contextmanager
+def device_of(lm: MemoryLM, tokens: float) -> Iterator[dict[str, float]]:
+    """A device with memory for so many tokens, of the memories kept and of the pass that runs, which ends as torch's
+    passes do where it is not enough; counts the passes that failed, and the most tokens that were in one."""
+    seen = {"failed": 0, "most": 0}
+
+    def limit(module: Any, args: Any, kwargs: dict[str, Any]) -> None:
+        ids = (kwargs["input_ids"] if "input_ids" in kwargs else args[0]).numel()
+        if ids + sum(len(memory) for memory in lm.store._kept.values()) > tokens:
+            seen["failed"] += 1
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        seen["most"] = max(seen["most"], ids)
+
+    handle = lm.model.register_forward_pre_hook(limit, with_kwargs=True)
+    try:
+        yield seen
+    finally:
+        handle.remove()
+
+
+@pytest.mark.parametrize("method", sorted(CLASSES))
+def test_the_least_that_holds_a_prompt_suffices(make, method, caplog):
+    expected = run(make(method))
+    smallest = make(method, pack_tokens=1, batch_size=1, store_bytes=1)
+    with device_of(smallest, float("inf")) as seen:
+        run(smallest)
+
+    lm = make(method)
+    with device_of(lm, seen["most"]) as disturbed, caplog.at_level(logging.WARNING):
+        harness.assert_same(run(lm), expected, 1e-10)
+    # saicl keeps nothing and scores one query at a time behind a pass that is larger: the least is all it takes.
+    assert bool(disturbed["failed"]) == ("CUDA out of memory: " in caplog.text) == (method != "saicl")
+
+    with device_of(lm, seen["most"] - 1), pytest.raises(InputError, match="with one prompt is more than cpu holds"):
+        run(lm)
+
+
+def test_what_is_halved_and_what_is_forgotten(make, caplog):
+    lm = make("icl")
+    with device_of(lm, 200), caplog.at_level(logging.WARNING):
+        run(lm)
+    said = [record.message for record in caplog.records if "out of memory" in record.message]
+    assert any("bytes of memories are kept from here on" in line for line in said)
+    assert lm.store.max_bytes < lm.store_bytes
+    caplog.clear()
+    with device_of(lm, 10**6), caplog.at_level(logging.WARNING):  # a new run begins with all that was asked for
+        run(lm)
+    assert lm.store.max_bytes == lm.store_bytes
+    assert "out of memory" not in caplog.text
+
+
+def test_other_errors_stay_what_they_are(make):
+    lm = make("icl")
+
+    def fail(module: Any, args: Any) -> None:
+        raise RuntimeError("CUDA error: device-side assert triggered")
+
+    lm.model.register_forward_pre_hook(fail)
+    with pytest.raises(RuntimeError, match="device-side assert"):
+        run(lm)
+
+
+def test_a_pack_holds_so_many_tokens_or_the_least_number_of_queries():
+    queries = [((1,) * n, [(2, 3), (4,)]) for n in (9, 7, 5, 3)]  # each costs one more
+    assert first_pack(queries, 100) == queries
+    assert first_pack(queries, 18) == queries[:2]
+    assert first_pack(queries, 17) == queries[:1]
+    assert first_pack(queries, 1) == queries[:1]
+    assert first_pack(queries, 1, least=3) == queries[:3]
+    assert first_pack(queries, 1, least=30) == queries
+
+
+def test_auto_generates_as_many_side_by_side_as_fit(make):
+    rows: list[int] = []
+    expected = run(make("icl"))
+    lm = make("icl", batch_size="auto", max_batch_size=5)
+    lm.model.register_forward_pre_hook(
+        lambda module, args, kwargs: rows.append(len(kwargs["input_ids"])), with_kwargs=True
+    )
+    harness.assert_same(run(lm), expected, 1e-10)
+    assert max(rows) == 5
+
+
+def test_on_an_accelerator_batch_size_queries_share_a_pass(make, monkeypatch):
+    """The rule that a CPU does not use, on the CPU: six queries in one pass, though a pack holds one token."""
+    lm = make("icl", pack_tokens=1)
+    begin = lm.begin
+
+    def begin_as_there(tasks: Any) -> None:
+        begin(tasks)
+        lm._side_by_side = 6
+
+    monkeypatch.setattr(lm, "begin", begin_as_there)
+    expected = harness.responses(harness.run(make("icl"), "", ["many_tokens"], 2))
+    scored: list[int] = []
+    score = models.score_packed
+
+    def count(model: Any, memory: Any, pairs: Any, *rest: Any) -> Any:
+        scored.append(len({tuple(query) for query, _ in pairs}))
+        return score(model, memory, pairs, *rest)
+
+    monkeypatch.setattr(models, "score_packed", count)
+    harness.assert_same(harness.responses(harness.run(lm, "", ["many_tokens"], 2)), expected, 1e-10)
+    assert scored == [6]
