@@ -111,13 +111,15 @@ def train_tokenizer(instances: Sequence[Instance], vocabulary: int) -> PreTraine
     tokenizer.decoder = decoders.ByteLevel()
     texts = {part for i in instances for part in (i.args[0].prefix, *i.args[0].demonstrations, i.args[0].query)}
     alphabet = pre_tokenizers.ByteLevel.alphabet()
+    # Options as often as they are asked for: one that is a single token to real tokenizers is one here too.
+    options = [i.args[1] for i in instances if i.request_type == "loglikelihood"]
     trainer = trainers.BpeTrainer(
         vocab_size=min(vocabulary, 16000),
         special_tokens=["<|endoftext|>"],
         initial_alphabet=alphabet,
         show_progress=False,
     )
-    tokenizer.train_from_iterator(sorted(texts), trainer)
+    tokenizer.train_from_iterator([*sorted(texts), *options], trainer)
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<|endoftext|>", eos_token="<|endoftext|>")
 
 
