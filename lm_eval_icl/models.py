@@ -22,7 +22,7 @@ import lm_eval.evaluator
 import torch
 import transformers
 from lm_eval.api.instance import Instance
-from lm_eval.api.model import LM, CacheHook, CachingLM
+from lm_eval.api.model import LM, CachingLM
 from lm_eval.api.task import Task
 from lm_eval.models.huggingface import HFLM
 from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs, postprocess_generated_text
@@ -30,14 +30,16 @@ from tqdm import tqdm
 
 from lm_eval_icl import __version__, methods
 from lm_eval_icl.arguments import check_names
-from lm_eval_icl.cache import claim
+from lm_eval_icl.cache import finished, resume
 from lm_eval_icl.errors import InputError, Unsupported, is_whole
+from lm_eval_icl.fingerprint import fingerprint
 from lm_eval_icl.generation import continue_from
 from lm_eval_icl.memory import Memory, MemoryStore
 from lm_eval_icl.positions import no_positions, position_embeddings, position_switch
 from lm_eval_icl.probe import probe
 from lm_eval_icl.prompts import FewShotPrompt, record_prompts
 from lm_eval_icl.requests import Request, RequestTokenizer, Room, fit
+from lm_eval_icl.saving import report_failures
 from lm_eval_icl.scoring import Pair, Queries, Score, cost, packs, score_alone, score_packed
 from lm_eval_icl.tokens import Context
 
@@ -193,21 +195,20 @@ class MemoryLM(HFLM):
                 "for decoders (causal language models) only."
             )
 
-    def set_cache_hook(self, cache_hook: CacheHook) -> None:
-        """Take lm-eval's response cache, unless something else wrote it: its keys know the prompts alone."""
-        super().set_cache_hook(cache_hook)
-        if cache_hook.dbdict is not None:
-            run = {
-                "version": __version__,
-                "pretrained": str(getattr(self.pretrained, "name_or_path", self.pretrained)),
-                "dtype": str(self.model.dtype),
-                "max_length": self.max_length,
-                # Whatever was given, but for what only says where and how fast.
-                **{
-                    k: str(v) for k, v in self._forwarded.items() if k not in ("device", "batch_size", "max_batch_size")
-                },
-            }
-            claim(cache_hook.dbdict, run | self._run_arguments())
+    def identity(self) -> dict[str, Any]:
+        """What responses depend on beside the prompts: a cache (`--use_cache`) of another run is refused by it."""
+        # Whatever was given, but for what only says where and how fast, and what the fingerprint knows better.
+        left_out = {"device", "batch_size", "max_batch_size", "parallelize", "device_map", "max_memory_per_gpu"}
+        left_out |= {"max_cpu_memory", "offload_folder", "low_cpu_mem_usage", "gpus", "token", "tokenizer"}
+        return {
+            "version": __version__,
+            **self._run_arguments(),
+            "pretrained": str(getattr(self.pretrained, "name_or_path", self.pretrained)),
+            "dtype": str(self.model.dtype),
+            "max_length": self.max_length,
+            **{k: str(v) for k, v in self._forwarded.items() if k not in left_out},
+            **fingerprint(self.model, self.tokenizer),
+        }
 
     def _run_arguments(self) -> dict[str, Any]:
         return {
@@ -313,6 +314,7 @@ class MemoryLM(HFLM):
                             results[i] = score
                             self.cache_hook.add_partial("loglikelihood", requests[i].args, score)
                             bar.update(1)
+                    finished(self.cache_hook)
         return [results[i] for i in range(len(requests))]
 
     def _check_score(self, request: Instance, score: Score) -> None:
@@ -352,8 +354,16 @@ class MemoryLM(HFLM):
         if without := self.method.without_demonstrations:
             for task_name in {request.task_name for request in requests}:
                 log.warning("%s: rolling log-likelihood has no demonstrations: %s.", task_name, without)
+        # One call of `HFLM`'s gives nothing before its last text is done: so many at a time as one batch takes. Not
+        # where processes wait for each other, or the batch size is measured anew in every call.
+        whole = self.world_size > 1 or self.batch_size == "auto"
+        size = len(requests) if whole else int(self.batch_size)
+        results: list[float] = []
         with self._forward():
-            return super().loglikelihood_rolling(requests, disable_tqdm)
+            for i in range(0, len(requests), size):
+                results += super().loglikelihood_rolling(requests[i : i + size], disable_tqdm)
+                finished(self.cache_hook)
+        return results
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         """The text that follows each prompt, up to a stop sequence or `max_gen_toks`."""
@@ -384,6 +394,7 @@ class MemoryLM(HFLM):
                         results[i] = text
                         self.cache_hook.add_partial("generate_until", requests[i].args, text)
                         bar.update(1)
+                    finished(self.cache_hook)
         return [results[i] for i in range(len(requests))]
 
     def _batch(self, indices: list[int], prepared: Sequence[Request], batch_size: int) -> list[int]:
@@ -483,3 +494,5 @@ def announce_runs() -> None:
 
 record_prompts()
 announce_runs()
+resume(MemoryLM)
+report_failures()
