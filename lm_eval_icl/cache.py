@@ -62,11 +62,12 @@ class Responses:
         why = "Give another path to --use_cache, or remove that file."
         with _database(path, "cannot be opened", why, create=True) as database:
             # In one transaction: of two runs that begin at once, one finds what the other has written.
+            new = Path(path).stat().st_size == 0
             tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-            if not tables:
+            if new:
                 database.execute(_CREATE)
                 _write(database, {_RUN: json.dumps(run)})
-            elif "lm_eval_icl" not in tables:
+            elif tables and "lm_eval_icl" not in tables:
                 raise InputError(
                     f"lm-eval-icl: the cache {path} was written by another model or an older lm-eval-icl: give another "
                     "path to --use_cache."

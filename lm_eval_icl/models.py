@@ -197,16 +197,24 @@ class MemoryLM(HFLM):
 
     def identity(self) -> dict[str, Any]:
         """What responses depend on beside the prompts: a cache (`--use_cache`) of another run is refused by it."""
-        # Whatever was given, but for what only says where and how fast, and what the fingerprint knows better.
-        left_out = {"device", "batch_size", "max_batch_size", "parallelize", "device_map", "max_memory_per_gpu"}
-        left_out |= {"max_cpu_memory", "offload_folder", "low_cpu_mem_usage", "gpus", "token", "tokenizer"}
+        # Of what was given not what only says where and how fast, nor what the model and the tokenizer tell themselves.
+        aside = {
+            "device",
+            "device_map",
+            "parallelize",
+            "max_memory_per_gpu",
+            "max_cpu_memory",
+            "offload_folder",
+            "gpus",
+        }
+        aside |= {"batch_size", "max_batch_size", "low_cpu_mem_usage", "token", "dtype", "tokenizer"}
         return {
             "version": __version__,
             **self._run_arguments(),
             "pretrained": str(getattr(self.pretrained, "name_or_path", self.pretrained)),
             "dtype": str(self.model.dtype),
             "max_length": self.max_length,
-            **{k: str(v) for k, v in self._forwarded.items() if k not in left_out},
+            **{k: str(v) for k, v in self._forwarded.items() if k not in aside},
             **fingerprint(self.model, self.tokenizer),
         }
 
