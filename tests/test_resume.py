@@ -185,7 +185,15 @@ def intact(where, copy):
 def command_line(*args):
     # The slowest: it runs for longer than what is finished may wait.
     model = ["--model", "batchicl", "--model_args", f"pretrained={demo.model_path()},pack_tokens=64", "--device", "cpu"]
-    return [str(Path(sys.executable).parent / "lm_eval"), *model, "--tasks", "icl_demo_pieces", *map(str, args)]
+    return [
+        str(Path(sys.executable).parent / "lm_eval"),
+        *model,
+        "--tasks",
+        "icl_demo_pieces",
+        "--limit",
+        "120",
+        *map(str, args),
+    ]
 
 
 def test_the_command_killed_and_started_again(tmp_path):
@@ -202,7 +210,9 @@ def test_the_command_killed_and_started_again(tmp_path):
     again = subprocess.run(line, capture_output=True, text=True, check=True)
 
     task = "icl_demo_pieces"
-    expected = harness.run("batchicl", demo.model_path(), [task], None, args={"pack_tokens": 64}, batch_size=1)
+    expected = harness.run(
+        "batchicl", demo.model_path(), [task], None, args={"pack_tokens": 64}, batch_size=1, limit=120
+    )
     (file,) = (tmp_path / "out").rglob("samples_*.jsonl")
     samples = [json.loads(sample) for sample in file.read_text().splitlines()]
     right = harness.responses(expected)
@@ -225,7 +235,7 @@ def command_on_a_full_disk(*args):
 
 def test_results_that_cannot_be_saved(tmp_path):
     """The table is shown all the same, and the command fails."""
-    process = Process(command_on_a_full_disk, "--limit", 2, "--output_path", tmp_path / "out")
+    process = Process(command_on_a_full_disk, "--output_path", tmp_path / "out")
     code, (*before, last) = process.finish()
     assert code == 1
     where = tmp_path / "out"
