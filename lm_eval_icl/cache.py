@@ -62,6 +62,7 @@ class Responses:
         why = "Give another path to --use_cache, or remove that file."
         with _database(path, "cannot be opened", why, create=True) as database:
             # In one transaction: of two runs that begin at once, one finds what the other has written.
+            # New is what has no bytes: a file with a damaged beginning may look as if there were no table in it.
             new = Path(path).stat().st_size == 0
             tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
             if new:

@@ -365,11 +365,11 @@ class MemoryLM(HFLM):
         # One call of `HFLM`'s gives nothing before its last text is done: so many at a time as one batch takes. Not
         # where processes wait for each other, or the batch size is measured anew in every call.
         whole = self.world_size > 1 or self.batch_size == "auto"
-        size = len(requests) if whole else int(self.batch_size)
+        size = max(1, len(requests) if whole else int(self.batch_size))
         results: list[float] = []
         with self._forward():
             for i in range(0, len(requests), size):
-                results += super().loglikelihood_rolling(requests[i : i + size], disable_tqdm)
+                results += super().loglikelihood_rolling(requests[i : i + size], disable_tqdm or not whole)
                 finished(self.cache_hook)
         return results
 
