@@ -24,7 +24,7 @@ import torch
 import transformers
 from accelerate.utils.memory import clear_device_cache, should_reduce_batch_size
 from lm_eval.api.instance import Instance
-from lm_eval.api.model import LM, CacheHook, CachingLM
+from lm_eval.api.model import LM, CachingLM
 from lm_eval.api.task import Task
 from lm_eval.models.huggingface import HFLM
 from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs, postprocess_generated_text
@@ -32,14 +32,16 @@ from tqdm import tqdm
 
 from lm_eval_icl import __version__, methods
 from lm_eval_icl.arguments import check_names
-from lm_eval_icl.cache import claim
+from lm_eval_icl.cache import finished, resume
 from lm_eval_icl.errors import InputError, Unsupported, is_whole
+from lm_eval_icl.fingerprint import fingerprint
 from lm_eval_icl.generation import continue_from
 from lm_eval_icl.memory import Memory, MemoryStore
 from lm_eval_icl.positions import no_positions, position_embeddings, position_switch
 from lm_eval_icl.probe import probe
 from lm_eval_icl.prompts import FewShotPrompt, record_prompts
 from lm_eval_icl.requests import Request, RequestTokenizer, Room, fit
+from lm_eval_icl.saving import report_failures
 from lm_eval_icl.scoring import Pair, Queries, Query, Score, cost, first_pack, score_alone, score_packed
 from lm_eval_icl.tokens import Context
 
@@ -199,21 +201,28 @@ class MemoryLM(HFLM):
                 "for decoders (causal language models) only."
             )
 
-    def set_cache_hook(self, cache_hook: CacheHook) -> None:
-        """Take lm-eval's response cache, unless something else wrote it: its keys know the prompts alone."""
-        super().set_cache_hook(cache_hook)
-        if cache_hook.dbdict is not None:
-            run = {
-                "version": __version__,
-                "pretrained": str(getattr(self.pretrained, "name_or_path", self.pretrained)),
-                "dtype": str(self.model.dtype),
-                "max_length": self.max_length,
-                # Whatever was given, but for what only says where and how fast.
-                **{
-                    k: str(v) for k, v in self._forwarded.items() if k not in ("device", "batch_size", "max_batch_size")
-                },
-            }
-            claim(cache_hook.dbdict, run | self._run_arguments())
+    def identity(self) -> dict[str, Any]:
+        """What responses depend on beside the prompts: a cache (`--use_cache`) of another run is refused by it."""
+        # Of what was given not what only says where and how fast, nor what the model and the tokenizer tell themselves.
+        aside = {
+            "device",
+            "device_map",
+            "parallelize",
+            "max_memory_per_gpu",
+            "max_cpu_memory",
+            "offload_folder",
+            "gpus",
+        }
+        aside |= {"batch_size", "max_batch_size", "low_cpu_mem_usage", "token", "dtype", "tokenizer"}
+        return {
+            "version": __version__,
+            **self._run_arguments(),
+            "pretrained": str(getattr(self.pretrained, "name_or_path", self.pretrained)),
+            "dtype": str(self.model.dtype),
+            "max_length": self.max_length,
+            **{k: str(v) for k, v in self._forwarded.items() if k not in aside},
+            **fingerprint(self.model, self.tokenizer),
+        }
 
     def _run_arguments(self) -> dict[str, Any]:
         return {
@@ -324,6 +333,7 @@ class MemoryLM(HFLM):
                             results[i] = score
                             self.cache_hook.add_partial("loglikelihood", requests[i].args, score)
                             bar.update(1)
+                    finished(self.cache_hook)
         return [results[i] for i in range(len(requests))]
 
     def _check_score(self, request: Instance, score: Score) -> None:
@@ -415,8 +425,16 @@ class MemoryLM(HFLM):
         if without := self.method.without_demonstrations:
             for task_name in {request.task_name for request in requests}:
                 log.warning("%s: rolling log-likelihood has no demonstrations: %s.", task_name, without)
+        # One call of `HFLM`'s gives nothing before its last text is done: so many at a time as one batch takes. Not
+        # where processes wait for each other, or the batch size is measured anew in every call.
+        whole = self.world_size > 1 or self.batch_size == "auto"
+        size = max(1, len(requests) if whole else int(self.batch_size))
+        results: list[float] = []
         with self._forward():
-            return super().loglikelihood_rolling(requests, disable_tqdm)
+            for i in range(0, len(requests), size):
+                results += super().loglikelihood_rolling(requests[i : i + size], disable_tqdm or not whole)
+                finished(self.cache_hook)
+        return results
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         """The text that follows each prompt, up to a stop sequence or `max_gen_toks`."""
@@ -448,6 +466,7 @@ class MemoryLM(HFLM):
                         results[i] = text
                         self.cache_hook.add_partial("generate_until", requests[i].args, text)
                         bar.update(1)
+                    finished(self.cache_hook)
         return [results[i] for i in range(len(requests))]
 
     def _batch(self, indices: Sequence[int], prepared: Sequence[Request]) -> Sequence[int]:
@@ -557,3 +576,5 @@ def announce_runs() -> None:
 
 record_prompts()
 announce_runs()
+resume(MemoryLM)
+report_failures()

@@ -39,3 +39,12 @@ def test_a_cache_of_hf_is_refused(checkpoint, tmp_path):
     harness.run("hf", path, NAMES, 2, use_cache=cache)
     with pytest.raises(InputError, match="was written by another model"):
         harness.run("icl", path, NAMES, 2, use_cache=cache)
+
+
+def test_hf_finds_nothing_in_ours(checkpoint, tmp_path):
+    """And ours stay where they are."""
+    path, cache = checkpoint("gpt2"), str(tmp_path / "cache")
+    ours = harness.responses(harness.run("deepthink", path, NAMES, 2, use_cache=cache))
+    theirs = harness.responses(harness.run("hf", path, NAMES, 2))
+    assert harness.responses(harness.run("hf", path, NAMES, 2, use_cache=cache)) == theirs != ours
+    assert harness.responses(harness.run("deepthink", path, NAMES, 2, use_cache=cache)) == ours
