@@ -15,6 +15,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -36,6 +37,7 @@ from lm_eval_icl.generation import continue_from
 from lm_eval_icl.memory import Memory, MemoryStore
 from lm_eval_icl.positions import no_positions, position_embeddings, position_switch
 from lm_eval_icl.probe import probe
+from lm_eval_icl.processes import by_filter, check_shares, in_order, total
 from lm_eval_icl.prompts import FewShotPrompt, record_prompts
 from lm_eval_icl.requests import Request, RequestTokenizer, Room, fit
 from lm_eval_icl.scoring import Pair, Queries, Score, cost, packs, score_alone, score_packed
@@ -104,6 +106,9 @@ class MemoryLM(HFLM):
                 f"lm-eval-icl: attn_implementation={kwargs['attn_implementation']!r}: {' '.join(str(error).split())}"
             ) from error
 
+        if hasattr(self, "accelerator"):
+            # `HFLM` divides the documents only among the GPUs of one machine; these numbers are for any processes.
+            self._rank, self._world_size = self.accelerator.process_index, self.accelerator.num_processes
         self._without: list[torch.nn.Embedding] | None = None
         with self._forward():
             self.abilities = probe(self.model)
@@ -227,6 +232,26 @@ class MemoryLM(HFLM):
         # What overflow=drop left out: task -> documents concerned, and demonstrations.
         self.left_out: dict[str, dict[str, int]] = {}
         self.store = MemoryStore(lambda context: self.method.encode(self.model, context), self.store_bytes)
+        # Tokens of log-likelihood requests: that went through the model, and that would if each ran by itself.
+        self._tokens_run = self._tokens_alone = 0
+        # What all processes did, once they have done it.
+        self.counts: dict[str, Any] = {}
+
+    def finish(self) -> None:
+        """A run ends, on every process: count what all of them did.
+
+        Not in `loglikelihood`: a process that has all its responses from lm-eval's cache never calls it, and
+        the others would wait for it.
+        """
+        self.check_run()  # for such a process: some of its demonstrations may have been left out
+        share = {
+            "left_out": self.left_out,
+            "contexts_encoded": self.store.encoded,
+            "contexts_reused": self.store.reused,
+            "tokens_run": self._tokens_run,
+            "tokens_saved": self._tokens_alone - self._tokens_run,
+        }
+        self.counts = total(super().gather_object(share) or [share])
 
     def check_run(self) -> None:
         """Tokenize the requests of all the run's tasks, before the first of them runs.
@@ -270,19 +295,41 @@ class MemoryLM(HFLM):
         self, instances: Sequence[Instance], requests: Sequence[Request], left_out: dict[str, dict[str, int]]
     ) -> None:
         """Say, once a task, what was left out and where the method had nothing to work on."""
-        if self.rank != 0:
-            return
-        for task_name, count in left_out.items():
+        for task_name, count in left_out.items():  # every process of its own documents
             log.warning(
                 "%s: overflow=drop left out %d demonstrations of %d documents, which would not have fitted.",
                 *(task_name, count["demonstrations"], count["documents"]),
             )
+        if self.rank != 0:
+            return
         if without := self.method.without_demonstrations:
             demonstrations: dict[str | None, int] = defaultdict(int)
             for instance, request in zip(instances, requests, strict=True):
                 demonstrations[instance.task_name] += len(request.prompt.context.demonstrations)
             for name in (name for name, number in demonstrations.items() if number == 0):
                 log.warning("%s: no demonstrations: %s. Give some with --num_fewshot.", name, without)
+
+    # Among processes.
+
+    def all_gather(self, number: torch.Tensor) -> torch.Tensor:
+        """This process's number in place of everybody's.
+
+        lm-eval gathers how many requests each process has, to repeat the last one where there are fewer (and its
+        response in the samples), and which batch size, to take the smallest. That is for models whose passes wait
+        for each other; these do not.
+        """
+        return number.flatten().repeat(self.world_size)
+
+    def gather_object(self, obj: Any, dst: int = 0) -> list[Any] | None:
+        """What all processes have of every task, on one of them: in the order of the documents, as a single share."""
+        shares = super().gather_object(obj, dst)
+        if shares is None:
+            return None
+        if all(isinstance(of_task, list) for of_task in obj.values()):  # samples; the other kind is metrics
+            shares = [{task: by_filter(samples) for task, samples in share.items()} for share in shares]
+            joined = in_order(shares)
+            return [{task: list(chain.from_iterable(of.values())) for task, of in joined.items()}]
+        return [in_order(shares)]
 
     # Running.
 
@@ -303,7 +350,8 @@ class MemoryLM(HFLM):
 
         results: dict[int, Score] = {}
         bar = tqdm(total=len(requests), desc="Running loglikelihood requests", disable=disable_tqdm or self.rank != 0)
-        with bar, self._forward():
+        self._tokens_alone += sum({id(request): request.length for request in prepared}.values())
+        with bar, self._forward(), self._counting():
             # The longest context first: what does not fit the machine's memory shows at once.
             for context, queries in sorted(work.items(), key=lambda item: -len(item[0].tokens)):
                 for pairs, scores in self._score(context, {query: list(of) for query, of in queries.items()}):
@@ -314,6 +362,19 @@ class MemoryLM(HFLM):
                             self.cache_hook.add_partial("loglikelihood", requests[i].args, score)
                             bar.update(1)
         return [results[i] for i in range(len(requests))]
+
+    @contextmanager
+    def _counting(self) -> Iterator[None]:
+        """Count the tokens that go through the model."""
+
+        def count(module: torch.nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+            self._tokens_run += kwargs["input_ids"].numel()
+
+        handle = self.model.register_forward_pre_hook(count, with_kwargs=True)
+        try:
+            yield
+        finally:
+            handle.remove()
 
     def _check_score(self, request: Instance, score: Score) -> None:
         """Stop at the first number that is none: metrics would make an ordinary wrong answer of it."""
@@ -430,16 +491,13 @@ class MemoryLM(HFLM):
 
     def get_model_info(self) -> dict[str, Any]:
         """`HFLM`'s, and what was run: it stands under "config" in the results file."""
-        self.check_run()  # all responses may have come from lm-eval's cache, and some demonstrations been left out
         return super().get_model_info() | {
             "icl": {
                 "version": __version__,
                 **self._run_arguments(),
                 "pack_tokens": self.pack_tokens,
                 "store_bytes": self.store_bytes,
-                "left_out": self.left_out,
-                "contexts_encoded": self.store.encoded,
-                "contexts_reused": self.store.reused,
+                **self.counts,
             }
         }
 
@@ -465,7 +523,8 @@ DeepThink = _model(methods.DeepThink)
 
 
 def announce_runs() -> None:
-    """Let `lm_eval.evaluate` tell a `MemoryLM` which tasks a run has (see `check_run`). Twice changes nothing."""
+    """Let `lm_eval.evaluate` tell a `MemoryLM` that a run begins, over which tasks (see `check_run`), and that it
+    ends. Twice changes nothing."""
     original = lm_eval.evaluator.evaluate
     if hasattr(original, "announces"):
         return
@@ -473,9 +532,14 @@ def announce_runs() -> None:
     @functools.wraps(original)
     def evaluate(lm: LM, task_dict: Any, *args: Any, **kwargs: Any) -> Any:
         model = lm.lm if isinstance(lm, CachingLM) else lm
-        if isinstance(model, MemoryLM):
-            model.begin(list(task_dict.get("tasks", {}).values()))
-        return original(lm, task_dict, *args, **kwargs)
+        if not isinstance(model, MemoryLM):
+            return original(lm, task_dict, *args, **kwargs)
+        tasks = task_dict.get("tasks", {})
+        check_shares(tasks, kwargs.get("limit"), kwargs.get("samples"), model.world_size)
+        model.begin(list(tasks.values()))
+        results = original(lm, task_dict, *args, **kwargs)
+        model.finish()
+        return results
 
     evaluate.announces = True  # type: ignore[attr-defined]
     lm_eval.evaluator.evaluate = evaluate
