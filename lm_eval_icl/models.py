@@ -32,6 +32,7 @@ from tqdm import tqdm
 from lm_eval_icl import __version__, methods
 from lm_eval_icl.arguments import check_names
 from lm_eval_icl.cache import claim
+from lm_eval_icl.commit import commit
 from lm_eval_icl.errors import InputError, Unsupported, is_whole
 from lm_eval_icl.generation import continue_from
 from lm_eval_icl.memory import Memory, MemoryStore
@@ -494,6 +495,7 @@ class MemoryLM(HFLM):
         return super().get_model_info() | {
             "icl": {
                 "version": __version__,
+                "commit": commit(),
                 **self._run_arguments(),
                 "pack_tokens": self.pack_tokens,
                 "store_bytes": self.store_bytes,
