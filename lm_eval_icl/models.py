@@ -101,11 +101,11 @@ class MemoryLM(HFLM):
         try:
             super().__init__(pretrained, **kwargs)
         except (ImportError, ValueError) as error:
-            if isinstance(error, InputError) or "attn_implementation" not in kwargs:
+            if isinstance(error, InputError):
                 raise
-            raise InputError(
-                f"lm-eval-icl: attn_implementation={kwargs['attn_implementation']!r}: {' '.join(str(error).split())}"
-            ) from error
+            attention = kwargs.get("attn_implementation")
+            of = "" if attention is None else f"attn_implementation={attention!r}: "
+            raise InputError(f"lm-eval-icl: {of}{' '.join(str(error).split())}") from error
 
         if hasattr(self, "accelerator"):
             # `HFLM` divides the documents only among the GPUs of one machine; these numbers are for any processes.
@@ -198,6 +198,14 @@ class MemoryLM(HFLM):
                 f"lm-eval-icl: {self.config.model_type!r} loads as an encoder-decoder model; these methods are defined "
                 "for decoders (causal language models) only."
             )
+
+    def _create_model(self, *args: Any, **kwargs: Any) -> None:
+        """`HFLM`'s, which still hands `load_in_4bit` and the like to transformers by name: it takes a configuration."""
+        known = inspect.signature(transformers.BitsAndBytesConfig.__init__).parameters
+        given = {name: kwargs.pop(name) for name in kwargs.keys() & known.keys()}
+        if given.get("load_in_4bit") or given.get("load_in_8bit"):
+            kwargs["quantization_config"] = transformers.BitsAndBytesConfig(**given)
+        super()._create_model(*args, **kwargs)
 
     def set_cache_hook(self, cache_hook: CacheHook) -> None:
         """Take lm-eval's response cache, unless something else wrote it: its keys know the prompts alone."""
@@ -320,6 +328,13 @@ class MemoryLM(HFLM):
         for each other; these do not.
         """
         return number.flatten().repeat(self.world_size)
+
+    def barrier(self) -> None:
+        """Wait for the other processes, and end with one line where one of them is gone: it has said why."""
+        try:
+            super().barrier()
+        except RuntimeError as error:
+            raise InputError(f"lm-eval-icl: process {self.rank} stops: another one did.") from error
 
     def gather_object(self, obj: Any, dst: int = 0) -> list[Any] | None:
         """What all processes have of every task, on one of them: in the order of the documents, as a single share."""
