@@ -12,6 +12,7 @@ import inspect
 import json
 import logging
 import math
+import os
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -209,6 +210,11 @@ class MemoryLM(HFLM):
 
     def set_cache_hook(self, cache_hook: CacheHook) -> None:
         """Take lm-eval's response cache, unless something else wrote it: its keys know the prompts alone."""
+        if self._forwarded.get("tp_plan") and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            raise InputError(
+                "lm-eval-icl: tp_plan and --use_cache do not go together: the processes share every pass, and each has "
+                "a cache of its own, which may hold other responses after an interruption. Leave one of them out."
+            )
         super().set_cache_hook(cache_hook)
         if cache_hook.dbdict is not None:
             run = {
