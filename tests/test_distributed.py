@@ -35,7 +35,7 @@ def launch(*command: str) -> subprocess.CompletedProcess:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=600,  # in place of a hang
+        timeout=300,  # in place of a hang
     )
 
 
