@@ -340,7 +340,8 @@ class MemoryLM(HFLM):
         try:
             super().barrier()
         except RuntimeError as error:
-            raise InputError(f"lm-eval-icl: process {self.rank} stops: another one did.") from error
+            why = " ".join(str(error).split())
+            raise InputError(f"lm-eval-icl: process {self.rank} stops, as another one did ({why}).") from error
 
     def gather_object(self, obj: Any, dst: int = 0) -> list[Any] | None:
         """What all processes have of every task, on one of them: in the order of the documents, as a single share."""
