@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from lm_eval_icl.memory import Memory
+from lm_eval_icl.memory import Memory, device_of
 
 
 def continue_from(
@@ -36,10 +36,10 @@ def continue_from(
     """
     longest = max(map(len, queries))
     rows = [[*memory.tokens, *[pad] * (longest - len(query)), *query] for query in queries]
-    mask = torch.ones(len(rows), len(rows[0]), dtype=torch.long, device=model.device)
+    mask = torch.ones(len(rows), len(rows[0]), dtype=torch.long, device=device_of(model))
     for row, query in zip(mask, queries, strict=True):
         row[len(memory) : len(row) - len(query)] = 0
-    context = torch.tensor(rows, device=model.device)
+    context = torch.tensor(rows, device=device_of(model))
     # Counted from the end of the memory; what stands before is not run.
     positions = memory.positions((mask.cumsum(-1) - 1 - len(memory)).clamp(min=0))
     # Without entries there is nothing to continue from, and `generate` makes its own cache.

@@ -125,9 +125,9 @@ def encode(model: PreTrainedModel, layout: Layout) -> Memory:
     else:
         cache = DynamicCache()
         model(
-            input_ids=torch.tensor([tokens], device=model.device),
-            position_ids=layout.positions[None].to(model.device),
-            attention_mask=additive(layout.sees, model.dtype)[None, None].to(model.device),
+            input_ids=torch.tensor([tokens], device=device_of(model)),
+            position_ids=layout.positions[None].to(device_of(model)),
+            attention_mask=additive(layout.sees, model.dtype)[None, None].to(device_of(model)),
             past_key_values=cache,
             use_cache=True,
             logits_to_keep=1,
@@ -136,6 +136,13 @@ def encode(model: PreTrainedModel, layout: Layout) -> Memory:
     if len(layout.kept) < len(tokens):
         layers = [(keys[:, :, layout.kept], values[:, :, layout.kept]) for keys, values in layers]
     return Memory(layers, [tokens[i] for i in layout.kept], layout.end)
+
+
+def device_of(model: PreTrainedModel) -> torch.device:
+    """Where a model takes its input. (`model.device` is where its first weights are; accelerate keeps what it
+    offloads nowhere, and brings it to a device while it is used.)"""
+    device = getattr(getattr(model, "_hf_hook", None), "execution_device", None)
+    return model.device if device is None else torch.device(device)
 
 
 def additive(sees: Tensor, dtype: torch.dtype) -> Tensor:
@@ -160,8 +167,8 @@ def causal_pass(
         The tokens' own keys and values, [1, heads, n, width] a layer.
     """
     cache = memory.cache() if memory is not None else DynamicCache()
-    ids = torch.tensor([tokens], device=model.device)
-    position_ids = {} if positions is None else {"position_ids": positions[None].to(model.device)}
+    ids = torch.tensor([tokens], device=device_of(model))
+    position_ids = {} if positions is None else {"position_ids": positions[None].to(device_of(model))}
     # One position's logits are the least that transformers computes.
     model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1, **position_ids)
     return _own(cache)

@@ -12,10 +12,12 @@ import inspect
 import json
 import logging
 import math
+import os
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -33,12 +35,14 @@ from tqdm import tqdm
 from lm_eval_icl import __version__, methods
 from lm_eval_icl.arguments import check_names
 from lm_eval_icl.cache import finished, resume
+from lm_eval_icl.commit import commit
 from lm_eval_icl.errors import InputError, Unsupported, is_whole
 from lm_eval_icl.fingerprint import fingerprint
 from lm_eval_icl.generation import continue_from
 from lm_eval_icl.memory import Memory, MemoryStore
 from lm_eval_icl.positions import no_positions, position_embeddings, position_switch
 from lm_eval_icl.probe import probe
+from lm_eval_icl.processes import by_filter, check_shares, in_order, total
 from lm_eval_icl.prompts import FewShotPrompt, record_prompts
 from lm_eval_icl.requests import Request, RequestTokenizer, Room, fit
 from lm_eval_icl.saving import report_failures
@@ -106,12 +110,15 @@ class MemoryLM(HFLM):
         try:
             super().__init__(pretrained, **kwargs)
         except (ImportError, ValueError) as error:
-            if isinstance(error, InputError) or "attn_implementation" not in kwargs:
+            if isinstance(error, InputError):
                 raise
-            raise InputError(
-                f"lm-eval-icl: attn_implementation={kwargs['attn_implementation']!r}: {' '.join(str(error).split())}"
-            ) from error
+            attention = kwargs.get("attn_implementation")
+            of = "" if attention is None else f"attn_implementation={attention!r}: "
+            raise InputError(f"lm-eval-icl: {of}{' '.join(str(error).split())}") from error
 
+        if hasattr(self, "accelerator"):
+            # `HFLM` divides the documents only among the GPUs of one machine; these numbers are for any processes.
+            self._rank, self._world_size = self.accelerator.process_index, self.accelerator.num_processes
         self._without: list[torch.nn.Embedding] | None = None
         with self._forward():
             self.abilities = probe(self.model)
@@ -201,8 +208,25 @@ class MemoryLM(HFLM):
                 "for decoders (causal language models) only."
             )
 
+    def _create_model(self, *args: Any, **kwargs: Any) -> None:
+        """`HFLM`'s, which still hands `load_in_4bit` and the like to transformers by name: it takes a configuration."""
+        known = inspect.signature(transformers.BitsAndBytesConfig.__init__).parameters
+        given = {name: kwargs.pop(name) for name in kwargs.keys() & known.keys()}
+        if given.get("load_in_4bit") or given.get("load_in_8bit"):
+            kwargs["quantization_config"] = transformers.BitsAndBytesConfig(**given)
+        super()._create_model(*args, **kwargs)
+
     def identity(self) -> dict[str, Any]:
-        """What responses depend on beside the prompts: a cache (`--use_cache`) of another run is refused by it."""
+        """What responses depend on beside the prompts: a cache (`--use_cache`) of another run is refused by it.
+
+        Raises:
+            InputError: a run like this one cannot have a cache.
+        """
+        if self._forwarded.get("tp_plan") and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            raise InputError(
+                "lm-eval-icl: tp_plan and --use_cache do not go together: the processes share every pass, and each has "
+                "a cache of its own, which may hold other responses after an interruption. Leave one of them out."
+            )
         # Of what was given not what only says where and how fast, nor what the model and the tokenizer tell themselves.
         aside = {
             "device",
@@ -247,6 +271,26 @@ class MemoryLM(HFLM):
         self._pack_tokens = self.pack_tokens
         # On a CPU packs of more tokens take longer: most of their attention is masked out.
         self._side_by_side = 1 if self.device.type == "cpu" else self._texts
+        # Tokens of log-likelihood requests: that went through the model, and that would if each ran by itself.
+        self._tokens_run = self._tokens_alone = 0
+        # What all processes did, once they have done it.
+        self.counts: dict[str, Any] = {}
+
+    def finish(self) -> None:
+        """A run ends, on every process: count what all of them did.
+
+        Not in `loglikelihood`: a process that has all its responses from lm-eval's cache never calls it, and
+        the others would wait for it.
+        """
+        self.check_run()  # for such a process: some of its demonstrations may have been left out
+        share = {
+            "left_out": self.left_out,
+            "contexts_encoded": self.store.encoded,
+            "contexts_reused": self.store.reused,
+            "tokens_run": self._tokens_run,
+            "tokens_saved": self._tokens_alone - self._tokens_run,
+        }
+        self.counts = total(super().gather_object(share) or [share])
 
     def check_run(self) -> None:
         """Tokenize the requests of all the run's tasks, before the first of them runs.
@@ -290,19 +334,49 @@ class MemoryLM(HFLM):
         self, instances: Sequence[Instance], requests: Sequence[Request], left_out: dict[str, dict[str, int]]
     ) -> None:
         """Say, once a task, what was left out and where the method had nothing to work on."""
-        if self.rank != 0:
-            return
-        for task_name, count in left_out.items():
+        for task_name, count in left_out.items():  # every process of its own documents
             log.warning(
                 "%s: overflow=drop left out %d demonstrations of %d documents, which would not have fitted.",
                 *(task_name, count["demonstrations"], count["documents"]),
             )
+        if self.rank != 0:
+            return
         if without := self.method.without_demonstrations:
             demonstrations: dict[str | None, int] = defaultdict(int)
             for instance, request in zip(instances, requests, strict=True):
                 demonstrations[instance.task_name] += len(request.prompt.context.demonstrations)
             for name in (name for name, number in demonstrations.items() if number == 0):
                 log.warning("%s: no demonstrations: %s. Give some with --num_fewshot.", name, without)
+
+    # Among processes.
+
+    def all_gather(self, number: torch.Tensor) -> torch.Tensor:
+        """This process's number in place of everybody's.
+
+        lm-eval gathers how many requests each process has, to repeat the last one where there are fewer (and its
+        response in the samples), and which batch size, to take the smallest. That is for models whose passes wait
+        for each other; these do not.
+        """
+        return number.flatten().repeat(self.world_size)
+
+    def barrier(self) -> None:
+        """Wait for the other processes, and end with one line where one of them is gone: it has said why."""
+        try:
+            super().barrier()
+        except RuntimeError as error:
+            why = " ".join(str(error).split())
+            raise InputError(f"lm-eval-icl: process {self.rank} stops, as another one did ({why}).") from error
+
+    def gather_object(self, obj: Any, dst: int = 0) -> list[Any] | None:
+        """What all processes have of every task, on one of them: in the order of the documents, as a single share."""
+        shares = super().gather_object(obj, dst)
+        if shares is None:
+            return None
+        if all(isinstance(of_task, list) for of_task in obj.values()):  # samples; the other kind is metrics
+            shares = [{task: by_filter(samples) for task, samples in share.items()} for share in shares]
+            joined = in_order(shares)
+            return [{task: list(chain.from_iterable(of.values())) for task, of in joined.items()}]
+        return [in_order(shares)]
 
     # Running.
 
@@ -323,7 +397,8 @@ class MemoryLM(HFLM):
 
         results: dict[int, Score] = {}
         bar = tqdm(total=len(requests), desc="Running loglikelihood requests", disable=disable_tqdm or self.rank != 0)
-        with bar, self._forward():
+        self._tokens_alone += sum({id(request): request.length for request in prepared}.values())
+        with bar, self._forward(), self._counting():
             # The longest context first: what does not fit the machine's memory shows at once.
             for context, queries in sorted(work.items(), key=lambda item: -len(item[0].tokens)):
                 for pairs, scores in self._score(context, {query: list(of) for query, of in queries.items()}):
@@ -335,6 +410,19 @@ class MemoryLM(HFLM):
                             bar.update(1)
                     finished(self.cache_hook)
         return [results[i] for i in range(len(requests))]
+
+    @contextmanager
+    def _counting(self) -> Iterator[None]:
+        """Count the tokens that go through the model."""
+
+        def count(module: torch.nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+            self._tokens_run += kwargs["input_ids"].numel()
+
+        handle = self.model.register_forward_pre_hook(count, with_kwargs=True)
+        try:
+            yield
+        finally:
+            handle.remove()
 
     def _check_score(self, request: Instance, score: Score) -> None:
         """Stop at the first number that is none: metrics would make an ordinary wrong answer of it."""
@@ -523,16 +611,14 @@ class MemoryLM(HFLM):
 
     def get_model_info(self) -> dict[str, Any]:
         """`HFLM`'s, and what was run: it stands under "config" in the results file."""
-        self.check_run()  # all responses may have come from lm-eval's cache, and some demonstrations been left out
         return super().get_model_info() | {
             "icl": {
                 "version": __version__,
+                "commit": commit(),
                 **self._run_arguments(),
                 "pack_tokens": self.pack_tokens,
                 "store_bytes": self.store_bytes,
-                "left_out": self.left_out,
-                "contexts_encoded": self.store.encoded,
-                "contexts_reused": self.store.reused,
+                **self.counts,
             }
         }
 
@@ -558,7 +644,8 @@ DeepThink = _model(methods.DeepThink)
 
 
 def announce_runs() -> None:
-    """Let `lm_eval.evaluate` tell a `MemoryLM` which tasks a run has (see `check_run`). Twice changes nothing."""
+    """Let `lm_eval.evaluate` tell a `MemoryLM` that a run begins, over which tasks (see `check_run`), and that it
+    ends. Twice changes nothing."""
     original = lm_eval.evaluator.evaluate
     if hasattr(original, "announces"):
         return
@@ -566,9 +653,14 @@ def announce_runs() -> None:
     @functools.wraps(original)
     def evaluate(lm: LM, task_dict: Any, *args: Any, **kwargs: Any) -> Any:
         model = lm.lm if isinstance(lm, CachingLM) else lm
-        if isinstance(model, MemoryLM):
-            model.begin(list(task_dict.get("tasks", {}).values()))
-        return original(lm, task_dict, *args, **kwargs)
+        if not isinstance(model, MemoryLM):
+            return original(lm, task_dict, *args, **kwargs)
+        tasks = task_dict.get("tasks", {})
+        check_shares(tasks, kwargs.get("limit"), kwargs.get("samples"), model.world_size)
+        model.begin(list(tasks.values()))
+        results = original(lm, task_dict, *args, **kwargs)
+        model.finish()
+        return results
 
     evaluate.announces = True  # type: ignore[attr-defined]
     lm_eval.evaluator.evaluate = evaluate

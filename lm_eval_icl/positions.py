@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from lm_eval_icl.memory import device_of
+
 
 def position_switch(model: PreTrainedModel) -> tuple[int, bool] | None:
     """The position from which on rotary angles of all positions change, for the types that have one, and whether
@@ -30,7 +32,7 @@ def position_embeddings(model: PreTrainedModel) -> list[nn.Embedding]:
     handles = [m.register_forward_hook(lambda module, args, output: outputs[module].append(output)) for m in outputs]
     try:
         for position in (0, 1):
-            at = torch.full((1, 1), position, device=model.device)
+            at = torch.full((1, 1), position, device=device_of(model))
             model(input_ids=torch.ones_like(at), position_ids=at, use_cache=False)
     finally:
         for handle in handles:

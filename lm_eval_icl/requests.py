@@ -41,6 +41,11 @@ class Request:
     answer: tuple[int, ...]
     room: int
 
+    @property
+    def length(self) -> int:
+        """How many tokens go through the model if it runs by itself."""
+        return len(self.prompt) + self.room
+
 
 class RequestTokenizer:
     """Tokenizes requests as `HFLM` does, and tells the parts.

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from lm_eval_icl.memory import Memory, additive
+from lm_eval_icl.memory import Memory, additive, device_of
 
 # A query and one of its continuations, as token ids; both have at least one.
 Pair = tuple[Sequence[int], Sequence[int]]
@@ -57,7 +57,7 @@ def score_packed(
     nodes = [tree.add([*query, *answer[:-1]])[len(query) - 1 :] for query, answer in pairs]
     predicting = sorted({node for path in nodes for node in path})
     row = {node: i for i, node in enumerate(predicting)}
-    device, length = model.device, len(memory)
+    device, length = device_of(model), len(memory)
 
     visible = torch.ones(len(tree.tokens), length + len(tree.tokens), dtype=torch.bool)
     visible[:, length:] = tree.ancestors()
@@ -91,8 +91,8 @@ def score_alone(
     cache = memory.cache()
 
     def run(tokens: Sequence[int], depth: int, keep: int) -> Tensor:
-        ids = torch.tensor([tokens], device=model.device)
-        positions = memory.positions(depth + torch.arange(len(tokens), device=model.device)[None])
+        ids = torch.tensor([tokens], device=device_of(model))
+        positions = memory.positions(depth + torch.arange(len(tokens), device=device_of(model))[None])
         output = model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=keep, **positions)
         return output.logits[0, -keep:]
 

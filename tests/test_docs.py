@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib.util
+import inspect
 import itertools
 import math
 import os
@@ -13,6 +14,8 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
+from lm_eval.models.huggingface import HFLM
 from lm_eval.utils import simple_parse_args_string
 
 from lm_eval_icl import show
@@ -31,10 +34,18 @@ def blocks(page: Path) -> list[tuple[str, str, str]]:
 
 
 def commands(page: Path) -> list[str]:
-    """The indented commands of a page that start with one of our programs."""
+    """The indented commands of a page that start one of our programs, from its name on."""
     text = page.read_text(encoding="utf-8").replace("\\\n", " ")
-    return [line.strip() for line in text.splitlines() if re.match(r" {4,}(lm_eval|lm-eval-icl) ", line)]
+    launched = r" {4,}(?:(?:\w+=\w+ )?(?:accelerate launch|torchrun) .*-m )?"
+    return [
+        found[1] for line in text.splitlines() if (found := re.match(launched + r"((lm_eval|lm-eval-icl) .*)", line))
+    ]
 
+
+# What `hf` takes, and hands on.
+HF_ARGUMENTS = {
+    name for each in (HFLM, transformers.BitsAndBytesConfig) for name in inspect.signature(each.__init__).parameters
+}
 
 # Links.
 
@@ -92,7 +103,7 @@ def test_commands_are_ones_that_we_take(page):
             own = {field.name for field in dataclasses.fields(show.METHODS[given["--model"]])}
             arguments = simple_parse_args_string(given["--model_args"])
             assert arguments.pop("pretrained")
-            assert set(arguments) <= own
+            assert set(arguments) <= own | HF_ARGUMENTS
             assert any(task_dir().rglob(f"{given['--tasks']}.yaml"))
 
 

@@ -64,6 +64,11 @@ def test_every_distinct_token_runs_once(checkpoint, cls, passes, args, name):
         assert tokens <= counter.tokens < 1.5 * tokens
     assert lm.store.encoded == 2  # two tasks, each with its own demonstrations
 
+    arguments = [each for samples in results["samples"].values() for sample in samples for each in sample["arguments"]]
+    alone = sum(len(lm.tok_encode(str(prompt) + answer)) - 1 for prompt, answer in arguments)
+    counts = results["config"]["icl"]
+    assert (counts["tokens_run"], counts["tokens_saved"]) == (counter.tokens, alone - counter.tokens)
+
 
 def test_many_documents_share_one_context(checkpoint):
     path = checkpoint("llama")

@@ -1,0 +1,184 @@
+"""Several processes do what one does: the same results file, and one line where something is wrong.
+
+On CPUs accelerate's processes speak over gloo, and only if told so: ACCELERATE_USE_CPU.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lm_eval_icl.demo import model_path
+from lm_eval_icl.plugin import MODELS
+from lm_eval_icl.processes import by_filter, in_order, total
+from tests import divided, harness
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def launch(*command: str) -> subprocess.CompletedProcess:
+    """Two processes, at ports that are free."""
+    environment = {
+        **os.environ,
+        "ACCELERATE_USE_CPU": "true",
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
+    }
+    return subprocess.run(
+        [sys.executable, "-m", *command],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,  # in place of a hang
+    )
+
+
+ACCELERATE = ("accelerate.commands.launch", "--multi_gpu", "--num_processes=2", "--main_process_port=0", "-m")
+TORCHRUN = ("torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m")
+
+
+def assert_same_run(found: dict, expected: dict) -> None:
+    """Metrics with their standard errors, and samples one by one."""
+    for task, metrics in expected["results"].items():
+        assert_close([found["results"][task][name] for name in metrics], list(metrics.values()))
+    for task, samples in expected["samples"].items():
+        assert len(found["samples"][task]) == len(samples) > 0
+        for mine, theirs in zip(found["samples"][task], samples, strict=True):
+            for key in ("doc_id", "filter", "doc_hash", "prompt_hash", "target_hash"):
+                assert mine[key] == theirs[key]
+            assert [len(of) for of in mine["resps"]] == [len(of) for of in theirs["resps"]]
+            assert_close(mine["resps"], theirs["resps"])
+            assert_close(mine["filtered_resps"], theirs["filtered_resps"])
+
+
+def assert_close(mine: object, theirs: object) -> None:
+    """Equal texts and flags, numbers to 1e-5 of 1 or of their size."""
+    for a, b in zip(flat(mine), flat(theirs), strict=True):
+        assert a == b or abs(a - b) <= 1e-5 * max(1, abs(b)), (a, b)
+
+
+def flat(values: object) -> list:
+    """Nested lists as one, what is a number as a number."""
+    if isinstance(values, (list, tuple)):
+        return [value for each in values for value in flat(each)]
+    try:
+        return [float(str(values))]  # a flag is no number
+    except ValueError:
+        return [str(values)]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """`divided.everything` by two processes and by one."""
+    found = []
+    for kind in ("two", "one"):
+        folder = tmp_path_factory.mktemp(kind)
+        divided.save(folder)
+        if kind == "two":
+            done = launch(*TORCHRUN, "tests.divided", str(folder))
+            assert done.returncode == 0, done.stderr[-3000:]
+            found.append(json.loads((folder / "found.json").read_text()))
+        else:
+            found.append(json.loads(json.dumps(divided.everything(folder), default=str)))
+    return found
+
+
+@pytest.mark.slow
+def test_two_processes_give_what_one_gives(runs):
+    two, one = runs
+    for name in [*MODELS, "other tasks", "left out", "cache written", "cache read by one process", "tensor parallel"]:
+        assert_same_run(two[name], one[name])
+
+
+@pytest.mark.slow
+def test_the_results_file_counts_what_both_did(runs):
+    two, one = ({name: run["config"]["icl"] for name, run in each.items() if isinstance(run, dict)} for each in runs)
+    assert one["left out"]["left_out"]["many_tokens"]["documents"] == 5
+    assert two["left out"]["left_out"] == one["left out"]["left_out"]
+    for name in MODELS:
+        mine, alone = two[name], one[name]
+        # The same requests, of which each process runs its own, each with the demonstrations.
+        assert mine["tokens_run"] + mine["tokens_saved"] == alone["tokens_run"] + alone["tokens_saved"]
+        assert mine["tokens_run"] > alone["tokens_run"] or name == "saicl"  # which encodes for every query anyway
+    assert two["icl"]["contexts_encoded"] == 2 * one["icl"]["contexts_encoded"]
+    # What came from a cache was not run, and not saved by us.
+    assert one["cache read by one process"]["tokens_run"] == one["cache read by one process"]["tokens_saved"] == 0
+    assert 0 < two["cache read by one process"]["tokens_run"] < two["cache written"]["tokens_run"]
+
+
+@pytest.mark.slow
+def test_what_several_processes_cannot_do(runs):
+    two, one = runs
+    assert "task 'generate' has fewer documents than there are processes (2)" in two["too few"]
+    assert "too few" not in one
+    assert "tensor parallel with a cache" not in two
+
+
+@pytest.mark.slow
+def test_a_command_line(tmp_path):
+    done = launch(
+        *(*ACCELERATE, "lm_eval", "--model", "pcw", "--model_args", f"pretrained={model_path()}"),
+        *("--tasks", "icl_demo_short", "--num_fewshot", "4", "--limit", "5"),
+        *("--output_path", str(tmp_path), "--log_samples"),
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    (results,), (samples,) = tmp_path.glob("*/results_*.json"), tmp_path.glob("*/samples_*.jsonl")
+    found = json.loads(results.read_text())
+    found["samples"] = {"icl_demo_short": [json.loads(line) for line in samples.read_text().splitlines()]}
+    expected = harness.run("pcw", model_path(), ["icl_demo_short"], 4, limit=5)
+    for run in (found, expected):
+        for metrics in run["results"].values():
+            metrics.pop("acc_stderr,none"), metrics.pop("acc_norm_stderr,none")  # the harness asks for none
+    assert_same_run(found, expected)
+    assert found["config"]["icl"]["contexts_encoded"] == 2
+
+
+@pytest.mark.slow
+def test_what_one_process_refuses_ends_all(checkpoint, tmp_path):
+    """The second document, which is the second process's, does not fit."""
+    documents = [{"text": "word " * (500 if i == 1 else 3)} for i in range(5)]
+    (tmp_path / "data.json").write_text("\n".join(map(json.dumps, documents)))
+    task = {
+        "task": "one_is_long",
+        "dataset_path": "json",
+        "dataset_kwargs": {"data_files": {"test": str(tmp_path / "data.json")}, "cache_dir": str(tmp_path)},
+        "test_split": "test",
+        "output_type": "multiple_choice",
+        "doc_to_text": "{{text}}",
+        "doc_to_choice": ["a", "b"],
+        "doc_to_target": 0,
+    }
+    (tmp_path / "task.yaml").write_text(yaml.safe_dump(task))
+    done = launch(
+        *(*TORCHRUN, "lm_eval", "--model", "icl", "--tasks", "one_is_long", "--include_path", str(tmp_path)),
+        *("--model_args", f"pretrained={checkpoint('gpt2')},max_length=100"),
+    )
+    assert done.returncode != 0
+    assert done.stderr.count("lm-eval-icl: 1 of 2 documents (tasks: one_is_long) do not fit") == 1
+    # The launcher's own traceback, and none of ours.
+    assert done.stderr.count("Traceback (most recent call last)") == 1
+    assert "lm_eval_icl/" not in done.stderr
+
+
+@given(st.integers(0, 20), st.integers(1, 5))
+def test_dealt_out_in_turn_and_joined(documents, processes):
+    whole = list(range(documents))
+    shares = [whole[rank::processes] for rank in range(processes)]
+    assert in_order(shares) == whole
+    assert in_order([{"a": share, "b": {"c": share}} for share in shares]) == {"a": whole, "b": {"c": whole}}
+
+
+def test_samples_by_filter():
+    samples = [{"filter": name, "doc_id": i} for name in ("z", "a") for i in (1, 0)]
+    assert by_filter(samples) == {"z": samples[:2], "a": samples[2:]}
+
+
+def test_total():
+    shares = [{"n": 1, "of": {"a": {"x": 1}}}, {"n": 2, "of": {"b": {"x": 5}}}, {"n": 0, "of": {"a": {"x": 2}}}]
+    assert total(shares) == {"n": 3, "of": {"a": {"x": 3}, "b": {"x": 5}}}
