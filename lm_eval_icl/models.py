@@ -31,7 +31,7 @@ from tqdm import tqdm
 from lm_eval_icl import __version__, methods
 from lm_eval_icl.arguments import check_names
 from lm_eval_icl.cache import claim
-from lm_eval_icl.errors import InputError, Unsupported, is_whole
+from lm_eval_icl.errors import InputError, Unsupported, is_whole, refusing
 from lm_eval_icl.generation import continue_from
 from lm_eval_icl.memory import Memory, MemoryStore
 from lm_eval_icl.positions import no_positions, position_embeddings, position_switch
@@ -95,14 +95,9 @@ class MemoryLM(HFLM):
         self._forwarded = kwargs
         if not isinstance(pretrained, str):
             self._check_names(pretrained.config)
-        try:
+        with refusing("the model cannot be made of these arguments"):
             super().__init__(pretrained, **kwargs)
-        except (ImportError, ValueError) as error:
-            if isinstance(error, InputError) or "attn_implementation" not in kwargs:
-                raise
-            raise InputError(
-                f"lm-eval-icl: attn_implementation={kwargs['attn_implementation']!r}: {' '.join(str(error).split())}"
-            ) from error
+        self._check_tokenizer()
 
         self._without: list[torch.nn.Embedding] | None = None
         with self._forward():
@@ -120,6 +115,7 @@ class MemoryLM(HFLM):
             self.max_gen_toks,
             by_part=self.method.symmetric_mask,
             canonical=self.canonical_order,
+            rows=self._rows(),
         )
         self.begin([])
 
@@ -163,16 +159,46 @@ class MemoryLM(HFLM):
         with torch.no_grad(), torch.autocast(self.device.type, dtype=dtype, enabled=dtype is not None), positions:
             yield
 
-    # What can be refused before weights are loaded.
+    # What can be refused while the checkpoint is loaded.
 
     def _get_config(self, pretrained: str, **kwargs: Any) -> None:
-        try:
+        path = Path(pretrained)
+        if path.is_absolute() and not path.is_dir() and not kwargs.get("gguf_file"):
+            raise InputError(f"lm-eval-icl: pretrained={pretrained!r}: no checkpoint there (no such folder).")
+        with refusing(f"pretrained={pretrained!r}: no checkpoint there that transformers can read"):
             super()._get_config(pretrained, **kwargs)
-        except OSError as error:
-            path = Path(pretrained)
-            why = "no such folder" if path.is_absolute() and not path.exists() else str(error).splitlines()[0]
-            raise InputError(f"lm-eval-icl: pretrained={pretrained!r}: no checkpoint there ({why}).") from error
         self._check_names(self._config)
+
+    def _create_tokenizer(self, pretrained: Any, tokenizer: Any, *args: Any, **kwargs: Any) -> None:
+        where = f"tokenizer={tokenizer!r}" if isinstance(tokenizer, str) else f"pretrained={pretrained!r}"
+        advice = "Give the folder or name of one that fits: --model_args tokenizer=..."
+        with refusing(f"{where}: its tokenizer cannot be loaded", advice):
+            super()._create_tokenizer(pretrained, tokenizer, *args, **kwargs)
+        # Some tokenizers are made without their files, and then know no text.
+        if set(self.tokenizer.get_vocab()) <= set(self.tokenizer.all_special_tokens):
+            raise InputError(f"lm-eval-icl: {where}: its tokenizer has no vocabulary: are its files there? {advice}")
+
+    def _create_model(self, *args: Any, pretrained: str, **kwargs: Any) -> None:
+        # What was given for loading alone is as likely at fault as the files.
+        given = [k for k in ("attn_implementation", "dtype", "peft", "delta", "device_map") if k in self._forwarded]
+        what = ", ".join([f"pretrained={pretrained!r}", *(f"{name}={self._forwarded[name]!r}" for name in given)])
+        advice = "" if given else "Check the files: is one cut short, or missing?"
+        with refusing(f"{what}: the model cannot be loaded", advice):
+            super()._create_model(*args, pretrained=pretrained, **kwargs)
+
+    def _check_tokenizer(self) -> None:
+        if self.prefix_token_id is None:
+            raise InputError(
+                "lm-eval-icl: the tokenizer names no BOS and no EOS token, one of which stands for an empty context: "
+                "say which token to take, --model_args prefix_token_id=N."
+            )
+        if self.tokenizer.pad_token_id >= self._rows():
+            # lm-eval adds one where a tokenizer has none; padding is masked, so that any token will do.
+            self.tokenizer.pad_token_id = self.prefix_token_id
+
+    def _rows(self) -> int:
+        """How many tokens the model knows: ids from here on would fail in the middle of a forward pass."""
+        return int(self.model.get_input_embeddings().weight.shape[0])
 
     def _check_names(self, config: transformers.PreTrainedConfig) -> None:
         ours = {*inspect.signature(MemoryLM.__init__).parameters} - {"self", "kwargs"}
@@ -187,6 +213,7 @@ class MemoryLM(HFLM):
 
     def _get_backend(self, *args: Any, **kwargs: Any) -> None:
         super()._get_backend(*args, **kwargs)
+        self.AUTO_MODEL_CLASS = _Complete
         if self.backend != "causal":
             raise InputError(
                 f"lm-eval-icl: {self.config.model_type!r} loads as an encoder-decoder model; these methods are defined "
@@ -379,7 +406,7 @@ class MemoryLM(HFLM):
                     batch = self._batch(indices, prepared, batch_size)
                     indices = indices[len(batch) :]
                     queries = [prepared[i].prompt.query for i in batch]
-                    texts = self._generate(context, queries, requests[batch[0]].args[1])
+                    texts = self._generate(context, queries, [requests[i] for i in batch])
                     for i, text in zip(batch, texts, strict=True):
                         results[i] = text
                         self.cache_hook.add_partial("generate_until", requests[i].args, text)
@@ -400,16 +427,22 @@ class MemoryLM(HFLM):
             batch = [i for i in batch if len(prepared[i].prompt.query) == length]
         return batch
 
-    def _generate(self, context: Context, queries: Sequence[tuple[int, ...]], gen_kwargs: dict[str, Any]) -> list[str]:
-        kwargs: dict[str, Any] = dict(normalize_gen_kwargs(gen_kwargs, self.max_gen_toks))
-        eos = self.tok_decode(self.eot_token_id, skip_special_tokens=False)
+    def _generate(
+        self, context: Context, queries: Sequence[tuple[int, ...]], requests: Sequence[Instance]
+    ) -> list[str]:
+        given = requests[0].args[1]
+        kwargs: dict[str, Any] = dict(normalize_gen_kwargs(given, self.max_gen_toks))
+        eos = None if self.eot_token_id is None else self.tok_decode(self.eot_token_id, skip_special_tokens=False)
         until = handle_stop_sequences(kwargs.pop("until", None), eos=eos)
         max_gen_toks = kwargs.pop("max_gen_toks")
         kwargs.pop("cache_implementation", None)
 
         def generate(context: torch.Tensor, **cache: Any) -> torch.Tensor:
             length = context.shape[1] + max_gen_toks
-            return self._model_generate(context, length, until, **cache, **kwargs)
+            numbers = [_Numbers(requests, self.model.dtype)]
+            what = f"task {requests[0].task_name!r}: generation arguments {given}: refused by transformers"
+            with refusing(what, kinds=(TypeError, ValueError)):
+                return self._model_generate(context, length, until, logits_processor=numbers, **cache, **kwargs)
 
         with self._forward():
             # Queries of one batch share a memory (see `_batch`).
@@ -442,6 +475,42 @@ class MemoryLM(HFLM):
                 "contexts_reused": self.store.reused,
             }
         }
+
+
+class _Complete:
+    """`AutoModelForCausalLM` for whole checkpoints: transformers makes up at random what one lacks, and goes on."""
+
+    @staticmethod
+    def from_pretrained(pretrained: str, **kwargs: Any) -> transformers.PreTrainedModel:
+        kwargs["output_loading_info"] = True
+        loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(pretrained, **kwargs)
+        model, report = loaded
+        if missing := sorted(report["missing_keys"]):
+            raise InputError(
+                f"lm-eval-icl: pretrained={pretrained!r}: {len(missing)} of the weights of {type(model).__name__} are "
+                f"not in the checkpoint ({', '.join(missing[:3])}{', ...' if len(missing) > 3 else ''}), and random "
+                "ones would stand in for them: is it the checkpoint of another kind of model, or not whole?"
+            )
+        return model
+
+
+class _Numbers(transformers.LogitsProcessor):
+    """Stops a generation whose next token is chosen by numbers that are none: the greatest of NaNs is a token too."""
+
+    def __init__(self, requests: Sequence[Instance], dtype: torch.dtype) -> None:
+        self.requests, self.dtype = requests, dtype
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        greatest = scores.amax(-1)  # NaN where there is one
+        if not greatest.isfinite().all():
+            row = int(greatest.isfinite().int().argmin()) * len(self.requests) // len(scores)  # several beams a request
+            request = self.requests[row]
+            raise InputError(
+                f"lm-eval-icl: task {request.task_name!r}, document {request.doc_id}: the scores of the next token are "
+                f"{float(greatest[~greatest.isfinite()][0])} ({self.dtype}): the checkpoint is broken, or its numbers "
+                "overflow. Try --model_args dtype=float32."
+            )
+        return scores
 
 
 def _model(method: type[methods.Method]) -> type[MemoryLM]:
