@@ -68,7 +68,7 @@ class MemoryLM(HFLM):
 
     def __init__(
         self,
-        pretrained: str | transformers.PreTrainedModel,
+        pretrained: str | transformers.PreTrainedModel | None = None,
         *,
         pack_tokens: int = 512,
         store_bytes: int = 2**31,
@@ -76,6 +76,11 @@ class MemoryLM(HFLM):
         canonical_order: bool | None = None,
         **kwargs: Any,
     ) -> None:
+        if pretrained is None or not (isinstance(pretrained, str) or hasattr(pretrained, "config")):
+            raise InputError(
+                f"lm-eval-icl: pretrained={pretrained!r}: must be the name or folder of a checkpoint: --model_args "
+                "pretrained=..."
+            )
         for name, value in (("pack_tokens", pack_tokens), ("store_bytes", store_bytes)):
             if not is_whole(value) or value < 1:
                 raise InputError(f"lm-eval-icl: {name}={value!r}: must be a whole number, 1 or more.")
@@ -97,6 +102,8 @@ class MemoryLM(HFLM):
             self._check_names(pretrained.config)
         with refusing("the model cannot be made of these arguments"):
             super().__init__(pretrained, **kwargs)
+        if self.batch_size != "auto" and self.batch_size < 1:
+            raise InputError(f"lm-eval-icl: batch_size={self.batch_size}: must be a whole number, 1 or more, or auto.")
         self._check_tokenizer()
 
         self._without: list[torch.nn.Embedding] | None = None
@@ -379,8 +386,13 @@ class MemoryLM(HFLM):
         if without := self.method.without_demonstrations:
             for task_name in {request.task_name for request in requests}:
                 log.warning("%s: rolling log-likelihood has no demonstrations: %s.", task_name, without)
+        for request in requests:
+            self.tokenize.check_text(request)
         with self._forward():
-            return super().loglikelihood_rolling(requests, disable_tqdm)
+            scores: list[float] = super().loglikelihood_rolling(requests, disable_tqdm)
+        for request, score in zip(requests, scores, strict=True):
+            self._check_score(request, (score, False))
+        return scores
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         """The text that follows each prompt, up to a stop sequence or `max_gen_toks`."""

@@ -125,6 +125,12 @@ class RequestTokenizer:
         self._check_known(request, tokens, ())
         return Request(tokens, (), room)
 
+    def check_text(self, request: Instance) -> None:
+        """Refuse a text that is scored as a whole (`HFLM.loglikelihood_rolling`) and cannot be read."""
+        with _naming(request):
+            ids = self._bare(request.args[0])[0]
+        self._check_known(request, self._nothing(), tuple(ids))
+
     def _check_known(self, request: Instance, tokens: TokenizedPrompt, answer: tuple[int, ...]) -> None:
         """Some tokenizers have more tokens than the model they come with; most never use them."""
         if self._rows is None or max(tokens.context.largest, *tokens.query, *answer) < self._rows:

@@ -258,6 +258,24 @@ def test_a_name_that_nothing_has():
         ICL("no/such", device="cpu")
 
 
+@pytest.mark.parametrize("pretrained", [{}, {"pretrained": None}, {"pretrained": 7}, {"pretrained": ["gpt2"]}])
+def test_nothing_to_load(pretrained):
+    with pytest.raises(InputError, match=r"lm-eval-icl: pretrained=.*: must be the name or folder of a checkpoint"):
+        ICL(**pretrained, device="cpu")
+
+
+@pytest.mark.parametrize("size", [0, -1, "-2"])
+def test_batch_size(checkpoint, size):
+    with pytest.raises(InputError, match=f"lm-eval-icl: batch_size={size}: must be a whole number, 1 or more, or auto"):
+        ICL(str(checkpoint("gpt2")), device="cpu", batch_size=size)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_device_that_is_not_there(checkpoint):
+    with pytest.raises(InputError, match=r"cannot be (loaded|made of these arguments) .*CUDA"):
+        ICL(str(checkpoint("gpt2")), device="cuda")
+
+
 def test_arguments_that_loading_fails_on(checkpoint, tmp_path):
     for name, value in {"dtype": "float33", "peft": str(tmp_path)}.items():
         with pytest.raises(InputError, match=f", {name}='{value}': the model cannot be loaded"):
@@ -293,11 +311,22 @@ def rows(path, number):
     tiny.byte_level().save_pretrained(path)
 
 
-@pytest.mark.parametrize("task", ["one_token", "generate"])
+ROLLING = {
+    "output_type": "loglikelihood_rolling",
+    "doc_to_text": "",
+    "doc_to_target": "{{text}}",
+    "fewshot_split": None,
+}
+harness.TASKS["rolling"] = harness.task(
+    "rolling", **ROLLING, metric_list=[{"metric": "byte_perplexity", "aggregation": "weighted_perplexity"}]
+)
+
+
+@pytest.mark.parametrize("task", ["one_token", "generate", "rolling"])
 def test_a_token_that_the_model_does_not_know(tmp_path, task):
     """The tokenizer of another model: an index error deep in the model otherwise, and a dead GPU."""
     rows(tmp_path, 290)
-    with pytest.raises(InputError, match=rf"task '{task}', document 0: token 29\d \('.*'\) is not among the 290"):
+    with pytest.raises(InputError, match=rf"task '{task}', document 0: token \d\d\d \('.*'\) is not among the 290"):
         harness.run("icl", tmp_path, [task], 2)
 
 
@@ -542,3 +571,15 @@ def test_numbers_that_break_while_text_is_generated(tmp_path, sampling):
         InputError, match=f"task 'odd', document {longest}: the scores of the next token are nan .*torch"
     ):
         harness.run("icl", tmp_path, ["odd"], 0, gen_kwargs={"until": ["none"], "max_gen_toks": 4, **sampling})
+
+
+@pytest.mark.runs
+def test_numbers_that_break_in_a_rolling_log_likelihood(tmp_path):
+    harness.TASKS["long"] = {**harness.TASKS["rolling"], "task": "long", "doc_to_target": "{{text * 20}}"}
+    model = tiny.build("gpt2")
+    with torch.no_grad():
+        model.transformer.wpe.weight[100] = float("nan")
+    model.save_pretrained(tmp_path)
+    tiny.byte_level().save_pretrained(tmp_path)
+    with pytest.raises(InputError, match=r"task 'long', document 0, .*the log-probability is nan"):
+        harness.run("icl", tmp_path, ["long"], 0)
