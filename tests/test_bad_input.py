@@ -337,7 +337,7 @@ def test_tokens_and_rows_that_are_never_used(tmp_path, number):
     rows(tmp_path, number)
     assert len(tiny.byte_level()) == 421
     harness.TASKS["short"] = harness.task(
-        "short", **harness.CHOICE, doc_to_choice=["no", "yes"], doc_to_text="{{label}}"
+        "short", **harness.CHOICE, doc_to_choice=["no", "yes"], doc_to_text="a{{label}}"
     )
     assert len(harness.responses(harness.run("icl", tmp_path, ["short"], 2))) == 12
 
