@@ -194,18 +194,24 @@ class MemoryLM(HFLM):
             super()._create_model(*args, pretrained=pretrained, **kwargs)
 
     def _check_tokenizer(self) -> None:
-        if self.prefix_token_id is None:
+        prefix, pad, rows = self.prefix_token_id, self.tokenizer.pad_token_id, self._rows()
+        if prefix is None:
             raise InputError(
                 "lm-eval-icl: the tokenizer names no BOS and no EOS token, one of which stands for an empty context: "
                 "say which token to take, --model_args prefix_token_id=N."
             )
-        if self.tokenizer.pad_token_id >= self._rows():
+        if not is_whole(prefix) or not 0 <= prefix < rows:
+            raise InputError(
+                f"lm-eval-icl: prefix_token_id={prefix!r}: must be one of the model's tokens, 0 to {rows - 1}."
+            )
+        if pad is None or pad >= rows:
             # lm-eval adds one where a tokenizer has none; padding is masked, so that any token will do.
-            self.tokenizer.pad_token_id = self.prefix_token_id
+            self.tokenizer.pad_token_id = prefix
 
     def _rows(self) -> int:
         """How many tokens the model knows: ids from here on would fail in the middle of a forward pass."""
-        return int(self.model.get_input_embeddings().weight.shape[0])
+        embedding: Any = self.model.get_input_embeddings()
+        return int(getattr(embedding, "num_embeddings", None) or embedding.weight.shape[0])
 
     def _check_names(self, config: transformers.PreTrainedConfig) -> None:
         ours = {*inspect.signature(MemoryLM.__init__).parameters} - {"self", "kwargs"}

@@ -270,6 +270,12 @@ def test_batch_size(checkpoint, size):
         ICL(str(checkpoint("gpt2")), device="cpu", batch_size=size)
 
 
+@pytest.mark.parametrize("token", [421, -1, "the", 0.5])
+def test_prefix_token(checkpoint, token):
+    with pytest.raises(InputError, match=f"prefix_token_id={token!r}: must be one of the model's tokens, 0 to 420"):
+        ICL(str(checkpoint("gpt2")), device="cpu", prefix_token_id=token)
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_device_that_is_not_there(checkpoint):
     with pytest.raises(InputError, match=r"cannot be (loaded|made of these arguments) .*CUDA"):
