@@ -26,7 +26,12 @@ def main() -> None:
     if sys.argv[1:] in ([], ["-h"], ["--help"]):
         print("lm-eval-icl smoke --help: a smoke test of every method")
         print("lm-eval-icl show --help: which token sees which, at which position; all else is lm-eval's own:\n")
-    cli_evaluate()
+    try:
+        cli_evaluate()
+    except ValueError as error:
+        if not str(error).startswith("Tasks not found"):
+            raise
+        raise InputError(f"lm-eval-icl: --tasks: {error}. `lm-eval-icl ls tasks` lists those there are.") from error
 
 
 def _smoke(arguments: list[str]) -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 
 class InputError(SystemExit, ValueError):
@@ -15,6 +18,23 @@ class InputError(SystemExit, ValueError):
 
 class Unsupported(InputError):
     """The loaded model does not do what the method needs; another method may work on it."""
+
+
+def one_line(error: Exception) -> str:
+    """What another package's error says, and what kind of error it is."""
+    text = " ".join(re.sub(r"\x1b\[[0-9;]*m", "", str(error)).split())
+    return f"{type(error).__name__}: {text[:600]}{'...' if len(text) > 600 else ''}" if text else type(error).__name__
+
+
+@contextmanager
+def refusing(what: str, advice: str = "", kinds: tuple[type[Exception], ...] = (Exception,)) -> Iterator[None]:
+    """Errors of these kinds, here, are the fault of what the user gave: one line that names it."""
+    try:
+        yield
+    except InputError:
+        raise
+    except kinds as error:
+        raise InputError(f"lm-eval-icl: {what} ({one_line(error)}).{advice and ' ' + advice}") from error
 
 
 def is_number(value: object) -> bool:

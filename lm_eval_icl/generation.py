@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import torch
+from lm_eval.api.instance import Instance
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import LogitsProcessor, PreTrainedModel
 
+from lm_eval_icl.errors import InputError
 from lm_eval_icl.memory import Memory, device_of
 
 
@@ -47,3 +49,22 @@ def continue_from(
     with memory.reading(model):
         output = generate(context=context, attention_mask=mask, **positions, **cache)
     return output[:, context.shape[1] :].tolist()
+
+
+class Finite(LogitsProcessor):
+    """Stops a generation whose next token is chosen by numbers that are none: the greatest of NaNs is a token too."""
+
+    def __init__(self, requests: Sequence[Instance], dtype: torch.dtype) -> None:
+        self.requests, self.dtype = requests, dtype
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        greatest = scores.amax(-1)  # NaN where there is one
+        if not greatest.isfinite().all():
+            row = int(greatest.isfinite().int().argmin()) * len(self.requests) // len(scores)  # several beams a request
+            request = self.requests[row]
+            raise InputError(
+                f"lm-eval-icl: task {request.task_name!r}, document {request.doc_id}: the scores of the next token are "
+                f"{float(greatest[~greatest.isfinite()][0])} ({self.dtype}): the checkpoint is broken, or its numbers "
+                "overflow. Try --model_args dtype=float32."
+            )
+        return scores

@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from itertools import chain
-from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 import lm_eval.evaluator
@@ -28,7 +27,6 @@ from accelerate.utils.memory import clear_device_cache, should_reduce_batch_size
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import LM, CachingLM
 from lm_eval.api.task import Task
-from lm_eval.models.huggingface import HFLM
 from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs, postprocess_generated_text
 from tqdm import tqdm
 
@@ -36,9 +34,10 @@ from lm_eval_icl import __version__, methods
 from lm_eval_icl.arguments import check_names
 from lm_eval_icl.cache import finished, resume
 from lm_eval_icl.commit import commit
-from lm_eval_icl.errors import InputError, Unsupported, is_whole
+from lm_eval_icl.errors import InputError, Unsupported, is_whole, refusing
 from lm_eval_icl.fingerprint import fingerprint
-from lm_eval_icl.generation import continue_from
+from lm_eval_icl.generation import Finite, continue_from
+from lm_eval_icl.loading import LoadedLM
 from lm_eval_icl.memory import Memory, MemoryStore
 from lm_eval_icl.positions import no_positions, position_embeddings, position_switch
 from lm_eval_icl.probe import probe
@@ -55,7 +54,7 @@ log = logging.getLogger("lm_eval.icl")
 T = TypeVar("T")
 
 
-class MemoryLM(HFLM):
+class MemoryLM(LoadedLM):
     """An in-context-learning method as a model of lm-eval.
 
     Args:
@@ -80,7 +79,7 @@ class MemoryLM(HFLM):
 
     def __init__(
         self,
-        pretrained: str | transformers.PreTrainedModel,
+        pretrained: str | transformers.PreTrainedModel | None = None,
         *,
         pack_tokens: int = 512,
         store_bytes: int = 2**31,
@@ -104,21 +103,8 @@ class MemoryLM(HFLM):
             )
         self.canonical_order = self.method.invariant if canonical_order is None else canonical_order
         self.pack_tokens, self.overflow = int(pack_tokens), overflow
-        self._forwarded = kwargs
-        if not isinstance(pretrained, str):
-            self._check_names(pretrained.config)
-        try:
-            super().__init__(pretrained, **kwargs)
-        except (ImportError, ValueError) as error:
-            if isinstance(error, InputError):
-                raise
-            attention = kwargs.get("attn_implementation")
-            of = "" if attention is None else f"attn_implementation={attention!r}: "
-            raise InputError(f"lm-eval-icl: {of}{' '.join(str(error).split())}") from error
+        super().__init__(pretrained, **kwargs)
 
-        if hasattr(self, "accelerator"):
-            # `HFLM` divides the documents only among the GPUs of one machine; these numbers are for any processes.
-            self._rank, self._world_size = self.accelerator.process_index, self.accelerator.num_processes
         self._without: list[torch.nn.Embedding] | None = None
         with self._forward():
             self.abilities = probe(self.model)
@@ -135,6 +121,7 @@ class MemoryLM(HFLM):
             self.max_gen_toks,
             by_part=self.method.symmetric_mask,
             canonical=self.canonical_order,
+            rows=self._rows(),
         )
         self.begin([])
 
@@ -178,18 +165,8 @@ class MemoryLM(HFLM):
         with torch.no_grad(), torch.autocast(self.device.type, dtype=dtype, enabled=dtype is not None), positions:
             yield
 
-    # What can be refused before weights are loaded.
-
-    def _get_config(self, pretrained: str, **kwargs: Any) -> None:
-        try:
-            super()._get_config(pretrained, **kwargs)
-        except OSError as error:
-            path = Path(pretrained)
-            why = "no such folder" if path.is_absolute() and not path.exists() else str(error).splitlines()[0]
-            raise InputError(f"lm-eval-icl: pretrained={pretrained!r}: no checkpoint there ({why}).") from error
-        self._check_names(self._config)
-
-    def _check_names(self, config: transformers.PreTrainedConfig) -> None:
+    def _check_config(self, config: transformers.PreTrainedConfig) -> None:
+        """Refuse arguments that nobody takes, before weights are loaded."""
         ours = {*inspect.signature(MemoryLM.__init__).parameters} - {"self", "kwargs"}
         ours |= {field.name for field in dataclasses.fields(self.method_class)}
         others = {
@@ -199,22 +176,6 @@ class MemoryLM(HFLM):
             if field.name not in ours
         }
         check_names(self._forwarded, ours, others, config, any_name=bool(self._forwarded.get("trust_remote_code")))
-
-    def _get_backend(self, *args: Any, **kwargs: Any) -> None:
-        super()._get_backend(*args, **kwargs)
-        if self.backend != "causal":
-            raise InputError(
-                f"lm-eval-icl: {self.config.model_type!r} loads as an encoder-decoder model; these methods are defined "
-                "for decoders (causal language models) only."
-            )
-
-    def _create_model(self, *args: Any, **kwargs: Any) -> None:
-        """`HFLM`'s, which still hands `load_in_4bit` and the like to transformers by name: it takes a configuration."""
-        known = inspect.signature(transformers.BitsAndBytesConfig.__init__).parameters
-        given = {name: kwargs.pop(name) for name in kwargs.keys() & known.keys()}
-        if given.get("load_in_4bit") or given.get("load_in_8bit"):
-            kwargs["quantization_config"] = transformers.BitsAndBytesConfig(**given)
-        super()._create_model(*args, **kwargs)
 
     def identity(self) -> dict[str, Any]:
         """What responses depend on beside the prompts: a cache (`--use_cache`) of another run is refused by it.
@@ -513,6 +474,8 @@ class MemoryLM(HFLM):
         if without := self.method.without_demonstrations:
             for task_name in {request.task_name for request in requests}:
                 log.warning("%s: rolling log-likelihood has no demonstrations: %s.", task_name, without)
+        for request in requests:
+            self.tokenize.check_text(request)
         # One call of `HFLM`'s gives nothing before its last text is done: so many at a time as one batch takes. Not
         # where processes wait for each other, or the batch size is measured anew in every call.
         whole = self.world_size > 1 or self.batch_size == "auto"
@@ -520,7 +483,10 @@ class MemoryLM(HFLM):
         results: list[float] = []
         with self._forward():
             for i in range(0, len(requests), size):
-                results += super().loglikelihood_rolling(requests[i : i + size], disable_tqdm or not whole)
+                scores: list[float] = super().loglikelihood_rolling(requests[i : i + size], disable_tqdm or not whole)
+                for request, score in zip(requests[i : i + size], scores, strict=True):
+                    self._check_score(request, (score, False))
+                results += scores
                 finished(self.cache_hook)
         return results
 
@@ -543,10 +509,9 @@ class MemoryLM(HFLM):
         with bar:
             for (context, _), indices in sorted(work.items(), key=lambda item: -len(item[0][0].tokens)):
                 indices.sort(key=lambda i: -len(prepared[i].prompt.query))
-                kwargs = requests[indices[0]].args[1]
                 while indices:
                     batch, texts = self._fitting(
-                        partial(self._generate_first, context, indices, prepared, kwargs),
+                        partial(self._generate_first, context, indices, prepared, requests),
                         partial(self._halve_batch, indices, prepared),
                     )
                     indices = indices[len(batch) :]
@@ -576,21 +541,28 @@ class MemoryLM(HFLM):
         return f"{self._texts} texts are generated side by side from here on" if self._texts else ""
 
     def _generate_first(
-        self, context: Context, indices: Sequence[int], prepared: Sequence[Request], gen_kwargs: dict[str, Any]
+        self, context: Context, indices: Sequence[int], prepared: Sequence[Request], requests: Sequence[Instance]
     ) -> tuple[Sequence[int], list[str]]:
         batch = self._batch(indices, prepared)
-        return batch, self._generate(context, [prepared[i].prompt.query for i in batch], gen_kwargs)
+        queries = [prepared[i].prompt.query for i in batch]
+        return batch, self._generate(context, queries, [requests[i] for i in batch])
 
-    def _generate(self, context: Context, queries: Sequence[tuple[int, ...]], gen_kwargs: dict[str, Any]) -> list[str]:
-        kwargs: dict[str, Any] = dict(normalize_gen_kwargs(gen_kwargs, self.max_gen_toks))
-        eos = self.tok_decode(self.eot_token_id, skip_special_tokens=False)
+    def _generate(
+        self, context: Context, queries: Sequence[tuple[int, ...]], requests: Sequence[Instance]
+    ) -> list[str]:
+        given = requests[0].args[1]
+        kwargs: dict[str, Any] = dict(normalize_gen_kwargs(given, self.max_gen_toks))
+        eos = None if self.eot_token_id is None else self.tok_decode(self.eot_token_id, skip_special_tokens=False)
         until = handle_stop_sequences(kwargs.pop("until", None), eos=eos)
         max_gen_toks = kwargs.pop("max_gen_toks")
         kwargs.pop("cache_implementation", None)
 
         def generate(context: torch.Tensor, **cache: Any) -> torch.Tensor:
             length = context.shape[1] + max_gen_toks
-            return self._model_generate(context, length, until, **cache, **kwargs)
+            numbers = [Finite(requests, self.model.dtype)]
+            what = f"task {requests[0].task_name!r}: generation arguments {given}: refused by transformers"
+            with refusing(what, kinds=(TypeError, ValueError)):
+                return self._model_generate(context, length, until, logits_processor=numbers, **cache, **kwargs)
 
         with self._forward():
             # Queries of one batch share a memory (see `_batch`).

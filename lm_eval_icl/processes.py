@@ -23,6 +23,8 @@ def check_shares(
     Args:
         limit, samples: as given to `lm_eval.evaluate`.
     """
+    if processes == 1 or (limit is not None and limit <= 0):  # which leaves no process anything, and is refused so
+        return
     for name, task in tasks.items():
         last = task.doc_iterator(
             rank=processes - 1,

@@ -71,7 +71,10 @@ def record_prompts() -> None:
     for name, wrapper in (
         ("build_qa_turn", _build_qa_turn),
         ("fewshot_context", _fewshot_context),
+        # And what lm-eval itself fails on, far from where it was asked for, is refused in one line.
         ("download", _download),
+        ("__init__", _init),
+        ("build_all_requests", _build_all_requests),
     ):
         original = getattr(ConfigurableTask, name)
         if getattr(original, "wrapper", None) is not wrapper:
@@ -108,6 +111,9 @@ def _fewshot_context(original: Callable[..., str | list[str]], *args: Any, **kwa
     try:
         joined = original(*call.args, **call.kwargs)
         turns = _turns.get() or 0
+    except (AssertionError, ValueError) as error:
+        _check_shots(call.arguments["self"], call.arguments["num_fewshot"], error)
+        raise
     finally:
         _turns.reset(token)
     if isinstance(joined, list):  # one prompt an option, all with the same demonstrations
@@ -148,4 +154,45 @@ def _download(original: Callable[..., None], task: Any, *args: Any, **kwargs: An
             f"({type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}). "
             "Check the network and HF_HUB_OFFLINE, or put a copy into a folder of that name "
             f"(./{task.DATASET_PATH}) and start the command beside it."
+        ) from error
+
+
+def _init(original: Callable[..., None], task: Any, *args: Any, **kwargs: Any) -> None:
+    try:
+        original(task, *args, **kwargs)
+    except Exception as error:
+        if why := _unusable(task):
+            raise InputError(f"lm-eval-icl: task {task.config.task!r}: {why}.") from error
+        raise
+
+
+def _unusable(task: Any) -> str:
+    """Why lm-eval could not make a task of its documents, where it tried its first one; empty if for another reason."""
+    documents = getattr(task, "task_docs", None)
+    if documents is None:
+        return ""
+    if len(documents) == 0:
+        split = "test" if task.has_test_docs() else "validation"
+        return f"no documents to evaluate: its {split} split is empty, or process_docs leaves none"
+    if task.config.doc_to_choice is not None and "" in task.doc_to_choice(documents[0]):
+        return "an option of its first document is empty, so there is nothing to score: check doc_to_choice"
+    return ""
+
+
+def _build_all_requests(original: Callable[..., None], task: Any, **kwargs: Any) -> None:
+    limit, shots = kwargs.get("limit"), task.config.num_fewshot
+    if limit is not None and limit < 1:
+        raise InputError(f"lm-eval-icl: task {task.config.task!r}: --limit leaves no documents: it must be above 0.")
+    if shots is not None and shots < 0:
+        raise InputError(f"lm-eval-icl: task {task.config.task!r}: num_fewshot={shots}: must be 0 or more.")
+    original(task, **kwargs)
+
+
+def _check_shots(task: Any, shots: int, error: Exception) -> None:
+    """Whether more demonstrations were asked for than there are: the error of a sampler says neither."""
+    there = len(list(task.fewshot_docs())) if shots else 0
+    if shots and shots >= there:
+        raise InputError(
+            f"lm-eval-icl: task {task.config.task!r}: num_fewshot={shots}: its few-shot split has {there} documents "
+            "(and none may be its own demonstration): lower --num_fewshot."
         ) from error

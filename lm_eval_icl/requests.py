@@ -56,6 +56,7 @@ class RequestTokenizer:
         max_gen_toks: what may be generated where a request does not say.
         by_part: no demonstration's ids may depend on what stands beside it (`tokens.PartSplitter`).
         canonical: the demonstrations in one order, whatever order they come in: sorted.
+        rows: how many tokens the model knows; None for as many as the tokenizer.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class RequestTokenizer:
         max_gen_toks: int,
         by_part: bool,
         canonical: bool,
+        rows: int | None = None,
     ):
         if not tokenizer.is_fast:
             raise InputError(
@@ -83,6 +85,7 @@ class RequestTokenizer:
         self._pair = PairEncoder(unless_it_opens_with(str(tokenizer.decode(prefix_token_id))), bare, by_part)
         self._generation = PairEncoder(unless_it_opens_with(tokenizer.bos_token), bare, by_part)
         self._bare, self._canonical = bare, canonical
+        self._tokenizer, self._rows = tokenizer, rows
         # lm-eval gives all options of a document the same object; so do we.
         nothing = FewShotPrompt("", (), "")
         self._last = nothing, 0, nothing
@@ -105,6 +108,7 @@ class RequestTokenizer:
                 f"{'context' if answer else 'continuation'} is empty, so there is nothing to score. Check the "
                 "task's doc_to_text, doc_to_choice and doc_to_target for this document."
             )
+        self._check_known(request, tokens, answer)
         return Request(tokens, answer, room=len(answer) - 1)  # the last token is predicted, never read
 
     def generate_until(self, request: Instance, without: int = 0) -> Request:
@@ -116,11 +120,32 @@ class RequestTokenizer:
                     f"lm-eval-icl: task {request.task_name!r}: generation argument {name}={kwargs[name]!r} {why}."
                 )
         room = int(normalize_gen_kwargs(kwargs, self.max_gen_toks)["max_gen_toks"])
+        if room < 1:
+            raise InputError(f"lm-eval-icl: task {request.task_name!r}: max_gen_toks={room}: must be 1 or more.")
         if prompt == "":
             return Request(self._nothing(), (), room)
         prompt = self._structured(request, without)
         with _naming(request):
-            return Request(self._generation.split(prompt, prompt), (), room)
+            tokens = self._generation.split(prompt, prompt)
+        self._check_known(request, tokens, ())
+        return Request(tokens, (), room)
+
+    def check_text(self, request: Instance) -> None:
+        """Refuse a text that is scored as a whole (`HFLM.loglikelihood_rolling`) and cannot be read."""
+        with _naming(request):
+            ids = self._bare(request.args[0])[0]
+        self._check_known(request, self._nothing(), tuple(ids))
+
+    def _check_known(self, request: Instance, tokens: TokenizedPrompt, answer: tuple[int, ...]) -> None:
+        """Some tokenizers have more tokens than the model they come with; most never use them."""
+        if self._rows is None or max(tokens.context.largest, *tokens.query, *answer) < self._rows:
+            return
+        token = next(i for i in (*tokens.context.tokens, *tokens.query, *answer) if i >= self._rows)
+        raise InputError(
+            f"lm-eval-icl: task {request.task_name!r}, document {request.doc_id}: token {token} "
+            f"({self._tokenizer.convert_ids_to_tokens(token)!r}) is not among the {self._rows} that the model knows: "
+            "the tokenizer is not the model's. Give the right one: --model_args tokenizer=..."
+        )
 
     def _nothing(self) -> TokenizedPrompt:
         return TokenizedPrompt(Context((), ()), (self.prefix_token_id,))

@@ -170,9 +170,11 @@ def read_prompt(source: str, pretrained: str, method: Method) -> Parts:
         what = (str(error) or type(error).__name__).splitlines()[0]
         raise _error(f"--pretrained {pretrained}: no tokenizer could be loaded from there ({what}).") from error
     start = tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id  # as `HFLM` has it
+    if start is None:
+        raise _error(f"--pretrained {pretrained}: its tokenizer names no BOS and no EOS token to begin with.")
     try:
         tokenize = RequestTokenizer(
-            tokenizer, start, None, 0, by_part=method.symmetric_mask, canonical=method.invariant
+            tokenizer, start, None, 1, by_part=method.symmetric_mask, canonical=method.invariant
         )
         if answer:
             request = tokenize.loglikelihood(Instance("loglikelihood", {}, (prompt, answer), 0))

@@ -37,6 +37,11 @@ class Context:
         """All ids in a row."""
         return [*self.prefix, *(token for part in self.demonstrations for token in part)]
 
+    @functools.cached_property
+    def largest(self) -> int:
+        """The largest id; -1 if there is none."""
+        return max(self.tokens, default=-1)
+
 
 @functools.lru_cache(maxsize=1024)
 def _one(context: Context) -> Context:
@@ -64,6 +69,13 @@ def encoder(tokenizer: PreTrainedTokenizerBase, **special: bool) -> Encode:
     tokens that the tokenizer put in front. `special`: `add_special_tokens`, where not the default."""
 
     def encode(text: str) -> tuple[list[int], list[int], int]:
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise InputError(
+                f"{text[max(0, error.start - 20) : error.end + 20]!r} holds half a character (a surrogate that stands "
+                "alone), which no tokenizer reads: mend the task's text."
+            ) from error
         encoding = tokenizer(
             text,
             return_offsets_mapping=True,

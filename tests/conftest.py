@@ -14,11 +14,15 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from hypothesis import settings
 
 from tests import tiny
 
 # Models this small lose more to threads waiting for each other than they gain.
 torch.set_num_threads(1)
+
+# pytest --hypothesis-profile=long tests/test_fuzz.py: about an hour.
+settings.register_profile("long", max_examples=4_000, print_blob=True)
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 

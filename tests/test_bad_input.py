@@ -2,12 +2,15 @@
 
 import json
 import logging
+import re
+import shutil
 import subprocess
 import sys
 
 import pytest
 import torch
 from lm_eval.tasks import TaskManager
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, T5Config, T5ForConditionalGeneration
 
 from lm_eval_icl import models
@@ -161,9 +164,272 @@ def test_state_space_model(tmp_path):
         ICL(str(tmp_path), device="cpu")
 
 
-def test_no_checkpoint():
-    with pytest.raises(InputError, match="pretrained='/nowhere/at/all': no checkpoint there"):
-        ICL("/nowhere/at/all", device="cpu")
+def edit(file, **changes):
+    """Change entries of a JSON file; None takes one out."""
+    entries = {**json.loads(file.read_text()), **changes}
+    file.write_text(json.dumps({name: value for name, value in entries.items() if value is not None}))
+
+
+def cut(file, size):
+    file.write_bytes(file.read_bytes()[:size])
+
+
+def as_pickle(folder, content):
+    (folder / "model.safetensors").unlink()
+    torch.save(content, folder / "pytorch_model.bin")
+
+
+class Printing:
+    """What runs code where a pickle is read without care."""
+
+    def __reduce__(self):
+        return print, ("the pickle ran",)
+
+
+def with_code(folder, **config):
+    """A checkpoint that brings code of its own, which tells when it runs."""
+    (folder / "its_own.py").write_text("raise AssertionError('code of the checkpoint ran')")
+    edit(folder / "config.json", auto_map={"AutoConfig": "its_own.C", "AutoModelForCausalLM": "its_own.M"}, **config)
+
+
+def without_weights_of(folder, part):
+    weights = load_file(folder / "model.safetensors")
+    save_file(
+        {name: w for name, w in weights.items() if part not in name}, folder / "model.safetensors", {"format": "pt"}
+    )
+
+
+# What becomes of a good checkpoint -> what is said of it.
+BROKEN = {
+    "no folder": (shutil.rmtree, r"no checkpoint there \(no such folder\)"),
+    "no configuration": (lambda f: (f / "config.json").unlink(), "no checkpoint there.*Unrecognized model"),
+    "configuration not JSON": (lambda f: cut(f / "config.json", 9), "config.json' is not a valid JSON file"),
+    "configuration a list": (lambda f: (f / "config.json").write_text("[]"), "no checkpoint there"),
+    "unknown kind": (
+        lambda f: edit(f / "config.json", model_type="gpt9"),
+        "`gpt9` but Transformers does not recognize",
+    ),
+    "no kind": (lambda f: edit(f / "config.json", model_type=None, architectures=None), "have a `model_type` key"),
+    "other sizes": (lambda f: edit(f / "config.json", n_embd=64), "the model cannot be loaded.*mismatched_sizes"),
+    "more layers": (
+        lambda f: edit(f / "config.json", n_layer=4),
+        "12 of the weights of GPT2LMHeadModel are not in the",
+    ),
+    "no weights": (
+        lambda f: (f / "model.safetensors").unlink(),
+        "the model cannot be loaded.*no file named model.safe",
+    ),
+    "empty weights": (lambda f: cut(f / "model.safetensors", 0), r"the model cannot be loaded \(SafetensorError"),
+    "half the weights": (
+        lambda f: cut(f / "model.safetensors", 90_000),
+        r"the model cannot be loaded \(SafetensorError",
+    ),
+    "a layer missing": (lambda f: without_weights_of(f, "h.1."), "h.1.attn.c_attn.bias, .*random ones would stand in"),
+    "a pickle with code": (lambda f: as_pickle(f, {"w": Printing()}), "UnpicklingError: Weights only load failed"),
+    "no tokenizer": (
+        lambda f: [file.unlink() for file in f.glob("tok*")],
+        "its tokenizer has no vocabulary: are its files there",
+    ),
+    "tokenizer not JSON": (lambda f: cut(f / "tokenizer.json", 99), "its tokenizer cannot be loaded"),
+    "code of its own": (
+        lambda f: with_code(f, model_type="own"),
+        "custom code .*the argument `trust_remote_code=True`",
+    ),
+}
+
+
+@pytest.mark.parametrize("broken", BROKEN)
+def test_a_checkpoint_that_cannot_be_used(tmp_path, capsys, broken):
+    path = tmp_path / "model"
+    tiny.save("gpt2", path)
+    change, says = BROKEN[broken]
+    change(path)
+    with pytest.raises(InputError) as error:
+        ICL(str(path), device="cpu")
+    line = str(error.value)
+    assert line.startswith(f"lm-eval-icl: pretrained={str(path)!r}: ")
+    assert re.search(says, line), line
+    assert "\n" not in line and "\x1b" not in line
+    assert "the pickle ran" not in capsys.readouterr().out
+
+
+def test_a_name_that_nothing_has():
+    with pytest.raises(InputError, match="lm-eval-icl: pretrained='no/such': no checkpoint there"):
+        ICL("no/such", device="cpu")
+
+
+@pytest.mark.parametrize("pretrained", [{}, {"pretrained": None}, {"pretrained": 7}, {"pretrained": ["gpt2"]}])
+def test_nothing_to_load(pretrained):
+    with pytest.raises(InputError, match=r"lm-eval-icl: pretrained=.*: must be the name or folder of a checkpoint"):
+        ICL(**pretrained, device="cpu")
+
+
+@pytest.mark.parametrize("size", [0, -1, "-2"])
+def test_batch_size(checkpoint, size):
+    with pytest.raises(InputError, match=f"lm-eval-icl: batch_size={size}: must be a whole number, 1 or more, or auto"):
+        ICL(str(checkpoint("gpt2")), device="cpu", batch_size=size)
+
+
+@pytest.mark.parametrize("token", [421, -1, "the", 0.5])
+def test_prefix_token(checkpoint, token):
+    with pytest.raises(InputError, match=f"prefix_token_id={token!r}: must be one of the model's tokens, 0 to 420"):
+        ICL(str(checkpoint("gpt2")), device="cpu", prefix_token_id=token)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_device_that_is_not_there(checkpoint):
+    with pytest.raises(InputError, match=r"cannot be (loaded|made of these arguments) .*CUDA"):
+        ICL(str(checkpoint("gpt2")), device="cuda")
+
+
+def test_arguments_that_loading_fails_on(checkpoint, tmp_path):
+    for name, value in {"dtype": "float33", "peft": str(tmp_path)}.items():
+        with pytest.raises(InputError, match=f", {name}='{value}': the model cannot be loaded"):
+            ICL(str(checkpoint("gpt2")), device="cpu", **{name: value})
+    with pytest.raises(InputError, match=r"the model cannot be made of these arguments \(ValueError: .*'many'"):
+        ICL(str(checkpoint("gpt2")), device="cpu", batch_size="many")
+    with pytest.raises(InputError, match="tokenizer='/no/such': its tokenizer cannot be loaded"):
+        ICL(str(checkpoint("gpt2")), device="cpu", tokenizer="/no/such")
+
+
+@pytest.mark.runs
+def test_code_of_a_checkpoint_that_transformers_knows_does_not_run_either(tmp_path):
+    """`auto_map` beside a model type of transformers' own: its class is taken; asked for, the code is."""
+    tiny.save("gpt2", tmp_path)
+    with_code(tmp_path)
+    harness.run("icl", tmp_path, ["one_token"], 1)
+    with pytest.raises(InputError, match="code of the checkpoint ran"):
+        ICL(str(tmp_path), device="cpu", trust_remote_code=True)
+
+
+@pytest.mark.runs
+def test_weights_in_a_pickle(checkpoint, tmp_path):
+    """Tensors alone are read, by torch's reader that makes nothing else."""
+    tiny.save("gpt2", tmp_path)
+    as_pickle(tmp_path, load_file(tmp_path / "model.safetensors"))
+    found = [harness.responses(harness.run("icl", path, ["one_token"], 1)) for path in (tmp_path, checkpoint("gpt2"))]
+    assert found[0] == found[1]
+
+
+def rows(path, number):
+    """A checkpoint whose model knows the first tokens of its tokenizer only."""
+    tiny.build("gpt2", vocab_size=number, bos_token_id=0, eos_token_id=0).save_pretrained(path)
+    tiny.byte_level().save_pretrained(path)
+
+
+ROLLING = {
+    "output_type": "loglikelihood_rolling",
+    "doc_to_text": "",
+    "doc_to_target": "{{text}}",
+    "fewshot_split": None,
+}
+harness.TASKS["rolling"] = harness.task(
+    "rolling", **ROLLING, metric_list=[{"metric": "byte_perplexity", "aggregation": "weighted_perplexity"}]
+)
+
+
+@pytest.mark.parametrize("task", ["one_token", "generate", "rolling"])
+def test_a_token_that_the_model_does_not_know(tmp_path, task):
+    """The tokenizer of another model: an index error deep in the model otherwise, and a dead GPU."""
+    rows(tmp_path, 290)
+    with pytest.raises(InputError, match=rf"task '{task}', document 0: token \d\d\d \('.*'\) is not among the 290"):
+        harness.run("icl", tmp_path, [task], 2)
+
+
+@pytest.mark.runs
+@pytest.mark.parametrize("number", [420, 640])
+def test_tokens_and_rows_that_are_never_used(tmp_path, number):
+    """Many tokenizers have a few more tokens than their models, many models more rows than their tokenizers."""
+    rows(tmp_path, number)
+    assert len(tiny.byte_level()) == 421
+    harness.TASKS["short"] = harness.task(
+        "short", **harness.CHOICE, doc_to_choice=["no", "yes"], doc_to_text="a{{label}}"
+    )
+    assert len(harness.responses(harness.run("icl", tmp_path, ["short"], 2))) == 12
+
+
+def without_special_tokens(path):
+    tiny.save("gpt2", path)
+    edit(path / "tokenizer_config.json", bos_token=None, eos_token=None, unk_token=None, pad_token=None)
+    edit(path / "tokenizer_config.json", tokenizer_class="PreTrainedTokenizerFast")
+
+
+def test_a_tokenizer_that_names_no_special_token(tmp_path):
+    without_special_tokens(tmp_path)
+    with pytest.raises(InputError, match=r"names no BOS and no EOS token.*prefix_token_id=N"):
+        ICL(str(tmp_path), device="cpu")
+
+
+@pytest.mark.runs
+def test_a_prefix_token_given_by_hand(checkpoint, tmp_path):
+    """lm-eval adds a padding token that the model does not know; padding changes nothing."""
+    without_special_tokens(tmp_path)
+    names = ["mutual", "generate"]
+    found = harness.responses(harness.run("icl", tmp_path, names, 1, args={"prefix_token_id": 0}))
+    assert len(found) == 30
+    assert found == harness.responses(harness.run("icl", checkpoint("gpt2"), names, 1))
+
+
+@pytest.mark.parametrize(
+    ("changes", "shots", "says"),
+    [
+        ({"doc_to_choice": ["a\ud83d", "b"]}, 1, "document 0: .*holds half a character"),
+        ({"doc_to_text": "\ude00 {{text}}"}, 1, "document 0: .*holds half a character"),
+        ({"process_docs": lambda docs: docs.filter(lambda doc: False)}, 0, "no documents to evaluate: its test split"),
+        ({"doc_to_choice": ["", "b"], "target_delimiter": ""}, 0, "an option of its first document is empty"),
+        ({}, 13, "num_fewshot=13: its few-shot split has 12 documents .*lower --num_fewshot"),
+        ({"fewshot_config": {"sampler": "default"}}, 13, "num_fewshot=13: its few-shot split has 12 documents"),
+        ({"fewshot_split": "test", "fewshot_config": {"sampler": "default"}}, 6, "num_fewshot=6: .* has 6 documents"),
+        ({}, -1, "num_fewshot=-1: must be 0 or more"),
+    ],
+)
+def test_a_task_that_cannot_be_run(checkpoint, changes, shots, says):
+    harness.TASKS["odd"] = harness.task("odd", **{**harness.CHOICE, "doc_to_choice": ["a", "b"], **changes})
+    with pytest.raises(InputError, match=f"^lm-eval-icl: task 'odd'[:,] {says}"):
+        harness.run("icl", checkpoint("gpt2"), ["odd"], shots)
+
+
+@pytest.mark.parametrize("limit", [0, -1])
+def test_a_limit_that_leaves_nothing(checkpoint, limit):
+    with pytest.raises(InputError, match="task 'one_token': --limit leaves no documents"):
+        harness.run("icl", checkpoint("gpt2"), ["one_token"], 1, limit=limit)
+
+
+@pytest.mark.parametrize("room", [0, -5])
+def test_no_room_to_generate_in(checkpoint, room):
+    with pytest.raises(InputError, match=f"task 'generate': max_gen_toks={room}: must be 1 or more"):
+        harness.run("icl", checkpoint("gpt2"), ["generate"], 1, gen_kwargs={"max_gen_toks": room})
+
+
+@pytest.mark.runs
+@pytest.mark.parametrize(
+    "argument", [{"temperatur": 1.0}, {"temperature": -1.0, "do_sample": True}, {"num_beams": 0}, {"top_k": -2}]
+)
+def test_generation_arguments_that_transformers_refuses(checkpoint, argument):
+    (name, *_) = argument
+    with pytest.raises(InputError, match=f"task 'generate': generation arguments .*'{name}'.*refused by transformers"):
+        harness.run("icl", checkpoint("gpt2"), ["generate"], 1, gen_kwargs={"do_sample": True, **argument})
+
+
+@pytest.mark.runs
+def test_ten_thousand_tokens_of_one_demonstration(tmp_path):
+    """Run where there are positions for it, refused where not."""
+    harness.TASKS["huge"] = harness.task(
+        "huge",
+        **harness.CHOICE,
+        doc_to_text="{{' 1' * 5000 if text|length > 30 else text}}",
+        doc_to_choice=["a", "b"],
+        fewshot_config={"sampler": "first_n", "samples": [{"text": "x" * 31, "label": 0, "other": ""}]},
+        process_docs=lambda docs: docs.select([0]),
+    )
+    found = []
+    tiny.save("gpt2", tmp_path / "large", n_positions=20_100)
+    for model in ("hf", "icl"):
+        found.append(harness.responses(harness.run(model, tmp_path / "large", ["huge"], 1, batch_size=1)))
+    harness.assert_same(*found, 1e-4)
+    tiny.save("gpt2", tmp_path / "small", n_positions=9_999)
+    with pytest.raises(InputError, match=r"do not fit the model's 9999 positions; the longest needs 10\d\d\d "):
+        harness.run("icl", tmp_path / "small", ["huge"], 1)
 
 
 def test_restart_positions_on_a_model_without(checkpoint):
@@ -256,12 +522,20 @@ def test_missing_dataset():
         TaskManager(include_defaults=False).load([config])
 
 
-def test_on_the_command_line_it_is_one_line(checkpoint, tmp_path):
-    command = [sys.executable, "-m", "lm_eval", "--model", "deepthink", "--tasks", "icl_sst2", "--device", "cpu"]
-    command += ["--model_args", f"pretrained={checkpoint('gpt2')},T=0"]
+@pytest.mark.parametrize(
+    ("args", "options", "says"),
+    [
+        ("T=0", ["--tasks", "icl_sst2"], "lm-eval-icl: deepthink: T=0: must be a whole number, 1 or more."),
+        ("tokenizer=/no/such", ["--tasks", "icl_sst2"], "lm-eval-icl: tokenizer='/no/such': its tokenizer cannot be "),
+        ("T=1", ["--tasks", "icl_demo_short", "--limit", "0"], "lm-eval-icl: task 'icl_demo_short': --limit leaves no"),
+    ],
+)
+def test_on_the_command_line_it_is_one_line(checkpoint, tmp_path, args, options, says):
+    command = [sys.executable, "-m", "lm_eval", "--model", "deepthink", "--device", "cpu", *options]
+    command += ["--model_args", f"pretrained={checkpoint('gpt2')},{args}"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
     assert done.returncode == 1
-    assert done.stderr.splitlines()[-1] == "lm-eval-icl: deepthink: T=0: must be a whole number, 1 or more."
+    assert done.stderr.splitlines()[-1].startswith(says)
     assert "Traceback" not in done.stderr
 
 
@@ -282,3 +556,36 @@ def test_a_broken_checkpoint(tmp_path, position, says):
     tiny.byte_level().save_pretrained(tmp_path)
     with pytest.raises(InputError, match=says):
         harness.run("icl", tmp_path, ["one_token"], 3)
+
+
+@pytest.mark.runs
+@pytest.mark.parametrize("sampling", [{}, {"do_sample": True, "temperature": 0.7, "top_p": 0.9}, {"num_beams": 2}])
+def test_numbers_that_break_while_text_is_generated(tmp_path, sampling):
+    """The greatest of scores that are no numbers is a token like any other."""
+    harness.TASKS["odd"] = {**harness.TASKS["generate"], "task": "odd"}
+    lengths = [
+        len(tiny.byte_level()(f"Review: {doc['text']}\nSentiment:").input_ids) for doc in harness.documents(6, 0)
+    ]
+    model = tiny.build("gpt2")
+    with torch.no_grad():  # the longest prompt reaches it with the second token it generates
+        model.transformer.wpe.weight[max(lengths) + 1 :] = float("nan")
+    model.save_pretrained(tmp_path)
+    tiny.byte_level().save_pretrained(tmp_path)
+    longest = lengths.index(max(lengths))
+    # More than one line of beams a document.
+    with pytest.raises(
+        InputError, match=f"task 'odd', document {longest}: the scores of the next token are nan .*torch"
+    ):
+        harness.run("icl", tmp_path, ["odd"], 0, gen_kwargs={"until": ["none"], "max_gen_toks": 4, **sampling})
+
+
+@pytest.mark.runs
+def test_numbers_that_break_in_a_rolling_log_likelihood(tmp_path):
+    harness.TASKS["long"] = {**harness.TASKS["rolling"], "task": "long", "doc_to_target": "{{text * 20}}"}
+    model = tiny.build("gpt2")
+    with torch.no_grad():
+        model.transformer.wpe.weight[100] = float("nan")
+    model.save_pretrained(tmp_path)
+    tiny.byte_level().save_pretrained(tmp_path)
+    with pytest.raises(InputError, match=r"task 'long', document 0, .*the log-probability is nan"):
+        harness.run("icl", tmp_path, ["long"], 0)

@@ -59,3 +59,11 @@ def test_command_line_failure_is_one_line(tmp_path):
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1].startswith("lm-eval-icl: smoke --arch nonsense: no tiny model of it")
     assert "Traceback" not in done.stderr
+
+
+def test_a_task_that_is_not_there_is_one_line(tmp_path):
+    command = [COMMAND, "--model", "icl", "--model_args", "pretrained=none", "--tasks", "icl_sst22"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith("lm-eval-icl: --tasks: Tasks not found: icl_sst22. `lm-eval-icl ls")
+    assert "Traceback" not in done.stderr

@@ -116,7 +116,7 @@ def test_what_hides_nothing_runs_without_masks(checkpoint, flash, name):
 def test_flash_attention_that_is_not_installed(checkpoint):
     if torch.cuda.is_available():
         pytest.skip("a GPU may have it")
-    with pytest.raises(InputError, match=r"lm-eval-icl: attn_implementation='flash_attention_2': .*installed"):
+    with pytest.raises(InputError, match=r"lm-eval-icl: .*attn_implementation='flash_attention_2': .*installed"):
         models.InvICL(str(checkpoint("llama")), device="cpu", attn_implementation="flash_attention_2")
 
 

@@ -289,6 +289,15 @@ def test_no_answer_is_generation(tmp_path):
 # Bad input.
 
 
+def test_a_tokenizer_that_names_no_special_token(tmp_path):
+    bare = Tokenizer(models.WordLevel({"a": 0}, unk_token="a"))
+    PreTrainedTokenizerFast(tokenizer_object=bare).save_pretrained(tmp_path)
+    file = tmp_path / "prompt.json"
+    file.write_text(json.dumps({"demonstrations": [], "query": "a"}))
+    with pytest.raises(InputError, match="its tokenizer names no BOS and no EOS token"):
+        show.read_prompt(str(file), str(tmp_path), show.make_method("icl"))
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [

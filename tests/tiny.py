@@ -169,11 +169,14 @@ def build(name: str, dtype: torch.dtype = torch.float32, **overrides: object) ->
     model = AutoModelForCausalLM.from_config(
         AutoConfig.for_model(
             kind,
-            vocab_size=len(tok),
-            bos_token_id=tok.bos_token_id,
-            eos_token_id=tok.eos_token_id,
-            pad_token_id=None,
-            **{**config, **overrides},
+            **{
+                "vocab_size": len(tok),
+                "bos_token_id": tok.bos_token_id,
+                "eos_token_id": tok.eos_token_id,
+                "pad_token_id": None,
+                **config,
+                **overrides,
+            },
         )
     )
     with torch.no_grad():

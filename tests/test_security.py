@@ -1,0 +1,54 @@
+"""Nothing of ours asks the network, and no code of a checkpoint runs unless asked for (`test_bad_input.py`)."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+# Refuses and counts what Python tells of the network, from before anything else is imported.
+GUARD = """
+import sys
+tried = []
+def refuse(event, arguments):
+    if event in ("socket.connect", "socket.getaddrinfo", "socket.gethostbyname", "socket.sendto"):
+        tried.append((event, arguments[1:] if event == "socket.connect" else arguments))
+        raise OSError("no network here")
+sys.addaudithook(refuse)
+"""
+EVALUATE = """
+import lm_eval, logging
+from lm_eval_icl import demo
+lm_eval.simple_evaluate(model="icl", model_args={"pretrained": str(demo.model_path())}, tasks=["icl_demo_short"],
+                        limit=1, device="cpu", bootstrap_iters=0)
+"""
+COMMAND = "import sys; sys.argv = ['lm-eval-icl', *{!r}]; from lm_eval_icl.cli import main; main()"
+
+
+def tried(code, cwd):
+    """What a Python process tried of the network."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
+    done = subprocess.run(
+        [sys.executable, "-c", f"{GUARD}\n{code}\nprint('tried', tried)"],
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        env=env,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    "code",
+    [EVALUATE, COMMAND.format(["show", "invicl"]), COMMAND.format(["smoke", "--limit", "1"])],
+    ids=["evaluation", "show", "smoke"],
+)
+def test_no_network(tmp_path, code):
+    assert tried(code, tmp_path) == "tried []"
+
+
+def test_the_guard_sees(tmp_path):
+    code = "import urllib.request\ntry: urllib.request.urlopen('http://127.0.0.1:9')\nexcept OSError: pass"
+    assert "socket.getaddrinfo" in tried(code, tmp_path)
