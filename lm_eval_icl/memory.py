@@ -238,6 +238,10 @@ class MemoryStore:
                 self._bytes -= self._kept.popitem(last=False)[1].nbytes
         return memory
 
+    def forget(self, context: Context) -> None:
+        if (memory := self._kept.pop(context, None)) is not None:
+            self._bytes -= memory.nbytes
+
     def shrink(self) -> bool:
         """Forget all memories, and keep half as much from now on; whether there was anything to forget."""
         held = self._bytes

@@ -13,7 +13,7 @@ import json
 import logging
 import math
 import os
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -227,6 +227,8 @@ class MemoryLM(LoadedLM):
         # What overflow=drop left out: task -> documents concerned, and demonstrations.
         self.left_out: dict[str, dict[str, int]] = {}
         self.store = MemoryStore(lambda context: self.method.encode(self.model, context), self.store_bytes)
+        # How many kinds of request are to come with a context; outside a run nobody knows.
+        self._uses: Counter[Context] = Counter()
         # How much runs at once, until memory runs out (`_fitting`).
         self._texts = self.max_batch_size if self.batch_size == "auto" else self.batch_size
         self._pack_tokens = self.pack_tokens
@@ -261,7 +263,15 @@ class MemoryLM(LoadedLM):
         """
         tasks, self._tasks = self._tasks, []
         for kind in ("loglikelihood", "generate_until"):
-            self._prepare([i for task in tasks for i in task.instances or () if i.request_type == kind])
+            of_kind = [i for task in tasks for i in task.instances or () if i.request_type == kind]
+            self._uses.update({request.prompt.context for request in self._prepare(of_kind)})
+
+    def _done(self, context: Context) -> None:
+        """One kind of request is through with a context. With the last that the run has, its memory goes: new
+        demonstrations for every document would fill the store with what never comes up again."""
+        self._uses[context] -= 1
+        if self._uses[context] == 0:
+            self.store.forget(context)
 
     def _prepare(self, instances: Sequence[Instance]) -> list[Request]:
         """These requests, all of a kind, as token ids that fit."""
@@ -370,6 +380,7 @@ class MemoryLM(LoadedLM):
                             self.cache_hook.add_partial("loglikelihood", requests[i].args, score)
                             bar.update(1)
                     finished(self.cache_hook)
+                self._done(context)
         return [results[i] for i in range(len(requests))]
 
     @contextmanager
@@ -520,6 +531,8 @@ class MemoryLM(LoadedLM):
                         self.cache_hook.add_partial("generate_until", requests[i].args, text)
                         bar.update(1)
                     finished(self.cache_hook)
+        for context in {context for context, _ in work}:
+            self._done(context)
         return [results[i] for i in range(len(requests))]
 
     def _batch(self, indices: Sequence[int], prepared: Sequence[Request]) -> Sequence[int]:

@@ -209,3 +209,16 @@ def test_the_added_method_is_what_the_page_says(tmp_path, monkeypatch):
     assert seen == [[0], [0, 1], [0, 1, 2], [0, 2, 3], [0, 3, 4], [0, 1, 2, 3, 4, 5], [0, 1, 2, 3, 4, 5, 6]]
     assert not method.symmetric_mask and method.name == "neighbours"
     assert module.NeighboursLM.method_class is module.Neighbours
+
+
+# Tests.
+
+
+@pytest.mark.parametrize(
+    "command", re.findall(r"`pytest (.*?)`", (DOCS / "reliability.md").read_text(encoding="utf-8"))
+)
+def test_tests_that_are_named_are_there(command):
+    files, _, words = command.partition(" -k ")
+    names = re.findall(r"^def (test_\w+)", "".join((ROOT / file).read_text() for file in files.split()), re.MULTILINE)
+    for word in words.strip('"').split(" or "):
+        assert any(word in name for name in names), word

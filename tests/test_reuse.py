@@ -101,3 +101,28 @@ def test_store_uses_but_does_not_keep_what_is_too_large():
     assert len(store[Context((1,), ())]) == 10
     assert len(store[Context((1,), ())]) == 10
     assert store.encoded == 2
+
+
+def test_a_run_forgets_what_never_comes_up_again(checkpoint):
+    """Other demonstrations for every document: at no time more than one memory is kept."""
+    lm = ICL(str(checkpoint("gpt2")), device="cpu", batch_size=4)
+    kept: list[int] = []
+    lm.model.register_forward_pre_hook(lambda *_: kept.append(len(lm.store._kept)))
+    harness.run(lm, "", ["described"], 2)
+    assert lm.store.encoded == 6
+    assert max(kept) == 1
+    assert not lm.store._kept
+    assert lm.store._bytes == 0
+
+    # Two kinds of request behind the same demonstrations.
+    same = {"output_type": "generate_until", "doc_to_target": "{{['a', 'b'][label]}}"}
+    harness.TASKS["answered"] = harness.task("answered", **same, generation_kwargs={"until": ["a"], "max_gen_toks": 2})
+    harness.run(lm, "", ["one_token", "answered"], 2)
+    assert (lm.store.encoded, lm.store.reused) == (1, 2)  # six texts, four side by side
+    assert not lm.store._kept
+
+    requests = [i for i, _ in lm._prepared.values() if i.request_type == "loglikelihood"]
+    lm.begin([])  # outside a run, call after call, nobody knows what comes
+    for request in requests:
+        lm.loglikelihood([request])
+    assert (lm.store.encoded, lm.store.reused) == (1, len(requests) - 1)
