@@ -44,11 +44,15 @@ class Memory:
     def nbytes(self) -> int:
         return sum(keys.nbytes + values.nbytes for keys, values in self.layers)
 
-    def cache(self) -> Cache:
-        """A transformers cache that begins with this memory; what a forward pass adds is its own."""
+    def cache(self, once: bool = False) -> Cache:
+        """A transformers cache that begins with this memory; what a forward pass adds is its own.
+
+        Args:
+            once: for one pass alone: what it adds is not kept.
+        """
         if not self.layers:
             return DynamicCache()
-        return Cache(layers=[_MemoryLayer(keys, values) for keys, values in self.layers])
+        return Cache(layers=[_MemoryLayer(keys, values, once) for keys, values in self.layers])
 
     def followed_by(self, tokens: Sequence[int], layers: KeyValues) -> Memory:
         """This memory and behind it the entries of more tokens."""
@@ -92,14 +96,14 @@ class _MemoryLayer(DynamicLayer):
     while the layer's attention runs. `DynamicLayer`'s `keys` and `values` are the rows' own entries.
     """
 
-    def __init__(self, keys: Tensor, values: Tensor):
+    def __init__(self, keys: Tensor, values: Tensor, once: bool):
         super().__init__()
-        self.memory = keys, values
+        self.memory, self.once = (keys, values), once
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
-        own = super().update(key_states, value_states)
+        own = (key_states, value_states) if self.once else super().update(key_states, value_states)
         rows = key_states.shape[0]
         keys, values = (
             torch.cat([shared.expand(rows, -1, -1, -1), added], dim=-2)

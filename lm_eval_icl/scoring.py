@@ -66,7 +66,7 @@ def score_packed(
             input_ids=torch.tensor([tree.tokens], device=device),
             position_ids=memory.query_start + torch.tensor([tree.depths], device=device),
             attention_mask=additive(visible, model.dtype)[None, None].to(device),
-            past_key_values=memory.cache(),
+            past_key_values=memory.cache(once=True),
             use_cache=True,
             logits_to_keep=torch.tensor(predicting),  # indices on the CPU index a tensor on any device
         ).logits[0]  # [len(predicting), vocabulary]
@@ -145,7 +145,9 @@ def _read(
     dtype = dtype or torch.promote_types(logits.dtype, torch.float32)
     at = torch.tensor([row for path in rows for row in path], device=logits.device)
     tokens = torch.tensor([token for _, answer in pairs for token in answer], device=logits.device)
-    logprobs = logits.log_softmax(-1, dtype=dtype)[at, tokens].tolist()
+    # Some rows at a time: the softmax of all would be as large as the logits again.
+    normalizers = torch.cat([part.to(dtype).logsumexp(-1) for part in logits.split(16)])
+    logprobs = (logits[at, tokens].to(dtype) - normalizers[at]).tolist()
     greedy = (logits.argmax(-1)[at] == tokens).tolist()
     scores, start = [], 0
     for path in rows:

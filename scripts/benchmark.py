@@ -321,6 +321,16 @@ def synthetic(
     return instances
 
 
+def encode(lm: Any, instances: list[Instance]) -> float:
+    """Seconds to encode the demonstrations that all requests share; 0 where they are encoded with each query."""
+    lm.begin([])
+    start = now()
+    with lm._forward():
+        if not lm.method.per_query:
+            lm.store[lm._prepare(instances[:1])[0].prompt.context]
+    return now() - start
+
+
 def compare_methods(options: argparse.Namespace, console: Console) -> dict[str, Any]:
     """What it takes to encode eight demonstrations, and a query then, in every method."""
     instances = synthetic(documents=options.documents)
@@ -334,12 +344,7 @@ def compare_methods(options: argparse.Namespace, console: Console) -> dict[str, 
         for name, lm in lms.items():
             everything = measure(lm, instances)
             peaks[name] = max(peaks[name], everything.peak)
-            lm.begin([])
-            start = time.perf_counter()
-            with lm._forward():
-                if not lm.method.per_query:
-                    lm.store[lm._prepare(instances)[0].prompt.context]
-            encoding[name].append(time.perf_counter() - start)
+            encoding[name].append(encode(lm, instances))
             scoring[name].append((everything.seconds - encoding[name][-1]) / options.documents)
     table = Table(title=f"8 demonstrations of 60 tokens, queries of 50, 4 options; {options.model}, {machine()}")
     for column in ("model", "encode, ms", "a query, ms", "times icl's", "peak memory, MiB"):
@@ -366,7 +371,7 @@ def compare_growth(options: argparse.Namespace, console: Console) -> dict[str, A
     lms = {m: METHODS[m](model, tokenizer=tokenizer, device=options.device) for m in options.methods}
     found: dict[str, Any] = {}
     for size, values in sizes.items():
-        table = Table(title=f"milliseconds a document against {size}; {options.model}, {machine()}")
+        table = Table(title=f"milliseconds a document (without encoding) against {size}; {options.model}, {machine()}")
         table.add_column(size, justify="right")
         for name in lms:
             table.add_column(name, justify="right")
@@ -374,10 +379,14 @@ def compare_growth(options: argparse.Namespace, console: Console) -> dict[str, A
         for value in values:
             instances = synthetic(**{"documents": options.documents, size: value})
             documents = len({i.doc_id for i in instances})
+            cells = []
             for name, lm in lms.items():
-                seconds = [measure(lm, instances).seconds for _ in range(options.repetitions)]
-                found[size][name][value] = [1e3 * s / documents for s in seconds]
-            table.add_row(str(value), *(spread(found[size][name][value]) for name in lms))
+                whole = [1e3 * measure(lm, instances).seconds / documents for _ in range(options.repetitions)]
+                encoding = [1e3 * encode(lm, instances) / documents for _ in range(options.repetitions)]
+                queries = [total - shared for total, shared in zip(whole, encoding, strict=True)]
+                found[size][name][value] = {"document": whole, "query": queries}
+                cells.append(f"{spread(whole)}; {statistics.median(queries):.1f}")
+            table.add_row(str(value), *cells)
         console.print(table)
     if options.figure:
         draw(found, options.figure)
@@ -385,7 +394,7 @@ def compare_growth(options: argparse.Namespace, console: Console) -> dict[str, A
 
 
 def draw(found: dict[str, Any], path: Path) -> None:
-    """The growth curves, lowest of the repetitions."""
+    """The growth curves, median of the repetitions; dotted what is left without encoding the demonstrations."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -395,8 +404,11 @@ def draw(found: dict[str, Any], path: Path) -> None:
     labels = {"length": "tokens an option"}
     figure, axes = plt.subplots(1, len(found), figsize=(13, 3.2), sharey=True, layout="constrained")
     for axis, (size, curves) in zip(axes, found.items(), strict=True):
-        for name, curve in curves.items():
-            axis.plot(list(curve), [min(times) for times in curve.values()], marker="o", markersize=3, label=name)
+        for color, (name, curve) in enumerate(curves.items()):
+            for what, style in (("document", "-"), ("query", ":")):
+                times = [statistics.median(point[what]) for point in curve.values()]
+                label = name if what == "document" else f"{name}, demonstrations encoded"
+                axis.plot(list(curve), times, style, color=f"C{color}", marker="o", markersize=3, label=label)
         axis.set(xlabel=labels.get(size, size), ylim=(0, None))
         axis.grid(alpha=0.3)
     axes[0].set_ylabel("milliseconds a document")
