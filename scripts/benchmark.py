@@ -321,7 +321,7 @@ def synthetic(
     return instances
 
 
-def encode(lm: Any, instances: list[Instance]) -> float:
+def time_encoding(lm: Any, instances: list[Instance]) -> float:
     """Seconds to encode the demonstrations that all requests share; 0 where they are encoded with each query."""
     lm.begin([])
     start = now()
@@ -344,7 +344,7 @@ def compare_methods(options: argparse.Namespace, console: Console) -> dict[str, 
         for name, lm in lms.items():
             everything = measure(lm, instances)
             peaks[name] = max(peaks[name], everything.peak)
-            encoding[name].append(encode(lm, instances))
+            encoding[name].append(time_encoding(lm, instances))
             scoring[name].append((everything.seconds - encoding[name][-1]) / options.documents)
     table = Table(title=f"8 demonstrations of 60 tokens, queries of 50, 4 options; {options.model}, {machine()}")
     for column in ("model", "encode, ms", "a query, ms", "times icl's", "peak memory, MiB"):
@@ -382,7 +382,7 @@ def compare_growth(options: argparse.Namespace, console: Console) -> dict[str, A
             cells = []
             for name, lm in lms.items():
                 whole = [1e3 * measure(lm, instances).seconds / documents for _ in range(options.repetitions)]
-                encoding = [1e3 * encode(lm, instances) / documents for _ in range(options.repetitions)]
+                encoding = [1e3 * time_encoding(lm, instances) / documents for _ in range(options.repetitions)]
                 queries = [total - shared for total, shared in zip(whole, encoding, strict=True)]
                 found[size][name][value] = {"document": whole, "query": queries}
                 cells.append(f"{spread(whole)}; {statistics.median(queries):.1f}")
