@@ -130,7 +130,8 @@ class ResumableLM(CachingLM):
     """lm-eval's `CachingLM` over `Responses`.
 
     Args:
-        lm: a model with `identity()`: what its responses depend on beside the prompts.
+        lm: a model with `identity()`: what its responses depend on beside what was asked; and `asked(kind, requests)`:
+            that, request by request.
         cache_db: the file.
     """
 
@@ -150,7 +151,8 @@ class ResumableLM(CachingLM):
 
     def _resume(self, kind: str, requests: list[Instance]) -> list[Any]:
         """Responses in order, the stored ones from the file and the others from the model."""
-        keys = ["" if _sampled(kind, request.args) else _key(kind, request.args) for request in requests]
+        asked = self.lm.asked(kind, requests)
+        keys = ["" if _sampled(kind, args) else _key(kind, args) for args in asked]
         stored = {key: self.responses[key] for key in keys if key in self.responses}
         missing = [i for i, key in enumerate(keys) if key not in stored]
         log.info("%s: %d of %d responses are in %s", kind, len(keys) - len(missing), len(keys), self.cache_db)

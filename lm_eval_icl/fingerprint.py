@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -23,6 +25,8 @@ def fingerprint(model: Any, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any
     results by rounding if at all, and a cache would be worth nothing after an upgrade.
     """
     found = {"weights": _digest(_tensors(model))}
+    if type(model).__module__.startswith("transformers_modules."):  # code that came with the checkpoint
+        found["code"] = hashlib.sha256(inspect.getsource(sys.modules[type(model).__module__]).encode()).hexdigest()[:16]
     for name in ("config", "generation_config"):
         if (settings := getattr(model, name, None)) is not None:
             found |= {f"{name}.{k}": v for k, v in settings.to_diff_dict().items()}
@@ -44,6 +48,7 @@ def _tokenizer(tokenizer: PreTrainedTokenizerBase) -> str:
         backend.pop(padding, None)
     # The chat template is not among them: it shows in the prompts.
     said = [type(tokenizer).__name__, backend, tokenizer.special_tokens_map]
+    said.append(getattr(tokenizer, "clean_up_tokenization_spaces", None))  # of texts that were generated
     return hashlib.sha256(json.dumps(said, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 

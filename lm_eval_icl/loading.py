@@ -36,6 +36,8 @@ class LoadedLM(HFLM):
             super().__init__(pretrained, **kwargs)
         if self.batch_size != "auto" and self.batch_size < 1:
             raise InputError(f"lm-eval-icl: batch_size={self.batch_size}: must be a whole number, 1 or more, or auto.")
+        if not is_whole(self.max_batch_size) or self.max_batch_size < 1:
+            raise InputError(f"lm-eval-icl: max_batch_size={self.max_batch_size}: must be a whole number, 1 or more.")
         self._check_tokenizer()
         if hasattr(self, "accelerator"):
             # `HFLM` divides the documents only among the GPUs of one machine; these numbers are for any processes.
@@ -67,6 +69,11 @@ class LoadedLM(HFLM):
         bits = {name: kwargs.pop(name) for name in kwargs.keys() & known.keys()}
         if bits.get("load_in_4bit") or bits.get("load_in_8bit"):
             kwargs["quantization_config"] = transformers.BitsAndBytesConfig(**bits)
+        elif asked := [name for name, value in bits.items() if value]:
+            raise InputError(
+                f"lm-eval-icl: {asked[0]}={bits[asked[0]]!r}: says how to quantize, and nothing is to be: give "
+                "load_in_4bit=True or load_in_8bit=True too."
+            )
         # What was given for loading alone is as likely at fault as the files.
         given = [k for k in ("attn_implementation", "dtype", "peft", "delta", "device_map") if k in self._forwarded]
         what = ", ".join([f"pretrained={pretrained!r}", *(f"{name}={self._forwarded[name]!r}" for name in given)])

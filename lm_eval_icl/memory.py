@@ -246,11 +246,12 @@ class MemoryStore:
         if (memory := self._kept.pop(context, None)) is not None:
             self._bytes -= memory.nbytes
 
-    def shrink(self) -> bool:
-        """Forget all memories, and keep half as much from now on; whether there was anything to forget."""
-        held = self._bytes
-        self._kept.clear()
-        self._bytes = 0
-        if held:
-            self.max_bytes = held // 2
-        return held > 0
+    def shrink(self, used: Context | None = None) -> bool:
+        """Forget all memories but that of a context in use, and keep half as much from now on; whether there was
+        anything to forget."""
+        held, others = self._bytes, [context for context in self._kept if context != used]
+        for context in others:
+            self.forget(context)
+        if others:
+            self.max_bytes = max(held // 2, self._bytes)
+        return bool(others)

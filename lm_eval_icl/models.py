@@ -1,7 +1,7 @@
 """The models that lm-eval knows by name: its own `HFLM`, scoring and generating from a memory.
 
 Loading, dtype, quantization, PEFT, device_map, chat templates and rolling log-likelihood are `HFLM`'s;
-what is ours is how requests run.
+what is ours is how requests run, and that a run of days comes to its end.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import torch
 import transformers
 from accelerate.utils.memory import clear_device_cache, should_reduce_batch_size
 from lm_eval.api.instance import Instance
-from lm_eval.api.model import LM, CachingLM
+from lm_eval.api.model import LM, CacheHook, CachingLM
 from lm_eval.api.task import Task
 from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs, postprocess_generated_text
 from tqdm import tqdm
@@ -189,15 +189,7 @@ class MemoryLM(LoadedLM):
                 "a cache of its own, which may hold other responses after an interruption. Leave one of them out."
             )
         # Of what was given not what only says where and how fast, nor what the model and the tokenizer tell themselves.
-        aside = {
-            "device",
-            "device_map",
-            "parallelize",
-            "max_memory_per_gpu",
-            "max_cpu_memory",
-            "offload_folder",
-            "gpus",
-        }
+        aside = {"device", "device_map", "parallelize", "max_memory_per_gpu", "max_cpu_memory", "offload_folder"}
         aside |= {"batch_size", "max_batch_size", "low_cpu_mem_usage", "token", "dtype", "tokenizer"}
         return {
             "version": __version__,
@@ -208,6 +200,13 @@ class MemoryLM(LoadedLM):
             **{k: str(v) for k, v in self._forwarded.items() if k not in aside},
             **fingerprint(self.model, self.tokenizer),
         }
+
+    def asked(self, kind: str, requests: Sequence[Instance]) -> list[tuple[Any, ...]]:
+        """What a cache keeps the responses to these requests by."""
+        self.check_run()
+        if kind == "loglikelihood_rolling":
+            return [request.args for request in requests]
+        return [_asked(*pair) for pair in zip(requests, self._prepare(requests), strict=True)]
 
     def _run_arguments(self) -> dict[str, Any]:
         return {
@@ -265,10 +264,13 @@ class MemoryLM(LoadedLM):
         for kind in ("loglikelihood", "generate_until"):
             of_kind = [i for task in tasks for i in task.instances or () if i.request_type == kind]
             self._uses.update({request.prompt.context for request in self._prepare(of_kind)})
+        for request in (i for task in tasks for i in task.instances or () if i.request_type == "loglikelihood_rolling"):
+            self.tokenize.check_text(request)
 
     def _done(self, context: Context) -> None:
         """One kind of request is through with a context. With the last that the run has, its memory goes: new
-        demonstrations for every document would fill the store with what never comes up again."""
+        demonstrations for every document would fill the store with what never comes up again. (`batchicl`'s, one a
+        demonstration, may come up in other contexts, and go when the store is full.)"""
         self._uses[context] -= 1
         if self._uses[context] == 0:
             self.store.forget(context)
@@ -377,7 +379,7 @@ class MemoryLM(LoadedLM):
                         for i in queries[query][answer]:
                             self._check_score(requests[i], score)
                             results[i] = score
-                            self.cache_hook.add_partial("loglikelihood", requests[i].args, score)
+                            self.cache_hook.add_partial("loglikelihood", _asked(requests[i], prepared[i]), score)
                             bar.update(1)
                     finished(self.cache_hook)
                 self._done(context)
@@ -408,19 +410,21 @@ class MemoryLM(LoadedLM):
     def _score(self, context: Context, queries: Queries) -> Iterator[tuple[Sequence[Pair], list[Score]]]:
         """All answers of all queries of one context, some pairs at a time."""
         if not self.method.per_query:
-            yield from self._score_on(self._fitting(lambda: self.store[context]), queries)
+            yield from self._score_on(context, self._fitting(lambda: self.store[context]), queries)
             return
         for query, answers in queries.items():
             memory, rest = self._encode_query(context, query)
-            for pairs, scores in self._score_on(memory, {rest: answers}):
+            for pairs, scores in self._score_on(context, memory, {rest: answers}):
                 yield [(query, answer) for _, answer in pairs], scores
 
-    def _score_on(self, memory: Memory, queries: Queries) -> Iterator[tuple[Sequence[Pair], list[Score]]]:
+    def _score_on(
+        self, context: Context, memory: Memory, queries: Queries
+    ) -> Iterator[tuple[Sequence[Pair], list[Score]]]:
         # Long ones first: what does not fit shows at once, and queries of a pack are of about one length.
         waiting = sorted(queries.items(), key=lambda item: -cost(*item))
         while waiting:
             pack, scores = self._fitting(
-                partial(self._score_first, memory, waiting), partial(self._halve_pack, memory, waiting)
+                partial(self._score_first, memory, waiting), partial(self._halve_pack, memory, waiting), context
             )
             waiting = waiting[len(pack) :]
             yield [(query, answer) for query, answers in pack for answer in answers], scores
@@ -452,9 +456,12 @@ class MemoryLM(LoadedLM):
     def _encode_query(self, context: Context, query: tuple[int, ...]) -> tuple[Memory, tuple[int, ...]]:
         return self._fitting(lambda: self.method.encode_query(self.model, context, query, self.store.__getitem__))
 
-    def _fitting(self, run: Callable[[], T], halve: Callable[[], str] = str) -> T:
+    def _fitting(self, run: Callable[[], T], halve: Callable[[], str] = str, context: Context | None = None) -> T:
         """What `run` returns. Where the device's memory does not suffice, room is made and it runs again: the memories
         kept for later go, and then `halve` makes it run less at once, and says so, or has nothing to halve.
+
+        Args:
+            context: the one whose memory is in use.
 
         Raises:
             InputError: even the least does not fit.
@@ -468,7 +475,7 @@ class MemoryLM(LoadedLM):
                 trouble = str(error).split(". ")[0]
             # Here, where the error no longer holds what the pass had made.
             clear_device_cache(garbage_collection=True)
-            if self.store.shrink():
+            if self.store.shrink(context):
                 log.warning("%s: %d bytes of memories are kept from here on", trouble, self.store.max_bytes)
             elif less := halve():
                 log.warning("%s: %s", trouble, less)
@@ -488,18 +495,30 @@ class MemoryLM(LoadedLM):
         for request in requests:
             self.tokenize.check_text(request)
         # One call of `HFLM`'s gives nothing before its last text is done: so many at a time as one batch takes. Not
-        # where processes wait for each other, or the batch size is measured anew in every call.
-        whole = self.world_size > 1 or self.batch_size == "auto"
-        size = max(1, len(requests) if whole else int(self.batch_size))
+        # where the batch size is measured anew in every call.
+        given = self.batch_size
+        whole = given == "auto"
+        size = len(requests) if whole else int(given)
+        run = super().loglikelihood_rolling
         results: list[float] = []
-        with self._forward():
-            for i in range(0, len(requests), size):
-                scores: list[float] = super().loglikelihood_rolling(requests[i : i + size], disable_tqdm or not whole)
-                for request, score in zip(requests[i : i + size], scores, strict=True):
-                    self._check_score(request, (score, False))
-                results += scores
-                finished(self.cache_hook)
+        try:
+            with self._forward():
+                for i in range(0, len(requests), size):
+                    texts = requests[i : i + size]
+                    scores = self._fitting(partial(run, texts, disable_tqdm or not whole), self._halve_rolling)
+                    for request, score in zip(texts, scores, strict=True):
+                        self._check_score(request, (score, False))
+                    results += scores
+                    finished(self.cache_hook)
+        finally:
+            self.batch_size_per_gpu = given
         return results
+
+    def _halve_rolling(self) -> str:
+        if self.batch_size == "auto" or self.batch_size == 1:
+            return ""
+        self.batch_size_per_gpu = int(self.batch_size) // 2
+        return f"{self.batch_size} windows of rolling log-likelihoods run side by side from here on"
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         """The text that follows each prompt, up to a stop sequence or `max_gen_toks`."""
@@ -507,9 +526,10 @@ class MemoryLM(LoadedLM):
             return []
         self.check_run()
         prepared = self._prepare(requests)
-        work: dict[tuple[Context, str], list[int]] = defaultdict(list)
+        # context -> generation arguments -> requests.
+        work: dict[Context, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
         for i, request in enumerate(prepared):
-            work[request.prompt.context, json.dumps(requests[i].args[1], sort_keys=True, default=str)].append(i)
+            work[request.prompt.context][json.dumps(requests[i].args[1], sort_keys=True, default=str)].append(i)
 
         results: dict[int, str] = {}
         bar = tqdm(
@@ -518,21 +538,22 @@ class MemoryLM(LoadedLM):
             disable=disable_tqdm or self.rank != 0,
         )
         with bar:
-            for (context, _), indices in sorted(work.items(), key=lambda item: -len(item[0][0].tokens)):
-                indices.sort(key=lambda i: -len(prepared[i].prompt.query))
-                while indices:
-                    batch, texts = self._fitting(
-                        partial(self._generate_first, context, indices, prepared, requests),
-                        partial(self._halve_batch, indices, prepared),
-                    )
-                    indices = indices[len(batch) :]
-                    for i, text in zip(batch, texts, strict=True):
-                        results[i] = text
-                        self.cache_hook.add_partial("generate_until", requests[i].args, text)
-                        bar.update(1)
-                    finished(self.cache_hook)
-        for context in {context for context, _ in work}:
-            self._done(context)
+            for context, of_kind in sorted(work.items(), key=lambda item: -len(item[0].tokens)):
+                for indices in of_kind.values():
+                    waiting = sorted(indices, key=lambda i: -len(prepared[i].prompt.query))
+                    while waiting:
+                        batch, texts = self._fitting(
+                            partial(self._generate_first, context, waiting, prepared, requests),
+                            partial(self._halve_batch, waiting, prepared),
+                            context,
+                        )
+                        waiting = waiting[len(batch) :]
+                        for i, text in zip(batch, texts, strict=True):
+                            results[i] = text
+                            self.cache_hook.add_partial("generate_until", _asked(requests[i], prepared[i]), text)
+                            bar.update(1)
+                        finished(self.cache_hook)
+                self._done(context)
         return [results[i] for i in range(len(requests))]
 
     def _batch(self, indices: Sequence[int], prepared: Sequence[Request]) -> Sequence[int]:
@@ -608,6 +629,12 @@ class MemoryLM(LoadedLM):
         }
 
 
+def _asked(instance: Instance, request: Request) -> tuple[Any, ...]:
+    """A request's arguments, and what they do not tell: how many demonstrations overflow=drop left out of it, in which
+    its document's other options have a say."""
+    return (*instance.args, request.without)
+
+
 def _model(method: type[methods.Method]) -> type[MemoryLM]:
     """The class that lm-eval registers for a method."""
     body = {
@@ -642,6 +669,8 @@ def announce_runs() -> None:
             return original(lm, task_dict, *args, **kwargs)
         tasks = task_dict.get("tasks", {})
         check_shares(tasks, kwargs.get("limit"), kwargs.get("samples"), model.world_size)
+        if lm is model:
+            model.set_cache_hook(CacheHook(None))  # of an earlier run, whose weights may have been others
         model.begin(list(tasks.values()))
         results = original(lm, task_dict, *args, **kwargs)
         model.finish()

@@ -35,11 +35,13 @@ class Request:
         prompt: the prompt by part.
         answer: the continuation to score; empty where text is to be generated.
         room: how many positions it needs behind the prompt.
+        without: how many of its first demonstrations are left out.
     """
 
     prompt: TokenizedPrompt
     answer: tuple[int, ...]
     room: int
+    without: int
 
     @property
     def length(self) -> int:
@@ -109,7 +111,8 @@ class RequestTokenizer:
                 "task's doc_to_text, doc_to_choice and doc_to_target for this document."
             )
         self._check_known(request, tokens, answer)
-        return Request(tokens, answer, room=len(answer) - 1)  # the last token is predicted, never read
+        # The last token is predicted, never read.
+        return Request(tokens, answer, room=len(answer) - 1, without=without)
 
     def generate_until(self, request: Instance, without: int = 0) -> Request:
         """A context, without so many of its first demonstrations, to be continued (`HFLM.generate_until`)."""
@@ -123,12 +126,17 @@ class RequestTokenizer:
         if room < 1:
             raise InputError(f"lm-eval-icl: task {request.task_name!r}: max_gen_toks={room}: must be 1 or more.")
         if prompt == "":
-            return Request(self._nothing(), (), room)
+            return Request(self._nothing(), (), room, without)
         prompt = self._structured(request, without)
         with _naming(request):
             tokens = self._generation.split(prompt, prompt)
+        if not tokens.query:
+            raise InputError(
+                f"lm-eval-icl: task {request.task_name!r}, document {request.doc_id}: the context is empty, so there "
+                "is nothing to continue. Check the task's doc_to_text for this document."
+            )
         self._check_known(request, tokens, ())
-        return Request(tokens, (), room)
+        return Request(tokens, (), room, without)
 
     def check_text(self, request: Instance) -> None:
         """Refuse a text that is scored as a whole (`HFLM.loglikelihood_rolling`) and cannot be read."""

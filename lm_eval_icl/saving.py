@@ -36,8 +36,8 @@ def _reporting(original: Callable[..., None]) -> Callable[..., None]:
         if errors and "icl" in results.get("config", {}):
             print(make_table(results))  # all that is left of them; lm-eval prints it after saving
             raise InputError(
-                f"lm-eval-icl: the results could not be saved in {self.output_path}: {errors[0]}. They are printed "
-                "above; with --use_cache the same command makes them again without computing."
+                f"lm-eval-icl: the results could not be saved in {self.output_path}, or not be pushed: {errors[0]}. "
+                "They are printed above; with --use_cache the same command makes them again without computing."
             ) from errors[0]
 
     save.reports = True  # type: ignore[attr-defined]

@@ -30,11 +30,12 @@ def cost(query: Sequence[int], answers: Collection[Sequence[int]]) -> int:
 
 
 def first_pack(queries: Sequence[Query], tokens: int, least: int = 1) -> list[Query]:
-    """As many of the first queries as cost `tokens` together; `least` of them if that is more."""
+    """As many of the first queries as cost `tokens` together; `least` of them if that is more, but not far more: a
+    pass has a mask as large as the square of its tokens."""
     used = 0
     for n, item in enumerate(queries):
         used += cost(*item)
-        if used > tokens and n >= least:
+        if n and (used > 16 * tokens or (used > tokens and n >= least)):
             return list(queries[:n])
     return list(queries)
 

@@ -17,6 +17,7 @@ import ctypes
 import gc
 import json
 import logging
+import math
 import platform
 import statistics
 import time
@@ -81,7 +82,7 @@ METHODS = {name: getattr(models, target.partition(":")[2]) for name, target in p
 
 class Measurement(NamedTuple):
     seconds: float
-    outside: float  # seconds that the model did not run
+    outside: float  # seconds that the model did not run; NaN on a GPU
     tokens: int  # through the model, padding included
     peak: int  # bytes above what was there before
 
@@ -142,14 +143,15 @@ def run(lm: Any, instances: list[Instance]) -> list[Any]:
 def measure(lm: Any, instances: list[Instance]) -> Measurement:
     tokens, inside = 0, 0.0
 
+    # On a GPU a pass is only begun between these two: waiting for it there would take away what runs meanwhile.
     def enter(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         nonlocal tokens, inside
         tokens += (kwargs["input_ids"] if "input_ids" in kwargs else args[0]).numel()
-        inside -= now()
+        inside -= math.nan if torch.cuda.is_available() else time.perf_counter()
 
     def leave(module: nn.Module, args: Any, output: Any) -> None:
         nonlocal inside
-        inside += now()
+        inside += time.perf_counter()
 
     handles = [lm.model.register_forward_pre_hook(enter, with_kwargs=True), lm.model.register_forward_hook(leave)]
     before = reset_peak()

@@ -9,12 +9,15 @@ from typing import Any
 
 import pytest
 import torch
+from lm_eval.api.instance import Instance
 
 from lm_eval_icl import models
 from lm_eval_icl.errors import InputError
+from lm_eval_icl.memory import Memory, MemoryStore
 from lm_eval_icl.models import MemoryLM
 from lm_eval_icl.plugin import MODELS
 from lm_eval_icl.scoring import first_pack
+from lm_eval_icl.tokens import Context
 from tests import harness
 
 NAMES = ["described", "generate"]  # the first has another context for every document
@@ -35,16 +38,19 @@ def run(lm: MemoryLM) -> list[Any]:
 
 @contextmanager
 def device_of(lm: MemoryLM, tokens: float) -> Iterator[dict[str, float]]:
-    """A device with memory for so many tokens, of the memories kept and of the pass that runs, which ends as torch's
-    passes do where it is not enough; counts the passes that failed, and the most tokens that were in one."""
+    """A device with memory for so many tokens: of the memories kept or in use, and of the pass that runs, which ends as
+    torch's passes do where it is not enough; counts the passes that failed, and the most tokens that there were."""
     seen = {"failed": 0, "most": 0}
 
     def limit(module: Any, args: Any, kwargs: dict[str, Any]) -> None:
         ids = (kwargs["input_ids"] if "input_ids" in kwargs else args[0]).numel()
-        if ids + sum(len(memory) for memory in lm.store._kept.values()) > tokens:
+        cache = kwargs.get("past_key_values")
+        used = 0 if cache is None else int(cache.get_seq_length())
+        held = ids + max(used, sum(len(memory) for memory in lm.store._kept.values()))
+        if held > tokens:
             seen["failed"] += 1
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
-        seen["most"] = max(seen["most"], ids)
+        seen["most"] = max(seen["most"], held)
 
     handle = lm.model.register_forward_pre_hook(limit, with_kwargs=True)
     try:
@@ -70,8 +76,24 @@ def test_the_least_that_holds_a_prompt_suffices(make, method, caplog):
         run(lm)
 
 
+def test_the_memory_in_use_is_kept():
+    def encode(context: Context) -> Memory:
+        return Memory([(torch.zeros(1, 1, 10, 2), torch.zeros(1, 1, 10, 2))], [0] * 10, 10)
+
+    store = MemoryStore(encode, max_bytes=10**6)
+    contexts = [Context((i,), ()) for i in range(4)]
+    for context in contexts:
+        store[context]
+    assert store.shrink(contexts[1])
+    assert list(store._kept) == [contexts[1]]
+    assert store.max_bytes == 2 * store._bytes
+    assert not store.shrink(contexts[1])  # nothing else is there
+    assert store.shrink()
+    assert not store._kept
+
+
 def test_what_is_halved_and_what_is_forgotten(make, caplog):
-    lm = make("icl")
+    lm = make("batchicl")  # whose memories, one a demonstration, stay
     with device_of(lm, 200), caplog.at_level(logging.WARNING):
         run(lm)
     said = [record.message for record in caplog.records if "out of memory" in record.message]
@@ -102,7 +124,8 @@ def test_a_pack_holds_so_many_tokens_or_the_least_number_of_queries():
     assert first_pack(queries, 17) == queries[:1]
     assert first_pack(queries, 1) == queries[:1]
     assert first_pack(queries, 1, least=3) == queries[:3]
-    assert first_pack(queries, 1, least=30) == queries
+    assert first_pack(queries, 2, least=30) == queries  # 28 tokens
+    assert first_pack(queries, 1, least=30) == queries[:1]  # 16 times as many tokens at most
 
 
 def test_auto_generates_as_many_side_by_side_as_fit(make):
@@ -137,3 +160,18 @@ def test_on_an_accelerator_batch_size_queries_share_a_pass(make, monkeypatch):
     monkeypatch.setattr(models, "score_packed", count)
     harness.assert_same(harness.responses(harness.run(lm, "", ["many_tokens"], 2)), expected, 1e-10)
     assert scored == [6]
+
+
+def test_rolling_log_likelihoods_too(make, caplog):
+    instances = [
+        Instance("loglikelihood_rolling", {}, ("a film of some length " * n,), n, metadata=("rolling", n, 1))
+        for n in range(1, 7)
+    ]
+    lm = make("icl", max_length=16)
+    expected = lm.loglikelihood_rolling(instances, disable_tqdm=True)
+    with device_of(lm, 20) as seen, caplog.at_level(logging.WARNING):
+        found = lm.loglikelihood_rolling(instances, disable_tqdm=True)
+    assert seen["failed"]
+    assert "1 windows of rolling log-likelihoods run side by side from here on" in caplog.text
+    assert found == pytest.approx(expected, abs=1e-9)
+    assert lm.batch_size == 4

@@ -22,6 +22,7 @@ import pytest
 import torch
 import transformers
 from datasets import Dataset, DatasetDict
+from lm_eval.api.instance import Instance
 from sqlitedict import SqliteDict
 
 from lm_eval_icl import cache, demo, models
@@ -537,3 +538,21 @@ def test_sampled_texts_are_not_stored(gpt2, tmp_path):
     for kwargs, n in (({"do_sample": True, "temperature": 0.7}, 0), ({}, 6)):
         harness.run("icl", gpt2, ["generate"], 2, use_cache=str(tmp_path / "c"), gen_kwargs=kwargs)
         assert stored(tmp_path / "c_rank0.db") == n
+
+
+def test_what_was_left_out_is_part_of_what_was_asked(gpt2):
+    """Two documents alike but for an option, which makes one leave out demonstrations: the option they share has two
+    log-likelihoods, and a cache must not take one for the other."""
+    shots = ("a film of some length, good\n\n", "another one, bad\n\n")
+    prompt = FewShotPrompt("", shots, "a third, ")
+    short, long = ("good", "bad"), ("good", "bad and worse than all that was ever seen in a house of that kind")
+    lm = models.ICL(str(gpt2), device="cpu", max_length=60, overflow="drop")
+    requests = [
+        Instance("loglikelihood", {}, (prompt, option), i, metadata=("odd", document, 1))
+        for document, options in enumerate((short, long))
+        for i, option in enumerate(options)
+    ]
+    assert [request.without for request in lm._prepare(requests)][:2] == [0, 0]
+    assert lm._prepare(requests)[2].without > 0
+    keys = [cache._key("loglikelihood", args) for args in lm.asked("loglikelihood", requests)]
+    assert len(set(keys)) == 4
