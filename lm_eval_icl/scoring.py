@@ -146,13 +146,15 @@ def _read(
     dtype = dtype or torch.promote_types(logits.dtype, torch.float32)
     at = torch.tensor([row for path in rows for row in path], device=logits.device)
     tokens = torch.tensor([token for _, answer in pairs for token in answer], device=logits.device)
-    # Some rows at a time: the softmax of all would be as large as the logits again.
-    normalizers = torch.cat([part.to(dtype).logsumexp(-1) for part in logits.split(16)])
-    logprobs = (logits[at, tokens].to(dtype) - normalizers[at]).tolist()
+    logprobs = torch.empty(len(at), dtype=dtype, device=logits.device)
+    for first in range(0, len(logits), 16):  # the softmax of all at once would be as large as the logits again
+        here = (at >= first) & (at < first + 16)
+        part = logits[first : first + 16].log_softmax(-1, dtype=dtype)
+        logprobs[here] = part[at[here] - first, tokens[here]]
     greedy = (logits.argmax(-1)[at] == tokens).tolist()
-    scores, start = [], 0
+    scores, start, numbers = [], 0, logprobs.tolist()
     for path in rows:
         end = start + len(path)
-        scores.append((sum(logprobs[start:end]), all(greedy[start:end])))
+        scores.append((sum(numbers[start:end]), all(greedy[start:end])))
         start = end
     return scores

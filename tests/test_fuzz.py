@@ -36,7 +36,7 @@ PIECES = [
 ]
 # fmt: on
 # Two in three from those that break things; a lone surrogate now and then.
-CHARACTERS = st.sampled_from(PIECES) | st.sampled_from(PIECES) | st.characters()
+CHARACTERS = st.sampled_from(PIECES) | st.sampled_from(PIECES) | st.characters(exclude_categories=["Cs"])
 TEXT = st.lists(CHARACTERS, max_size=8).map("".join)
 HALF = st.sampled_from(["\ud83d", "x\ude00"])
 

@@ -240,7 +240,9 @@ def test_results_that_cannot_be_saved(tmp_path):
     code, (*before, last) = process.finish()
     assert code == 1
     where = tmp_path / "out"
-    assert last.startswith(f"lm-eval-icl: the results could not be saved in {where}, or not be pushed: [Errno 27] File too large")
+    assert last.startswith(
+        f"lm-eval-icl: the results could not be saved in {where}, or not be pushed: [Errno 27] File too large"
+    )
     assert any("|icl_demo_pieces|" in line and "|acc" in line for line in before)
     assert not any("Traceback" in line for line in before)
 
