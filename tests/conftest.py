@@ -7,6 +7,9 @@ import os
 # Before anything imports huggingface_hub: tests never ask the Hub.
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# Models this small lose more to threads waiting for each other than they gain; and a command that a test starts rounds
+# as the test does.
+os.environ["OMP_NUM_THREADS"] = "1"
 
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +21,6 @@ from hypothesis import settings
 
 from tests import tiny
 
-# Models this small lose more to threads waiting for each other than they gain.
 torch.set_num_threads(1)
 
 # pytest --hypothesis-profile=long tests/test_fuzz.py: about an hour.
