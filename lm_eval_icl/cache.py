@@ -173,7 +173,7 @@ def resume(models: type[LM]) -> None:
     def new(cls: type[CachingLM], lm: Any = None, *_: Any, **__: Any) -> CachingLM:
         return object.__new__(ResumableLM if isinstance(lm, models) else cls)
 
-    CachingLM.__new__ = new  # type: ignore[assignment, method-assign]
+    CachingLM.__new__ = new
 
 
 def _sampled(kind: str, args: tuple[Any, ...]) -> bool:

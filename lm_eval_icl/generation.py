@@ -52,7 +52,15 @@ def continue_from(
 
 
 class Finite(LogitsProcessor):
-    """Stops a generation whose next token is chosen by numbers that are none: the greatest of NaNs is a token too."""
+    """Stops a generation whose next token is chosen by numbers that are none: the greatest of NaNs is a token too.
+
+    Args:
+        requests: of the rows, in order; a request may have several rows beside each other (beams).
+        dtype: the model's, for the message.
+
+    Raises:
+        InputError: a row of the scores, [rows, vocabulary], has NaN, or nothing above minus infinity.
+    """
 
     def __init__(self, requests: Sequence[Instance], dtype: torch.dtype) -> None:
         self.requests, self.dtype = requests, dtype

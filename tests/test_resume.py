@@ -18,6 +18,7 @@ import time
 from contextlib import closing
 from pathlib import Path
 
+import accelerate
 import pytest
 import torch
 import transformers
@@ -403,7 +404,6 @@ def test_an_adapter_changed_in_place(gpt2, tmp_path):
 
 @pytest.mark.parametrize("offload", ["cpu", "disk"])
 def test_weights_that_accelerate_keeps_elsewhere(gpt2, tmp_path, offload):
-    accelerate = pytest.importorskip("accelerate")
     found = []
     for change in (0, 0, 1e-3):
         model = transformers.AutoModelForCausalLM.from_pretrained(gpt2)
