@@ -25,6 +25,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
@@ -133,7 +134,8 @@ def random_model(kind: str, device: str) -> PreTrainedModel:
 def run(lm: Any, instances: list[Instance]) -> list[Any]:
     """All requests, from what lm-eval has built to responses; nothing is kept of an earlier run."""
     if isinstance(lm, models.MemoryLM):
-        lm.begin([])
+        everything: Any = SimpleNamespace(instances=instances)
+        lm.begin([everything])  # as one task: a run that knows what is to come
     by_kind: dict[str, list[Instance]] = defaultdict(list)
     for instance in instances:
         by_kind[instance.request_type].append(instance)
