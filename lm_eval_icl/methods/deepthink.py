@@ -110,8 +110,11 @@ class DeepThink(ICL):
         velocity: list[Tensor | float] = [0.0] * len(history)
         for _ in range(2, self.T + 1):
             present = _flat(causal_pass(model, memory.tokens, memory, positions))
-            velocity = [new - old + self.momentum * v for new, old, v in zip(present, history, velocity, strict=True)]
-            history = [old + self.eta * v for old, v in zip(history, velocity, strict=True)]
+            for i, new in enumerate(present):  # in place: a context may have thousands of entries
+                step = new - history[i] + self.momentum * velocity[i]
+                history[i] += self.eta * step
+                if self.momentum:
+                    velocity[i] = step
             refined = [entry.to(dtype) for entry in history]
             memory = replace(memory, layers=list(zip(refined[::2], refined[1::2], strict=True)))
         return memory
