@@ -420,8 +420,8 @@ class MemoryLM(LoadedLM):
     def _score_on(
         self, context: Context, memory: Memory, queries: Queries
     ) -> Iterator[tuple[Sequence[Pair], list[Score]]]:
-        # Long ones first: what does not fit shows at once, and queries of a pack are of about one length.
-        waiting = sorted(queries.items(), key=lambda item: -cost(*item))
+        # Those that begin alike stand side by side: in one pack what they share runs once.
+        waiting = sorted(queries.items(), key=lambda item: item[0])
         while waiting:
             pack, scores = self._fitting(
                 partial(self._score_first, memory, waiting), partial(self._halve_pack, memory, waiting), context
@@ -432,7 +432,7 @@ class MemoryLM(LoadedLM):
     def _pack(self, memory: Memory, waiting: Sequence[Query]) -> tuple[list[Query], bool]:
         """The first of the waiting queries that run together, and whether in one pass instead of ordinary ones."""
         pack = first_pack(waiting, self._pack_tokens, self._side_by_side)
-        tokens = sum(cost(*item) for item in pack)
+        tokens = cost(pack)
         # A query longer than a pack gains nothing from a mask as large as its square.
         together = len(pack) > 1 or tokens <= self._pack_tokens
         together = together and self.abilities.packs_to(len(memory) + tokens)
@@ -450,7 +450,7 @@ class MemoryLM(LoadedLM):
         pack, together = self._pack(memory, waiting)
         if not together:
             return ""
-        self._pack_tokens, self._side_by_side = sum(cost(*item) for item in pack) // 2, 1
+        self._pack_tokens, self._side_by_side = cost(pack) // 2, 1
         return f"log-likelihoods are scored in packs of {self._pack_tokens} tokens from here on"
 
     def _encode_query(self, context: Context, query: tuple[int, ...]) -> tuple[Memory, tuple[int, ...]]:

@@ -7,7 +7,7 @@ memory and its own ancestors, and stands at the position it would have alone.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -24,17 +24,21 @@ Queries = Mapping[tuple[int, ...], Collection[tuple[int, ...]]]
 Score = tuple[float, bool]
 
 
-def cost(query: Sequence[int], answers: Collection[Sequence[int]]) -> int:
-    """How many tokens run through the model for one query, at most."""
-    return len(query) + sum(len(answer) - 1 for answer in answers)
+def cost(queries: Iterable[Query]) -> int:
+    """How many tokens run through the model in one pass over these queries."""
+    tree = _Tree()
+    for query, answers in queries:
+        tree.add_query(query, answers)
+    return len(tree.tokens)
 
 
 def first_pack(queries: Sequence[Query], tokens: int, least: int = 1) -> list[Query]:
     """As many of the first queries as cost `tokens` together; `least` of them if that is more, but not far more: a
     pass has a mask as large as the square of its tokens."""
-    used = 0
+    tree = _Tree()
     for n, item in enumerate(queries):
-        used += cost(*item)
+        tree.add_query(*item)
+        used = len(tree.tokens)
         if n and (used > 16 * tokens or (used > tokens and n >= least)):
             return list(queries[:n])
     return list(queries)
@@ -129,6 +133,11 @@ class _Tree:
                 self._parents.append(node)
             path.append(node := child)
         return path
+
+    def add_query(self, query: Sequence[int], answers: Collection[Sequence[int]]) -> None:
+        """Add what runs for a query: itself, and each of its answers but the last token."""
+        for branch in {tuple(answer[:-1]) for answer in answers}:
+            self.add([*query, *branch])
 
     def ancestors(self) -> Tensor:
         """[nodes, nodes]: whether the row's node may attend to the column's, itself or an ancestor."""

@@ -16,7 +16,7 @@ from lm_eval_icl.errors import InputError
 from lm_eval_icl.memory import Memory, MemoryStore
 from lm_eval_icl.models import MemoryLM
 from lm_eval_icl.plugin import MODELS
-from lm_eval_icl.scoring import first_pack
+from lm_eval_icl.scoring import cost, first_pack
 from lm_eval_icl.tokens import Context
 from tests import harness
 
@@ -118,7 +118,7 @@ def test_other_errors_stay_what_they_are(make):
 
 
 def test_a_pack_holds_so_many_tokens_or_the_least_number_of_queries():
-    queries = [((1,) * n, [(2, 3), (4,)]) for n in (9, 7, 5, 3)]  # each costs one more
+    queries = [((n,) * n, [(2, 3), (4,)]) for n in (9, 7, 5, 3)]  # each costs one more
     assert first_pack(queries, 100) == queries
     assert first_pack(queries, 18) == queries[:2]
     assert first_pack(queries, 17) == queries[:1]
@@ -126,6 +126,12 @@ def test_a_pack_holds_so_many_tokens_or_the_least_number_of_queries():
     assert first_pack(queries, 2, least=3) == queries[:3]
     assert first_pack(queries, 2, least=30) == queries  # 28 tokens
     assert first_pack(queries, 1, least=30) == queries[:1]  # 16 times as many tokens at most
+
+
+def test_a_pack_counts_what_its_queries_share_once():
+    queries = [((5, 5, 5, n), [(2, 3), (2, 4), (6,)]) for n in range(10)]
+    assert [cost(queries[:n]) for n in range(4)] == [0, 5, 7, 9]  # "5 5 5", and a query's own token and the "2" behind
+    assert [len(first_pack(queries, tokens)) for tokens in (4, 5, 6, 7, 9, 100)] == [1, 1, 1, 2, 3, 10]
 
 
 def test_auto_generates_as_many_side_by_side_as_fit(make):
