@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from transformers import Cache, DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
+from lm_eval_icl.blocks import hidden, transformer_blocks, with_hidden
 from lm_eval_icl.layouts import Layout
 from lm_eval_icl.tokens import Context
 
@@ -77,10 +78,9 @@ class Memory:
 
         def replace(module: nn.Module, args: Any, output: Any) -> Any:
             handle.remove()  # the first pass behind the memory alone
-            hidden = output[0] if isinstance(output, tuple) else output
-            hidden = hidden.clone()
-            hidden[:, 0] = residual.to(hidden)
-            return (hidden, *output[1:]) if isinstance(output, tuple) else hidden
+            stream = hidden(output).clone()
+            stream[:, 0] = residual.to(stream)
+            return with_hidden(output, stream)
 
         handle = transformer_blocks(model)[layer - 1].register_forward_hook(replace)
         try:
@@ -182,34 +182,6 @@ def _own(cache: Cache) -> KeyValues:
     """What a pass added to a cache."""
     layers: list[Any] = cache.layers
     return [(layer.keys, layer.values) for layer in layers]
-
-
-def transformer_blocks(model: PreTrainedModel) -> nn.ModuleList:
-    """The model's transformer blocks in order: the first list of modules as long as the model is deep.
-
-    Raises:
-        LookupError: there is none.
-    """
-    depth = model.config.get_text_config().num_hidden_layers
-    for module in model.modules():
-        if isinstance(module, nn.ModuleList) and len(module) == depth:
-            return module
-    raise LookupError(f"{type(model).__name__} has no list of {depth} blocks")
-
-
-@contextmanager
-def residual_stream(model: PreTrainedModel, layer: int) -> Iterator[list[Tensor]]:
-    """Collects the residual stream behind a block (from 1), [rows, tokens, width] for every pass that runs."""
-    found: list[Tensor] = []
-
-    def keep(module: nn.Module, args: Any, output: Any) -> None:
-        found.append(output[0] if isinstance(output, tuple) else output)
-
-    handle = transformer_blocks(model)[layer - 1].register_forward_hook(keep)
-    try:
-        yield found
-    finally:
-        handle.remove()
 
 
 class MemoryStore:

@@ -442,7 +442,7 @@ class MemoryLM(LoadedLM):
         pack, together = self._pack(memory, waiting)
         if together:
             pairs = [(query, answer) for query, answers in pack for answer in answers]
-            return pack, score_packed(self.model, memory, pairs, self.softmax_dtype)
+            return pack, score_packed(self.model, memory, pairs, self.softmax_dtype, self.abilities.cuts)
         ((query, answers),) = pack
         return pack, score_alone(self.model, memory, query, answers, self.softmax_dtype)
 

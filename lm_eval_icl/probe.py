@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+import torch
 from transformers import PreTrainedModel
 
 from lm_eval_icl.errors import InputError
@@ -18,11 +19,13 @@ class Abilities:
     hides: it hides what a 4-D mask hides.
     places: it places a token where `position_ids` says, whatever its index.
     window: how far it looks back at most, in tokens, counted by index; None for as far as it has.
+    cuts: its last block can run for some tokens of a pass alone (`lm_eval_icl.blocks.last_block_at`).
     """
 
     hides: bool
     places: bool
     window: int | None
+    cuts: bool
 
     @property
     def packs(self) -> bool:
@@ -77,8 +80,8 @@ def probe(model: PreTrainedModel) -> Abilities:
     def alone(start: int) -> float:
         return score_alone(model, replace(memory, query_start=start), query, [answer])[0][0]
 
-    def packed(beside: list[int]) -> float:
-        return score_packed(model, memory, [(beside, answer), (query, answer)])[1][0]
+    def packed(beside: list[int], cut: bool = False) -> float:
+        return score_packed(model, memory, [(beside, answer), (query, answer)], cut=cut)[1][0]
 
     try:
         places = alone(len(context) + 7) != alone(len(context))
@@ -90,7 +93,12 @@ def probe(model: PreTrainedModel) -> Abilities:
         hides = abs(packed(other) - packed(another)) <= visible / 10
     except Exception:  # it does not take a 4-D mask
         hides = False
-    return Abilities(hides, places, _window(model))
+    try:
+        rounding = 32 * torch.finfo(model.dtype).eps * abs(expected)
+        cuts = hides and places and abs(packed(other, cut=True) - packed(other)) <= min(visible / 10, rounding)
+    except Exception:  # its blocks take and give other things
+        cuts = False
+    return Abilities(hides, places, _window(model), cuts)
 
 
 def _window(model: PreTrainedModel) -> int | None:

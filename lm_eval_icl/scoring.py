@@ -8,11 +8,13 @@ memory and its own ancestors, and stands at the position it would have alone.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from lm_eval_icl.blocks import last_block_at
 from lm_eval_icl.memory import Memory, additive, device_of
 
 # A query and one of its continuations, as token ids; both have at least one.
@@ -45,7 +47,11 @@ def first_pack(queries: Sequence[Query], tokens: int, least: int = 1) -> list[Qu
 
 
 def score_packed(
-    model: PreTrainedModel, memory: Memory, pairs: Sequence[Pair], softmax_dtype: torch.dtype | None = None
+    model: PreTrainedModel,
+    memory: Memory,
+    pairs: Sequence[Pair],
+    softmax_dtype: torch.dtype | None = None,
+    cut: bool = False,
 ) -> list[Score]:
     """Score all pairs in one forward pass over the distinct tokens among them.
 
@@ -56,6 +62,7 @@ def score_packed(
         pairs: queries with continuations; pairs of one query, or of queries with a common beginning,
             share its tokens.
         softmax_dtype: the dtype of the softmax over the vocabulary; at least float32 if None.
+        cut: run the last block where an answer is predicted and nowhere else (`lm_eval_icl.blocks.last_block_at`).
     """
     tree = _Tree()
     # nodes[i]: the node that predicts each of pair i's continuation tokens.
@@ -66,12 +73,16 @@ def score_packed(
 
     visible = torch.ones(len(tree.tokens), length + len(tree.tokens), dtype=torch.bool)
     visible[:, length:] = tree.ancestors()
-    with memory.reading(model):
+    cache = memory.cache(once=True)
+    # What `reading` replaces is behind a block, all of whose output it takes.
+    whole = not cut or memory.residual is not None
+    last = nullcontext() if whole else last_block_at(model, cache, predicting, len(tree.tokens))
+    with memory.reading(model), last:
         logits = model(
             input_ids=torch.tensor([tree.tokens], device=device),
             position_ids=memory.query_start + torch.tensor([tree.depths], device=device),
             attention_mask=additive(visible, model.dtype)[None, None].to(device),
-            past_key_values=memory.cache(once=True),
+            past_key_values=cache,
             use_cache=True,
             logits_to_keep=torch.tensor(predicting),  # indices on the CPU index a tensor on any device
         ).logits[0]  # [len(predicting), vocabulary]

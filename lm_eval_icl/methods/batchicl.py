@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 import torch
 from transformers import PreTrainedModel
 
+from lm_eval_icl.blocks import residual_stream
 from lm_eval_icl.errors import Unsupported
 from lm_eval_icl.layouts import Layout, Pattern, before
-from lm_eval_icl.memory import Memory, causal_pass, residual_stream
+from lm_eval_icl.memory import Memory, causal_pass
 from lm_eval_icl.methods.method import Extent, Method
 from lm_eval_icl.tokens import Context
 

@@ -1,0 +1,122 @@
+"""The last block, run only where an answer is read, gives what it gives as a whole."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from lm_eval_icl.blocks import last_block_at, transformer_blocks
+from lm_eval_icl.memory import Memory, causal_pass
+from lm_eval_icl.probe import probe
+from lm_eval_icl.scoring import score_packed
+from tests import tiny
+
+# Models with a window of 24 run packed up to that many tokens.
+CONTEXT = [5, 17, 29, 41, 53, 65, 77]
+PAIRS = [([11, 23, 35], [47, 59, 71]), ([11, 23, 35], [83]), ([11, 24], [47, 60]), ([99, 98, 97, 96], [95])]
+PACKING = [name for name in tiny.ARCHITECTURES if name != "bloom"]
+
+
+@torch.no_grad()
+def scores(model, context, cut):
+    memory = Memory(causal_pass(model, context), context, len(context)) if context else Memory([], [], 0)
+    return score_packed(model, memory, PAIRS, torch.float64, cut)
+
+
+@pytest.mark.parametrize("context", [CONTEXT, []], ids=["memory", "no memory"])
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("name", PACKING)
+def test_cut_and_whole_score_alike(name, attention, context):
+    model = tiny.build(name, torch.float64)
+    if attention == "sdpa" and not model._supports_sdpa:
+        attention = "eager"
+    model.set_attn_implementation(attention)
+    whole, cut = scores(model, context, False), scores(model, context, True)
+    assert [greedy for _, greedy in cut] == [greedy for _, greedy in whole]
+    # Some norms and eager attention's softmax round to float32 in all models.
+    assert [score for score, _ in cut] == pytest.approx([score for score, _ in whole], abs=1e-5, rel=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", PACKING)
+@torch.no_grad()
+def test_all_these_architectures_cut(name, dtype):
+    assert probe(tiny.build(name, dtype)).cuts
+
+
+@torch.no_grad()
+def test_the_feed_forward_layer_of_the_last_block_sees_predicting_tokens_alone():
+    model = tiny.build("llama")
+    seen: list[list[int]] = [[], []]
+    for which, block in enumerate(list(transformer_blocks(model))[-2:]):
+        block.mlp.register_forward_hook(lambda module, args, output, to=seen[which]: to.append(args[0].shape[1]))
+    scores(model, CONTEXT, True)
+    # First the context. Then 11 tokens, "11 23 35 47 59", "24 47" behind the same 11, and "99 98 97 96", of which 35,
+    # 47 and 59, 24 and 47, and 96 predict.
+    assert seen == [[7, 11], [7, 6]]
+
+
+@torch.no_grad()
+def test_a_pass_leaves_model_and_cache_as_they_were():
+    model = tiny.build("gpt2", torch.float64)
+    before = scores(model, CONTEXT, False)
+    scores(model, CONTEXT, True)
+    assert scores(model, CONTEXT, False) == before
+    block = transformer_blocks(model)[-1]
+    assert not block._forward_pre_hooks
+    assert not block._forward_hooks
+
+    class Broken(nn.Module):
+        def forward(self, *args, **kwargs):
+            raise RuntimeError("broken")
+
+    cache = Memory(causal_pass(model, CONTEXT), CONTEXT, len(CONTEXT)).cache(once=True)
+    block.attn = Broken()
+    with pytest.raises(RuntimeError, match="broken"), last_block_at(model, cache, [0], 1):
+        model(input_ids=torch.tensor([[3]]), past_key_values=cache, use_cache=True)
+    assert not block._forward_pre_hooks
+    assert not block._forward_hooks
+
+
+@torch.no_grad()
+def test_a_block_that_keeps_nothing_is_not_cut():
+    """As the last blocks of models that share keys and values between layers."""
+    model = tiny.build("llama", torch.float64)
+    first, last = model.model.layers[-2:]
+    forward = last.self_attn.forward
+
+    def without_cache(*args, past_key_values=None, **kwargs):
+        return forward(*args, past_key_values=past_key_values and Shared(past_key_values), **kwargs)
+
+    class Shared:
+        """Reads what the layer before has written."""
+
+        def __init__(self, cache):
+            self.cache = cache
+
+        def update(self, keys, values, layer_idx, *args, **kwargs):
+            layer = self.cache.layers[first.self_attn.layer_idx]
+            return layer.keys, layer.values
+
+    last.self_attn.forward = without_cache
+    cache = Memory([], [], 0).cache()
+    with (
+        pytest.raises(LookupError, match="the last block of LlamaForCausalLM does not update the cache"),
+        last_block_at(model, cache, [1], 2),
+    ):
+        model(input_ids=torch.tensor([[3, 4]]), past_key_values=cache, use_cache=True)
+
+
+@torch.no_grad()
+def test_a_block_that_tells_tokens_by_their_index_is_not_cut():
+    """It obeys masks and positions, and yet is another block to fewer tokens: that shows when the model is tried."""
+    model = tiny.build("llama")
+
+    def count(module: nn.Module, args: tuple[torch.Tensor]) -> torch.Tensor:
+        return args[0] + torch.arange(args[0].shape[1])[:, None]
+
+    transformer_blocks(model)[-1].mlp.register_forward_pre_hook(count)
+    abilities = probe(model)
+    assert abilities.packs
+    assert not abilities.cuts
