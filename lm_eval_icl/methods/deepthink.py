@@ -109,8 +109,8 @@ class DeepThink(ICL):
         history = [entry.to(torch.promote_types(dtype, torch.float32)) for entry in _flat(memory.layers)]
         velocity: list[Tensor | float] = [0.0] * len(history)
         for _ in range(2, self.T + 1):
-            present = _flat(causal_pass(model, memory.tokens, memory, positions))
-            for i, new in enumerate(present):  # in place: a context may have thousands of entries
+            # In place, and nothing kept of a pass: the entries of a long context take much room.
+            for i, new in enumerate(_flat(causal_pass(model, memory.tokens, memory, positions))):
                 step = new - history[i] + self.momentum * velocity[i]
                 history[i] += self.eta * step
                 if self.momentum:
