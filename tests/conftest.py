@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 
 # Before anything imports huggingface_hub: tests never ask the Hub.
@@ -65,6 +66,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
 def _quiet() -> None:
     torch.manual_seed(0)
     transformers.logging.set_verbosity_error()
+    logging.getLogger("lm_eval").setLevel(logging.NOTSET)  # commands that ran here before may have set another
 
 
 CHAT_TEMPLATE = (
