@@ -92,12 +92,12 @@ def _show(arguments: list[str]) -> None:
     import transformers
     from rich.console import Console
 
-    from lm_eval_icl import demo, show
+    from lm_eval_icl import demo, picture, show
 
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     transformers.logging.set_verbosity_error()
     if options.output is not None:
-        show.check_output(options.output)  # before anything is loaded
+        picture.check_output(options.output)  # before anything is loaded
     method = show.make_method(options.method, options.args)
     if options.prompt is None:
         parts = show.example(3 if options.shots is None else options.shots)
@@ -105,7 +105,7 @@ def _show(arguments: list[str]) -> None:
         parts = show.read_prompt(options.prompt, options.pretrained or str(demo.model_path()), method)
     drawing = show.draw(method, parts)
     if options.output is not None:
-        show.save(drawing, options.output)
+        picture.save(drawing, options.output)
         print(f"{method.name}: drawn in {options.output}")
         return
     console = Console()
