@@ -13,7 +13,7 @@ import json
 import logging
 import math
 import os
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -42,10 +42,12 @@ from lm_eval_icl.memory import Memory, MemoryStore
 from lm_eval_icl.positions import no_positions, position_embeddings, position_switch
 from lm_eval_icl.probe import probe
 from lm_eval_icl.processes import by_filter, check_shares, in_order, total
-from lm_eval_icl.prompts import FewShotPrompt, record_prompts
-from lm_eval_icl.requests import Request, RequestTokenizer, Room, fit
+from lm_eval_icl.prompts import record_prompts
+from lm_eval_icl.requests import Request, RequestTokenizer, Room
+from lm_eval_icl.run import Run
 from lm_eval_icl.saving import report_failures
 from lm_eval_icl.scoring import Pair, Queries, Query, Score, cost, first_pack, score_alone, score_packed
+from lm_eval_icl.task_errors import refuse_unusable_tasks
 from lm_eval_icl.tokens import Context
 
 # A child of lm-eval's logger, for its handler and its level.
@@ -203,10 +205,10 @@ class MemoryLM(LoadedLM):
 
     def asked(self, kind: str, requests: Sequence[Instance]) -> list[tuple[Any, ...]]:
         """What a cache keeps the responses to these requests by."""
-        self.check_run()
+        self.run.check()
         if kind == "loglikelihood_rolling":
             return [request.args for request in requests]
-        return [_asked(*pair) for pair in zip(requests, self._prepare(requests), strict=True)]
+        return [_asked(*pair) for pair in zip(requests, self.run.requests(requests), strict=True)]
 
     def _run_arguments(self) -> dict[str, Any]:
         return {
@@ -216,18 +218,20 @@ class MemoryLM(LoadedLM):
             "overflow": self.overflow,
         }
 
-    # What can be refused before the first forward pass.
+    # A run begins and ends.
 
     def begin(self, tasks: Sequence[Task]) -> None:
         """A run over these tasks begins: nothing of an earlier one is kept."""
-        self._tasks = list(tasks)
-        # By the instance's id, which stays its own as long as the instance is kept.
-        self._prepared: dict[int, tuple[Instance, Request]] = {}
-        # What overflow=drop left out: task -> documents concerned, and demonstrations.
-        self.left_out: dict[str, dict[str, int]] = {}
+        room = Room(
+            self.method,
+            model=type(self.model).__name__,
+            positions=self.max_length,
+            window=self.abilities.window if self.method.masks else None,
+            switch=position_switch(self.model),
+            hint=self.method.reach_hint if self.abilities.places else "",
+        )
+        self.run = Run(tasks, self.tokenize, room, self.overflow == "drop", self.rank == 0)
         self.store = MemoryStore(lambda context: self.method.encode(self.model, context), self.store_bytes)
-        # How many kinds of request are to come with a context; outside a run nobody knows.
-        self._uses: Counter[Context] = Counter()
         # How much runs at once, until memory runs out (`_fitting`).
         self._texts = self.max_batch_size if self.batch_size == "auto" else self.batch_size
         self._pack_tokens = self.pack_tokens
@@ -244,82 +248,15 @@ class MemoryLM(LoadedLM):
         Not in `loglikelihood`: a process that has all its responses from lm-eval's cache never calls it, and
         the others would wait for it.
         """
-        self.check_run()  # for such a process: some of its demonstrations may have been left out
+        self.run.check()  # for such a process: some of its demonstrations may have been left out
         share = {
-            "left_out": self.left_out,
+            "left_out": self.run.left_out,
             "contexts_encoded": self.store.encoded,
             "contexts_reused": self.store.reused,
             "tokens_run": self._tokens_run,
             "tokens_saved": self._tokens_alone - self._tokens_run,
         }
         self.counts = total(super().gather_object(share) or [share])
-
-    def check_run(self) -> None:
-        """Tokenize the requests of all the run's tasks, before the first of them runs.
-
-        lm-eval hands a model one kind of request after another; a prompt that does not fit is found here,
-        not after hours of work on another kind.
-        """
-        tasks, self._tasks = self._tasks, []
-        for kind in ("loglikelihood", "generate_until"):
-            of_kind = [i for task in tasks for i in task.instances or () if i.request_type == kind]
-            self._uses.update({request.prompt.context for request in self._prepare(of_kind)})
-        for request in (i for task in tasks for i in task.instances or () if i.request_type == "loglikelihood_rolling"):
-            self.tokenize.check_text(request)
-
-    def _done(self, context: Context) -> None:
-        """One kind of request is through with a context. With the last that the run has, its memory goes: new
-        demonstrations for every document would fill the store with what never comes up again. (`batchicl`'s, one a
-        demonstration, may come up in other contexts, and go when the store is full.)"""
-        self._uses[context] -= 1
-        if self._uses[context] == 0:
-            self.store.forget(context)
-
-    def _prepare(self, instances: Sequence[Instance]) -> list[Request]:
-        """These requests, all of a kind, as token ids that fit."""
-        new = list({id(i): i for i in instances if id(i) not in self._prepared}.values())
-        if new:
-            self._refuse(new)
-            room = Room(
-                self.method,
-                model=type(self.model).__name__,
-                positions=self.max_length,
-                window=self.abilities.window if self.method.masks else None,
-                switch=position_switch(self.model),
-                hint=self.method.reach_hint if self.abilities.places else "",
-            )
-            tokenize = getattr(self.tokenize, new[0].request_type)
-            requests, left_out = fit(new, tokenize, room, self.overflow == "drop", quiet=self.rank != 0)
-            self._prepared |= {id(i): (i, request) for i, request in zip(new, requests, strict=True)}
-            self._warn(new, requests, left_out)
-            self.left_out |= left_out
-        return [self._prepared[id(instance)][1] for instance in instances]
-
-    def _refuse(self, instances: Sequence[Instance]) -> None:
-        """Refuse prompts whose number of demonstrations the method's arguments do not allow."""
-        prompts = ((i.task_name, i.args[0]) for i in instances)
-        numbers = {(task, len(prompt.demonstrations)) for task, prompt in prompts if isinstance(prompt, FewShotPrompt)}
-        for task_name, n in sorted(numbers, key=str):
-            if why := self.method.refuse(n):
-                raise InputError(f"lm-eval-icl: {self.method.name}: task {task_name!r}: {why}.")
-
-    def _warn(
-        self, instances: Sequence[Instance], requests: Sequence[Request], left_out: dict[str, dict[str, int]]
-    ) -> None:
-        """Say, once a task, what was left out and where the method had nothing to work on."""
-        for task_name, count in left_out.items():  # every process of its own documents
-            log.warning(
-                "%s: overflow=drop left out %d demonstrations of %d documents, which would not have fitted.",
-                *(task_name, count["demonstrations"], count["documents"]),
-            )
-        if self.rank != 0:
-            return
-        if without := self.method.without_demonstrations:
-            demonstrations: dict[str | None, int] = defaultdict(int)
-            for instance, request in zip(instances, requests, strict=True):
-                demonstrations[instance.task_name] += len(request.prompt.context.demonstrations)
-            for name in (name for name, number in demonstrations.items() if number == 0):
-                log.warning("%s: no demonstrations: %s. Give some with --num_fewshot.", name, without)
 
     # Among processes.
 
@@ -359,8 +296,8 @@ class MemoryLM(LoadedLM):
             return []
         if self.enable_thinking:
             return super().loglikelihood(requests, disable_tqdm)  # which refuses it
-        self.check_run()
-        prepared = self._prepare(requests)
+        self.run.check()
+        prepared = self.run.requests(requests)
         # Each distinct context, query and answer once: context -> query -> answer -> requests.
         work: dict[Context, dict[Any, dict[Any, list[int]]]] = defaultdict(
             lambda: defaultdict(lambda: defaultdict(list))
@@ -384,6 +321,13 @@ class MemoryLM(LoadedLM):
                     finished(self.cache_hook)
                 self._done(context)
         return [results[i] for i in range(len(requests))]
+
+    def _done(self, context: Context) -> None:
+        """One kind of request is through with a context. With the last that the run has, its memory goes: new
+        demonstrations for every document would fill the store with what never comes up again. (`batchicl`'s, one a
+        demonstration, may come up in other contexts, and go when the store is full.)"""
+        if self.run.done(context):
+            self.store.forget(context)
 
     @contextmanager
     def _counting(self) -> Iterator[None]:
@@ -488,7 +432,7 @@ class MemoryLM(LoadedLM):
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
         """`HFLM`'s: rolling windows over a text, in which there are no demonstrations."""
-        self.check_run()
+        self.run.check()
         if without := self.method.without_demonstrations:
             for task_name in {request.task_name for request in requests}:
                 log.warning("%s: rolling log-likelihood has no demonstrations: %s.", task_name, without)
@@ -524,8 +468,8 @@ class MemoryLM(LoadedLM):
         """The text that follows each prompt, up to a stop sequence or `max_gen_toks`."""
         if not requests:
             return []
-        self.check_run()
-        prepared = self._prepare(requests)
+        self.run.check()
+        prepared = self.run.requests(requests)
         # context -> generation arguments -> requests.
         work: dict[Context, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
         for i, request in enumerate(prepared):
@@ -656,7 +600,7 @@ DeepThink = _model(methods.DeepThink)
 
 
 def announce_runs() -> None:
-    """Let `lm_eval.evaluate` tell a `MemoryLM` that a run begins, over which tasks (see `check_run`), and that it
+    """Let `lm_eval.evaluate` tell a `MemoryLM` that a run begins, over which tasks (see `Run.check`), and that it
     ends. Twice changes nothing."""
     original = lm_eval.evaluator.evaluate
     if hasattr(original, "announces"):
@@ -681,6 +625,7 @@ def announce_runs() -> None:
 
 
 record_prompts()
+refuse_unusable_tasks()
 announce_runs()
 resume(MemoryLM)
 report_failures()

@@ -18,6 +18,7 @@ from lm_eval.api.task import ConfigurableTask
 from lm_eval.api.utils import Message
 
 from lm_eval_icl.errors import InputError
+from lm_eval_icl.wrapping import wrap
 
 # Stands before every turn while lm-eval joins the turns, and is taken out again: a code point that
 # Unicode leaves to private use. A document that holds it itself makes the count of turns wrong, and the
@@ -68,26 +69,8 @@ def record_prompts() -> None:
     so that whatever joins the turns in between (concatenation, `multiple_input_context`, a chat template)
     needs no copy here.
     """
-    for name, wrapper in (
-        ("build_qa_turn", _build_qa_turn),
-        ("fewshot_context", _fewshot_context),
-        # And what lm-eval itself fails on, far from where it was asked for, is refused in one line.
-        ("download", _download),
-        ("__init__", _init),
-        ("build_all_requests", _build_all_requests),
-    ):
-        original = getattr(ConfigurableTask, name)
-        if getattr(original, "wrapper", None) is not wrapper:
-            setattr(ConfigurableTask, name, _wrapped(original, wrapper))
-
-
-def _wrapped(original: Callable[..., Any], wrapper: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def method(self: ConfigurableTask, *args: Any, **kwargs: Any) -> Any:
-        return wrapper(original, self, *args, **kwargs)
-
-    method.wrapper = wrapper  # type: ignore[attr-defined]
-    return method
+    wrap(ConfigurableTask, "build_qa_turn", _build_qa_turn)
+    wrap(ConfigurableTask, "fewshot_context", _fewshot_context)
 
 
 # How many turns the fewshot_context that runs now has built; None outside it, where no turn is marked.
@@ -111,9 +94,6 @@ def _fewshot_context(original: Callable[..., str | list[str]], *args: Any, **kwa
     try:
         joined = original(*call.args, **call.kwargs)
         turns = _turns.get() or 0
-    except (AssertionError, ValueError) as error:
-        _check_shots(call.arguments["self"], call.arguments["num_fewshot"], error)
-        raise
     finally:
         _turns.reset(token)
     if isinstance(joined, list):  # one prompt an option, all with the same demonstrations
@@ -140,59 +120,3 @@ def _render(chat_template: Callable[..., str], messages: list[dict[str, str]], *
     moved = [{**m, "content": re.sub(rf"^{_MARK}(\s+)", rf"\1{_MARK}", m["content"])} for m in messages]
     marked = chat_template(moved, **kwargs)
     return marked if marked.replace(_MARK, "") == plain else plain
-
-
-def _download(original: Callable[..., None], task: Any, *args: Any, **kwargs: Any) -> None:
-    try:
-        original(task, *args, **kwargs)
-    except (FileNotFoundError, ConnectionError, RuntimeError) as error:
-        if task.DATASET_PATH is None:  # the task's own loader failed, and knows why
-            raise
-        raise InputError(
-            f"lm-eval-icl: task {task.config.task!r}: dataset {task.DATASET_PATH!r}"
-            f"{f' ({task.DATASET_NAME})' if task.DATASET_NAME else ''} could not be loaded "
-            f"({type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}). "
-            "Check the network and HF_HUB_OFFLINE, or put a copy into a folder of that name "
-            f"(./{task.DATASET_PATH}) and start the command beside it."
-        ) from error
-
-
-def _init(original: Callable[..., None], task: Any, *args: Any, **kwargs: Any) -> None:
-    try:
-        original(task, *args, **kwargs)
-    except Exception as error:
-        if why := _unusable(task):
-            raise InputError(f"lm-eval-icl: task {task.config.task!r}: {why}.") from error
-        raise
-
-
-def _unusable(task: Any) -> str:
-    """Why lm-eval could not make a task of its documents, where it tried its first one; empty if for another reason."""
-    documents = getattr(task, "task_docs", None)
-    if documents is None:
-        return ""
-    if len(documents) == 0:
-        split = "test" if task.has_test_docs() else "validation"
-        return f"no documents to evaluate: its {split} split is empty, or process_docs leaves none"
-    if task.config.doc_to_choice is not None and "" in task.doc_to_choice(documents[0]):
-        return "an option of its first document is empty, so there is nothing to score: check doc_to_choice"
-    return ""
-
-
-def _build_all_requests(original: Callable[..., None], task: Any, **kwargs: Any) -> None:
-    limit, shots = kwargs.get("limit"), task.config.num_fewshot
-    if limit is not None and limit < 1:
-        raise InputError(f"lm-eval-icl: task {task.config.task!r}: --limit leaves no documents: it must be above 0.")
-    if shots is not None and shots < 0:
-        raise InputError(f"lm-eval-icl: task {task.config.task!r}: num_fewshot={shots}: must be 0 or more.")
-    original(task, **kwargs)
-
-
-def _check_shots(task: Any, shots: int, error: Exception) -> None:
-    """Whether more demonstrations were asked for than there are: the error of a sampler says neither."""
-    there = len(list(task.fewshot_docs())) if shots else 0
-    if shots and shots >= there:
-        raise InputError(
-            f"lm-eval-icl: task {task.config.task!r}: num_fewshot={shots}: its few-shot split has {there} documents "
-            "(and none may be its own demonstration): lower --num_fewshot."
-        ) from error

@@ -5,7 +5,6 @@ A batch job then looks done whose results are lost. After a run of our models it
 
 from __future__ import annotations
 
-import functools
 import logging
 import sys
 from collections.abc import Callable, Iterator
@@ -16,32 +15,26 @@ from lm_eval.loggers.evaluation_tracker import EvaluationTracker
 from lm_eval.utils import make_table
 
 from lm_eval_icl.errors import InputError
+from lm_eval_icl.wrapping import wrap
 
 
 def report_failures() -> None:
     """Let `EvaluationTracker` raise what it meets where it saves results of our models. Twice changes nothing."""
     for name in ("save_results_aggregated", "save_results_samples"):
-        original = getattr(EvaluationTracker, name)
-        if not hasattr(original, "reports"):
-            setattr(EvaluationTracker, name, _reporting(original))
+        wrap(EvaluationTracker, name, _save)
 
 
-def _reporting(original: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(original)
-    def save(self: EvaluationTracker, *args: Any, **kwargs: Any) -> None:
-        # lm-eval gives the results by name, once, and then the samples of one task after another.
-        results = self.__dict__.setdefault("icl_results", kwargs.get("results", {}))
-        with _caught(logging.getLogger(EvaluationTracker.__module__)) as errors:
-            original(self, *args, **kwargs)
-        if errors and "icl" in results.get("config", {}):
-            print(make_table(results))  # all that is left of them; lm-eval prints it after saving
-            raise InputError(
-                f"lm-eval-icl: the results could not be saved in {self.output_path}, or not be pushed: {errors[0]}. "
-                "They are printed above; with --use_cache the same command makes them again without computing."
-            ) from errors[0]
-
-    save.reports = True  # type: ignore[attr-defined]
-    return save
+def _save(original: Callable[..., None], tracker: EvaluationTracker, *args: Any, **kwargs: Any) -> None:
+    # lm-eval gives the results by name, once, and then the samples of one task after another.
+    results = tracker.__dict__.setdefault("icl_results", kwargs.get("results", {}))
+    with _caught(logging.getLogger(EvaluationTracker.__module__)) as errors:
+        original(tracker, *args, **kwargs)
+    if errors and "icl" in results.get("config", {}):
+        print(make_table(results))  # all that is left of them; lm-eval prints it after saving
+        raise InputError(
+            f"lm-eval-icl: the results could not be saved in {tracker.output_path}, or not be pushed: {errors[0]}. "
+            "They are printed above; with --use_cache the same command makes them again without computing."
+        ) from errors[0]
 
 
 @contextmanager

@@ -331,7 +331,7 @@ def time_encoding(lm: Any, instances: list[Instance]) -> float:
     start = now()
     with lm._forward():
         if not lm.method.per_query:
-            lm.store[lm._prepare(instances[:1])[0].prompt.context]
+            lm.store[lm.run.requests(instances[:1])[0].prompt.context]
     return now() - start
 
 

@@ -32,7 +32,7 @@ def test_smoke_says_what_broke(arch, says):
 def test_smoke_notices_wrong_numbers(monkeypatch):
     from lm_eval_icl import models
 
-    def broken(model, memory, pairs, dtype):
+    def broken(model, memory, pairs, *rest):
         return [(float("nan"), False)] * len(pairs)
 
     monkeypatch.setattr(models, "score_packed", broken)

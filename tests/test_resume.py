@@ -554,7 +554,7 @@ def test_what_was_left_out_is_part_of_what_was_asked(gpt2):
         for document, options in enumerate((short, long))
         for i, option in enumerate(options)
     ]
-    assert [request.without for request in lm._prepare(requests)][:2] == [0, 0]
-    assert lm._prepare(requests)[2].without > 0
+    assert [request.without for request in lm.run.requests(requests)][:2] == [0, 0]
+    assert lm.run.requests(requests)[2].without > 0
     keys = [cache._key("loglikelihood", args) for args in lm.asked("loglikelihood", requests)]
     assert len(set(keys)) == 4

@@ -121,7 +121,7 @@ def test_a_run_forgets_what_never_comes_up_again(checkpoint):
     assert (lm.store.encoded, lm.store.reused) == (1, 2)  # six texts, four side by side
     assert not lm.store._kept
 
-    requests = [i for i, _ in lm._prepared.values() if i.request_type == "loglikelihood"]
+    requests = [i for i, _ in lm.run._made.values() if i.request_type == "loglikelihood"]
     lm.begin([])  # outside a run, call after call, nobody knows what comes
     for request in requests:
         lm.loglikelihood([request])

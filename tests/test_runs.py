@@ -69,11 +69,11 @@ def test_options_lose_the_same_demonstrations(tmp_path):
     harness.TASKS["uneven"] = config
     results = evaluate(lm, ["uneven"], 10)
     kept = {}
-    for instance, request in lm._prepared.values():
+    for instance, request in lm.run._made.values():
         kept.setdefault(instance.doc_id, set()).add(len(request.prompt.context.demonstrations))
     assert all(len(numbers) == 1 for numbers in kept.values())
     assert len({number for numbers in kept.values() for number in numbers}) > 1
-    assert lm.left_out["uneven"]["documents"] == len(kept) == 6
+    assert lm.run.left_out["uneven"]["documents"] == len(kept) == 6
     assert len(harness.responses(results)) == 12
 
 
