@@ -97,7 +97,8 @@ class RequestTokenizer:
         (`TemplateLM.loglikelihood`)."""
         prompt, continuation = request.args
         if prompt == "":
-            tokens, answer = self._nothing(), tuple(self._bare(continuation)[0])
+            with _naming(request):
+                tokens, answer = self._nothing(), tuple(self._bare(continuation)[0])
             if answer[:1] == tokens.query:
                 answer = answer[1:]
         else:

@@ -374,6 +374,11 @@ def test_a_prefix_token_given_by_hand(checkpoint, tmp_path):
     ("changes", "shots", "says"),
     [
         ({"doc_to_choice": ["a\ud83d", "b"]}, 1, "document 0: .*holds half a character"),
+        (
+            {"doc_to_choice": ["a\ud83d", "b"], "doc_to_text": "", "target_delimiter": ""},
+            0,
+            "document 0: .*holds half a character",
+        ),
         ({"doc_to_text": "\ude00 {{text}}"}, 1, "document 0: .*holds half a character"),
         ({"process_docs": lambda docs: docs.filter(lambda doc: False)}, 0, "no documents to evaluate: its test split"),
         ({"doc_to_choice": ["", "b"], "target_delimiter": ""}, 0, "an option of its first document is empty"),
