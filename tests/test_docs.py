@@ -18,7 +18,7 @@ import transformers
 from lm_eval.models.huggingface import HFLM
 from lm_eval.utils import simple_parse_args_string
 
-from lm_eval_icl import show
+from lm_eval_icl import picture, show
 from lm_eval_icl.plugin import MODELS, task_dir
 from lm_eval_icl.tokens import Context
 
@@ -82,12 +82,12 @@ def test_method_page_names_every_argument_with_its_default(name):
 @pytest.mark.parametrize("name", MODELS)
 def test_pictures_are_what_is_drawn_now(name, tmp_path):
     """Made again by: lm-eval-icl show NAME --output docs/methods/NAME.svg"""
-    page, picture = DOCS / "methods" / f"{name}.md", tmp_path / f"{name}.svg"
+    page, drawn = DOCS / "methods" / f"{name}.md", tmp_path / f"{name}.svg"
     assert f"]({name}.svg)" in page.read_text(encoding="utf-8")
     assert f"lm-eval-icl show {name} --output docs/methods/{name}.svg" in commands(page)
-    show.save(show.draw(show.make_method(name), show.example(3)), picture)
-    committed = (DOCS / "methods" / picture.name).read_text(encoding="utf-8")
-    same = picture.read_text(encoding="utf-8") == committed
+    picture.save(show.draw(show.make_method(name), show.example(3)), drawn)
+    committed = (DOCS / "methods" / drawn.name).read_text(encoding="utf-8")
+    same = drawn.read_text(encoding="utf-8") == committed
     assert same, f"lm-eval-icl show {name} --output docs/methods/{name}.svg (with matplotlib as in constraints.txt)"
 
 
@@ -138,7 +138,7 @@ def test_properties_are_those_of_the_layouts():
         parts = show.example(3)
         layout = method.layout(parts.context, parts.query)
         sees = reaches(layout.sees)
-        at = dict(show._columns(layout))
+        at = dict(show.columns(layout))
         copies = ["", "'"] if "D1'" in at else [""]
         last = {i: at[f"D{i}{copies[-1]}"] for i in (1, 2, 3)}
 
