@@ -88,16 +88,15 @@ def last_block_at(model: PreTrainedModel, cache: Cache, rows: Sequence[int], len
             entries.append(update(*args, **kwargs))
             raise _Filled
 
-        cache.update = fill  # type: ignore[method-assign]
+        vars(cache)["update"] = fill
         with suppress(_Filled):
             block.forward(*args, **kwargs)
         if not entries:
             raise LookupError(f"the last block of {type(model).__name__} does not update the cache")
-        cache.update = lambda *args, **kwargs: entries[0]  # type: ignore[method-assign]
+        vars(cache)["update"] = lambda *args, **kwargs: entries[0]
         return cut(args), {name: cut(value) for name, value in kwargs.items()}
 
     def end(block: nn.Module, args: Any, output: Any) -> Any:
-        cache.update = update  # type: ignore[method-assign]
         stream = hidden(output)
         whole = stream.new_zeros(1, length, stream.shape[-1])
         return with_hidden(output, whole.index_copy_(1, torch.tensor(rows, device=stream.device), stream))
@@ -109,3 +108,4 @@ def last_block_at(model: PreTrainedModel, cache: Cache, rows: Sequence[int], len
     finally:
         for handle in handles:
             handle.remove()
+        vars(cache).pop("update", None)  # not the bound method put back: a cache that holds itself outlives its pass

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 import torch
 from torch import nn
@@ -77,6 +80,22 @@ def test_a_pass_leaves_model_and_cache_as_they_were():
         model(input_ids=torch.tensor([[3]]), past_key_values=cache, use_cache=True)
     assert not block._forward_pre_hooks
     assert not block._forward_hooks
+    assert "update" not in vars(cache)
+
+
+@torch.no_grad()
+def test_a_pass_keeps_no_memory_alive():
+    model = tiny.build("gpt2")
+    memory = Memory(causal_pass(model, CONTEXT), CONTEXT, len(CONTEXT))
+    keys = weakref.ref(memory.layers[0][0])
+    gc.collect()
+    gc.disable()
+    try:
+        score_packed(model, memory, PAIRS, cut=True)
+        del memory
+        assert keys() is None
+    finally:
+        gc.enable()
 
 
 @torch.no_grad()
