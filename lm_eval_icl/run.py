@@ -30,9 +30,7 @@ class Run:
         left_out: task -> documents of which demonstrations were left out, and how many.
     """
 
-    def __init__(
-        self, tasks: Sequence[Task], tokenize: RequestTokenizer, room: Room, drop: bool = False, speaks: bool = True
-    ):
+    def __init__(self, tasks: Sequence[Task], tokenize: RequestTokenizer, room: Room, drop: bool, speaks: bool):
         self.tokenize, self.room, self.drop, self.speaks = tokenize, room, drop, speaks
         self.method = room.method
         self.left_out: dict[str, dict[str, int]] = {}
