@@ -41,7 +41,7 @@ from lm_eval_icl.loading import LoadedLM
 from lm_eval_icl.memory import Memory, MemoryStore
 from lm_eval_icl.positions import no_positions, position_embeddings, position_switch
 from lm_eval_icl.probe import probe
-from lm_eval_icl.processes import by_filter, check_shares, in_order, total
+from lm_eval_icl.processes import by_filter, check_shares, in_order, leave_in_order, total
 from lm_eval_icl.prompts import record_prompts
 from lm_eval_icl.requests import Request, RequestTokenizer, Room
 from lm_eval_icl.run import Run
@@ -629,3 +629,4 @@ refuse_unusable_tasks()
 announce_runs()
 resume(MemoryLM)
 report_failures()
+leave_in_order()

@@ -120,6 +120,19 @@ def test_what_several_processes_cannot_do(runs):
     assert "tensor parallel with a cache" not in two
 
 
+def test_a_process_leaves_the_others_before_it_ends():
+    # One that does not is now and then aborted by gloo's threads.
+    program = """
+import atexit
+import torch.distributed as dist
+atexit.register(lambda: print("still there" if dist.is_initialized() else "left"))
+import lm_eval_icl.models
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "left\n"), done.stderr
+
+
 @pytest.mark.slow
 def test_a_command_line(tmp_path):
     done = launch(
