@@ -31,6 +31,7 @@ from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs, po
 from tqdm import tqdm
 
 from lm_eval_icl import __version__, methods
+from lm_eval_icl.activations import fused_gelu
 from lm_eval_icl.arguments import check_names
 from lm_eval_icl.cache import finished, resume
 from lm_eval_icl.commit import commit
@@ -83,7 +84,7 @@ class MemoryLM(LoadedLM):
         self,
         pretrained: str | transformers.PreTrainedModel | None = None,
         *,
-        pack_tokens: int = 512,
+        pack_tokens: int = 1024,
         store_bytes: int = 2**31,
         overflow: str = "error",
         canonical_order: bool | None = None,
@@ -161,10 +162,12 @@ class MemoryLM(LoadedLM):
 
     @contextmanager
     def _forward(self) -> Iterator[None]:
-        """How `HFLM` runs its model: without gradients, in mixed precision if asked; and without positions if asked."""
+        """How `HFLM` runs its model: without gradients, in mixed precision if asked; and without positions if asked.
+        Its GELU may be a faster one."""
         dtype = getattr(self, "mixed_precision_dtype", None)
         positions = nullcontext() if self._without is None else no_positions(self.model, self._without)
-        with torch.no_grad(), torch.autocast(self.device.type, dtype=dtype, enabled=dtype is not None), positions:
+        mixed = torch.autocast(self.device.type, dtype=dtype, enabled=dtype is not None)
+        with torch.no_grad(), mixed, positions, fused_gelu(self.model):
             yield
 
     def _check_config(self, config: transformers.PreTrainedConfig) -> None:

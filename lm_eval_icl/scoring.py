@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from lm_eval_icl.attention import in_parts
 from lm_eval_icl.blocks import last_block_at
 from lm_eval_icl.memory import Memory, additive, device_of
 
@@ -71,13 +72,13 @@ def score_packed(
     row = {node: i for i, node in enumerate(predicting)}
     device, length = device_of(model), len(memory)
 
-    visible = torch.ones(len(tree.tokens), length + len(tree.tokens), dtype=torch.bool)
-    visible[:, length:] = tree.ancestors()
+    sees = tree.ancestors()
+    visible = torch.cat([torch.ones(len(sees), length, dtype=torch.bool), sees], dim=1)
     cache = memory.cache(once=True)
     # What `reading` replaces is behind a block, all of whose output it takes.
     whole = not cut or memory.residual is not None
     last = nullcontext() if whole else last_block_at(model, cache, predicting, len(tree.tokens))
-    with memory.reading(model), last:
+    with memory.reading(model), last, in_parts(sees):
         logits = model(
             input_ids=torch.tensor([tree.tokens], device=device),
             position_ids=memory.query_start + torch.tensor([tree.depths], device=device),

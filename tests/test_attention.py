@@ -1,0 +1,131 @@
+"""A packed row's attention in parts is its attention under the whole mask."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn.functional import scaled_dot_product_attention
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from lm_eval_icl import attention, scoring
+from lm_eval_icl.attention import in_parts
+from lm_eval_icl.memory import Memory, additive, causal_pass
+from tests import tiny
+
+SDPA = ALL_ATTENTION_FUNCTIONS["sdpa"]
+CONTEXT = [5, 17, 29, 41, 53, 65, 77]
+PAIRS = [([11, 23, 35], [47, 59, 71]), ([11, 23, 35], [83]), ([11, 24], [47, 60]), ([99, 98, 97, 96], [95])]
+
+
+@pytest.fixture
+def divided(monkeypatch):
+    """Three tokens at a time; returns how many layers' attention was divided."""
+    count, repeat = [0], attention.repeat_kv
+
+    def counting(states, groups):
+        count[0] += 1
+        return repeat(states, groups)
+
+    monkeypatch.setattr(attention, "ROWS", 3)
+    monkeypatch.setattr(attention, "repeat_kv", counting)
+    return lambda: count[0] // 2
+
+
+@pytest.mark.parametrize("cut", [False, True])
+@pytest.mark.parametrize("name", [name for name in tiny.ARCHITECTURES if name != "bloom"])
+@torch.no_grad()
+def test_all_architectures_score_as_under_the_whole_mask(name, cut, divided, monkeypatch):
+    model = tiny.build(name, torch.float64)
+    memory = Memory(causal_pass(model, CONTEXT), CONTEXT, len(CONTEXT))
+    scores = scoring.score_packed(model, memory, PAIRS, torch.float64, cut)
+    layers = model.config.num_hidden_layers - cut
+    assert divided() == (layers if model.config._attn_implementation == "sdpa" else 0)
+    monkeypatch.setattr(scoring, "in_parts", lambda sees: nullcontext())
+    whole = scoring.score_packed(model, memory, PAIRS, torch.float64, cut)
+    assert [greedy for _, greedy in scores] == [greedy for _, greedy in whole]
+    assert [score for score, _ in scores] == pytest.approx([score for score, _ in whole], abs=1e-12, rel=0)
+
+
+@given(
+    parents=st.lists(st.integers(-1, 10**6), min_size=1, max_size=150),
+    behind=st.integers(1, 40),
+    heads=st.sampled_from([(1, 1), (4, 4), (4, 2), (6, 1)]),
+    scaling=st.sampled_from([None, 0.3]),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_any_tree_behind_any_memory(parents, behind, heads, scaling, seed):
+    n, generator = len(parents), torch.Generator().manual_seed(seed)
+    sees = torch.eye(n, dtype=torch.bool)
+    for node, parent in enumerate(parents):
+        if node and parent >= 0:
+            sees[node] |= sees[parent % node]
+    mask = additive(torch.cat([torch.ones(n, behind, dtype=torch.bool), sees], dim=1), torch.float64)[None, None]
+    module = nn.Module()
+    module.num_key_value_groups = heads[0] // heads[1]
+    query = torch.randn(1, heads[0], n, 8, dtype=torch.float64, generator=generator)
+    # Far from each other: what the memory and the row weigh differs by orders of magnitude.
+    key, value = 9 * torch.randn(2, 1, heads[1], behind + n, 8, dtype=torch.float64, generator=generator)
+    with in_parts(sees):
+        found, _ = ALL_ATTENTION_FUNCTIONS["sdpa"](module, query, key, value, mask, scaling=scaling)
+    expected = scaled_dot_product_attention(query, key, value, mask, scale=scaling, enable_gqa=True)
+    torch.testing.assert_close(found, expected.transpose(1, 2), rtol=1e-12, atol=1e-12)
+
+
+def test_what_no_token_of_a_part_sees_is_not_read(divided):
+    sees = torch.eye(9, dtype=torch.bool)
+    mask = torch.zeros(1, 1, 9, 10)  # hides nothing, so that what is read shows
+    query, key, value = torch.randn(3, 1, 1, 10, 4)
+    with in_parts(sees):
+        found, _ = ALL_ATTENTION_FUNCTIONS["sdpa"](nn.Module(), query[:, :, :9], key, value, mask)
+    for first in (0, 3, 6):
+        at = [0, *range(first + 1, first + 4)]
+        expected = scaled_dot_product_attention(query[:, :, first : first + 3], key[:, :, at], value[:, :, at])
+        torch.testing.assert_close(found[:, first : first + 3], expected.transpose(1, 2))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"dtype": torch.bfloat16},
+        {"rows": 2},
+        {"queries": 4},
+        {"mask": None},
+        {"mask": torch.ones(1, 1, 5, 12, dtype=torch.bool)},
+        {"width": 6},
+        {"tokens": 3},
+        {"memory": 0},
+        {"position_bias": torch.ones(1, 2, 5, 12)},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_what_cannot_be_divided_runs_whole(change, divided):
+    dtype, rows, n = change.get("dtype", torch.float32), change.get("rows", 1), change.get("tokens", 5)
+    queries, keys = change.get("queries", n), n + change.get("memory", 7)
+    query, key = torch.randn(rows, 2, queries, 4, dtype=dtype), torch.randn(rows, 2, keys, 4, dtype=dtype)
+    value = torch.randn(rows, 2, keys, change.get("width", 4), dtype=dtype)
+    mask = change.get("mask", torch.randn(1, 1, queries, keys, dtype=dtype))
+    more = {name: change[name] for name in ("position_bias",) if name in change}
+    with in_parts(torch.eye(n, dtype=torch.bool)):
+        found, _ = ALL_ATTENTION_FUNCTIONS["sdpa"](nn.Module(), query, key, value, mask, is_causal=False, **more)
+    assert divided() == 0
+    assert torch.equal(found, SDPA(nn.Module(), query, key, value, mask, is_causal=False, **more)[0])
+
+
+def test_the_librarys_function_comes_back():
+    sees = torch.eye(3, dtype=torch.bool)
+    with pytest.raises(RuntimeError), in_parts(sees):
+        assert ALL_ATTENTION_FUNCTIONS["sdpa"] is not SDPA
+        raise RuntimeError
+    assert ALL_ATTENTION_FUNCTIONS["sdpa"] is SDPA
+    ALL_ATTENTION_FUNCTIONS["sdpa"] = mine = lambda *args, **kwargs: None
+    try:
+        with in_parts(sees):
+            assert ALL_ATTENTION_FUNCTIONS["sdpa"] is not mine
+        assert ALL_ATTENTION_FUNCTIONS["sdpa"] is mine
+    finally:
+        del ALL_ATTENTION_FUNCTIONS["sdpa"]
