@@ -7,7 +7,6 @@ what is ours is how requests run, and that a run of days comes to its end.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import inspect
 import json
 import logging
@@ -50,6 +49,7 @@ from lm_eval_icl.saving import report_failures
 from lm_eval_icl.scoring import Pair, Queries, Query, Score, cost, first_pack, score_alone, score_packed
 from lm_eval_icl.task_errors import refuse_unusable_tasks
 from lm_eval_icl.tokens import Context
+from lm_eval_icl.wrapping import wrap
 
 # A child of lm-eval's logger, for its handler and its level.
 log = logging.getLogger("lm_eval.icl")
@@ -605,26 +605,21 @@ DeepThink = _model(methods.DeepThink)
 def announce_runs() -> None:
     """Let `lm_eval.evaluate` tell a `MemoryLM` that a run begins, over which tasks (see `Run.check`), and that it
     ends. Twice changes nothing."""
-    original = lm_eval.evaluator.evaluate
-    if hasattr(original, "announces"):
-        return
+    wrap(lm_eval.evaluator, "evaluate", _evaluate)
 
-    @functools.wraps(original)
-    def evaluate(lm: LM, task_dict: Any, *args: Any, **kwargs: Any) -> Any:
-        model = lm.lm if isinstance(lm, CachingLM) else lm
-        if not isinstance(model, MemoryLM):
-            return original(lm, task_dict, *args, **kwargs)
-        tasks = task_dict.get("tasks", {})
-        check_shares(tasks, kwargs.get("limit"), kwargs.get("samples"), model.world_size)
-        if lm is model:
-            model.set_cache_hook(CacheHook(None))  # of an earlier run, whose weights may have been others
-        model.begin(list(tasks.values()))
-        results = original(lm, task_dict, *args, **kwargs)
-        model.finish()
-        return results
 
-    evaluate.announces = True  # type: ignore[attr-defined]
-    lm_eval.evaluator.evaluate = evaluate
+def _evaluate(original: Callable[..., Any], lm: LM, task_dict: Any, *args: Any, **kwargs: Any) -> Any:
+    model = lm.lm if isinstance(lm, CachingLM) else lm
+    if not isinstance(model, MemoryLM):
+        return original(lm, task_dict, *args, **kwargs)
+    tasks = task_dict.get("tasks", {})
+    check_shares(tasks, kwargs.get("limit"), kwargs.get("samples"), model.world_size)
+    if lm is model:
+        model.set_cache_hook(CacheHook(None))  # of an earlier run, whose weights may have been others
+    model.begin(list(tasks.values()))
+    results = original(lm, task_dict, *args, **kwargs)
+    model.finish()
+    return results
 
 
 record_prompts()
