@@ -92,7 +92,7 @@ def _show(arguments: list[str]) -> None:
     import transformers
     from rich.console import Console
 
-    from lm_eval_icl import demo, picture, show
+    from lm_eval_icl import demo, picture, show, terminal
 
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     transformers.logging.set_verbosity_error()
@@ -109,10 +109,10 @@ def _show(arguments: list[str]) -> None:
         print(f"{method.name}: drawn in {options.output}")
         return
     console = Console()
-    text = show.as_text(
+    text = terminal.as_text(
         drawing,
         room=console.width if console.is_terminal else None,
-        glyphs=show.UNICODE if "utf" in console.encoding else show.ASCII,
+        glyphs=terminal.UNICODE if "utf" in console.encoding else terminal.ASCII,
     )
     console.print(text, soft_wrap=True)
     print("\nAs a picture: --output FILE.svg or FILE.png")

@@ -13,7 +13,7 @@ import torch
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
-from lm_eval_icl import cli, show
+from lm_eval_icl import cli, show, terminal
 from lm_eval_icl.demo import model_path
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.layouts import Layout
@@ -89,7 +89,7 @@ def test_text_is_the_layout(name, arguments, shots):
         shots = 2
     parts = show.example(shots)
     passes = method.passes(parts.context, parts.query, parts.answer)
-    panels = read_back(show.as_text(show.draw(method, parts)).plain)
+    panels = read_back(terminal.as_text(show.draw(method, parts)).plain)
     assert len(panels) == len(passes)
     for panel, (_, layout) in zip(panels, passes, strict=True):
         looks = layout.sees.any(dim=1)
@@ -243,7 +243,7 @@ def test_labels_are_the_tokens(odd, name):
     assert [tokenizer.decode(ids) for ids in parts.context.demonstrations] == demonstrations
     assert (tokenizer.decode(parts.query), tokenizer.decode(parts.answer)) == (ODD["query"], ODD["answer"])
 
-    text = show.as_text(show.draw(method, parts)).plain
+    text = terminal.as_text(show.draw(method, parts)).plain
     assert not any(ord(character) < 32 and character != "\n" for character in text)
     assert "\u202e" not in text and "\x1b" not in text
     lines = [line.rpartition("│ ")[2] for line in text.splitlines() if line.count("│ ")]
@@ -380,17 +380,17 @@ def test_a_method_of_your_own_file(tmp_path, monkeypatch, capsys):
 
 def test_narrow_terminal():
     drawing = show.draw(show.make_method("invicl"), show.example(3))
-    full = show.as_text(drawing)
-    assert full.plain == show.as_text(drawing, room=200).plain
-    narrow = [line for line in show.as_text(drawing, room=60).plain.splitlines() if "│" in line]
+    full = terminal.as_text(drawing)
+    assert full.plain == terminal.as_text(drawing, room=200).plain
+    narrow = [line for line in terminal.as_text(drawing, room=60).plain.splitlines() if "│" in line]
     assert max(map(len, narrow)) <= 60
     with pytest.raises(InputError, match="columns are needed and the terminal has 20"):
-        show.as_text(drawing, room=20)
+        terminal.as_text(drawing, room=20)
 
 
 def test_terminals_without_unicode():
     parts = dataclasses.replace(show.example(1), reads={0: "é"})
-    text = show.as_text(show.draw(show.make_method("invicl"), parts), glyphs=show.ASCII).plain
+    text = terminal.as_text(show.draw(show.make_method("invicl"), parts), glyphs=terminal.ASCII).plain
     assert text.isascii() and "##" in text and "++" in text
 
 
