@@ -3,6 +3,7 @@
 import importlib.util
 import json
 
+import peft
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
@@ -74,7 +75,6 @@ def test_subfolder(tmp_path):
 @pytest.mark.parametrize("name", ["icl", "invicl", "batchicl", "deepthink"])
 def test_adapter(checkpoint, tmp_path, name):
     """As the model into which the adapter was merged."""
-    peft = pytest.importorskip("peft")
     path, adapter, merged = checkpoint("llama"), tmp_path / "adapter", tmp_path / "merged"
     config = peft.LoraConfig(task_type="CAUSAL_LM", r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
     model = peft.get_peft_model(AutoModelForCausalLM.from_pretrained(path), config)

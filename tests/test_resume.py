@@ -19,6 +19,7 @@ from contextlib import closing
 from pathlib import Path
 
 import accelerate
+import peft
 import pytest
 import torch
 import transformers
@@ -384,7 +385,6 @@ def test_what_is_not_refused(gpt2, tmp_path):
 
 
 def test_an_adapter_changed_in_place(gpt2, tmp_path):
-    peft = pytest.importorskip("peft")
     model = transformers.AutoModelForCausalLM.from_pretrained(gpt2)
     adapted = peft.get_peft_model(model, peft.LoraConfig(r=2, lora_alpha=4, init_lora_weights=False))
     adapted.save_pretrained(tmp_path / "a")
