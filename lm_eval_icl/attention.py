@@ -40,21 +40,22 @@ def in_parts(sees: Tensor) -> Iterator[None]:
         divides = divides and query.device.type == "cpu" and query.dtype in (torch.float32, torch.float64)
         divides = divides and query.shape[3] == value.shape[3]
         divides = divides and all(kwargs.get(name) is None for name in ("position_bias", "softcap", "cache"))
-        if not divides or attention_mask is None or attention_mask.dtype != query.dtype:
+        mask = attention_mask
+        if not divides or mask is None or mask.dtype != query.dtype or mask.shape[2:] != (n, behind + n):
             return whole(module, query, key, value, attention_mask, **kwargs)
         scale = kwargs.get("scaling")
         groups = getattr(module, "num_key_value_groups", 1)
         key, value = repeat_kv(key, groups), repeat_kv(value, groups)
-        memory, own = attention_mask.split([behind, n], dim=3)
-        output, sums = flash(query, key[:, :, :behind], value[:, :, :behind], attn_mask=memory, scale=scale)
+        over_memory, over_row = mask.split([behind, n], dim=3)
+        output, sums = flash(query, key[:, :, :behind], value[:, :, :behind], attn_mask=over_memory, scale=scale)
         key, value = key[:, :, behind:], value[:, :, behind:]
         for first, seen in parts:
             rows = slice(first, first + ROWS)
-            mask = own[:, :, rows].index_select(3, seen)
-            keys, values = key.index_select(2, seen), value.index_select(2, seen)
-            of_own, own_sums = flash(query[:, :, rows], keys, values, attn_mask=mask, scale=scale)
+            own_key, own_value = key.index_select(2, seen), value.index_select(2, seen)
+            own_mask = over_row[:, :, rows].index_select(3, seen)
+            own, own_sums = flash(query[:, :, rows], own_key, own_value, attn_mask=own_mask, scale=scale)
             # Softmax over two sets of keys: each set's own, weighted by its share of the exponentials.
-            output[:, :, rows].lerp_(of_own, torch.sigmoid(own_sums - sums[:, :, rows])[..., None].to(output.dtype))
+            output[:, :, rows].lerp_(own, torch.sigmoid(own_sums - sums[:, :, rows])[..., None].to(output.dtype))
         return output.transpose(1, 2).contiguous(), None
 
     ALL_ATTENTION_FUNCTIONS["sdpa"] = attention

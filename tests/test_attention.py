@@ -96,6 +96,7 @@ def test_what_no_token_of_a_part_sees_is_not_read(divided):
         {"queries": 4},
         {"mask": None},
         {"mask": torch.ones(1, 1, 5, 12, dtype=torch.bool)},
+        {"mask": torch.zeros(1, 1, 5, 1)},
         {"width": 6},
         {"tokens": 3},
         {"memory": 0},
