@@ -16,10 +16,9 @@ from lm_eval_icl import attention, scoring
 from lm_eval_icl.attention import in_parts
 from lm_eval_icl.memory import Memory, additive, causal_pass
 from tests import tiny
+from tests.test_blocks import CONTEXT, PACKING, PAIRS
 
 SDPA = ALL_ATTENTION_FUNCTIONS["sdpa"]
-CONTEXT = [5, 17, 29, 41, 53, 65, 77]
-PAIRS = [([11, 23, 35], [47, 59, 71]), ([11, 23, 35], [83]), ([11, 24], [47, 60]), ([99, 98, 97, 96], [95])]
 
 
 @pytest.fixture
@@ -37,7 +36,7 @@ def divided(monkeypatch):
 
 
 @pytest.mark.parametrize("cut", [False, True])
-@pytest.mark.parametrize("name", [name for name in tiny.ARCHITECTURES if name != "bloom"])
+@pytest.mark.parametrize("name", PACKING)
 @torch.no_grad()
 def test_all_architectures_score_as_under_the_whole_mask(name, cut, divided, monkeypatch):
     model = tiny.build(name, torch.float64)
