@@ -1,41 +1,66 @@
-"""The console command `lm-eval-icl`: lm-eval's own command line with our models, a smoke test, and drawings."""
+"""The console command `lm-eval-icl`: this package's commands, and lm-eval's with this package's models and tasks."""
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
-from lm_eval_icl import plugin
-from lm_eval_icl.errors import InputError
+from lm_eval_icl import methods
+from lm_eval_icl.errors import InputError, one_line
 
 
 def main() -> None:
-    """`smoke ...`, `show ...`, or whatever `lm_eval` takes, also where the start-up shim is not installed."""
-    if sys.argv[1:2] == ["smoke"]:
-        _smoke(sys.argv[2:])
+    """Run a command. An `InputError` becomes one line on standard error, and exit status 1."""
+    try:
+        _run(sys.argv[1:])
+    except InputError as error:
+        sys.exit(str(error))
+    except BrokenPipeError:  # `lm-eval-icl show invicl | head` closes the pipe; Python would print an error on exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+
+
+def _run(arguments: list[str]) -> None:
+    if arguments[:1] and arguments[0] in COMMANDS:
+        COMMANDS[arguments[0]][1](arguments[1:])
         return
-    if sys.argv[1:2] == ["show"]:
-        _show(sys.argv[2:])
-        return
+    if arguments in ([], ["-h"], ["--help"]):
+        for name, (what, _) in COMMANDS.items():
+            print(f"lm-eval-icl {name} --help: {what}")
+        print("All other arguments are lm-eval's own:\n")
+    _lm_eval()
+
+
+def _lm_eval() -> None:
+    """Run lm-eval's command line, with models and tasks registered even if the `.pth` file is not installed."""
     from lm_eval.__main__ import cli_evaluate
 
+    from lm_eval_icl.harness import patches, plugin
+
     plugin.register_models()
-    plugin.add_task_dir()
-    if sys.argv[1:] in ([], ["-h"], ["--help"]):
-        print("lm-eval-icl smoke --help: a smoke test of every method")
-        print("lm-eval-icl show --help: which token sees which, at which position; all else is lm-eval's own:\n")
+    patches.find_tasks()
     try:
-        cli_evaluate()
+        with patches.of_our_commands():
+            cli_evaluate()
     except ValueError as error:
         if not str(error).startswith("Tasks not found"):
             raise
-        raise InputError(f"lm-eval-icl: --tasks: {error}. `lm-eval-icl ls tasks` lists those there are.") from error
+        raise InputError(f"--tasks: {error}. `lm-eval-icl ls tasks` lists those there are.") from error
+
+
+class _OneLine(argparse.ArgumentParser):
+    """A parser that raises an `InputError`, as the rest of the package does, in place of usage and exit status 2."""
+
+    def error(self, message: str) -> NoReturn:
+        raise InputError(f"{self.prog.removeprefix('lm-eval-icl ')}: {message} ({self.prog} --help).")
 
 
 def _smoke(arguments: list[str]) -> None:
-    parser = argparse.ArgumentParser(
+    parser = _OneLine(
         prog="lm-eval-icl smoke",
         description="Make a tiny random model and run every method on it through lm-eval. "
         "Exit code 0, or one line that says what broke.",
@@ -47,9 +72,8 @@ def _smoke(arguments: list[str]) -> None:
         parser.error(f"--limit {options.limit}: must be 1 or more")
 
     import logging
-    import os
 
-    # Offline, and with fewer progress bars: those that lm-eval switches by itself stay.
+    # Run offline, and without those progress bars that these variables switch off (lm-eval's own remain).
     os.environ |= {"HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1", "HF_DATASETS_DISABLE_PROGRESS_BARS": "1"}
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     from lm_eval_icl.smoke import smoke
@@ -57,13 +81,6 @@ def _smoke(arguments: list[str]) -> None:
     for name, scores in smoke(options.arch, options.limit).items():
         said = f"refused ({scores})" if isinstance(scores, str) else f"ok ({', '.join(scores)})"
         print(f"{name} on {options.arch}: {said}")
-
-
-class _OneLine(argparse.ArgumentParser):
-    """Refuses with one line, as the rest of the package does, in place of the usage and exit code 2."""
-
-    def error(self, message: str) -> NoReturn:
-        raise InputError(f"{self.prog.replace(' ', ': ')}: {message} ({self.prog} --help).")
 
 
 def _show(arguments: list[str]) -> None:
@@ -75,7 +92,8 @@ def _show(arguments: list[str]) -> None:
         '"answer": "..."}, each with the blanks and line breaks that stand there; prefix and answer may be left out.',
         allow_abbrev=False,
     )
-    parser.add_argument("method", metavar="METHOD", help=f"{', '.join(plugin.MODELS)}, or MODULE:CLASS")
+    names = ", ".join((*methods.NAMES, *methods.installed()))
+    parser.add_argument("method", metavar="METHOD", help=f"{names}, or MODULE:CLASS")
     parser.add_argument("--args", default="", metavar="K=V,...", help="the method's arguments, as in --model_args")
     parser.add_argument("--shots", type=int, help="demonstrations of the example (default: 3)")
     parser.add_argument("--prompt", metavar="FILE", help="a prompt of your own in place of the example; - reads stdin")
@@ -86,33 +104,58 @@ def _show(arguments: list[str]) -> None:
         parser.error("--shots is for the example; with --prompt the file's demonstrations are drawn")
     if options.prompt is None and options.pretrained is not None:
         parser.error("--pretrained is the tokenizer of a --prompt, and there is none")
+    try:
+        _draw(options)
+    except InputError as error:
+        raise InputError(f"show: {error.message}") from error
 
+
+def _draw(options: argparse.Namespace) -> None:
     import logging
 
     import transformers
+    from lm_eval.utils import simple_parse_args_string
     from rich.console import Console
 
-    from lm_eval_icl import demo, picture, show, terminal
+    from lm_eval_icl import demo
+    from lm_eval_icl.methods.drawing import drawing, picture, terminal
 
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     transformers.logging.set_verbosity_error()
     if options.output is not None:
         picture.check_output(options.output)  # before anything is loaded
-    method = show.make_method(options.method, options.args)
+    methods.find(options.method)  # first, so that the error for an unknown method does not blame --args
+    try:
+        method = methods.make(options.method, simple_parse_args_string(options.args))
+    except InputError as error:
+        raise InputError(f"--args: {error.message}") from error
     if options.prompt is None:
-        parts = show.example(3 if options.shots is None else options.shots)
+        parts = drawing.example(3 if options.shots is None else options.shots)
     else:
-        parts = show.read_prompt(options.prompt, options.pretrained or str(demo.model_path()), method)
-    drawing = show.draw(method, parts)
+        pretrained = options.pretrained or str(demo.model_path())
+        try:
+            tokenizer = transformers.AutoTokenizer.from_pretrained(pretrained)
+        except Exception as error:  # the Hub, a missing folder and a broken file raise different ones
+            raise InputError(
+                f"--pretrained {pretrained}: no tokenizer could be loaded from there ({one_line(error)})."
+            ) from error
+        parts = drawing.read_prompt(options.prompt, tokenizer, method)
+    drawn = drawing.draw(method, parts)
     if options.output is not None:
-        picture.save(drawing, options.output)
+        picture.save(drawn, options.output)
         print(f"{method.name}: drawn in {options.output}")
         return
     console = Console()
     text = terminal.as_text(
-        drawing,
-        room=console.width if console.is_terminal else None,
+        drawn,
+        width=console.width if console.is_terminal else None,
         glyphs=terminal.UNICODE if "utf" in console.encoding else terminal.ASCII,
     )
     console.print(text, soft_wrap=True)
     print("\nAs a picture: --output FILE.svg or FILE.png")
+
+
+COMMANDS: dict[str, tuple[str, Callable[[list[str]], None]]] = {
+    "smoke": ("a smoke test of every method", _smoke),
+    "show": ("which token sees which, at which position", _show),
+}

@@ -1,4 +1,4 @@
-"""The checkpoint and the documents that ship with the package, for a first run with nothing downloaded.
+"""The checkpoint and the documents that ship with the package, for a first run without any download.
 
 scripts/make_demo_model.py makes both; docs/demo-model.md says how.
 """
@@ -7,24 +7,27 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from datasets import Dataset, DatasetDict, Features, Value
+from lm_eval_icl.harness.plugin import task_dir
 
-from lm_eval_icl.plugin import task_dir
+if TYPE_CHECKING:
+    from datasets import DatasetDict
 
 
 def model_path() -> Path:
-    """The folder of the checkpoint: `--model_args pretrained=<it>`."""
+    """The folder of the checkpoint, to be given as `--model_args pretrained=FOLDER`."""
     return Path(__file__).parent / "demo_model"
 
 
 def documents(name: str, **_: Any) -> DatasetDict:
-    """The documents of the task `name`, splits `train` (to draw demonstrations from) and `test`.
+    """The documents of the task `name`, with the splits `train` (to draw demonstrations from) and `test`.
 
-    Rows are {"text": str, "label": int}. (`custom_dataset` of the tasks' YAML; lm-eval passes it the task's
-    `dataset_kwargs` and `metadata`.)
+    Rows are {"text": str, "label": int}. This function is `custom_dataset` in the tasks' YAML files; lm-eval passes the
+    task's `dataset_kwargs` and `metadata` to it.
     """
+    from datasets import Dataset, DatasetDict, Features, Value  # imported here, since it takes a second
+
     features = Features({"text": Value("string"), "label": Value("int64")})
     folder = task_dir() / "demo" / name
     splits = {}

@@ -1,44 +1,60 @@
-"""The one kind of error that this package raises on purpose, and the checks that several arguments share."""
+"""The errors of this package, each with a message of one line, and its logger."""
 
 from __future__ import annotations
 
+import logging
 import math
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+# A child of lm-eval's logger, so that in a run of lm-eval it has that logger's handler and level.
+log = logging.getLogger("lm_eval.icl")
 
-class InputError(SystemExit, ValueError):
-    """Something the user gave cannot be used: one line that names it and says what to do.
 
-    To a caller in Python it is a `ValueError`. On a command line, where nobody catches it, it is a
-    `SystemExit`: Python prints the line, without a traceback, and exits with status 1.
+class InputError(ValueError):
+    """Something that the user gave cannot be used. The message is one line that names it and says what to do.
+
+    The commands print this line without a traceback and exit with status 1.
+
+    Attributes:
+        message: the line without the "lm-eval-icl: " at its beginning.
     """
+
+    @property
+    def message(self) -> str:
+        return super().__str__()
+
+    def __str__(self) -> str:
+        return f"lm-eval-icl: {self.message}"
 
 
 class Unsupported(InputError):
     """The loaded model does not do what the method needs; another method may work on it."""
 
 
-def one_line(error: Exception) -> str:
-    """What another package's error says, and what kind of error it is."""
+def one_line(error: BaseException) -> str:
+    """The type and the message of another package's error, on one line of at most 600 characters."""
     text = " ".join(re.sub(r"\x1b\[[0-9;]*m", "", str(error)).split())
     return f"{type(error).__name__}: {text[:600]}{'...' if len(text) > 600 else ''}" if text else type(error).__name__
 
 
 @contextmanager
 def refusing(what: str, advice: str = "", kinds: tuple[type[Exception], ...] = (Exception,)) -> Iterator[None]:
-    """Errors of these kinds, here, are the fault of what the user gave: one line that names it."""
+    """Turn exceptions of the types `kinds` into an `InputError` that begins with `what` and ends with `advice`.
+
+    An `InputError` raised inside is passed on unchanged.
+    """
     try:
         yield
     except InputError:
         raise
     except kinds as error:
-        raise InputError(f"lm-eval-icl: {what} ({one_line(error)}).{advice and ' ' + advice}") from error
+        raise InputError(f"{what} ({one_line(error)}).{advice and ' ' + advice}") from error
 
 
 def is_number(value: object) -> bool:
-    """Whether an argument is a finite number. `True` is none."""
+    """Whether an argument is a finite number. A boolean does not count as a number."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 

@@ -1,14 +1,16 @@
-"""Which token sees which, at which position: the attention of every method, as plain data.
+"""Which token attends to which, and at which position: the attention of every method, as plain data.
 
-A method says which *block* sees which (`Pattern`); a block is one copy of one demonstration. `lay_out` puts the
-blocks in a row, between the prefix that all see and the query that sees the last copies, and spells the pattern
-out for every token (`Layout`).
+A method's `Pattern` gives which *block* of demonstrations sees (may attend to) which; a block is one copy of one
+demonstration. `lay_out` arranges the blocks in a row of tokens, the `Layout`: first the prefix, which all blocks see,
+then the blocks, then the query, which sees the last copies. A layout is computed from lengths alone; token ids or
+embeddings are arranged by `Layout.source` later.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -16,32 +18,33 @@ from torch import Tensor
 POSITIONS = ("sequential", "symmetric", "none")
 
 
-# Masks between n blocks, [n, n] bool: whether the row's block may attend to all of the column's. They compose with
-# & and |. A block sees itself causally whatever they say, and both ways where they say so on the diagonal.
+# Masks between n blocks, [n, n] bool: True where the row's block attends to all tokens of the column's block. Masks
+# compose with & and |. Where the diagonal is False, a block attends to itself causally; where it is True, to all of its
+# own tokens.
 
 
 def nothing(n: int) -> Tensor:
-    """No other block."""
+    """No block sees another."""
     return torch.zeros(n, n, dtype=torch.bool)
 
 
 def everything(n: int) -> Tensor:
-    """Every block, itself included: both ways."""
+    """Every block sees all tokens of every block, its own included."""
     return torch.ones(n, n, dtype=torch.bool)
 
 
 def before(n: int) -> Tensor:
-    """The blocks before it."""
+    """Every block sees the blocks before it."""
     return everything(n).tril(-1)
 
 
 def others(n: int) -> Tensor:
-    """Every block but itself: leave one out."""
+    """Every block sees all other blocks (leave one out)."""
     return ~torch.eye(n, dtype=torch.bool)
 
 
 def same(groups: Tensor) -> Tensor:
-    """The blocks of its own group; `groups` is [n], a number a block."""
+    """Every block sees the blocks of its own group. `groups` is [n], the number of each block's group."""
     return groups[:, None] == groups[None, :]
 
 
@@ -50,11 +53,11 @@ class Pattern:
     """Which block of demonstrations sees which.
 
     Attributes:
-        sees: [blocks, blocks] bool. The blocks are all demonstrations in order, then, with two copies, all of
-            them again.
-        copies: how often every demonstration stands there. Query and continuation see the last copy only.
-        windows: [blocks], a number a block: under symmetric positions the blocks of a window follow each other.
-            None for a window a block.
+        sees: [blocks, blocks] bool. The blocks are all demonstrations in order and, with two copies, all of them
+            in order again.
+        copies: how many copies of every demonstration the row has. Query and continuation see the last copy only.
+        windows: [blocks], the number of each block's window: under symmetric positions the blocks of one window
+            follow one another. None puts every block into a separate window.
         query: whether the demonstrations also see all of the query.
     """
 
@@ -65,45 +68,152 @@ class Pattern:
 
 
 @dataclass(frozen=True)
-class Layout:
-    """A row of tokens, ready to run.
+class Block:
+    """Adjacent tokens of a row that see the same other blocks and have consecutive positions.
 
     Attributes:
-        tokens: n ids.
-        positions: [n] where they stand.
-        sees: [n, n] bool: whether the row's token may attend to the column's.
-        kept: the indices of the entries that whatever follows the row attends to, in order.
-        end: the position of what follows the row.
-        blocks: (name, number of tokens) of each block in order: P, D1, ..., D1' (a second copy), Q, A.
+        name: P for the prefix, D1, D2, ... for demonstrations, D1' for a second copy, Q for the query, A for
+            the answer, M for entries of a memory (keys and values, which are not run again).
+        length: its number of tokens, at least 1.
+        start: the position of its first token.
+        source: the index of its first token in the prompt, which has every part once.
     """
 
-    tokens: list[int]
-    positions: Tensor
+    name: str
+    length: int
+    start: int
+    source: int
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A row of n tokens: which token attends to which, and at which position each token is.
+
+    Attributes:
+        blocks: the row's blocks in order.
+        sees: [blocks, blocks] bool: whether the row's block attends to all tokens of the column's block.
+        kept: for each block, whether tokens that run after the row attend to it.
+        end: the position of the first token after the row.
+        step: the difference between the positions of adjacent tokens: 1, or 0 without positional information.
+    """
+
+    blocks: tuple[Block, ...]
     sees: Tensor
-    kept: list[int]
+    kept: tuple[bool, ...]
     end: int
-    blocks: list[tuple[str, int]]
+    step: int = 1
+
+    def __len__(self) -> int:
+        return sum(block.length for block in self.blocks)
+
+    def rule(self, query: Tensor, key: Tensor) -> Tensor:
+        """The mask as a function: whether the tokens `query` attend to the tokens `key`.
+
+        A block attends to the blocks that `sees` gives, and to itself causally. Entries of a memory attend to nothing.
+
+        Args:
+            query: indices of tokens in the row, of any shape.
+            key: indices of tokens in the row, of a shape that broadcasts with that of `query`.
+
+        Returns:
+            bool, of the broadcast shape.
+        """
+        block, sees, runs = (each.to(query.device) for each in (self._block, self.sees, self._runs))
+        row, column = block[query], block[key]
+        return sees[row, column] | ((row == column) & (query >= key) & runs[row])
 
     @property
+    def mask_mod(self) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
+        """`rule` as FlexAttention takes it: a function of batch, head, query and key that ignores the first two.
+
+        (A function and not a method: FlexAttention tells a mask from a score by its number of arguments.)
+        """
+        return lambda batch, head, query, key: self.rule(query, key)
+
+    @cached_property
+    def mask(self) -> Tensor:
+        """[n, n] bool: `rule` for all pairs of tokens."""
+        indices = torch.arange(len(self))
+        return self.rule(indices[:, None], indices[None, :])
+
+    @cached_property
+    def positions(self) -> Tensor:
+        """[n] int64: the position of each token."""
+        found = [block.start + self.step * i for block in self.blocks for i in range(block.length)]
+        return torch.tensor(found, dtype=torch.long)
+
+    @cached_property
+    def source(self) -> list[int]:
+        """n indices into the prompt, which has every part once: the row is `[prompt[i] for i in layout.source]`."""
+        return [block.source + i for block in self.blocks for i in range(block.length)]
+
+    @cached_property
+    def kept_tokens(self) -> list[int]:
+        """The indices in the row of the tokens to which tokens after the row attend."""
+        kept = [keep for block, keep in zip(self.blocks, self.kept, strict=True) for _ in range(block.length)]
+        return [i for i, keep in enumerate(kept) if keep]
+
+    @cached_property
     def causal(self) -> bool:
-        """Every token sees exactly itself and those before it: no mask is needed."""
-        return bool(torch.equal(self.sees, torch.ones_like(self.sees).tril()))
+        """Whether every token sees exactly itself and the tokens before it, so that no mask is needed."""
+        single = torch.tensor([block.length == 1 for block in self.blocks], dtype=torch.bool)
+        sees = self.sees & ~torch.diag(single)  # for a block of one token, the diagonal makes no difference
+        return bool(self._runs.all()) and torch.equal(sees, before(len(self.blocks)))
 
     @property
     def sequential(self) -> bool:
-        """Every token's position is its index: none need be given."""
-        return self.positions.tolist() == list(range(len(self.tokens))) and self.end == len(self.tokens)
+        """Whether every token's position is its index, so that no `position_ids` are needed."""
+        return self.step == 1 and self.positions.tolist() == list(range(len(self))) and self.end == len(self)
+
+    @property
+    def reach(self) -> int:
+        """How many positions the row takes: its largest position plus 1."""
+        return max((block.start + self.step * (block.length - 1) + 1 for block in self.blocks), default=0)
+
+    def take(self, names: Iterable[str]) -> Layout:
+        """The layout of only those blocks that have these names."""
+        names = set(names)
+        found = [i for i, block in enumerate(self.blocks) if block.name in names]
+        blocks, kept = tuple(self.blocks[i] for i in found), tuple(self.kept[i] for i in found)
+        return replace(self, blocks=blocks, sees=self.sees[found][:, found], kept=kept)
+
+    def shifted(self, by: int) -> Layout:
+        """The same row with all positions increased by `by`."""
+        blocks = tuple(replace(block, start=block.start + by) for block in self.blocks)
+        return replace(self, blocks=blocks, end=self.end + by)
+
+    def on_memory(self, memory: Layout) -> Layout:
+        """This row, run on the memory that another row left: all tokens also see the blocks that the other row keeps,
+        which become blocks M at the beginning."""
+        entries = [replace(block, name="M") for block, keep in zip(memory.blocks, memory.kept, strict=True) if keep]
+        n, rows = len(entries), len(self.blocks)
+        sees = nothing(n + rows)
+        sees[n:, :n] = True
+        sees[n:, n:] = self.sees
+        return replace(self, blocks=(*entries, *self.blocks), sees=sees, kept=(True,) * n + self.kept)
+
+    @cached_property
+    def _block(self) -> Tensor:
+        """[n] int64: the index of each token's block."""
+        return torch.tensor([b for b, block in enumerate(self.blocks) for _ in range(block.length)], dtype=torch.long)
+
+    @cached_property
+    def _runs(self) -> Tensor:
+        """[blocks] bool: whether a block is run through the model, which entries of a memory are not."""
+        return torch.tensor([block.name != "M" for block in self.blocks], dtype=torch.bool)
 
 
 def starts(prefix: int, lengths: Sequence[int], pattern: Pattern, positions: str) -> tuple[list[int], int]:
-    """Where every block starts, and where the query does.
+    """The position at which each block of demonstrations starts, and the position at which the query starts.
 
-    "sequential": as the tokens stand. "symmetric": every window at the end of the prefix, the query behind the
-    longest (InvICL, Appendix A.1). "none": nowhere, which is position 0 throughout.
+    "sequential": each block after the one before it. "symmetric": every window at the end of the prefix, the query
+    after the longest window (InvICL, Appendix A.1). "none": everything at position 0.
 
     Args:
-        prefix: its number of tokens.
+        prefix: the prefix's number of tokens.
         lengths: each block's number of tokens.
+        pattern: gives the blocks' windows.
+        positions: "sequential", "symmetric" or "none".
     """
     if positions == "none":
         return [0] * len(lengths), 0
@@ -119,43 +229,58 @@ def starts(prefix: int, lengths: Sequence[int], pattern: Pattern, positions: str
 
 
 def lay_out(
-    prefix: Sequence[int],
-    demonstrations: Sequence[Sequence[int]],
+    prefix: int,
+    demonstrations: Sequence[int],
     pattern: Pattern,
     positions: str,
-    query: Sequence[int] = (),
-    answer: Sequence[int] = (),
+    query: int = 0,
+    answer: int = 0,
+    *,
+    repeat: int = 1,
+    query_start: int | None = None,
 ) -> Layout:
-    """Spell a pattern out for every token of a context, and of the query and continuation if they are given.
+    """The layout of a context, followed by the query and the continuation if their lengths are given.
 
-    Every part sees the prefix, and itself causally (DESIGN's section 3). The query sees the prefix and the last
-    copies; the continuation sees what the query sees, and the query.
+    Every part sees the prefix, and itself causally. The query sees the prefix and the last copies; the continuation
+    sees what the query sees, and the query.
+
+    Args:
+        prefix, demonstrations, query, answer: numbers of tokens.
+        pattern: which block of demonstrations sees which, for the blocks of all repetitions and copies.
+        positions: "sequential", "symmetric" or "none" (see `starts`).
+        repeat: how many times the sequence of demonstrations is repeated, before copies are made of it.
+        query_start: the query's position, if it is not to be computed from the demonstrations of this row.
     """
-    n, copies = len(demonstrations), list(demonstrations) * pattern.copies
-    step = 0 if positions == "none" else 1
-    start, end = starts(len(prefix), [len(copy) for copy in copies], pattern, positions)
-    names = [f"D{i % n + 1}" + "'" * (i // n) for i in range(len(copies))]
-    blocks = [("P", prefix, 0), *zip(names, copies, start, strict=True)]
-    blocks += [("Q", query, end), ("A", answer, end + step * len(query))]
+    n, step = len(demonstrations) * repeat, 0 if positions == "none" else 1
+    lengths = list(demonstrations) * repeat * pattern.copies
+    start, end = starts(prefix, lengths, pattern, positions)
+    end = end if query_start is None else query_start
+    source = [prefix]  # the index in the prompt of each demonstration's first token, and of the query's
+    for length in demonstrations:
+        source.append(source[-1] + length)
 
-    # Between blocks first: 0 is the prefix, then the copies, -2 is the query and -1 the continuation.
-    seen = nothing(len(blocks))
-    seen[1:, 0] = True
-    seen[1:-2, 1:-2] = pattern.sees
-    seen[1:-2, -2] = pattern.query
+    blocks = [Block("P", prefix, 0, 0)]
+    for i, (length, at) in enumerate(zip(lengths, start, strict=True)):
+        name = f"D{i % n + 1}" + "'" * (i // n)
+        blocks.append(Block(name, length, at, source[i % len(demonstrations)]))
+    blocks += [Block("Q", query, end, source[-1]), Block("A", answer, end + step * query, source[-1] + query)]
+
+    # Block 0 is the prefix, blocks 1 to -3 are the demonstrations, -2 is the query and -1 the continuation.
+    sees = nothing(len(blocks))
+    sees[1:, 0] = True
+    sees[1:-2, 1:-2] = pattern.sees
+    sees[1:-2, -2] = pattern.query
     last = slice(len(blocks) - 2 - n, len(blocks) - 2)
-    seen[-2:, last] = True
-    seen[-1, -2] = True
+    sees[-2:, last] = True
+    sees[-1, -2] = True
+    kept = [True] * len(blocks)
+    kept[1 : last.start] = [False] * (last.start - 1)
 
-    of = torch.tensor([b for b, (_, tokens, _) in enumerate(blocks) for _ in tokens], dtype=torch.long)
-    causal = torch.ones(len(of), len(of), dtype=torch.bool).tril()
-    at = [first + step * i for _, tokens, first in blocks for i in range(len(tokens))]
-    read = [0, *range(last.start, len(blocks))]
+    full = [i for i, block in enumerate(blocks) if block.length]
     return Layout(
-        tokens=[token for _, tokens, _ in blocks for token in tokens],
-        positions=torch.tensor(at, dtype=torch.long),
-        sees=seen[of][:, of] | (same(of) & causal),
-        kept=[i for i, b in enumerate(of.tolist()) if b in read],
-        end=end + step * (len(query) + len(answer)),
-        blocks=[(name, len(tokens)) for name, tokens, _ in blocks if tokens],
+        blocks=tuple(blocks[i] for i in full),
+        sees=sees[full][:, full],
+        kept=tuple(kept[i] for i in full),
+        end=end + step * (query + answer),
+        step=step,
     )

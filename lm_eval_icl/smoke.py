@@ -7,10 +7,11 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from lm_eval_icl import demo, plugin
-from lm_eval_icl.errors import InputError, Unsupported
+from lm_eval_icl import demo, methods
+from lm_eval_icl.errors import InputError, Unsupported, one_line
+from lm_eval_icl.harness import plugin
 
-# What makes a model tiny, by every name that configurations have for it.
+# The settings of a tiny model, under all the names that transformers' configurations have for them.
 _TINY: dict[str, Any] = {
     "hidden_size": 32,
     "num_hidden_layers": 2,
@@ -34,15 +35,15 @@ def smoke(arch: str = "llama", limit: int = 3) -> dict[str, dict[str, float] | s
     """Run every method through lm-eval on a tiny random model: log-likelihoods and generation.
 
     Args:
-        arch: a transformers model type with a causal language model, "gpt2" or "qwen3", say.
-        limit: documents a task.
+        arch: a transformers model type with a causal language model, for example "gpt2" or "qwen3".
+        limit: how many documents of each task are run.
 
     Returns:
-        Model name -> task -> score; the scores of a random model mean nothing, that they are there does. A method
-        that the architecture cannot serve has the line that says so instead.
+        Method -> task -> score. The scores of a random model mean nothing, except that the method ran. A method that
+        does not work with the architecture has the message of its `Unsupported` in place of scores.
 
     Raises:
-        InputError: what broke, in one line.
+        InputError: a method failed; the message says how.
     """
     import lm_eval
     from lm_eval.tasks import TaskManager
@@ -72,7 +73,7 @@ def smoke(arch: str = "llama", limit: int = 3) -> dict[str, dict[str, float] | s
     scores: dict[str, dict[str, float] | str] = {}
     with tempfile.TemporaryDirectory() as folder:
         save_tiny(arch, Path(folder))
-        for name in plugin.MODELS:
+        for name in (*methods.NAMES, *methods.installed()):
             try:
                 results = lm_eval.simple_evaluate(
                     model=name,
@@ -86,16 +87,19 @@ def smoke(arch: str = "llama", limit: int = 3) -> dict[str, dict[str, float] | s
                 )
                 scores[name] = {config["task"]: _score(results, config["task"], limit) for config in tasks}
             except Unsupported as refusal:
-                scores[name] = str(refusal)
+                scores[name] = refusal.message
             except Exception as error:
-                kind = "" if isinstance(error, InputError) else f"{type(error).__name__}: "
-                what = " ".join(str(error).removeprefix("lm-eval-icl: ").split())
-                raise InputError(f"lm-eval-icl: smoke test of {name} on {arch}: {kind}{what[:300]}") from error
+                what = error.message if isinstance(error, InputError) else one_line(error)
+                raise InputError(f"smoke test of {name} on {arch}: {what[:300]}") from error
     return scores
 
 
 def save_tiny(arch: str, folder: Path) -> None:
-    """Write a random checkpoint of an architecture, a few hundred kilobytes, with the demo's tokenizer."""
+    """Write a random checkpoint of an architecture, a few hundred kilobytes, with the demo model's tokenizer.
+
+    Raises:
+        InputError: transformers cannot make a tiny model of this architecture.
+    """
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
@@ -110,7 +114,7 @@ def save_tiny(arch: str, folder: Path) -> None:
         model = AutoModelForCausalLM.from_config(config)
     except Exception as error:
         raise InputError(
-            f"lm-eval-icl: smoke --arch {arch}: no tiny model of it can be made "
+            f"smoke --arch {arch}: no tiny model of it can be made "
             f"({type(error).__name__}: {' '.join(str(error).split())[:90]}...)"
         ) from error
     model.save_pretrained(folder)
@@ -118,7 +122,7 @@ def save_tiny(arch: str, folder: Path) -> None:
 
 
 def _score(results: Any, task: str, documents: int) -> float:
-    """The task's metric, after a look at every single response."""
+    """The task's metric. Every document must have a response, and every log-likelihood must be finite."""
     samples = results["samples"][task]
     if len(samples) != documents:
         raise ValueError(f"{task}: {len(samples)} of {documents} documents came back")

@@ -1,8 +1,8 @@
-"""A prompt as token ids by part.
+"""Tokenizes a prompt and divides the token ids into the prompt's parts.
 
-For a method that must give what `hf` gives the token sequence is that of the whole string, cut afterwards at the
-character offsets of the parts: a token belongs to the part in which its first character lies (`split`). For one
-that does not depend on the order of the demonstrations every part is tokenized by itself (`PartSplitter`).
+A method whose results must equal those of `hf` needs the token sequence of the whole string. It is divided afterwards
+at the character offsets of the parts: a token belongs to the part that contains its first character (`split`). For a
+method that does not depend on the order of the demonstrations, every part is tokenized by itself (`PartSplitter`).
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from dataclasses import dataclass
 from transformers import PreTrainedTokenizerBase
 
 from lm_eval_icl.errors import InputError
-from lm_eval_icl.prompts import FewShotPrompt
+from lm_eval_icl.prompt import FewShotPrompt
 
 
 @dataclass(frozen=True)
 class Context:
-    """What the queries of one set of demonstrations share, as token ids. Hashable: the key of a memory.
+    """The prefix and the demonstrations of a prompt, as token ids. Hashable, since memories are stored by context.
 
     Attributes:
-        prefix: BOS if the tokenizer adds one, and the description or system text.
-        demonstrations: one tuple of ids a demonstration; together with the prefix, in this order, the
-            beginning of the prompt's token sequence.
+        prefix: the ids of BOS, if the tokenizer adds it, and of the description or system text.
+        demonstrations: the ids of each demonstration. The prefix, followed by the demonstrations in this order, is
+            the beginning of the prompt's token sequence.
     """
 
     prefix: tuple[int, ...]
@@ -34,25 +34,33 @@ class Context:
 
     @functools.cached_property
     def tokens(self) -> list[int]:
-        """All ids in a row."""
+        """The ids of the prefix and of all demonstrations, in one list."""
         return [*self.prefix, *(token for part in self.demonstrations for token in part)]
 
     @functools.cached_property
+    def lengths(self) -> tuple[int, ...]:
+        """The number of tokens of each demonstration."""
+        return tuple(map(len, self.demonstrations))
+
+    @functools.cached_property
     def largest(self) -> int:
-        """The largest id; -1 if there is none."""
+        """The largest id; -1 if there are no tokens."""
         return max(self.tokens, default=-1)
 
 
 @functools.lru_cache(maxsize=1024)
-def _one(context: Context) -> Context:
-    """The first of equal contexts, so that thousands of documents keep one."""
+def _intern(context: Context) -> Context:
+    """The first context seen that is equal to this one, so that thousands of documents share a single object."""
     return context
 
 
 @dataclass(frozen=True)
 class TokenizedPrompt:
-    """A prompt's ids: the shared context, and the query (at least one token, since a memory alone
-    predicts nothing: where the query is empty, the context gives up its last token to it)."""
+    """The token ids of a prompt: the shared context, and the query.
+
+    The query has at least one token, since a memory alone predicts nothing: if the query's text is empty, the last
+    token of the context is moved to the query.
+    """
 
     context: Context
     query: tuple[int, ...]
@@ -65,8 +73,16 @@ Encode = Callable[[str], "tuple[list[int], list[int], int]"]
 
 
 def encoder(tokenizer: PreTrainedTokenizerBase, **special: bool) -> Encode:
-    """A function from a text to its ids, the character at which each begins, and the number of special
-    tokens that the tokenizer put in front. `special`: `add_special_tokens`, where not the default."""
+    """Make a function that tokenizes a text.
+
+    Args:
+        special: `add_special_tokens`, if it is to differ from the tokenizer's default.
+
+    Returns:
+        A function from a text to its ids, the index of each token's first character, and the number of special
+        tokens that the tokenizer put at the beginning. It raises an `InputError` for a text with half a surrogate
+        pair.
+    """
 
     def encode(text: str) -> tuple[list[int], list[int], int]:
         try:
@@ -87,8 +103,8 @@ def encoder(tokenizer: PreTrainedTokenizerBase, **special: bool) -> Encode:
         starts: list[int] = []
         end = 0
         for start, stop in encoding["offset_mapping"]:
-            # Byte-level tokenizers leave the blanks in front of a word out of its offsets: a token begins
-            # where the one before it ended, at the latest.
+            # Byte-level tokenizers exclude the blanks before a word from the word's offsets. A token therefore
+            # begins no later than where the token before it ends.
             starts.append(max(starts[-1], min(start, end)) if starts else 0)
             end = max(end, stop)
         added = 0
@@ -102,7 +118,11 @@ def encoder(tokenizer: PreTrainedTokenizerBase, **special: bool) -> Encode:
 
 
 def split(prompt: FewShotPrompt, text: str, encode: Encode) -> TokenizedPrompt:
-    """Tokenize `text`, the prompt or what is left of it without blanks at its end, by part."""
+    """Tokenize a prompt as one string and divide the ids into the prompt's parts.
+
+    Args:
+        text: the prompt, or the prompt without the blanks at its end.
+    """
     ids, starts, added = encode(text)
     cuts, at = [], len(prompt.prefix)
     for part in (*prompt.demonstrations, prompt.query):
@@ -111,33 +131,35 @@ def split(prompt: FewShotPrompt, text: str, encode: Encode) -> TokenizedPrompt:
     cuts[-1] = min(cuts[-1], len(ids) - 1)
     cuts = [max(0, min(cut, cuts[-1])) for cut in cuts]
     demonstrations = tuple(tuple(ids[a:b]) for a, b in itertools.pairwise(cuts))
-    return TokenizedPrompt(_one(Context(tuple(ids[: cuts[0]]), demonstrations)), tuple(ids[cuts[-1] :]))
+    return TokenizedPrompt(_intern(Context(tuple(ids[: cuts[0]]), demonstrations)), tuple(ids[cuts[-1] :]))
 
 
-# A character to stand in front of a part that is tokenized by itself: one that no token joins to the part.
+# Characters to put before a part that is tokenized by itself. They are tried in this order, until one is found that the
+# tokenizer does not merge into a token with the beginning of the part.
 _IN_FRONT = ("\n", "x", ".")
 
 
 class PartSplitter:
-    """Tokenizes every part by itself, so that no demonstration's ids depend on what stands beside it.
+    """Tokenizes every part by itself, so that the ids of a demonstration do not depend on its neighbours.
 
-    Where no token of the whole string straddles a boundary, the ids are those of the whole string: a part is
-    tokenized in the middle of a text (some tokenizers put a blank in front of a text), and before what the query
-    begins with (GPT-2's kind divides blank lines by what follows), which stands behind the last demonstration,
-    and is taken to stand behind the others as well. (An exception: digits on both sides of a boundary, where a
-    tokenizer counts digits off in threes.)
+    The ids equal those of the whole string, unless a token of the whole string straddles a boundary between parts. To
+    achieve this, a part is tokenized in the middle of a text (some tokenizers add a blank at the beginning of a text),
+    followed by the beginning of the query (tokenizers like GPT-2's divide blank lines depending on what follows). The
+    query follows only the last demonstration, but the others are tokenized as if it followed them too. (One case
+    remains in which the ids differ: digits on both sides of a boundary, if the tokenizer groups digits in threes.)
     """
 
     def __init__(self, encode: Encode, bare: Encode):
-        """`encode` adds special tokens as the model wants them, `bare` adds none."""
+        """`encode` adds the special tokens that the model expects, `bare` adds none."""
         self.encode, self.bare = encode, bare
         self._demonstration = functools.lru_cache(maxsize=10_000)(self._middle)
 
     def __call__(self, prompt: FewShotPrompt, text: str) -> TokenizedPrompt:
-        """As `split`, part by part, for a prompt with demonstrations.
+        """Tokenize a prompt that has demonstrations; `text` as in `split`.
 
         Raises:
-            InputError: the query is empty; a token taken from the last demonstration would make their order count.
+            InputError: the query is empty. A token would have to be moved to it from the last demonstration, and the
+                result would then depend on the order of the demonstrations.
         """
         query = text[len(prompt) - len(prompt.query) :]
         if not query:
@@ -145,14 +167,14 @@ class PartSplitter:
                 "the query is empty, so that the answer begins right behind the demonstrations; a method that does not "
                 "depend on their order needs something between them (--model icl does not)."
             )
-        blanks = len(query) - len(query.lstrip())  # how a run of them is divided depends on what ends it
+        blanks = len(query) - len(query.lstrip())  # how blanks are tokenized depends on the character after them
         behind = query[: blanks + 1]
         demonstrations = tuple(self._demonstration(part, behind) for part in prompt.demonstrations)
         context = Context(tuple(self._prefix(prompt.prefix, behind)), demonstrations)
-        return TokenizedPrompt(_one(context), self._middle(query, ""))
+        return TokenizedPrompt(_intern(context), self._middle(query, ""))
 
     def _prefix(self, prefix: str, behind: str) -> list[int]:
-        """The ids of the beginning of a text."""
+        """The ids of the prefix, tokenized at the beginning of a text and followed by `behind`."""
         if not prefix:
             ids, _, added = self.encode("x")
             return ids[:added]
@@ -164,7 +186,7 @@ class PartSplitter:
         return self.encode(prefix)[0]
 
     def _middle(self, part: str, behind: str) -> tuple[int, ...]:
-        """The ids of a part in the middle of a text."""
+        """The ids of a part, tokenized in the middle of a text and followed by `behind`."""
         for end, front in itertools.product((behind, "") if behind else ("",), _IN_FRONT):
             ids = self._between(front, part, end)
             if ids is not None:
@@ -172,8 +194,11 @@ class PartSplitter:
         return tuple(self.bare(part)[0])
 
     def _between(self, front: str, part: str, behind: str) -> tuple[int, ...] | None:
-        """The ids of the part alone, front and behind having just the ids they have without it; None if they
-        have others, which is where a token straddles. (Offsets would not tell: some tokenizers trim blanks.)"""
+        """The ids of the part, tokenized between `front` and `behind`.
+
+        None if the ids of `front` and `behind` are not those that they have without the part, since a token then
+        straddles a boundary. (Offsets would not show this, since some tokenizers trim blanks from them.)
+        """
         before, outer, ids = (self.bare(text)[0] for text in (front, front + behind, front + part + behind))
         after = outer[len(before) :]
         end = len(ids) - len(after)
@@ -181,50 +206,176 @@ class PartSplitter:
         return tuple(ids[len(before) : end]) if clean else None
 
 
-class PairEncoder:
-    """Context and continuation as `TemplateLM._encode_pair` makes them, each context tokenized once.
+@dataclass(frozen=True)
+class _Encoded:
+    """What `PairEncoder` keeps about the last prompt, for further continuations of the same prompt.
 
-    Blanks at the end of the context move to the continuation, whose ids are those of the joined text
-    behind the context's. Joining at full length for every option is not needed: no token of a BPE
-    tokenizer reaches over a line break into a word behind it, so the context's last line with the line
-    break before it stands for the whole, if its own tokens are those that the whole context ends in.
+    Attributes:
+        prompt: the prompt.
+        end: the index of the first of the blanks at the prompt's end.
+        tokens: the prompt's ids by part.
+        encode, text: a function that tokenizes, and the text that it must be given together with a continuation.
+        line: the last line of `text` with the line break before it, if it can be used in place of all of `text`;
+            else empty.
+    """
+
+    prompt: FewShotPrompt
+    end: int
+    tokens: TokenizedPrompt
+    encode: Encode
+    text: str
+    line: str
+
+
+class PairEncoder:
+    """Tokenizes context and continuation as lm-eval's `TemplateLM._encode_pair` does, but each context only once.
+
+    Blanks at the end of the context are moved to the continuation, and the continuation's ids are
+    `ids(context + continuation)[len(ids(context)):]`. The whole context need not be tokenized again for every option:
+    no token of a BPE tokenizer reaches across a line break into the word after it. The context's last line, with the
+    line break before it, is therefore used in place of the context, provided that the context's ids end with the
+    line's ids.
     """
 
     def __init__(self, encode: Encode, bare: Encode, by_part: bool = False):
-        """`encode` adds special tokens as the model wants them, `bare` adds none; `by_part` as `PartSplitter`."""
+        """`encode` adds the special tokens that the model expects, `bare` adds none. `by_part` uses `PartSplitter`."""
         self.encode, self.bare = encode, bare
         self._split_parts = PartSplitter(encode, bare) if by_part else None
         self._ids = functools.lru_cache(maxsize=100_000)(lambda text: bare(text)[0])
-        self._prompt: FewShotPrompt | None = None
+        self._last: _Encoded | None = None
 
     def split(self, prompt: FewShotPrompt, text: str) -> TokenizedPrompt:
-        """The prompt, or what is left of it without blanks at its end, by part."""
+        """The prompt's ids by part. `text` is the prompt, or the prompt without the blanks at its end."""
         if self._split_parts and prompt.demonstrations:
             return self._split_parts(prompt, text)
         return split(prompt, text, self.encode)
 
     def __call__(self, prompt: FewShotPrompt, continuation: str) -> tuple[TokenizedPrompt, tuple[int, ...]]:
-        """The context's tokens by part and the continuation's ids."""
-        if prompt is not self._prompt:  # lm-eval gives all options of a document the same object
-            self._tokenize(prompt)
-        continuation = prompt[self._end :] + continuation
-        if self._line:
-            return self._tokens, tuple(self._ids(self._line + continuation)[len(self._ids(self._line)) :])
-        encode, text = self._text
-        return self._tokens, tuple(encode(text + continuation)[0][len(encode(text)[0]) :])
+        """The context's ids by part, and the continuation's ids."""
+        last = self._last
+        if last is None or last.prompt is not prompt:  # all options of a document have the same prompt object
+            last = self._last = self._tokenize(prompt)
+        continuation = prompt[last.end :] + continuation
+        if last.line:
+            return last.tokens, tuple(self._ids(last.line + continuation)[len(self._ids(last.line)) :])
+        return last.tokens, tuple(last.encode(last.text + continuation)[0][len(last.encode(last.text)[0]) :])
 
-    def _tokenize(self, prompt: FewShotPrompt) -> None:
+    def _tokenize(self, prompt: FewShotPrompt) -> _Encoded:
         text = prompt.rstrip()
-        self._prompt, self._end = prompt, len(text)
-        self._tokens = self.split(prompt, text)
-        self._text = self.encode, text
-        if self._split_parts and prompt.demonstrations:  # nothing may depend on the last demonstration
-            text = "\n" + text[len(prompt) - len(prompt.query) :]
-            self._text = self.bare, text
-        self._line = ""
+        end, encode, tokens = len(text), self.encode, self.split(prompt, text)
+        if self._split_parts and prompt.demonstrations:  # the answer's ids may not depend on the last demonstration
+            encode, text = self.bare, "\n" + text[len(prompt) - len(prompt.query) :]
+        found = ""
         if "\n" in text:
             line = "\n" + text.rpartition("\n")[2]
             tail = self._ids(line)[len(self._ids("\n")) :]
-            ids = [*self._tokens.context.tokens, *self._tokens.query]
+            ids = [*tokens.context.tokens, *tokens.query]
             if tail and not line[1].isspace() and ids[-len(tail) :] == tail:
-                self._line = line
+                found = line
+        return _Encoded(prompt, end, tokens, encode, text, found)
+
+
+class PromptTokenizer:
+    """Tokenizes prompts as lm-eval's `HFLM` does, and divides the ids into the prompt's parts.
+
+    Args:
+        tokenizer: a fast tokenizer, since only a fast one gives the character offsets of tokens.
+        prefix_token_id: the token that is used in place of an empty context; the tokenizer's BOS token if None, or its
+            EOS token if it has no BOS token (as in `HFLM`).
+        add_bos_token: whether BOS is put at the beginning; None for the tokenizer's default.
+        by_part: tokenize every part by itself, so that the ids of a demonstration do not depend on its neighbours
+            (`PartSplitter`).
+        canonical: put the demonstrations into canonical order (sorted by text), whatever order they are given in.
+        vocabulary: how many tokens the model has; None to accept all of the tokenizer's tokens.
+
+    Raises:
+        InputError: the tokenizer is not a fast one, or has neither a BOS nor an EOS token.
+    """
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        prefix_token_id: int | None = None,
+        add_bos_token: bool | None = None,
+        by_part: bool = False,
+        canonical: bool = False,
+        vocabulary: int | None = None,
+    ):
+        if not tokenizer.is_fast:
+            raise InputError(
+                f"{type(tokenizer).__name__} does not tell which characters a token stands for, and a prompt's parts "
+                "are found by them: use a fast tokenizer (use_fast_tokenizer=True)."
+            )
+        if prefix_token_id is None:
+            prefix_token_id = tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
+        if prefix_token_id is None:
+            raise InputError("the tokenizer names no BOS and no EOS token, one of which stands for an empty context.")
+        self.tokenizer, self.prefix_token_id = tokenizer, prefix_token_id
+        self.canonical, self.vocabulary = canonical, vocabulary
+        self.bare = encoder(tokenizer, add_special_tokens=False)
+        special = {} if add_bos_token is None else {"add_special_tokens": add_bos_token}
+        default = encoder(tokenizer, **special)
+
+        def unless_it_opens_with(bos: str | None) -> Encode:
+            # A text that begins with BOS already (from a chat template) gets no second one from the tokenizer.
+            return lambda text: (self.bare if bos is not None and text.startswith(bos) else default)(text)
+
+        self._pair = PairEncoder(unless_it_opens_with(str(tokenizer.decode(prefix_token_id))), self.bare, by_part)
+        self._continued = PairEncoder(unless_it_opens_with(tokenizer.bos_token), self.bare, by_part)
+        # The last prompt that was arranged, so that all options of a document keep sharing one prompt object.
+        nothing = FewShotPrompt("", (), "")
+        self._last = nothing, 0, nothing
+
+    @property
+    def nothing(self) -> TokenizedPrompt:
+        """The ids of an empty prompt: an empty context, and the token `prefix_token_id` as the query."""
+        return TokenizedPrompt(Context((), ()), (self.prefix_token_id,))
+
+    def arranged(self, prompt: FewShotPrompt, dropped: int = 0) -> FewShotPrompt:
+        """The prompt with its demonstrations in canonical order, if `canonical` is set, and without the first `dropped`
+        of them."""
+        last, without, arranged = self._last
+        if last is not prompt or without != dropped:
+            demonstrations = sorted(prompt.demonstrations) if self.canonical else prompt.demonstrations
+            arranged = FewShotPrompt(prompt.prefix, demonstrations[dropped:], prompt.query)
+            self._last = prompt, dropped, arranged
+        return arranged
+
+    def pair(self, prompt: FewShotPrompt, continuation: str) -> tuple[TokenizedPrompt, tuple[int, ...]]:
+        """The ids of a prompt, by part, and of a continuation to score, as `TemplateLM.loglikelihood` makes them.
+
+        Raises:
+            InputError: no tokenizer can read the text, or a token is not in the model's vocabulary.
+        """
+        if prompt == "":
+            tokens, answer = self.nothing, tuple(self.bare(continuation)[0])
+            answer = answer[1:] if answer[:1] == tokens.query else answer
+        else:
+            tokens, answer = self._pair(prompt, continuation)
+        self.check_known(tokens, answer)
+        return tokens, answer
+
+    def to_continue(self, prompt: FewShotPrompt) -> TokenizedPrompt:
+        """The ids of a prompt, by part, from which text is generated, as `HFLM.generate_until` makes them.
+
+        Raises:
+            InputError: as for `pair`.
+        """
+        tokens = self.nothing if prompt == "" else self._continued.split(prompt, prompt)
+        self.check_known(tokens, ())
+        return tokens
+
+    def check_known(self, tokens: TokenizedPrompt, answer: tuple[int, ...]) -> None:
+        """Refuse ids outside the model's vocabulary: some tokenizers have more tokens than the model they come with.
+
+        Raises:
+            InputError: an id is outside the vocabulary.
+        """
+        ids = (*tokens.query, *answer)
+        if self.vocabulary is None or max(tokens.context.largest, *ids, -1) < self.vocabulary:
+            return
+        token = next(i for i in (*tokens.context.tokens, *ids) if i >= self.vocabulary)
+        raise InputError(
+            f"token {token} ({self.tokenizer.convert_ids_to_tokens(token)!r}) is not among the {self.vocabulary} that "
+            "the model knows: the tokenizer is not the model's. Give the right one: --model_args tokenizer=..."
+        )

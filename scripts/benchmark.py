@@ -41,8 +41,10 @@ from torch import nn
 from transformers import GPT2Config, LlamaConfig, PreTrainedModel, PreTrainedTokenizerFast
 from transformers.pytorch_utils import Conv1D
 
-from lm_eval_icl import models, plugin
-from lm_eval_icl.prompts import FewShotPrompt
+from lm_eval_icl.harness.models import ICLModel, model_class
+from lm_eval_icl.harness.prompts import recording
+from lm_eval_icl.methods import NAMES
+from lm_eval_icl.prompt import FewShotPrompt
 
 POSITIONS = 4096
 CONFIGS = {
@@ -78,7 +80,7 @@ WORKLOADS: dict[str, tuple[list[str], int | None]] = {
     "adverse": (["sst2"], 8),  # lm-eval's own SST-2: new random demonstrations for every document
 }
 WORDS = "film plot actor music story scene joke dull warm sharp slow bright long quiet odd river stone cloud".split()
-METHODS = {name: getattr(models, target.partition(":")[2]) for name, target in plugin.MODELS.items()}
+METHODS = {name: model_class(name) for name in NAMES}
 
 
 class Measurement(NamedTuple):
@@ -101,7 +103,8 @@ def build_requests(
         if task.OUTPUT_TYPE == "generate_until":
             task.set_config(key="generation_kwargs", value={"max_gen_toks": max_gen_toks}, update=True)
         task.set_fewshot_seed(1234)
-        task.build_all_requests(limit=documents or None, rank=0, world_size=1)
+        with recording():
+            task.build_all_requests(limit=documents or None, rank=0, world_size=1)
         instances += task.instances
     return instances
 
@@ -133,7 +136,7 @@ def random_model(kind: str, device: str) -> PreTrainedModel:
 
 def run(lm: Any, instances: list[Instance]) -> list[Any]:
     """All requests, from what lm-eval has built to responses; nothing is kept of an earlier run."""
-    if isinstance(lm, models.MemoryLM):
+    if isinstance(lm, ICLModel):
         everything: Any = SimpleNamespace(instances=instances)
         lm.begin([everything])  # as one task: a run that knows what is to come
     by_kind: dict[str, list[Instance]] = defaultdict(list)
@@ -219,13 +222,13 @@ def products(model: PreTrainedModel, tokens: int, answers: int, seconds: float =
         return tokens * rate(matrices, 512) + answers * rate([head.weight.t()], 32)
 
 
-def distinct(lm: models.MemoryLM, instances: list[Instance]) -> tuple[int, int]:
+def distinct(lm: ICLModel, instances: list[Instance]) -> tuple[int, int]:
     """How many tokens have to run, and at how many an answer is read: counted by the set of their histories."""
     contexts: set[Any] = set()
     nodes: set[Any] = set()
     answers: set[Any] = set()
     for instance in instances:
-        request = getattr(lm.tokenize, instance.request_type)(instance)
+        request = lm.tokenize(instance)
         context, query = request.prompt.context, request.prompt.query
         contexts.add(context)
         whole = (*query, *request.answer[:-1])
@@ -329,9 +332,9 @@ def time_encoding(lm: Any, instances: list[Instance]) -> float:
     """Seconds to encode the demonstrations that all requests share; 0 where they are encoded with each query."""
     lm.begin([])
     start = now()
-    with lm._forward():
-        if not lm.method.per_query:
-            lm.store[lm.run.requests(instances[:1])[0].prompt.context]
+    with lm.runner.inference_mode():
+        if not lm.method.memory_depends_on_query:
+            lm.runner.store[lm.run.requests(instances[:1])[0].prompt.context]
     return now() - start
 
 
@@ -355,7 +358,8 @@ def compare_methods(options: argparse.Namespace, console: Console) -> dict[str, 
         table.add_column(column, justify="left" if column == "model" else "right")
     for name in lms:
         ratios = [own / plain for own, plain in zip(scoring[name], scoring["icl"], strict=True)]
-        encode = "with each query" if lms[name].method.per_query else spread([1e3 * t for t in encoding[name]])
+        encode = spread([1e3 * t for t in encoding[name]])
+        encode = "with each query" if lms[name].method.memory_depends_on_query else encode
         row = (encode, spread([1e3 * t for t in scoring[name]]), spread(ratios), f"{peaks[name] / 2**20:.0f}")
         table.add_row(name, *row)
     console.print(table)

@@ -32,8 +32,9 @@ from rich.console import Console
 from rich.table import Table
 
 from lm_eval_icl import demo
-from lm_eval_icl.plugin import MODELS, task_dir
-from lm_eval_icl.tasks import stratified
+from lm_eval_icl.demonstrations.draw import stratified
+from lm_eval_icl.harness.plugin import task_dir
+from lm_eval_icl.methods import NAMES
 
 SHOTS, ORDERS, SEED = (2, 8), 4, 1234
 
@@ -108,13 +109,13 @@ def main() -> None:
         table.add_column("o.s.", justify="right")
     table.add_column("documents/s", justify="right")
     steps = itertools.count(1)
-    for model in ("hf", *MODELS):
+    for model in ("hf", *NAMES):
         start, documents, row = time.perf_counter(), 0, []
         for shots in SHOTS:
             runs = []
             for order in orders[shots]:
                 step = next(steps)
-                console.print(f"{step}/{(len(MODELS) + 1) * len(SHOTS) * ORDERS}  {model}, {shots} demonstrations")
+                console.print(f"{step}/{(len(NAMES) + 1) * len(SHOTS) * ORDERS}  {model}, {shots} demonstrations")
                 runs.append(evaluate(model, shots, order, options.output, options.limit or None))
             predicted = [predictions(run) for run in runs]
             changed = [len({of_run[document] for of_run in predicted}) > 1 for document in predicted[0]]

@@ -15,7 +15,7 @@ import lm_eval.tasks
 import yaml
 from lm_eval.tasks._yaml_loader import load_yaml
 
-from lm_eval_icl.tasks import bbh_cloze
+from lm_eval_icl.harness.tasks import bbh_cloze
 
 OUT = Path(__file__).resolve().parent.parent / "task_configs"
 

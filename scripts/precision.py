@@ -22,7 +22,7 @@ from lm_eval.tasks import TaskManager
 
 from lm_eval_icl import demo
 from lm_eval_icl.errors import InputError
-from lm_eval_icl.plugin import MODELS
+from lm_eval_icl.methods import NAMES
 
 # (task, document) -> the log-probability of each option
 Scores = dict[tuple[str, int], list[float]]
@@ -61,7 +61,7 @@ def main() -> None:
     parser.add_argument("--tasks", default="icl_demo", help="of kind multiple_choice (default: %(default)s)")
     parser.add_argument("--num_fewshot", type=int, help="demonstrations (default: the task's own)")
     parser.add_argument("--limit", type=int, default=100, help="documents a task; 0 for all (default: %(default)s)")
-    parser.add_argument("--models", default=",".join(("hf", *MODELS)), help="(default: %(default)s)")
+    parser.add_argument("--models", default=",".join(("hf", *NAMES)), help="(default: %(default)s)")
     parser.add_argument("--dtypes", default="float16,bfloat16", help="(default: %(default)s)")
     options = parser.parse_args()
     if options.limit < 0:

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import copy
 import functools
+from pathlib import Path
 from typing import Any
 
 import lm_eval
 from datasets import Dataset, DatasetDict
 from lm_eval.tasks import TaskManager
+
+from lm_eval_icl.harness.models import model_class
+
+ROOT = Path(__file__).resolve().parent.parent
+
+ICL, DeepThink = model_class("icl"), model_class("deepthink")
 
 WORDS = "film plot actor music story scene joke dull warm sharp slow bright long quiet odd".split()
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers.activations import ACT2FN, FastGELUActivation, NewGELUActivation
 
-from lm_eval_icl.activations import fused_gelu
+from lm_eval_icl.inference.gelu import fused_gelu
 from tests import tiny
 
 X = torch.cat(

@@ -12,10 +12,10 @@ def test_a_second_run_reads_the_cache(checkpoint, tmp_path, monkeypatch):
     path, cache = checkpoint("gpt2"), str(tmp_path / "cache")
     first = harness.responses(harness.run("deepthink", path, NAMES, 2, use_cache=cache))
 
-    from lm_eval_icl import models
+    from lm_eval_icl.methods import runner
 
-    monkeypatch.setattr(models, "score_packed", None)  # what would be called if anything were computed
-    monkeypatch.setattr(models, "continue_from", None)
+    monkeypatch.setattr(runner, "score_packed", None)  # what would be called if anything were computed
+    monkeypatch.setattr(runner, "continue_from", None)
     assert harness.responses(harness.run("deepthink", path, NAMES, 2, use_cache=cache)) == first
 
 

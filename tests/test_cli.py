@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from lm_eval_icl.errors import InputError
-from lm_eval_icl.plugin import MODELS
+from lm_eval_icl.methods import NAMES
 from lm_eval_icl.smoke import smoke
 
 COMMAND = str(Path(sys.executable).parent / "lm-eval-icl")
@@ -16,7 +16,7 @@ COMMAND = str(Path(sys.executable).parent / "lm-eval-icl")
 @pytest.mark.parametrize("arch", ["llama", "gpt2", "opt", "gpt_neo", "gpt_neox", "qwen3", "gemma2", "bloom"])
 def test_smoke_runs_every_method(arch):
     scores = smoke(arch, limit=2)
-    assert set(scores) == set(MODELS)
+    assert set(scores) == set(NAMES)
     # BLOOM has no positions to give; methods that need them say so, and nothing else is refused.
     refused = {name for name, of in scores.items() if isinstance(of, str)}
     assert refused == ({"nope", "prefixicl", "pcw", "saicl", "invicl"} if arch == "bloom" else set())
@@ -30,12 +30,12 @@ def test_smoke_says_what_broke(arch, says):
 
 
 def test_smoke_notices_wrong_numbers(monkeypatch):
-    from lm_eval_icl import models
+    from lm_eval_icl.methods import runner
 
     def broken(model, memory, pairs, *rest):
         return [(float("nan"), False)] * len(pairs)
 
-    monkeypatch.setattr(models, "score_packed", broken)
+    monkeypatch.setattr(runner, "score_packed", broken)
     with pytest.raises(
         InputError, match=r"smoke test of icl on llama: task 'smoke_loglikelihood', .*log-probability is nan"
     ):
@@ -48,9 +48,7 @@ def test_command_line(command, tmp_path):
         [*command, "smoke", "--arch", "gpt2"], capture_output=True, text=True, cwd=tmp_path, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == [
-        f"{name} on gpt2: ok (smoke_loglikelihood, smoke_generation)" for name in MODELS
-    ]
+    assert done.stdout.splitlines() == [f"{name} on gpt2: ok (smoke_loglikelihood, smoke_generation)" for name in NAMES]
 
 
 def test_command_line_failure_is_one_line(tmp_path):

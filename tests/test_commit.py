@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import lm_eval_icl
-from lm_eval_icl import commit
+from lm_eval_icl.harness import provenance as commit
 from tests import harness
 
 
@@ -75,3 +75,11 @@ def test_the_results_file_has_it_whatever_the_working_directory(checkpoint, pack
     monkeypatch.chdir(package)
     found = harness.run("icl", checkpoint("gpt2"), ["one_token"], 1)["config"]["icl"]["commit"]
     assert found == commit.commit(Path(lm_eval_icl.__file__).parent) != git(package, "rev-parse", "HEAD").strip()
+
+
+def test_a_git_that_hangs_is_given_up(monkeypatch):
+    def hang(*args, timeout, **kwargs):
+        raise subprocess.TimeoutExpired(args, timeout)
+
+    monkeypatch.setattr(commit.subprocess, "run", hang)
+    assert commit._git(Path(), "describe") is None

@@ -5,7 +5,7 @@ import torch
 from transformers import DynamicCache
 
 from lm_eval_icl import methods
-from lm_eval_icl.scoring import score_alone, score_packed
+from lm_eval_icl.inference.scoring import score_alone, score_packed
 from lm_eval_icl.tokens import Context
 from tests import harness, tiny
 

@@ -13,7 +13,7 @@ from lm_eval.tasks import TaskManager
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lm_eval_icl.demo import documents, model_path
-from lm_eval_icl.plugin import task_dir
+from lm_eval_icl.harness.plugin import task_dir
 
 TASKS = ["icl_demo_short", "icl_demo_long", "icl_demo_four", "icl_demo_pieces", "icl_demo_unseen"]
 SCRIPT = Path(__file__).resolve().parents[1] / "scripts/make_demo_model.py"

@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from lm_eval_icl import plugin
-
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -25,12 +23,12 @@ def python(code: str, cwd: Path, *options: str, stderr: str | None = None) -> st
 
 def test_installed_the_shim_runs_at_start(tmp_path):
     """Everything below would be empty otherwise."""
-    assert python("import sys; print('lm_eval_icl.shim' in sys.modules)", tmp_path) == "True"
+    assert python("import sys; print('lm_eval_icl.harness.shim' in sys.modules)", tmp_path) == "True"
 
 
 def test_start_up_imports_nothing_of_weight(tmp_path):
     ours = python("import sys; print(*[name for name in sys.modules if name.startswith('lm_eval')])", tmp_path)
-    assert ours.split() == ["lm_eval_icl", "lm_eval_icl.shim"]
+    assert ours.split() == ["lm_eval_icl", "lm_eval_icl.harness", "lm_eval_icl.harness.shim"]
     heavy = "{'torch', 'transformers', 'datasets'}"
     assert python(f"import sys; print({heavy} & set(sys.modules))", tmp_path) == "set()"
 
@@ -45,20 +43,7 @@ def test_models_are_registered_with_lm_eval(tmp_path):
 
 def test_get_model(tmp_path):
     code = "from lm_eval.api.registry import get_model; print(get_model('deepthink').__module__)"
-    assert python(code, tmp_path) == "lm_eval_icl.models"
-
-
-def test_entry_points_say_the_same():
-    declared = {entry.name: entry.value for entry in importlib.metadata.entry_points(group="lm_eval.models")}
-    assert {name: declared.get(name) for name in plugin.MODELS} == plugin.MODELS
-
-
-def test_stands_aside_where_lm_eval_reads_entry_points(tmp_path):
-    code = (
-        "import lm_eval.api.registry as r\nr.load_plugins = lambda *a: []\nimport lm_eval.models\n"
-        "print('deepthink' in r.model_registry)"
-    )
-    assert python(code, tmp_path) == "False"
+    assert python(code, tmp_path) == "lm_eval_icl.harness.models"
 
 
 def test_a_name_that_is_taken_stays_taken(tmp_path):
@@ -78,7 +63,7 @@ def test_no_start_is_broken_by_a_broken_package(tmp_path):
     code = f"import sys; sys.modules.pop('lm_eval_icl', None); sys.path.insert(0, {str(tmp_path)!r})\n{line}\nprint(1)"
     assert python(code, tmp_path, "-S", stderr="") == "1"
     code = (
-        "import lm_eval_icl.plugin as p\ndef fail(): raise RuntimeError('no')\np.register_models = fail\n"
+        "import lm_eval_icl.harness.plugin as p\ndef fail(): raise RuntimeError('no')\np.register_models = fail\n"
         "import lm_eval.models; print(2)"
     )
     line = "lm-eval-icl: not registered with lm-eval: RuntimeError('no')"
@@ -99,7 +84,7 @@ def test_include_path_still_works_and_wins(tmp_path):
     code = (
         "from lm_eval.tasks import TaskManager\n"
         f"t = TaskManager(include_path={str(tmp_path)!r})\nprint(t.task_index['icl_sst2'].yaml_path.name)\n"
-        "from lm_eval_icl.plugin import task_dir\n"
+        "from lm_eval_icl.harness.plugin import task_dir\n"
         "t = TaskManager(include_path=str(task_dir()))\nprint('icl_trec' in t.all_tasks)"
     )
     assert python(code, tmp_path) == "mine.yaml\nTrue"
@@ -133,12 +118,12 @@ def test_a_wheel_holds_everything(tmp_path):
     outer = Path(importlib.metadata.distribution("lm_eval").locate_file(""))
     (site / "zz_outer.pth").write_text(str(outer))
     code = (
-        "import sys, lm_eval_icl; from lm_eval_icl.plugin import task_dir\n"
-        "print('lm_eval_icl.shim' in sys.modules, lm_eval_icl.__file__, task_dir())\n"
+        "import sys, lm_eval_icl; from lm_eval_icl.harness.plugin import task_dir\n"
+        "print('lm_eval_icl.harness.shim' in sys.modules, lm_eval_icl.__file__, task_dir())\n"
         "from lm_eval.tasks import TaskManager; print('icl_bbh' in TaskManager().all_tasks)\n"
         "from lm_eval.api.registry import get_model; print(get_model('icl').__name__)"
     )
     done = subprocess.run([target / "bin/python", "-c", code], capture_output=True, text=True, cwd=tmp_path, check=True)
     first, found, name = done.stdout.strip().splitlines()
     assert first == f"True {site / 'lm_eval_icl/__init__.py'} {site / 'lm_eval_icl/task_configs'}"
-    assert (found, name) == ("True", "ICL")
+    assert (found, name) == ("True", "icl")

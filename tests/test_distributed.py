@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lm_eval_icl.demo import model_path
-from lm_eval_icl.plugin import MODELS
-from lm_eval_icl.processes import by_filter, in_order, total
+from lm_eval_icl.harness.distributed import by_filter, in_order, total
+from lm_eval_icl.methods import NAMES
 from tests import divided, harness
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -92,8 +92,15 @@ def runs(tmp_path_factory):
 @pytest.mark.slow
 def test_two_processes_give_what_one_gives(runs):
     two, one = runs
-    for name in [*MODELS, "other tasks", "left out", "cache written", "cache read by one process", "tensor parallel"]:
+    for name in [*NAMES, "other tasks", "left out", "cache written", "cache read by one process"]:
         assert_same_run(two[name], one[name])
+
+
+@pytest.mark.slow
+@pytest.mark.pinned
+def test_one_model_over_two_processes(runs):
+    two, one = runs
+    assert_same_run(two["tensor parallel"], one["tensor parallel"])
 
 
 @pytest.mark.slow
@@ -101,7 +108,7 @@ def test_the_results_file_counts_what_both_did(runs):
     two, one = ({name: run["config"]["icl"] for name, run in each.items() if isinstance(run, dict)} for each in runs)
     assert one["left out"]["left_out"]["many_tokens"]["documents"] == 5
     assert two["left out"]["left_out"] == one["left out"]["left_out"]
-    for name in MODELS:
+    for name in NAMES:
         mine, alone = two[name], one[name]
         # The same requests, of which each process runs its own, each with the demonstrations.
         assert mine["tokens_run"] + mine["tokens_saved"] == alone["tokens_run"] + alone["tokens_saved"]
@@ -126,7 +133,8 @@ def test_a_process_leaves_the_others_before_it_ends():
 import atexit
 import torch.distributed as dist
 atexit.register(lambda: print("still there" if dist.is_initialized() else "left"))
-import lm_eval_icl.models
+from lm_eval_icl.harness.distributed import leave_in_order
+leave_in_order()
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 """
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
@@ -185,6 +193,26 @@ def test_dealt_out_in_turn_and_joined(documents, processes):
     shares = [whole[rank::processes] for rank in range(processes)]
     assert in_order(shares) == whole
     assert in_order([{"a": share, "b": {"c": share}} for share in shares]) == {"a": whole, "b": {"c": whole}}
+
+
+def test_a_metric_that_only_some_documents_give():
+    assert in_order([{"t": {"a": [1]}}, {"t": {}}]) == {"t": {"a": [1]}}
+    assert in_order([{"t": {}}, {"t": {"a": [2]}, "u": {"b": [3]}}]) == {"t": {"a": [2]}, "u": {"b": [3]}}
+
+
+def test_a_group_that_was_there_before_is_not_left():
+    """It is a trainer's, who ends it when it likes."""
+    program = """
+import atexit, sys
+import torch.distributed as dist
+atexit.register(lambda: print("still there" if dist.is_initialized() else "left"))
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+from lm_eval_icl.demo import model_path
+from lm_eval_icl.harness.models import icl
+icl(str(model_path()), device="cpu")
+"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "still there\n"), done.stderr
 
 
 def test_samples_by_filter():

@@ -17,13 +17,12 @@ from hypothesis import strategies as st
 from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 
-from lm_eval_icl import models
 from lm_eval_icl.errors import InputError
-from lm_eval_icl.models import MemoryLM
-from lm_eval_icl.plugin import MODELS
-from lm_eval_icl.prompts import FewShotPrompt
+from lm_eval_icl.harness.models import ICLModel, model_class
+from lm_eval_icl.methods import NAMES
+from lm_eval_icl.prompt import FewShotPrompt
 
-CLASSES: dict[str, type[MemoryLM]] = {name: getattr(models, at.partition(":")[2]) for name, at in MODELS.items()}
+CLASSES: dict[str, type[ICLModel]] = {name: model_class(name) for name in NAMES}
 # RMSNorm rounds to float32 where all else is float64.
 TOLERANCE = {"gpt2": 1e-8, "llama": 1e-4}
 
@@ -84,7 +83,7 @@ def instances(arguments: Sequence[tuple[Any, Any]], kind: str = "loglikelihood")
 
 
 def run(lm: Any, arguments: Sequence[tuple[Any, Any]], kind: str = "loglikelihood") -> list[Any]:
-    if isinstance(lm, MemoryLM):
+    if isinstance(lm, ICLModel):
         lm.begin([])
     return getattr(lm, kind)(instances(arguments, kind), disable_tqdm=True)
 

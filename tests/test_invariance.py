@@ -78,7 +78,7 @@ def test_without_canonical_order_it_is_invariant_up_to_rounding(checkpoint, mode
     [
         ("invicl", {"positions": "sequential"}),
         ("prefixicl", {"positions": "sequential"}),
-        ("pcw", {"windows": 2}),
+        ("pcw", {"window_size": 2}),
         ("icl", {"positions": "symmetric"}),
     ],
 )

@@ -8,10 +8,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from lm_eval_icl import methods
 from lm_eval_icl.errors import InputError
-from lm_eval_icl.models import ICL
-from lm_eval_icl.plugin import MODELS
 from tests import harness, tiny
+from tests.harness import ICL
 
 NAMES = ["one_token", "many_tokens", "generate"]
 
@@ -45,6 +45,7 @@ def test_all_on_one_device(checkpoint, args):
     assert_as_hf(checkpoint("llama"), **args)
 
 
+@pytest.mark.pinned
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
 def test_all_offloaded(checkpoint, tmp_path, name):
     """Without a GPU, `parallelize` finds no device with memory: all weights are on the disk until they are used."""
@@ -53,7 +54,7 @@ def test_all_offloaded(checkpoint, tmp_path, name):
     assert_as_hf(checkpoint(name), parallelize=True, offload_folder=str(tmp_path))
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", methods.NAMES)
 def test_layers_on_devices_of_their_own(checkpoint, tmp_path, name):
     """accelerate's hooks move what goes from one device to the next."""
     path, args = checkpoint("llama"), {"device_map": layers("cpu", "disk", "disk"), "offload_folder": str(tmp_path)}

@@ -16,10 +16,11 @@ from lm_eval.api.instance import Instance
 from torch.nn.functional import layer_norm
 from transformers import DynamicCache
 
-from lm_eval_icl import methods, models
-from lm_eval_icl.generation import continue_from
-from lm_eval_icl.positions import no_positions, position_embeddings
-from lm_eval_icl.scoring import score_alone, score_packed
+from lm_eval_icl import methods
+from lm_eval_icl.harness.models import model_class
+from lm_eval_icl.inference.generation import continue_from
+from lm_eval_icl.inference.positions import no_positions, position_embeddings
+from lm_eval_icl.inference.scoring import score_alone, score_packed
 from lm_eval_icl.tokens import Context
 from tests import harness, tiny
 
@@ -189,12 +190,12 @@ def saicl(model, context, positions="symmetric", repeat=1):
     return logits
 
 
-def pcw(model, context, windows=1, positions="symmetric", repeat=1):
+def pcw(model, context, window_size=1, positions="symmetric", repeat=1):
     """Eq. 6 and Appendix A.2: a pass a window, and what they leave put side by side."""
     demonstrations = context.demonstrations * repeat
     rows = [
-        [token for demonstration in demonstrations[i : i + windows] for token in demonstration]
-        for i in range(0, len(demonstrations), windows)
+        [token for demonstration in demonstrations[i : i + window_size] for token in demonstration]
+        for i in range(0, len(demonstrations), window_size)
     ]
     prefix, _ = run(model, context.prefix, span(0, context.prefix))
     at, memory = len(context.prefix), prefix
@@ -306,8 +307,8 @@ PLAIN = [
     ("NoPE", {}),
     ("PrefixICL", {}),
     ("PCW", {}),
-    ("PCW", {"windows": 2}),
-    ("PCW", {"windows": 3}),
+    ("PCW", {"window_size": 2}),
+    ("PCW", {"window_size": 3}),
     ("SAICL", {}),
     ("BatchICL", {"layer": 1}),
     ("BatchICL", {"layer": 2}),
@@ -319,7 +320,7 @@ TURNED = [
     ("ICL", {"positions": "symmetric"}),
     ("PrefixICL", {"positions": "sequential"}),
     ("PCW", {"positions": "sequential"}),
-    ("PCW", {"windows": 2, "positions": "sequential"}),
+    ("PCW", {"window_size": 2, "positions": "sequential"}),
     ("SAICL", {"positions": "sequential"}),
     ("BatchICL", {"layer": 2, "positions": "symmetric"}),
     ("InvICL", {"positions": "sequential"}),
@@ -328,7 +329,7 @@ TURNED = [
     ("ICL", {"repeat": 2}),
     ("PrefixICL", {"repeat": 2}),
     ("PCW", {"repeat": 2}),
-    ("PCW", {"repeat": 2, "windows": 2}),
+    ("PCW", {"repeat": 2, "window_size": 2}),
     ("SAICL", {"repeat": 2}),
     ("InvICL", {"repeat": 2}),
     ("InvICL", {"repeat": 2, "positions": "sequential"}),
@@ -336,7 +337,7 @@ TURNED = [
     ("ICL", {"positions": "none"}),
     ("PrefixICL", {"positions": "none"}),
     ("PCW", {"positions": "none"}),
-    ("PCW", {"windows": 2, "positions": "none"}),
+    ("PCW", {"window_size": 2, "positions": "none"}),
     ("SAICL", {"positions": "none"}),
     ("BatchICL", {"layer": 2, "positions": "none"}),
     ("InvICL", {"positions": "none"}),
@@ -393,7 +394,7 @@ def scored(name, case, context, answers):
         memory, rest = method.encode_query(model, context, query, memories)
         alone[query] = dict(zip(options, score_alone(model, memory, rest, list(options)), strict=True))
         # Queries that share a memory share a row.
-        packs.setdefault(query if method.per_query else None, []).append((memory, rest, query))
+        packs.setdefault(query if method.memory_depends_on_query else None, []).append((memory, rest, query))
     for pack in packs.values():
         of = [(query, rest, option) for _, rest, query in pack for option in answers[query]]
         scores = score_packed(model, pack[0][0], [(rest, option) for _, rest, option in of])
@@ -519,7 +520,7 @@ def test_methods_differ(name):
     But for what is the same by definition: all demonstrations in one window in sequence are plain ICL.
     """
     query, answer = (60, 61, 62, 63), (71, 72, 73)
-    same = [{"ICL", "PCW windows=3"}, {"NoPE", "ICL positions=none"}]
+    same = [{"ICL", "PCW window_size=3"}, {"NoPE", "ICL positions=none"}]
     cases = [case for case in PLAIN + TURNED if case != ("BatchICL", {})]  # which is layer 3 of 3
     found = {}
     for case in [*cases, ("BatchICL", {"layer": 3})]:
@@ -540,10 +541,11 @@ def test_the_layout_drawn_is_the_one_that_runs(case):
     kind, arguments = case
     context, query, answer = CONTEXTS["prefix"], (60, 61, 62, 63), (71, 72, 73)
     method = getattr(methods, kind)(**arguments)
-    layout = method.layout(context, query, answer)
+    layout = method.layout(len(context.prefix), context.lengths, len(query), len(answer))
     model = without_positions("gpt2") if method.positions == "none" else tiny_model("gpt2")
-    hidden = torch.zeros(layout.sees.shape, dtype=torch.float64).masked_fill(~layout.sees, -math.inf)
-    ids, position_ids = torch.tensor([layout.tokens]), layout.positions[None]
+    hidden = torch.zeros(layout.mask.shape, dtype=torch.float64).masked_fill(~layout.mask, -math.inf)
+    prompt = [*context.tokens, *query, *answer]
+    ids, position_ids = torch.tensor([[prompt[i] for i in layout.source]]), layout.positions[None]
     logits = model(ids, position_ids=position_ids, attention_mask=hidden[None, None], use_cache=False).logits[0]
     expected = referred("gpt2", case, context)(query, answer)
     torch.testing.assert_close(logits[-4:-1], expected, rtol=0, atol=1e-10)
@@ -562,20 +564,20 @@ def plain_texts(path):
 @pytest.mark.parametrize("name", THOROUGH)
 def test_a_run_of_lm_eval(checkpoint, name, kind):
     """Greedy text goes on from the memory token by token, and log-likelihoods are those of the reference."""
-    lm = getattr(models, kind)(str(checkpoint(name)), device="cpu", dtype="float64", batch_size=4)
+    lm = model_class(kind.lower())(str(checkpoint(name)), device="cpu", dtype="float64", batch_size=4)
     results = harness.run(lm, "", ["generate", "many_tokens"], 3)
     logits = functools.cache(lambda context: referred(name, (kind, {}), context))
     with torch.no_grad():
         for sample in results["samples"]["many_tokens"]:
             for arguments, (response,) in zip(sample["arguments"], sample["resps"], strict=True):
-                request = lm.tokenize.loglikelihood(Instance("loglikelihood", {}, arguments, 0))
+                request = lm.tokenize(Instance("loglikelihood", {}, arguments, 0))
                 score = read(logits(request.prompt.context)(request.prompt.query, request.answer), request.answer)
                 ours = float(response[0]), str(response[1]) == "True"
                 harness.assert_same([ours], [score], TOLERANCE[name])
 
         texts = []
         for sample in results["samples"]["generate"]:
-            request = lm.tokenize.generate_until(Instance("generate_until", {}, sample["arguments"][0], 0))
+            request = lm.tokenize(Instance("generate_until", {}, sample["arguments"][0], 0))
             assert len(request.prompt.context.demonstrations) == 3
             tokens = greedy(logits(request.prompt.context), request.prompt.query, 12)
             tokens = itertools.takewhile(lm.tokenizer.eos_token_id.__ne__, tokens)

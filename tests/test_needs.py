@@ -1,19 +1,24 @@
 """What a model does is found out by trying: every method works on it exactly, or is refused in one line."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.cache_utils import DynamicLayer
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from lm_eval_icl import methods, models
+from lm_eval_icl import methods
 from lm_eval_icl.errors import InputError, Unsupported
-from lm_eval_icl.plugin import MODELS
-from lm_eval_icl.positions import no_positions, position_embeddings
-from lm_eval_icl.probe import probe
+from lm_eval_icl.harness.models import model_class
+from lm_eval_icl.inference import memory
+from lm_eval_icl.inference.capabilities import probe
+from lm_eval_icl.inference.positions import no_positions, position_embeddings
+from lm_eval_icl.methods import NAMES
 from tests import harness, tiny
 from tests.test_invariance import answers
 
-CLASSES = {name: getattr(models, target.partition(":")[2]) for name, target in MODELS.items()}
+CLASSES = {name: model_class(name) for name in NAMES}
 
 
 def refusal(name, path, **args):
@@ -117,7 +122,7 @@ def test_flash_attention_that_is_not_installed(checkpoint):
     if torch.cuda.is_available():
         pytest.skip("a GPU may have it")
     with pytest.raises(InputError, match=r"lm-eval-icl: .*attn_implementation='flash_attention_2': .*installed"):
-        models.InvICL(str(checkpoint("llama")), device="cpu", attn_implementation="flash_attention_2")
+        model_class("invicl")(str(checkpoint("llama")), device="cpu", attn_implementation="flash_attention_2")
 
 
 @pytest.mark.parametrize(
@@ -126,18 +131,18 @@ def test_flash_attention_that_is_not_installed(checkpoint):
 @torch.no_grad()
 def test_abilities(architecture):
     abilities = probe(tiny.build(architecture))
-    assert abilities.hides and abilities.places
+    assert abilities.obeys_mask and abilities.obeys_positions
     assert abilities.window == {"gpt_neo": 24, "gemma2_window": 24}.get(architecture)
 
 
 @pytest.mark.parametrize("architecture", ["gpt2", "opt", "llama", "qwen3", "phi", "gpt_neo"])
 def test_without_positions_none_is_left(checkpoint, architecture):
     """Inside `_forward` a given position changes not a bit; outside the model is as it was."""
-    lm = models.NoPE(str(checkpoint(architecture)), device="cpu", dtype="float64")
-    with lm._forward():
-        assert not probe(lm.model).places
+    lm = model_class("nope")(str(checkpoint(architecture)), device="cpu", dtype="float64")
+    with lm.runner.inference_mode():
+        assert not probe(lm.model).obeys_positions
     # What was taken away comes back: the same model is then plain again.
-    assert probe(lm.model).places
+    assert probe(lm.model).obeys_positions
 
 
 def test_no_positions_behind_an_adapter(tmp_path, checkpoint):
@@ -146,7 +151,7 @@ def test_no_positions_behind_an_adapter(tmp_path, checkpoint):
 
     path, names = checkpoint("llama"), ["one_token", "generate"]
     get_peft_model(tiny.build("llama"), LoraConfig(target_modules=["q_proj"], r=2)).save_pretrained(tmp_path)
-    for name in MODELS:
+    for name in NAMES:
         plain = harness.responses(harness.run(name, path, names, 3))
         adapted = harness.responses(harness.run(name, path, names, 3, args={"peft": str(tmp_path)}))
         harness.assert_same(adapted, plain, 1e-5)
@@ -186,13 +191,60 @@ def test_a_method_does_not_disturb_another_on_the_same_model():
         )
         return harness.responses(results)
 
-    before = run(models.ICL)
-    assert run(models.NoPE) != before
-    run(models.BatchICL)
-    assert run(models.ICL) == before
+    before = run(model_class("icl"))
+    assert run(model_class("nope")) != before
+    run(model_class("batchicl"))
+    assert run(model_class("icl")) == before
 
 
 def test_every_method_has_a_name_of_its_own():
-    assert {method.__name__.lower() for method in map(methods.__dict__.get, methods.__all__)} - {"method"} == set(
-        MODELS
-    )
+    files = {file.stem for file in Path(methods.__file__).parent.glob("*.py")}
+    assert set(NAMES) <= files
+    assert [methods.find(name)().name for name in NAMES] == list(NAMES)
+
+
+# What the probe sees.
+
+
+def test_a_cache_that_does_not_forget_is_refused(monkeypatch):
+    """The second answer of a query would see the first."""
+    monkeypatch.setattr(memory._MemoryLayer, "crop", lambda self, tokens_to_remove: None)
+    says = r"GPT2LMHeadModel cannot be used: .*continued from them it gives"
+    with torch.no_grad(), pytest.raises(InputError, match=says):
+        probe(tiny.build("gpt2", torch.float64))
+
+
+def test_the_libraries_own_crop_is_not_relied_on(monkeypatch):
+    """That of transformers 5.0 counts with the overridden length, and removes nothing."""
+
+    def crop(self, max_length):
+        max_length = self.get_seq_length() - abs(max_length) if max_length < 0 else max_length
+        if self.get_seq_length() > max_length:
+            self.keys, self.values = self.keys[..., :max_length, :], self.values[..., :max_length, :]
+
+    monkeypatch.setattr(DynamicLayer, "crop", crop)
+    with torch.no_grad():
+        assert probe(tiny.build("gpt2", torch.float64)).can_pack
+
+
+@pytest.mark.parametrize("share", [0.05, 1e-6])
+def test_a_mask_that_leaks_a_little_is_not_obeyed(share):
+    """A layer that adds a small part of the hidden tokens to all others."""
+    model = tiny.build("gpt2", torch.float64)
+
+    def leak(module, args, output):
+        stream = output[0] if isinstance(output, tuple) else output
+        leaked = stream + share * stream.mean(dim=1, keepdim=True)
+        return (leaked, *output[1:]) if isinstance(output, tuple) else leaked
+
+    with torch.no_grad():
+        assert probe(model).obeys_mask
+        model.transformer.h[1].register_forward_hook(leak)
+        assert not probe(model).obeys_mask
+
+
+@pytest.mark.parametrize("vocabulary", [55, 110, 220, 421])
+def test_small_vocabularies_are_probed_alike(vocabulary):
+    """Where the probe's tokens repeat, what is hidden must not begin as the query does."""
+    with torch.no_grad():
+        assert probe(tiny.build("gpt2", vocab_size=vocabulary, bos_token_id=0, eos_token_id=0)).can_pack

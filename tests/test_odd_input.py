@@ -10,9 +10,9 @@ import pytest
 from datasets import Dataset, DatasetDict
 from lm_eval.models.huggingface import HFLM
 
-from lm_eval_icl import models
 from lm_eval_icl.errors import InputError
-from lm_eval_icl.plugin import MODELS
+from lm_eval_icl.harness.models import model_class
+from lm_eval_icl.methods import NAMES
 from tests import harness
 
 # GPT-2 in float64 throughout; RMSNorm rounds to float32 in between.
@@ -98,7 +98,7 @@ def answers(checkpoint):
 
 
 def evaluate(name, path, rows):
-    cls = HFLM if name == "hf" else getattr(models, MODELS[name].partition(":")[2])
+    cls = HFLM if name == "hf" else model_class(name)
     tasks = [harness.task(f"{row}{i}", **ROWS[row][i]) for row in rows for i in range(2)]
     results = lm_eval.simple_evaluate(
         model=cls(str(path), device="cpu", dtype="float64", batch_size=8),
@@ -118,7 +118,7 @@ def test_icl_gives_what_hf_gives(answers, architecture, row):
 
 
 @pytest.mark.parametrize("architecture", TOLERANCE)
-@pytest.mark.parametrize("name", [name for name in MODELS if name != "icl"])
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "icl"])
 def test_every_method_gives_finite_numbers(answers, architecture, name):
     found = answers(name, architecture)
     numbers = {row: [of[0] for of in found[row] if not isinstance(of, str)] for row in found}

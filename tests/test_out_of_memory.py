@@ -11,33 +11,34 @@ import pytest
 import torch
 from lm_eval.api.instance import Instance
 
-from lm_eval_icl import models
+from lm_eval_icl import methods
 from lm_eval_icl.errors import InputError
-from lm_eval_icl.memory import Memory, MemoryStore
-from lm_eval_icl.models import MemoryLM
-from lm_eval_icl.plugin import MODELS
-from lm_eval_icl.scoring import cost, first_pack
+from lm_eval_icl.harness.models import ICLModel, model_class
+from lm_eval_icl.inference.memory import Memory
+from lm_eval_icl.inference.packing import cost, first_pack
+from lm_eval_icl.inference.store import MemoryStore
+from lm_eval_icl.methods import runner
 from lm_eval_icl.tokens import Context
 from tests import harness
 
 NAMES = ["described", "generate"]  # the first has another context for every document
-CLASSES = {name: getattr(models, target.partition(":")[2]) for name, target in MODELS.items()}
+CLASSES = {name: model_class(name) for name in methods.NAMES}
 
 
 @pytest.fixture
 def make(checkpoint):
-    def make(method: str, **args: Any) -> MemoryLM:
+    def make(method: str, **args: Any) -> ICLModel:
         return CLASSES[method](str(checkpoint("gpt2")), device="cpu", dtype="float64", **{"batch_size": 4, **args})
 
     return make
 
 
-def run(lm: MemoryLM) -> list[Any]:
+def run(lm: ICLModel) -> list[Any]:
     return harness.responses(harness.run(lm, "", NAMES, 2))
 
 
 @contextmanager
-def device_of(lm: MemoryLM, tokens: float) -> Iterator[dict[str, float]]:
+def device_of(lm: ICLModel, tokens: float) -> Iterator[dict[str, float]]:
     """A device with memory for so many tokens: of the memories kept or in use, and of the pass that runs, which ends as
     torch's passes do where it is not enough; counts the passes that failed, and the most tokens that there were."""
     seen = {"failed": 0, "most": 0}
@@ -46,7 +47,7 @@ def device_of(lm: MemoryLM, tokens: float) -> Iterator[dict[str, float]]:
         ids = (kwargs["input_ids"] if "input_ids" in kwargs else args[0]).numel()
         cache = kwargs.get("past_key_values")
         used = 0 if cache is None else int(cache.get_seq_length())
-        held = ids + max(used, sum(len(memory) for memory in lm.store._kept.values()))
+        held = ids + max(used, sum(len(memory) for memory in lm.runner.store._kept.values()))
         if held > tokens:
             seen["failed"] += 1
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
@@ -72,7 +73,12 @@ def test_the_least_that_holds_a_prompt_suffices(make, method, caplog):
     assert disturbed["failed"]
     assert "CUDA out of memory: " in caplog.text
 
-    with device_of(lm, seen["most"] - 1), pytest.raises(InputError, match="with one prompt is more than cpu holds"):
+    with (
+        device_of(lm, seen["most"] - 1),
+        pytest.raises(
+            InputError, match=r"one prompt is more than the memory of the device holds \(GPT2LMHeadModel on cpu\)"
+        ),
+    ):
         run(lm)
 
 
@@ -98,11 +104,11 @@ def test_what_is_halved_and_what_is_forgotten(make, caplog):
         run(lm)
     said = [record.message for record in caplog.records if "out of memory" in record.message]
     assert any("bytes of memories are kept from here on" in line for line in said)
-    assert lm.store.max_bytes < lm.store_bytes
+    assert lm.runner.store.max_bytes < lm.common.store_bytes
     caplog.clear()
     with device_of(lm, 10**6), caplog.at_level(logging.WARNING):  # a new run begins with all that was asked for
         run(lm)
-    assert lm.store.max_bytes == lm.store_bytes
+    assert lm.runner.store.max_bytes == lm.common.store_bytes
     assert "out of memory" not in caplog.text
 
 
@@ -123,9 +129,9 @@ def test_a_pack_holds_so_many_tokens_or_the_least_number_of_queries():
     assert first_pack(queries, 18) == queries[:2]
     assert first_pack(queries, 17) == queries[:1]
     assert first_pack(queries, 1) == queries[:1]
-    assert first_pack(queries, 2, least=3) == queries[:3]
-    assert first_pack(queries, 2, least=30) == queries  # 28 tokens
-    assert first_pack(queries, 1, least=30) == queries[:1]  # 16 times as many tokens at most
+    assert first_pack(queries, 2, at_least=3) == queries[:3]
+    assert first_pack(queries, 2, at_least=30) == queries  # 28 tokens
+    assert first_pack(queries, 1, at_least=30) == queries[:1]  # 16 times as many tokens at most
 
 
 def test_a_pack_counts_what_its_queries_share_once():
@@ -152,18 +158,18 @@ def test_on_an_accelerator_batch_size_queries_share_a_pass(make, monkeypatch):
 
     def begin_as_there(tasks: Any) -> None:
         begin(tasks)
-        lm._side_by_side = 6
+        lm.runner.budget.queries = 6
 
     monkeypatch.setattr(lm, "begin", begin_as_there)
     expected = harness.responses(harness.run(make("icl"), "", ["many_tokens"], 2))
     scored: list[int] = []
-    score = models.score_packed
+    score = runner.score_packed
 
     def count(model: Any, memory: Any, pairs: Any, *rest: Any) -> Any:
         scored.append(len({tuple(query) for query, _ in pairs}))
         return score(model, memory, pairs, *rest)
 
-    monkeypatch.setattr(models, "score_packed", count)
+    monkeypatch.setattr(runner, "score_packed", count)
     harness.assert_same(harness.responses(harness.run(lm, "", ["many_tokens"], 2)), expected, 1e-10)
     assert scored == [6]
 
@@ -181,3 +187,15 @@ def test_rolling_log_likelihoods_too(make, caplog):
     assert "1 windows of rolling log-likelihoods run side by side from here on" in caplog.text
     assert found == pytest.approx(expected, abs=1e-9)
     assert lm.batch_size == 4
+
+
+def test_a_pass_that_several_processes_share_is_not_halved_by_one(make, monkeypatch):
+    """Under tp_plan: the others would wait for it without end."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr(ICLModel, "_is_tensor_parallel", True)
+    lm = make("icl")
+    with (
+        device_of(lm, 50),
+        pytest.raises(InputError, match=r"out of memory: .* under tp_plan"),
+    ):
+        run(lm)

@@ -6,17 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from lm_eval_icl.plugin import MODELS
+from lm_eval_icl.methods import NAMES
 
 SCRIPT = str(Path(__file__).resolve().parents[1] / "scripts/precision.py")
 
 
 def test_every_method_predicts_alike_in_half_precision(monkeypatch, capsys):
-    arguments = ["--tasks", "icl_demo_short", "--limit", "20", "--models", ",".join(MODELS)]
+    arguments = ["--tasks", "icl_demo_short", "--limit", "20", "--models", ",".join(NAMES)]
     monkeypatch.setattr(sys, "argv", [SCRIPT, *arguments])
     runpy.run_path(SCRIPT, run_name="__main__")
     table = [line.strip("| ").split(" | ") for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
-    assert [name for name, *_ in table[2:]] == list(MODELS)
+    assert [name for name, *_ in table[2:]] == list(NAMES)
     for name, documents, *cells in table[2:]:
         assert documents == "20"
         for share, apart in zip(cells[::2], cells[1::2], strict=True):

@@ -5,11 +5,12 @@ import pickle
 
 import pytest
 from lm_eval.api.task import ConfigurableTask
+from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 
-import lm_eval_icl.models  # noqa: F401  (switches the recording on)
 from lm_eval_icl.errors import InputError
-from lm_eval_icl.prompts import _MARK, FewShotPrompt
+from lm_eval_icl.harness.prompts import _MARK, recording
+from lm_eval_icl.prompt import FewShotPrompt
 from tests import harness
 
 
@@ -18,7 +19,8 @@ def build(name: str, shots: int, **kwargs):
     task = TaskManager(include_defaults=False).load([config])["tasks"].popitem()[1]
     task.set_config("num_fewshot", shots)
     task.set_fewshot_seed(1)
-    task.build_all_requests(**kwargs)
+    with recording():
+        task.build_all_requests(**kwargs)
     return task
 
 
@@ -118,7 +120,25 @@ def test_a_task_that_builds_its_own_prompts(checkpoint):
         )
 
 
-def test_pickled_it_is_a_plain_string():
+def test_copies_and_other_processes_keep_the_parts():
     prompt = FewShotPrompt("p", ["d"], "q")
-    assert type(pickle.loads(pickle.dumps(prompt))) is str
-    assert copy.copy(prompt) == "pdq"
+    for other in (pickle.loads(pickle.dumps(prompt)), copy.copy(prompt), copy.deepcopy(prompt)):
+        assert type(other) is FewShotPrompt
+        assert (other, other.prefix, other.demonstrations, other.query) == ("pdq", "p", ("d",), "q")
+
+
+def test_prompts_of_other_models_are_not_touched(checkpoint, monkeypatch):
+    """`hf` after one of ours in the same process: what it is given are lm-eval's own strings."""
+    harness.run("icl", checkpoint("gpt2"), ["one_token"], 1)
+    given = []
+    monkeypatch.setattr(
+        HFLM, "loglikelihood", lambda self, requests, **_: given.extend(requests) or [(0.0, True)] * len(requests)
+    )
+    harness.run("hf", checkpoint("gpt2"), ["one_token"], 1)
+    assert given and all(type(request.args[0]) is str for request in given)
+
+
+def test_the_request_cache_is_refused(checkpoint):
+    """lm-eval's --cache_requests knows prompts by task and shots, so one seed would read another's demonstrations."""
+    with pytest.raises(InputError, match=r"--cache_requests: .*not by seed"):
+        harness.run("icl", checkpoint("gpt2"), ["one_token"], 2, cache_requests=True)

@@ -11,8 +11,8 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from lm_eval_icl import methods
-from lm_eval_icl.positions import no_positions, position_embeddings
-from lm_eval_icl.scoring import score_alone, score_packed
+from lm_eval_icl.inference.positions import no_positions, position_embeddings
+from lm_eval_icl.inference.scoring import score_alone, score_packed
 from lm_eval_icl.tokens import Context
 from tests import tiny
 
@@ -84,7 +84,7 @@ FIXED = [((30, 31, 32), (401,)), ((40,), (402,)), ((50, 51, 52, 53), (401,))]
         methods.InvICL(positions="sequential"),
         methods.PrefixICL(positions="sequential"),
         methods.PCW(positions="sequential"),
-        methods.PCW(windows=2),
+        methods.PCW(window_size=2),
         methods.DeepThink(),
     ],
     ids=str,
@@ -154,7 +154,7 @@ REACHES = {
     methods.ICL(): lambda i, j: j < i,  # partial: Table 1
     methods.PrefixICL(): lambda i, j: True,
     methods.PCW(): lambda i, j: False,
-    methods.PCW(windows=2): lambda i, j: j < i and j // 2 == i // 2,
+    methods.PCW(window_size=2): lambda i, j: j < i and j // 2 == i // 2,
     methods.InvICL(): lambda i, j: True,
 }
 
@@ -204,7 +204,7 @@ def test_one_window_in_sequence_is_icl(name, prefix, examples, query):
     context = made_of(prefix, examples)
     plain = answered(name, methods.ICL(), context, query)
     for positions in ("sequential", "symmetric"):  # one window stands the same by both
-        pcw = methods.PCW(windows=len(examples), positions=positions)
+        pcw = methods.PCW(window_size=len(examples), positions=positions)
         assert distance(plain, answered(name, pcw, context, query)) <= TOLERANCE[name]
 
 
@@ -270,7 +270,7 @@ def test_without_demonstrations_all_are_icl(name, prefix, query):
 
 def mask_of(method, n):
     """Which token sees which where every demonstration is a single token, and so is the query, as 0 and 1."""
-    mask = method.layout(Context((), tuple((i,) for i in range(n))), query=(n,)).sees.double()
+    mask = method.layout(0, [1] * n, query=1).mask.double()
     # A token of a model always sees itself. The sums of Eq. 14 leave a token's own term out for the second copies and
     # the query, which are all from n on; the first copies have nothing but their own.
     mask.diagonal()[n:] = 0

@@ -3,10 +3,12 @@
 import pytest
 import torch
 
-from lm_eval_icl.memory import Memory, MemoryStore
-from lm_eval_icl.models import ICL, DeepThink
+from lm_eval_icl.harness.run import PreparedRun
+from lm_eval_icl.inference.memory import Memory
+from lm_eval_icl.inference.store import MemoryStore
 from lm_eval_icl.tokens import Context
 from tests import harness
+from tests.harness import ICL, DeepThink
 
 
 class Counter:
@@ -57,12 +59,12 @@ def test_every_distinct_token_runs_once(checkpoint, cls, passes, args, name):
         task_manager=TaskManager(include_defaults=False),
     )
     tokens, positions = distinct_tokens(lm, results, passes)
-    if lm.abilities.packs:
+    if lm.runner.capabilities.can_pack:
         assert counter.tokens == tokens
         assert counter.positions == positions
     else:  # one query at a time: queries and options that begin alike do not share their beginnings
         assert tokens <= counter.tokens < 1.5 * tokens
-    assert lm.store.encoded == 2  # two tasks, each with its own demonstrations
+    assert lm.runner.store.encoded == 2  # two tasks, each with its own demonstrations
 
     arguments = [each for samples in results["samples"].values() for sample in samples for each in sample["arguments"]]
     alone = sum(len(lm.tok_encode(str(prompt) + answer)) - 1 for prompt, answer in arguments)
@@ -103,26 +105,27 @@ def test_store_uses_but_does_not_keep_what_is_too_large():
     assert store.encoded == 2
 
 
-def test_a_run_forgets_what_never_comes_up_again(checkpoint):
+def test_a_run_forgets_what_never_comes_up_again(checkpoint, monkeypatch):
     """Other demonstrations for every document: at no time more than one memory is kept."""
     lm = ICL(str(checkpoint("gpt2")), device="cpu", batch_size=4)
     kept: list[int] = []
-    lm.model.register_forward_pre_hook(lambda *_: kept.append(len(lm.store._kept)))
+    lm.model.register_forward_pre_hook(lambda *_: kept.append(len(lm.runner.store._kept)))
     harness.run(lm, "", ["described"], 2)
-    assert lm.store.encoded == 6
+    assert lm.runner.store.encoded == 6
     assert max(kept) == 1
-    assert not lm.store._kept
-    assert lm.store._bytes == 0
+    assert not lm.runner.store._kept
+    assert lm.runner.store._bytes == 0
 
+    monkeypatch.setattr(PreparedRun, "release", lambda *_: None)  # the requests are asked again below
     # Two kinds of request behind the same demonstrations.
     same = {"output_type": "generate_until", "doc_to_target": "{{['a', 'b'][label]}}"}
     harness.TASKS["answered"] = harness.task("answered", **same, generation_kwargs={"until": ["a"], "max_gen_toks": 2})
     harness.run(lm, "", ["one_token", "answered"], 2)
-    assert (lm.store.encoded, lm.store.reused) == (1, 2)  # six texts, four side by side
-    assert not lm.store._kept
+    assert (lm.runner.store.encoded, lm.runner.store.reused) == (1, 2)  # six texts, four side by side
+    assert not lm.runner.store._kept
 
-    requests = [i for i, _ in lm.run._made.values() if i.request_type == "loglikelihood"]
+    requests = [i for i, _ in lm.run._prepared.values() if i.request_type == "loglikelihood"]
     lm.begin([])  # outside a run, call after call, nobody knows what comes
     for request in requests:
         lm.loglikelihood([request])
-    assert (lm.store.encoded, lm.store.reused) == (1, len(requests) - 1)
+    assert (lm.runner.store.encoded, lm.runner.store.reused) == (1, len(requests) - 1)

@@ -4,16 +4,19 @@ import lm_eval
 import pytest
 import torch
 from lm_eval.api.instance import Instance
+from lm_eval.api.model import CachingLM
 from lm_eval.models.api_models import JsonChatStr
 from lm_eval.tasks import TaskManager
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from lm_eval_icl import plugin
 from lm_eval_icl.errors import InputError
-from lm_eval_icl.models import ICL, DeepThink
-from lm_eval_icl.probe import probe
-from lm_eval_icl.prompts import FewShotPrompt
+from lm_eval_icl.harness import patches
+from lm_eval_icl.harness.prompts import recording
+from lm_eval_icl.harness.run import PreparedRun
+from lm_eval_icl.inference.capabilities import probe
+from lm_eval_icl.prompt import FewShotPrompt
 from tests import harness, tiny
+from tests.harness import ICL, DeepThink
 
 
 def evaluate(lm, names, shots=2, **kwargs):
@@ -54,7 +57,20 @@ def test_requests_made_by_hand(checkpoint):
     assert len(set(scores)) == 3
 
 
-def test_options_lose_the_same_demonstrations(tmp_path):
+def test_nothing_of_a_call_stays(checkpoint, tmp_path):
+    """A model that is asked without `evaluate`, as long as it lives."""
+    lm = ICL(str(checkpoint("gpt2")), device="cpu")
+    prompt = FewShotPrompt("", ["dull film\n"], "a")
+    scored = [Instance("loglikelihood", {}, (prompt, option), i) for i, option in enumerate([" x", " y"])]
+    texts = [Instance("generate_until", {}, (prompt, {"max_gen_toks": 2}), 0)]
+    for model in (lm, CachingLM(lm, str(tmp_path / "cache"))):
+        for _ in range(2):
+            model.loglikelihood(scored)
+            model.generate_until(texts)
+            assert not lm.run._prepared and not lm.run._uses
+
+
+def test_options_lose_the_same_demonstrations(tmp_path, monkeypatch):
     """In a multiple-input task every option has a prompt of its own; they stay comparable."""
     tiny.save("gpt2", tmp_path, n_positions=120)
     config = harness.task(
@@ -65,11 +81,12 @@ def test_options_lose_the_same_demonstrations(tmp_path):
         doc_to_target="then {{other}}",
         fewshot_config={"sampler": "first_n", "doc_to_choice": "{{[text, other]}}"},
     )
+    monkeypatch.setattr(PreparedRun, "release", lambda *_: None)  # else nothing would be left to look at
     lm = ICL(str(tmp_path), device="cpu", overflow="drop")
     harness.TASKS["uneven"] = config
     results = evaluate(lm, ["uneven"], 10)
     kept = {}
-    for instance, request in lm.run._made.values():
+    for instance, request in lm.run._prepared.values():
         kept.setdefault(instance.doc_id, set()).add(len(request.prompt.context.demonstrations))
     assert all(len(numbers) == 1 for numbers in kept.values())
     assert len({number for numbers in kept.values() for number in numbers}) > 1
@@ -98,7 +115,7 @@ def test_a_rolling_task_waits_for_the_check(tmp_path, monkeypatch):
 
 
 def test_max_length_is_refused(checkpoint):
-    with pytest.raises(InputError, match=r"task 'generate': generation argument max_length=300.*say max_gen_toks"):
+    with pytest.raises(InputError, match=r"task 'generate': generation argument max_length=300.*max_gen_toks"):
         harness.run("icl", checkpoint("gpt2"), ["generate"], 1, gen_kwargs={"max_length": 300})
 
 
@@ -134,13 +151,13 @@ def test_angles_that_change_with_length_are_not_mixed(tmp_path, rope):
 @pytest.mark.parametrize("name", ["gpt2", "llama", "opt", "gpt_neox", "bloom"])
 def test_half_precision_is_probed_as_float32_is(checkpoint, name, dtype):
     lm = ICL(str(checkpoint(name)), device="cpu", **dtype)
-    assert lm.abilities.packs == (name != "bloom")
+    assert lm.runner.capabilities.can_pack == (name != "bloom")
     harness.run("icl", checkpoint(name), ["one_token", "generate"], 2, args=dtype)
 
 
 def test_half_precision_on_a_real_checkpoint(shared):
     lm = ICL(str(shared / "models/babyllama-tok105"), device="cpu", dtype="bfloat16")
-    assert lm.abilities.packs
+    assert lm.runner.capabilities.can_pack
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -159,7 +176,7 @@ def test_probe_on_weights_of_usual_size(kind, packs, config, dtype):
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, vocab_size=500, **config)).to(dtype).eval()
     with torch.no_grad():
-        assert probe(model).packs is packs
+        assert probe(model).can_pack is packs
 
 
 @pytest.mark.parametrize("kind", ["mamba", "jamba", "qwen3_next", "falcon_h1"])
@@ -179,13 +196,14 @@ def test_other_models_chat_templates_are_left_alone():
     task = TaskManager(include_defaults=False).load([config])["tasks"].popitem()[1]
     task.set_config("num_fewshot", 1)
     task.set_fewshot_seed(1)
-    task.build_all_requests(apply_chat_template=True, chat_template=template, fewshot_as_multiturn=True)
+    with recording():
+        task.build_all_requests(apply_chat_template=True, chat_template=template, fewshot_as_multiturn=True)
     assert isinstance(task.instances[0].args[0], JsonChatStr)
 
 
 def test_the_task_manager_takes_what_it_took():
     """By position too."""
-    plugin.add_task_dir()
+    patches.find_tasks()
     assert TaskManager(None, None, False, {"a": 1}).metadata == {"a": 1}
 
 

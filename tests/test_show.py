@@ -10,22 +10,24 @@ from pathlib import Path
 
 import pytest
 import torch
+from lm_eval.utils import simple_parse_args_string
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
-from lm_eval_icl import cli, show, terminal
+from lm_eval_icl import cli, methods
 from lm_eval_icl.demo import model_path
 from lm_eval_icl.errors import InputError
+from lm_eval_icl.inference.scoring import score_alone
 from lm_eval_icl.layouts import Layout
-from lm_eval_icl.plugin import MODELS
-from lm_eval_icl.scoring import score_alone
+from lm_eval_icl.methods import NAMES
+from lm_eval_icl.methods.drawing import drawing, terminal
 from lm_eval_icl.tokens import Context
 
 VARIANTS = [
-    *((name, "") for name in MODELS),
+    *((name, "") for name in NAMES),
     ("icl", "positions=symmetric"),
     ("icl", "repeat=2"),
-    ("pcw", "windows=2"),
+    ("pcw", "window_size=2"),
     ("invicl", "positions=sequential"),
     ("prefixicl", "repeat=2"),
     ("batchicl", "positions=symmetric,layer=2"),
@@ -46,6 +48,10 @@ def refusal(*arguments: str) -> str:
     line = str(error.value)
     assert line.startswith("lm-eval-icl: show: ") and "\n" not in line
     return line
+
+
+def lengths(context: Context) -> tuple[int, tuple[int, ...]]:
+    return len(context.prefix), context.lengths
 
 
 # The text, read back.
@@ -84,22 +90,24 @@ def read_back(text: str) -> list[dict]:
 @pytest.mark.parametrize(("name", "arguments"), VARIANTS)
 @pytest.mark.parametrize("shots", [0, 1, 5])
 def test_text_is_the_layout(name, arguments, shots):
-    method = show.make_method(name, arguments)
-    if method.refuse(shots):
+    method = methods.make(name, simple_parse_args_string(arguments))
+    if method.why_not(shots):
         shots = 2
-    parts = show.example(shots)
-    passes = method.passes(parts.context, parts.query, parts.answer)
-    panels = read_back(terminal.as_text(show.draw(method, parts)).plain)
+    parts = drawing.example(shots)
+    passes = method.passes(*lengths(parts.context), len(parts.query), len(parts.answer))
+    panels = read_back(terminal.as_text(drawing.draw(method, parts)).plain)
     assert len(panels) == len(passes)
     for panel, (_, layout) in zip(panels, passes, strict=True):
-        looks = layout.sees.any(dim=1)
-        assert panel["blocks"] == layout.blocks
+        looks = layout.mask.any(dim=1)
+        assert panel["blocks"] == [(name, len(block)) for name, block in drawing.columns(layout)]
+        assert [name for name, _ in panel["blocks"]] == list(dict.fromkeys(block.name for block in layout.blocks))
         assert panel["columns"] == layout.positions.tolist()
         assert panel["rows"] == layout.positions[looks].tolist()
-        assert torch.equal(panel["sees"], layout.sees[looks])
-        assert panel["unread"] == set(range(len(layout.tokens))) - set(layout.kept)
+        assert torch.equal(panel["sees"], layout.mask[looks])
+        assert panel["unread"] == set(range(len(layout))) - set(layout.kept_tokens)
     if len(passes) == 1:
-        assert torch.equal(passes[0][1].sees, method.layout(parts.context, parts.query, parts.answer).sees)
+        layout = method.layout(*lengths(parts.context), len(parts.query), len(parts.answer))
+        assert torch.equal(passes[0][1].mask, layout.mask)
 
 
 # What the model does.
@@ -132,15 +140,15 @@ def watched(model, run) -> list[tuple[list[int], torch.Tensor]]:
 
 def part_of(layout: Layout, first: int, end: int) -> tuple[list[int], torch.Tensor]:
     """What a forward pass over these tokens should be, behind the entries that were kept of those before."""
-    columns = [i for i in layout.kept if i < first] + list(range(first, end))
-    return layout.positions[first:end].tolist(), layout.sees[first:end][:, columns]
+    columns = [i for i in layout.kept_tokens if i < first] + list(range(first, end))
+    return layout.positions[first:end].tolist(), layout.mask[first:end][:, columns]
 
 
 @pytest.mark.parametrize(("name", "arguments"), VARIANTS)
 def test_drawing_is_what_the_model_does(model, name, arguments):
     """Positions and attention weights of every forward pass, from the model itself."""
-    method = show.make_method(name, arguments)
-    parts = show.example(3)
+    method = methods.make(name, simple_parse_args_string(arguments))
+    parts = drawing.example(3)
     query, answer = (*parts.query, 90, 91), (*parts.answer, 92)
     bound = method.bind(model)
 
@@ -148,21 +156,21 @@ def test_drawing_is_what_the_model_does(model, name, arguments):
         memory, rest = bound.encode_query(model, parts.context, query, lambda context: bound.encode(model, context))
         score_alone(model, memory, rest, [answer])
 
-    passes = [layout for _, layout in method.passes(parts.context, query, answer)]
+    passes = [layout for _, layout in method.passes(*lengths(parts.context), len(query), len(answer))]
     last = passes[-1]
-    n, q = len(last.tokens), len(query)
+    n, q = len(last), len(query)
     behind = n - q - len(answer)
     tail = [(behind, behind + q), (behind + q, n - 1)]  # the query, and the answer but for what is never read
     if name == "saicl":
         expected = [part_of(last, a, b) for a, b in ((0, behind + q), (behind + q - 1, behind + q), tail[1])]
     elif name == "deepthink" and method.T > 1:
-        once = len(passes[0].tokens)
+        once = len(passes[0])
         again = [part_of(passes[1], once, 2 * once)] * (method.T - 1)
         expected = [part_of(passes[0], 0, once), *again, *(part_of(last, *ab) for ab in tail)]
     elif name == "batchicl":
         expected = [part_of(last, 0, behind)]
         for layout in passes[:-1]:
-            shot = len(layout.tokens) - q
+            shot = len(layout) - q
             expected += [part_of(layout, 0, shot), part_of(layout, shot, shot + q)]
         cuts = [behind, behind + q - 1, behind + q, n - 1]
         expected += [part_of(last, a, b) for a, b in itertools.pairwise(cuts)]
@@ -235,15 +243,15 @@ def words(tmp_path_factory) -> Path:
 @pytest.mark.parametrize("name", ["icl", "invicl"])
 def test_labels_are_the_tokens(odd, name):
     """Tokens and their parts are those that run; every label is one safe line."""
-    method = show.make_method(name)
-    parts = show.read_prompt(str(odd), str(model_path()), method)
+    method = methods.make(name)
+    parts = drawing.read_prompt(str(odd), AutoTokenizer.from_pretrained(model_path()), method)
     tokenizer = AutoTokenizer.from_pretrained(model_path())
     demonstrations = sorted(ODD["demonstrations"]) if method.invariant else ODD["demonstrations"]
     assert tokenizer.decode(parts.context.prefix) == ODD["prefix"]
     assert [tokenizer.decode(ids) for ids in parts.context.demonstrations] == demonstrations
     assert (tokenizer.decode(parts.query), tokenizer.decode(parts.answer)) == (ODD["query"], ODD["answer"])
 
-    text = terminal.as_text(show.draw(method, parts)).plain
+    text = terminal.as_text(drawing.draw(method, parts)).plain
     assert not any(ord(character) < 32 and character != "\n" for character in text)
     assert "\u202e" not in text and "\x1b" not in text
     lines = [line.rpartition("│ ")[2] for line in text.splitlines() if line.count("│ ")]
@@ -263,11 +271,11 @@ def test_labels_in_pictures(odd, words, tmp_path, kind, capsys, recwarn):
 
 
 def test_visible():
-    assert show.visible(" a\n\t") == "␣a⏎⇥"
-    assert show.visible("\x00\x7f\u200b\u2028\ue000\u00a0") == r"\u{0}\u{7f}\u{200b}…"
-    assert show.visible("\u0301a") == "◌\u0301a"
-    assert show.visible("$שלום😀") == "$שלום😀"
-    assert len(show.visible("x" * 1000)) == 24
+    assert drawing.visible(" a\n\t") == "␣a⏎⇥"
+    assert drawing.visible("\x00\x7f\u200b\u2028\ue000\u00a0") == r"\u{0}\u{7f}\u{200b}…"
+    assert drawing.visible("\u0301a") == "◌\u0301a"
+    assert drawing.visible("$שלום😀") == "$שלום😀"
+    assert len(drawing.visible("x" * 1000)) == 24
 
 
 def test_prompt_from_standard_input(odd, monkeypatch, capsys):
@@ -281,7 +289,7 @@ def test_prompt_from_standard_input(odd, monkeypatch, capsys):
 def test_no_answer_is_generation(tmp_path):
     file = tmp_path / "prompt.json"
     file.write_text(json.dumps({"demonstrations": [], "query": "Review: dull \n"}))
-    parts = show.read_prompt(str(file), str(model_path()), show.make_method("icl"))
+    parts = drawing.read_prompt(str(file), AutoTokenizer.from_pretrained(model_path()), methods.make("icl"))
     assert AutoTokenizer.from_pretrained(model_path()).decode(parts.query) == "Review: dull \n"
     assert parts.answer == ()
 
@@ -291,11 +299,11 @@ def test_no_answer_is_generation(tmp_path):
 
 def test_a_tokenizer_that_names_no_special_token(tmp_path):
     bare = Tokenizer(models.WordLevel({"a": 0}, unk_token="a"))
-    PreTrainedTokenizerFast(tokenizer_object=bare).save_pretrained(tmp_path)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=bare)
     file = tmp_path / "prompt.json"
     file.write_text(json.dumps({"demonstrations": [], "query": "a"}))
-    with pytest.raises(InputError, match="its tokenizer names no BOS and no EOS token"):
-        show.read_prompt(str(file), str(tmp_path), show.make_method("icl"))
+    with pytest.raises(InputError, match="the tokenizer names no BOS and no EOS token"):
+        drawing.read_prompt(str(file), tokenizer, methods.make("icl"))
 
 
 @pytest.mark.parametrize(
@@ -316,8 +324,8 @@ def test_a_tokenizer_that_names_no_special_token(tmp_path):
         (["icl", "--shots", "10000000000"], "--shots 10000000000"),
         (["icl", "--shots", "100"], "200 at most are drawn"),
         (["invicl", "--shots", "50"], "200 at most are drawn"),
-        (["pcw", "--args", "windows=4"], "pcw: windows=4: more than the 3 demonstrations"),
-        (["pcw", "--args", "windows=2", "--shots", "0"], "windows=2"),
+        (["pcw", "--args", "window_size=4"], "pcw: window_size=4: more than the 3 demonstrations"),
+        (["pcw", "--args", "window_size=2", "--shots", "0"], "window_size=2"),
         (["icl", "--output", "a.pdf"], "--output a.pdf: must end in .svg or .png"),
         (["icl", "--output", "a"], "must end in .svg or .png"),
         (["icl", "--output", "no/such/a.svg"], "there is no folder no/such"),
@@ -379,18 +387,18 @@ def test_a_method_of_your_own_file(tmp_path, monkeypatch, capsys):
 
 
 def test_narrow_terminal():
-    drawing = show.draw(show.make_method("invicl"), show.example(3))
-    full = terminal.as_text(drawing)
-    assert full.plain == terminal.as_text(drawing, room=200).plain
-    narrow = [line for line in terminal.as_text(drawing, room=60).plain.splitlines() if "│" in line]
+    drawn = drawing.draw(methods.make("invicl"), drawing.example(3))
+    full = terminal.as_text(drawn)
+    assert full.plain == terminal.as_text(drawn, width=200).plain
+    narrow = [line for line in terminal.as_text(drawn, width=60).plain.splitlines() if "│" in line]
     assert max(map(len, narrow)) <= 60
     with pytest.raises(InputError, match="columns are needed and the terminal has 20"):
-        terminal.as_text(drawing, room=20)
+        terminal.as_text(drawn, width=20)
 
 
 def test_terminals_without_unicode():
-    parts = dataclasses.replace(show.example(1), reads={0: "é"})
-    text = terminal.as_text(show.draw(show.make_method("invicl"), parts), glyphs=terminal.ASCII).plain
+    parts = dataclasses.replace(drawing.example(1), reads={0: "é"})
+    text = terminal.as_text(drawing.draw(methods.make("invicl"), parts), glyphs=terminal.ASCII).plain
     assert text.isascii() and "##" in text and "++" in text
 
 
@@ -405,6 +413,6 @@ def test_command_line(tmp_path):
 
 
 def test_context_is_the_one_of_the_example():
-    parts = show.example(4)
+    parts = drawing.example(4)
     assert [len(part) for part in parts.context.demonstrations] == [3, 2, 4, 3]
     assert isinstance(parts.context, Context) and (len(parts.query), len(parts.answer)) == (2, 2)

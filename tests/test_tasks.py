@@ -10,9 +10,10 @@ from datasets import Dataset
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lm_eval_icl.demonstrations.draw import stratified
 from lm_eval_icl.errors import InputError
-from lm_eval_icl.plugin import task_dir
-from lm_eval_icl.tasks import FixedSampler, bbh_cloze, bbh_docs, stratified
+from lm_eval_icl.harness.plugin import task_dir
+from lm_eval_icl.harness.tasks import FixedSampler, bbh_cloze, bbh_docs
 
 POOL = [{"text": f"t{i}", "label": i % 3} for i in range(30)]
 

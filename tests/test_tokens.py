@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from lm_eval.models.huggingface import HFLM
 
 from lm_eval_icl.errors import InputError
-from lm_eval_icl.prompts import FewShotPrompt
+from lm_eval_icl.prompt import FewShotPrompt
 from lm_eval_icl.tokens import PairEncoder, encoder, split
 from tests import tiny
 

@@ -1,13 +1,122 @@
-"""The methods: each turns a context into a memory, and owns the arguments that this takes."""
+"""The methods, by name. A class such as `lm_eval_icl.methods.InvICL` is imported when it is first used.
 
-from lm_eval_icl.methods.batchicl import BatchICL
-from lm_eval_icl.methods.deepthink import DeepThink
-from lm_eval_icl.methods.icl import ICL
-from lm_eval_icl.methods.invicl import InvICL
-from lm_eval_icl.methods.method import Method
-from lm_eval_icl.methods.nope import NoPE
-from lm_eval_icl.methods.pcw import PCW
-from lm_eval_icl.methods.prefixicl import PrefixICL
-from lm_eval_icl.methods.saicl import SAICL
+Another package adds a method with an entry point:
 
-__all__ = ["ICL", "PCW", "SAICL", "BatchICL", "DeepThink", "InvICL", "Method", "NoPE", "PrefixICL"]
+    [project.entry-points."lm_eval_icl.methods"]
+    neighbours = "neighbours:Neighbours"
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import functools
+import importlib
+import inspect
+import sys
+from collections.abc import Mapping
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING, Any
+
+from lm_eval_icl.errors import InputError, one_line
+
+if TYPE_CHECKING:
+    from lm_eval_icl.methods.base import Method
+
+# In the order of tables. A class's name in lower case is the name of its file, and the NAME of `--model NAME`.
+_CLASSES = ("ICL", "NoPE", "PrefixICL", "PCW", "SAICL", "BatchICL", "InvICL", "DeepThink")
+NAMES = tuple(name.lower() for name in _CLASSES)
+# The group of entry points in which other packages name their methods.
+ENTRY_POINTS = "lm_eval_icl.methods"
+
+
+def __getattr__(name: str) -> Any:
+    """A method's class, `Method` or `Predictor`. They are imported on first use, since they import transformers."""
+    modules = {"Method": "base", "Predictor": "predictor"} | {cls: cls.lower() for cls in _CLASSES}
+    if name not in modules:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{modules[name]}"), name)
+
+
+@functools.cache
+def installed() -> dict[str, str]:
+    """The methods that other installed packages add: name -> MODULE:CLASS. They cannot replace this package's own."""
+    return {entry.name: entry.value for entry in entry_points(group=ENTRY_POINTS) if entry.name not in NAMES}
+
+
+def find(name: str) -> type[Method]:
+    """The class of a method.
+
+    Args:
+        name: the NAME of `--model NAME`, of this or another installed package, or MODULE:CLASS.
+
+    Raises:
+        InputError: there is no such method, or the class is not a method.
+    """
+    if name in NAMES:
+        found: type[Method] = __getattr__(_CLASSES[NAMES.index(name)])
+        return found
+    if name in installed():
+        found = _checked(installed()[name])
+        if found.__name__.lower() != name:
+            raise InputError(
+                f"entry point {name!r} ({installed()[name]}): a method's name is that of its class in lower case: call "
+                f"the entry point {found.__name__.lower()!r}."
+            )
+        return found
+    if ":" in name:
+        return _imported(name)
+    names = [*NAMES, *installed()]
+    near = difflib.get_close_matches(name.lower(), names, n=1)
+    raise InputError(
+        f"unknown method {name!r}: " + (f"did you mean {near[0]!r}?" if near else f"there are {', '.join(names)}.")
+    )
+
+
+def make(name: str, arguments: Mapping[str, Any] | None = None) -> Method:
+    """The method of a name (see `find`), with these arguments.
+
+    Raises:
+        InputError: there is no such method, or it does not take an argument, or a value is outside its range.
+    """
+    method, arguments = find(name), arguments or {}
+    for argument, value in arguments.items():
+        if argument not in arguments_of(method):
+            owners = [other for other in NAMES if argument in arguments_of(find(other))]
+            whose = f"belongs to {owners[0]}, not to {name}" if owners else f"is no argument of {name}"
+            fields = ", ".join(field.name for field in dataclasses.fields(method))
+            raise InputError(f"{argument!r} {whose}, which takes {fields}.")
+        if value == "":
+            raise InputError(f"{argument!r} has no value: write {argument}=VALUE.")
+    return method.from_arguments(arguments)
+
+
+def arguments_of(method: type[Method]) -> set[str]:
+    """The names of a method's arguments, former names included."""
+    return {field.name for field in dataclasses.fields(method)} | method.renamed.keys()
+
+
+def _imported(path: str) -> type[Method]:
+    """The class MODULE:CLASS, in a module of the working directory or an installed one."""
+    sys.path.insert(0, "")  # in a console script, the first entry is the script's folder, not the working directory
+    try:
+        return _checked(path)
+    finally:
+        sys.path.remove("")
+
+
+def _checked(path: str) -> type[Method]:
+    from lm_eval_icl.methods.base import Method
+
+    module, _, name = path.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except Exception as error:
+        raise InputError(
+            f"{path!r} cannot be imported ({one_line(error)}): give MODULE:CLASS, a module seen from here."
+        ) from error
+    if not (isinstance(found, type) and issubclass(found, Method)):
+        raise InputError(f"{path!r} is not a class that derives from lm_eval_icl.methods.Method.")
+    if inspect.isabstract(found):
+        raise InputError(f"{path!r} has no {' and no '.join(sorted(found.__abstractmethods__))}: give it one.")
+    return found

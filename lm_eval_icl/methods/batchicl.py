@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from transformers import PreTrainedModel
 
-from lm_eval_icl.blocks import residual_stream
 from lm_eval_icl.errors import Unsupported
-from lm_eval_icl.layouts import Layout, Pattern, before
-from lm_eval_icl.memory import Memory, causal_pass
-from lm_eval_icl.methods.method import Extent, Method
+from lm_eval_icl.inference.blocks import residual_stream
+from lm_eval_icl.inference.memory import Memory, causal_pass
+from lm_eval_icl.layouts import Layout, Pattern, before, lay_out
+from lm_eval_icl.methods.base import Method
 from lm_eval_icl.tokens import Context
 
 DEFAULT_LAYER = 15
@@ -20,21 +20,21 @@ DEFAULT_LAYER = 15
 
 @dataclass(frozen=True)
 class BatchICL(Method):
-    """Batch-ICL: as many one-shot passes as demonstrations, averaged in the residual stream (InvICL, Appendix A.2).
+    """Batch-ICL: one one-shot pass for each demonstration, averaged in the residual stream (InvICL, Appendix A.2).
 
-    For every i an ordinary pass over P + D_i + Q; the residual streams of Q's last token after block k are
-    averaged over i, and stand in for that token's own in an ordinary pass over P + Q + A. Invariant. The
-    average depends on the query, so no two queries share a memory; they share the keys and values of P + D_i,
-    and a query's options its passes.
+    For every i, an ordinary pass runs over P + D_i + Q. The residual streams of Q's last token after block k are
+    averaged over i. In an ordinary pass over P + Q + A, this average replaces the residual stream of Q's last token
+    after block k. Invariant. The average depends on the query, so two queries never share a memory; but all queries
+    share the keys and values of P + D_i, and all options of a query share its passes.
 
     Args:
-        layer: k, from 1; at most the model's depth. By default the paper's 15, or the last block of a model
-            that is less deep.
+        layer: k, counted from 1, at most the number of the model's layers. By default 15 as in the paper, or the last
+            layer of a model that has fewer.
     """
 
-    symmetric_mask = True
-    masks = False
-    per_query = True
+    treats_demonstrations_alike = True
+    needs_mask = False
+    memory_depends_on_query = True
     layer: int | None = None
 
     def __post_init__(self) -> None:
@@ -44,15 +44,15 @@ class BatchICL(Method):
 
     @property
     def invariant(self) -> bool:
-        """In any positions: no two demonstrations are in one pass."""
+        """Always, whatever the positions: no pass contains two demonstrations."""
         return True
 
     def bind(self, model: PreTrainedModel) -> BatchICL:
-        """The default layer filled in, and the model's blocks tried.
+        """Fill in the default layer, and check that the model's blocks return one residual stream.
 
         Raises:
-            InputError: the layer is beyond the model's depth.
-            Unsupported: the blocks give something else than one residual stream, [1, tokens, width].
+            InputError: `layer` is more than the number of the model's layers.
+            Unsupported: the blocks do not return one residual stream, [1, tokens, width].
         """
         depth, name = model.config.get_text_config().num_hidden_layers, type(model).__name__
         layer = min(DEFAULT_LAYER, depth) if self.layer is None else self.layer
@@ -65,47 +65,49 @@ class BatchICL(Method):
             shapes = []
         if len(shapes) != 1 or len(shapes[0]) != 3 or shapes[0][:2] != (1, 2):
             raise Unsupported(
-                f"lm-eval-icl: batchicl needs a model whose blocks hand on one residual stream, and those of {name} do "
-                "not."
+                f"batchicl needs a model whose blocks hand on one residual stream, and those of {name} do not."
             )
         return replace(self, layer=layer)
 
     def pattern(self, n: int) -> Pattern:
-        """Of a single pass, which has one demonstration or none."""
+        """The pattern of a single pass, which has one demonstration or none."""
         return Pattern(before(n))
 
-    def repeated(self, context: Context) -> tuple[tuple[int, ...], ...]:
-        """Once: a pass that is averaged twice is averaged once."""
-        return context.demonstrations
+    def layout(self, prefix: int, demonstrations: Sequence[int], query: int = 0, answer: int = 0) -> Layout:
+        """The layout of one pass. `repeat` has no effect, since repeating all passes does not change their average."""
+        return lay_out(prefix, demonstrations, self.pattern(len(demonstrations)), self.positions, query, answer)
 
     def passes(
-        self, context: Context, query: tuple[int, ...] = (), answer: tuple[int, ...] = ()
+        self, prefix: int, demonstrations: Sequence[int], query: int = 0, answer: int = 0
     ) -> list[tuple[str, Layout]]:
-        """A pass a demonstration, and the last one, whose query goes on from their average."""
-        last = self.layout(Context(context.prefix, ()), query, answer)
-        if not context.demonstrations:
+        """One pass for each demonstration, and the last pass, in which the query continues from their average."""
+        last = self._pass(None, prefix, demonstrations, query, answer)
+        if not demonstrations:
             return [("", last)]
-        found = []
-        for i, demonstration in enumerate(context.demonstrations, 1):
-            layout = self.layout(Context(context.prefix, (demonstration,)), query)
-            blocks = [(f"D{i}" if name == "D1" else name, length) for name, length in layout.blocks]
-            found.append((f"one-shot pass {i}", replace(layout, blocks=blocks)))
+        found = [
+            (f"one-shot pass {i + 1}", self._pass(i, prefix, demonstrations, query)) for i in range(len(demonstrations))
+        ]
         layer = self.layer or f"{DEFAULT_LAYER} (or the last)"
-        found.append((f"last pass: after block {layer}, Q's last token is what the others have there, averaged", last))
-        if self.positions == "symmetric":
-            start = self.extent(context).query_start
-            for _, layout in found:
-                behind = sum(length for name, length in layout.blocks if name in "QA")
-                layout.positions[len(layout.tokens) - behind :] = start + torch.arange(behind)
-        return found
+        return [
+            *found,
+            (f"last pass: after block {layer}, Q's last token is what the others have there, averaged", last),
+        ]
 
-    def extent(self, context: Context) -> Extent:
-        """The longest of the one-shot passes, and where the query stands in the last pass."""
-        prefix, lengths = len(context.prefix), [len(part) for part in context.demonstrations] or [0]
-        longest = prefix + max(lengths)
-        # Symmetric positions put it behind the longest demonstration in all passes, the last one included.
-        query_start = longest if self.positions == "symmetric" else prefix
-        return Extent(longest, prefix, longest, prefix or min(lengths), query_start)
+    def _pass(self, i: int | None, prefix: int, demonstrations: Sequence[int], query: int, answer: int = 0) -> Layout:
+        """The layout of prefix, demonstration i (None: no demonstration), query and answer.
+
+        With symmetric positions, the query starts after the longest demonstration in all passes.
+        """
+        some = [] if i is None else [demonstrations[i]]
+        query_start = prefix + max(demonstrations, default=0) if self.positions == "symmetric" else None
+        layout = lay_out(prefix, some, self.pattern(len(some)), self.positions, query, answer, query_start=query_start)
+        # `source` must index the prompt, which has all demonstrations.
+        here, whole = prefix + sum(some), prefix + sum(demonstrations)
+        blocks = [replace(b, source=b.source - here + whole) if b.name in "QA" else b for b in layout.blocks]
+        if i is not None:
+            source = prefix + sum(demonstrations[:i])
+            blocks = [replace(b, name=f"D{i + 1}", source=source) if b.name == "D1" else b for b in blocks]
+        return replace(layout, blocks=tuple(blocks))
 
     def encode_query(
         self,
@@ -114,14 +116,15 @@ class BatchICL(Method):
         query: tuple[int, ...],
         memories: Callable[[Context], Memory],
     ) -> tuple[Memory, tuple[int, ...]]:
-        """A pass a demonstration, and the last pass up to the query's last token, which is still to run."""
+        """Run a pass for each demonstration, and the last pass without the query's last token, which is run later."""
         assert self.layer is not None  # `bind` has filled it in
         zero_shot = memories(Context(context.prefix, ()))
         if not context.demonstrations:
             return zero_shot, query
-        start = 0 if self.positions == "none" else self.extent(context).query_start
-        positions = start + torch.arange(len(query)) if self.positions == "symmetric" else None
-        last = []  # the residual stream of the query's last token, [width] a demonstration
+        # Unless positions are symmetric, the query's positions are those that the model computes by itself.
+        row = self._pass(None, len(context.prefix), context.lengths, len(query)).positions[-len(query) :]
+        positions = row if self.positions == "symmetric" else None
+        last = []  # for each demonstration, the residual stream of the query's last token, [width]
         for demonstration in context.demonstrations:
             one_shot = memories(Context(context.prefix, (demonstration,)))
             with residual_stream(model, self.layer) as stream:
@@ -134,5 +137,4 @@ class BatchICL(Method):
             memory = memory.followed_by(
                 query[:-1], causal_pass(model, query[:-1], zero_shot, None if positions is None else positions[:-1])
             )
-        query_start = start + (0 if self.positions == "none" else len(query) - 1)
-        return replace(memory, query_start=query_start, residual=(self.layer, mean)), query[-1:]
+        return replace(memory, query_start=int(row[-1]), residual=(self.layer, mean)), query[-1:]

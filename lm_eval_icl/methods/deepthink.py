@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -9,35 +10,33 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from lm_eval_icl.errors import is_number
+from lm_eval_icl.inference.memory import KeyValues, Memory, causal_pass
 from lm_eval_icl.layouts import Layout
-from lm_eval_icl.memory import KeyValues, Memory, causal_pass
 from lm_eval_icl.methods.icl import ICL
-from lm_eval_icl.methods.method import Extent
 from lm_eval_icl.tokens import Context
 
 
 @dataclass(frozen=True)
 class DeepThink(ICL):
-    """Deep-Thinking: the demonstrations run through the model T times, refining their keys and values.
+    """Deep-Thinking: the demonstrations are run through the model T times, which refines their keys and values.
 
-    Pass 1 is plain ICL. In pass t the context runs again behind the memory of pass t-1 (Eq. 3, positions
-    L..2L-1 for a context of L tokens), and the memory moves towards the present keys and values by the
-    gate eta (Eq. 4). Queries then attend the memory of pass T as if it were the context (Eq. 6).
+    Pass 1 is plain ICL. In pass t, the context is run again behind the memory of pass t-1 (Eq. 3; at positions
+    L..2L-1 for a context of L tokens), and the memory is moved towards the keys and values of pass t by the gate eta
+    (Eq. 4). Queries then attend to the memory of pass T as if it were the context (Eq. 6).
 
     Args:
-        T: iterations, at least 1; T=1 is `icl`. The paper's setting without a development set is 5.
+        T: the number of iterations, at least 1; T=1 is `icl`. The paper uses 5 if there is no development set.
         eta: the gate, in (0, 1].
-        momentum: beta of the authors' released code, in [0, 1): the step is a velocity that starts as the
-            first difference and decays by beta (0.9 there by default). 0 is the paper's Eq. 4.
-        restart_positions: run the passes 2..T at the positions 0..L-1, for models whose positions end
-            before 2L.
+        momentum: beta of the authors' released code (0.9 there by default), in [0, 1). A step is eta times a velocity:
+            keys and values of the pass minus the memory, plus beta times the last velocity. 0 is the paper's Eq. 4.
+        restart_positions: run the passes 2..T at the positions 0..L-1, for models that have fewer than 2L positions.
 
     Raises:
         InputError: an argument is outside its range.
     """
 
     without_demonstrations = "nothing to think about, evaluated as plain zero-shot"
-    reach_hint = "The passes 2..T of deepthink reach twice the demonstrations; restart_positions=True does not. "
+    overflow_hint = "The passes 2..T of deepthink reach twice the demonstrations; restart_positions=True does not. "
 
     T: int = 5
     eta: float = 0.01
@@ -52,67 +51,48 @@ class DeepThink(ICL):
         self._check("restart_positions", isinstance(self.restart_positions, bool), "True or False")
 
     @property
-    def places(self) -> bool:
-        """Also where later passes restart."""
-        return super().places or self.restart_positions
-
-    def extent(self, context: Context) -> Extent:
-        """Twice the positions where the passes 2..T run behind the memory."""
-        once = super().extent(context)
-        if self.T == 1 or self.restart_positions or not context.demonstrations:
-            return once
-        return replace(once, reach=once.query_start + once.reach)
-
-    def _again(self, context: Layout) -> Tensor:
-        """The positions of a context's tokens in the passes 2..T."""
-        return context.positions + (0 if self.restart_positions else context.end)
+    def needs_positions(self) -> bool:
+        """Also if the passes 2..T restart at position 0."""
+        return super().needs_positions or self.restart_positions
 
     def passes(
-        self, context: Context, query: tuple[int, ...] = (), answer: tuple[int, ...] = ()
+        self, prefix: int, demonstrations: Sequence[int], query: int = 0, answer: int = 0
     ) -> list[tuple[str, Layout]]:
-        """Pass 1, the passes behind the memory, which are all alike, and the query on the memory."""
-        row = self.layout(context, query, answer)
-        if self.T == 1 or not context.demonstrations:
+        """Pass 1, one layout for all passes behind the memory, and the query on the memory."""
+        row = self.layout(prefix, demonstrations, query, answer)
+        if self.T == 1 or not demonstrations:
             return [("", row)]
-        first = self.layout(context)
-        length = len(first.tokens)
-        behind = replace(
-            first,
-            tokens=first.tokens * 2,
-            positions=torch.cat([first.positions, self._again(first)]),
-            sees=torch.cat([torch.ones_like(first.sees), first.sees], dim=1).repeat(2, 1),
-            kept=list(range(2 * length)),
-            blocks=[("M", length), *first.blocks],
-        )
-        last = replace(row, blocks=[("M", length), *row.blocks[len(first.blocks) :]])
-        for layout in (behind, last):
-            layout.sees[:length] = False
-        again = "pass 2" if self.T == 2 else f"passes 2 to {self.T}, each"
+        first = self.layout(prefix, demonstrations)
+        again = first.shifted(0 if self.restart_positions else first.end).on_memory(first)
         velocity = "present - M" if not self.momentum else f"velocity, which decays by {self.momentum:g}"
+        title = "pass 2" if self.T == 2 else f"passes 2 to {self.T}, each"
         return [
             ("pass 1: its keys and values are the memory M", first),
-            (f"{again}: M += {self.eta:g} ({velocity})", behind),
-            ("query and answer on the last M", last),
+            (f"{title}: M += {self.eta:g} ({velocity})", again),
+            ("query and answer on the last M", row.take("QA").on_memory(first)),
         ]
 
     def encode(self, model: PreTrainedModel, context: Context) -> Memory:
-        """T passes over the context; one if there is no demonstration to think about."""
+        """Run T passes over the context, or one if there are no demonstrations."""
         memory = super().encode(model, context)
-        if not (context.demonstrations and memory.layers):  # the one token of a context may have gone to the query
+        # The memory is empty if the context's only token was moved to an empty query.
+        if self.T == 1 or not (context.demonstrations and memory.layers):
             return memory
-        # In sequence behind the memory, as the model counts by itself, or where the layout puts them.
+        # None is for consecutive positions after the memory, which the model computes by itself.
         positions = None
         if self.restart_positions or self.positions != "sequential":
-            positions = self._again(self.layout(context))
-        # The steps are small: kept in a model's half precision they would be rounded away.
+            _, (_, again), _ = self.passes(len(context.prefix), context.lengths)
+            positions = again.positions[len(memory) :]
+        # The steps are small: in half precision they would be rounded away.
         dtype = memory.layers[0][0].dtype
         history = [entry.to(torch.promote_types(dtype, torch.float32)) for entry in _flat(memory.layers)]
         velocity: list[Tensor | float] = [0.0] * len(history)
         for _ in range(2, self.T + 1):
-            # In place, and nothing kept of a pass: the entries of a long context take much room.
-            for i, new in enumerate(_flat(causal_pass(model, memory.tokens, memory, positions))):
-                step = new - history[i] + self.momentum * velocity[i]
-                history[i] += self.eta * step
+            present = _flat(causal_pass(model, memory.tokens, memory, positions))
+            for i, entry in enumerate(history):
+                # `pop` frees the pass's tensors one by one: the keys and values of a long context are large.
+                step = present.pop(0) - entry + self.momentum * velocity[i]
+                history[i] = entry + self.eta * step
                 if self.momentum:
                     velocity[i] = step
             refined = [entry.to(dtype) for entry in history]
@@ -121,5 +101,5 @@ class DeepThink(ICL):
 
 
 def _flat(layers: KeyValues) -> list[Tensor]:
-    """keys, values, keys, values, ... of all layers: the update treats them alike."""
+    """The list keys, values, keys, values, ... of all layers, since the update is the same for both."""
     return [entry for layer in layers for entry in layer]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lm_eval_icl.layouts import Pattern, before
-from lm_eval_icl.methods.method import Method
+from lm_eval_icl.methods.base import Method
 
 
 @dataclass(frozen=True)
@@ -13,11 +13,11 @@ class ICL(Method):
     """Plain in-context learning: D_i sees D_1..D_{i-1}, the model's own causal attention.
 
     The memory is the keys and values of one ordinary pass over prefix and demonstrations, so every
-    log-likelihood is the one that lm-eval's `hf` computes from the joined prompt (the baseline, "ICL", of
-    Deep-Thinking, section 2; "AR ICL" of InvICL, Eq. 4).
+    log-likelihood is the one that lm-eval's `hf` computes from the joined prompt (the baseline "ICL" in
+    Deep-Thinking, section 2; "AR ICL" in InvICL, Eq. 4).
     """
 
-    masks = False
+    needs_mask = False
     without_demonstrations = ""
 
     def pattern(self, n: int) -> Pattern:

@@ -7,20 +7,20 @@ from dataclasses import dataclass
 import torch
 
 from lm_eval_icl.layouts import Pattern, nothing, others
-from lm_eval_icl.methods.method import Method
+from lm_eval_icl.methods.base import Method
 
 
 @dataclass(frozen=True)
 class InvICL(Method):
-    """Invariant ICL: every demonstration is encoded with all others but itself as its context.
+    """Invariant ICL: every demonstration is encoded with all other demonstrations as its context.
 
-    Algorithm 1, unrolled into one pass (section 3.3, Figure 2d): the first copy of D_i sees nothing else; the
-    second copy sees the first copies of all D_j, j != i; queries see the second copies. Both copies stand at
-    the same symmetric positions (Appendix A.1). Invariant, without leakage, interdependent (Table 1). (With
-    `repeat`, a demonstration's repetition is another demonstration, which its second copy sees, label and all.)
+    Algorithm 1, unrolled into one pass (section 3.3, Figure 2d): the first copy of D_i sees no other demonstration;
+    the second copy sees the first copies of all D_j, j != i; queries see the second copies. Both copies have the same
+    symmetric positions (Appendix A.1). Invariant, without leakage, interdependent (Table 1). (With `repeat`, a
+    repetition counts as another demonstration, so the second copy of a demonstration sees its own label there.)
     """
 
-    symmetric_mask = True
+    treats_demonstrations_alike = True
     positions: str = "symmetric"
 
     def pattern(self, n: int) -> Pattern:

@@ -11,8 +11,9 @@ from lm_eval_icl.methods.icl import ICL
 class NoPE(ICL):
     """Plain in-context learning without positional information: `icl` with `positions=none`.
 
-    Learned positions add nothing, rotary angles rotate nothing, for demonstrations, query and continuation
-    alike. The causal mask still tells the order, so it is not invariant (InvICL, section 5.2, footnote 2).
+    Learned position embeddings are replaced by zeros, and rotary embeddings are evaluated at position 0, for
+    demonstrations, query and continuation alike. The causal mask still depends on the order of the demonstrations,
+    so the method is not invariant (InvICL, section 5.2, footnote 2).
     """
 
     positions: str = "none"

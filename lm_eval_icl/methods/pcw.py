@@ -2,44 +2,49 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
 from lm_eval_icl.layouts import Pattern, before, same
-from lm_eval_icl.methods.method import Method
+from lm_eval_icl.methods.base import Method
 
 
 @dataclass(frozen=True)
 class PCW(Method):
-    """Parallel context windows: demonstrations see those before them in their own window, and no other.
+    """Parallel context windows: a demonstration sees those before it in its own window, and no others.
 
-    With one demonstration a window it is bag-of-examples ICL (InvICL, Eq. 6, Figure 2c and Appendix A.2):
-    invariant and without leakage, but not interdependent. Symmetric positions start every window at the end
+    With one demonstration in each window it is bag-of-examples ICL (InvICL, Eq. 6, Figure 2c and Appendix A.2):
+    invariant and without leakage, but not interdependent. With symmetric positions every window starts at the end
     of the prefix.
 
     Args:
-        windows: how many demonstrations share a window. Inside a window of several, order counts.
+        window_size: how many demonstrations share a window. If it is more than 1, their order in a window matters.
     """
 
-    symmetric_mask = True
+    treats_demonstrations_alike = True
+    renamed: ClassVar[Mapping[str, str]] = {"windows": "window_size"}
     positions: str = "symmetric"
-    windows: int = 1
+    window_size: int = 1
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check_whole("windows")
+        self._check_whole("window_size")
 
     @property
     def invariant(self) -> bool:
-        """As long as no two demonstrations share a window."""
-        return self.windows == 1 and super().invariant
+        """Only if no two demonstrations share a window."""
+        return self.window_size == 1 and super().invariant
 
-    def refuse(self, n: int) -> str:
-        """A window has at most all demonstrations."""
+    def why_not(self, n: int) -> str:
+        """A window must not be larger than the number of demonstrations."""
         n *= self.repeat
-        return f"windows={self.windows}: more than the {n} demonstrations; lower it" if self.windows > max(n, 1) else ""
+        if self.window_size <= max(n, 1):
+            return ""
+        return f"window_size={self.window_size}: more than the {n} demonstrations; lower it"
 
     def pattern(self, n: int) -> Pattern:
-        window = torch.arange(n) // self.windows
+        window = torch.arange(n) // self.window_size
         return Pattern(before(n) & same(window), windows=window)

@@ -5,17 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lm_eval_icl.layouts import Pattern, everything
-from lm_eval_icl.methods.method import Method
+from lm_eval_icl.methods.base import Method
 
 
 @dataclass(frozen=True)
 class PrefixICL(Method):
-    """Prefix ICL: every token of the demonstrations sees every other, both ways (InvICL, Eq. 5, Figure 2b).
+    """Prefix ICL: every token of the demonstrations sees every other one (InvICL, Eq. 5, Figure 2b).
 
     Invariant and interdependent, but a demonstration's input sees its own label (InvICL, Table 1).
     """
 
-    symmetric_mask = True
+    treats_demonstrations_alike = True
     positions: str = "symmetric"
 
     def pattern(self, n: int) -> Pattern:

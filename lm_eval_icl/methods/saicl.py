@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from transformers import PreTrainedModel
 
+from lm_eval_icl.inference.memory import Memory, encode
 from lm_eval_icl.layouts import Pattern, nothing
-from lm_eval_icl.memory import Memory, encode
-from lm_eval_icl.methods.method import Method
+from lm_eval_icl.methods.base import Method
 from lm_eval_icl.tokens import Context
 
 
 @dataclass(frozen=True)
 class SAICL(Method):
-    """Structured attention: demonstrations see no other demonstration, but all of the query (InvICL, Appendix A.2).
+    """Structured attention: a demonstration sees no other demonstration, but all of the query (InvICL, Appendix A.2).
 
-    The continuation stays hidden from them. Within a layer no demonstration sees another (Table 1), but through the
-    query they reach each other from the second layer on. Invariant; since the demonstrations look at the query, no two
-    queries share their memory, and every query costs a pass over all demonstrations. Its options share it.
+    The continuation is hidden from the demonstrations. Within a layer no demonstration sees another (Table 1), but from
+    the second layer on they influence each other through the query. Invariant. Since the demonstrations see the query,
+    every query needs a pass over all demonstrations; only the options of one query share a memory.
     """
 
-    symmetric_mask = True
-    per_query = True
+    treats_demonstrations_alike = True
+    memory_depends_on_query = True
     positions: str = "symmetric"
 
     def pattern(self, n: int) -> Pattern:
@@ -36,7 +36,7 @@ class SAICL(Method):
         query: tuple[int, ...],
         memories: Callable[[Context], Memory],
     ) -> tuple[Memory, tuple[int, ...]]:
-        """Demonstrations and query in one pass; the query's last token runs again, to predict the answer."""
-        layout = self.layout(context, query)
-        memory = encode(model, replace(layout, kept=layout.kept[:-1], end=int(layout.positions[-1])))
-        return memory, query[-1:]
+        """Run demonstrations and query in one pass. The query's last token runs again later, to predict the answer."""
+        layout = self.layout(len(context.prefix), context.lengths, len(query))
+        memory = encode(model, layout, [*context.tokens, *query])
+        return memory.without_last(query_start=int(layout.positions[-1])), query[-1:]

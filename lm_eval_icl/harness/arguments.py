@@ -1,0 +1,120 @@
+"""The arguments that all models have in common, and a check for unknown arguments."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import inspect
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+import transformers
+from lm_eval.models.huggingface import HFLM
+
+from lm_eval_icl import methods
+from lm_eval_icl.errors import InputError, is_whole
+from lm_eval_icl.methods.base import Method
+
+
+@dataclass(frozen=True)
+class CommonArguments:
+    """The arguments that every model takes besides those of its method and of `hf`.
+
+    Args:
+        pack_tokens: how many tokens of queries and options share one forward pass that scores log-likelihoods.
+        store_bytes: how many bytes of keys and values are stored for contexts that occur again.
+        overflow: what is done if a prompt does not fit the model's positions: "error" refuses the run, "drop" leaves
+            out whole demonstrations from the first on (in canonical order, if that is used), and records how many.
+        canonical_order: encode a set of demonstrations in one order, whatever order they are given in, so that their
+            order changes no bit of a result. None to do so if the method does not depend on the order.
+
+    Raises:
+        InputError: an argument is outside its range.
+    """
+
+    pack_tokens: int = 1024
+    store_bytes: int = 2**31
+    overflow: str = "error"
+    canonical_order: bool | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("pack_tokens", "store_bytes"):
+            value = getattr(self, name)
+            if not is_whole(value) or value < 1:
+                raise InputError(f"{name}={value!r}: must be a whole number, 1 or more.")
+            object.__setattr__(self, name, int(value))
+        if self.overflow not in ("error", "drop"):
+            raise InputError(f"overflow={self.overflow!r}: must be error or drop.")
+        if self.canonical_order is not None and not isinstance(self.canonical_order, bool):
+            raise InputError(f"canonical_order={self.canonical_order!r}: must be True or False.")
+
+    def is_canonical(self, method: Method) -> bool:
+        """Whether demonstrations are encoded in canonical order.
+
+        Raises:
+            InputError: `canonical_order` is True, but the method depends on the order.
+        """
+        if self.canonical_order and not method.invariant:
+            raise InputError(
+                f"canonical_order=True: {method.name} depends on the order of its demonstrations with these arguments, "
+                "and one order for all would hide it."
+            )
+        return method.invariant if self.canonical_order is None else self.canonical_order
+
+
+def split_arguments(
+    method: type[Method], given: dict[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """Divide model arguments into the method's, the common ones, and those that are passed to `hf`."""
+    own, common = methods.arguments_of(method), {field.name for field in dataclasses.fields(CommonArguments)}
+    return (
+        {name: value for name, value in given.items() if name in own},
+        {name: value for name, value in given.items() if name in common - own},
+        {name: value for name, value in given.items() if name not in own | common},
+    )
+
+
+# Arguments that transformers' `from_pretrained` takes, but that are not in its signature.
+_FROM_PRETRAINED = set(
+    "adapter_kwargs adapter_name attn_implementation commit_hash device_map device_mesh disable_mmap "
+    "distributed_config dtype experts_implementation generation_config gguf_file key_mapping kernel_config "
+    "load_in_4bit load_in_8bit low_cpu_mem_usage max_memory offload_buffers offload_folder offload_state_dict "
+    "output_loading_info proxies quantization_config state_dict torch_dtype tp_size use_kernels variant".split()
+)
+
+
+def check_names(
+    given: Collection[str], method: type[Method], config: transformers.PreTrainedConfig, any_name: bool
+) -> None:
+    """Refuse an argument that neither this package, nor `hf`, nor `from_pretrained` knows.
+
+    Args:
+        given: the names of the arguments that would be passed to `hf`.
+        method: the method, whose arguments are known.
+        config: the checkpoint's configuration, whose attributes `from_pretrained` takes as arguments.
+        any_name: the checkpoint comes with code that may take any argument, so an unknown one is refused only if it is
+            similar to an argument of this package.
+
+    Raises:
+        InputError: an argument is unknown; the message names it and the most similar known one.
+    """
+    ours = {field.name for field in dataclasses.fields(CommonArguments)} | methods.arguments_of(method) | {"pretrained"}
+    owner = {argument: name for name in methods.NAMES for argument in methods.arguments_of(methods.find(name)) - ours}
+    known = {*ours, *_FROM_PRETRAINED, *config.to_dict(), *config.attribute_map}
+    for function in (
+        HFLM.__init__,
+        transformers.PreTrainedModel.from_pretrained,
+        transformers.BitsAndBytesConfig.__init__,
+    ):
+        known |= set(inspect.signature(function).parameters) - {"self", "cls", "kwargs", "model_args"}
+    for name in sorted(set(given) - known):
+        if name in owner:
+            raise InputError(f"model argument {name!r} belongs to {owner[name]}, not to this method.")
+        near = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.5)
+        if any_name and not difflib.get_close_matches(name, ours, cutoff=0.8):
+            continue
+        raise InputError(
+            f"unknown model argument {name!r}"
+            + (f": did you mean {near[0]!r}?" if near else ": docs/arguments.md lists the arguments.")
+        )

@@ -1,0 +1,60 @@
+"""Wrappers of `lm_eval.evaluate` and of its response cache, which `lm_eval_icl.harness.patches` installs."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from lm_eval.api.model import LM, CacheHook, CachingLM
+from lm_eval.api.task import Task
+
+from lm_eval_icl.errors import InputError
+from lm_eval_icl.harness.distributed import check_shares
+from lm_eval_icl.harness.models import ICLModel
+from lm_eval_icl.harness.prompts import recording
+from lm_eval_icl.harness.response_cache import ResumableLM
+
+
+def announced(original: Callable[..., Any], lm: LM, task_dict: Any, *args: Any, **kwargs: Any) -> Any:
+    """Wrapper of `lm_eval.evaluate`: tell a model of this package that a run over some tasks begins, and that it ends.
+
+    Raises:
+        InputError: a run with these numbers of documents, demonstrations or processes is not possible.
+    """
+    model = lm.lm if isinstance(lm, CachingLM) else lm
+    if not isinstance(model, ICLModel):
+        return original(lm, task_dict, *args, **kwargs)
+    given = inspect.signature(original).bind(lm, task_dict, *args, **kwargs).arguments
+    if given.get("cache_requests") and not given.get("rewrite_requests_cache"):
+        raise InputError(
+            "--cache_requests: lm-eval finds stored prompts by task and number of demonstrations, not by seed or "
+            "choice of demonstrations, so that a run would be given the demonstrations of another: leave it out."
+        )
+    tasks, limit = task_dict.get("tasks", {}), given.get("limit")
+    _check_numbers(tasks, limit)
+    check_shares(tasks, limit, given.get("samples"), model.world_size)
+    if lm is model:
+        model.set_cache_hook(CacheHook(None))  # removes that of an earlier run, which may have had other weights
+    model.begin(list(tasks.values()))
+    with recording():
+        results = original(lm, task_dict, *args, **kwargs)
+    model.finish()
+    return results
+
+
+def _check_numbers(tasks: dict[str, Task], limit: float | None) -> None:
+    """Refuse numbers of documents and demonstrations with which lm-eval fails or silently uses other numbers."""
+    for name, task in tasks.items():
+        shots = task.config.num_fewshot
+        if limit is not None and limit <= 0:
+            raise InputError(f"task {name!r}: --limit leaves no documents: it must be above 0.")
+        if shots is not None and shots < 0:
+            raise InputError(f"task {name!r}: num_fewshot={shots}: must be 0 or more.")
+
+
+def resumable(
+    original: Callable[..., CachingLM], cls: type[CachingLM], lm: Any = None, *_: Any, **__: Any
+) -> CachingLM:
+    """Wrapper of `CachingLM.__new__`: for a model of this package, make a `ResumableLM`."""
+    return object.__new__(ResumableLM if isinstance(lm, ICLModel) else cls)

@@ -1,0 +1,95 @@
+"""`generate_until` of this package's models: texts are generated behind shared memories."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from lm_eval.api.instance import Instance
+from lm_eval.models.huggingface import HFLM
+from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs, postprocess_generated_text
+from tqdm import tqdm
+
+from lm_eval_icl.errors import refusing
+from lm_eval_icl.harness.response_cache import finished
+from lm_eval_icl.harness.run import PreparedRun
+from lm_eval_icl.methods.runner import MethodRunner
+from lm_eval_icl.tokens import Context
+
+
+def generate_until(
+    lm: HFLM, run: PreparedRun, runner: MethodRunner, instances: list[Instance], quiet: bool
+) -> list[str]:
+    """The text that follows each prompt, up to a stop sequence or `max_gen_toks`, in the order of `instances`."""
+    requests = run.requests(instances)
+    keys = run.cache_keys("generate_until", instances)
+    # context -> generation arguments -> requests.
+    work: dict[Context, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
+    for i, request in enumerate(requests):
+        work[request.prompt.context][json.dumps(instances[i].args[1], sort_keys=True, default=str)].append(i)
+
+    texts: dict[int, str] = {}
+    with tqdm(total=len(instances), desc="Running generate_until requests", disable=quiet) as bar:
+        for context, of_kind in sorted(work.items(), key=lambda item: -len(item[0].tokens)):
+            for indices in of_kind.values():
+                waiting = sorted(indices, key=lambda i: -len(requests[i].prompt.query))
+                while waiting:
+                    queries = [requests[i].prompt.query for i in waiting]
+                    found = generate_first(lm, runner, context, queries, [instances[i] for i in waiting])
+                    for i, text in zip(waiting, found, strict=False):
+                        texts[i] = text
+                        lm.cache_hook.add_partial("generate_until", keys[i], text)
+                        bar.update(1)
+                    waiting = waiting[len(found) :]
+                    finished(lm.cache_hook)
+            run.release_context(context, runner.store)
+    run.release(instances)
+    return [texts[i] for i in range(len(instances))]
+
+
+def generate_first(
+    lm: HFLM,
+    runner: MethodRunner,
+    context: Context,
+    queries: Sequence[tuple[int, ...]],
+    instances: Sequence[Instance],
+) -> list[str]:
+    """The texts for the first of these requests, as many as fit into one batch.
+
+    Args:
+        queries: the ids of each request's query, the longest query first.
+        instances: the requests, all with the same generation arguments.
+
+    Raises:
+        InputError: transformers refuses the arguments.
+    """
+    given = instances[0].args[1]
+    kwargs: dict[str, Any] = dict(normalize_gen_kwargs(given, lm.max_gen_toks))
+    eos = None if lm.eot_token_id is None else lm.tok_decode(lm.eot_token_id, skip_special_tokens=False)
+    until = handle_stop_sequences(kwargs.pop("until", None), eos=eos)
+    max_gen_toks = kwargs.pop("max_gen_toks")
+    kwargs.pop("cache_implementation", None)
+
+    def generate(context: torch.Tensor, **cache: Any) -> torch.Tensor:
+        what = f"task {instances[0].task_name!r}: generation arguments {given}: refused by transformers"
+        with refusing(what, kinds=(TypeError, ValueError)):
+            return lm._model_generate(context, context.shape[1] + max_gen_toks, until, **cache, **kwargs)
+
+    names = [f"task {instance.task_name!r}, document {instance.doc_id}" for instance in instances]
+    pad = lm.tokenizer.pad_token_id
+    rows = runner.generate(context, queries, names, max_gen_toks, pad, generate)
+    return [_text(lm, row, until) for row in rows]
+
+
+def _text(lm: HFLM, tokens: list[int], until: list[str]) -> str:
+    """Decode generated ids as `HFLM` does, without the stop sequence and the text after it."""
+    end = lm.think_end_token
+    if isinstance(end, int) and end in tokens:
+        tokens = tokens[len(tokens) - tokens[::-1].index(end) :]
+    text = lm.tok_decode(tokens)
+    if isinstance(end, int):
+        text = text.lstrip()
+    return postprocess_generated_text(text, until, end if isinstance(end, str) else None)

@@ -1,0 +1,118 @@
+"""lm-eval's `HFLM`, with one-line errors for what cannot be loaded or would fail in the middle of a run."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+import transformers
+from lm_eval.models.huggingface import HFLM
+
+from lm_eval_icl.errors import InputError, is_whole, refusing
+from lm_eval_icl.inference.memory import vocabulary_of
+
+
+class CheckedHFLM(HFLM):
+    """A causal language model with its tokenizer, both checked when they are loaded.
+
+    Args:
+        pretrained: the name or folder of a checkpoint, or a model.
+        **kwargs: as for `HFLM`.
+
+    Raises:
+        InputError: the checkpoint, the tokenizer or an argument cannot be used.
+    """
+
+    def __init__(self, pretrained: str | transformers.PreTrainedModel | None, **kwargs: Any) -> None:
+        if pretrained is None or not (isinstance(pretrained, str) or hasattr(pretrained, "config")):
+            raise InputError(
+                f"pretrained={pretrained!r}: must be the name or folder of a checkpoint: --model_args pretrained=..."
+            )
+        self._forwarded = kwargs
+        if not isinstance(pretrained, str):
+            self._check_config(pretrained.config)
+        with refusing("the model cannot be made of these arguments"):
+            super().__init__(pretrained, **kwargs)
+        if self.batch_size != "auto" and self.batch_size < 1:
+            raise InputError(f"batch_size={self.batch_size}: must be a whole number, 1 or more, or auto.")
+        if not is_whole(self.max_batch_size) or self.max_batch_size < 1:
+            raise InputError(f"max_batch_size={self.max_batch_size}: must be a whole number, 1 or more.")
+        self._check_tokenizer()
+
+    def _check_config(self, config: transformers.PreTrainedConfig) -> None:
+        """For subclasses: refuse a model by its configuration, before its weights are loaded."""
+
+    def _get_config(self, pretrained: str, **kwargs: Any) -> None:
+        path = Path(pretrained)
+        if path.is_absolute() and not path.is_dir() and not kwargs.get("gguf_file"):
+            raise InputError(f"pretrained={pretrained!r}: no checkpoint there (no such folder).")
+        with refusing(f"pretrained={pretrained!r}: no checkpoint there that transformers can read"):
+            super()._get_config(pretrained, **kwargs)
+        self._check_config(self._config)
+
+    def _create_tokenizer(self, pretrained: Any, tokenizer: Any, *args: Any, **kwargs: Any) -> None:
+        where = f"tokenizer={tokenizer!r}" if isinstance(tokenizer, str) else f"pretrained={pretrained!r}"
+        advice = "Give the folder or name of one that fits: --model_args tokenizer=..."
+        with refusing(f"{where}: its tokenizer cannot be loaded", advice):
+            super()._create_tokenizer(pretrained, tokenizer, *args, **kwargs)
+        # Some tokenizers load even if their files are missing, and then have only special tokens.
+        if set(self.tokenizer.get_vocab()) <= set(self.tokenizer.all_special_tokens):
+            raise InputError(f"{where}: its tokenizer has no vocabulary: are its files there? {advice}")
+
+    def _create_model(self, *args: Any, pretrained: str, **kwargs: Any) -> None:
+        # lm-eval still passes `load_in_4bit` and the like to transformers as arguments, which takes a configuration.
+        known = inspect.signature(transformers.BitsAndBytesConfig.__init__).parameters
+        bits = {name: kwargs.pop(name) for name in kwargs.keys() & known.keys()}
+        if bits.get("load_in_4bit") or bits.get("load_in_8bit"):
+            kwargs["quantization_config"] = transformers.BitsAndBytesConfig(**bits)
+        elif asked := [name for name, value in bits.items() if value]:
+            raise InputError(
+                f"{asked[0]}={bits[asked[0]]!r}: says how to quantize, and nothing is to be: give "
+                "load_in_4bit=True or load_in_8bit=True too."
+            )
+        # The error also names the arguments about loading, since they are as likely wrong as the files.
+        given = [k for k in ("attn_implementation", "dtype", "peft", "delta", "device_map") if k in self._forwarded]
+        what = ", ".join([f"pretrained={pretrained!r}", *(f"{name}={self._forwarded[name]!r}" for name in given)])
+        advice = "" if given else "Check the files: is one cut short, or missing?"
+        with refusing(f"{what}: the model cannot be loaded", advice):
+            super()._create_model(*args, pretrained=pretrained, **kwargs)
+
+    def _check_tokenizer(self) -> None:
+        prefix, pad, rows = self.prefix_token_id, self.tokenizer.pad_token_id, vocabulary_of(self.model)
+        if prefix is None:
+            raise InputError(
+                "the tokenizer names no BOS and no EOS token, one of which stands for an empty context: "
+                "say which token to take, --model_args prefix_token_id=N."
+            )
+        if not is_whole(prefix) or not 0 <= prefix < rows:
+            raise InputError(f"prefix_token_id={prefix!r}: must be one of the model's tokens, 0 to {rows - 1}.")
+        if pad is None or pad >= rows:
+            # lm-eval adds a padding token if the tokenizer has none. Padding is masked, so any known token will do.
+            self.tokenizer.pad_token_id = prefix
+
+    def _get_backend(self, *args: Any, **kwargs: Any) -> None:
+        super()._get_backend(*args, **kwargs)
+        self.AUTO_MODEL_CLASS = _WholeCheckpoints
+        if self.backend != "causal":
+            raise InputError(
+                f"{self.config.model_type!r} loads as an encoder-decoder model; these methods are defined "
+                "for decoders (causal language models) only."
+            )
+
+
+class _WholeCheckpoints:
+    """`AutoModelForCausalLM` that refuses checkpoints with missing weights, which it would initialize at random."""
+
+    @staticmethod
+    def from_pretrained(pretrained: str, **kwargs: Any) -> transformers.PreTrainedModel:
+        kwargs["output_loading_info"] = True
+        loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(pretrained, **kwargs)
+        model, report = loaded
+        if missing := sorted(report["missing_keys"]):
+            raise InputError(
+                f"pretrained={pretrained!r}: {len(missing)} of the weights of {type(model).__name__} are "
+                f"not in the checkpoint ({', '.join(missing[:3])}{', ...' if len(missing) > 3 else ''}), and random "
+                "ones would stand in for them: is it the checkpoint of another kind of model, or not whole?"
+            )
+        return model

@@ -1,0 +1,57 @@
+"""`loglikelihood` of this package's models: answers are scored behind shared memories."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from lm_eval.api.instance import Instance
+from lm_eval.api.model import CacheHook
+from tqdm import tqdm
+
+from lm_eval_icl.errors import InputError
+from lm_eval_icl.harness.response_cache import finished
+from lm_eval_icl.harness.run import PreparedRun
+from lm_eval_icl.inference.scoring import Score
+from lm_eval_icl.methods.runner import MethodRunner, grouped
+
+
+def loglikelihood(
+    run: PreparedRun, runner: MethodRunner, hook: CacheHook, instances: list[Instance], quiet: bool
+) -> list[Score]:
+    """The summed log-probability of every continuation, and whether greedy decoding would produce it."""
+    requests = run.requests(instances)
+    keys = run.cache_keys("loglikelihood", instances)
+    run.tokens_alone += sum({id(request): request.length for request in requests}.values())
+    scores: dict[int, Score] = {}
+    with (
+        tqdm(total=len(instances), desc="Running loglikelihood requests", disable=quiet) as bar,
+        runner.mixed_precision(),
+    ):
+        for context, queries in grouped((request.prompt, request.answer) for request in requests).items():
+            work = {query: list(answers) for query, answers in queries.items()}
+            for pairs, found in runner.score(context, work):
+                for (query, answer), score in zip(pairs, found, strict=True):
+                    for i in queries[query][answer]:
+                        check_finite(instances[i], score[0], runner.model.dtype)
+                        scores[i] = score
+                        hook.add_partial("loglikelihood", keys[i], score)
+                        bar.update(1)
+                finished(hook)
+            run.release_context(context, runner.store)
+    run.release(instances)
+    return [scores[i] for i in range(len(instances))]
+
+
+def check_finite(instance: Instance, logprob: float, dtype: torch.dtype) -> None:
+    """Stop at a log-probability that is NaN or infinite, which metrics would count as an ordinary wrong answer.
+
+    Raises:
+        InputError: the log-probability is NaN or infinite.
+    """
+    if not math.isfinite(logprob):
+        raise InputError(
+            f"task {instance.task_name!r}, document {instance.doc_id}, option {instance.idx}: the log-probability is "
+            f"{logprob} ({dtype}): the checkpoint is broken, or its numbers overflow. Try --model_args "
+            "dtype=float32."
+        )

@@ -1,0 +1,215 @@
+"""The models that lm-eval finds by name: its own `HFLM`, but scoring and generating behind a memory.
+
+Loading, dtype, quantization, PEFT, device_map, chat templates and rolling log-likelihood are inherited from `HFLM`.
+`lm_eval_icl.methods.runner` runs the method; this module only connects the two.
+
+`lm_eval_icl.harness.models.icl` is the class of `--model icl`, and so on for every method's name.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import transformers
+from lm_eval.api.instance import Instance
+from lm_eval.api.task import Task
+
+from lm_eval_icl import __version__, methods
+from lm_eval_icl.errors import InputError
+from lm_eval_icl.harness import generate, loglikelihood, patches, rolling
+from lm_eval_icl.harness.arguments import CommonArguments, check_names, split_arguments
+from lm_eval_icl.harness.distributed import DividedDocuments
+from lm_eval_icl.harness.identity import code_digest, identity
+from lm_eval_icl.harness.loading import CheckedHFLM
+from lm_eval_icl.harness.provenance import commit
+from lm_eval_icl.harness.requests import RequestTokenizer
+from lm_eval_icl.harness.run import PreparedRun
+from lm_eval_icl.inference.memory import vocabulary_of
+from lm_eval_icl.inference.scoring import Score
+from lm_eval_icl.methods.base import Method
+from lm_eval_icl.methods.runner import MethodRunner
+from lm_eval_icl.tokens import PromptTokenizer
+
+# Arguments of `HFLM` that are not part of a run's identity: they only say where and how fast the model runs, or their
+# effect shows in the loaded model and tokenizer.
+_NOT_IDENTITY = {
+    *("device", "device_map", "parallelize", "max_memory_per_gpu", "max_cpu_memory", "offload_folder"),
+    *("batch_size", "max_batch_size", "low_cpu_mem_usage", "token", "dtype", "tokenizer"),
+}
+
+
+class ICLModel(DividedDocuments, CheckedHFLM):
+    """An in-context-learning method as a model of lm-eval.
+
+    Args:
+        pretrained: as for `hf`. This is also true of every argument that is neither the method's nor one of
+            `CommonArguments`.
+        batch_size: how many texts are generated in one batch, and, on an accelerator, how many queries at least share
+            one forward pass that scores log-likelihoods. "auto" begins with `max_batch_size`. On out-of-memory the
+            batch is halved and run again.
+
+    Raises:
+        InputError: an argument is unknown or outside its range, or the model cannot be used.
+    """
+
+    method_class: ClassVar[type[Method]]
+
+    def __init__(self, pretrained: str | transformers.PreTrainedModel | None = None, **kwargs: Any) -> None:
+        self._code = code_digest(self.method_class)  # before the weights are loaded, while which it may be edited
+        own, common, forwarded = split_arguments(self.method_class, kwargs)
+        self.common = CommonArguments(**common)
+        method = self.method_class.from_arguments(own)
+        self.canonical_order = self.common.is_canonical(method)
+        super().__init__(pretrained, **forwarded)
+        self.runner = MethodRunner(
+            self.model,
+            method,
+            pack_tokens=self.common.pack_tokens,
+            batch_size=self._texts,
+            store_bytes=self.common.store_bytes,
+            softmax_dtype=self.softmax_dtype,
+            mixed_precision_dtype=self.mixed_precision_dtype,
+            tensor_parallel=self._is_tensor_parallel,
+        )
+        prompts = PromptTokenizer(
+            self.tokenizer,
+            self.prefix_token_id,
+            self.add_bos_token,
+            by_part=method.treats_demonstrations_alike,
+            canonical=self.canonical_order,
+            vocabulary=vocabulary_of(self.model),
+        )
+        self.tokenize = RequestTokenizer(prompts, self.max_gen_toks)
+        self.begin([])
+
+    def _check_config(self, config: transformers.PreTrainedConfig) -> None:
+        any_name = bool(self._forwarded.get("trust_remote_code"))
+        check_names(self._forwarded, self.method_class, config, any_name)
+
+    @property
+    def method(self) -> Method:
+        """The method, with the arguments filled in that depend on the model."""
+        return self.runner.method
+
+    @property
+    def _texts(self) -> int:
+        return int(self.max_batch_size if self.batch_size == "auto" else self.batch_size)
+
+    @property
+    def _is_tensor_parallel(self) -> bool:
+        """Whether every forward pass is divided among several processes (tensor parallelism)."""
+        return bool(self._forwarded.get("tp_plan")) and int(os.environ.get("WORLD_SIZE", "1")) > 1
+
+    # The beginning and the end of a run.
+
+    def begin(self, tasks: Sequence[Task]) -> None:
+        """Begin a run over these tasks. Memories and requests of an earlier run are dropped."""
+        self.runner.begin(self._texts)
+        limits = self.runner.limits(self.max_length)
+        self.run = PreparedRun(tasks, self.tokenize, limits, self.common.overflow == "drop", self.rank == 0)
+        # What all processes did; empty until the run ends.
+        self.counts: dict[str, Any] = {}
+
+    def finish(self) -> None:
+        """End a run, on every process: sum the counts of all processes.
+
+        This is not done in `loglikelihood`, since a process with all its responses in the cache never calls that, and
+        the other processes would wait for it.
+        """
+        self.run.check()  # a process that ran nothing has not yet counted the demonstrations it left out
+        store, ran = self.runner.store, self.runner.tokens_run
+        self.counts = self.total(
+            {
+                "left_out": self.run.left_out,
+                "contexts_encoded": store.encoded,
+                "contexts_reused": store.reused,
+                "tokens_run": ran,
+                "tokens_saved": self.run.tokens_alone - ran,
+            }
+        )
+
+    # Requests.
+
+    def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[Score]:
+        """The summed log-probability of every continuation, and whether greedy decoding would produce it."""
+        if self.enable_thinking:
+            return super().loglikelihood(requests, disable_tqdm)  # raises an error about thinking
+        quiet = disable_tqdm or self.rank != 0
+        return loglikelihood.loglikelihood(self.run, self.runner, self.cache_hook, requests, quiet)
+
+    def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
+        """As `HFLM`: the log-probability of whole texts, in rolling windows. There are no demonstrations."""
+        score = super().loglikelihood_rolling
+        return rolling.loglikelihood_rolling(self, self.run, self.runner, score, requests, disable_tqdm)
+
+    def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
+        """The text that follows each prompt, up to a stop sequence or `max_gen_toks`."""
+        quiet = disable_tqdm or self.rank != 0
+        return generate.generate_until(self, self.run, self.runner, requests, quiet)
+
+    # What lm-eval writes into results files, and the identity of a run.
+
+    def get_model_info(self) -> dict[str, Any]:
+        """What lm-eval writes under "config" in the results file: `HFLM`'s information, and what was run ("icl")."""
+        return super().get_model_info() | {
+            "icl": {
+                "version": __version__,
+                "commit": commit(),
+                "method": self.method.name,
+                **dataclasses.asdict(self.method),
+                **dataclasses.asdict(self.common),
+                "canonical_order": self.canonical_order,
+                **self.counts,
+            }
+        }
+
+    def identity(self) -> dict[str, Any]:
+        """What responses depend on besides the requests. A cache (`--use_cache`) of a run with another identity is
+        refused.
+
+        Raises:
+            InputError: the run is tensor-parallel or the method's code cannot be read, so it cannot have a cache.
+        """
+        if self._is_tensor_parallel:
+            raise InputError(
+                "tp_plan and --use_cache do not go together: the processes share every pass, and each has a cache of "
+                "its own, which may hold other responses after an interruption. Leave one of them out."
+            )
+        arguments = {
+            "pretrained": str(getattr(self.pretrained, "name_or_path", self.pretrained)),
+            "dtype": str(self.model.dtype),
+            "max_length": self.max_length,
+            "canonical_order": self.canonical_order,
+            "overflow": self.common.overflow,
+            **{name: str(value) for name, value in self._forwarded.items() if name not in _NOT_IDENTITY},
+        }
+        return identity(self.model, self.tokenizer, self.method, self._code, arguments)
+
+
+@functools.cache
+def model_class(name: str) -> type[ICLModel]:
+    """The class of `--model NAME`, for a method of this or another installed package.
+
+    Raises:
+        InputError: there is no method of that name.
+    """
+    method = methods.find(name)
+    body = {
+        "method_class": method,
+        "__module__": __name__,
+        "__doc__": f"`--model {name}`: `{method.__module__}.{method.__name__}`.",
+    }
+    return type(name, (ICLModel,), body)
+
+
+def __getattr__(name: str) -> type[ICLModel]:
+    if name in (*methods.NAMES, *methods.installed()):
+        return model_class(name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+patches.install()

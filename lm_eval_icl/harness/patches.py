@@ -1,0 +1,195 @@
+"""Every change that this package makes to lm-eval, in one table.
+
+Importing this module imports neither lm-eval nor torch: patched functions and wrappers are given by name, and are
+looked up when they are needed. No patch affects other models: `lm_eval --model hf` behaves as if this package were not
+installed, except that it finds this package's tasks.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+OURS, EVERYBODY, COMMANDS = "our models", "all models", "our commands"
+
+
+@dataclass(frozen=True)
+class Patch:
+    """A function of lm-eval, and the wrapper that replaces it.
+
+    Attributes:
+        place: the function of lm-eval, as MODULE:CLASS.FUNCTION or MODULE:FUNCTION.
+        wrapper: MODULE:FUNCTION below `lm_eval_icl.harness`, called as `wrapper(original, *args, **kwargs)`.
+        concerns: the runs that the patch affects: `OURS`, `EVERYBODY` or `COMMANDS`.
+        what: what the patch does.
+        until: what would make the patch unnecessary.
+    """
+
+    place: str
+    wrapper: str
+    concerns: str
+    what: str
+    until: str
+
+
+PATCHES = (
+    Patch(
+        "lm_eval.tasks.manager:TaskManager.__init__",
+        "plugin:with_our_tasks",
+        EVERYBODY,
+        "The folder of our tasks is scanned too, so that --tasks finds icl_sst2.",
+        "lm-eval reads tasks from entry points (pull request 4015).",
+    ),
+    Patch(
+        "lm_eval.evaluator:evaluate",
+        "evaluate:announced",
+        OURS,
+        "The model is told that a run over some tasks begins, so that every prompt is checked before the first pass, "
+        "and that it ends, so that what all processes did can be counted.",
+        "lm-eval calls a model at the start and at the end of a run.",
+    ),
+    Patch(
+        "lm_eval.api.task:ConfigurableTask.build_qa_turn",
+        "prompts:marked_turn",
+        OURS,
+        "Each turn of a prompt is marked where it begins.",
+        "lm-eval hands a model the turns of a prompt.",
+    ),
+    Patch(
+        "lm_eval.api.task:ConfigurableTask.fewshot_context",
+        "prompts:with_parts",
+        OURS,
+        "The marks are read back from the joined prompt, which becomes a FewShotPrompt.",
+        "lm-eval hands a model the turns of a prompt.",
+    ),
+    Patch(
+        "lm_eval.api.model:CachingLM.__new__",
+        "evaluate:resumable",
+        OURS,
+        "--use_cache keeps JSON, by run and by the parts of a prompt, in place of pickles by its text alone.",
+        "lm-eval lets a model bring its own cache.",
+    ),
+    Patch(
+        "lm_eval.api.task:ConfigurableTask.download",
+        "task_errors:named_dataset",
+        COMMANDS,
+        "A dataset that cannot be loaded is one line that names the task.",
+        "lm-eval says so itself.",
+    ),
+    Patch(
+        "lm_eval.api.task:ConfigurableTask.__init__",
+        "task_errors:usable_task",
+        COMMANDS,
+        "A task without documents, or with an empty option, is one line that names it.",
+        "lm-eval says so itself.",
+    ),
+    Patch(
+        "lm_eval.loggers.evaluation_tracker:EvaluationTracker.save_results_aggregated",
+        "saving:results_saved",
+        COMMANDS,
+        "Results that were not written to --output_path are an error; lm-eval warns and reports success.",
+        "lm-eval fails itself.",
+    ),
+    Patch(
+        "lm_eval.loggers.evaluation_tracker:EvaluationTracker.save_results_samples",
+        "saving:samples_saved",
+        COMMANDS,
+        "The same for samples.",
+        "lm-eval fails itself.",
+    ),
+)
+
+
+def install() -> None:
+    """Install the patches that this package's models need, and print an uncaught `InputError` as one line.
+
+    Installing again changes nothing.
+    """
+    for patch in PATCHES:
+        if patch.concerns == OURS:
+            _put_in(patch)
+    _show_refusals_as_lines()
+
+
+def find_tasks() -> None:
+    """Let every `TaskManager` find this package's tasks. Calling this again changes nothing."""
+    for patch in PATCHES:
+        if patch.concerns == EVERYBODY:
+            _put_in(patch)
+    _show_refusals_as_lines()  # our tasks refuse too, in a run of `hf` for example
+
+
+@contextmanager
+def of_our_commands() -> Iterator[None]:
+    """Inside this context, the patches for this package's own commands are installed."""
+    undo = [_put_in(patch) for patch in PATCHES if patch.concerns == COMMANDS]
+    try:
+        yield
+    finally:
+        for each in reversed(undo):
+            each()
+
+
+def _put_in(patch: Patch) -> Callable[[], None]:
+    module, _, path = patch.place.partition(":")
+    *owners, name = path.split(".")
+    place = functools.reduce(getattr, owners, importlib.import_module(module))
+    return patch_once(place, name, _wrapper(patch))
+
+
+@functools.cache
+def _wrapper(patch: Patch) -> Callable[..., Any]:
+    """The patch's wrapper. It is looked up only when called, since its module may import one that installs patches."""
+    module, _, function = patch.wrapper.partition(":")
+
+    def call(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        wrapper = getattr(importlib.import_module(f"lm_eval_icl.harness.{module}"), function)
+        return wrapper(original, *args, **kwargs)
+
+    return call
+
+
+def patch_once(place: Any, name: str, wrapper: Callable[..., Any]) -> Callable[[], None]:
+    """Replace `place.name` by a function that calls `wrapper(original, *args, **kwargs)`.
+
+    Patching again with the same wrapper changes nothing.
+
+    Returns:
+        A function that removes the patch.
+    """
+    original = getattr(place, name)
+    wrappers = getattr(original, "wrappers", ())
+    if wrapper in wrappers:
+        return lambda: None
+
+    @functools.wraps(original)
+    def patched(*args: Any, **kwargs: Any) -> Any:
+        return wrapper(original, *args, **kwargs)
+
+    patched.wrappers = (*wrappers, wrapper)  # type: ignore[attr-defined]
+    setattr(place, name, patched)
+    return lambda: setattr(place, name, original)
+
+
+def _show_refusals_as_lines() -> None:
+    """Print an uncaught `InputError` as one line without a traceback, in the `lm_eval` command too."""
+    from lm_eval_icl.errors import InputError
+
+    show = sys.excepthook
+    if getattr(show, "shows_refusals", False):
+        return
+
+    def one_line(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+        if isinstance(error, InputError):
+            print(error, file=sys.stderr)
+        else:
+            show(kind, error, traceback)
+
+    one_line.shows_refusals = True  # type: ignore[attr-defined]
+    sys.excepthook = one_line

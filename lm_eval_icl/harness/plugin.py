@@ -1,0 +1,48 @@
+"""Registers this package with lm-eval: the names of the models, and the folder of task configurations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+
+def task_dir() -> Path:
+    """The folder of this package's task configurations: inside the package in a wheel, next to it in a checkout."""
+    package = Path(__file__).parent.parent
+    packaged = package / "task_configs"
+    return packaged if packaged.is_dir() else package.parent / "task_configs"
+
+
+def register_models() -> None:
+    """Add the names of all methods, also of other packages' methods, to lm-eval's registry, unless they are taken.
+
+    The classes are made when lm-eval first uses them (`lm_eval_icl.harness.models`).
+    """
+    from lm_eval.api import registry
+
+    from lm_eval_icl import methods
+
+    for name in (*methods.NAMES, *methods.installed()):
+        if name not in registry.model_registry:
+            registry.model_registry.register(name, target=f"lm_eval_icl.harness.models:{name}")
+
+
+def with_our_tasks(original: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+    """Wrapper of `TaskManager.__init__`: if lm-eval's own tasks are included, this package's folder is scanned too.
+
+    It comes before the folders of `--include_path`, so a user's task replaces one of this package with the same name,
+    as it replaces one of lm-eval.
+    """
+    from inspect import signature
+
+    call = signature(original).bind(*args, **kwargs)
+    call.apply_defaults()
+    if call.arguments.get("include_defaults"):
+        paths = call.arguments["include_path"] or []
+        paths = [Path(path) for path in (paths if isinstance(paths, (list, tuple)) else [paths])]
+        ours = task_dir()
+        # The folder is not added twice, since lm-eval warns about every name that is defined again.
+        if all(path.resolve() != ours.resolve() for path in paths):
+            call.arguments["include_path"] = [ours, *paths]
+    original(*call.args, **call.kwargs)

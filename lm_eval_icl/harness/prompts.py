@@ -1,0 +1,125 @@
+"""The parts of a few-shot prompt, recorded where lm-eval joins them.
+
+lm-eval gives a model only the joined string. Inside `recording`, its `ConfigurableTask.fewshot_context` therefore
+returns a `FewShotPrompt`, a string that also gives its parts. The parts are never guessed from the text: a mark is put
+before every turn that `build_qa_turn` makes, and the marks are found again in the joined prompt. So the code that joins
+the turns (concatenation, `multiple_input_context`, a chat template) need not be copied here.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+from lm_eval.api.utils import Message
+
+from lm_eval_icl.errors import InputError
+from lm_eval_icl.prompt import FewShotPrompt
+
+# The mark that is put before every turn while lm-eval joins the turns, and is removed afterwards: a code point of
+# Unicode's private use area. If a document contains it, there are more marks than turns, and the prompt is left without
+# parts instead of being divided at the wrong place.
+_MARK = "\U000f1c1e"
+
+
+def structure_error(task_name: str | None) -> InputError:
+    """The error for a prompt whose parts are not known."""
+    return InputError(
+        f"task {task_name!r}: a prompt arrived without its structure (which part is a demonstration, which the "
+        "query), and it is never guessed. If `evaluate` was imported from lm_eval.evaluator before this model was "
+        "created, call lm_eval.evaluate; if you built the requests yourself, build them inside "
+        "lm_eval_icl.harness.prompts.recording(); if the task's own class builds its prompts, only `--model hf` can "
+        "run it."
+    )
+
+
+# Whether prompts are recorded; and the number of turns so far in the prompt that is being built, None if none is.
+_recording: ContextVar[bool] = ContextVar("recording", default=False)
+_turns: ContextVar[int | None] = ContextVar("turns", default=None)
+
+
+@contextmanager
+def recording() -> Iterator[None]:
+    """Inside this context, lm-eval's tasks build `FewShotPrompt`s. `lm_eval.evaluate` enters it for this package's
+    models."""
+    from lm_eval_icl.harness import patches
+
+    patches.install()
+    token = _recording.set(True)
+    try:
+        yield
+    finally:
+        _recording.reset(token)
+
+
+def marked_turn(original: Callable[..., list[Message]], task: Any, *args: Any, **kwargs: Any) -> list[Message]:
+    """Wrapper of `ConfigurableTask.build_qa_turn`: put a mark before the turn."""
+    messages = original(task, *args, **kwargs)
+    turns = _turns.get()
+    if turns is not None:
+        _turns.set(turns + 1)
+        messages[0].content = _MARK + messages[0].content
+    return messages
+
+
+def with_parts(original: Callable[..., str | list[str]], task: Any, *args: Any, **kwargs: Any) -> str | list[str]:
+    """Wrapper of `ConfigurableTask.fewshot_context`: inside `recording`, return the prompt as a `FewShotPrompt`.
+
+    Raises:
+        InputError: more demonstrations are asked for than the task's few-shot split has.
+    """
+    if not _recording.get():
+        return original(task, *args, **kwargs)
+    call = inspect.signature(original).bind(task, *args, **kwargs)
+    if call.arguments.get("chat_template") is not None:
+        call.arguments["chat_template"] = functools.partial(_render, call.arguments["chat_template"])
+    token = _turns.set(0)
+    try:
+        joined = original(*call.args, **call.kwargs)
+        turns = _turns.get() or 0
+    except (AssertionError, ValueError) as error:
+        _refuse_too_many(task, call.arguments["num_fewshot"], error)
+        raise
+    finally:
+        _turns.reset(token)
+    if isinstance(joined, list):  # one prompt for each option, all with the same demonstrations
+        return [_with_parts(text, turns - len(joined) + 1) for text in joined]
+    return _with_parts(joined, turns)
+
+
+def _refuse_too_many(task: Any, shots: int, error: Exception) -> None:
+    """Raise an error with both numbers if there are too few demonstrations; a sampler's own error has neither."""
+    if isinstance(error, InputError):
+        return
+    there = len(list(task.fewshot_docs())) if shots else 0
+    if shots and shots >= there:
+        raise InputError(
+            f"task {task.config.task!r}: num_fewshot={shots}: its few-shot split has {there} documents (and none may "
+            "be its own demonstration): lower --num_fewshot."
+        ) from error
+
+
+def _with_parts(marked: str, turns: int) -> str:
+    """The prompt without its marks: a `FewShotPrompt`, or a plain string if there is not one mark for each turn."""
+    if not isinstance(marked, str):  # the result of another model's chat template, which `_render` did not change
+        return marked
+    prefix, *parts = marked.split(_MARK)
+    if not parts or len(parts) != turns:
+        return prefix + "".join(parts)
+    return FewShotPrompt(prefix, parts[:-1], parts[-1])
+
+
+def _render(chat_template: Callable[..., str], messages: list[dict[str, str]], **kwargs: Any) -> str:
+    """Apply a chat template to marked messages. The result has no marks if they would change the rest of the text."""
+    plain = chat_template([{**m, "content": m["content"].replace(_MARK, "")} for m in messages], **kwargs)
+    if not isinstance(plain, str):  # some other models of lm-eval return messages
+        return plain
+    # Templates often strip a message, so the mark is moved after the blanks at the beginning of the message.
+    moved = [{**m, "content": re.sub(rf"^{_MARK}(\s+)", rf"\1{_MARK}", m["content"])} for m in messages]
+    marked = chat_template(moved, **kwargs)
+    return marked if marked.replace(_MARK, "") == plain else plain

@@ -1,0 +1,60 @@
+"""`loglikelihood_rolling` of this package's models: as in `HFLM`, in batches that fit the device's memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from lm_eval.api.instance import Instance
+from lm_eval.models.huggingface import HFLM
+
+from lm_eval_icl.errors import log
+from lm_eval_icl.harness.loglikelihood import check_finite
+from lm_eval_icl.harness.response_cache import finished
+from lm_eval_icl.harness.run import PreparedRun
+from lm_eval_icl.methods.runner import MethodRunner
+
+
+def loglikelihood_rolling(
+    lm: HFLM,
+    run: PreparedRun,
+    runner: MethodRunner,
+    score: Callable[..., list[float]],
+    instances: list[Instance],
+    quiet: bool,
+) -> list[float]:
+    """The log-probability of every text as a whole. These requests have no demonstrations.
+
+    Args:
+        score: `HFLM.loglikelihood_rolling`.
+    """
+    run.check()
+    if without := run.method.without_demonstrations:
+        for task_name in {instance.task_name for instance in instances}:
+            log.warning("%s: rolling log-likelihood has no demonstrations: %s.", task_name, without)
+    for instance in instances:
+        run.tokenize.check_text(instance)
+    # `HFLM.loglikelihood_rolling` returns nothing before its last text is done, so it is called with one batch of texts
+    # at a time, whose results can be stored. With batch_size=auto, which it measures in every call, it gets all texts.
+    given = lm.batch_size
+    whole = given == "auto"
+    size = len(instances) if whole else int(given)
+    results: list[float] = []
+
+    def halve() -> str:
+        if lm.batch_size == "auto" or lm.batch_size == 1:
+            return ""
+        lm.batch_size_per_gpu = int(lm.batch_size) // 2
+        return f"{lm.batch_size} windows of rolling log-likelihoods run side by side from here on"
+
+    try:
+        for i in range(0, len(instances), size):
+            texts = instances[i : i + size]
+            scores = runner.fit(partial(score, texts, quiet or not whole), halve)
+            for instance, logprob in zip(texts, scores, strict=True):
+                check_finite(instance, logprob, runner.model.dtype)
+            results += scores
+            finished(lm.cache_hook)
+    finally:
+        lm.batch_size_per_gpu = given
+    return results

@@ -1,0 +1,100 @@
+"""Classes and functions that the YAML files in `task_configs` refer to: fixed demonstrations, and BBH as cloze."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from datasets import Dataset
+from lm_eval.api.samplers import ContextSampler
+from lm_eval.api.task import ConfigurableTask
+
+from lm_eval_icl.demonstrations.draw import draw
+from lm_eval_icl.errors import InputError
+
+Doc = dict[str, Any]
+
+
+class ICLTask(ConfigurableTask):
+    """A task whose demonstrations are drawn once for each seed: they are the same for every document and every method.
+
+    lm-eval's own sampler draws new demonstrations for each document. `metadata.demonstrations` (in the YAML file, or
+    `--metadata demonstrations=...`) says how the demonstrations are chosen from the few-shot pool:
+
+    - `stratified`: the same number for each label as far as possible, in random order;
+    - `random`: at random;
+    - `first`: the first ones, for datasets that come with their own demonstrations;
+    - a JSON file: their indices in the pool, in order, as a list or as {task name: list}.
+
+    The seed is the few-shot seed of lm-eval's `--seed`.
+    """
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        super().__init__(config={key: value for key, value in config.items() if key != "class"})
+        how = (self.config.metadata or {}).get("demonstrations", "stratified")
+        pool: list[Doc] = list(self.fewshot_docs())
+        self.sampler: ContextSampler = FixedSampler(pool, str(how), self.doc_to_target, str(self.config.task))
+
+
+class FixedSampler(ContextSampler):
+    """Draws n demonstrations once, and returns the same ones for every document.
+
+    Args:
+        df: the pool of demonstrations.
+        how: see `ICLTask`.
+        label: returns the label of a document.
+        task: the task's name, for errors.
+
+    Raises:
+        InputError: `how` is unknown, its file cannot be used, or the pool has too few documents.
+    """
+
+    def __init__(self, df: list[Doc], how: str, label: Callable[[Doc], Any], task: str) -> None:
+        super().__init__(df)
+        self.how, self.label, self.task = how, label, task
+        self._drawn: dict[int, list[Doc]] = {}
+
+    def set_rnd(self, rnd: int | None) -> FixedSampler:
+        self._drawn = {}
+        super().set_rnd(rnd)
+        return self
+
+    def sample(self, n: int, eval_doc: Doc | None = None, df: object = None, **kwargs: object) -> list[Doc]:
+        if eval_doc is not None:
+            raise InputError(
+                f"task {self.task!r}: demonstrations={self.how}: the demonstrations would come from the documents that "
+                "are evaluated, where one that is drawn once for all would be its own demonstration: give the task "
+                "another fewshot_split."
+            )
+        if n not in self._drawn:
+            self._drawn[n] = draw(list(self.df), n, self.how, self.label, self.rnd, self.task)
+        return self._drawn[n]
+
+
+def bbh_docs(dataset: Dataset) -> Dataset:
+    """BBH as cloze, only rows with their subtask's usual number of options (as many as in Deep-Thinking, Table 6)."""
+    rows = dataset.to_list()
+    docs = bbh_cloze(rows, answers=sorted({row["target"] for row in rows}))
+    usual = Counter(len(doc["choices"]) for doc in docs).most_common(1)[0][0]
+    return Dataset.from_list([doc for doc in docs if len(doc["choices"]) == usual])
+
+
+def bbh_cloze(rows: list[Doc], answers: list[str]) -> list[Doc]:
+    """Convert rows with `input` and `target` to `question` (without options), `choices` (full texts), `answer` (index).
+
+    Args:
+        answers: the choices of rows that list no options.
+    """
+    docs = []
+    for row in rows:
+        question, _, options = row["input"].partition("\nOptions:")
+        choices = [text.strip() for text in re.findall(r"^(?:\([A-Z]\)|-) (.*)", options, re.MULTILINE)] or answers
+        target = row["target"].strip()
+        letter = re.fullmatch(r"\(([A-Z])\)", target)
+        # Three of BBH's targets are neither a letter nor a choice. Their rows have an unusual number of options and are
+        # left out by `bbh_docs`.
+        answer = ord(letter[1]) - ord("A") if letter else choices.index(target) if target in choices else None
+        docs.append({"question": question.strip(), "choices": choices, "answer": answer})
+    return docs

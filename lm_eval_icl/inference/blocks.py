@@ -1,0 +1,118 @@
+"""A model's transformer blocks: reading the residual stream, and running the last block only for some tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import Cache, PreTrainedModel
+
+
+def transformer_blocks(model: PreTrainedModel) -> nn.ModuleList:
+    """The model's transformer blocks in order: the first `ModuleList` with as many modules as the model has layers.
+
+    Raises:
+        LookupError: the model has no such list.
+    """
+    depth = model.config.get_text_config().num_hidden_layers
+    for module in model.modules():
+        if isinstance(module, nn.ModuleList) and len(module) == depth:
+            return module
+    raise LookupError(f"{type(model).__name__} has no list of {depth} blocks")
+
+
+@contextmanager
+def residual_stream(model: PreTrainedModel, layer: int) -> Iterator[list[Tensor]]:
+    """Inside this context, collect the residual stream after the block `layer` (counted from 1): one tensor
+    [rows, tokens, width] for each forward pass.
+
+    Raises:
+        LookupError: the model's blocks were not found.
+    """
+    found: list[Tensor] = []
+
+    def keep(module: nn.Module, args: Any, output: Any) -> None:
+        found.append(hidden(output))
+
+    handle = transformer_blocks(model)[layer - 1].register_forward_hook(keep)
+    try:
+        yield found
+    finally:
+        handle.remove()
+
+
+def hidden(output: Any) -> Tensor:
+    """The residual stream in a block's output, which is the stream itself or a tuple that begins with it."""
+    return output[0] if isinstance(output, tuple) else output
+
+
+def with_hidden(output: Any, stream: Tensor) -> Any:
+    """A block's output with the residual stream replaced."""
+    return (stream, *output[1:]) if isinstance(output, tuple) else stream
+
+
+class _Filled(Exception):
+    """Raised to leave the last block as soon as its keys and values are in the cache."""
+
+
+@contextmanager
+def last_block_at(model: PreTrainedModel, cache: Cache, rows: Sequence[int], length: int) -> Iterator[None]:
+    """For one forward pass under a 4-D mask, compute the last block's keys and values for all tokens, but its
+    attention, feed-forward layer and output only for the tokens `rows`. The other tokens' output is zero and not used.
+
+    The block is first run with all tokens and left by an exception as soon as it has updated the cache. Then it is run
+    from its beginning with the tokens `rows` alone, which attend to the entries of all tokens.
+    `lm_eval_icl.inference.capabilities` tests whether this gives the same output as the whole block.
+
+    Args:
+        cache: the cache of the pass.
+        rows: indices of tokens in the pass.
+        length: how many tokens the pass has; it has one row.
+
+    Raises:
+        LookupError: the last block does not update the cache.
+    """
+    update = cache.update
+
+    def cut(given: Any) -> Any:
+        """Select the tokens `rows` in an argument of the block (hidden states, mask, positions, rotary angles). The
+        tensor's number of dimensions tells which one is that of the tokens."""
+        if isinstance(given, (tuple, list)):
+            return type(given)(cut(part) for part in given)
+        if not isinstance(given, Tensor) or given.dim() == 0:
+            return given
+        dim = {1: 0, 4: 2}.get(given.dim(), 1)
+        return given.index_select(dim, torch.tensor(rows, device=given.device)) if given.shape[dim] == length else given
+
+    def begin(block: nn.Module, args: Any, kwargs: Any) -> Any:
+        entries: list[Any] = []
+
+        def fill(*args: Any, **kwargs: Any) -> Any:
+            entries.append(update(*args, **kwargs))
+            raise _Filled
+
+        vars(cache)["update"] = fill
+        with suppress(_Filled):
+            block.forward(*args, **kwargs)
+        if not entries:
+            raise LookupError(f"the last block of {type(model).__name__} does not update the cache")
+        vars(cache)["update"] = lambda *args, **kwargs: entries[0]
+        return cut(args), {name: cut(value) for name, value in kwargs.items()}
+
+    def end(block: nn.Module, args: Any, output: Any) -> Any:
+        stream = hidden(output)
+        whole = stream.new_zeros(1, length, stream.shape[-1])
+        return with_hidden(output, whole.index_copy_(1, torch.tensor(rows, device=stream.device), stream))
+
+    block = transformer_blocks(model)[-1]
+    handles = [block.register_forward_pre_hook(begin, with_kwargs=True), block.register_forward_hook(end)]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+        # Deleted, and not set to the bound method: a cache that refers to itself is not freed when the pass ends.
+        vars(cache).pop("update", None)

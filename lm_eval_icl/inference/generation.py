@@ -1,0 +1,97 @@
+"""Generates text behind a memory, with transformers' own `generate`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import LogitsProcessor, PreTrainedModel
+
+from lm_eval_icl.errors import InputError
+from lm_eval_icl.inference.memory import Memory, device_of
+
+# Arguments of transformers' `generate` that do not work with a memory, and why.
+_REFUSED = {
+    "max_length": "counts the prompt and its padding too; give the number of new tokens instead (max_gen_toks)",
+    "use_cache": "would switch off the keys and values that the demonstrations are kept in; leave it out",
+    "num_return_sequences": "gives more than one text for a prompt; leave it out",
+    "return_dict_in_generate": "gives more than a text; leave it out",
+    "prompt_lookup_num_tokens": "does not work on existing keys and values; leave it out",
+    "assistant_model": "does not work on existing keys and values; leave it out",
+}
+
+
+def check_arguments(arguments: Mapping[str, Any]) -> None:
+    """Refuse arguments of `generate` that do not work with a memory.
+
+    Raises:
+        InputError: there is one.
+    """
+    for name, why in _REFUSED.items():
+        if name in arguments:
+            raise InputError(f"generation argument {name}={arguments[name]!r} {why}.")
+
+
+def continue_from(
+    model: PreTrainedModel,
+    generate: Callable[..., Tensor],
+    memory: Memory,
+    queries: Sequence[Sequence[int]],
+    pad: int,
+) -> list[list[int]]:
+    """Continue every query behind the memory, all in one batch.
+
+    A row of the batch is `memory | padding | query`. The padding is masked. `generate` counts positions by the mask,
+    so a query starts directly after the memory; only if it is to start elsewhere are `position_ids` passed. The
+    memory's token ids are part of the row because `generate` takes the length of the cache from them and logits
+    processors may read them; they are not run through the model again.
+
+    Args:
+        generate: calls the model's `generate`. Its arguments are `context` [rows, tokens], `attention_mask` of the same
+            shape, a cache, and `position_ids` if needed; it returns [rows, tokens + generated tokens].
+        queries: the ids of each row's query, at least one.
+        pad: the id of the padding token.
+
+    Returns:
+        The generated ids of each row, in the order of `queries`; all rows are as long as the longest.
+    """
+    longest = max(map(len, queries))
+    rows = [[*memory.tokens, *[pad] * (longest - len(query)), *query] for query in queries]
+    mask = torch.ones(len(rows), len(rows[0]), dtype=torch.long, device=device_of(model))
+    for row, query in zip(mask, queries, strict=True):
+        row[len(memory) : len(row) - len(query)] = 0
+    context = torch.tensor(rows, device=device_of(model))
+    # Counted from the end of the memory. The memory, which is not run, and the padding, which is masked, get 0.
+    positions = memory.positions((mask.cumsum(-1) - 1 - len(memory)).clamp(min=0))
+    # For an empty memory `generate` makes its own cache.
+    cache = {"past_key_values": memory.cache()} if memory.layers else {}
+    with memory.reading(model):
+        output = generate(context=context, attention_mask=mask, **positions, **cache)
+    return output[:, context.shape[1] :].tolist()
+
+
+class StopOnNonFinite(LogitsProcessor):
+    """A logits processor that raises an error if the largest score is NaN or infinite; argmax would return a token.
+
+    Args:
+        names: the names of the rows in order, for the message. A name may belong to several adjacent rows (beams).
+        dtype: the model's dtype, for the message.
+
+    Raises:
+        InputError: a row of the scores, [rows, vocabulary], contains NaN or infinity, or only minus infinity.
+    """
+
+    def __init__(self, names: Sequence[str], dtype: torch.dtype) -> None:
+        self.names, self.dtype = names, dtype
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        greatest = scores.amax(-1)  # NaN if the row contains one
+        if not greatest.isfinite().all():
+            row = int(greatest.isfinite().int().argmin()) * len(self.names) // len(scores)
+            raise InputError(
+                f"{self.names[row]}: the scores of the next token are {float(greatest[~greatest.isfinite()][0])} "
+                f"({self.dtype}): the checkpoint is broken, or its numbers overflow. Try --model_args dtype=float32."
+            )
+        return scores

@@ -1,0 +1,128 @@
+"""Attention of a packed row on a CPU, computed in two parts without most of the keys that the mask hides.
+
+The first part is attention to the memory, for all tokens of the row at once. The second part is attention to the row
+itself, for a few tokens at a time and only with the keys that one of them sees. The parts are joined by their
+log-sum-exps, as FlashAttention joins blocks of keys (Dao et al., 2022, section 3.1).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.integrations.sdpa_attention import repeat_kv
+from transformers.modeling_utils import AttentionInterface
+
+# How many tokens of the row are taken at a time: about a query's length. A smaller number reads fewer hidden keys, but
+# needs more calls of the kernel.
+ROWS = 64
+# torch's kernel that also returns the log-sum-exps. It is undocumented; if it is missing, attention is not divided.
+_FLASH: Any = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None)
+
+
+class _PackedRow:
+    """The packed row of a forward pass.
+
+    Args:
+        sees: [n, n] bool: which tokens of the row each token attends to.
+    """
+
+    def __init__(self, sees: Tensor) -> None:
+        self.sees = sees
+
+    @cached_property
+    def parts(self) -> list[tuple[slice, Tensor]]:
+        """Slices of `ROWS` tokens, each with the indices of all tokens that one of them sees. All layers share them."""
+        rows = [slice(first, first + ROWS) for first in range(0, len(self.sees), ROWS)]
+        return [(some, self.sees[some].any(dim=0).nonzero()[:, 0]) for some in rows]
+
+
+# The row of the forward pass that this thread is running; None outside `in_parts`.
+_row: ContextVar[_PackedRow | None] = ContextVar("row", default=None)
+_installing = threading.Lock()
+
+
+@contextmanager
+def in_parts(sees: Tensor) -> Iterator[None]:
+    """Inside this context, a model with `attn_implementation="sdpa"` skips keys of a packed row that the mask hides.
+    These are most of the row's keys: a token sees only its own query, and the row has many queries.
+
+    Attention is not divided where this gains nothing or is not known to be possible: few tokens, no memory, a device
+    other than the CPU, half precision, or a last block that runs for some of the tokens only.
+
+    Args:
+        sees: [n, n] bool: which tokens of the row each token attends to, itself included. All attend to the memory.
+    """
+    _install()
+    token = _row.set(_PackedRow(sees))
+    try:
+        yield
+    finally:
+        _row.reset(token)
+
+
+def _install() -> None:
+    """Replace transformers' attention function for sdpa, once in a process. Outside `in_parts`, the replacement only
+    calls the original function."""
+    with _installing:
+        whole = AttentionInterface()["sdpa"]  # that of the class; one set on an instance stays in front of it
+        if _FLASH is None or getattr(whole, "in_parts", False):
+            return
+
+        def attention(module: nn.Module, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
+            row = _row.get()
+            return whole(module, *args, **kwargs) if row is None else _attention(whole, row, module, *args, **kwargs)
+
+        attention.in_parts = True  # type: ignore[attr-defined]
+        AttentionInterface.register("sdpa", attention)
+
+
+def _attention(
+    whole: Callable[..., tuple[Tensor, Tensor | None]],
+    row: _PackedRow,
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """A layer's attention, in parts if it can be divided, else computed by `whole`.
+
+    Args:
+        query: [1, heads, n, width].
+        key, value: [1, key-value heads, memory + n, width].
+        attention_mask: [1, 1, n, memory + n], to be added to the scores.
+
+    Returns:
+        The output, [1, n, heads, width], and None in place of attention weights.
+    """
+    n = len(row.sees)
+    behind = key.shape[2] - n
+    divides = n > ROWS and behind > 0 and (query.shape[0], query.shape[2]) == (1, n)
+    divides = divides and query.device.type == "cpu" and query.dtype in (torch.float32, torch.float64)
+    divides = divides and query.shape[3] == value.shape[3]
+    divides = divides and all(kwargs.get(name) is None for name in ("position_bias", "softcap", "cache"))
+    mask = attention_mask
+    if not divides or mask is None or mask.dtype != query.dtype or mask.shape[2:] != (n, behind + n):
+        return whole(module, query, key, value, attention_mask, **kwargs)
+    scale = kwargs.get("scaling")
+    groups = getattr(module, "num_key_value_groups", 1)
+    key, value = repeat_kv(key, groups), repeat_kv(value, groups)
+    over_memory, over_row = mask.split([behind, n], dim=3)
+    output, lse = _FLASH(query, key[:, :, :behind], value[:, :, :behind], attn_mask=over_memory, scale=scale)
+    key, value = key[:, :, behind:], value[:, :, behind:]
+    for rows, seen in row.parts:
+        own_key, own_value = key.index_select(2, seen), value.index_select(2, seen)
+        own_mask = over_row[:, :, rows].index_select(3, seen)
+        own, own_lse = _FLASH(query[:, :, rows], own_key, own_value, attn_mask=own_mask, scale=scale)
+        # Attention to two sets of keys is the mean of the attention to each set, weighted by its share of the sum of
+        # exponentials.
+        output[:, :, rows].lerp_(own, torch.sigmoid(own_lse - lse[:, :, rows])[..., None])
+    return output.transpose(1, 2).contiguous(), None

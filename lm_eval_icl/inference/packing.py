@@ -1,0 +1,78 @@
+"""Packs many queries and their options into one row of tokens.
+
+A query and its options form a tree of tokens behind the memory: the query once, then the tokens of each option except
+its last token, which is predicted and never an input. Many trees are packed into one row. A token of the row sees the
+memory and its own ancestors, and has the position that it would have if its query ran alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+# A query with the continuations to score, as token ids; and many queries with theirs.
+QueryAnswers = tuple[tuple[int, ...], Collection[tuple[int, ...]]]
+Queries = Mapping[tuple[int, ...], Collection[tuple[int, ...]]]
+
+
+def cost(queries: Iterable[QueryAnswers]) -> int:
+    """How many tokens are run through the model in one forward pass over these queries."""
+    tree = TokenTree()
+    for query, answers in queries:
+        tree.add_query(query, answers)
+    return len(tree.tokens)
+
+
+def first_pack(queries: Sequence[QueryAnswers], tokens: int, at_least: int = 1) -> list[QueryAnswers]:
+    """The first of these queries, to share one forward pass: as many as have `tokens` tokens together, but no fewer
+    than `at_least`.
+
+    Queries after the first are packed only up to 16 times `tokens`, since the mask of a pass of n tokens is [n, n].
+    """
+    tree = TokenTree()
+    for n, item in enumerate(queries):
+        tree.add_query(*item)
+        used = len(tree.tokens)
+        if n and (used > 16 * tokens or (used > tokens and n >= at_least)):
+            return list(queries[:n])
+    return list(queries)
+
+
+class TokenTree:
+    """A tree of token sequences that stores common beginnings once (a trie).
+
+    A node is an index into `tokens` and `depths`; parents come before their children.
+    """
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self.depths: list[int] = []
+        self._parents: list[int] = []
+        self._children: dict[tuple[int, int], int] = {}
+
+    def add(self, sequence: Sequence[int]) -> list[int]:
+        """Add a sequence and return the node of each of its tokens."""
+        path, node = [], -1
+        for depth, token in enumerate(sequence):
+            child = self._children.setdefault((node, token), len(self.tokens))
+            if child == len(self.tokens):
+                self.tokens.append(token)
+                self.depths.append(depth)
+                self._parents.append(node)
+            path.append(node := child)
+        return path
+
+    def add_query(self, query: Sequence[int], answers: Collection[Sequence[int]]) -> None:
+        """Add the tokens that are run for a query: the query, and each of its answers without the last token."""
+        for branch in {tuple(answer[:-1]) for answer in answers}:
+            self.add([*query, *branch])
+
+    def ancestors(self) -> Tensor:
+        """[nodes, nodes] bool: whether the column's node is the row's node or one of its ancestors."""
+        sees = torch.eye(len(self.tokens), dtype=torch.bool)
+        for node, parent in enumerate(self._parents):
+            if parent >= 0:
+                sees[node] |= sees[parent]
+        return sees

@@ -1,0 +1,56 @@
+"""A store of memories, for contexts that occur again."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+
+from lm_eval_icl.inference.memory import Memory
+from lm_eval_icl.tokens import Context
+
+
+class MemoryStore:
+    """Memories by context. A context is encoded only once in a run, unless its memory had to be dropped.
+
+    Attributes:
+        max_bytes: how many bytes of keys and values are stored at most. If there are more, the least recently used
+            memories are dropped. A memory that is larger by itself is returned, but not stored.
+        encoded: how many memories were computed.
+        reused: how often a stored memory was returned.
+    """
+
+    def __init__(self, encode: Callable[[Context], Memory], max_bytes: int):
+        self.encode, self.max_bytes = encode, max_bytes
+        self.encoded = self.reused = 0
+        self._kept: OrderedDict[Context, Memory] = OrderedDict()
+        self._bytes = 0
+
+    def __getitem__(self, context: Context) -> Memory:
+        if context in self._kept:
+            self.reused += 1
+            self._kept.move_to_end(context)
+            return self._kept[context]
+        memory = self.encode(context)
+        self.encoded += 1
+        if memory.nbytes <= self.max_bytes:
+            self._kept[context] = memory
+            self._bytes += memory.nbytes
+            while self._bytes > self.max_bytes:
+                self._bytes -= self._kept.popitem(last=False)[1].nbytes
+        return memory
+
+    def forget(self, context: Context) -> None:
+        """Drop the memory of a context, if it is stored."""
+        if (memory := self._kept.pop(context, None)) is not None:
+            self._bytes -= memory.nbytes
+
+    def shrink(self, used: Context | None = None) -> bool:
+        """Drop all memories except that of the context `used`. From now on, store at most half of the bytes that were
+        stored, or as many as the remaining memory has. Returns whether there was a memory to drop.
+        """
+        held, others = self._bytes, [context for context in self._kept if context != used]
+        for context in others:
+            self.forget(context)
+        if others:
+            self.max_bytes = max(held // 2, self._bytes)
+        return bool(others)

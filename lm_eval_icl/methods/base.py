@@ -1,0 +1,191 @@
+"""The base class of all methods. A method is a way to turn demonstrations into a memory that queries attend to."""
+
+from __future__ import annotations
+
+import functools
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Self
+
+from transformers import PreTrainedModel
+
+from lm_eval_icl.errors import InputError, is_whole
+from lm_eval_icl.inference.memory import Memory, encode
+from lm_eval_icl.layouts import POSITIONS, Layout, Pattern, lay_out
+from lm_eval_icl.tokens import Context
+
+
+@dataclass(frozen=True)
+class Method(ABC):
+    """An in-context-learning method: its arguments, and how it encodes a context.
+
+    A method that differs from the others only in its mask needs nothing but `pattern`, which says which demonstration
+    sees which: the layout and the forward pass are made from it here. Other methods override `passes` and `encode`, or
+    `encode_query` if what a query attends to depends on the query.
+
+    Args:
+        positions: "sequential", in the order of the tokens; "symmetric", every demonstration starts at the end of the
+            prefix, and the query after the longest demonstration (InvICL, Appendix A.1); "none", no positional
+            information.
+        repeat: how many times the sequence of demonstrations is repeated in the prompt (2 in InvICL, Table 8).
+
+    Raises:
+        InputError: an argument is outside its range.
+    """
+
+    positions: str = "sequential"
+    repeat: int = 1
+
+    # The mask treats all demonstrations alike. Unless positions are sequential, their order then makes no difference.
+    treats_demonstrations_alike: ClassVar[bool] = False
+    # Some tokens must not see all tokens before them, so the model must obey a 4-D mask.
+    needs_mask: ClassVar[bool] = True
+    # What a query attends to depends on the query, so two queries never share a memory.
+    memory_depends_on_query: ClassVar[bool] = False
+    # For the warning about a task without demonstrations: what the method does then. Empty for no warning.
+    without_demonstrations: ClassVar[str] = "evaluated as plain zero-shot"
+    # Advice for the error about prompts that do not fit, for methods whose encoding takes more positions than the
+    # prompt.
+    overflow_hint: ClassVar[str] = ""
+    # Former names of arguments, which are still accepted: former name -> name.
+    renamed: ClassVar[Mapping[str, str]] = {}
+
+    def __post_init__(self) -> None:
+        if self.positions is None:  # lm-eval parses "none" as None if all model arguments are one string
+            object.__setattr__(self, "positions", "none")
+        self._check("positions", self.positions in POSITIONS, f"{', '.join(POSITIONS[:-1])} or {POSITIONS[-1]}")
+        self._check_whole("repeat")
+
+    def _check_whole(self, argument: str) -> None:
+        value = getattr(self, argument)
+        self._check(argument, is_whole(value) and value >= 1, "a whole number, 1 or more")
+        object.__setattr__(self, argument, int(value))  # 2.0 is 2
+
+    def _check(self, argument: str, fine: bool, must: str) -> None:
+        if not fine:
+            value = getattr(self, argument)
+            raise InputError(f"{self.name}: {argument}={value!r}: must be {must}.")
+
+    @classmethod
+    def from_arguments(cls, arguments: Mapping[str, Any]) -> Self:
+        """The method with these arguments, given under their present or former names.
+
+        Raises:
+            InputError: an argument is outside its range, or given under both names.
+        """
+        given: dict[str, Any] = {}
+        for name, value in arguments.items():
+            now = cls.renamed.get(name, name)
+            if now in given:
+                raise InputError(f"{cls.__name__.lower()}: {now} is given twice, once under its former name: give one.")
+            given[now] = value
+        return cls(**given)
+
+    @property
+    def name(self) -> str:
+        """The NAME of `--model NAME`."""
+        return type(self).__name__.lower()
+
+    @property
+    def invariant(self) -> bool:
+        """Whether the order of the demonstrations makes no difference except for rounding."""
+        return self.treats_demonstrations_alike and self.positions != "sequential"
+
+    @property
+    def needs_positions(self) -> bool:
+        """Whether a token's position can differ from its index, so that the model must obey `position_ids`."""
+        return self.needs_mask or self.positions != "sequential"
+
+    def why_not(self, n: int) -> str:
+        """Why these arguments do not allow a prompt of n demonstrations; empty if they do."""
+        return ""
+
+    def bind(self, model: PreTrainedModel) -> Method:
+        """The method with the arguments filled in that depend on the model."""
+        return self
+
+    @abstractmethod
+    def pattern(self, n: int) -> Pattern:
+        """Which of n demonstrations sees which."""
+
+    def layout(self, prefix: int, demonstrations: Sequence[int], query: int = 0, answer: int = 0) -> Layout:
+        """The layout of the forward pass over a context, followed by query and answer if their lengths are given.
+
+        Args:
+            prefix, demonstrations, query, answer: numbers of tokens.
+        """
+        pattern = self.pattern(len(demonstrations) * self.repeat)
+        return lay_out(prefix, demonstrations, pattern, self.positions, query, answer, repeat=self.repeat)
+
+    def passes(
+        self, prefix: int, demonstrations: Sequence[int], query: int = 0, answer: int = 0
+    ) -> list[tuple[str, Layout]]:
+        """The layouts of all forward passes until an answer is scored, each with a title for the reader.
+
+        Entries of a memory to which a pass attends are blocks M of its layout. The last layout contains the query.
+
+        Args:
+            prefix, demonstrations, query, answer: numbers of tokens.
+        """
+        return [("", self.layout(prefix, demonstrations, query, answer))]
+
+    def footprint(self, context: Context) -> Footprint:
+        """How many tokens and positions encoding a context takes, and where queries start."""
+        return _footprint(self, len(context.prefix), context.lengths)
+
+    def encode(self, model: PreTrainedModel, context: Context) -> Memory:
+        """The memory to which all queries of this context attend, from one forward pass over the context's layout."""
+        return encode(model, self.layout(len(context.prefix), context.lengths), context.tokens)
+
+    def encode_query(
+        self,
+        model: PreTrainedModel,
+        context: Context,
+        query: tuple[int, ...],
+        memories: Callable[[Context], Memory],
+    ) -> tuple[Memory, tuple[int, ...]]:
+        """The memory to which this query attends, and the part of the query that is still to be run on the memory.
+
+        Args:
+            query: the query's ids.
+            memories: returns a context's memory, as `encode` computes it, and keeps it for the next query.
+        """
+        return memories(context), query
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """How many tokens and positions a context takes, computed from the layouts of its forward passes.
+
+    Without positional information, positions are counted as if they were sequential: a model's number of positions
+    also limits how many tokens it was trained to attend to, so `nope` refuses the prompts that `icl` refuses.
+
+    Attributes:
+        tokens: how many tokens the longest row has, entries of a memory included.
+        kept: how many entries a query attends to.
+        positions: how many positions encoding takes, without those of the query if the query takes part in it.
+        shortest_pass: how many positions the shortest pass takes.
+        query_start: the position of a query's first token.
+    """
+
+    tokens: int
+    kept: int
+    positions: int
+    shortest_pass: int
+    query_start: int
+
+
+@functools.lru_cache(maxsize=4096)
+def _footprint(method: Method, prefix: int, demonstrations: tuple[int, ...]) -> Footprint:
+    if method.positions == "none":
+        method = replace(method, positions="sequential")
+    layouts = [layout for _, layout in method.passes(prefix, demonstrations)]
+    reaches = [layout.reach for layout in layouts]
+    return Footprint(
+        tokens=max(len(layout) for layout in layouts),
+        kept=len(layouts[-1].kept_tokens),
+        positions=max(reaches),
+        shortest_pass=min(filter(None, reaches), default=0),
+        query_start=layouts[-1].end,
+    )

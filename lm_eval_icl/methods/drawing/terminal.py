@@ -1,0 +1,104 @@
+"""Writes a `Drawing` as lines of text: `lm-eval-icl show METHOD`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from rich.text import Text
+
+from lm_eval_icl.errors import InputError
+from lm_eval_icl.layouts import Layout
+from lm_eval_icl.methods.drawing.drawing import Drawing, colour, columns, rows
+
+
+@dataclass(frozen=True)
+class Glyphs:
+    """The characters of cells and lines.
+
+    Attributes:
+        seen: a token sees another, which query and answer see too.
+        unread: a token sees another, which query and answer do not see.
+        unseen: a token does not see another.
+        down, across, cross: lines between blocks.
+    """
+
+    seen: str
+    unread: str
+    unseen: str
+    down: str
+    across: str
+    cross: str
+
+
+UNICODE, ASCII = Glyphs("█", "▒", "·", "│", "─", "┼"), Glyphs("#", "+", ".", "|", "-", "+")
+
+
+def as_text(drawing: Drawing, width: int | None = None, glyphs: Glyphs = UNICODE) -> Text:
+    """The drawing as lines of text.
+
+    Args:
+        width: the terminal's width in characters, None for no limit. A token is two characters wide, or one if the
+            drawing does not fit otherwise.
+
+    Raises:
+        InputError: the drawing does not fit with one character for each token either.
+    """
+    needed = 0
+    for cell in (2, 1):
+        panels = [(title, list(_lines(layout, drawing.reads, cell, glyphs))) for title, layout in drawing.passes]
+        needed = max(line.cell_len for _, lines in panels for line in lines)
+        if width is None or needed <= width:
+            break
+    else:
+        raise InputError(
+            f"{needed} columns are needed and the terminal has {width}: widen it, or give --output FILE.svg."
+        )
+    text = Text.assemble((drawing.name, "bold"), f"  {drawing.arguments}\n")
+    for title, lines in panels:
+        text.append("\n").append(f"{title}\n" if title else "", "italic").append_text(Text("\n").join(lines)).append(
+            "\n"
+        )
+    text.append("\n" + "\n".join(drawing.notes).replace("Hatched", glyphs.unread))
+    return text if glyphs is UNICODE else Text(text.plain.encode("ascii", "backslashreplace").decode())
+
+
+def _lines(layout: Layout, reads: list[str], cell: int, glyphs: Glyphs) -> Iterator[Text]:
+    positions, sees, kept = layout.positions.tolist(), layout.mask.tolist(), set(layout.kept_tokens)
+    blocks = columns(layout)
+    # A block is as wide as its tokens or its name, whichever is wider.
+    widths = [max(len(block) * cell, len(name)) for name, block in blocks]
+    digits = len(str(max(positions)))
+    gutter = max(len("position"), *(len(name) + digits + 1 for name, _ in blocks))
+
+    def line(margin: str, cells: list[Text], end: str = "") -> Text:
+        joined = Text(glyphs.down).join(cells)
+        return Text.assemble(margin.rjust(gutter), " ", glyphs.down, joined, glyphs.down, end and f" {end}")
+
+    def padded(text: Text, width: int) -> Text:
+        text.pad_right(width - len(text))
+        return text
+
+    rule = glyphs.cross + glyphs.cross.join(glyphs.across * width for width in widths) + glyphs.cross
+    names = zip(blocks, widths, strict=True)
+    yield line("", [padded(Text(name, f"bold {colour(name)}"), width) for (name, _), width in names])
+    for digit in range(digits):  # positions are written vertically
+        figures = [
+            padded(Text("".join(str(positions[i]).rjust(digits)[digit].ljust(cell) for i in block)), width)
+            for (_, block), width in zip(blocks, widths, strict=True)
+        ]
+        yield line("position" if digit == digits - 1 else "", figures)
+    for name, looking in rows(layout):
+        yield Text(" " * (gutter + 1) + rule)
+        for row in looking:
+            cells = []
+            for (column, block), width in zip(blocks, widths, strict=True):
+                text = Text()
+                for i in block:
+                    if sees[row][i]:
+                        text.append((glyphs.seen if i in kept else glyphs.unread) * cell, colour(column))
+                    else:
+                        text.append(glyphs.unseen.ljust(cell), "dim")
+                cells.append(padded(text, width))
+            head = name.ljust(gutter - digits) if row == looking[0] else ""
+            yield line(f"{head}{positions[row]:>{digits}}", cells, reads[layout.source[row]])

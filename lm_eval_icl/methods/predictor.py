@@ -1,0 +1,214 @@
+"""The Python API: runs a method on a model, with demonstrations and queries given as text, without a harness."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from lm_eval_icl.errors import InputError, refusing
+from lm_eval_icl.inference.generation import check_arguments
+from lm_eval_icl.inference.memory import vocabulary_of
+from lm_eval_icl.inference.scoring import Score
+from lm_eval_icl.methods.base import Method
+from lm_eval_icl.methods.runner import MethodRunner, grouped
+from lm_eval_icl.prompt import FewShotPrompt
+from lm_eval_icl.tokens import PromptTokenizer, TokenizedPrompt
+
+
+class Predictor:
+    """Scores options and generates texts behind demonstrations, with any method.
+
+    Demonstrations are run through the model once: their memory is stored for further calls with the same demonstrations
+    (in any order, if the method does not depend on the order). Call `forget` after the model's weights have changed.
+
+    Args:
+        model: a causal language model of transformers, in evaluation mode.
+        tokenizer: the model's tokenizer, a fast one.
+        method: the method, `lm_eval_icl.methods.make("invicl")` for example.
+        max_length: how many positions the model has; if None, `max_position_embeddings` of its configuration.
+        add_bos_token: whether BOS is put at the beginning of a prompt; None for the tokenizer's default.
+        batch_size: how many texts are generated in one batch.
+        pack_tokens, store_bytes: as for `MethodRunner`.
+
+    Raises:
+        Unsupported: the model does not do what the method needs.
+        InputError: the model, the tokenizer or an argument cannot be used.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        method: Method,
+        *,
+        max_length: int | None = None,
+        add_bos_token: bool | None = None,
+        batch_size: int = 8,
+        pack_tokens: int = 1024,
+        store_bytes: int = 2**31,
+    ) -> None:
+        self.runner = MethodRunner(
+            model, method, batch_size=batch_size, pack_tokens=pack_tokens, store_bytes=store_bytes
+        )
+        self.tokenizer = PromptTokenizer(
+            tokenizer,
+            add_bos_token=add_bos_token,
+            by_part=method.treats_demonstrations_alike,
+            canonical=method.invariant,
+            vocabulary=vocabulary_of(model),
+        )
+        self._batch_size = batch_size
+        pad = tokenizer.pad_token_id
+        self._pad = self.tokenizer.prefix_token_id if pad is None else pad
+        if max_length is None:
+            max_length = getattr(model.config.get_text_config(), "max_position_embeddings", None) or sys.maxsize
+        self._limits = self.runner.limits(max_length)
+
+    def score(
+        self,
+        demonstrations: Sequence[str],
+        queries: Sequence[str],
+        options: Sequence[str] | Sequence[Sequence[str]],
+        *,
+        prefix: str = "",
+    ) -> list[list[Score]]:
+        """Score every option of every query.
+
+        Args:
+            demonstrations: the demonstrations, each with its answer and the delimiter that follows it.
+            queries: the queries, each up to where the answer begins.
+            options: one list for all queries, or a list for each query. An option begins with the blank that separates
+                it from the query.
+            prefix: the text before the first demonstration.
+
+        Returns:
+            For each query, for each option (log-probability, greedy): the sum of the log-probabilities of the option's
+            tokens (natural logarithm), and whether greedy decoding would produce the option.
+
+        Raises:
+            InputError: a prompt cannot be used, or a log-probability is NaN or infinite.
+        """
+        _check_lists(demonstrations=demonstrations, queries=queries, options=options)
+        of_query: list[Any] = list(options)
+        if all(isinstance(option, str) for option in options):
+            of_query = [options] * len(queries)
+        if len(of_query) != len(queries):
+            raise InputError(f"options: {len(of_query)} lists for {len(queries)} queries: give one list, or one each.")
+        names, prompts = [], []
+        for q, query in enumerate(queries):
+            prompt = self._prompt(prefix, demonstrations, query)
+            for o, option in enumerate(of_query[q]):
+                names.append(f"query {q}, option {o}")
+                with _naming(names[-1]):
+                    tokens, answer = self.tokenizer.pair(prompt, option)
+                    if not (answer and tokens.query):
+                        raise InputError(f"the {'query' if answer else 'option'} is empty: there is nothing to score.")
+                    self._check_fits(tokens, len(answer) - 1)
+                prompts.append((tokens, answer))
+
+        scores: dict[int, Score] = {}
+        for context, of_context in grouped(prompts).items():
+            work = {query: list(answers) for query, answers in of_context.items()}
+            for pairs, found in self.runner.score(context, work):
+                for (tokens_of_query, tokens_of_answer), score in zip(pairs, found, strict=True):
+                    scores |= dict.fromkeys(of_context[tokens_of_query][tokens_of_answer], score)
+        for i, name in enumerate(names):
+            if not math.isfinite(scores[i][0]):
+                raise InputError(
+                    f"{name}: the log-probability is {scores[i][0]} ({self.runner.model.dtype}): the checkpoint is "
+                    "broken, or its numbers overflow: try float32."
+                )
+        flat = (scores[i] for i in range(len(prompts)))
+        return [[next(flat) for _ in each] for each in of_query]
+
+    def generate(
+        self,
+        demonstrations: Sequence[str],
+        queries: Sequence[str],
+        *,
+        prefix: str = "",
+        max_new_tokens: int = 32,
+        stop: Sequence[str] = (),
+        **kwargs: Any,
+    ) -> list[str]:
+        """Generate the text that follows each query, greedily unless `kwargs` say otherwise.
+
+        Args:
+            demonstrations, queries, prefix: as for `score`.
+            max_new_tokens: how many tokens are generated at most.
+            stop: strings; a generated text is cut before the first occurrence of any of them.
+            **kwargs: arguments of transformers' `generate` (`do_sample`, `temperature`, ...).
+
+        Returns:
+            One text for each query.
+
+        Raises:
+            InputError: a prompt cannot be used, or the scores of a next token are NaN or infinite.
+        """
+        check_arguments(kwargs)
+        _check_lists(demonstrations=demonstrations, queries=queries, stop=stop)
+        prompts = []
+        for q, query in enumerate(queries):
+            with _naming(f"query {q}"):
+                tokens = self.tokenizer.to_continue(self._prompt(prefix, demonstrations, query))
+                if not tokens.query:
+                    raise InputError("the query is empty, there is nothing to continue.")
+                self._check_fits(tokens, max_new_tokens)
+            prompts.append(tokens)
+
+        def generate(context: Tensor, **given: Any) -> Tensor:
+            settings = {"do_sample": False, "pad_token_id": self._pad, "max_new_tokens": max_new_tokens, **kwargs}
+            model: Any = self.runner.model
+            with refusing(f"generation arguments {kwargs}: refused by transformers", kinds=(TypeError, ValueError)):
+                output: Tensor = model.generate(input_ids=context, **given, **settings)
+            return output
+
+        texts = [""] * len(queries)
+        for context in dict.fromkeys(tokens.context for tokens in prompts):
+            waiting = [q for q, tokens in enumerate(prompts) if tokens.context == context]
+            waiting.sort(key=lambda q: -len(prompts[q].query))
+            while waiting:
+                names = [f"query {q}" for q in waiting]
+                ids = [prompts[q].query for q in waiting]
+                rows = self.runner.generate(context, ids, names, max_new_tokens, self._pad, generate)
+                for q, row in zip(waiting[: len(rows)], rows, strict=True):
+                    text = str(self.tokenizer.tokenizer.decode(row, skip_special_tokens=True))
+                    texts[q] = text[: min((text.find(end) for end in stop if end and end in text), default=len(text))]
+                waiting = waiting[len(rows) :]
+        return texts
+
+    def forget(self) -> None:
+        """Free all memories: after the model's weights have changed, the stored ones would be of the old weights."""
+        self.runner.begin(self._batch_size)
+
+    def _prompt(self, prefix: str, demonstrations: Sequence[str], query: str) -> FewShotPrompt:
+        if why := self.runner.method.why_not(len(demonstrations)):
+            raise InputError(f"{self.runner.method.name}: {why}.")
+        return self.tokenizer.arranged(FewShotPrompt(prefix, demonstrations, query))
+
+    def _check_fits(self, tokens: TokenizedPrompt, behind: int) -> None:
+        if why := self._limits.why_not(tokens, behind):
+            needed = self._limits.positions_needed(tokens, behind)
+            raise InputError(f"prompts {why}; this one needs {needed}. {self._limits.hint}Give fewer demonstrations.")
+
+
+def _check_lists(**given: Sequence[Any]) -> None:
+    """Refuse a string in place of a list of strings: it would be taken for a list of its characters."""
+    for name, value in given.items():
+        if isinstance(value, str):
+            raise InputError(f"{name}={value!r}: must be a list of texts, not a text.")
+
+
+@contextmanager
+def _naming(what: str) -> Iterator[None]:
+    """Put the prompt's name before an error's message."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"{what}: {error.message}") from error

@@ -1,0 +1,343 @@
+"""Runs a method on a model, with token ids: encodes contexts as memories, and scores or continues queries on them."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from lm_eval_icl.errors import InputError, Unsupported, is_whole, log
+from lm_eval_icl.inference.budget import MemoryBudget
+from lm_eval_icl.inference.capabilities import probe
+from lm_eval_icl.inference.gelu import fused_gelu
+from lm_eval_icl.inference.generation import StopOnNonFinite, continue_from
+from lm_eval_icl.inference.memory import Memory, device_of
+from lm_eval_icl.inference.packing import Queries, QueryAnswers, cost, first_pack
+from lm_eval_icl.inference.positions import learned_positions, no_positions, position_embeddings, position_switch
+from lm_eval_icl.inference.scoring import Score, score_alone, score_packed
+from lm_eval_icl.inference.store import MemoryStore
+from lm_eval_icl.methods.base import Method
+from lm_eval_icl.methods.limits import PromptLimits
+from lm_eval_icl.tokens import Context, TokenizedPrompt
+
+T = TypeVar("T")
+
+# One lock for each model: see `MethodRunner.inference_mode`.
+_locks: weakref.WeakKeyDictionary[nn.Module, threading.RLock] = weakref.WeakKeyDictionary()
+_making_locks = threading.Lock()
+
+
+QueryAnswer = tuple[tuple[int, ...], tuple[int, ...]]
+# context -> query -> answer -> the indices of the prompts that ask for it.
+Grouped = dict[Context, dict[tuple[int, ...], dict[tuple[int, ...], list[int]]]]
+
+
+def grouped(prompts: Iterable[tuple[TokenizedPrompt, tuple[int, ...]]]) -> Grouped:
+    """Group pairs of prompt and answer, so that every distinct context, query and answer occurs once.
+
+    The longest context comes first, so that out-of-memory occurs at the beginning of a run.
+    """
+    found: Grouped = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))
+    for i, (prompt, answer) in enumerate(prompts):
+        found[prompt.context][prompt.query][answer].append(i)
+    return dict(sorted(found.items(), key=lambda item: -len(item[0].tokens)))
+
+
+class MethodRunner:
+    """Runs a method on a model.
+
+    Args:
+        model: a causal language model of transformers.
+        method: the method; arguments that depend on the model are filled in (`Method.bind`).
+        pack_tokens: how many tokens of queries and options share one forward pass that scores.
+        batch_size: how many texts are generated in one batch, and, on an accelerator, how many queries at least share
+            one forward pass that scores.
+        store_bytes: how many bytes of keys and values are stored for contexts that occur again.
+        softmax_dtype: the dtype of the softmax over the vocabulary; if None, at least float32.
+        mixed_precision_dtype: the dtype of autocast; None for no autocast.
+        tensor_parallel: each pass is divided among several processes (tensor parallelism).
+
+    Attributes:
+        capabilities: what the model can do.
+        store: the stored memories.
+        budget: how much runs at once.
+        tokens_run: how many tokens were run through the model for scoring.
+
+    Raises:
+        Unsupported: the model does not do what the method needs.
+        InputError: the model cannot be used with any method, or an argument does not fit the model.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        method: Method,
+        *,
+        pack_tokens: int = 1024,
+        batch_size: int = 1,
+        store_bytes: int = 2**31,
+        softmax_dtype: torch.dtype | None = None,
+        mixed_precision_dtype: torch.dtype | None = None,
+        tensor_parallel: bool = False,
+    ) -> None:
+        for name, value in (("pack_tokens", pack_tokens), ("batch_size", batch_size), ("store_bytes", store_bytes)):
+            if not is_whole(value) or value < 1:
+                raise InputError(f"{name}={value!r}: must be a whole number, 1 or more.")
+        self.model, self.pack_tokens, self.store_bytes = model, pack_tokens, store_bytes
+        self.softmax_dtype, self.mixed_precision_dtype = softmax_dtype, mixed_precision_dtype
+        self.tensor_parallel = tensor_parallel
+        # The learned position embeddings to switch off while the model runs; None to leave positions as they are.
+        self._without_positions: list[nn.Embedding] | None = None
+        with self.inference_mode():
+            self.capabilities = probe(model)
+            self._learned_positions = learned_positions(model)
+        self._check_capabilities(method)
+        if method.positions == "none":
+            self._take_positions_away(method)
+        with self.inference_mode():
+            self.method = method.bind(model)
+        self.begin(batch_size)
+
+    def begin(self, batch_size: int) -> None:
+        """Begin a run. The memories of an earlier run are dropped, since the model's weights may have changed."""
+        self.store = MemoryStore(lambda context: self.method.encode(self.model, context), self.store_bytes)
+        device = device_of(self.model)
+        # On a CPU, larger packs are slower, since most of their attention is masked.
+        queries = 1 if device.type == "cpu" else batch_size
+        what = f"{type(self.model).__name__} on {device}"
+        self.budget = MemoryBudget(self.store, self.pack_tokens, queries, batch_size, what, self.tensor_parallel)
+        self.tokens_run = 0
+
+    def limits(self, max_length: int) -> PromptLimits:
+        """The limits that prompts have to stay within.
+
+        Args:
+            max_length: how many positions the model has, or may use.
+
+        Raises:
+            InputError: the model has fewer learned position embeddings than `max_length`.
+        """
+        model, method = type(self.model).__name__, self.method
+        learned = self._learned_positions
+        if learned is not None and max_length > learned:
+            raise InputError(
+                f"max_length={max_length}: {model} has learned embeddings of {learned} positions and no more: give "
+                f"max_length={learned} or less."
+            )
+        return PromptLimits(
+            method,
+            model=model,
+            positions=max_length,
+            window=self.capabilities.window if method.needs_mask else None,
+            switch=position_switch(self.model),
+            hint=method.overflow_hint if self.capabilities.obeys_positions else "",
+        )
+
+    def _check_capabilities(self, method: Method) -> None:
+        """Refuse a method that needs something that the model cannot do."""
+        model, attention = type(self.model).__name__, self.model.config._attn_implementation
+        if method.needs_mask and not self.capabilities.obeys_mask:
+            raise Unsupported(
+                f"{method.name} hides tokens from each other, which {model} (attn_implementation={attention}) does not "
+                "obey: a token that the mask hides changes the result. Use another attn_implementation (sdpa, eager) "
+                "or another model."
+            )
+        if method.needs_positions and not self.capabilities.obeys_positions:
+            asked = " with restart_positions=True" if getattr(method, "restart_positions", False) else ""
+            asked = f" with positions={method.positions}" if method.positions != "sequential" else asked
+            raise Unsupported(
+                f"{method.name}{asked} needs a model that obeys given positions, and {model} has no positions to "
+                "give: it counts tokens by itself."
+            )
+        if not self.capabilities.can_pack:
+            log.warning(
+                "%s (attn_implementation=%s) does not take a mask or positions given by hand: queries are scored one "
+                "by one instead of packed into one pass, exactly but more slowly.",
+                *(model, attention),
+            )
+
+    def _take_positions_away(self, method: Method) -> None:
+        with self.inference_mode():
+            embeddings = list(position_embeddings(self.model))
+        self._without_positions = embeddings
+        with self.inference_mode():
+            still_obeys = probe(self.model).obeys_positions
+        if still_obeys:
+            raise Unsupported(
+                f"{method.name} needs a model whose positions can be taken away, and {type(self.model).__name__} still "
+                "tells them apart with rotary angles and learned positions switched off."
+            )
+
+    @contextmanager
+    def inference_mode(self) -> Iterator[None]:
+        """Inside this context, the model runs without gradients and with a faster GELU, and, if this runner is set up
+        for it, in mixed precision and without positional information.
+
+        Only one thread at a time can be inside, since positions and GELU are patched on the model itself, which other
+        runners may share.
+        """
+        without = self._without_positions
+        positions = nullcontext() if without is None else no_positions(self.model, without)
+        with _making_locks:
+            # An adapter of PEFT shares its modules with the model inside.
+            model: Any = self.model
+            inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+            lock = _locks.setdefault(inner, threading.RLock())
+        with lock, torch.no_grad(), self.mixed_precision(), positions, fused_gelu(self.model):
+            yield
+
+    def mixed_precision(self) -> torch.autocast:
+        """torch's autocast, if it was asked for. It keeps the weights that it has cast until its outermost context
+        ends, so many passes inside one context cast them once."""
+        dtype = self.mixed_precision_dtype
+        return torch.autocast(device_of(self.model).type, dtype=dtype, enabled=dtype is not None)
+
+    # Scoring.
+
+    def score(self, context: Context, queries: Queries) -> Iterator[tuple[list[QueryAnswer], list[Score]]]:
+        """Score all answers of all queries behind a context.
+
+        Args:
+            queries: the ids of each query -> the ids of each of its answers.
+
+        Yields:
+            For each forward pass, its pairs of query and answer, and their scores in the same order.
+
+        Raises:
+            InputError: the device's memory does not suffice.
+        """
+        if not self.method.memory_depends_on_query:
+            yield from self._score_on(context, self._counted(lambda: self.store[context]), queries)
+            return
+        for query, answers in queries.items():
+            memory, rest = self._counted(partial(self._encode_query, context, query))
+            for pairs, scores in self._score_on(context, memory, {rest: answers}):
+                yield [(query, answer) for _, answer in pairs], scores
+
+    def _encode_query(self, context: Context, query: tuple[int, ...]) -> tuple[Memory, tuple[int, ...]]:
+        return self.method.encode_query(self.model, context, query, self.store.__getitem__)
+
+    def _score_on(
+        self, context: Context, memory: Memory, queries: Queries
+    ) -> Iterator[tuple[list[QueryAnswer], list[Score]]]:
+        # Sorted, since the common beginning of queries in one pack is run once.
+        waiting = sorted(queries.items(), key=lambda item: item[0])
+        while waiting:
+            pack, scores = self._counted(
+                partial(self._score_first, memory, waiting), partial(self._halve_pack, memory, waiting), context
+            )
+            waiting = waiting[len(pack) :]
+            yield [(query, answer) for query, answers in pack for answer in answers], scores
+
+    def _score_first(self, memory: Memory, waiting: Sequence[QueryAnswers]) -> tuple[list[QueryAnswers], list[Score]]:
+        """The first of the waiting queries, as many as run together, and the scores of all their answers."""
+        pack, together = self._pack(memory, waiting)
+        if together:
+            pairs = [(query, answer) for query, answers in pack for answer in answers]
+            trim = self.capabilities.can_trim_last_block
+            return pack, score_packed(self.model, memory, pairs, self.softmax_dtype, trim)
+        ((query, answers),) = pack
+        return pack, score_alone(self.model, memory, query, answers, self.softmax_dtype)
+
+    def _pack(self, memory: Memory, waiting: Sequence[QueryAnswers]) -> tuple[list[QueryAnswers], bool]:
+        """The first of the waiting queries, as many as run together, and whether they run in one packed pass. If not,
+        it is a single query, whose answers are scored by ordinary passes."""
+        pack = first_pack(waiting, self.budget.pack_tokens, self.budget.queries)
+        tokens = cost(pack)
+        # A query longer than a pack gains nothing from packing, and its mask would be large.
+        together = len(pack) > 1 or tokens <= self.budget.pack_tokens
+        together = together and self.capabilities.can_pack_to(len(memory) + tokens)
+        return (pack, True) if together else (pack[:1], False)
+
+    def _halve_pack(self, memory: Memory, waiting: Sequence[QueryAnswers]) -> str:
+        pack, together = self._pack(memory, waiting)
+        return self.budget.halve_pack(cost(pack)) if together else ""
+
+    # Generation.
+
+    def generate(
+        self,
+        context: Context,
+        queries: Sequence[tuple[int, ...]],
+        names: Sequence[str],
+        max_new_tokens: int,
+        pad: int,
+        generate: Callable[..., Tensor],
+    ) -> list[list[int]]:
+        """Generate a continuation for the first of these queries, as many as fit into one batch.
+
+        Args:
+            queries: the ids of each query, the longest query first.
+            names: the queries' names, for errors.
+            max_new_tokens: how many tokens are generated at most.
+            pad: the id of the padding token.
+            generate: as for `continue_from`, with `logits_processor` as a further argument.
+
+        Returns:
+            The generated ids, one row for each query of the batch.
+
+        Raises:
+            InputError: the scores of a next token are NaN or infinite, or the device's memory does not suffice.
+        """
+
+        def run() -> list[list[int]]:
+            n = self._batch(context, queries, max_new_tokens)
+            memory, first = self._encode_query(context, queries[0])  # the queries of one batch share a memory
+            stop = StopOnNonFinite(names[:n], self.model.dtype)
+            with _own_cache(self.model):
+                checked = partial(generate, logits_processor=[stop])
+                return continue_from(self.model, checked, memory, [first, *queries[1:n]], pad)
+
+        def halve() -> str:
+            return self.budget.halve_texts(self._batch(context, queries, max_new_tokens))
+
+        return self.fit(run, halve, context)
+
+    def _batch(self, context: Context, queries: Sequence[tuple[int, ...]], max_new_tokens: int) -> int:
+        """How many of the first queries can be continued in one batch."""
+        batch = queries[: self.budget.texts]
+        if self.method.memory_depends_on_query:
+            return 1
+        kept = self.method.footprint(context).kept
+        if not self.capabilities.can_pack_to(kept + len(batch[0]) + max_new_tokens):
+            # Padding would shift the indices of a query's tokens, so all queries of a batch must have the same length.
+            return sum(len(query) == len(batch[0]) for query in batch)
+        return len(batch)
+
+    def fit(self, run: Callable[[], T], halve: Callable[[], str] = str, context: Context | None = None) -> T:
+        """`MemoryBudget.fit` in `inference_mode`."""
+        with self.inference_mode():
+            return self.budget.fit(run, halve, context)
+
+    def _counted(self, run: Callable[[], T], halve: Callable[[], str] = str, context: Context | None = None) -> T:
+        """`fit`, with the tokens that are run through the model added to `tokens_run`."""
+
+        def count(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+            self.tokens_run += kwargs["input_ids"].numel()
+
+        with self.inference_mode():
+            handle = self.model.register_forward_pre_hook(count, with_kwargs=True)
+            try:
+                return self.budget.fit(run, halve, context)
+            finally:
+                handle.remove()
+
+
+@contextmanager
+def _own_cache(model: PreTrainedModel) -> Iterator[None]:
+    """Inside this context, the type of cache that a checkpoint's `generation_config` asks for is ignored, since
+    generation continues from a memory's cache."""
+    config = model.generation_config
+    asked, config.cache_implementation = config.cache_implementation, None
+    try:
+        yield
+    finally:
+        config.cache_implementation = asked

@@ -1,0 +1,29 @@
+"""A few-shot prompt together with its parts: `prefix | demonstration 1 | ... | demonstration n | query`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class FewShotPrompt(str):
+    """A prompt as one string, with its parts as attributes.
+
+    Attributes:
+        prefix: the text before the first demonstration: task description, system text and the beginning of a
+            chat template. The header of a chat turn ("<|user|>") belongs to the end of the part before the
+            turn, so that every demonstration ends in the same way as the prefix.
+        demonstrations: the demonstrations, each with its answer and the delimiter that follows it.
+        query: the document to answer, up to where the answer begins.
+    """
+
+    prefix: str
+    demonstrations: tuple[str, ...]
+    query: str
+
+    def __new__(cls, prefix: str, demonstrations: Sequence[str], query: str) -> FewShotPrompt:
+        self = super().__new__(cls, prefix + "".join(demonstrations) + query)
+        self.prefix, self.demonstrations, self.query = prefix, tuple(demonstrations), query
+        return self
+
+    def __reduce__(self) -> tuple[type[FewShotPrompt], tuple[str, tuple[str, ...], str]]:
+        return FewShotPrompt, (self.prefix, self.demonstrations, self.query)

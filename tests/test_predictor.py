@@ -1,0 +1,227 @@
+"""The Python API gives what lm-eval's model gives, without any of it."""
+
+import itertools
+import math
+from concurrent.futures import ThreadPoolExecutor
+
+import peft
+import pytest
+import torch
+from lm_eval.api.instance import Instance
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from lm_eval_icl import methods
+from lm_eval_icl.errors import InputError, Unsupported
+from lm_eval_icl.harness.models import model_class
+from lm_eval_icl.methods import Predictor
+from lm_eval_icl.prompt import FewShotPrompt
+from tests import tiny
+
+DEMONSTRATIONS = [
+    "Review: dull and long\nSentiment: no\n\n",
+    "Review: warm\nSentiment: yes\n\n",
+    "Review: odd\nSentiment: no\n\n",
+]
+QUERIES = ["Review: a film\nSentiment:", "Review: sharp and bright\nSentiment:", "Review: quiet, slow\nSentiment:"]
+OPTIONS = [" no", " yes", " yes indeed"]
+
+
+def load(path, **kwargs):
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float64, **kwargs).eval()
+    return model, AutoTokenizer.from_pretrained(path)
+
+
+@pytest.mark.parametrize("architecture", ["gpt2", "llama"])
+@pytest.mark.parametrize("name", methods.NAMES)
+def test_it_gives_what_the_lm_eval_model_gives(checkpoint, name, architecture):
+    path = checkpoint(architecture)
+    predictor = Predictor(*load(path), methods.make(name))
+    lm = model_class(name)(str(path), device="cpu", dtype="float64", batch_size=8)
+    prompts = [FewShotPrompt("Tell. ", DEMONSTRATIONS, query) for query in QUERIES]
+    scored = [Instance("loglikelihood", {}, pair, 0) for pair in itertools.product(prompts, OPTIONS)]
+    found = predictor.score(DEMONSTRATIONS, QUERIES, OPTIONS, prefix="Tell. ")
+    assert [score for scores in found for score in scores] == lm.loglikelihood(scored, disable_tqdm=True)
+
+    texts = [Instance("generate_until", {}, (prompt, {"until": ["i"], "max_gen_toks": 6}), 0) for prompt in prompts]
+    assert predictor.generate(DEMONSTRATIONS, QUERIES, prefix="Tell. ", max_new_tokens=6, stop=["i"]) == (
+        lm.generate_until(texts, disable_tqdm=True)
+    )
+
+
+def test_one_memory_for_many_calls(checkpoint):
+    predictor = Predictor(*load(checkpoint("gpt2")), methods.make("invicl"))
+    first = predictor.score(DEMONSTRATIONS, QUERIES, OPTIONS)
+    again = predictor.score(DEMONSTRATIONS[::-1], QUERIES[:1], OPTIONS)  # in any order
+    predictor.generate(DEMONSTRATIONS, QUERIES)
+    assert predictor.runner.store.encoded == 1
+    assert [score for score, _ in again[0]] == pytest.approx([score for score, _ in first[0]], abs=1e-12)
+
+
+def test_options_of_each_query_and_no_demonstrations(checkpoint):
+    predictor = Predictor(*load(checkpoint("llama")), methods.make("icl"))
+    same = predictor.score([], QUERIES[:2], OPTIONS)
+    each = predictor.score([], QUERIES[:2], [OPTIONS[:1], OPTIONS[1:]])
+    assert [len(scores) for scores in each] == [1, 2]
+    assert [score for score, _ in each[0] + each[1]] == pytest.approx(
+        [same[0][0][0], same[1][1][0], same[1][2][0]], abs=1e-12
+    )
+    assert predictor.score([], [], OPTIONS) == predictor.generate([], []) == []
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda p: p.score(DEMONSTRATIONS, QUERIES, [OPTIONS]), "options: 1 lists for 3 queries"),
+        (lambda p: p.score(DEMONSTRATIONS, QUERIES, ["a", ""]), "query 0, option 1: the option is empty"),
+        (
+            lambda p: p.score(["many " * 3000] * 2, QUERIES, OPTIONS),
+            "query 0, option 0: prompts do not fit the model's",
+        ),
+        (lambda p: p.generate(DEMONSTRATIONS, QUERIES, max_new_tokens=5000), "query 0: prompts do not fit"),
+        (lambda p: p.score(DEMONSTRATIONS[:1], QUERIES, OPTIONS), "pcw: window_size=2: more than the 1 demonstrations"),
+        (lambda p: p.score(DEMONSTRATIONS, ["half \ud83d"], OPTIONS), "query 0, option 0: .*half a character"),
+    ],
+)
+def test_bad_input_is_one_line(checkpoint, call, says):
+    predictor = Predictor(*load(checkpoint("gpt2")), methods.make("pcw", {"window_size": 2}))
+    with pytest.raises(InputError, match=f"^lm-eval-icl: {says}") as error:
+        call(predictor)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda p: p.generate([], ["a"], num_return_sequences=2), "generation argument num_return_sequences=2 gives"),
+        (lambda p: p.generate([], ["a"], use_cache=False), "generation argument use_cache=False would switch off"),
+        (lambda p: p.generate([], ["a"], prompt_lookup_num_tokens=3), "generation argument prompt_lookup_num_tokens=3"),
+        (lambda p: p.generate([], ["a"], return_dict_in_generate=True), "generation argument return_dict_in_generate"),
+        (lambda p: p.generate([], ["a"], logits_processor=[]), "generation arguments .*refused by transformers"),
+        (lambda p: p.generate([], ["a"], nonsense=1), "generation arguments .*refused by transformers"),
+        (lambda p: p.generate([], ["half \ud83d"]), "query 0: .*half a character"),
+        (lambda p: p.score([], ["a"], " yes"), "options=' yes': must be a list of texts"),
+        (lambda p: p.score("Review", ["a"], [" yes"]), "demonstrations='Review': must be a list of texts"),
+        (lambda p: p.generate([], "a"), "queries='a': must be a list of texts"),
+    ],
+)
+def test_what_would_give_other_texts_is_refused(checkpoint, call, says):
+    predictor = Predictor(*load(checkpoint("gpt2")), methods.make("icl"))
+    with pytest.raises(InputError, match=f"^lm-eval-icl: {says}") as error:
+        call(predictor)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("argument", [{"pack_tokens": 0}, {"batch_size": 0}, {"store_bytes": "a"}])
+def test_arguments_out_of_range(checkpoint, argument):
+    ((name, value),) = argument.items()
+    with pytest.raises(InputError, match=f"{name}={value!r}: must be a whole number, 1 or more"):
+        Predictor(*load(checkpoint("gpt2")), methods.make("icl"), **argument)
+
+
+def test_weights_that_changed(checkpoint):
+    model, tokenizer = load(checkpoint("gpt2"))
+    predictor = Predictor(model, tokenizer, methods.make("icl"))
+    before = predictor.score(DEMONSTRATIONS, QUERIES, OPTIONS)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(0.9)
+    predictor.forget()
+    after = predictor.score(DEMONSTRATIONS, QUERIES, OPTIONS)
+    fresh = Predictor(model, tokenizer, methods.make("icl"))
+    assert after == fresh.score(DEMONSTRATIONS, QUERIES, OPTIONS) != before
+
+
+def test_numbers_that_break(checkpoint):
+    model, tokenizer = load(checkpoint("gpt2"))
+    predictor = Predictor(model, tokenizer, methods.make("icl"))
+    with torch.no_grad():
+        model.transformer.wte.weight[tokenizer.encode("x")[0]] = math.nan
+    with pytest.raises(InputError, match=r"query 0, option 0: the log-probability is nan \(torch.float64\)"):
+        predictor.score([], ["a", "x", "a"], [" b"])
+    with pytest.raises(InputError, match="query 0: the scores of the next token are nan"):
+        predictor.generate([], ["x"])
+
+
+def test_what_the_model_cannot_do_is_refused(checkpoint):
+    with pytest.raises(Unsupported, match="invicl hides tokens"):
+        Predictor(*load(checkpoint("bloom")), methods.make("invicl"))
+
+
+def test_a_model_that_somebody_owns_is_left_as_it_was(checkpoint):
+    model, tokenizer = load(checkpoint("gpt2"))
+    model.generation_config.cache_implementation = "static"
+    ids = torch.tensor([tokenizer.encode(QUERIES[0])])
+    before = model(ids).logits
+    predictor = Predictor(model, tokenizer, methods.make("nope"))
+    predictor.score(DEMONSTRATIONS, QUERIES, OPTIONS)
+    predictor.generate(DEMONSTRATIONS, QUERIES, max_new_tokens=2)
+    assert model.generation_config.cache_implementation == "static"
+    assert torch.equal(model(ids).logits, before)
+
+
+def test_threads_share_a_model(checkpoint):
+    """Methods that change the model while it runs, on one model, from many threads: the scores of one thread."""
+    model, tokenizer = load(checkpoint("gpt2"))
+    predictors = [Predictor(model, tokenizer, methods.make(name)) for name in ("icl", "nope", "invicl", "deepthink")]
+    calls = [(predictor, queries) for predictor in predictors for queries in (QUERIES, QUERIES[:1], QUERIES[1:])]
+
+    def score(call):
+        predictor, queries = call
+        return predictor.score(DEMONSTRATIONS, queries, OPTIONS)
+
+    expected = [score(call) for call in calls]
+    with ThreadPoolExecutor(6) as pool:
+        for _ in range(5):
+            assert list(pool.map(score, calls)) == expected
+
+
+def test_an_adapter_and_its_model_share_a_lock(checkpoint):
+    """They share their modules, on which positions are switched off."""
+    model, tokenizer = load(checkpoint("gpt2"))
+    adapted = peft.get_peft_model(model, peft.LoraConfig(r=2, init_lora_weights=False))
+    predictors = [
+        Predictor(adapted, tokenizer, methods.make("nope")),
+        Predictor(model, tokenizer, methods.make("icl")),
+    ]
+    expected = [predictor.score(DEMONSTRATIONS, QUERIES, OPTIONS) for predictor in predictors]
+    for predictor in predictors:
+        predictor.forget()
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda i: predictors[i % 2].score(DEMONSTRATIONS, QUERIES, OPTIONS), range(24)))
+    assert found == expected * 12
+
+
+def test_deepthink_leaves_the_first_memory_alone_and_can_be_differentiated(checkpoint):
+    from lm_eval_icl.methods import deepthink
+    from lm_eval_icl.tokens import Context
+
+    model = tiny.build("gpt2", torch.float64)
+    context = Context((1,), ((5, 6, 7), (8, 9)))
+    kept = []
+    causal_pass = deepthink.causal_pass
+
+    def keep(model, tokens, memory, positions):
+        kept.append([(keys, keys.clone()) for keys, _ in memory.layers])
+        return causal_pass(model, tokens, memory, positions)
+
+    with pytest.MonkeyPatch.context() as patch, torch.no_grad():
+        patch.setattr(deepthink, "causal_pass", keep)
+        methods.make("deepthink", {"T": 3, "eta": 0.5, "momentum": 0.9}).encode(model, context)
+    assert len(kept) == 2
+    assert all(torch.equal(keys, before) for layers in kept for keys, before in layers)
+
+    method = methods.make("deepthink", {"T": 3, "eta": 0.5})
+    weight = model.transformer.h[0].mlp.c_fc.weight
+
+    def loss():
+        return method.encode(model, context).layers[-1][1].square().sum()
+
+    loss().backward()
+    step = torch.zeros_like(weight)
+    step[3, 4] = 1e-6
+    with torch.no_grad():
+        weight += step
+        more = loss()
+        weight -= 2 * step
+        less = loss()
+    assert float(weight.grad[3, 4]) == pytest.approx(float(more - less) / 2e-6, rel=1e-5)

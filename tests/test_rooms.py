@@ -1,0 +1,83 @@
+"""The rooms of the package: imports go up the list and never down, and what needs no lm-eval takes none in."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import lm_eval_icl
+
+PACKAGE = Path(lm_eval_icl.__file__).parent
+# From the first to the last: a room may import from itself and from those before it.
+ROOMS = [
+    {"__init__", "errors", "prompt", "tokens", "layouts"},
+    {"inference"},
+    {"methods"},
+    {"demonstrations"},
+    {"harness"},
+    {"demo", "smoke", "cli", "__main__"},
+]
+HARNESS = ROOMS.index({"harness"})
+# What the rooms before the harness know nothing of.
+FOREIGN = {"lm_eval", "datasets"}
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+
+def room(module: str) -> int:
+    """The number of the room that a module below the package is in."""
+    return next(number for number, names in enumerate(ROOMS) if module.split(".")[0] in names)
+
+
+def imported(file: Path) -> set[str]:
+    """Every module that a file imports, inside functions too; names of modules below the package in full."""
+    found = set()
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{file}: a relative import"
+            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return found
+
+
+def below(module: str) -> str | None:
+    """A module's name below the package; None for another package's, or a name that is no module."""
+    if module == "lm_eval_icl":
+        return "__init__"
+    path = module.removeprefix("lm_eval_icl.")
+    at = PACKAGE.joinpath(*path.split("."))
+    return path if path != module and (at.is_dir() or at.with_suffix(".py").is_file()) else None
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(PACKAGE)))
+def test_imports_go_up(file):
+    here = room(file.relative_to(PACKAGE).with_suffix("").parts[0])
+    for module in imported(file):
+        if (name := below(module)) is not None:
+            assert room(name) <= here, f"{file.relative_to(PACKAGE)} imports {module}, which is further down"
+        if here < HARNESS:
+            assert module.split(".")[0] not in FOREIGN, f"{file.relative_to(PACKAGE)} imports {module}"
+
+
+def test_the_test_sees_an_import_that_goes_down(tmp_path):
+    file = tmp_path / "x.py"
+    file.write_text("def f():\n    from lm_eval_icl.harness import run\n    import lm_eval.api\n")
+    assert {"lm_eval_icl.harness", "lm_eval_icl.harness.run", "lm_eval.api"} <= imported(file)
+    assert room(below("lm_eval_icl.harness.run")) == HARNESS > room(below("lm_eval_icl.layouts")) == 0
+    assert below("lm_eval_icl.layouts.Pattern") is None and below("torch") is None
+
+
+@pytest.mark.parametrize("module", ["methods", "methods.predictor", "inference.scoring"])
+def test_methods_take_in_no_harness(module):
+    code = f"import lm_eval_icl.{module}, sys; print(sorted({FOREIGN} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_names_are_known_without_torch():
+    """lm-eval registers our names when its list of models is imported."""
+    code = "from lm_eval_icl import methods; import sys; print(*methods.NAMES, 'torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split()[-1] == "False" and "invicl" in done.stdout
