@@ -1,12 +1,13 @@
 """What the pages under docs/ say is so: their code runs, their links lead somewhere, their pictures are today's."""
 
 import dataclasses
+import functools
 import importlib.util
 import inspect
 import itertools
-import math
 import os
 import re
+import runpy
 import shlex
 import subprocess
 import sys
@@ -18,9 +19,13 @@ import transformers
 from lm_eval.models.huggingface import HFLM
 from lm_eval.utils import simple_parse_args_string
 
-from lm_eval_icl import picture, show
-from lm_eval_icl.plugin import MODELS, task_dir
-from lm_eval_icl.tokens import Context
+from lm_eval_icl import methods
+from lm_eval_icl.demo import model_path
+from lm_eval_icl.harness.arguments import CommonArguments
+from lm_eval_icl.harness.patches import PATCHES
+from lm_eval_icl.harness.plugin import task_dir
+from lm_eval_icl.methods import NAMES
+from lm_eval_icl.methods.drawing import drawing, picture
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -28,8 +33,8 @@ PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
 
 
 def blocks(page: Path) -> list[tuple[str, str, str]]:
-    """A page's fenced blocks: (the `file.py` named on the line before it, language, text)."""
-    found = re.finditer(r"(?:`(\w+\.py)`:\n\n|)```(\w+)\n(.*?)```\n", page.read_text(encoding="utf-8"), re.DOTALL)
+    """A page's fenced blocks: (the `file` named on the line before it, language, text)."""
+    found = re.finditer(r"(?:`([\w.]+)`:\n\n|)```(\w+)\n(.*?)```\n", page.read_text(encoding="utf-8"), re.DOTALL)
     return [(match[1] or "", match[2], match[3]) for match in found]
 
 
@@ -46,6 +51,7 @@ def commands(page: Path) -> list[str]:
 HF_ARGUMENTS = {
     name for each in (HFLM, transformers.BitsAndBytesConfig) for name in inspect.signature(each.__init__).parameters
 }
+COMMON_ARGUMENTS = {field.name for field in dataclasses.fields(CommonArguments)}
 
 # Links.
 
@@ -71,21 +77,22 @@ def test_relative_links_resolve(page):
 # One page a method.
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", NAMES)
 def test_method_page_names_every_argument_with_its_default(name):
     page = (DOCS / "methods" / f"{name}.md").read_text(encoding="utf-8")
     written = dict(re.findall(r"^\| `(\w+)` \| `([^`]+)` \|", page, re.MULTILINE))
-    assert written == {field.name: str(field.default) for field in dataclasses.fields(show.METHODS[name])}
+    assert written == {field.name: str(field.default) for field in dataclasses.fields(methods.find(name))}
     assert f"]({name}.md)" in (DOCS / "methods" / "README.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.pinned
+@pytest.mark.parametrize("name", NAMES)
 def test_pictures_are_what_is_drawn_now(name, tmp_path):
     """Made again by: lm-eval-icl show NAME --output docs/methods/NAME.svg"""
     page, drawn = DOCS / "methods" / f"{name}.md", tmp_path / f"{name}.svg"
     assert f"]({name}.svg)" in page.read_text(encoding="utf-8")
     assert f"lm-eval-icl show {name} --output docs/methods/{name}.svg" in commands(page)
-    picture.save(show.draw(show.make_method(name), show.example(3)), drawn)
+    picture.save(drawing.draw(methods.make(name), drawing.example(3)), drawn)
     committed = (DOCS / "methods" / drawn.name).read_text(encoding="utf-8")
     same = drawn.read_text(encoding="utf-8") == committed
     assert same, f"lm-eval-icl show {name} --output docs/methods/{name}.svg (with matplotlib as in constraints.txt)"
@@ -98,13 +105,14 @@ def test_commands_are_ones_that_we_take(page):
         words = shlex.split(command)
         given = dict(itertools.pairwise(words))
         if words[:2] == ["lm-eval-icl", "show"]:
-            show.make_method(words[2], given.get("--args", ""))
+            methods.make(words[2], simple_parse_args_string(given.get("--args", "")))
         elif words[0] == "lm_eval":
-            own = {field.name for field in dataclasses.fields(show.METHODS[given["--model"]])}
+            own = methods.arguments_of(methods.find(given["--model"]))
             arguments = simple_parse_args_string(given["--model_args"])
             assert arguments.pop("pretrained")
-            assert set(arguments) <= own | HF_ARGUMENTS
-            assert any(task_dir().rglob(f"{given['--tasks']}.yaml"))
+            assert set(arguments) <= own | COMMON_ARGUMENTS | HF_ARGUMENTS
+            for task in given["--tasks"].split(","):
+                assert any(task_dir().rglob(f"{task}.yaml"))
 
 
 # The index's table of properties.
@@ -129,16 +137,16 @@ def table(page: Path, heading: str) -> dict[str, list[str]]:
 
 def test_properties_are_those_of_the_layouts():
     properties = table(DOCS / "methods" / "README.md", "invariant")
-    assert set(properties) == set(MODELS)
+    assert set(properties) == set(NAMES)
     for name, (invariant, no_leakage, interdependent) in properties.items():
-        method = show.make_method(name)
+        method = methods.make(name)
         assert invariant == ("yes" if method.invariant else "no")
         if name in ("batchicl", "deepthink"):  # not one layout
             continue
-        parts = show.example(3)
-        layout = method.layout(parts.context, parts.query)
-        sees = reaches(layout.sees)
-        at = dict(show.columns(layout))
+        parts = drawing.example(3)
+        layout = method.layout(len(parts.context.prefix), parts.context.lengths, len(parts.query))
+        sees = reaches(layout.mask)
+        at = dict(drawing.columns(layout))
         copies = ["", "'"] if "D1'" in at else [""]
         last = {i: at[f"D{i}{copies[-1]}"] for i in (1, 2, 3)}
 
@@ -153,7 +161,7 @@ def test_properties_are_those_of_the_layouts():
         assert len(others) in (0, 3, 6) and interdependent.startswith(says)
 
 
-# Adding a method.
+# Code that runs as it is written.
 
 PAGE = DOCS / "add-a-method.md"
 
@@ -162,53 +170,120 @@ def lines(text: str) -> list[str]:
     return [line.rstrip() for line in text.strip().splitlines()]
 
 
-def test_adding_a_method_works_as_written(tmp_path):
-    """Its files are written and its commands run, and both print what the page says."""
-    written = blocks(PAGE)
-    for name, language, text in written:
-        if language == "python":
-            assert name
-            (tmp_path / name).write_text(text, encoding="utf-8")
-    consoles = [text for _, language, text in written if language == "console"]
-    assert len(consoles) == 2
-    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
-    outputs = []
-    for console in consoles:
-        command, _, expected = console.removeprefix("$ ").partition("\n")
-        done = subprocess.run(
-            shlex.split(command), capture_output=True, text=True, cwd=tmp_path, env=environment, check=False
-        )
-        assert done.returncode == 0, done.stderr
-        outputs.append((lines(done.stdout), lines(expected)))
-    (drawn, expected_drawing), (compared, expected_scores) = outputs
-    assert drawn == expected_drawing
+def test_the_python_block_of_readme(tmp_path):
+    (_, language, code), (_, after, expected), *_ = blocks(ROOT / "README.md")
+    assert (language, after) == ("python", "console")
+    assert len([line for line in code.split("\n\n", 1)[1].splitlines() if line.strip()]) <= 12
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert done.returncode == 0, done.stderr
+    found, numbers = zip(*(re.subn(r"-?\d+\.\d+", "#", text) for text in (done.stdout, expected)), strict=True)
+    assert found[0] == found[1] and numbers[0] == numbers[1] > 0
+    for mine, theirs in zip(*(re.findall(r"-?\d+\.\d+", text) for text in (done.stdout, expected)), strict=True):
+        assert float(mine) == pytest.approx(float(theirs), abs=0.003)
 
-    scores = [[re.fullmatch(r"(\w+): accuracy (\S+), mean (\S+)", line) for line in output] for output in outputs[1]]
-    assert all(scores[0]) and len(compared) == len(expected_scores) == 2
-    for got, expected in zip(*scores, strict=True):
-        assert got[1] == expected[1]
-        assert math.isfinite(float(got[3]))
-        assert float(got[2]) == pytest.approx(float(expected[2]), abs=0.021)
-        assert float(got[3]) == pytest.approx(float(expected[3]), abs=0.003)
-    assert scores[0][0][3] != scores[0][1][3]
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory) -> dict[str, str]:
+    """The environment of a process that sees the page's package installed."""
+    folder = tmp_path_factory.mktemp("package")
+    (folder / "source").mkdir()
+    for name, _, text in blocks(PAGE):
+        if name:
+            (folder / "source" / name).write_text(text, encoding="utf-8")
+    assert {file.name for file in (folder / "source").iterdir()} == {"neighbours.py", "pyproject.toml"}
+    pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(folder / "site")]
+    subprocess.run([*pip, str(folder / "source")], check=True, capture_output=True)
+    path = [str(Path(sys.executable).parent), os.environ["PATH"]]
+    return {
+        **os.environ,
+        "PYTHONPATH": str(folder / "site"),
+        "PATH": os.pathsep.join(path),
+        "MODEL": str(model_path()),
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", range(3))
+def test_adding_a_method_works_as_written(installed, tmp_path, number):
+    """The package's two files are installed, and the commands print what the page says."""
+    consoles = [text for _, language, text in blocks(PAGE) if language == "console"]
+    assert len(consoles) == 3
+    command, _, expected = consoles[number].removeprefix("$ ").partition("\n")
+    done = subprocess.run(
+        ["bash", "-c", command], capture_output=True, text=True, cwd=tmp_path, env=installed, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    if command.startswith("lm-eval-icl show"):
+        assert lines(done.stdout) == lines(expected)
+        return
+    shown = [line for line in lines(done.stdout) if line.startswith("|")]
+    assert [re.sub(r"\d\.\d+", "#", line) for line in shown] == [
+        re.sub(r"\d\.\d+", "#", line) for line in lines(expected)
+    ]
+    values = [[float(value) for value in re.findall(r"\d\.\d+", "".join(text))] for text in (shown, expected)]
+    assert values[0] == pytest.approx(values[1], abs=0.011)
+
+
+@pytest.mark.slow
+def test_an_installed_method_is_like_ours(installed, tmp_path):
+    """The smoke test takes it in; an unknown name is near it; an entry point of another name is refused."""
+    run = functools.partial(subprocess.run, capture_output=True, text=True, cwd=tmp_path, env=installed, check=False)
+    done = run(["lm-eval-icl", "smoke", "--arch", "gpt2", "--limit", "1"])
+    assert "neighbours on gpt2: ok (smoke_loglikelihood, smoke_generation)" in done.stdout, done.stderr
+    done = run(["lm-eval-icl", "show", "neighbors"])
+    assert done.stderr == "lm-eval-icl: show: unknown method 'neighbors': did you mean 'neighbours'?\n"
+    (entries,) = Path(installed["PYTHONPATH"]).glob("*/entry_points.txt")
+    text = entries.read_text()
+    try:
+        entries.write_text(text.replace("neighbours =", "others ="))
+        done = run(["lm-eval-icl", "show", "others"])
+        assert done.returncode == 1 and "call the entry point 'neighbours'" in done.stderr
+    finally:
+        entries.write_text(text)
 
 
 def test_the_added_method_is_what_the_page_says(tmp_path, monkeypatch):
-    from lm_eval.api import registry
-
     name, _, text = blocks(PAGE)[0]
     (tmp_path / name).write_text(text, encoding="utf-8")
     spec = importlib.util.spec_from_file_location("docs_neighbours", tmp_path / name)
     module = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, "docs_neighbours", module)
-    monkeypatch.setattr(registry, "register_model", lambda *names: lambda cls: cls)  # nothing stays registered
     spec.loader.exec_module(module)
     method = module.Neighbours()
-    layout = method.layout(Context((0,), ((1,), (2,), (3,), (4,))), (5,), (6,))
-    seen = [[j for j in range(7) if layout.sees[i, j]] for i in range(7)]
+    layout = method.layout(1, [1, 1, 1, 1], 1, 1)
+    seen = [[j for j in range(7) if layout.mask[i, j]] for i in range(7)]
     assert seen == [[0], [0, 1], [0, 1, 2], [0, 2, 3], [0, 3, 4], [0, 1, 2, 3, 4, 5], [0, 1, 2, 3, 4, 5, 6]]
-    assert not method.symmetric_mask and method.name == "neighbours"
-    assert module.NeighboursLM.method_class is module.Neighbours
+    assert not method.treats_demonstrations_alike and method.name == "neighbours"
+
+
+# What is said of the code.
+
+
+def test_the_table_of_patches_is_the_code_s():
+    page = (DOCS / "architecture.md").read_text(encoding="utf-8")
+    rows = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("| `lm_eval.")]
+    written = [[cell.replace("`", "") for cell in row] for row in rows]
+    assert written == [[p.place, p.what.rstrip("."), p.concerns, p.until.rstrip(".")] for p in PATCHES]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_files_that_are_named_are_there(page):
+    text = page.read_text(encoding="utf-8")
+    named = re.findall(r"`((?:lm_eval_icl|tests|scripts|docs|task_configs)/[\w./-]+\.\w+)`", text)
+    named = [name for name in named if "neighbours" not in name]  # of the reader's
+    assert not [name for name in named if not (ROOT / name).exists()]
+
+
+@pytest.mark.pinned
+@pytest.mark.parametrize("name", ["parts", "context", "memory", "layout", "pack", "canonical-order"])
+def test_pictures_of_concepts_are_what_is_drawn_now(name, tmp_path):
+    """Made again by: python scripts/draw_concepts.py"""
+    runpy.run_path(str(ROOT / "scripts/draw_concepts.py"))["save"](name, tmp_path / f"{name}.svg")
+    assert (tmp_path / f"{name}.svg").read_bytes() == (DOCS / "concepts" / f"{name}.svg").read_bytes()
+
+
+def test_readme_is_a_front_door():
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 155
 
 
 # Tests.

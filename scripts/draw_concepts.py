@@ -1,0 +1,395 @@
+"""Draw the pictures of docs/concepts.md: a prompt's parts, contexts, memory, layout, pack and canonical order.
+
+    python scripts/draw_concepts.py [--output DIR] [--format svg|png]
+
+The layout and the pack are drawn from the objects that run (`Method.layout`, `TokenTree`). The same code and the same
+matplotlib give the same files, byte for byte.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from matplotlib import style
+from matplotlib.axes import Axes
+from matplotlib.colors import to_hex, to_rgb
+from matplotlib.figure import Figure
+from matplotlib.patches import FancyArrowPatch, Rectangle
+
+from lm_eval_icl import methods
+from lm_eval_icl.inference.packing import TokenTree
+from lm_eval_icl.methods.drawing.drawing import colour
+
+ROOT = Path(__file__).resolve().parent.parent
+SETTINGS = {
+    "svg.hashsalt": "lm-eval-icl",
+    "svg.fonttype": "none",
+    "font.family": "sans-serif",
+    "font.sans-serif": ["DejaVu Sans", "Verdana", "Arial"],  # the first comes with matplotlib
+    "font.monospace": ["DejaVu Sans Mono", "Menlo", "Consolas"],
+    "hatch.linewidth": 0.7,
+}
+GREY, INK, FAINT = "#555555", "#222222", "#f2f2f2"
+DARK_TEXT = ("#e69f00", "#cc79a7", "#56b4e9")
+
+PREFIX = "Tell the sentiment of each review.\n\n"
+DEMONSTRATIONS = ("Review: dull plot\nSentiment: negative\n\n", "Review: warm and funny\nSentiment: positive\n\n")
+QUERY, ANSWER = "Review: odd but sharp\nSentiment:", " positive"
+
+# All lengths are in inches, from the upper left corner.
+
+
+def canvas(width: float, height: float) -> tuple[Figure, Axes]:
+    """An empty white page."""
+    figure = Figure(figsize=(width, height), facecolor="white")
+    axes = figure.add_axes((0, 0, 1, 1), xlim=(0, width), ylim=(height, 0))
+    axes.axis("off")
+    return figure, axes
+
+
+def write(axes: Axes, x: float, y: float, text: str, size: float = 9.0, **how: Any) -> None:
+    axes.text(x, y, text, **{"fontsize": size, "va": "center", "color": INK, "parse_math": False, **how})
+
+
+def pale(name: str, share: float = 0.35) -> str:
+    red, green, blue = (1 - share * (1 - part) for part in to_rgb(colour(name)))
+    return to_hex((red, green, blue))
+
+
+def box(axes: Axes, x: float, y: float, wide: float, tall: float, fill: str, **how: Any) -> None:
+    axes.add_patch(Rectangle((x, y), wide, tall, **{"facecolor": fill, "linewidth": 0, **how}))
+
+
+def tile(axes: Axes, x: float, y: float, wide: float, tall: float, name: str, text: str | None = None) -> None:
+    """A block in its colour, with its name on it."""
+    box(axes, x, y, wide, tall, colour(name), edgecolor="white", linewidth=1.2)
+    ink = "#111111" if colour(name) in DARK_TEXT else "white"
+    write(axes, x + wide / 2, y + tall / 2, name if text is None else text, 9, ha="center", weight="bold", color=ink)
+
+
+def arrow(axes: Axes, start: tuple[float, float], end: tuple[float, float], **how: Any) -> None:
+    given = {"arrowstyle": "-|>", "mutation_scale": 11, "color": GREY, "linewidth": 1.1, "shrinkA": 0, "shrinkB": 0}
+    axes.add_patch(FancyArrowPatch(start, end, **{**given, **how}))
+
+
+def line(axes: Axes, xs: Sequence[float], ys: Sequence[float], **how: Any) -> None:
+    axes.plot(xs, ys, **{"color": GREY, "linewidth": 1.0, "solid_capstyle": "butt", **how})
+
+
+def parts() -> Figure:
+    """A prompt as text, part by part."""
+    rows = [
+        ("P", PREFIX, "prefix: the text before the first demonstration"),
+        ("D1", DEMONSTRATIONS[0], "demonstration 1, with its answer and\nthe blank line that follows"),
+        ("D2", DEMONSTRATIONS[1], "demonstration 2"),
+        ("Q", QUERY, "query: the document to answer, up to where\nthe answer begins"),
+        ("A", ANSWER, "answer: one option (or the generated text)"),
+    ]
+    step, left, wide = 0.24, 0.75, 3.55
+    figure, axes = canvas(8.3, 3.1)
+    y = 0.2
+    for name, text, says in rows:
+        texts = text.replace("\n", "⏎\n").splitlines()
+        # A blank line is shown as the line break that makes it.
+        texts = [texts[0], *texts[1:]] if len(texts) < 2 or texts[-1] != "⏎" else [*texts[:-2], texts[-2] + "⏎"]
+        tall = step * len(texts) + 0.1
+        tile(axes, 0.2, y, 0.45, tall, name)
+        box(axes, left - 0.1, y, wide, tall, pale(name, 0.18), edgecolor="white", linewidth=1.2)
+        for i, words in enumerate(texts):
+            shown = words.replace(" ", "␣", 1) if words.startswith(" ") else words
+            write(axes, left, y + 0.05 + step * (i + 0.5), shown, 9, family="monospace")
+        write(axes, left + wide + 0.1, y + tall / 2, says, 9, color=GREY)
+        y += tall + 0.03
+    write(axes, 0.2, y + 0.22, "Joined, the parts are the string that lm-eval gives to any model.", 9, color=GREY)
+    return figure
+
+
+def bar(axes: Axes, x: float, y: float, names: Sequence[str], texts: Sequence[str] | None = None) -> float:
+    """Parts side by side; where they end."""
+    for name, text in zip(names, texts or names, strict=True):
+        wide = {"P": 0.35, "Q": 0.5}.get(name[0], 0.85)
+        tile(axes, x, y, wide, 0.3, name, text)
+        x += wide
+    return x
+
+
+def context() -> Figure:
+    """Four prompts, two contexts."""
+    figure, axes = canvas(8.3, 2.75)
+    write(axes, 0.2, 0.25, "four prompts, as lm-eval builds them", 10, weight="bold")
+    write(axes, 4.75, 0.25, "two contexts, each encoded once", 10, weight="bold")
+    prompts = [("D1", "D2"), ("D1", "D2"), ("D1", "D2"), ("D3", "D4")]
+    for i, demonstrations in enumerate(prompts):
+        y = 0.5 + 0.45 * i
+        write(axes, 0.2, y + 0.15, f"document {i + 1}", 8.5, color=GREY)
+        bar(axes, 1.15, y, ["P", *demonstrations, "Q"], ["P", *demonstrations, f"Q{i + 1}"])
+    for y, demonstrations, queries in ((0.95, ("D1", "D2"), (1, 2, 3)), (1.85, ("D3", "D4"), (4,))):
+        end = bar(axes, 4.75, y, ["P", *demonstrations])
+        for k, i in enumerate(queries):
+            at = y + 0.45 * (k - (len(queries) - 1) / 2)
+            tile(axes, end + 0.6, at, 0.5, 0.3, "Q", f"Q{i}")
+            line(axes, [end, end + 0.6], [y + 0.15, at + 0.15])
+    arrow(axes, (3.95, 1.3), (4.55, 1.3))
+    write(axes, 0.2, 2.5, "A context is the prefix and the demonstrations of a prompt, as token ids.", 9, color=GREY)
+    return figure
+
+
+def memory() -> Figure:
+    """Keys and values of a context, read by two queries."""
+    row = ["P"] * 2 + ["D1"] * 3 + ["D2"] * 3
+    cell, gap, layers = 0.34, 0.9, 3
+    figure, axes = canvas(8.3, 3.45)
+    left, top = 1.1, 0.75
+    write(axes, left, 0.3, "memory: keys and values", 10, weight="bold")
+    write(axes, left, 0.53, "made once, by one pass over the context", 9, color=GREY)
+    edge = left + len(row) * cell
+    for layer in range(layers):
+        y = top + layer * 0.52
+        write(axes, left - 0.12, y + 0.19, f"layer {layers - layer}", 8.5, ha="right", color=GREY)
+        for i, name in enumerate(row):
+            box(axes, left + i * cell, y, cell, 0.19, colour(name), edgecolor="white", linewidth=1.0)
+            box(axes, left + i * cell, y + 0.19, cell, 0.19, pale(name, 0.6), edgecolor="white", linewidth=1.0)
+        write(axes, edge + 0.05, y + 0.095, "keys", 6.5, color=GREY)
+        write(axes, edge + 0.05, y + 0.285, "values", 6.5, color=GREY)
+    y = top + layers * 0.52 + 0.12
+    for i, name in enumerate(row):
+        tile(axes, left + i * cell, y, cell, 0.28, name)
+        write(axes, left + (i + 0.5) * cell, y + 0.42, str(i), 8, ha="center", color=GREY)
+    write(axes, left - 0.12, y + 0.14, "context", 8.5, ha="right", color=GREY)
+    write(axes, left - 0.12, y + 0.42, "position", 8.5, ha="right", color=GREY)
+    arrow(axes, (left + len(row) * cell / 2, y - 0.01), (left + len(row) * cell / 2, y - 0.13))
+    for k, number in enumerate((3, 2)):
+        x = edge + gap + k * 1.75
+        write(axes, x, 0.3, f"query {k + 1}", 10, weight="bold")
+        write(axes, x, 0.53, "attends to it", 9, color=GREY)
+        for layer in range(layers):
+            at = top + layer * 0.52
+            for i in range(number):
+                box(axes, x + i * cell, at, cell, 0.38, pale("Q", 0.75), edgecolor="white", linewidth=1.0)
+            if k == 0:
+                arrow(axes, (x - 0.04, at + 0.19), (edge + 0.42, at + 0.19))
+            else:  # below the first query
+                line(axes, [x - 0.04, x - 0.16, x - 0.16, edge + 0.6], [at + 0.19] * 2 + [at + 0.45] * 2)
+                arrow(axes, (edge + 0.6, at + 0.45), (edge + 0.42, at + 0.3))
+        for i in range(number):
+            tile(axes, x + i * cell, y, cell, 0.28, "Q")
+            write(axes, x + (i + 0.5) * cell, y + 0.42, str(len(row) + i), 8, ha="center", color=GREY)
+        arrow(axes, (x + number * cell / 2, y - 0.01), (x + number * cell / 2, y - 0.13))
+    note = "Every query attends to the memory in every layer. Its positions go on after those of the context."
+    write(axes, 0.2, 3.22, note, 9, color=GREY)
+    return figure
+
+
+def layout() -> Figure:
+    """InvICL's layout of two demonstrations: the blocks, and the same token by token."""
+    row = methods.make("invicl").layout(2, (3, 2), 2, 1)
+    n, cell = len(row.blocks), 0.37
+    figure, axes = canvas(9.4, 5.3)
+    left, top = 0.75, 1.45
+    write(axes, 0.2, 0.3, "who sees whom, by block", 10, weight="bold")
+    write(axes, 0.2, 0.55, "Layout.blocks and Layout.sees", 9, color=GREY)
+    for i, block in enumerate(row.blocks):
+        label(axes, left + i * cell, top - 0.36, cell, 0.32, block.name, row.kept[i])
+        label(axes, left - 0.49, top + i * cell, 0.45, cell, block.name, row.kept[i])
+        for j, seen in enumerate(row.blocks):
+            at = (left + j * cell, top + i * cell)
+            box(axes, *at, cell, cell, FAINT, edgecolor="white", linewidth=1.0)
+            if row.sees[i, j]:
+                seen_box(axes, *at, cell, cell, seen.name, row.kept[j])
+            elif i == j:  # itself, causally
+                axes.fill(
+                    [at[0] + 0.01, at[0] + 0.01, at[0] + cell - 0.01],
+                    [at[1] + 0.01, at[1] + cell - 0.01, at[1] + cell - 0.01],
+                    facecolor=colour(seen.name) if row.kept[j] else pale(seen.name),
+                    linewidth=0,
+                )
+    notes = (
+        "A row of the table sees the coloured columns.\n"
+        "Triangle: the block sees itself causally.\n"
+        "Hatched: a block that is not kept. It is left out\nof the memory, and no query sees it."
+    )
+    write(axes, 0.2, top + n * cell + 0.6, notes, 9, color=GREY, linespacing=1.5)
+
+    small, left = 0.235, 5.35
+    write(axes, 4.3, 0.3, "the same row, token by token", 10, weight="bold")
+    write(axes, 4.3, 0.55, "Layout.positions and Layout.mask", 9, color=GREY)
+    positions, last = row.positions.tolist(), int(row.positions.max())
+    size, starts = len(row), [0]
+    for block in row.blocks:
+        starts.append(starts[-1] + block.length)
+    box(axes, left, top, size * small, size * small, FAINT)
+    for b, block in enumerate(row.blocks):
+        start, across, kept = starts[b], left + starts[b] * small, row.kept[b]
+        label(axes, across, top - 0.22, block.length * small, 0.19, block.name, kept, 7.5)
+        label(axes, left - 0.73, top + start * small, 0.42, block.length * small, block.name, kept, 7.5)
+        for i in range(start, start + block.length):
+            tall, x = 0.36 * (positions[i] + 1) / (last + 1), left + i * small
+            seen_box(axes, x + 0.03, top - 0.28 - tall, small - 0.06, tall, block.name, kept, hatch=None)
+            write(axes, x + small / 2, top - 0.36 - tall, str(positions[i]), 7, ha="center")
+            write(axes, left - 0.08, top + (i + 0.5) * small, str(positions[i]), 7, ha="right")
+        for i in range(size):
+            # What a token sees of a block are the block's first tokens, or all of them.
+            if many := int(row.mask[i, start : start + block.length].sum()):
+                seen_box(axes, across, top + i * small, many * small, small, block.name, kept, edge=0.0)
+    write(axes, left - 0.08, top - 0.3, "position", 7, ha="right", color=GREY)
+    for i in range(size + 1):
+        how = {"color": "#333333", "linewidth": 0.7, "zorder": 2.2} if i in starts else {"color": "white"}
+        line(axes, [left + i * small] * 2, [top, top + size * small], **how)
+        line(axes, [left, left + size * small], [top + i * small] * 2, **how)
+    return figure
+
+
+def label(
+    axes: Axes, x: float, y: float, wide: float, tall: float, name: str, kept: bool = True, size: float = 9.0
+) -> None:
+    box(axes, x, y, wide, tall, colour(name) if kept else pale(name), edgecolor="white", linewidth=1.0)
+    ink = "#111111" if colour(name) in DARK_TEXT or not kept else "white"
+    write(axes, x + wide / 2, y + tall / 2, name, size, ha="center", weight="bold", color=ink)
+
+
+def seen_box(
+    axes: Axes,
+    x: float,
+    y: float,
+    wide: float,
+    tall: float,
+    name: str,
+    kept: bool,
+    *,
+    hatch: str | None = "//////",
+    edge: float = 1.0,
+) -> None:
+    """A seen entry; hatched where it is not kept."""
+    if kept:
+        box(axes, x, y, wide, tall, colour(name), edgecolor="white", linewidth=edge)
+        return
+    box(axes, x, y, wide, tall, pale(name), edgecolor=colour(name), hatch=hatch, linewidth=0)
+    if edge:
+        box(axes, x, y, wide, tall, "none", edgecolor="white", linewidth=edge)
+
+
+def pack() -> Figure:
+    """Two queries with three options each as a tree, and the tree as one row."""
+    words = ["Review:", "odd", "Mood:", "very", "good", "bad", "fine", "warm"]
+    ids = {word: i for i, word in enumerate(words)}
+    queries = [["Review:", "odd", "Mood:"], ["Review:", "warm", "Mood:"]]
+    options = [["very", "good"], ["very", "bad"], ["fine"]]
+    tree = TokenTree()
+    for query in queries:
+        tree.add_query([ids[word] for word in query], [tuple(ids[word] for word in option) for option in options])
+    memory_length = 8
+
+    figure, axes = canvas(9.8, 4.35)
+    write(axes, 0.2, 0.3, "two queries with three options each, as a tree", 10, weight="bold")
+    write(axes, 0.2, 0.53, "solid: tokens that run; dashed: tokens that are only predicted", 9, color=GREY)
+    # Where each token of the tree is drawn, in the order in which the tree numbers them.
+    places = [(0.25, 1.95), (1.25, 1.25), (2.15, 1.25), (3.05, 1.0), (1.25, 2.65), (2.15, 2.65), (3.05, 2.4)]
+    sees = tree.ancestors()
+    for node, (x, y) in enumerate(places):
+        earlier = [i for i in range(node) if sees[node, i]]
+        if earlier:
+            px, py = places[earlier[-1]]
+            line(axes, [px + 0.72, x], [py + 0.13, y + 0.13])
+        name = "A" if words[tree.tokens[node]] == "very" else "Q"
+        box(axes, x, y, 0.72, 0.26, colour(name), edgecolor="white")
+        write(axes, x + 0.36, y + 0.13, words[tree.tokens[node]], 8, ha="center", color="white", family="monospace")
+    for node in (2, 5):
+        x, y = places[node]
+        predicted(axes, x, y, x + 0.9, y + 0.27, "fine")
+        predicted(axes, x + 0.9, y - 0.25, x + 1.8, y - 0.43, "good")
+        predicted(axes, x + 0.9, y - 0.25, x + 1.8, y - 0.09, "bad")
+
+    write(axes, 5.15, 0.3, "the same tree as one packed row", 10, weight="bold")
+    write(axes, 5.15, 0.53, "one forward pass scores all six options", 9, color=GREY)
+    cell, left, top = 0.33, 6.3, 1.25
+    wide = 0.8
+    tile(axes, left, top - 0.34, wide, 0.3, "M", "memory")
+    for i, (token, depth) in enumerate(zip(tree.tokens, tree.depths, strict=True)):
+        name = "A" if words[token] == "very" else "Q"
+        y, x = top + i * cell, left + wide + i * cell
+        box(axes, left - 1.0, y, 0.66, cell, colour(name), edgecolor="white", linewidth=1.0)
+        write(axes, left - 0.67, y + cell / 2, words[token], 7, ha="center", color="white", family="monospace")
+        write(axes, left - 0.08, y + cell / 2, str(memory_length + depth), 8, ha="right")
+        box(axes, x, top - 0.34, cell, 0.3, colour(name), edgecolor="white", linewidth=1.0)
+        write(axes, x + cell / 2, top - 0.19, words[token][0], 8, ha="center", color="white", family="monospace")
+        box(axes, left, y, wide, cell, colour("M"), edgecolor="white", linewidth=1.0)
+        for j, seen in enumerate(tree.tokens):
+            kind = "A" if words[seen] == "very" else "Q"
+            fill = colour(kind) if sees[i, j] else FAINT
+            box(axes, left + wide + j * cell, y, cell, cell, fill, edgecolor="white", linewidth=1.0)
+    write(axes, left - 0.08, top - 0.19, "position", 7, ha="right", color=GREY)
+    alone = sum(len(query) + len(option) - 1 for query in queries for option in options)
+    note = (
+        "A token sees the memory, the tokens before it on its own path and itself, at the position it would have alone."
+        f"\n{len(tree.tokens)} tokens run. The six requests one by one would run {alone}, and the context six times."
+    )
+    write(axes, 0.2, 4.0, note, 9, color=GREY, linespacing=1.5)
+    return figure
+
+
+def predicted(axes: Axes, px: float, py: float, x: float, y: float, word: str) -> None:
+    """A token that is predicted and never runs."""
+    line(axes, [px + 0.72, x], [py + 0.13, y + 0.13], linestyle=(0, (3, 2)))
+    box(axes, x, y, 0.62, 0.24, "white", edgecolor=colour("A"), linestyle=(0, (3, 2)), linewidth=1.0)
+    write(axes, x + 0.31, y + 0.12, word, 8, ha="center", color=colour("A"), family="monospace")
+
+
+def canonical_order() -> Figure:
+    """Three orders of the same demonstrations, one memory."""
+    texts = {"D1": "dull", "D2": "odd", "D3": "warm"}
+    orders = [("D2", "D1", "D3"), ("D3", "D2", "D1"), ("D1", "D3", "D2")]
+    figure, axes = canvas(9.0, 2.35)
+    write(axes, 0.2, 0.25, "three prompts", 10, weight="bold")
+    write(axes, 4.15, 0.25, "one context, sorted by text", 10, weight="bold")
+    write(axes, 8.1, 0.25, "one memory", 10, weight="bold", ha="center")
+    for i, order in enumerate(orders):
+        y = 0.5 + 0.45 * i
+        end = bar(axes, 0.2, y, ["P", *order], ["P", *(texts[name] for name in order)])
+        arrow(axes, (end + 0.1, y + 0.15), (4.05, 1.1))
+    end = bar(axes, 4.15, 0.95, ["P", *texts], ["P", *texts.values()])
+    arrow(axes, (end + 0.1, 1.1), (end + 0.55, 1.1))
+    for layer in range(3):
+        x = 8.1 - 0.425
+        for name, wide in (("P", 0.13), ("D1", 0.24), ("D2", 0.24), ("D3", 0.24)):
+            box(axes, x, 0.83 + 0.19 * layer, wide, 0.16, colour(name), edgecolor="white", linewidth=0.8)
+            x += wide
+    note = "Only where the method does not depend on the order of its demonstrations in exact arithmetic."
+    write(axes, 0.2, 2.1, note, 9, color=GREY)
+    return figure
+
+
+PICTURES: dict[str, Callable[[], Figure]] = {
+    "parts": parts,
+    "context": context,
+    "memory": memory,
+    "layout": layout,
+    "pack": pack,
+    "canonical-order": canonical_order,
+}
+
+
+def save(name: str, path: Path) -> None:
+    """Draw one picture; the same SVG, byte for byte, at every call."""
+    kind = path.suffix.removeprefix(".")
+    metadata: dict[str, str | None] = {"Date": None, "Creator": None} if kind == "svg" else {}
+    with style.context(["default", SETTINGS]):
+        PICTURES[name]().savefig(path, format=kind, dpi=130, metadata={"Title": name, **metadata})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, default=ROOT / "docs/concepts", help="folder (default: docs/concepts)")
+    parser.add_argument("--format", choices=("svg", "png"), default="svg", help="(default: %(default)s)")
+    options = parser.parse_args()
+    options.output.mkdir(parents=True, exist_ok=True)
+    for name in PICTURES:
+        path = options.output / f"{name}.{options.format}"
+        save(name, path)
+        print(path)
+
+
+if __name__ == "__main__":
+    main()
