@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import os
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -38,6 +40,7 @@ def _run(arguments: list[str]) -> None:
 def _lm_eval() -> None:
     """Run lm-eval's command line, with models and tasks registered even if the `.pth` file is not installed."""
     from lm_eval.__main__ import cli_evaluate
+    from lm_eval.api.registry import model_registry
 
     from lm_eval_icl.harness import patches, plugin
 
@@ -47,9 +50,13 @@ def _lm_eval() -> None:
         with patches.of_our_commands():
             cli_evaluate()
     except ValueError as error:
-        if not str(error).startswith("Tasks not found"):
-            raise
-        raise InputError(f"--tasks: {error}. `lm-eval-icl ls tasks` lists those there are.") from error
+        if str(error).startswith("Tasks not found"):
+            raise InputError(f"--tasks: {error}. `lm-eval-icl ls tasks` lists those there are.") from error
+        if unknown := re.match("Attempted to load model '(.*?)'", str(error)):
+            near = difflib.get_close_matches(unknown[1].lower(), list(model_registry), n=1)
+            known = f"did you mean {near[0]!r}?" if near else f"the methods are {', '.join(methods.NAMES)}."
+            raise InputError(f"--model: unknown model {unknown[1]!r}: {known}") from error
+        raise
 
 
 class _OneLine(argparse.ArgumentParser):

@@ -60,6 +60,7 @@ def _no_forward(request, monkeypatch):
         ("store_bytes", "big", "store_bytes='big'"),
         ("etaa", 0.1, "unknown model argument 'etaa': did you mean 'eta'?"),
         ("momentun", 0.1, "unknown model argument 'momentun': did you mean 'momentum'?"),
+        ("t", 5, "unknown model argument 't': did you mean 'T'?"),
         ("attn_implementatoin", "eager", "did you mean 'attn_implementation'?"),
         ("zzzzzz", 1, "unknown model argument 'zzzzzz': docs/arguments.md lists the arguments."),
     ],

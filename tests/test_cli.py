@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from lm_eval_icl.demo import model_path
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.methods import NAMES
 from lm_eval_icl.smoke import smoke
@@ -65,3 +66,25 @@ def test_a_task_that_is_not_there_is_one_line(tmp_path):
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1].startswith("lm-eval-icl: --tasks: Tasks not found: icl_sst22. `lm-eval-icl ls")
     assert "Traceback" not in done.stderr
+
+
+def lm_eval_icl(*arguments):
+    return subprocess.run(
+        [sys.executable, "-m", "lm_eval_icl", *arguments], capture_output=True, text=True, check=False
+    )
+
+
+def test_models_of_lm_eval_run_under_our_command_too():
+    arguments = ["--model_args", f"pretrained={model_path()}", "--tasks", "icl_demo_short", "--limit", "2"]
+    done = lm_eval_icl("--model", "hf", *arguments, "--device", "cpu")
+    assert done.returncode == 0 and "|icl_demo_short|" in done.stdout, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [("deepthnk", "did you mean 'deepthink'?"), ("zzzzzz", "the methods are icl, nope, ")],
+)
+def test_a_misspelt_model_is_one_line(name, says):
+    done = lm_eval_icl("--model", name, "--model_args", "pretrained=x", "--tasks", "icl_demo_short")
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert f"lm-eval-icl: --model: unknown model '{name}': {says}" in done.stderr.splitlines()[-1]

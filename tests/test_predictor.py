@@ -118,6 +118,12 @@ def test_arguments_out_of_range(checkpoint, argument):
         Predictor(*load(checkpoint("gpt2")), methods.make("icl"), **argument)
 
 
+@pytest.mark.parametrize("method", ["invicl", methods.InvICL])
+def test_a_method_without_its_arguments(checkpoint, method):
+    with pytest.raises(InputError, match=r"method=.*: must be a method with its arguments, such as InvICL\(\)"):
+        Predictor(*load(checkpoint("gpt2")), method)
+
+
 def test_weights_that_changed(checkpoint):
     model, tokenizer = load(checkpoint("gpt2"))
     predictor = Predictor(model, tokenizer, methods.make("icl"))

@@ -111,7 +111,8 @@ def check_names(
     for name in sorted(set(given) - known):
         if name in owner:
             raise InputError(f"model argument {name!r} belongs to {owner[name]}, not to this method.")
-        near = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.5)
+        near = [other for other in sorted(known) if other.lower() == name.lower()]  # T, written t
+        near = near or difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.5)
         if any_name and not difflib.get_close_matches(name, ours, cutoff=0.8):
             continue
         raise InputError(

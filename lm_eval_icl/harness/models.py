@@ -59,7 +59,7 @@ class ICLModel(DividedDocuments, CheckedHFLM):
     method_class: ClassVar[type[Method]]
 
     def __init__(self, pretrained: str | transformers.PreTrainedModel | None = None, **kwargs: Any) -> None:
-        self._code = code_digest(self.method_class)  # before the weights are loaded, while which it may be edited
+        self._code = code_digest(self.method_class)  # now: its file may be edited while the weights are loaded
         own, common, forwarded = split_arguments(self.method_class, kwargs)
         self.common = CommonArguments(**common)
         method = self.method_class.from_arguments(own)

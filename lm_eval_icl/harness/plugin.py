@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,8 @@ def register_models() -> None:
 
     from lm_eval_icl import methods
 
+    # lm-eval registers its own models when this is imported, which it does only while no model is registered.
+    importlib.import_module("lm_eval.models")
     for name in (*methods.NAMES, *methods.installed()):
         if name not in registry.model_registry:
             registry.model_registry.register(name, target=f"lm_eval_icl.harness.models:{name}")

@@ -69,7 +69,8 @@ def find(name: str) -> type[Method]:
     names = [*NAMES, *installed()]
     near = difflib.get_close_matches(name.lower(), names, n=1)
     raise InputError(
-        f"unknown method {name!r}: " + (f"did you mean {near[0]!r}?" if near else f"there are {', '.join(names)}.")
+        f"unknown method {name!r}: "
+        + (f"did you mean {near[0]!r}?" if near else f"there are {', '.join(names)}, or MODULE:CLASS.")
     )
 
 

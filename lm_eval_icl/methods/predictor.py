@@ -53,6 +53,10 @@ class Predictor:
         pack_tokens: int = 1024,
         store_bytes: int = 2**31,
     ) -> None:
+        if not isinstance(method, Method):
+            raise InputError(
+                f"method={method!r}: must be a method with its arguments, such as InvICL() or make('invicl')."
+            )
         self.runner = MethodRunner(
             model, method, batch_size=batch_size, pack_tokens=pack_tokens, store_bytes=store_bytes
         )
