@@ -124,6 +124,13 @@ def test_a_method_without_its_arguments(checkpoint, method):
         Predictor(*load(checkpoint("gpt2")), method)
 
 
+def test_whole_numbers_may_be_written_with_a_point(checkpoint):
+    predictor = Predictor(*load(checkpoint("gpt2")), methods.make("icl"), batch_size=2.0, pack_tokens=64.0)
+    texts = predictor.generate(DEMONSTRATIONS, QUERIES, max_new_tokens=2)
+    predictor.forget()
+    assert predictor.generate(DEMONSTRATIONS, QUERIES, max_new_tokens=2) == texts
+
+
 def test_weights_that_changed(checkpoint):
     model, tokenizer = load(checkpoint("gpt2"))
     predictor = Predictor(model, tokenizer, methods.make("icl"))

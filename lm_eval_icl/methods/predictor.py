@@ -67,7 +67,7 @@ class Predictor:
             canonical=method.invariant,
             vocabulary=vocabulary_of(model),
         )
-        self._batch_size = batch_size
+        self._batch_size = int(batch_size)
         pad = tokenizer.pad_token_id
         self._pad = self.tokenizer.prefix_token_id if pad is None else pad
         if max_length is None:

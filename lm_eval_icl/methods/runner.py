@@ -91,7 +91,7 @@ class MethodRunner:
         for name, value in (("pack_tokens", pack_tokens), ("batch_size", batch_size), ("store_bytes", store_bytes)):
             if not is_whole(value) or value < 1:
                 raise InputError(f"{name}={value!r}: must be a whole number, 1 or more.")
-        self.model, self.pack_tokens, self.store_bytes = model, pack_tokens, store_bytes
+        self.model, self.pack_tokens, self.store_bytes = model, int(pack_tokens), int(store_bytes)
         self.softmax_dtype, self.mixed_precision_dtype = softmax_dtype, mixed_precision_dtype
         self.tensor_parallel = tensor_parallel
         # The learned position embeddings to switch off while the model runs; None to leave positions as they are.
@@ -104,7 +104,7 @@ class MethodRunner:
             self._take_positions_away(method)
         with self.inference_mode():
             self.method = method.bind(model)
-        self.begin(batch_size)
+        self.begin(int(batch_size))
 
     def begin(self, batch_size: int) -> None:
         """Begin a run. The memories of an earlier run are dropped, since the model's weights may have changed."""
