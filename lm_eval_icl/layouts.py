@@ -161,6 +161,11 @@ class Layout:
         return bool(self._runs.all()) and torch.equal(sees, before(len(self.blocks)))
 
     @property
+    def looks_ahead(self) -> bool:
+        """Whether some token sees one behind it."""
+        return bool(self.mask.triu(1).any())
+
+    @property
     def sequential(self) -> bool:
         """Whether every token's position is its index, so that no `position_ids` are needed."""
         return self.step == 1 and self.positions.tolist() == list(range(len(self))) and self.end == len(self)

@@ -33,7 +33,7 @@ def _no_forward(request, monkeypatch):
         raise AssertionError("a forward pass before the refusal")
 
     monkeypatch.setattr(runner, "score_packed", refuse)
-    monkeypatch.setattr(runner, "score_alone", refuse)
+    monkeypatch.setattr(runner, "score_rows", refuse)
     monkeypatch.setattr(runner, "continue_from", refuse)
 
 
@@ -161,12 +161,36 @@ def test_encoder_decoder(tmp_path):
         ICL(str(tmp_path), device="cpu")
 
 
-def test_state_space_model(tmp_path):
-    config = AutoConfig.for_model("mamba", vocab_size=500, hidden_size=16, num_hidden_layers=2, state_size=4)
+def test_a_state_outside_of_the_cache(tmp_path):
+    """RecurrentGemma keeps a state in its modules, which a copy of the cache does not have."""
+    config = AutoConfig.for_model(
+        "recurrent_gemma",
+        vocab_size=500,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        lru_width=32,
+        attention_window_size=64,
+    )
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     tiny.byte_level().save_pretrained(tmp_path)
-    with pytest.raises(InputError, match=r"MambaForCausalLM cannot be used.*keys and values"):
+    with pytest.raises(InputError, match=r"RecurrentGemmaForCausalLM cannot be used.*which this model does not cont"):
         ICL(str(tmp_path), device="cpu")
+
+
+@pytest.mark.parametrize("kind", ["bert", "electra", "roformer"])
+def test_bidirectional_models(tmp_path, kind):
+    """transformers loads encoders as causal models, too. Their tokens see those behind them."""
+    small = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
+    config = AutoConfig.for_model(kind, vocab_size=500, pad_token_id=0, **small)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    tiny.byte_level().save_pretrained(tmp_path)
+    with pytest.raises(InputError, match=r"is bidirectional: a token's result changes with the tokens behind it"):
+        ICL(str(tmp_path), device="cpu")
+    config.is_decoder = True
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    ICL(str(tmp_path), device="cpu")
 
 
 def edit(file, **changes):

@@ -5,7 +5,7 @@ import torch
 from transformers import DynamicCache
 
 from lm_eval_icl import methods
-from lm_eval_icl.inference.scoring import score_alone, score_packed
+from lm_eval_icl.inference.scoring import score_packed, score_rows
 from lm_eval_icl.tokens import Context
 from tests import harness, tiny
 
@@ -80,7 +80,7 @@ def test_literal(name, arguments):
         torch.testing.assert_close(v, expected_values, rtol=0, atol=1e-6)
     for query, answers in QUERIES.items():
         expected = [literal_score(model, keys, values, query, answer) for answer in answers]
-        harness.assert_same(score_alone(model, memory, query, answers), expected, 1e-6)
+        harness.assert_same(score_rows(model, memory, [(query, answers)]), expected, 1e-6)
         if name not in WINDOWED:
             pairs = [(query, answer) for query, answers in QUERIES.items() for answer in answers]
             packed = dict(zip(pairs, score_packed(model, memory, pairs), strict=True))
@@ -94,7 +94,7 @@ def test_it_changes_the_answer():
 
     def score(**arguments):
         memory = methods.DeepThink(**arguments).encode(model, CONTEXT)
-        return score_alone(model, memory, (60, 61), [(70,)])[0][0]
+        return score_rows(model, memory, [((60, 61), [(70,)])])[0][0]
 
     scores = [score(T=T, eta=0.01) for T in (1, 2, 5)]
     scores += [score(T=5, eta=0.01, momentum=0.9), score(T=5, eta=0.01, restart_positions=True)]

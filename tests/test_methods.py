@@ -20,7 +20,7 @@ from lm_eval_icl import methods
 from lm_eval_icl.harness.models import model_class
 from lm_eval_icl.inference.generation import continue_from
 from lm_eval_icl.inference.positions import no_positions, position_embeddings
-from lm_eval_icl.inference.scoring import score_alone, score_packed
+from lm_eval_icl.inference.scoring import score_packed, score_rows
 from lm_eval_icl.tokens import Context
 from tests import harness, tiny
 
@@ -392,7 +392,7 @@ def scored(name, case, context, answers):
     alone, packed, packs = {}, {}, {}
     for query, options in answers.items():
         memory, rest = method.encode_query(model, context, query, memories)
-        alone[query] = dict(zip(options, score_alone(model, memory, rest, list(options)), strict=True))
+        alone[query] = dict(zip(options, score_rows(model, memory, [(rest, list(options))]), strict=True))
         # Queries that share a memory share a row.
         packs.setdefault(query if method.memory_depends_on_query else None, []).append((memory, rest, query))
     for pack in packs.values():

@@ -1,20 +1,21 @@
 """What a model does is found out by trying: every method works on it exactly, or is refused in one line."""
 
+import itertools
 from pathlib import Path
 
 import pytest
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface
-from transformers.cache_utils import DynamicLayer
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from lm_eval_icl import methods
 from lm_eval_icl.errors import InputError, Unsupported
 from lm_eval_icl.harness.models import model_class
-from lm_eval_icl.inference import memory
+from lm_eval_icl.inference import scoring
 from lm_eval_icl.inference.capabilities import probe
 from lm_eval_icl.inference.positions import no_positions, position_embeddings
 from lm_eval_icl.methods import NAMES
+from lm_eval_icl.methods.runner import MethodRunner
 from tests import harness, tiny
 from tests.test_invariance import answers
 
@@ -58,8 +59,13 @@ def test_batchicl_needs_nothing(checkpoint):
     harness.assert_same(*found, 1e-9)
 
 
-@pytest.mark.parametrize("architecture", ["gpt_neo", "mistral_window", "gemma2_window"])
-@pytest.mark.parametrize("name", ["prefixicl", "pcw", "saicl", "invicl"])
+WINDOWS = ["mistral_window", "gemma2_window"]
+
+
+@pytest.mark.parametrize(
+    ("name", "architecture"),
+    [*itertools.product(["prefixicl", "pcw", "saicl", "invicl"], WINDOWS), ("pcw", "gpt_neo"), ("invicl", "gpt_neo")],
+)
 def test_a_window_shorter_than_the_prompt(checkpoint, name, architecture):
     with pytest.raises(InputError) as error:
         harness.run(name, checkpoint(architecture), ["one_token"], 3)
@@ -69,8 +75,14 @@ def test_a_window_shorter_than_the_prompt(checkpoint, name, architecture):
     assert f"{name} needs a model that sees all that its mask shows" in text
 
 
-@pytest.mark.parametrize("architecture", ["gpt_neo", "mistral_window", "gemma2_window"])
-@pytest.mark.parametrize("name", ["prefixicl", "pcw", "saicl", "invicl", "nope"])
+@pytest.mark.parametrize(
+    ("name", "architecture"),
+    [
+        *itertools.product(["prefixicl", "pcw", "saicl", "invicl", "nope"], WINDOWS),
+        ("pcw", "gpt_neo"),
+        ("invicl", "gpt_neo"),
+    ],
+)
 def test_a_window_longer_than_the_prompt_hides_nothing(tmp_path, name, architecture):
     """The same weights with a window of 700 and of 4,000 tokens, on prompts of some 300."""
     window = "window_size" if architecture == "gpt_neo" else "sliding_window"
@@ -206,41 +218,43 @@ def test_every_method_has_a_name_of_its_own():
 # What the probe sees.
 
 
-def test_a_cache_that_does_not_forget_is_refused(monkeypatch):
-    """The second answer of a query would see the first."""
-    monkeypatch.setattr(memory._MemoryLayer, "crop", lambda self, tokens_to_remove: None)
-    says = r"GPT2LMHeadModel cannot be used: .*continued from them it gives"
+@pytest.mark.parametrize("architecture", ["gpt2", "qwen3_next"])
+def test_answers_that_see_each_other_are_noticed(monkeypatch, architecture):
+    """Every answer goes on from a copy of the cache. Without copies the second answer would see the first."""
+    monkeypatch.setattr(scoring, "select_rows", lambda cache, batch, rows: cache)
+    says = r"cannot be used: .*continued from it, it gives"
     with torch.no_grad(), pytest.raises(InputError, match=says):
-        probe(tiny.build("gpt2", torch.float64))
+        probe(tiny.build(architecture))
 
 
-def test_the_libraries_own_crop_is_not_relied_on(monkeypatch):
-    """That of transformers 5.0 counts with the overridden length, and removes nothing."""
-
-    def crop(self, max_length):
-        max_length = self.get_seq_length() - abs(max_length) if max_length < 0 else max_length
-        if self.get_seq_length() > max_length:
-            self.keys, self.values = self.keys[..., :max_length, :], self.values[..., :max_length, :]
-
-    monkeypatch.setattr(DynamicLayer, "crop", crop)
-    with torch.no_grad():
-        assert probe(tiny.build("gpt2", torch.float64)).can_pack
-
-
-@pytest.mark.parametrize("share", [0.05, 1e-6])
+@pytest.mark.parametrize("share", [1e-4, 1e-6])
 def test_a_mask_that_leaks_a_little_is_not_obeyed(share):
-    """A layer that adds a small part of the hidden tokens to all others."""
+    """A layer that adds a small part of the tokens before to every token, hidden ones too."""
     model = tiny.build("gpt2", torch.float64)
 
     def leak(module, args, output):
         stream = output[0] if isinstance(output, tuple) else output
-        leaked = stream + share * stream.mean(dim=1, keepdim=True)
+        leaked = stream + share * stream.cumsum(dim=1)
         return (leaked, *output[1:]) if isinstance(output, tuple) else leaked
 
     with torch.no_grad():
         assert probe(model).obeys_mask
         model.transformer.h[1].register_forward_hook(leak)
         assert not probe(model).obeys_mask
+
+
+@torch.no_grad()
+def test_a_model_that_never_looks_ahead():
+    """GPT-Neo hides what is behind a token whatever the mask shows; its masks can only hide more."""
+    assert probe(tiny.build("llama")).sees_ahead
+    model = tiny.build("gpt_neo")
+    abilities = probe(model)
+    assert abilities.obeys_mask and not abilities.sees_ahead
+    for name in ("prefixicl", "saicl"):
+        with pytest.raises(Unsupported, match=f"{name} lets tokens see tokens behind them"):
+            MethodRunner(model, methods.make(name))
+    for name in ("invicl", "pcw"):
+        MethodRunner(model, methods.make(name))
 
 
 @pytest.mark.parametrize("vocabulary", [55, 110, 220, 421])

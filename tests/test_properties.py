@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from lm_eval_icl import methods
 from lm_eval_icl.inference.positions import no_positions, position_embeddings
-from lm_eval_icl.inference.scoring import score_alone, score_packed
+from lm_eval_icl.inference.scoring import score_packed, score_rows
 from lm_eval_icl.tokens import Context
 from tests import tiny
 
@@ -48,7 +48,7 @@ def answered(name, method, context, query=(60, 61), answers=((70,), (71, 72))):
     model = tiny_model(name)
     method = method.bind(model)
     memory, rest = method.encode_query(model, context, query, lambda context: method.encode(model, context))
-    scores = score_alone(model, memory, rest, answers) + score_packed(model, memory, [(rest, a) for a in answers])
+    scores = score_rows(model, memory, [(rest, answers)]) + score_packed(model, memory, [(rest, a) for a in answers])
     return torch.tensor([score for score, _ in scores], dtype=torch.float64)
 
 

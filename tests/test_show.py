@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 from lm_eval_icl import cli, methods
 from lm_eval_icl.demo import model_path
 from lm_eval_icl.errors import InputError
-from lm_eval_icl.inference.scoring import score_alone
+from lm_eval_icl.inference.scoring import score_rows
 from lm_eval_icl.layouts import Layout
 from lm_eval_icl.methods import NAMES
 from lm_eval_icl.methods.drawing import drawing, terminal
@@ -154,7 +154,7 @@ def test_drawing_is_what_the_model_does(model, name, arguments):
 
     def run():
         memory, rest = bound.encode_query(model, parts.context, query, lambda context: bound.encode(model, context))
-        score_alone(model, memory, rest, [answer])
+        score_rows(model, memory, [(tuple(rest), [answer])])
 
     passes = [layout for _, layout in method.passes(*lengths(parts.context), len(query), len(answer))]
     last = passes[-1]

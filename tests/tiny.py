@@ -111,6 +111,19 @@ _LLAMA = {
     "head_dim": 12,
     "max_position_embeddings": 4096,
 }
+_LINEAR = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+}
+_EXPERTS = {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+    "shared_expert_intermediate_size": 16,
+}
 # name -> (model type, configuration, tokenizer)
 ARCHITECTURES: dict[str, tuple[str, dict, str]] = {
     "gpt2": ("gpt2", {"n_embd": 48, "n_layer": 3, "n_head": 4, "n_positions": 4096}, "byte_level"),
@@ -158,6 +171,22 @@ ARCHITECTURES: dict[str, tuple[str, dict, str]] = {
     "gemma2_window": ("gemma2", {**_LLAMA, "sliding_window": 24}, "sentencepiece"),
     "phi": ("phi", {k: v for k, v in _LLAMA.items() if k != "head_dim"}, "byte_level"),
     "bloom": ("bloom", {"hidden_size": 48, "n_layer": 3, "n_head": 4}, "byte_level"),
+    # Attention beside linear attention, beside gated linear attention with experts, and beside state spaces.
+    "qwen3_5": ("qwen3_5_text", {**_LLAMA, **_LINEAR}, "byte_level"),
+    "qwen3_next": ("qwen3_next", {**_LLAMA, **_LINEAR, **_EXPERTS}, "byte_level"),
+    "jamba": (
+        "jamba",
+        {
+            **{k: v for k, v in _LLAMA.items() if k != "head_dim"},
+            "num_experts": 2,
+            "attn_layer_period": 2,
+            "attn_layer_offset": 1,
+            "expert_layer_period": 2,
+            "mamba_d_state": 8,
+            "mamba_dt_rank": 4,
+        },
+        "sentencepiece",
+    ),
 }
 
 

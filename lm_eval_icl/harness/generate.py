@@ -80,7 +80,8 @@ def generate_first(
 
     names = [f"task {instance.task_name!r}, document {instance.doc_id}" for instance in instances]
     pad = lm.tokenizer.pad_token_id
-    rows = runner.generate(context, queries, names, max_gen_toks, pad, generate)
+    beams = int(kwargs.get("num_beams", 1))
+    rows = runner.generate(context, queries, names, max_gen_toks, pad, generate, beams)
     return [_text(lm, row, until) for row in rows]
 
 

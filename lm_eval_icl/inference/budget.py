@@ -20,7 +20,7 @@ class MemoryBudget:
     Attributes:
         pack_tokens: how many tokens of queries and options share one forward pass that scores.
         queries: how many queries share such a pass at least, even if they have more tokens.
-        texts: how many texts are generated in one batch.
+        texts: how many texts are generated, or queries scored that cannot be packed, in one batch.
 
     Args:
         store: the stored memories, which are freed first.
@@ -77,7 +77,9 @@ class MemoryBudget:
         return f"log-likelihoods are scored in packs of {self.pack_tokens} tokens from here on"
 
     def halve_texts(self, texts: int) -> str:
-        """Limit batches to half of `texts`, the number of texts that did not fit. Returns the line for the log, or ""
-        if a single text did not fit."""
+        """Limit batches to half of `texts`, the number of rows that did not fit. Returns the line for the log, or ""
+        if a single row did not fit."""
+        if texts == 1:
+            return ""
         self.texts = texts // 2
-        return f"{self.texts} texts are generated side by side from here on" if self.texts else ""
+        return f"batches have {self.texts} rows from here on"

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
-from transformers import PreTrainedModel
+from torch import Tensor
+from transformers import GenerationConfig, PreTrainedModel
 
-from lm_eval_icl.errors import InputError
-from lm_eval_icl.inference.memory import Memory, causal_pass
-from lm_eval_icl.inference.scoring import score_alone, score_packed
+from lm_eval_icl.errors import InputError, one_line
+from lm_eval_icl.inference.caches import has_other_states, run_rows, takes_positions, tensors
+from lm_eval_icl.inference.generation import continue_from
+from lm_eval_icl.inference.memory import Memory, additive, device_of, read
+from lm_eval_icl.inference.scoring import score_packed, score_rows
 
 
 @dataclass(frozen=True)
@@ -18,17 +23,29 @@ class Capabilities:
     """What a model can do.
 
     Attributes:
+        has_other_states: the model keeps more of the tokens it has read than keys and values
+            (`inference.memory.has_other_states`). No mask and no given position has an effect on such states.
+        stepwise: behind a memory, the model reads tokens only one by one.
         obeys_mask: a token that is hidden by a 4-D mask does not influence the result.
+        sees_ahead: a token attends to tokens behind it if a 4-D mask shows them.
         obeys_positions: a token's position is the one given in `position_ids`, whatever its index.
         window: how many tokens back a token attends at most, counted by index; None if there is no limit.
         can_trim_last_block: the last block can be run for some tokens of a pass only
             (`lm_eval_icl.inference.blocks.last_block_at`).
+        can_batch: queries of different lengths can be the rows of one batch behind a memory
+            (`lm_eval_icl.inference.scoring.score_rows`).
+        can_generate: transformers' `generate` goes on from the model's cache.
     """
 
+    has_other_states: bool
+    stepwise: bool
     obeys_mask: bool
+    sees_ahead: bool
     obeys_positions: bool
     window: int | None
     can_trim_last_block: bool
+    can_batch: bool
+    can_generate: bool
 
     @property
     def can_pack(self) -> bool:
@@ -43,76 +60,216 @@ class Capabilities:
 def probe(model: PreTrainedModel) -> Capabilities:
     """Find out what a model can do, by running a few tokens through it.
 
-    Two answers, scored one after the other on a memory, must have the scores that they have in a single pass. A hidden
-    token must not change a score in any bit, in any precision, with one exception: a mixture of experts multiplies all
-    tokens of one expert at once, so a hidden token changes the shape of that product and with it the rounding. There,
-    a difference of 32 units in the last place is allowed, but at most a tenth of the difference that the token makes
-    when it is seen.
+    Two answers, scored on a memory, must have the scores that they have in a single pass. A token behind the scored
+    ones must change a score by no more than rounding: by 32 units in the last place, and by a tenth of the difference
+    that the token makes when it is seen. A hidden token must not change a score in any bit, in any precision, except
+    that rounding is allowed in a mixture of experts, which multiplies all tokens of one expert at once.
 
     Raises:
-        InputError: the model cannot continue from keys and values (a state-space model, say), or its log-probabilities
-            are NaN or infinite.
+        InputError: the model is bidirectional or cannot continue from its cache, or its log-probabilities are NaN or
+            infinite.
     """
-    vocabulary = model.config.get_text_config().vocab_size
-    ids: list[int] = [(7 + 11 * i) % vocabulary for i in range(64)]
-    context, query, other, another = ids[:12], ids[12:20], ids[20:32], ids[32:44]
-    answer, second = ids[44:48], ids[48:52]
-    # What must stay hidden begins otherwise than the query, or the two would share tokens of the packed row.
-    other, another = [(query[0] + 1) % vocabulary, *other[1:]], [(query[0] + 2) % vocabulary, *another[1:]]
-    nothing = Memory([], [], 0)
-
-    def in_one_pass(*parts: list[int], answer: list[int] = answer) -> float:
-        return score_alone(model, nothing, [token for part in parts for token in part], [answer])[0][0]
-
+    name, trial = type(model).__name__, _Trial(model)
     try:
-        expected, without = in_one_pass(context, query), in_one_pass(query)
-        expected_second = in_one_pass(context, query, answer=second)
-        memory = Memory(causal_pass(model, context), context, len(context))
-        if not memory.layers or any(entry.shape[-2] != len(context) for layer in memory.layers for entry in layer):
-            raise ValueError("its cache does not hold one key and one value a token")
-        continued, continued_second = (score for score, _ in score_alone(model, memory, query, [answer, second]))
-        noise = 1e-3 * abs(expected)
-        if torch.finfo(model.dtype).bits < 32:  # noisy, but a model that ignores the memory differs by more than this
-            noise = max(noise, abs(without - expected) / 2)
-        for found, wanted in ((continued, expected), (continued_second, expected_second)):
-            if math.isfinite(wanted) and not abs(found - wanted) <= noise:
-                raise ValueError(f"continued from them it gives {found:.4f}, in one pass {wanted:.4f}")
+        trial.run_in_one_pass()
     except Exception as error:
         raise InputError(
-            f"{type(model).__name__} cannot be used: the demonstrations are kept as keys and values of every layer, "
-            f"which this model does not continue from ({' '.join(str(error).split())[:200]})."
+            f"{name} cannot be used: it does not run on a row of tokens ({one_line(error)[:200]})."
         ) from error
-
-    if not math.isfinite(expected):
+    if trial.ahead > trial.rounding:
         raise InputError(
-            f"{type(model).__name__} cannot be used: the log-probability of a few tokens is {expected} "
-            f"({model.dtype}). The checkpoint is broken, or its numbers overflow: try --model_args dtype=float32."
+            f"{name} is bidirectional: a token's result changes with the tokens behind it, so it does not predict the "
+            "next token. These methods need a causal language model (a decoder). If this checkpoint was trained as "
+            "one, its config.json must say so (is_decoder: true)."
         )
-
-    def alone(start: int) -> float:
-        return score_alone(model, replace(memory, query_start=start), query, [answer])[0][0]
-
-    def packed(beside: list[int], trim: bool = False) -> float:
-        return score_packed(model, memory, [(beside, answer), (query, answer)], trim_last_block=trim)[1][0]
-
-    rounding = 32 * torch.finfo(model.dtype).eps * abs(expected)
+    other_states = has_other_states(model)
     try:
-        obeys_positions = alone(len(context) + 7) != alone(len(context))
-    except Exception:  # the model takes no `position_ids`
-        obeys_positions = False
+        trial.memory = read(model, trial.context)
+        if other_states:
+            trial.stepwise = trial.must_step()
+        elif not _has_an_entry_a_token(trial.memory):
+            raise ValueError("its cache does not hold one key and one value a token")
+        trial.go_on()
+    except Exception as error:
+        kept = "the cache after them" if other_states else "keys and values of every layer"
+        raise InputError(
+            f"{name} cannot be used: the demonstrations are kept as {kept}, which this model does not continue from "
+            f"({one_line(error)[:200]})."
+        ) from error
+    if not math.isfinite(trial.expected[0]):
+        raise InputError(
+            f"{name} cannot be used: the log-probability of a few tokens is {trial.expected[0]} ({model.dtype}). The "
+            "checkpoint is broken, or its numbers overflow: try --model_args dtype=float32."
+        )
+    positions = not other_states and _succeeds(trial.obeys_positions)
+    mask = not other_states and _succeeds(trial.obeys_mask)
+    return Capabilities(
+        has_other_states=other_states,
+        stepwise=trial.stepwise,
+        obeys_mask=mask,
+        sees_ahead=mask and _succeeds(trial.sees_ahead),
+        obeys_positions=positions,
+        window=_window(model),
+        can_trim_last_block=mask and positions and _succeeds(trial.trims_last_block),
+        can_batch=_succeeds(trial.batches),
+        can_generate=not other_states or _succeeds(trial.generates),
+    )
+
+
+def _succeeds(test: Callable[[], bool]) -> bool:
+    """The result of a test; False if the model does not take its arguments."""
     try:
-        visible = abs(in_one_pass(context, other, query) - in_one_pass(context, another, query))
-        allowed = min(visible / 10, rounding) if _has_experts(model) else 0.0
-        whole = packed(other)
-        obeys_mask = abs(whole - packed(another)) <= allowed
-    except Exception:  # the model takes no 4-D mask
-        obeys_mask = False
-    try:
-        trims = obeys_mask and obeys_positions
-        trims = trims and abs(packed(other, trim=True) - whole) <= min(visible / 10, rounding)
-    except Exception:  # the last block's arguments or output are not of the usual form
-        trims = False
-    return Capabilities(obeys_mask, obeys_positions, _window(model), trims)
+        return test()
+    except Exception:
+        return False
+
+
+class _Trial:
+    """A context, a query and two answers, run through a model in one pass and in other ways.
+
+    Attributes:
+        expected: the log-probabilities of the two answers in one pass, as `hf` computes them.
+        noise: how far a log-probability may be from the expected one.
+        rounding: how much of a difference is rounding.
+        ahead: how much a log-probability changes with the tokens behind it.
+        memory: the context's memory.
+        stepwise: tokens behind the memory are run one by one.
+    """
+
+    memory: Memory
+    stepwise = False
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        vocabulary = model.config.get_text_config().vocab_size
+        ids = [(7 + 11 * i) % vocabulary for i in range(64)]
+        self.model, self.device = model, device_of(model)
+        self.context, self.query, other, another = ids[:12], ids[12:20], ids[20:32], ids[32:44]
+        self.answers = (tuple(ids[44:48]), tuple(ids[48:52]))
+        # What must stay hidden begins otherwise than the query, or the two would share tokens of the packed row.
+        self.other = [(self.query[0] + 1) % vocabulary, *other[1:]]
+        self.another = [(self.query[0] + 2) % vocabulary, *another[1:]]
+        self.asked = (tuple(self.query), list(self.answers))
+
+    def in_one_pass(self, before: Sequence[int], answer: Sequence[int], behind: Sequence[int] = ()) -> float:
+        ids = torch.tensor([[*before, *answer, *behind]], device=self.device)
+        logits, _ = run_rows(self.model, None, ids, range(len(before) - 1, len(before) + len(answer) - 1))
+        logprobs = logits[0].log_softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32))
+        return float(logprobs.gather(-1, torch.tensor(answer, device=logits.device)[:, None]).sum())
+
+    def run_in_one_pass(self) -> None:
+        whole, (answer, second) = [*self.context, *self.query], self.answers
+        self.expected = (self.in_one_pass(whole, answer), self.in_one_pass(whole, second))
+        visible = self.in_one_pass([*self.context, *self.other, *self.query], answer)
+        visible = abs(visible - self.in_one_pass([*self.context, *self.another, *self.query], answer))
+        precision = torch.finfo(self.model.dtype)
+        self.rounding = min(visible / 10, 32 * precision.eps * abs(self.expected[0]))
+        self.ahead = abs(self.in_one_pass(whole, answer, self.other) - self.in_one_pass(whole, answer, self.another))
+        self.noise = 1e-3 * abs(self.expected[0])
+        if precision.bits < 32:  # noisy, but a model that ignores the memory differs by more than this
+            self.noise = max(self.noise, abs(self.in_one_pass(self.query, answer) - self.expected[0]) / 2)
+
+    def same(self, found: float, wanted: float) -> bool:
+        return not math.isfinite(wanted) or abs(found - wanted) <= self.noise
+
+    def go_on(self) -> None:
+        """Raise a `ValueError` if an answer's score behind the memory is not that in one pass."""
+        scores = score_rows(self.model, self.memory, [self.asked], stepwise=self.stepwise)
+        for (found, _), wanted in zip(scores, self.expected, strict=True):
+            if not self.same(found, wanted):
+                raise ValueError(f"continued from it, it gives {found:.4f}, in one pass {wanted:.4f}")
+
+    def must_step(self) -> bool:
+        """Whether the model continues from its cache only token by token.
+
+        Some layers drop their state if they are given several tokens at once. A score may show little of that, so the
+        states after the query are compared with those after one pass.
+
+        Raises:
+            ValueError: they differ in both ways.
+        """
+        at_once, one_by_one = (self.difference(stepwise) for stepwise in (False, True))
+        # Half of the digits. Such layers compute in float32 at most.
+        most = max(torch.finfo(dtype).eps for dtype in (self.model.dtype, torch.float32)) ** 0.5
+        # In a low precision, the noise of the one way shows what is more than noise in the other.
+        if at_once <= min(most, max(2 * one_by_one, 1e-3)):
+            return False
+        if one_by_one <= most:
+            return True
+        raise ValueError("the states of its layers are then not those after one pass")
+
+    def difference(self, stepwise: bool) -> float:
+        """How far the states after the query, continued from the memory, are from those after one pass: the largest
+        relative difference of a tensor; infinite if the model fails."""
+        ids = torch.tensor([self.query], device=self.device)
+        at = len(self.context) + torch.arange(len(self.query), device=self.device)[None]
+        positions = at if takes_positions(self.model) else None
+        try:
+            expected = read(self.model, [*self.context, *self.query]).state
+            read(self.model, self.another)  # a state that is kept in the model, not in the cache, is lost here
+            _, found = run_rows(self.model, self.memory.cache(), ids, [ids.shape[1] - 1], positions, stepwise)
+            return max(_relative(one, other) for one, other in zip(tensors(found), tensors(expected), strict=True))
+        except Exception:
+            return math.inf
+
+    def obeys_positions(self) -> bool:
+        moved = replace(self.memory, query_start=len(self.context) + 7)
+        return score_rows(self.model, moved, [self.asked]) != score_rows(self.model, self.memory, [self.asked])
+
+    def packed(self, beside: Sequence[int], trim: bool = False) -> float:
+        pairs = [(beside, self.answers[0]), (self.query, self.answers[0])]
+        return score_packed(self.model, self.memory, pairs, trim_last_block=trim)[1][0]
+
+    def obeys_mask(self) -> bool:
+        allowed = self.rounding if _has_experts(self.model) else 0.0
+        return abs(self.packed(self.other) - self.packed(self.another)) <= allowed
+
+    def sees_ahead(self) -> bool:
+        everything = additive(torch.ones(16, 16, dtype=torch.bool), self.model.dtype)[None, None].to(self.device)
+
+        def first(last: int) -> Tensor:
+            ids = torch.tensor([[*self.context, *self.query[:3], last]], device=self.device)
+            found: Tensor = self.model(input_ids=ids, attention_mask=everything).logits[0, 0]
+            return found
+
+        one, other = first(self.other[0]), first(self.another[0])
+        return float((one - other).abs().max()) > 32 * torch.finfo(one.dtype).eps * float(one.abs().max())
+
+    def trims_last_block(self) -> bool:
+        return abs(self.packed(self.other, trim=True) - self.packed(self.other)) <= self.rounding
+
+    def batches(self) -> bool:
+        """Whether rows of different lengths, and answers of several rows, have the scores they have in one pass."""
+        queries, answer = (self.query, [*self.query, *self.other]), self.answers[0][:1]
+        wanted = [self.in_one_pass([*self.context, *query], answer) for query in queries]
+        rows = [(tuple(query), [answer]) for query in queries]
+        found = score_rows(self.model, self.memory, rows, rows=2, stepwise=self.stepwise)
+        found += score_rows(self.model, self.memory, [self.asked] * 2, rows=4, stepwise=self.stepwise)
+        return all(map(self.same, (score for score, _ in found), [*wanted, *self.expected, *self.expected]))
+
+    def generates(self) -> bool:
+        """Whether the tokens that `generate` finds behind the memory are the likeliest in one pass as well."""
+        asked = GenerationConfig(max_new_tokens=4, min_new_tokens=4, do_sample=False, pad_token_id=0)
+
+        def generate(context: Tensor, **inputs: Any) -> Tensor:
+            model: Any = self.model
+            found: Tensor = model.generate(context, generation_config=asked, **inputs)
+            return found
+
+        (found,) = continue_from(self.model, generate, self.memory, [self.query], 0, stepwise=self.stepwise)
+        ids = torch.tensor([[*self.context, *self.query, *found[:-1]]], device=self.device)
+        logits, _ = run_rows(self.model, None, ids, range(ids.shape[1] - len(found), ids.shape[1]))
+        short = logits[0].amax(-1) - logits[0, range(len(found)), found]
+        return float(short.max()) <= self.noise
+
+
+def _has_an_entry_a_token(memory: Memory) -> bool:
+    entries = [entry for layer in memory.layers for entry in layer]
+    return bool(entries) and all(entry.shape[-2] == len(memory) for entry in entries)
+
+
+def _relative(found: Tensor, expected: Tensor) -> float:
+    """The relative difference of two tensors."""
+    return float((found.double() - expected.double()).norm()) / max(float(expected.double().norm()), 1e-30)
 
 
 def _has_experts(model: PreTrainedModel) -> bool:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import LogitsProcessor, PreTrainedModel
 
 from lm_eval_icl.errors import InputError
+from lm_eval_icl.inference.caches import cache_argument, run_rows, takes_positions
 from lm_eval_icl.inference.memory import Memory, device_of
 
 # Arguments of transformers' `generate` that do not work with a memory, and why.
@@ -40,6 +42,8 @@ def continue_from(
     memory: Memory,
     queries: Sequence[Sequence[int]],
     pad: int,
+    beams: int = 1,
+    stepwise: bool = False,
 ) -> list[list[int]]:
     """Continue every query behind the memory, all in one batch.
 
@@ -53,10 +57,15 @@ def continue_from(
             shape, a cache, and `position_ids` if needed; it returns [rows, tokens + generated tokens].
         queries: the ids of each row's query, at least one.
         pad: the id of the padding token.
+        beams: how many rows `generate` makes of each row (beam search).
+        stepwise: the model reads tokens behind a memory only one by one. Then there is only one query.
 
     Returns:
         The generated ids of each row, in the order of `queries`; all rows are as long as the longest.
     """
+    if stepwise and len(memory):
+        *before, last = queries[0]
+        memory, queries = _followed_by(model, memory, before), [[last]]
     longest = max(map(len, queries))
     rows = [[*memory.tokens, *[pad] * (longest - len(query)), *query] for query in queries]
     mask = torch.ones(len(rows), len(rows[0]), dtype=torch.long, device=device_of(model))
@@ -64,12 +73,42 @@ def continue_from(
         row[len(memory) : len(row) - len(query)] = 0
     context = torch.tensor(rows, device=device_of(model))
     # Counted from the end of the memory. The memory, which is not run, and the padding, which is masked, get 0.
-    positions = memory.positions((mask.cumsum(-1) - 1 - len(memory)).clamp(min=0))
+    at = memory.positions((mask.cumsum(-1) - 1 - len(memory)).clamp(min=0))
+    positions = {} if at is None else {"position_ids": at}
     # For an empty memory `generate` makes its own cache.
-    cache = {"past_key_values": memory.cache()} if memory.layers else {}
-    with memory.reading(model):
+    cache = {cache_argument(model): memory.cache(len(rows) * beams)} if len(memory) else {}
+    cut = nullcontext() if "past_key_values" in cache else _unread_only(model, len(memory))
+    with memory.reading(model), cut:
         output = generate(context=context, attention_mask=mask, **positions, **cache)
     return output[:, context.shape[1] :].tolist()
+
+
+@contextmanager
+def _unread_only(model: PreTrainedModel, read: int) -> Iterator[None]:
+    """Inside this context, the next forward pass gets only the tokens behind the first `read`, which the cache has read
+    already. `generate` itself leaves them out only if the cache is called `past_key_values`."""
+
+    def cut(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
+        handle.remove()
+        names = [name for name in ("input_ids", "attention_mask") if kwargs.get(name) is not None]
+        return args, kwargs | {name: kwargs[name][:, read:] for name in names}
+
+    inner: Any = model.get_base_model() if hasattr(model, "get_base_model") else model
+    handle = inner.register_forward_pre_hook(cut, with_kwargs=True)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def _followed_by(model: PreTrainedModel, memory: Memory, tokens: Sequence[int]) -> Memory:
+    """The memory of a model with other states after more tokens, which are run one by one."""
+    if not tokens:
+        return memory
+    ids = torch.tensor([tokens], device=device_of(model))
+    at = len(memory) + torch.arange(len(tokens), device=ids.device)[None] if takes_positions(model) else None
+    _, state = run_rows(model, memory.cache(), ids, [len(tokens) - 1], at, stepwise=True)
+    return Memory([], [*memory.tokens, *tokens], len(memory) + len(tokens), state=state)
 
 
 class StopOnNonFinite(LogitsProcessor):

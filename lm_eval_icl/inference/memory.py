@@ -1,4 +1,9 @@
-"""Memories: demonstrations run through a model once, and kept as keys and values for queries to attend to."""
+"""Memories: demonstrations run through a model once, and kept as keys and values for queries to attend to.
+
+Some models keep more than keys and values of the tokens they have read: hybrid models with linear attention or
+state-space layers keep a state that every token is mixed into. Their memory is the whole cache after the context, and
+each query goes on from a copy of it.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import Cache, DynamicCache, PreTrainedModel
-from transformers.cache_utils import DynamicLayer
 
 from lm_eval_icl.inference.blocks import hidden, transformer_blocks, with_hidden
+from lm_eval_icl.inference.caches import MemoryLayer, has_other_states, run_rows, select_rows, tensors
 from lm_eval_icl.layouts import Layout
 
 # For each layer (keys, values), both [1, key-value heads, entries, head width].
@@ -21,37 +26,46 @@ KeyValues = list[tuple[Tensor, Tensor]]
 
 @dataclass(frozen=True)
 class Memory:
-    """The keys and values that a method computed for a context.
+    """What a method computed for a context, for queries to attend to.
 
     Attributes:
-        layers: keys and values of the entries; empty for an empty context.
+        layers: keys and values of the entries; empty for an empty context, and if there is a `state`.
         tokens: the token id of each entry, in order.
         query_start: the position of a query's first token.
         residual: (k, [width]): the vector that replaces the residual stream of the first token behind the memory
             after block k, counted from 1 (see `reading`); None if nothing is replaced.
+        state: the cache of a model that keeps more than keys and values (`has_other_states`), as it is after the
+            context, as a batch of one row; None for an empty context and for other models.
     """
 
     layers: KeyValues
     tokens: list[int]
     query_start: int
     residual: tuple[int, Tensor] | None = None
+    state: Cache | None = None
 
     def __len__(self) -> int:
         return len(self.tokens)
 
     @property
     def nbytes(self) -> int:
+        """How many bytes the memory takes."""
+        if self.state is not None:
+            return sum(tensor.nbytes for tensor in tensors(self.state))
         return sum(keys.nbytes + values.nbytes for keys, values in self.layers)
 
-    def cache(self, once: bool = False) -> Cache:
+    def cache(self, rows: int = 1, once: bool = False) -> Cache:
         """A transformers cache that begins with this memory. Forward passes add entries to the cache alone.
 
         Args:
+            rows: how many rows a batch that runs on the cache has.
             once: the cache is for a single forward pass, so that the entries the pass adds are not stored.
         """
+        if self.state is not None:
+            return select_rows(self.state, 1, [0] * rows)
         if not self.layers:
             return DynamicCache()
-        return Cache(layers=[_MemoryLayer(keys, values, once) for keys, values in self.layers])
+        return Cache(layers=[MemoryLayer(keys, values, once) for keys, values in self.layers])
 
     def followed_by(self, tokens: Sequence[int], layers: KeyValues) -> Memory:
         """This memory followed by the entries of more tokens.
@@ -72,10 +86,10 @@ class Memory:
         layers = [(keys[:, :, :-1], values[:, :, :-1]) for keys, values in self.layers]
         return replace(self, layers=layers, tokens=self.tokens[:-1], query_start=query_start)
 
-    def positions(self, depths: Tensor) -> dict[str, Tensor]:
-        """The keyword argument `position_ids` for tokens that are `depths` tokens after the query's first; no argument
-        if the model computes the same positions by itself."""
-        return {} if self.query_start == len(self) else {"position_ids": self.query_start + depths}
+    def positions(self, depths: Tensor) -> Tensor | None:
+        """The positions of tokens that are `depths` tokens after the query's first; None if the model computes the same
+        by itself."""
+        return None if self.query_start == len(self) else self.query_start + depths
 
     @contextmanager
     def reading(self, model: PreTrainedModel) -> Iterator[None]:
@@ -99,47 +113,6 @@ class Memory:
             handle.remove()
 
 
-class _MemoryLayer(DynamicLayer):
-    """One layer of a cache: the memory, which all rows of a batch share, followed by the entries that each row adds.
-
-    The memory is stored once and never written to. Keys and values that join it with the rows' own entries exist only
-    while the layer's attention runs. The attributes `keys` and `values` of `DynamicLayer` are the rows' own entries.
-    """
-
-    def __init__(self, keys: Tensor, values: Tensor, once: bool):
-        super().__init__()
-        self.memory, self.once = (keys, values), once
-
-    def update(
-        self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
-    ) -> tuple[Tensor, Tensor]:
-        own = (key_states, value_states) if self.once else super().update(key_states, value_states)
-        rows = key_states.shape[0]
-        keys, values = (
-            torch.cat([shared.expand(rows, -1, -1, -1), added], dim=-2)
-            for shared, added in zip(self.memory, own, strict=True)
-        )
-        return keys, values
-
-    def get_seq_length(self) -> int:
-        return self.memory[0].shape[-2] + super().get_seq_length()
-
-    def crop(self, tokens_to_remove: int) -> None:
-        """Remove the last `-tokens_to_remove` of the rows' own entries.
-
-        Not inherited: `DynamicLayer.crop` of transformers 5.0 counts from `get_seq_length`, which includes the memory
-        here, and would remove nothing.
-
-        Raises:
-            ValueError: the number is positive, which some versions of transformers take for the length to keep.
-        """
-        if tokens_to_remove > 0:
-            raise ValueError(f"crop({tokens_to_remove}): the number of entries to remove is given as a negative number")
-        if tokens_to_remove and self.keys is not None and self.values is not None:
-            self.keys = self.keys[..., :tokens_to_remove, :]
-            self.values = self.values[..., :tokens_to_remove, :]
-
-
 def encode(model: PreTrainedModel, layout: Layout, tokens: Sequence[int]) -> Memory:
     """Run a layout through the model in one forward pass, and keep the entries to which later tokens attend.
 
@@ -152,8 +125,10 @@ def encode(model: PreTrainedModel, layout: Layout, tokens: Sequence[int]) -> Mem
     row = [tokens[i] for i in layout.source]
     if not row:
         return Memory([], [], layout.end)
+    if layout.causal and layout.sequential and len(layout.kept_tokens) == len(row):
+        return read(model, row)
     if layout.causal:
-        layers = causal_pass(model, row, positions=None if layout.sequential else layout.positions)
+        layers = causal_pass(model, row, positions=layout.positions)
     else:
         cache = DynamicCache()
         model(
@@ -169,6 +144,14 @@ def encode(model: PreTrainedModel, layout: Layout, tokens: Sequence[int]) -> Mem
     if len(kept) < len(row):
         layers = [(keys[:, :, kept], values[:, :, kept]) for keys, values in layers]
     return Memory(layers, [row[i] for i in kept], layout.end)
+
+
+def read(model: PreTrainedModel, tokens: Sequence[int]) -> Memory:
+    """The memory of these tokens, which the model reads in one ordinary causal pass."""
+    if not has_other_states(model):
+        return Memory(causal_pass(model, tokens), list(tokens), len(tokens))
+    _, state = run_rows(model, None, torch.tensor([tokens], device=device_of(model)), read=[len(tokens) - 1])
+    return Memory([], list(tokens), len(tokens), state=state)
 
 
 def device_of(model: PreTrainedModel) -> torch.device:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from lm_eval_icl.inference.blocks import last_block_at
+from lm_eval_icl.inference.caches import has_other_states, run_rows, select_rows, takes_positions
 from lm_eval_icl.inference.memory import Memory, additive, device_of
 from lm_eval_icl.inference.packed_attention import in_parts
-from lm_eval_icl.inference.packing import TokenTree
+from lm_eval_icl.inference.packing import QueryAnswers, TokenTree
 
 # A query and one of its continuations, as token ids; both have at least one token.
 Pair = tuple[Sequence[int], Sequence[int]]
@@ -67,44 +69,67 @@ def score_packed(
     return _read(logits, [[row[node] for node in path] for path in nodes], pairs, softmax_dtype)
 
 
-def score_alone(
+def score_rows(
     model: PreTrainedModel,
     memory: Memory,
-    query: Sequence[int],
-    answers: Collection[Sequence[int]],
+    queries: Sequence[QueryAnswers],
     softmax_dtype: torch.dtype | None = None,
+    rows: int = 1,
+    stepwise: bool = False,
 ) -> list[Score]:
-    """Score one query's continuations by ordinary causal passes: one over the query, then one over each continuation.
+    """Score the answers of some queries by ordinary causal passes: one in which every query is a row of the batch, and
+    then passes in which every answer of several tokens is a row, behind its query.
 
-    This is for models that do not obey a 4-D mask or `position_ids` (ALiBi, flash attention), and for rows longer than
-    the window of local attention layers. `position_ids` are passed only if the query does not start at the memory's
-    length. The query is run once for all its continuations.
+    This is for models that do not obey a 4-D mask or `position_ids` (ALiBi, flash attention), for those that keep more
+    than keys and values (linear attention, state-space layers), and for rows longer than the window of local attention
+    layers. No mask is passed. Shorter rows are filled up at their end, where a causal model does not see it.
 
     Args:
-        answers: the continuations.
+        queries: queries with their answers. If any answer has several tokens, all queries have the same length, since
+            answers go on from the end of the row.
         softmax_dtype: the dtype of the softmax over the vocabulary; if None, at least float32.
+        rows: how many answers run in one batch.
+        stepwise: run tokens behind a memory one by one (`inference.caches.run_rows`).
 
     Returns:
-        The score of each continuation, in order.
+        The score of each answer of each query, in order.
     """
-    cache = memory.cache()
 
-    def run(tokens: Sequence[int], depth: int, keep: int) -> Tensor:
-        ids = torch.tensor([tokens], device=device_of(model))
-        positions = memory.positions(depth + torch.arange(len(tokens), device=device_of(model))[None])
-        output = model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=keep, **positions)
-        return output.logits[0, -keep:]
+    # Some of the models with other states count the tokens that they have read by a layer that does not know.
+    say_positions = has_other_states(model) and takes_positions(model)
 
-    scores = []
+    def run(cache: Any, batch: Sequence[Sequence[int]], depth: int, read: Sequence[int]) -> tuple[Tensor, Any]:
+        longest = max(map(len, batch))
+        ids = torch.tensor([[*row, *[row[-1]] * (longest - len(row))] for row in batch], device=device_of(model))
+        depths = depth + torch.arange(longest, device=ids.device).expand(len(batch), -1)
+        positions = memory.query_start + depths if say_positions else memory.positions(depths)
+        return run_rows(model, cache, ids, read, positions, stepwise)
+
+    cache = memory.cache(len(queries)) if len(memory) else None
+    ends = sorted({len(query) - 1 for query, _ in queries})
     with memory.reading(model):
-        first = run(query, 0, 1)
-        for answer in answers:
-            logits = first
-            if len(answer) > 1:
-                logits = torch.cat([first, run(answer[:-1], len(query), len(answer) - 1)])
-                cache.crop(1 - len(answer))
-            scores += _read(logits, [list(range(len(answer)))], [(query, answer)], softmax_dtype)
-    return scores
+        logits, after = run(cache, [query for query, _ in queries], 0, ends)
+    first = logits[range(len(queries)), [ends.index(len(query) - 1) for query, _ in queries]]
+
+    pairs = [(row, query, answer) for row, (query, answers) in enumerate(queries) for answer in answers]
+    short = [i for i, (_, _, answer) in enumerate(pairs) if len(answer) == 1]
+    found = _read(first, [[pairs[i][0]] for i in short], [pairs[i][1:] for i in short], softmax_dtype) if short else []
+    scores = dict(zip(short, found, strict=True))
+    long = [i for i, (_, _, answer) in enumerate(pairs) if len(answer) > 1]
+    for start in range(0, len(long), rows):
+        part = long[start : start + rows]
+        behind = select_rows(after, len(queries), [pairs[i][0] for i in part])
+        inputs = [pairs[i][2][:-1] for i in part]
+        longest = max(map(len, inputs))
+        logits, _ = run(behind, inputs, len(pairs[part[0]][1]), range(longest))
+        # Behind the rows of the queries' logits come those of the answers, `longest` for each.
+        paths = [
+            [pairs[i][0], *range(len(first) + j * longest, len(first) + j * longest + len(inputs[j]))]
+            for j, i in enumerate(part)
+        ]
+        both = torch.cat([first, logits.flatten(0, 1)])
+        scores |= zip(part, _read(both, paths, [pairs[i][1:] for i in part], softmax_dtype), strict=True)
+    return [scores[i] for i in range(len(pairs))]
 
 
 def _read(

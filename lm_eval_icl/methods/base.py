@@ -97,6 +97,17 @@ class Method(ABC):
         """Whether a token's position can differ from its index, so that the model must obey `position_ids`."""
         return self.needs_mask or self.positions != "sequential"
 
+    @property
+    def looks_ahead(self) -> bool:
+        """Whether some token sees one behind it."""
+        n = next((n for n in range(2, 1000) if not self.why_not(n)), 2)
+        return any(layout.looks_ahead for _, layout in self.passes(1, [2] * n, 2, 2))
+
+    @property
+    def makes_its_memory(self) -> bool:
+        """Whether the method does more than run the model once over a layout, so that it works on keys and values."""
+        return (type(self).encode, type(self).encode_query) != (Method.encode, Method.encode_query)
+
     def why_not(self, n: int) -> str:
         """Why these arguments do not allow a prompt of n demonstrations; empty if they do."""
         return ""

@@ -16,13 +16,14 @@ from transformers import PreTrainedModel
 
 from lm_eval_icl.errors import InputError, Unsupported, is_whole, log
 from lm_eval_icl.inference.budget import MemoryBudget
+from lm_eval_icl.inference.caches import takes_positions
 from lm_eval_icl.inference.capabilities import probe
 from lm_eval_icl.inference.gelu import fused_gelu
 from lm_eval_icl.inference.generation import StopOnNonFinite, continue_from
 from lm_eval_icl.inference.memory import Memory, device_of
 from lm_eval_icl.inference.packing import Queries, QueryAnswers, cost, first_pack
 from lm_eval_icl.inference.positions import learned_positions, no_positions, position_embeddings, position_switch
-from lm_eval_icl.inference.scoring import Score, score_alone, score_packed
+from lm_eval_icl.inference.scoring import Score, score_packed, score_rows
 from lm_eval_icl.inference.store import MemoryStore
 from lm_eval_icl.methods.base import Method
 from lm_eval_icl.methods.limits import PromptLimits
@@ -144,11 +145,30 @@ class MethodRunner:
     def _check_capabilities(self, method: Method) -> None:
         """Refuse a method that needs something that the model cannot do."""
         model, attention = type(self.model).__name__, self.model.config._attn_implementation
+        needs = (
+            "hides tokens from each other"
+            if method.needs_mask
+            else "gives tokens positions of its own"
+            if method.needs_positions
+            else "computes keys and values anew"
+            if method.makes_its_memory
+            else ""
+        )
+        if needs and self.capabilities.has_other_states:
+            raise Unsupported(
+                f"{method.name} {needs}, and {model} keeps more than keys and values (linear attention, a state space, "
+                "a convolution or an indexer), which that does not reach. icl works with this model."
+            )
         if method.needs_mask and not self.capabilities.obeys_mask:
             raise Unsupported(
                 f"{method.name} hides tokens from each other, which {model} (attn_implementation={attention}) does not "
                 "obey: a token that the mask hides changes the result. Use another attn_implementation (sdpa, eager) "
                 "or another model."
+            )
+        if method.needs_mask and not self.capabilities.sees_ahead and method.looks_ahead:
+            raise Unsupported(
+                f"{method.name} lets tokens see tokens behind them, and those of {model} never do, whatever the mask "
+                f"shows (attn_implementation={attention}). Use another model."
             )
         if method.needs_positions and not self.capabilities.obeys_positions:
             asked = " with restart_positions=True" if getattr(method, "restart_positions", False) else ""
@@ -157,10 +177,10 @@ class MethodRunner:
                 f"{method.name}{asked} needs a model that obeys given positions, and {model} has no positions to "
                 "give: it counts tokens by itself."
             )
-        if not self.capabilities.can_pack:
+        if not self.capabilities.can_pack and not self.capabilities.has_other_states:
             log.warning(
-                "%s (attn_implementation=%s) does not take a mask or positions given by hand: queries are scored one "
-                "by one instead of packed into one pass, exactly but more slowly.",
+                "%s (attn_implementation=%s) does not take a mask or positions given by hand: queries are scored in "
+                "batches of batch_size instead of packed into one row, exactly but more slowly.",
                 *(model, attention),
             )
 
@@ -228,8 +248,9 @@ class MethodRunner:
     def _score_on(
         self, context: Context, memory: Memory, queries: Queries
     ) -> Iterator[tuple[list[QueryAnswer], list[Score]]]:
-        # Sorted, since the common beginning of queries in one pack is run once.
-        waiting = sorted(queries.items(), key=lambda item: item[0])
+        # Sorted: the common beginning of queries in one pack is run once, and rows of one batch have similar lengths.
+        pack = self.capabilities.can_pack
+        waiting = sorted(queries.items(), key=lambda item: item[0] if pack else (len(item[0]), item[0]))
         while waiting:
             pack, scores = self._counted(
                 partial(self._score_first, memory, waiting), partial(self._halve_pack, memory, waiting), context
@@ -244,12 +265,14 @@ class MethodRunner:
             pairs = [(query, answer) for query, answers in pack for answer in answers]
             trim = self.capabilities.can_trim_last_block
             return pack, score_packed(self.model, memory, pairs, self.softmax_dtype, trim)
-        ((query, answers),) = pack
-        return pack, score_alone(self.model, memory, query, answers, self.softmax_dtype)
+        rows, stepwise = self._most_rows, self.capabilities.stepwise
+        return pack, score_rows(self.model, memory, pack, self.softmax_dtype, rows, stepwise)
 
     def _pack(self, memory: Memory, waiting: Sequence[QueryAnswers]) -> tuple[list[QueryAnswers], bool]:
         """The first of the waiting queries, as many as run together, and whether they run in one packed pass. If not,
-        it is a single query, whose answers are scored by ordinary passes."""
+        they are the rows of a batch."""
+        if not self.capabilities.can_pack:
+            return self._rows(waiting), False
         pack = first_pack(waiting, self.budget.pack_tokens, self.budget.queries)
         tokens = cost(pack)
         # A query longer than a pack gains nothing from packing, and its mask would be large.
@@ -257,9 +280,24 @@ class MethodRunner:
         together = together and self.capabilities.can_pack_to(len(memory) + tokens)
         return (pack, True) if together else (pack[:1], False)
 
+    @property
+    def _most_rows(self) -> int:
+        """How many rows a batch that scores has at most."""
+        return self.budget.texts if self.capabilities.can_batch else 1
+
+    def _rows(self, waiting: Sequence[QueryAnswers]) -> list[QueryAnswers]:
+        """The first of the waiting queries, the shortest first, as many as run as the rows of one batch."""
+        rows = list(waiting[: self._most_rows])
+        if all(len(answer) == 1 for _, answers in rows for answer in answers):
+            return rows
+        return [row for row in rows if len(row[0]) == len(rows[0][0])]
+
     def _halve_pack(self, memory: Memory, waiting: Sequence[QueryAnswers]) -> str:
         pack, together = self._pack(memory, waiting)
-        return self.budget.halve_pack(cost(pack)) if together else ""
+        if together:
+            return self.budget.halve_pack(cost(pack))
+        most = max(len(pack), *(len(answers) for _, answers in pack))
+        return self.budget.halve_texts(min(most, self._most_rows))
 
     # Generation.
 
@@ -271,6 +309,7 @@ class MethodRunner:
         max_new_tokens: int,
         pad: int,
         generate: Callable[..., Tensor],
+        beams: int = 1,
     ) -> list[list[int]]:
         """Generate a continuation for the first of these queries, as many as fit into one batch.
 
@@ -280,13 +319,20 @@ class MethodRunner:
             max_new_tokens: how many tokens are generated at most.
             pad: the id of the padding token.
             generate: as for `continue_from`, with `logits_processor` as a further argument.
+            beams: as for `continue_from`.
 
         Returns:
             The generated ids, one row for each query of the batch.
 
         Raises:
+            Unsupported: transformers' `generate` does not go on from this model's cache.
             InputError: the scores of a next token are NaN or infinite, or the device's memory does not suffice.
         """
+        if not self.capabilities.can_generate:
+            raise Unsupported(
+                f"{type(self.model).__name__} generates no text behind demonstrations: transformers' generate does not "
+                "go on from its cache. Tasks that are scored by log-likelihood work."
+            )
 
         def run() -> list[list[int]]:
             n = self._batch(context, queries, max_new_tokens)
@@ -294,7 +340,8 @@ class MethodRunner:
             stop = StopOnNonFinite(names[:n], self.model.dtype)
             with _own_cache(self.model):
                 checked = partial(generate, logits_processor=[stop])
-                return continue_from(self.model, checked, memory, [first, *queries[1:n]], pad)
+                rest, stepwise = [first, *queries[1:n]], self.capabilities.stepwise
+                return continue_from(self.model, checked, memory, rest, pad, beams, stepwise)
 
         def halve() -> str:
             return self.budget.halve_texts(self._batch(context, queries, max_new_tokens))
@@ -304,11 +351,13 @@ class MethodRunner:
     def _batch(self, context: Context, queries: Sequence[tuple[int, ...]], max_new_tokens: int) -> int:
         """How many of the first queries can be continued in one batch."""
         batch = queries[: self.budget.texts]
-        if self.method.memory_depends_on_query:
+        if self.method.memory_depends_on_query or self._most_rows == 1 or self.capabilities.stepwise:
             return 1
         kept = self.method.footprint(context).kept
-        if not self.capabilities.can_pack_to(kept + len(batch[0]) + max_new_tokens):
-            # Padding would shift the indices of a query's tokens, so all queries of a batch must have the same length.
+        # `generate` gives positions, which count no padding, to models that have an argument for them.
+        pads = takes_positions(self.model) and self.capabilities.can_pack_to(kept + len(batch[0]) + max_new_tokens)
+        if not pads:
+            # Padding would shift a query's tokens, so all queries of a batch must have the same length.
             return sum(len(query) == len(batch[0]) for query in batch)
         return len(batch)
 
