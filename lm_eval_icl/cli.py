@@ -7,6 +7,7 @@ import difflib
 import os
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
@@ -69,25 +70,68 @@ class _OneLine(argparse.ArgumentParser):
 def _smoke(arguments: list[str]) -> None:
     parser = _OneLine(
         prog="lm-eval-icl smoke",
-        description="Make a tiny random model and run every method on it through lm-eval. "
-        "Exit code 0, or one line that says what broke.",
+        description="Make tiny random models and run every method on them through lm-eval; icl must give what hf "
+        "gives. Exit status 0, or 1 if a number is wrong or a method fails.",
     )
-    parser.add_argument("--arch", default="llama", help="a transformers model type (default: %(default)s)")
+    parser.add_argument(
+        "--arch", default="llama", metavar="TYPE[,TYPE...]", help="transformers model types, or all (default: llama)"
+    )
     parser.add_argument("--limit", type=int, default=3, help="documents a task (default: %(default)s)")
+    parser.add_argument("--strict", action="store_true", help="a refusal counts as a failure")
+    parser.add_argument(
+        "--time-limit", type=float, default=120, metavar="SECONDS", help="of several types, for each (default: 120)"
+    )
+    parser.add_argument(
+        "--record", type=Path, metavar="FILE", help="of several types, keep results here; those in it are not run again"
+    )
     options = parser.parse_args(arguments)
     if options.limit < 1:
         parser.error(f"--limit {options.limit}: must be 1 or more")
 
+    # Run offline, and without those progress bars that these variables switch off.
+    os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_DISABLE_PROGRESS_BARS": "1"}
+    from lm_eval_icl import tiny
+
+    archs = list(tiny.types()) if options.arch == "all" else options.arch.split(",")
+    for arch in archs:  # before hours of work on the others
+        tiny.check(arch)
+    counts = _smoke_one(archs[0], options.limit) if len(archs) == 1 else _smoke_several(archs, options)
+    print(f"methods: {counts['methods']} ran, {counts['methods refused']} were refused")
+    if counts["WRONG"] or (options.strict and counts["methods refused"]):
+        sys.exit(1)
+
+
+def _smoke_one(arch: str, limit: int) -> Counter[str]:
+    """Test a model type and print a line a method. Returns how many methods ran, and how many refused it."""
     import logging
 
-    # Run offline, and without those progress bars that these variables switch off (lm-eval's own remain).
-    os.environ |= {"HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1", "HF_DATASETS_DISABLE_PROGRESS_BARS": "1"}
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     from lm_eval_icl.smoke import smoke
 
-    for name, scores in smoke(options.arch, options.limit).items():
-        said = f"refused ({scores})" if isinstance(scores, str) else f"ok ({', '.join(scores)})"
-        print(f"{name} on {options.arch}: {said}")
+    counts: Counter[str] = Counter()
+    for name, scores in smoke(arch, limit).items():
+        refused = isinstance(scores, str)
+        counts["methods refused" if refused else "methods"] += 1
+        print(f"{name} on {arch}: " + (f"refused ({scores})" if refused else f"ok ({', '.join(scores)})"))
+    return counts
+
+
+def _smoke_several(archs: list[str], options: argparse.Namespace) -> Counter[str]:
+    """Test several model types and print a line a type. Returns how many there are of each status, how many methods
+    ran, and how many refused a type."""
+    from lm_eval_icl.smoke import sweep
+
+    counts: Counter[str] = Counter()
+    for result in sweep(archs, options.limit, options.time_limit, options.record):
+        counts[result.status] += 1
+        counts.update({"methods": len(result.ran), "methods refused": len(result.refused)})
+        said = result.why or ("refused: " + ", ".join(result.refused) if result.refused else "")
+        print(f"{result.status:<8} {result.arch:<24} {result.seconds:5.1f} s  {said}".rstrip(), flush=True)
+    print(
+        f"{len(archs)} types: {counts['exact']} exact, {counts['refused']} refused, {counts['none']} without a tiny "
+        f"model, {counts['WRONG']} wrong"
+    )
+    return counts
 
 
 def _show(arguments: list[str]) -> None:

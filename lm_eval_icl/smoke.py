@@ -1,38 +1,48 @@
-"""A smoke test of every method on a tiny random model: `lm-eval-icl smoke --arch llama`, or from pytest."""
+"""A smoke test of every method on tiny random models (`lm_eval_icl.tiny`), one model type or all that there are.
+
+`lm-eval-icl smoke --arch llama` runs `smoke`, and `lm-eval-icl smoke --arch all` runs `sweep`.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import functools
+import io
+import json
+import logging
 import math
+import multiprocessing
+import os
 import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 from lm_eval_icl import demo, methods
-from lm_eval_icl.errors import InputError, Unsupported, one_line
-from lm_eval_icl.harness import plugin
+from lm_eval_icl.errors import InputError, one_line, refusing
 
-# The settings of a tiny model, under all the names that transformers' configurations have for them.
-_TINY: dict[str, Any] = {
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "intermediate_size": 48,
-    "ffn_dim": 48,
-    "word_embed_proj_dim": 32,
-    "max_position_embeddings": 2048,
-    "attention_types": [[["global", "local"], 1]],
-    "rotary_dim": 8,
-    "num_experts": 4,
-    "num_experts_per_tok": 2,
-    "num_local_experts": 4,
-    "moe_intermediate_size": 16,
-}
+# A log-likelihood in float32 is wrong if it differs by more than this part of its size.
+TOLERANCE = 1e-4
+# Documents of `icl_demo_short` as demonstrations: three that fit a tiny model's attention window (`tiny.WINDOW`) under
+# every method, and eight that are longer than it.
+_SHORT, _LONG = [2, 6, 10], [0, 1, 3, 4, 5, 7, 9, 13]
+_TASKS_OF_ALL = ("smoke_loglikelihood", "smoke_generation")
+_TASKS_OF_ICL = (*_TASKS_OF_ALL, "smoke_long_loglikelihood", "smoke_long_generation")
+
+# The responses to a task's requests: (log-likelihood, is greedy) or a text.
+Responses = list[tuple[float, bool] | str]
 
 
 def smoke(arch: str = "llama", limit: int = 3) -> dict[str, dict[str, float] | str]:
-    """Run every method through lm-eval on a tiny random model: log-likelihoods and generation.
+    """Run every method through lm-eval on a tiny random model, and check what comes out.
+
+    `icl` must give the log-likelihoods and texts of lm-eval's `hf`, for prompts longer than the model's attention
+    window too, if it has one. An order-invariant method must give the same log-likelihoods for the demonstrations in
+    another order, without being told to sort them. Every log-likelihood must be finite.
 
     Args:
         arch: a transformers model type with a causal language model, for example "gpt2" or "qwen3".
@@ -40,95 +50,275 @@ def smoke(arch: str = "llama", limit: int = 3) -> dict[str, dict[str, float] | s
 
     Returns:
         Method -> task -> score. The scores of a random model mean nothing, except that the method ran. A method that
-        does not work with the architecture has the message of its `Unsupported` in place of scores.
+        refuses the model has the line that says why in place of scores.
 
     Raises:
-        InputError: a method failed; the message says how.
+        NoTinyModel: there is no tiny model of the type, or lm-eval's `hf` does not run it.
+        InputError: methods failed or gave wrong numbers; the message says how.
     """
-    import lm_eval
-    from lm_eval.tasks import TaskManager
+    from lm_eval_icl import tiny
 
-    plugin.register_models()
-    task: dict[str, Any] = {
-        "custom_dataset": demo.documents,
-        "dataset_kwargs": {"name": "icl_demo_short"},
-        "training_split": "train",
-        "fewshot_split": "train",
-        "test_split": "test",
-        "fewshot_config": {"sampler": "first_n"},
-        "doc_to_text": "Review: {{text}}\nSentiment:",
-        "doc_to_choice": ["amber", "very square"],
-        "num_fewshot": 3,
-    }
-    generation: dict[str, Any] = {
-        "output_type": "generate_until",
-        "doc_to_target": "{{['amber', 'very square'][label]}}",
-        "generation_kwargs": {"until": ["\n\n"], "max_gen_toks": 5},
-        "doc_to_choice": None,
-    }
-    tasks: list[dict[str, Any]] = [
-        {**task, "task": "smoke_loglikelihood", "output_type": "multiple_choice", "doc_to_target": "label"},
-        {**task, "task": "smoke_generation", **generation},
-    ]
     scores: dict[str, dict[str, float] | str] = {}
-    with tempfile.TemporaryDirectory() as folder:
-        save_tiny(arch, Path(folder))
+    failures: dict[str, Exception] = {}
+    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stderr(io.StringIO()):  # without progress bars
+        tiny.save(arch, Path(folder))
+        try:
+            expected = _hf(arch, folder, limit)
+        except Exception as error:
+            raise tiny.NoTinyModel(arch, f"lm-eval's hf fails on it ({one_line(error)[:200]})") from error
         for name in (*methods.NAMES, *methods.installed()):
             try:
-                results = lm_eval.simple_evaluate(
-                    model=name,
-                    model_args={"pretrained": folder},
-                    tasks=[dict(config) for config in tasks],
-                    task_manager=TaskManager(include_defaults=False),
-                    limit=limit,
-                    batch_size=2,
-                    device="cpu",
-                    bootstrap_iters=0,
-                )
-                scores[name] = {config["task"]: _score(results, config["task"], limit) for config in tasks}
-            except Unsupported as refusal:
-                scores[name] = refusal.message
+                scores[name] = _check(name, folder, limit, expected)
             except Exception as error:
-                what = error.message if isinstance(error, InputError) else one_line(error)
-                raise InputError(f"smoke test of {name} on {arch}: {what[:300]}") from error
+                failures[name] = error
+    if failures:
+        said = (f"{name}: {getattr(error, 'message', error)}"[:300] for name, error in failures.items())
+        raise InputError(f"smoke test on {arch}: {'; '.join(said)}") from next(iter(failures.values()))
     return scores
 
 
-def save_tiny(arch: str, folder: Path) -> None:
-    """Write a random checkpoint of an architecture, a few hundred kilobytes, with the demo model's tokenizer.
+def _hf(arch: str, folder: str, limit: int) -> dict[str, Responses]:
+    """What lm-eval's `hf` responds; nothing for an encoder-decoder model, which it runs as a whole."""
+    from lm_eval_icl.tiny import is_encoder_decoder
+
+    return {} if is_encoder_decoder(arch) else _run(_load("hf", folder), _TASKS_OF_ICL, limit)[1]
+
+
+def _check(name: str, folder: str, limit: int, expected: dict[str, Responses]) -> dict[str, float] | str:
+    """The scores of a method's tasks if all is right, or the line with which the method refuses the model.
+
+    Args:
+        expected: what `hf` responds.
 
     Raises:
-        InputError: transformers cannot make a tiny model of this architecture.
+        ValueError: something is wrong.
     """
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(demo.model_path())
-    torch.manual_seed(0)
     try:
-        default = AutoConfig.for_model(arch)
-        computed = {name for name, member in vars(type(default)).items() if isinstance(member, property)}
-        tiny = {name: value for name, value in _TINY.items() if hasattr(default, name) and name not in computed}
-        special = dict.fromkeys(("bos_token_id", "eos_token_id"), tokenizer.eos_token_id)
-        config = AutoConfig.for_model(arch, **tiny, vocab_size=len(tokenizer), pad_token_id=None, **special)
-        model = AutoModelForCausalLM.from_config(config)
-    except Exception as error:
-        raise InputError(
-            f"smoke --arch {arch}: no tiny model of it can be made "
-            f"({type(error).__name__}: {' '.join(str(error).split())[:90]}...)"
-        ) from error
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+        lm = _load(name, folder)
+    except InputError as refusal:
+        return refusal.message
+    scores, responses = _run(lm, _TASKS_OF_ICL if name == "icl" else _TASKS_OF_ALL, limit)
+    if name == "icl":
+        _compare(responses, expected, "hf")
+    if lm.method.invariant:
+        lm = _load(name, folder, canonical_order=False)
+        _, permuted = _run(lm, ["smoke_permuted"], limit)
+        _compare({"smoke_permuted": responses["smoke_loglikelihood"]}, permuted, "another order of demonstrations")
+    return scores
 
 
-def _score(results: Any, task: str, documents: int) -> float:
-    """The task's metric. Every document must have a response, and every log-likelihood must be finite."""
-    samples = results["samples"][task]
-    if len(samples) != documents:
-        raise ValueError(f"{task}: {len(samples)} of {documents} documents came back")
-    for sample in samples:
-        for (response,) in sample["resps"]:
-            if not isinstance(response, str) and not math.isfinite(float(response[0])):
-                raise ValueError(f"{task}, document {sample['doc_id']}: log-likelihood {response[0]}")
-    metric = "acc,none" if task == "smoke_loglikelihood" else "exact_match,none"
-    return float(results["results"][task][metric])
+def _load(name: str, folder: str, **arguments: Any) -> Any:
+    """A model of lm-eval by its name, as `--model NAME --model_args pretrained=FOLDER` loads it."""
+    from lm_eval.api.registry import get_model
+
+    from lm_eval_icl.harness import plugin
+
+    plugin.register_models()
+    batch_size = 1 if name == "hf" else 2  # `hf` would pad the shorter prompt, which some models do not ignore
+    arguments |= {"pretrained": folder, "dtype": "float32"}
+    return get_model(name).create_from_arg_obj(arguments, {"device": "cpu", "batch_size": batch_size})
+
+
+@functools.cache
+def _tasks() -> dict[str, Any]:
+    """The tasks, by name."""
+    from lm_eval.tasks import TaskManager
+
+    rows = demo.documents("icl_demo_short")["train"]
+    task = {
+        "custom_dataset": demo.documents,
+        "dataset_kwargs": {"name": "icl_demo_short"},
+        "test_split": "test",
+        "doc_to_text": "Review: {{text}}\nSentiment:",
+    }
+    choice = {**task, "output_type": "multiple_choice", "doc_to_choice": ["amber", "very square"]}
+    choice["doc_to_target"] = "label"
+    generation = {**task, "output_type": "generate_until", "generation_kwargs": {"until": ["\n\n"], "max_gen_toks": 5}}
+    generation["doc_to_target"] = "{{['amber', 'very square'][label]}}"
+    kinds: dict[str, tuple[dict[str, Any], list[int]]] = {
+        "smoke_loglikelihood": (choice, _SHORT),
+        "smoke_generation": (generation, _SHORT),
+        "smoke_permuted": (choice, [*_SHORT[1:], _SHORT[0]]),
+        "smoke_long_loglikelihood": (choice, _LONG),
+        "smoke_long_generation": (generation, _LONG),
+    }
+    configs: list[dict[str, Any]] = []
+    for name, (kind, shots) in kinds.items():
+        demonstrations = {"sampler": "first_n", "samples": [rows[i] for i in shots]}
+        configs.append({**kind, "task": name, "num_fewshot": len(shots), "fewshot_config": demonstrations})
+    tasks: dict[str, Any] = TaskManager(include_defaults=False).load(configs)["tasks"]
+    return tasks
+
+
+def _run(lm: Any, names: Sequence[str], limit: int) -> tuple[dict[str, float], dict[str, Responses]]:
+    """The metric of each task, and its responses.
+
+    Raises:
+        ValueError: a document has no response, or a log-likelihood is not finite.
+    """
+    import lm_eval
+
+    tasks = {name: _tasks()[name] for name in names}
+    results: Any = lm_eval.evaluate(lm, {"tasks": tasks, "groups": {}}, limit=limit, bootstrap_iters=0)
+    scores, responses = {}, {}
+    for name, task in tasks.items():
+        samples = results["samples"][name]
+        if len(samples) != limit:
+            raise ValueError(f"{name}: {len(samples)} of {limit} documents came back")
+        found: Responses = []
+        for sample in samples:
+            for (response,) in sample["resps"]:
+                text = isinstance(response, str)
+                found.append(response if text else (float(response[0]), str(response[1]) == "True"))
+                if not text and not math.isfinite(float(response[0])):
+                    raise ValueError(f"{name}, document {sample['doc_id']}: log-likelihood {response[0]}")
+        metric = "acc,none" if task.OUTPUT_TYPE == "multiple_choice" else "exact_match,none"
+        scores[name], responses[name] = float(results["results"][name][metric]), found
+    return scores, responses
+
+
+def _compare(ours: dict[str, Responses], expected: dict[str, Responses], what: str) -> None:
+    """Compare responses with the same tasks' from elsewhere.
+
+    Raises:
+        ValueError: they differ; with the largest difference.
+    """
+    for task, theirs in expected.items():
+        pairs = list(zip(ours[task], theirs, strict=True))
+        for one, other in pairs:
+            if isinstance(one, str) and one != other:
+                raise ValueError(f"{task}: {one!r} is generated, with {what} {other!r}")
+        scored = [(a, b) for a, b in pairs if not isinstance(a, str) and not isinstance(b, str)]
+        worst = max(((abs(a[0] - b[0]) / abs(b[0]), a[0], b[0]) for a, b in scored), default=(0.0, 0.0, 0.0))
+        if worst[0] > TOLERANCE:
+            raise ValueError(
+                f"{task}: a log-likelihood is {worst[1]:.6f}, with {what} {worst[2]:.6f} ({worst[0]:.1e} of its size)"
+            )
+        if any(a[1] != b[1] for a, b in scored):
+            raise ValueError(f"{task}: whether an answer is the greedy one differs with {what}")
+
+
+# Several model types.
+
+
+@dataclass(frozen=True)
+class Result:
+    """What came out of the smoke test of a model type.
+
+    Attributes:
+        arch: the model type.
+        status: "exact": `icl` gives what lm-eval's `hf` gives, and the other methods pass their checks or refuse the
+            model; "refused": `icl` refuses the model; "none": there is no tiny model to test; "WRONG": a number or a
+            text is wrong, or a method failed, or the test did not end.
+        why: the line that says why, unless all is exact.
+        ran: the methods that ran.
+        refused: method -> the line with which it refuses the model.
+        seconds: how long it took.
+    """
+
+    arch: str
+    status: str
+    why: str = ""
+    ran: list[str] = field(default_factory=list)
+    refused: dict[str, str] = field(default_factory=dict)
+    seconds: float = 0.0
+
+
+def sweep(
+    archs: Sequence[str], limit: int = 3, time_limit: float = 120, record: Path | None = None
+) -> Iterator[Result]:
+    """Run `smoke` on several model types, in a process of its own, so that neither a crash nor a hang ends the sweep.
+
+    Args:
+        archs: the model types.
+        limit: how many documents of each task are run.
+        time_limit: how many seconds a type may take.
+        record: a file to which each result is appended, as a line of JSON. Types that are in it already are not run
+            again, so a sweep that was stopped goes on.
+
+    Yields:
+        The result of each type, in order.
+
+    Raises:
+        InputError: the file is not such a record.
+    """
+    done = {}
+    if record is not None and record.exists():
+        with refusing(f"{record}: not a record of results", "Remove it, or name another file."):
+            lines = record.read_text(encoding="utf-8").splitlines()
+            done = {result.arch: result for result in (Result(**json.loads(line)) for line in lines)}
+    worker = None
+    try:
+        for arch in archs:
+            if arch in done:
+                yield done[arch]
+                continue
+            worker = worker or _Worker(limit)
+            began = time.monotonic()
+            result = worker.test(arch, time_limit)
+            if result is None:
+                result, worker = Result(arch, "WRONG", worker.stop(time_limit)), None
+            result = dataclasses.replace(result, seconds=round(time.monotonic() - began, 1))
+            if record is not None:
+                with record.open("a", encoding="utf-8") as file:
+                    print(json.dumps(dataclasses.asdict(result)), file=file)
+            yield result
+    finally:
+        if worker is not None:
+            worker.stop(0)
+
+
+class _Worker:
+    """A process that tests one type after another, since loading lm-eval and torch takes longer than a test."""
+
+    def __init__(self, limit: int) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._connection, theirs = context.Pipe()
+        self._process = context.Process(target=_serve, args=(theirs, limit), daemon=True)
+        self._process.start()
+        theirs.close()
+
+    def test(self, arch: str, time_limit: float) -> Result | None:
+        """The result of a type; None if the process died or takes longer than the time limit."""
+        try:
+            self._connection.send(arch)
+            return self._connection.recv() if self._connection.poll(time_limit) else None
+        except (EOFError, OSError):
+            return None
+
+    def stop(self, time_limit: float) -> str:
+        """End the process. Returns why it gave no result."""
+        self._process.join(1)
+        code = self._process.exitcode
+        self._process.kill()
+        self._process.join()
+        return f"not done after {time_limit:g} seconds" if code is None else f"the process died (exit code {code})"
+
+
+def _serve(connection: Connection, limit: int) -> None:
+    """Test the types that arrive, until the other side is gone."""
+    os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_DISABLE_PROGRESS_BARS": "1"}
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (1, 2):  # what libraries print
+        os.dup2(nowhere, stream)
+    import torch
+    import transformers
+
+    from lm_eval_icl.tiny import NoTinyModel
+
+    torch.set_num_threads(1)  # with models this small, threads only wait for each other
+    transformers.logging.set_verbosity_error()
+    logging.getLogger("lm_eval").setLevel(logging.ERROR)
+    with contextlib.suppress(EOFError):
+        while True:
+            arch = connection.recv()
+            try:
+                scores = smoke(arch, limit)
+                refused = {name: of for name, of in scores.items() if isinstance(of, str)}
+                ran = [name for name in scores if name not in refused]
+                result = Result(arch, "exact" if "icl" in ran else "refused", refused.get("icl", ""), ran, refused)
+            except NoTinyModel as error:
+                result = Result(arch, "none", error.why)
+            except InputError as error:
+                result = Result(arch, "WRONG", error.message)
+            connection.send(result)

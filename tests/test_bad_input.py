@@ -157,7 +157,7 @@ def test_encoder_decoder(tmp_path):
     config = T5Config(vocab_size=500, d_model=16, d_kv=4, d_ff=16, num_layers=1, num_heads=2)
     T5ForConditionalGeneration(config).save_pretrained(tmp_path)
     tiny.byte_level().save_pretrained(tmp_path)
-    with pytest.raises(InputError, match="'t5' loads as an encoder-decoder model"):
+    with pytest.raises(InputError, match="'t5' is an encoder-decoder model"):
         ICL(str(tmp_path), device="cpu")
 
 

@@ -96,7 +96,7 @@ class CheckedHFLM(HFLM):
         self.AUTO_MODEL_CLASS = _WholeCheckpoints
         if self.backend != "causal":
             raise InputError(
-                f"{self.config.model_type!r} loads as an encoder-decoder model; these methods are defined "
+                f"{self.config.model_type!r} is an encoder-decoder model; these methods are defined "
                 "for decoders (causal language models) only."
             )
 
