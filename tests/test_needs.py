@@ -5,13 +5,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AttentionInterface, AttentionMaskInterface
+from transformers import AttentionInterface, AttentionMaskInterface, AutoConfig, AutoModelForCausalLM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from lm_eval_icl import methods
+from lm_eval_icl import tiny as smoke_models
 from lm_eval_icl.errors import InputError, Unsupported
 from lm_eval_icl.harness.models import model_class
 from lm_eval_icl.inference import scoring
+from lm_eval_icl.inference.blocks import transformer_blocks
 from lm_eval_icl.inference.capabilities import probe
 from lm_eval_icl.inference.positions import no_positions, position_embeddings
 from lm_eval_icl.methods import NAMES
@@ -59,6 +61,13 @@ def test_batchicl_needs_nothing(checkpoint):
     harness.assert_same(*found, 1e-9)
 
 
+SMALL = {
+    "vocab_size": 500,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+}
 WINDOWS = ["mistral_window", "gemma2_window"]
 
 
@@ -255,6 +264,42 @@ def test_a_model_that_never_looks_ahead():
             MethodRunner(model, methods.make(name))
     for name in ("invicl", "pcw"):
         MethodRunner(model, methods.make(name))
+
+
+@torch.no_grad()
+def test_positions_that_do_not_begin_at_zero():
+    """RoBERTa counts from its padding token's number, so positions that are counted from 0 are not its own."""
+    config = AutoConfig.for_model("roberta", **SMALL, is_decoder=True, pad_token_id=1, max_position_embeddings=512)
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    assert not probe(model).obeys_positions
+    MethodRunner(model, methods.make("icl"))
+    with pytest.raises(Unsupported, match=r"invicl .*needs a model that obeys given positions"):
+        MethodRunner(model, methods.make("invicl"))
+
+
+@torch.no_grad()
+def test_attention_that_is_scaled_by_index():
+    """Llama 4 scales queries by their index from some index on, whatever their position."""
+    model = smoke_models.build("llama4_text")
+    abilities = probe(model)
+    assert abilities.scaled_from == model.config.floor_scale - 1
+    assert abilities.can_pack_to(abilities.scaled_from) and not abilities.can_pack_to(abilities.scaled_from + 1)
+    for name, longest in (("icl", None), ("nope", abilities.scaled_from), ("invicl", abilities.scaled_from)):
+        assert MethodRunner(model, methods.make(name)).limits(512).window == longest
+
+
+@torch.no_grad()
+def test_embeddings_that_are_added_to_in_place():
+    """In GIT the output of the word embedding becomes the sum with that of the position embedding."""
+    model = smoke_models.build("git")
+    (positions,) = position_embeddings(model)
+    assert positions is model.git.embeddings.position_embeddings
+
+
+def test_blocks_of_the_text_not_of_the_pictures():
+    model = smoke_models.build("gemma3")
+    assert transformer_blocks(model) is model.model.language_model.layers
 
 
 @pytest.mark.parametrize("vocabulary", [55, 110, 220, 421])

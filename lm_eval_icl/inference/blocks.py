@@ -12,13 +12,14 @@ from transformers import Cache, PreTrainedModel
 
 
 def transformer_blocks(model: PreTrainedModel) -> nn.ModuleList:
-    """The model's transformer blocks in order: the first `ModuleList` with as many modules as the model has layers.
+    """The model's transformer blocks in order: the first `ModuleList` of its decoder with as many modules as the model
+    has layers. (A model of several kinds of input may have a vision tower with as many.)
 
     Raises:
         LookupError: the model has no such list.
     """
     depth = model.config.get_text_config().num_hidden_layers
-    for module in model.modules():
+    for module in model.get_decoder().modules():
         if isinstance(module, nn.ModuleList) and len(module) == depth:
             return module
     raise LookupError(f"{type(model).__name__} has no list of {depth} blocks")

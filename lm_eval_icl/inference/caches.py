@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import (
     CacheLayerMixin,
@@ -86,9 +86,13 @@ def takes_positions(model: PreTrainedModel) -> bool:
 
 
 def _arguments(model: PreTrainedModel) -> Mapping[str, inspect.Parameter]:
-    # An adapter of PEFT passes all arguments on to the model inside.
-    inner: Any = model.get_base_model() if hasattr(model, "get_base_model") else model
-    return inspect.signature(inner.forward).parameters
+    return inspect.signature(without_adapter(model).forward).parameters
+
+
+def without_adapter(model: Any) -> nn.Module:
+    """The model inside an adapter of PEFT, which shares its modules; any other model itself."""
+    inner: nn.Module = model.get_base_model() if hasattr(model, "get_base_model") else model
+    return inner
 
 
 def run_rows(

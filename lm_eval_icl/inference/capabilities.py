@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -30,6 +30,7 @@ class Capabilities:
         sees_ahead: a token attends to tokens behind it if a 4-D mask shows them.
         obeys_positions: a token's position is the one given in `position_ids`, whatever its index.
         window: how many tokens back a token attends at most, counted by index; None if there is no limit.
+        scaled_from: how many tokens a row may have before attention depends on a token's index; None if it never does.
         can_trim_last_block: the last block can be run for some tokens of a pass only
             (`lm_eval_icl.inference.blocks.last_block_at`).
         can_batch: queries of different lengths can be the rows of one batch behind a memory
@@ -43,6 +44,7 @@ class Capabilities:
     sees_ahead: bool
     obeys_positions: bool
     window: int | None
+    scaled_from: int | None
     can_trim_last_block: bool
     can_batch: bool
     can_generate: bool
@@ -54,7 +56,8 @@ class Capabilities:
 
     def can_pack_to(self, length: int) -> bool:
         """Whether a row of `length` tokens can be packed without a window hiding tokens that should be seen."""
-        return self.can_pack and (self.window is None or length <= self.window)
+        limits = (limit for limit in (self.window, self.scaled_from) if limit is not None)
+        return self.can_pack and all(length <= limit for limit in limits)
 
 
 def probe(model: PreTrainedModel) -> Capabilities:
@@ -110,6 +113,7 @@ def probe(model: PreTrainedModel) -> Capabilities:
         sees_ahead=mask and _succeeds(trial.sees_ahead),
         obeys_positions=positions,
         window=_window(model),
+        scaled_from=_scaled_from(model),
         can_trim_last_block=mask and positions and _succeeds(trial.trims_last_block),
         can_batch=_succeeds(trial.batches),
         can_generate=not other_states or _succeeds(trial.generates),
@@ -212,6 +216,11 @@ class _Trial:
             return math.inf
 
     def obeys_positions(self) -> bool:
+        ids = torch.tensor([[*self.context, *self.query]], device=self.device)
+        counted = torch.arange(ids.shape[1], device=self.device)[None]
+        one, other = (run_rows(self.model, None, ids, [ids.shape[1] - 1], at)[0] for at in (None, counted))
+        if float((one - other).abs().max()) > 32 * torch.finfo(one.dtype).eps * float(one.abs().max()):
+            return False  # its own positions do not begin at 0 (RoBERTa's)
         moved = replace(self.memory, query_start=len(self.context) + 7)
         return score_rows(self.model, moved, [self.asked]) != score_rows(self.model, self.memory, [self.asked])
 
@@ -248,7 +257,7 @@ class _Trial:
 
     def generates(self) -> bool:
         """Whether the tokens that `generate` finds behind the memory are the likeliest in one pass as well."""
-        asked = GenerationConfig(max_new_tokens=4, min_new_tokens=4, do_sample=False, pad_token_id=0)
+        asked = GenerationConfig(max_new_tokens=4, do_sample=False, pad_token_id=0)
 
         def generate(context: Tensor, **inputs: Any) -> Tensor:
             model: Any = self.model
@@ -264,7 +273,7 @@ class _Trial:
 
 def _has_an_entry_a_token(memory: Memory) -> bool:
     entries = [entry for layer in memory.layers for entry in layer]
-    return bool(entries) and all(entry.shape[-2] == len(memory) for entry in entries)
+    return bool(entries) and all(entry is not None and entry.shape[-2] == len(memory) for entry in entries)
 
 
 def _relative(found: Tensor, expected: Tensor) -> float:
@@ -275,8 +284,16 @@ def _relative(found: Tensor, expected: Tensor) -> float:
 def _has_experts(model: PreTrainedModel) -> bool:
     """Whether the model is a mixture of experts: its configuration has a number of experts, under any of the names
     that transformers uses for it."""
-    config = model.config.get_text_config().to_dict()
-    return any("experts" in name and isinstance(value, int) and value > 1 for name, value in config.items())
+    return any("experts" in name and value > 1 for name, value in _numbers(model.config.get_text_config().to_dict()))
+
+
+def _numbers(config: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
+    """The whole numbers in a configuration and in the configurations inside it, with their names."""
+    for name, value in config.items():
+        if isinstance(value, Mapping):
+            yield from _numbers(value)
+        elif isinstance(value, int):
+            yield name, value
 
 
 def _window(model: PreTrainedModel) -> int | None:
@@ -290,3 +307,11 @@ def _window(model: PreTrainedModel) -> int | None:
     if getattr(config, "use_sliding_window", True) is False:
         windows[0] = None
     return min((window for window in windows if isinstance(window, int)), default=None)
+
+
+def _scaled_from(model: PreTrainedModel) -> int | None:
+    """How many tokens a row has before attention is scaled by a token's index (Llama 4's temperature tuning, which
+    takes no notice of `position_ids`); None if it never is."""
+    config = model.config.get_text_config()
+    first: int | None = getattr(config, "floor_scale", None)
+    return first - 1 if first is not None and getattr(config, "attn_temperature_tuning", False) else None

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers import LogitsProcessor, PreTrainedModel
 
 from lm_eval_icl.errors import InputError
-from lm_eval_icl.inference.caches import cache_argument, run_rows, takes_positions
+from lm_eval_icl.inference.caches import cache_argument, run_rows, takes_positions, without_adapter
 from lm_eval_icl.inference.memory import Memory, device_of
 
 # Arguments of transformers' `generate` that do not work with a memory, and why.
@@ -93,8 +93,7 @@ def _unread_only(model: PreTrainedModel, read: int) -> Iterator[None]:
         names = [name for name in ("input_ids", "attention_mask") if kwargs.get(name) is not None]
         return args, kwargs | {name: kwargs[name][:, read:] for name in names}
 
-    inner: Any = model.get_base_model() if hasattr(model, "get_base_model") else model
-    handle = inner.register_forward_pre_hook(cut, with_kwargs=True)
+    handle = without_adapter(model).register_forward_pre_hook(cut, with_kwargs=True)
     try:
         yield
     finally:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from lm_eval_icl.inference.caches import without_adapter
 from lm_eval_icl.inference.memory import device_of
 
 
@@ -33,7 +34,11 @@ def position_embeddings(model: PreTrainedModel) -> dict[nn.Embedding, int]:
     position (OPT's has two); these are not counted.
     """
     outputs: dict[nn.Embedding, list[Tensor]] = {m: [] for m in model.modules() if isinstance(m, nn.Embedding)}
-    handles = [m.register_forward_hook(lambda module, args, output: outputs[module].append(output)) for m in outputs]
+
+    def keep(module: Any, args: Any, output: Tensor) -> None:
+        outputs[module].append(output.clone())  # some models add to the output in place
+
+    handles = [m.register_forward_hook(keep) for m in outputs]
     try:
         for position in (0, 1):
             at = torch.full((1, 1), position, device=device_of(model))
@@ -75,9 +80,8 @@ def no_positions(model: PreTrainedModel, embeddings: Iterable[nn.Embedding]) -> 
             kwargs["attention_mask"] = torch.ones_like(ids)
         return args, kwargs
 
-    # PEFT wraps a model, and its `generate` calls the model inside.
-    inner: nn.Module = model.get_base_model() if hasattr(model, "get_base_model") else model  # type: ignore[operator]
-    handles = [inner.register_forward_pre_hook(at_zero, with_kwargs=True)]
+    # PEFT's `generate` calls the model inside.
+    handles = [without_adapter(model).register_forward_pre_hook(at_zero, with_kwargs=True)]
     handles += [m.register_forward_hook(lambda module, args, output: torch.zeros_like(output)) for m in embeddings]
     try:
         yield

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from lm_eval_icl.errors import InputError, Unsupported, is_whole, log
 from lm_eval_icl.inference.budget import MemoryBudget
-from lm_eval_icl.inference.caches import takes_positions
+from lm_eval_icl.inference.caches import takes_positions, without_adapter
 from lm_eval_icl.inference.capabilities import probe
 from lm_eval_icl.inference.gelu import fused_gelu
 from lm_eval_icl.inference.generation import StopOnNonFinite, continue_from
@@ -137,10 +137,16 @@ class MethodRunner:
             method,
             model=model,
             positions=max_length,
-            window=self.capabilities.window if method.needs_mask else None,
+            window=self._longest_row(),
             switch=position_switch(self.model),
             hint=method.overflow_hint if self.capabilities.obeys_positions else "",
         )
+
+    def _longest_row(self) -> int | None:
+        """How many tokens a row may have under the method; None if only the number of positions limits it."""
+        window = self.capabilities.window if self.method.needs_mask else None
+        scaled = self.capabilities.scaled_from if self.method.needs_positions else None
+        return min((limit for limit in (window, scaled) if limit is not None), default=None)
 
     def _check_capabilities(self, method: Method) -> None:
         """Refuse a method that needs something that the model cannot do."""
@@ -207,10 +213,7 @@ class MethodRunner:
         without = self._without_positions
         positions = nullcontext() if without is None else no_positions(self.model, without)
         with _making_locks:
-            # An adapter of PEFT shares its modules with the model inside.
-            model: Any = self.model
-            inner = model.get_base_model() if hasattr(model, "get_base_model") else model
-            lock = _locks.setdefault(inner, threading.RLock())
+            lock = _locks.setdefault(without_adapter(self.model), threading.RLock())
         with lock, torch.no_grad(), self.mixed_precision(), positions, fused_gelu(self.model):
             yield
 
@@ -249,8 +252,8 @@ class MethodRunner:
         self, context: Context, memory: Memory, queries: Queries
     ) -> Iterator[tuple[list[QueryAnswer], list[Score]]]:
         # Sorted: the common beginning of queries in one pack is run once, and rows of one batch have similar lengths.
-        pack = self.capabilities.can_pack
-        waiting = sorted(queries.items(), key=lambda item: item[0] if pack else (len(item[0]), item[0]))
+        length = (lambda query: 0) if self.capabilities.can_pack else len
+        waiting = sorted(queries.items(), key=lambda item: (length(item[0]), item[0]))
         while waiting:
             pack, scores = self._counted(
                 partial(self._score_first, memory, waiting), partial(self._halve_pack, memory, waiting), context
