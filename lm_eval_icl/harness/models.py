@@ -48,9 +48,9 @@ class ICLModel(DividedDocuments, CheckedHFLM):
     Args:
         pretrained: as for `hf`. This is also true of every argument that is neither the method's nor one of
             `CommonArguments`.
-        batch_size: how many texts are generated in one batch, and, on an accelerator, how many queries at least share
-            one forward pass that scores log-likelihoods. "auto" begins with `max_batch_size`. On out-of-memory the
-            batch is halved and run again.
+        batch_size: how many texts are generated in one batch; how many queries that cannot be packed are scored in one
+            batch; and, on an accelerator, how many queries at least share one packed pass. "auto" begins with
+            `max_batch_size`. On out-of-memory the batch is halved and run again.
 
     Raises:
         InputError: an argument is unknown or outside its range, or the model cannot be used.

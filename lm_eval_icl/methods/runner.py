@@ -59,8 +59,8 @@ class MethodRunner:
         model: a causal language model of transformers.
         method: the method; arguments that depend on the model are filled in (`Method.bind`).
         pack_tokens: how many tokens of queries and options share one forward pass that scores.
-        batch_size: how many texts are generated in one batch, and, on an accelerator, how many queries at least share
-            one forward pass that scores.
+        batch_size: how many texts are generated in one batch; how many queries that cannot be packed are scored in one
+            batch; and, on an accelerator, how many queries at least share one packed pass.
         store_bytes: how many bytes of keys and values are stored for contexts that occur again.
         softmax_dtype: the dtype of the softmax over the vocabulary; if None, at least float32.
         mixed_precision_dtype: the dtype of autocast; None for no autocast.
