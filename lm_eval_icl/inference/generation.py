@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import LogitsProcessor, PreTrainedModel
+from transformers import Cache, LogitsProcessor, PreTrainedModel
 
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.inference.caches import cache_argument, run_rows, takes_positions, without_adapter
@@ -76,7 +76,10 @@ def continue_from(
     at = memory.positions((mask.cumsum(-1) - 1 - len(memory)).clamp(min=0))
     positions = {} if at is None else {"position_ids": at}
     # For an empty memory `generate` makes its own cache.
-    cache = {cache_argument(model): memory.cache(len(rows) * beams)} if len(memory) else {}
+    cache: dict[str, Any] = {cache_argument(model): memory.cache(len(rows) * beams)} if len(memory) else {}
+    for given in cache.values():
+        if not isinstance(given, (Cache, list)):
+            given.is_compileable = False  # `generate` asks caches of every class, and xLSTM's does not say
     cut = nullcontext() if "past_key_values" in cache else _unread_only(model, len(memory))
     with memory.reading(model), cut:
         output = generate(context=context, attention_mask=mask, **positions, **cache)
