@@ -143,6 +143,16 @@ def table(page: Path, heading: str) -> dict[str, list[str]]:
     return {name: row[1:] for row in rows for name in re.findall(r"`(\w+)`", row[0])}
 
 
+def test_the_table_of_readme_is_the_methods():
+    rows = table(ROOT / "README.md", "method")
+    assert tuple(rows) == NAMES
+    for name, (_, _, invariant, *arguments) in rows.items():
+        method = methods.make(name)
+        assert (invariant != "no") == method.invariant
+        own = methods.arguments_of(type(method)) - method.renamed.keys() - {"positions", "repeat"}
+        assert set(re.findall(r"`(\w+)=", "".join(arguments))) == own
+
+
 def test_properties_are_those_of_the_layouts():
     properties = table(DOCS / "methods" / "README.md", "invariant")
     assert set(properties) == set(NAMES)

@@ -178,10 +178,8 @@ class MethodRunner:
 
     @contextmanager
     def inference_mode(self) -> Iterator[None]:
-        """Inside this context, the model runs in evaluation mode, without gradients and with a faster GELU, and, if this
-        runner is set up for it, in mixed precision and without positional information.
-
-        A model that is being trained is left in evaluation mode.
+        """Inside this context, the model runs in evaluation mode (in which it is left), without gradients and with a
+        faster GELU, and, if this runner is set up for it, in mixed precision and without positional information.
 
         Only one thread at a time can be inside, since positions and GELU are patched on the model itself, which other
         runners may share.
