@@ -1,5 +1,6 @@
 """What the pages under docs/ say is so: their code runs, their links lead somewhere, their pictures are today's."""
 
+import ast
 import dataclasses
 import functools
 import importlib.util
@@ -11,8 +12,11 @@ import runpy
 import shlex
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
+import datasets
+import lm_eval
 import pytest
 import torch
 import transformers
@@ -20,6 +24,7 @@ from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 from lm_eval.utils import simple_parse_args_string
 
+import lm_eval_icl
 from lm_eval_icl import methods
 from lm_eval_icl.demo import model_path
 from lm_eval_icl.harness import patches
@@ -309,8 +314,48 @@ def test_pictures_of_concepts_are_what_is_drawn_now(name, tmp_path):
     assert (tmp_path / f"{name}.svg").read_bytes() == (DOCS / "concepts" / f"{name}.svg").read_bytes()
 
 
+def texts_of(files: list[Path]) -> list[str]:
+    """All strings in these files, on one line each; in place of what an f-string fills in, there is a NUL."""
+    found = []
+    for file in files:
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found.append(node.value)
+            elif isinstance(node, ast.JoinedStr):
+                found.append("".join(part.value if isinstance(part, ast.Constant) else "\0" for part in node.values))
+    return [" ".join(text.split()) for text in found]
+
+
+def test_messages_are_those_of_the_programs(tmp_path):
+    """Every message that docs/troubleshooting.md quotes is still printed by somebody."""
+    theirs = Path(lm_eval.__file__).parent
+    files = [theirs / "evaluator.py", Path(transformers.__file__).parent / "utils/hub.py"]
+    files.append(Path(datasets.__file__).parent / "load.py")
+    for folder in (ROOT / "lm_eval_icl", *(theirs / name for name in ("api", "config", "models"))):
+        files += sorted(folder.rglob("*.py"))
+    texts = texts_of(files)
+    outside = {**os.environ, "GIT_CEILING_DIRECTORIES": str(tmp_path.parent), "LC_ALL": "C"}
+    git = subprocess.run(["git", "describe"], capture_output=True, text=True, cwd=tmp_path, env=outside, check=False)
+    texts.append(git.stderr)
+    page = DOCS / "troubleshooting.md"
+    quoted = [line for _, language, text in blocks(page) if language == "text" for line in text.splitlines()]
+    assert len(quoted) > 20
+    for line in quoted:
+        pieces = [piece.strip(" '") for piece in re.split(r"\.\.\.|; ", line.removeprefix("lm-eval-icl: "))]
+        assert max(map(len, pieces)) > 12, f"{line}: nothing to look up"
+        for piece in (piece for piece in pieces if len(piece) > 7):
+            assert any(piece in text for text in texts), f"{line}: nobody says {piece!r}"
+
+
 def test_readme_is_a_front_door():
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 155
+
+
+def test_the_version_is_one():
+    given = [tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"], lm_eval_icl.__version__]
+    given += re.findall(r"^version: (.*)$", (ROOT / "CITATION.cff").read_text(), re.MULTILINE)
+    given += re.findall(r"^## \[(.*?)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)[:1]
+    assert len(given) == 4 and len(set(given)) == 1, given
 
 
 # Tests.
