@@ -111,11 +111,11 @@ def test_pictures_are_what_is_drawn_now(name, tmp_path):
     assert same, f"lm-eval-icl show {name} --output docs/methods/{name}.svg (with matplotlib as in constraints.txt)"
 
 
-@pytest.mark.parametrize("page", sorted(DOCS.rglob("*.md")), ids=lambda page: str(page.relative_to(DOCS)))
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_commands_are_ones_that_we_take(page):
     """Methods, arguments and tasks exist; what the commands do is tested elsewhere."""
     for command in commands(page):
-        words = shlex.split(command)
+        words = shlex.split(command, comments=True)
         given = dict(itertools.pairwise(words))
         if words[:2] == ["lm-eval-icl", "show"]:
             methods.make(words[2], simple_parse_args_string(given.get("--args", "")))
