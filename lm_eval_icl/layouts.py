@@ -54,7 +54,7 @@ class Pattern:
 
     Attributes:
         sees: [blocks, blocks] bool. The blocks are all demonstrations in order and, with two copies, all of them
-            in order again.
+            in order again. On the diagonal: whether a block sees all of its own tokens, or itself causally.
         copies: how many copies of every demonstration the row has. Query and continuation see the last copy only.
         windows: [blocks], the number of each block's window: under symmetric positions the blocks of one window
             follow one another. None puts every block into a separate window.
@@ -246,8 +246,9 @@ def lay_out(
 ) -> Layout:
     """The layout of a context, followed by the query and the continuation if their lengths are given.
 
-    Every part sees the prefix, and itself causally. The query sees the prefix and the last copies; the continuation
-    sees what the query sees, and the query.
+    Every part sees the prefix, and itself: causally, except for blocks of demonstrations that see all of their own
+    tokens (the diagonal of `Pattern.sees`). The query sees the prefix and the last copies; the continuation sees what
+    the query sees, and the query.
 
     Args:
         prefix, demonstrations, query, answer: numbers of tokens.

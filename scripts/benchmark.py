@@ -417,10 +417,11 @@ def draw(found: dict[str, Any], path: Path) -> None:
                 times = [statistics.median(point[what]) for point in curve.values()]
                 label = name if what == "document" else f"{name}, demonstrations encoded"
                 axis.plot(list(curve), times, style, color=f"C{color}", marker="o", markersize=3, label=label)
-        axis.set(xlabel=labels.get(size, size), ylim=(0, None))
+        axis.set_xlabel(labels.get(size, size))
         axis.grid(alpha=0.3)
     axes[0].set_ylabel("milliseconds a document")
-    axes[-1].legend(frameon=False)
+    axes[0].set_ylim(bottom=0)  # after the last curve: it fixes the upper end, which all panels share
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=4, frameon=False)
     figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else {})
 
 

@@ -2,33 +2,34 @@
 
     python scripts/demo.py [--limit N] [--output DIR]
 
-Offline and on a CPU: the model and the documents ship with the package. The table shows, for each model,
-with two and with eight demonstrations, accuracy with its standard error and the order sensitivity (the share of
-documents whose predicted label is not the same for all of four random orders of the same demonstrations); and
-documents a second, the whole evaluation with loading counted. lm-eval's ordinary results files stay in the output
-folder.
+Offline and on a CPU: the model and the documents ship with the package. Each model is evaluated with two and with eight
+demonstrations, which takes one line each: accuracy with its standard error, and the order sensitivity (the share of
+documents whose predicted label is not the same for all of four random orders of the same demonstrations). A table of
+all of them ends the run, with the documents that each model took a second, the whole evaluation with loading counted.
+lm-eval's ordinary results files stay in the output folder.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import logging
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from random import Random
 from typing import Any
 
-# Before anything imports huggingface_hub or tqdm: offline, and fewer bars between this script's own lines.
-os.environ |= {"HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1", "HF_DATASETS_DISABLE_PROGRESS_BARS": "1"}
+os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports huggingface_hub
 
 import lm_eval
 import transformers
 from lm_eval.loggers import EvaluationTracker
 from lm_eval.tasks import TaskManager
 from rich.console import Console
+from rich.progress import Progress
 from rich.table import Table
 
 from lm_eval_icl import demo
@@ -53,6 +54,22 @@ def write_orders(folder: Path, shots: int) -> list[Path]:
         files[-1].write_text(json.dumps(chosen))
         chosen = {task: rnd.sample(indices, len(indices)) for task, indices in chosen.items()}
     return files
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Inside this context nothing is written to standard error, not even by git, which lm-eval starts.
+
+    Each evaluation would otherwise show progress bars of its own. (A traceback is printed after the context.)
+    """
+    kept = os.dup(2)
+    with Path(os.devnull).open("w") as nowhere:
+        os.dup2(nowhere.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
 
 
 def evaluate(model: str, shots: int, order: Path, output: Path, limit: int | None) -> dict[str, Any]:
@@ -94,8 +111,8 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=100, help="documents a task; 0 for all (default: %(default)s)")
     parser.add_argument("--output", type=Path, default=Path("results/demo"), help="folder (default: %(default)s)")
     options = parser.parse_args()
-    if options.limit < 0:
-        parser.error(f"--limit {options.limit}: must be 0 or more")
+    if options.limit < 0 or options.limit == 1:
+        parser.error(f"--limit {options.limit}: must be 0, or 2 or more: one document gives no standard error")
     options.output.mkdir(parents=True, exist_ok=True)
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     transformers.logging.set_verbosity_error()
@@ -108,26 +125,32 @@ def main() -> None:
         table.add_column(f"{shots} shots", justify="right")
         table.add_column("o.s.", justify="right")
     table.add_column("documents/s", justify="right")
-    steps = itertools.count(1)
-    for model in ("hf", *NAMES):
-        start, documents, row = time.perf_counter(), 0, []
-        for shots in SHOTS:
-            runs = []
-            for order in orders[shots]:
-                step = next(steps)
-                console.print(f"{step}/{(len(NAMES) + 1) * len(SHOTS) * ORDERS}  {model}, {shots} demonstrations")
-                runs.append(evaluate(model, shots, order, options.output, options.limit or None))
-            predicted = [predictions(run) for run in runs]
-            changed = [len({of_run[document] for of_run in predicted}) > 1 for document in predicted[0]]
-            group = runs[0]["groups"]["icl_demo"]
-            row.append(f"{group['acc,none']:.3f} ± {group['acc_stderr,none']:.3f}")
-            row.append(f"{sum(changed) / len(changed):.3f}")
-            documents += sum(map(len, predicted))
-        table.add_row(model, *row, f"{documents / (time.perf_counter() - start):.0f}")
+    # rich would otherwise take over what is written to standard error, and print it.
+    with Progress(console=console, transient=True, redirect_stderr=False) as progress:
+        bar = progress.add_task("", total=(len(NAMES) + 1) * len(SHOTS) * ORDERS)
+        for model in ("hf", *NAMES):
+            start, documents, row = time.perf_counter(), 0, []
+            for shots in SHOTS:
+                progress.update(bar, description=f"{model}, {shots} shots")
+                begun, runs = time.perf_counter(), []
+                for order in orders[shots]:
+                    with quiet():
+                        runs.append(evaluate(model, shots, order, options.output, options.limit or None))
+                    progress.advance(bar)
+                predicted = [predictions(run) for run in runs]
+                changed = [len({of_run[document] for of_run in predicted}) > 1 for document in predicted[0]]
+                group = runs[0]["groups"]["icl_demo"]
+                accuracy = f"{group['acc,none']:.3f} ± {group['acc_stderr,none']:.3f}"
+                sensitivity = f"{sum(changed) / len(changed):.3f}"
+                took = f"{time.perf_counter() - begun:.0f} s"
+                console.print(f"{model}, {shots} shots: accuracy {accuracy}, order sensitivity {sensitivity} ({took})")
+                row += [accuracy, sensitivity]
+                documents += sum(map(len, predicted))
+            table.add_row(model, *row, f"{documents / (time.perf_counter() - start):.0f}")
     console.print(table)
     console.print(
-        "Measured on a model trained under the plain causal layout, where icl is at home: a method whose mask it was "
-        "not trained under may do no better than chance on it, as prefixicl and invicl here."
+        "The model was trained under a plain causal mask. A method with another mask may do no better than chance "
+        "(0.417) on it, as prefixicl and invicl here."
     )
     console.print(f"lm-eval's results files: {options.output.resolve()}")
 

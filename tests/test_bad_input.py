@@ -37,6 +37,11 @@ def _no_forward(request, monkeypatch):
     monkeypatch.setattr(runner, "continue_from", refuse)
 
 
+def test_a_model_without_a_chat_template(checkpoint):
+    with pytest.raises(InputError, match="--apply_chat_template: the tokenizer of this model has no chat template"):
+        harness.run("icl", checkpoint("gpt2"), ["one_token"], 2, apply_chat_template=True)
+
+
 @pytest.mark.parametrize(
     ("argument", "value", "says"),
     [

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import runpy
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -112,3 +114,17 @@ def test_demonstrations_teach_the_labels() -> None:
     chance = [1 / len(set(documents(name)["test"]["label"])) for name in TASKS]
     assert abs(sum(untaught.values()) - sum(chance)) / len(TASKS) <= 0.1  # 60 documents are not quite balanced
     assert min(taught.values()) >= 0.8
+
+
+@pytest.mark.slow
+def test_the_demo_prints_a_line_for_each_setting_and_a_table(tmp_path: Path) -> None:
+    script = str(SCRIPT.with_name("demo.py"))
+    alone = f"import runpy; from lm_eval_icl import methods; methods.NAMES = ('icl',); runpy.run_path({script!r}, "
+    alone += "run_name='__main__')"
+    command = [sys.executable, "-c", alone, "--limit", "2", "--output", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    settings = [line.split(": accuracy ")[0] for line in lines[:4] if ", order sensitivity " in line]
+    assert settings == ["hf, 2 shots", "hf, 8 shots", "icl, 2 shots", "icl, 8 shots"]
+    assert [line.split("│")[1].strip() for line in lines if line.startswith("│")] == ["hf", "icl"]

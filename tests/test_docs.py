@@ -1,5 +1,6 @@
 """What the pages under docs/ say is so: their code runs, their links lead somewhere, their pictures are today's."""
 
+import ast
 import dataclasses
 import functools
 import importlib.util
@@ -11,19 +12,24 @@ import runpy
 import shlex
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
+import datasets
+import lm_eval
 import pytest
 import torch
 import transformers
 from lm_eval.models.huggingface import HFLM
+from lm_eval.tasks import TaskManager
 from lm_eval.utils import simple_parse_args_string
 
+import lm_eval_icl
 from lm_eval_icl import methods
 from lm_eval_icl.demo import model_path
+from lm_eval_icl.harness import patches
 from lm_eval_icl.harness.arguments import CommonArguments
 from lm_eval_icl.harness.patches import PATCHES
-from lm_eval_icl.harness.plugin import task_dir
 from lm_eval_icl.methods import NAMES
 from lm_eval_icl.methods.drawing import drawing, picture
 
@@ -45,6 +51,13 @@ def commands(page: Path) -> list[str]:
     return [
         found[1] for line in text.splitlines() if (found := re.match(launched + r"((lm_eval|lm-eval-icl) .*)", line))
     ]
+
+
+@functools.cache
+def known_tasks() -> set[str]:
+    """The names of lm-eval's tasks and of ours. (`find_tasks` may have been called already: see the start-up hook.)"""
+    patches.find_tasks()
+    return set(TaskManager().all_tasks)
 
 
 # What `hf` takes, and hands on.
@@ -98,11 +111,11 @@ def test_pictures_are_what_is_drawn_now(name, tmp_path):
     assert same, f"lm-eval-icl show {name} --output docs/methods/{name}.svg (with matplotlib as in constraints.txt)"
 
 
-@pytest.mark.parametrize("page", sorted(DOCS.rglob("*.md")), ids=lambda page: str(page.relative_to(DOCS)))
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_commands_are_ones_that_we_take(page):
     """Methods, arguments and tasks exist; what the commands do is tested elsewhere."""
     for command in commands(page):
-        words = shlex.split(command)
+        words = shlex.split(command, comments=True)
         given = dict(itertools.pairwise(words))
         if words[:2] == ["lm-eval-icl", "show"]:
             methods.make(words[2], simple_parse_args_string(given.get("--args", "")))
@@ -112,7 +125,7 @@ def test_commands_are_ones_that_we_take(page):
             assert arguments.pop("pretrained")
             assert set(arguments) <= own | COMMON_ARGUMENTS | HF_ARGUMENTS
             for task in given["--tasks"].split(","):
-                assert any(task_dir().rglob(f"{task}.yaml"))
+                assert task in known_tasks()
 
 
 # The index's table of properties.
@@ -133,6 +146,16 @@ def table(page: Path, heading: str) -> dict[str, list[str]]:
         for line in page.read_text(encoding="utf-8").split(f" | {heading}")[1].split("\n\n")[0].splitlines()[2:]
     ]
     return {name: row[1:] for row in rows for name in re.findall(r"`(\w+)`", row[0])}
+
+
+def test_the_table_of_readme_is_the_methods():
+    rows = table(ROOT / "README.md", "method")
+    assert tuple(rows) == NAMES
+    for name, (_, _, invariant, *arguments) in rows.items():
+        method = methods.make(name)
+        assert (invariant != "no") == method.invariant
+        own = methods.arguments_of(type(method)) - method.renamed.keys() - {"positions", "repeat"}
+        assert set(re.findall(r"`(\w+)=", "".join(arguments))) == own
 
 
 def test_properties_are_those_of_the_layouts():
@@ -170,16 +193,25 @@ def lines(text: str) -> list[str]:
     return [line.rstrip() for line in text.strip().splitlines()]
 
 
-def test_the_python_block_of_readme(tmp_path):
-    (_, language, code), (_, after, expected), *_ = blocks(ROOT / "README.md")
-    assert (language, after) == ("python", "console")
-    assert len([line for line in code.split("\n\n", 1)[1].splitlines() if line.strip()]) <= 12
+@pytest.mark.slow
+@pytest.mark.parametrize("page", [ROOT / "README.md", DOCS / "python.md"], ids=lambda page: page.stem)
+def test_python_blocks_print_what_the_page_says(page, tmp_path):
+    """All Python blocks of a page run in one process, in their order; numbers are compared to 0.003."""
+    found = blocks(page)
+    assert {language for _, language, _ in found} == {"python", "console"}
+    code, expected = ("\n".join(text for _, of, text in found if of == language) for language in ("python", "console"))
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=False)
     assert done.returncode == 0, done.stderr
-    found, numbers = zip(*(re.subn(r"-?\d+\.\d+", "#", text) for text in (done.stdout, expected)), strict=True)
-    assert found[0] == found[1] and numbers[0] == numbers[1] > 0
-    for mine, theirs in zip(*(re.findall(r"-?\d+\.\d+", text) for text in (done.stdout, expected)), strict=True):
-        assert float(mine) == pytest.approx(float(theirs), abs=0.003)
+    printed, wanted = lines(done.stdout), [line for line in lines(expected) if line]
+    assert [re.sub(r"\d+\.\d+", "#", line) for line in printed] == [re.sub(r"\d+\.\d+", "#", line) for line in wanted]
+    for line, says in zip(printed, wanted, strict=True):
+        mine, theirs = ([float(number) for number in re.findall(r"-?\d+\.\d+", text)] for text in (line, says))
+        assert mine == pytest.approx(theirs, abs=0.003), line
+
+
+def test_the_python_block_of_readme_is_short():
+    (_, _, code), *_ = blocks(ROOT / "README.md")
+    assert len([line for line in code.split("\n\n", 1)[1].splitlines() if line.strip()]) <= 12
 
 
 @pytest.fixture(scope="module")
@@ -282,8 +314,48 @@ def test_pictures_of_concepts_are_what_is_drawn_now(name, tmp_path):
     assert (tmp_path / f"{name}.svg").read_bytes() == (DOCS / "concepts" / f"{name}.svg").read_bytes()
 
 
+def texts_of(files: list[Path]) -> list[str]:
+    """All strings in these files, on one line each; in place of what an f-string fills in, there is a NUL."""
+    found = []
+    for file in files:
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found.append(node.value)
+            elif isinstance(node, ast.JoinedStr):
+                found.append("".join(part.value if isinstance(part, ast.Constant) else "\0" for part in node.values))
+    return [" ".join(text.split()) for text in found]
+
+
+def test_messages_are_those_of_the_programs(tmp_path):
+    """Every message that docs/troubleshooting.md quotes is still printed by somebody."""
+    theirs = Path(lm_eval.__file__).parent
+    files = [theirs / "evaluator.py", Path(transformers.__file__).parent / "utils/hub.py"]
+    files.append(Path(datasets.__file__).parent / "load.py")
+    for folder in (ROOT / "lm_eval_icl", *(theirs / name for name in ("api", "config", "models"))):
+        files += sorted(folder.rglob("*.py"))
+    texts = texts_of(files)
+    outside = {**os.environ, "GIT_CEILING_DIRECTORIES": str(tmp_path.parent), "LC_ALL": "C"}
+    git = subprocess.run(["git", "describe"], capture_output=True, text=True, cwd=tmp_path, env=outside, check=False)
+    texts.append(git.stderr)
+    page = DOCS / "troubleshooting.md"
+    quoted = [line for _, language, text in blocks(page) if language == "text" for line in text.splitlines()]
+    assert len(quoted) > 20
+    for line in quoted:
+        pieces = [piece.strip(" '") for piece in re.split(r"\.\.\.|; ", line.removeprefix("lm-eval-icl: "))]
+        assert max(map(len, pieces)) > 12, f"{line}: nothing to look up"
+        for piece in (piece for piece in pieces if len(piece) > 7):
+            assert any(piece in text for text in texts), f"{line}: nobody says {piece!r}"
+
+
 def test_readme_is_a_front_door():
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 155
+
+
+def test_the_version_is_one():
+    given = [tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"], lm_eval_icl.__version__]
+    given += re.findall(r"^version: (.*)$", (ROOT / "CITATION.cff").read_text(), re.MULTILINE)
+    given += re.findall(r"^## \[(.*?)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)[:1]
+    assert len(given) == 4 and len(set(given)) == 1, given
 
 
 # Tests.

@@ -132,9 +132,10 @@ def test_whole_numbers_may_be_written_with_a_point(checkpoint):
 
 
 def test_weights_that_changed(checkpoint):
-    model, tokenizer = load(checkpoint("gpt2"))
+    model, tokenizer = load(checkpoint("gpt2"), attn_pdrop=0.5)
     predictor = Predictor(model, tokenizer, methods.make("icl"))
     before = predictor.score(DEMONSTRATIONS, QUERIES, OPTIONS)
+    model.train()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(0.9)

@@ -33,9 +33,10 @@ def evaluate(lm, names, shots=2, **kwargs):
 def test_a_model_that_changed_between_runs_is_read_anew(checkpoint):
     """Evaluation during training: nothing of the old weights may be left."""
     path = checkpoint("gpt2")
-    model = AutoModelForCausalLM.from_pretrained(path)
+    model = AutoModelForCausalLM.from_pretrained(path, attn_pdrop=0.5)
     lm = DeepThink(model, tokenizer=AutoTokenizer.from_pretrained(path), T=2)
     before = harness.responses(evaluate(lm, ["one_token"]))
+    model.train()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(0.9)

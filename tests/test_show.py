@@ -20,7 +20,7 @@ from lm_eval_icl.errors import InputError
 from lm_eval_icl.inference.scoring import score_rows
 from lm_eval_icl.layouts import Layout
 from lm_eval_icl.methods import NAMES
-from lm_eval_icl.methods.drawing import drawing, terminal
+from lm_eval_icl.methods.drawing import drawing, picture, terminal
 from lm_eval_icl.tokens import Context
 
 VARIANTS = [
@@ -58,20 +58,21 @@ def lengths(context: Context) -> tuple[int, tuple[int, ...]]:
 
 
 def read_back(text: str) -> list[dict]:
-    """Every panel of a text drawing: positions of columns and rows, block names, seen cells, hatched columns."""
+    """Every panel of a text drawing: block names, seen cells, hatched columns, and, if they are shown, the positions of
+    columns and rows."""
     panels = []
     for block in text.split("\n\n"):
         lines = [line for line in block.splitlines() if line.count("│") > 1]
         if not lines:
             continue
         names = [name.strip() for name in lines[0].split("│")[1:-1]]
-        at = next(i for i, line in enumerate(lines) if line.startswith("position"))
+        at = next((i for i, line in enumerate(lines) if line.startswith("position")), 0)
         rows = [line.split("│") for line in lines[at + 1 :]]
         # A cell is two characters wide; blocks narrower than their names are filled up with blanks.
         cells = [[part.replace("· ", "..").rstrip() for part in row[1:-1]] for row in rows]
         lengths = [len(part) // 2 for part in cells[0]]
         columns = []
-        for k, length in enumerate(lengths):
+        for k, length in enumerate(lengths) if at else ():
             digits = [line.split("│")[k + 1] for line in lines[1 : at + 1]]
             columns += [int("".join(line[2 * i] for line in digits)) for i in range(length)]
         marks = [["".join(row)[i] for i in range(0, 2 * sum(lengths), 2)] for row in cells]
@@ -79,7 +80,7 @@ def read_back(text: str) -> list[dict]:
             {
                 "blocks": list(zip(names, lengths, strict=True)),
                 "columns": columns,
-                "rows": [int(row[0].split()[-1]) for row in rows],
+                "rows": [int(row[0].split()[-1]) for row in rows] if at else [],
                 "sees": torch.tensor([[mark in "█▒" for mark in row] for row in marks]),
                 "unread": {i for row in marks for i, mark in enumerate(row) if mark == "▒"},
             }
@@ -101,8 +102,9 @@ def test_text_is_the_layout(name, arguments, shots):
         looks = layout.mask.any(dim=1)
         assert panel["blocks"] == [(name, len(block)) for name, block in drawing.columns(layout)]
         assert [name for name, _ in panel["blocks"]] == list(dict.fromkeys(block.name for block in layout.blocks))
-        assert panel["columns"] == layout.positions.tolist()
-        assert panel["rows"] == layout.positions[looks].tolist()
+        shown = method.positions != "none"
+        assert panel["columns"] == (layout.positions.tolist() if shown else [])
+        assert panel["rows"] == (layout.positions[looks].tolist() if shown else [])
         assert torch.equal(panel["sees"], layout.mask[looks])
         assert panel["unread"] == set(range(len(layout))) - set(layout.kept_tokens)
     if len(passes) == 1:
@@ -206,6 +208,25 @@ def test_pictures(tmp_path, capsys):
 def test_the_largest_picture(tmp_path, kind):
     main("invicl", "--shots", "32", "--output", str(tmp_path / f"large.{kind}"))
     assert 10_000 < (tmp_path / f"large.{kind}").stat().st_size < 3_000_000
+
+
+def test_no_positions_are_nothing_to_see(tmp_path):
+    for name, shown in (("icl", True), ("nope", False)):
+        drawn = drawing.draw(methods.make(name), drawing.example(3))
+        picture.save(drawn, tmp_path / f"{name}.svg")
+        root = ET.parse(tmp_path / f"{name}.svg").getroot()
+        texts = {text.text for text in root.iter("{http://www.w3.org/2000/svg}text")}
+        assert ("position" in texts) == any(str(text).isdigit() for text in texts) == shown
+        assert ("position " in terminal.as_text(drawn).plain) == shown
+    assert "no positional information" in " ".join(drawn.notes)
+
+
+def test_a_value_that_the_model_decides_is_left_out():
+    drawn = drawing.draw(methods.make("batchicl"), drawing.example(3))
+    assert drawn.arguments == "positions=sequential, repeat=1"
+    assert "after layer 15 (the last if there are fewer)" in drawn.passes[-1][0]
+    drawn = drawing.draw(methods.make("batchicl", {"layer": 2}), drawing.example(3))
+    assert drawn.arguments.endswith("layer=2") and "after layer 2," in drawn.passes[-1][0]
 
 
 # Real prompts.
@@ -386,10 +407,16 @@ def test_a_method_of_your_own_file(tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().out.startswith("mine  positions=sequential, repeat=2\n")
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_usual_terminal(name):
+    drawn = drawing.draw(methods.make(name), drawing.example(3))
+    assert max(map(len, terminal.as_text(drawn, width=80).plain.splitlines())) <= 80
+
+
 def test_narrow_terminal():
     drawn = drawing.draw(methods.make("invicl"), drawing.example(3))
     full = terminal.as_text(drawn)
-    assert full.plain == terminal.as_text(drawn, width=200).plain
+    assert full.plain == terminal.as_text(drawn, width=terminal.WIDTH).plain
     narrow = [line for line in terminal.as_text(drawn, width=60).plain.splitlines() if "│" in line]
     assert max(map(len, narrow)) <= 60
     with pytest.raises(InputError, match="columns are needed and the terminal has 20"):

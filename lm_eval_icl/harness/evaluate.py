@@ -20,7 +20,8 @@ def announced(original: Callable[..., Any], lm: LM, task_dict: Any, *args: Any, 
     """Wrapper of `lm_eval.evaluate`: tell a model of this package that a run over some tasks begins, and that it ends.
 
     Raises:
-        InputError: a run with these numbers of documents, demonstrations or processes is not possible.
+        InputError: a run with these numbers of documents, demonstrations or processes, or with these arguments, is not
+            possible.
     """
     model = lm.lm if isinstance(lm, CachingLM) else lm
     if not isinstance(model, ICLModel):
@@ -31,6 +32,8 @@ def announced(original: Callable[..., Any], lm: LM, task_dict: Any, *args: Any, 
             "--cache_requests: lm-eval finds stored prompts by task and number of demonstrations, not by seed or "
             "choice of demonstrations, so that a run would be given the demonstrations of another: leave it out."
         )
+    if given.get("apply_chat_template") and model.tokenizer.chat_template is None:
+        raise InputError("--apply_chat_template: the tokenizer of this model has no chat template: leave it out.")
     tasks, limit = task_dict.get("tasks", {}), given.get("limit")
     _check_numbers(tasks, limit)
     check_shares(tasks, limit, given.get("samples"), model.world_size)

@@ -87,11 +87,8 @@ class BatchICL(Method):
         found = [
             (f"one-shot pass {i + 1}", self._pass(i, prefix, demonstrations, query)) for i in range(len(demonstrations))
         ]
-        layer = self.layer or f"{DEFAULT_LAYER} (or the last)"
-        return [
-            *found,
-            (f"last pass: after block {layer}, Q's last token is what the others have there, averaged", last),
-        ]
+        layer = self.layer or f"{DEFAULT_LAYER} (the last if there are fewer)"
+        return [*found, (f"last pass: after layer {layer}, Q's last token is its average over the other passes", last)]
 
     def _pass(self, i: int | None, prefix: int, demonstrations: Sequence[int], query: int, answer: int = 0) -> Layout:
         """The layout of prefix, demonstration i (None: no demonstration), query and answer.

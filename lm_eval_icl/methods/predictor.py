@@ -28,7 +28,7 @@ class Predictor:
     (in any order, if the method does not depend on the order). Call `forget` after the model's weights have changed.
 
     Args:
-        model: a causal language model of transformers, in evaluation mode.
+        model: a causal language model of transformers. It is put into evaluation mode.
         tokenizer: the model's tokenizer, a fast one.
         method: the method, `lm_eval_icl.methods.make("invicl")` for example.
         max_length: how many positions the model has; if None, `max_position_embeddings` of its configuration.

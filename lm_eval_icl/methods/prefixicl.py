@@ -10,8 +10,9 @@ from lm_eval_icl.methods.base import Method
 
 @dataclass(frozen=True)
 class PrefixICL(Method):
-    """Prefix ICL: every token of the demonstrations sees every other one (InvICL, Eq. 5, Figure 2b).
+    """Prefix ICL: every token of the demonstrations sees all tokens of all demonstrations (InvICL, Eq. 5, Figure 2b).
 
+    Query and continuation are causal, as in the other methods, and so is the prefix, which sees no demonstration.
     Invariant and interdependent, but a demonstration's input sees its own label (InvICL, Table 1).
     """
 

@@ -204,12 +204,14 @@ class MethodRunner:
 
     @contextmanager
     def inference_mode(self) -> Iterator[None]:
-        """Inside this context, the model runs without gradients and with a faster GELU, and, if this runner is set up
-        for it, in mixed precision and without positional information.
+        """Inside this context, the model runs in evaluation mode (in which it is left), without gradients and with a
+        faster GELU, and, if this runner is set up for it, in mixed precision and without positional information.
 
         Only one thread at a time can be inside, since positions and GELU are patched on the model itself, which other
         runners may share.
         """
+        if self.model.training:  # dropout would change every number
+            self.model.eval()
         without = self._without_positions
         positions = nullcontext() if without is None else no_positions(self.model, without)
         with _making_locks:

@@ -179,21 +179,21 @@ def draw(method: Method, parts: Parts) -> Drawing:
 
     names = {block.name for _, layout in passes for block in layout.blocks}
     notes = [
-        "A row: what its token sees, in the colour of the block it belongs to. Numbers: positions. "
-        "P prefix, D demonstrations, Q query, A answer."
+        "A row shows which tokens its token attends to, in the colours of their blocks: P prefix, D demonstrations, "
+        "Q query, A answer.",
+        "The model gets no positional information." if method.positions == "none" else "Numbers are positions.",
     ]
     if any(name.endswith("'") for name in names):
-        notes.append("D1' is the second copy of D1. Hatched: entries that query and answer do not see.")
+        notes.append("D1' is the second copy of D1. Hatched: entries to which query and answer do not attend.")
     if "M" in names:
         notes.append("M is the memory: keys and values, which do not run again.")
     if f"D{shots + 1}" in names:
         notes.append(f"D{shots + 1} is D1 again (repeat={method.repeat}).")
     if any("\ufffd" in text for text in parts.reads.values()):
         notes.append("\ufffd is a token that is part of a character.")
-    if method.positions == "none":
-        notes.append("No positional information: all positions are 0.")
     arguments = {field.name: getattr(method, field.name) for field in dataclasses.fields(method)}
-    written = ", ".join(f"{name}={value}" for name, value in arguments.items())
+    # None: the value is chosen when the method meets a model (`Method.bind`), and there is none here.
+    written = ", ".join(f"{name}={value}" for name, value in arguments.items() if value is not None)
     reads = [parts.reads.get(token, "") for token in (*context.tokens, *parts.query, *parts.answer)]
     return Drawing(method.name, written, passes, reads, [*notes, *filter(None, [parts.note])])
 

@@ -19,8 +19,13 @@ if TYPE_CHECKING:
 
 # All lengths are in inches, from the upper left corner.
 
-_BAND, _NUMBERS, _HEAD, _BARS = 0.36, 0.3, 0.32, 0.46
+_BAND, _HEAD = 0.36, 0.32
 _PAGE = 15.0
+
+
+def _numbers(layout: Layout) -> tuple[float, float]:
+    """The width of the positions beside a panel and the height of those above it: nothing where there are none."""
+    return (0.3, 0.46) if layout.step else (0.0, 0.0)
 
 
 def check_output(path: Path) -> str:
@@ -89,12 +94,13 @@ def _figure(drawing: Drawing, shown: Callable[[str], str]) -> Figure:
     head = _HEAD if any(title for title, _ in drawing.passes) else 0.0
     x, y, deepest, widest = 0.25, 0.68 + head / 3, 0.0, 0.0
     for title, layout in drawing.passes:
-        across = label + _BAND + _NUMBERS + max(len(layout) * cell, _width(title, 8.5) - _BAND)
+        beside, above = _numbers(layout)
+        across = label + _BAND + beside + max(len(layout) * cell, _width(title, 8.5) - _BAND)
         if places and x + across > _PAGE:
             x, y, deepest = 0.25, y + deepest + 0.25, 0.0
         places.append((x, y))
         looking = sum(len(block) for _, block in rows(layout))
-        deepest = max(deepest, head + _BARS + 0.36 + looking * cell + label)
+        deepest = max(deepest, head + above + 0.36 + looking * cell + label)
         x += across + 0.45
         widest = max(widest, x - 0.2)
     page = max(widest, 5.4, 0.5 + _width(drawing.arguments, 9))
@@ -120,32 +126,33 @@ def _panel(
     positions, sees, kept = layout.positions.tolist(), layout.mask.tolist(), set(layout.kept_tokens)
     blocks, looks = columns(layout), rows(layout)
     order = [i for _, block in looks for i in block]
-    left, bars = x + _BAND + _NUMBERS, y + (_HEAD if title else 0.0)
-    top = bars + _BARS + 0.36
+    beside, above = _numbers(layout)
+    left, foot = x + _BAND + beside, y + (_HEAD if title else 0.0) + above
+    top = foot + 0.36
     right, bottom = left + len(positions) * cell, top + len(order) * cell
     figure_size = min(7.0, cell * 72 * 0.9 / (0.64 * len(str(last))))
     _write(axes, x, y + 0.06, title, 8.5, style="italic")
 
     # Columns: the tokens that are seen.
-    _write(axes, left - 0.06, bars + _BARS + 0.06, "position", 6.5, ha="right", color="#555555")
+    if layout.step:
+        _write(axes, left - 0.06, foot + 0.06, "position", 6.5, ha="right", color="#555555")
     for name, block in blocks:
-        for i in block:
-            tall = _BARS * (positions[i] + 1) / (last + 1)
+        for i in block if layout.step else ():
+            tall = above * (positions[i] + 1) / (last + 1)
             at = left + i * cell
-            _fill(axes, [(at + 0.12 * cell, bars + _BARS - tall + 0.12, 0.76 * cell, tall)], colour(name), i in kept)
-            _write(axes, at + cell / 2, bars + _BARS - tall + 0.06, str(positions[i]), figure_size, ha="center")
+            _fill(axes, [(at + 0.12 * cell, foot - tall + 0.12, 0.76 * cell, tall)], colour(name), i in kept)
+            _write(axes, at + cell / 2, foot - tall + 0.06, str(positions[i]), figure_size, ha="center")
         at, across = left + block[0] * cell, len(block) * cell
         _fill(axes, [(at, top - 0.23, across, 0.2)], colour(name), block[0] in kept, hatch=False)
         _name(axes, at + across / 2, top - 0.13, name, across, block[0] in kept)
 
     # Rows: the tokens that see.
-    _write(axes, x, top - 0.12, "looks ↓", 6.5, color="#555555")
     at = top
     for name, looking in looks:
         down = len(looking) * cell
         _fill(axes, [(x, at, _BAND - 0.04, down)], colour(name), looking[0] in kept, hatch=False)
         _name(axes, x + (_BAND - 0.04) / 2, at + down / 2, name, _BAND - 0.04, looking[0] in kept)
-        for k, i in enumerate(looking):
+        for k, i in enumerate(looking if layout.step else ()):
             _write(axes, left - 0.07, at + (k + 0.5) * cell, str(positions[i]), figure_size, ha="right")
         at += down
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -31,6 +32,8 @@ class Glyphs:
     cross: str
 
 
+# Where titles and notes are wrapped if there is no terminal.
+WIDTH = 100
 UNICODE, ASCII = Glyphs("█", "▒", "·", "│", "─", "┼"), Glyphs("#", "+", ".", "|", "-", "+")
 
 
@@ -38,8 +41,8 @@ def as_text(drawing: Drawing, width: int | None = None, glyphs: Glyphs = UNICODE
     """The drawing as lines of text.
 
     Args:
-        width: the terminal's width in characters, None for no limit. A token is two characters wide, or one if the
-            drawing does not fit otherwise.
+        width: the terminal's width in characters; None if there is no terminal, for a drawing of any width with texts
+            of at most `WIDTH`. A token is two characters wide, or one if the drawing does not fit otherwise.
 
     Raises:
         InputError: the drawing does not fit with one character for each token either.
@@ -54,12 +57,16 @@ def as_text(drawing: Drawing, width: int | None = None, glyphs: Glyphs = UNICODE
         raise InputError(
             f"{needed} columns are needed and the terminal has {width}: widen it, or give --output FILE.svg."
         )
-    text = Text.assemble((drawing.name, "bold"), f"  {drawing.arguments}\n")
+
+    def wrapped(words: str) -> str:
+        return textwrap.fill(words, width or WIDTH)
+
+    text = Text(wrapped(f"{drawing.name}  {drawing.arguments}") + "\n")
+    text.stylize("bold", end=len(drawing.name))
     for title, lines in panels:
-        text.append("\n").append(f"{title}\n" if title else "", "italic").append_text(Text("\n").join(lines)).append(
-            "\n"
-        )
-    text.append("\n" + "\n".join(drawing.notes).replace("Hatched", glyphs.unread))
+        text.append("\n").append(f"{wrapped(title)}\n" if title else "", "italic")
+        text.append_text(Text("\n").join(lines)).append("\n")
+    text.append("\n" + wrapped(" ".join(drawing.notes).replace("Hatched", glyphs.unread)))
     return text if glyphs is UNICODE else Text(text.plain.encode("ascii", "backslashreplace").decode())
 
 
@@ -68,7 +75,8 @@ def _lines(layout: Layout, reads: list[str], cell: int, glyphs: Glyphs) -> Itera
     blocks = columns(layout)
     # A block is as wide as its tokens or its name, whichever is wider.
     widths = [max(len(block) * cell, len(name)) for name, block in blocks]
-    digits = len(str(max(positions)))
+    # Without positional information no numbers are shown: a position 0 of all tokens would look like one.
+    digits = len(str(max(positions))) if layout.step else 0
     gutter = max(len("position"), *(len(name) + digits + 1 for name, _ in blocks))
 
     def line(margin: str, cells: list[Text], end: str = "") -> Text:
@@ -100,5 +108,6 @@ def _lines(layout: Layout, reads: list[str], cell: int, glyphs: Glyphs) -> Itera
                     else:
                         text.append(glyphs.unseen.ljust(cell), "dim")
                 cells.append(padded(text, width))
-            head = name.ljust(gutter - digits) if row == looking[0] else ""
-            yield line(f"{head}{positions[row]:>{digits}}", cells, reads[layout.source[row]])
+            head = name if row == looking[0] else ""
+            number = str(positions[row]).rjust(digits) if digits else ""
+            yield line(head.ljust(gutter - digits) + number, cells, reads[layout.source[row]])
