@@ -297,6 +297,14 @@ def test_embeddings_that_are_added_to_in_place():
     assert positions is model.git.embeddings.position_embeddings
 
 
+@pytest.mark.parametrize(("kind", "pads"), [("whisper", False), ("git", False), ("opt", True), ("gemma3", True)])
+@torch.no_grad()
+def test_batches_whose_padding_shifts_tokens(kind, pads):
+    """Whisper's decoder counts padding, and GIT masks other tokens than the padding if it has a cache."""
+    abilities = probe(smoke_models.build(kind))
+    assert abilities.can_pad == pads and abilities.can_pack and abilities.sees_ahead
+
+
 def test_blocks_of_the_text_not_of_the_pictures():
     model = smoke_models.build("gemma3")
     assert transformer_blocks(model) is model.model.language_model.layers

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
@@ -36,6 +37,7 @@ class Capabilities:
         can_batch: queries of different lengths can be the rows of one batch behind a memory
             (`lm_eval_icl.inference.scoring.score_rows`).
         can_generate: transformers' `generate` goes on from the model's cache.
+        can_pad: it goes on so with queries of different lengths in one batch, the shorter ones behind padding.
     """
 
     has_other_states: bool
@@ -48,6 +50,7 @@ class Capabilities:
     can_trim_last_block: bool
     can_batch: bool
     can_generate: bool
+    can_pad: bool
 
     @property
     def can_pack(self) -> bool:
@@ -116,7 +119,10 @@ def probe(model: PreTrainedModel) -> Capabilities:
         scaled_from=_scaled_from(model),
         can_trim_last_block=mask and positions and _succeeds(trial.trims_last_block),
         can_batch=_succeeds(trial.batches),
-        can_generate=not other_states or _succeeds(trial.generates),
+        can_generate=not other_states or _succeeds(lambda: trial.generates(trial.query)),
+        can_pad=positions
+        and takes_positions(model)
+        and _succeeds(lambda: trial.generates(trial.query, [*trial.query, *trial.other])),
     )
 
 
@@ -237,7 +243,8 @@ class _Trial:
 
         def first(last: int) -> Tensor:
             ids = torch.tensor([[*self.context, *self.query[:3], last]], device=self.device)
-            found: Tensor = self.model(input_ids=ids, attention_mask=everything).logits[0, 0]
+            at = torch.arange(ids.shape[1], device=self.device)[None]
+            found: Tensor = self.model(input_ids=ids, attention_mask=everything, position_ids=at).logits[0, 0]
             return found
 
         one, other = first(self.other[0]), first(self.another[0])
@@ -255,8 +262,9 @@ class _Trial:
         found += score_rows(self.model, self.memory, [self.asked] * 2, rows=4, stepwise=self.stepwise)
         return all(map(self.same, (score for score, _ in found), [*wanted, *self.expected, *self.expected]))
 
-    def generates(self) -> bool:
-        """Whether the tokens that `generate` finds behind the memory are the likeliest in one pass as well."""
+    def generates(self, *queries: Sequence[int]) -> bool:
+        """Whether the tokens that `generate` finds behind the memory, all queries in one batch, are the likeliest ones
+        in one pass as well."""
         asked = GenerationConfig(max_new_tokens=4, do_sample=False, pad_token_id=0)
 
         def generate(context: Tensor, **inputs: Any) -> Tensor:
@@ -264,11 +272,20 @@ class _Trial:
             found: Tensor = model.generate(context, generation_config=asked, **inputs)
             return found
 
-        (found,) = continue_from(self.model, generate, self.memory, [self.query], 0, stepwise=self.stepwise)
-        ids = torch.tensor([[*self.context, *self.query, *found[:-1]]], device=self.device)
-        logits, _ = run_rows(self.model, None, ids, range(ids.shape[1] - len(found), ids.shape[1]))
-        short = logits[0].amax(-1) - logits[0, range(len(found)), found]
-        return float(short.max()) <= self.noise
+        def short(query: Sequence[int], found: list[int]) -> float:
+            ids = torch.tensor([[*self.context, *query, *found[:-1]]], device=self.device)
+            logits, _ = run_rows(self.model, None, ids, range(ids.shape[1] - len(found), ids.shape[1]))
+            return float((logits[0].amax(-1) - logits[0, range(len(found)), found]).max())
+
+        found = continue_from(self.model, generate, self.memory, queries, 0, stepwise=self.stepwise)
+        # A row that has ended is filled up.
+        eos = getattr(self.model.generation_config, "eos_token_id", None)
+        ends = [] if eos is None else np.atleast_1d(eos)
+        for query, row in zip(queries, found, strict=True):
+            end = next((i for i, token in enumerate(row) if token in ends), len(row) - 1)
+            if not short(query, row[: end + 1]) <= self.noise:
+                return False
+        return True
 
 
 def _has_an_entry_a_token(memory: Memory) -> bool:

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from lm_eval_icl.errors import InputError, Unsupported, is_whole, log
 from lm_eval_icl.inference.budget import MemoryBudget
-from lm_eval_icl.inference.caches import takes_positions, without_adapter
+from lm_eval_icl.inference.caches import without_adapter
 from lm_eval_icl.inference.capabilities import probe
 from lm_eval_icl.inference.gelu import fused_gelu
 from lm_eval_icl.inference.generation import StopOnNonFinite, continue_from
@@ -359,8 +359,7 @@ class MethodRunner:
         if self.method.memory_depends_on_query or self._most_rows == 1 or self.capabilities.stepwise:
             return 1
         kept = self.method.footprint(context).kept
-        # `generate` gives positions, which count no padding, to models that have an argument for them.
-        pads = takes_positions(self.model) and self.capabilities.can_pack_to(kept + len(batch[0]) + max_new_tokens)
+        pads = self.capabilities.can_pad and self.capabilities.can_pack_to(kept + len(batch[0]) + max_new_tokens)
         if not pads:
             # Padding would shift a query's tokens, so all queries of a batch must have the same length.
             return sum(len(query) == len(batch[0]) for query in batch)
