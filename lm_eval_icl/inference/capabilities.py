@@ -280,7 +280,7 @@ class _Trial:
         found = continue_from(self.model, generate, self.memory, queries, 0, stepwise=self.stepwise)
         # A row that has ended is filled up.
         eos = getattr(self.model.generation_config, "eos_token_id", None)
-        ends = [] if eos is None else np.atleast_1d(eos)
+        ends: list[int] = [] if eos is None else np.atleast_1d(eos).tolist()
         for query, row in zip(queries, found, strict=True):
             end = next((i for i, token in enumerate(row) if token in ends), len(row) - 1)
             if not short(query, row[: end + 1]) <= self.noise:
