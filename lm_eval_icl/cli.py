@@ -6,58 +6,83 @@ import argparse
 import difflib
 import os
 import re
+import signal
 import sys
 from collections import Counter
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import NoReturn
 
 from lm_eval_icl import methods
 from lm_eval_icl.errors import InputError, one_line
+from lm_eval_icl.harness import interrupt, patches
 
 
 def main() -> None:
     """Run a command. An `InputError` becomes one line on standard error, and exit status 1."""
     try:
-        _run(sys.argv[1:])
+        try:
+            _run(sys.argv[1:])
+        finally:
+            sys.stdout.flush()
     except InputError as error:
         sys.exit(str(error))
     except BrokenPipeError:  # `lm-eval-icl show invicl | head` closes the pipe; Python would print an error on exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
+        sys.exit(128 + signal.SIGPIPE)  # as a shell says of a program that this signal ended
 
 
 def _run(arguments: list[str]) -> None:
     if arguments[:1] and arguments[0] in COMMANDS:
-        COMMANDS[arguments[0]][1](arguments[1:])
+        try:
+            COMMANDS[arguments[0]][1](arguments[1:])
+        except KeyboardInterrupt as stopped:
+            interrupt.end(stopped, lambda: f"{arguments[0]}: interrupted.")
         return
     if arguments in ([], ["-h"], ["--help"]):
         for name, (what, _) in COMMANDS.items():
             print(f"lm-eval-icl {name} --help: {what}")
         print("All other arguments are lm-eval's own:\n")
-    _lm_eval()
+    _lm_eval(arguments)
 
 
-def _lm_eval() -> None:
+def _lm_eval(arguments: list[str]) -> None:
     """Run lm-eval's command line, with models and tasks registered even if the `.pth` file is not installed."""
-    from lm_eval.__main__ import cli_evaluate
-    from lm_eval.api.registry import model_registry
+    with ExitStack() as stack:
+        try:
+            import lm_eval_icl.harness.shim  # noqa: F401  before anything of lm-eval
 
-    from lm_eval_icl.harness import patches, plugin
+            _check_command(arguments)
+            stack.enter_context(patches.of_our_commands())
+        except KeyboardInterrupt as stopped:
+            interrupt.end(stopped, lambda: "interrupted before anything was run.")
 
-    plugin.register_models()
-    patches.find_tasks()
-    try:
-        with patches.of_our_commands():
+        from lm_eval.__main__ import cli_evaluate
+        from lm_eval.api.registry import model_registry
+
+        try:
             cli_evaluate()
-    except ValueError as error:
-        if str(error).startswith("Tasks not found"):
-            raise InputError(f"--tasks: {error}. `lm-eval-icl ls tasks` lists those there are.") from error
-        if unknown := re.match("Attempted to load model '(.*?)'", str(error)):
-            near = difflib.get_close_matches(unknown[1].lower(), list(model_registry), n=1)
-            known = f"did you mean {near[0]!r}?" if near else f"the methods are {', '.join(methods.NAMES)}."
-            raise InputError(f"--model: unknown model {unknown[1]!r}: {known}") from error
-        raise
+        except ValueError as error:
+            if str(error).startswith(("Tasks not found", "No tasks specified")):
+                message = str(error).partition(".")[0]
+                raise InputError(f"--tasks: {message}. `lm-eval-icl ls tasks` lists those there are.") from error
+            if unknown := re.match("Attempted to load model '(.*?)'", str(error)):
+                near = difflib.get_close_matches(unknown[1].lower(), list(model_registry), n=1)
+                known = f"did you mean {near[0]!r}?" if near else f"the methods are {', '.join(methods.NAMES)}."
+                raise InputError(f"--model: unknown model {unknown[1]!r}: {known}") from error
+            raise
+
+
+def _check_command(arguments: list[str]) -> None:
+    """Refuse a command that is neither ours nor lm-eval's, which would take it for an argument of `run`."""
+    from lm_eval._cli import HarnessCLI
+
+    known = [*COMMANDS, *HarnessCLI()._subparsers.choices]
+    if arguments and not arguments[0].startswith("-") and arguments[0] not in known:
+        near = difflib.get_close_matches(arguments[0], known, n=1)
+        there = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}."
+        raise InputError(f"unknown command {arguments[0]!r}: {there}")
 
 
 class _OneLine(argparse.ArgumentParser):
@@ -202,8 +227,10 @@ def _draw(options: argparse.Namespace) -> None:
         width=console.width if console.is_terminal else None,
         glyphs=terminal.UNICODE if "utf" in console.encoding else terminal.ASCII,
     )
-    console.print(text, soft_wrap=True)
-    print("\nAs a picture: --output FILE.svg or FILE.png")
+    with console.capture() as captured:  # rich would end a process whose reader has gone as one that failed
+        console.print(text, soft_wrap=True)
+    print(captured.get())
+    print("As a picture: --output FILE.svg or FILE.png")
 
 
 COMMANDS: dict[str, tuple[str, Callable[[list[str]], None]]] = {

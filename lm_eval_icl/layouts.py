@@ -15,6 +15,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from lm_eval_icl.errors import InputError
+
 POSITIONS = ("sequential", "symmetric", "none")
 
 
@@ -65,6 +67,37 @@ class Pattern:
     copies: int = 1
     windows: Tensor | None = None
     query: bool = False
+
+
+def check_pattern(pattern: object, n: int) -> None:
+    """Refuse a pattern that does not fit n demonstrations, which torch might stretch until it does.
+
+    Raises:
+        InputError: it is no `Pattern`, or a part of it has another type or shape.
+    """
+    if not isinstance(pattern, Pattern):
+        raise InputError(f"pattern({n}): must return a Pattern, and returns {_kind(pattern)}.")
+    if not isinstance(pattern.copies, int) or pattern.copies < 1:
+        raise InputError(f"pattern({n}): copies={pattern.copies!r}: must be a whole number, 1 or more.")
+    blocks = n * pattern.copies
+    whose = f"{blocks} blocks: {n} demonstrations" + (f", {pattern.copies} copies of each" * (pattern.copies > 1))
+    sees, windows = pattern.sees, pattern.windows
+    if not isinstance(sees, Tensor) or sees.dtype != torch.bool or sees.shape != (blocks, blocks):
+        raise InputError(
+            f"pattern({n}): sees must be booleans of shape [{blocks}, {blocks}] ({whose}), and is {_kind(sees)}."
+        )
+    whole = isinstance(windows, Tensor) and not (windows.is_floating_point() or windows.is_complex())
+    if windows is not None and not (whole and windows.shape == (blocks,)):
+        raise InputError(
+            f"pattern({n}): windows must be whole numbers of shape [{blocks}] ({whose}), and is {_kind(windows)}."
+        )
+
+
+def _kind(value: object) -> str:
+    """What a value is, for an error."""
+    if isinstance(value, Tensor):
+        return f"a {value.dtype} tensor of shape {list(value.shape)}"
+    return "None" if value is None else f"a {type(value).__name__}"
 
 
 @dataclass(frozen=True)

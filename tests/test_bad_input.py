@@ -1,6 +1,8 @@
 """One clear line for what cannot be used, before any forward pass."""
 
 import asyncio
+import importlib.util
+import inspect
 import json
 import logging
 import re
@@ -10,14 +12,16 @@ import sys
 
 import pytest
 import torch
+from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoModelForCausalLM, T5Config, T5ForConditionalGeneration
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, T5Config, T5ForConditionalGeneration
 
 from lm_eval_icl.errors import InputError
-from lm_eval_icl.harness import patches
+from lm_eval_icl.harness import hf_arguments, patches
 from lm_eval_icl.harness.models import model_class
-from lm_eval_icl.methods import make
+from lm_eval_icl.layouts import Pattern, before
+from lm_eval_icl.methods import Method, Predictor, make
 from tests import harness, tiny
 from tests.harness import ICL, DeepThink
 
@@ -38,7 +42,7 @@ def _no_forward(request, monkeypatch):
 
 
 def test_a_model_without_a_chat_template(checkpoint):
-    with pytest.raises(InputError, match="--apply_chat_template: the tokenizer of this model has no chat template"):
+    with pytest.raises(InputError, match=r"--apply_chat_template: the tokenizer of .* has no chat template"):
         harness.run("icl", checkpoint("gpt2"), ["one_token"], 2, apply_chat_template=True)
 
 
@@ -288,19 +292,211 @@ def test_a_checkpoint_that_cannot_be_used(tmp_path, capsys, broken):
 
 
 def test_a_name_that_nothing_has():
-    with pytest.raises(InputError, match="lm-eval-icl: pretrained='no/such': no checkpoint there"):
+    says = "lm-eval-icl: pretrained='no/such': neither a folder here nor a checkpoint that could be had from the Hub"
+    with pytest.raises(InputError, match=says):
         ICL("no/such", device="cpu")
 
 
-@pytest.mark.parametrize("pretrained", [{}, {"pretrained": None}, {"pretrained": 7}, {"pretrained": ["gpt2"]}])
+@pytest.mark.parametrize("argument", ["pretrained", "tokenizer", "peft", "delta"])
+@pytest.mark.parametrize("path", ["./no", "../no/such", "~/no", "no/such/folder", "no/", "/no/such"])
+def test_a_path_where_nothing_is(checkpoint, argument, path):
+    """transformers would take most of them for names on the Hub."""
+    with pytest.raises(InputError) as error:
+        ICL(**{"pretrained": str(checkpoint("gpt2")), "device": "cpu", argument: path})
+    home = " (~ stands for nothing here: write the path in full)" if path == "~/no" else ""
+    assert str(error.value) == f"lm-eval-icl: {argument}={path!r}: no checkpoint there (no such folder){home}."
+
+
+def test_a_file_in_place_of_its_folder(checkpoint):
+    file = str(checkpoint("gpt2") / "model.safetensors")
+    with pytest.raises(InputError, match=f"pretrained='{file}': a file: give the folder that it is in"):
+        ICL(file, device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        ({"truncation": True}, "truncation=True has no effect here: no prompt is ever cut; give overflow=drop"),
+        ({"logits_cache": False}, "logits_cache=False has no effect here: queries that are equal always run once"),
+        ({"use_fast_tokenizer": False}, "use_fast_tokenizer=False has no effect here: the parts of a prompt are found"),
+        ({"max_batch_size": 8}, "max_batch_size=8 has an effect only with batch_size=auto"),
+        ({"max_batch_size": 8, "batch_size": 4}, "max_batch_size=8 has an effect only with batch_size=auto"),
+        ({"device_map": "auto"}, "device_map='auto' has an effect only with parallelize=True"),
+        ({"max_cpu_memory": "1GiB"}, "max_cpu_memory='1GiB' has an effect only with parallelize=True"),
+        ({"max_memory_per_gpu": 1}, "max_memory_per_gpu=1 has an effect only with parallelize=True"),
+        ({"offload_folder": "x"}, "offload_folder='x' has an effect only with parallelize=True"),
+        ({"trust_remote_code": "maybe"}, "trust_remote_code='maybe': must be True or False."),
+        ({"parallelize": "yes"}, "parallelize='yes': must be True or False."),
+        ({"add_bos_token": 1}, "add_bos_token=1: must be True or False."),
+        ({"dtype": "fp16"}, "dtype='fp16': must be auto or a floating-point type of torch's, such as bfloat16."),
+        ({"softmax_dtype": "int8"}, "softmax_dtype='int8': must be a floating-point type of torch's, such as float32."),
+        ({"mixed_precision_dtype": "float64"}, "mixed_precision_dtype='float64': must be float16 or bfloat16."),
+        ({"max_length": 0}, "max_length=0: must be a whole number, 1 or more."),
+        ({"max_length": "99"}, "max_length='99': must be a whole number, 1 or more."),
+        ({"max_length": 2.5}, "max_length=2.5: must be a whole number, 1 or more."),
+        ({"backend": "seq2seq"}, "backend='seq2seq': must be causal"),
+        ({"backend": "cusal"}, "backend='cusal': must be causal"),
+        ({"device": "gpu"}, "device='gpu': there is no such device here: give cpu, cuda"),
+        ({"device": "cuda:99"}, "device='cuda:99': there is no such device here"),
+    ],
+)
+def test_arguments_of_hf(checkpoint, args, says):
+    with pytest.raises(InputError, match=f"^lm-eval-icl: (model argument )?{says}"):
+        ICL(str(checkpoint("gpt2")), **{"device": "cpu", **args})
+
+
+def test_every_argument_of_hf_has_an_effect_or_is_refused():
+    """A new one has to be looked at: does it do here what it does in `hf`?"""
+    used = set(
+        "pretrained backend revision subfolder tokenizer max_length device dtype softmax_dtype mixed_precision_dtype "
+        "batch_size trust_remote_code add_bos_token prefix_token_id parallelize tp_plan peft delta autogptq gptqmodel "
+        "gguf_file think_end_token enable_thinking chat_template_args".split()
+    )
+    assert set(inspect.signature(HFLM.__init__).parameters) - {"self", "kwargs"} == (
+        used | hf_arguments._NO_EFFECT.keys() | hf_arguments._NEEDS.keys() - {"device_map"}
+    )
+
+
+def test_a_model_that_is_loaded_is_not_loaded_otherwise(checkpoint):
+    model = AutoModelForCausalLM.from_pretrained(checkpoint("gpt2"))
+    tokenizer = str(checkpoint("gpt2"))
+    ICL(model, tokenizer=tokenizer, device="cpu")
+    for args in ({"dtype": "float64"}, {"peft": str(checkpoint("gpt2"))}, {"attn_implementation": "eager"}):
+        (name,) = args
+        with pytest.raises(InputError, match=f"model argument {name}=.*: says how to load a model"):
+            ICL(model, tokenizer=tokenizer, device="cpu", **args)
+
+
+@pytest.mark.parametrize("args", [{"chat_template_args": {"a": 1}}, {"enable_thinking": False}])
+def test_arguments_of_a_chat_template_that_is_not_applied(checkpoint, args):
+    (name,) = args
+    with pytest.raises(InputError, match=f"model argument {name} has an effect only with --apply_chat_template"):
+        harness.run("icl", checkpoint("gpt2"), ["one_token"], 1, args=args)
+
+
+def test_a_tokenizer_without_a_chat_template(checkpoint, chat_checkpoint):
+    says = f"--apply_chat_template: the tokenizer of {checkpoint('gpt2')} has no chat template: leave the option out"
+    with pytest.raises(InputError, match=says):
+        harness.run("icl", checkpoint("gpt2"), ["one_token"], 1, apply_chat_template=True)
+    with pytest.raises(InputError, match=says):  # where the command asks for it
+        ICL(str(checkpoint("gpt2")), device="cpu").chat_template(True)
+    assert ICL(str(chat_checkpoint("gpt2")), device="cpu").chat_template(True)
+
+
+def quantized(folder, **config):
+    tiny.save("gpt2", folder)
+    edit(folder / "config.json", quantization_config=config)
+
+
+@pytest.mark.parametrize(
+    ("config", "args", "library"),
+    [
+        (None, {"load_in_4bit": True}, "bitsandbytes"),
+        (None, {"load_in_8bit": True}, "bitsandbytes"),
+        ({"quant_method": "gptq", "bits": 4}, {}, "optimum"),
+        ({"quant_method": "awq", "bits": 4}, {}, "gptqmodel"),
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, {}, "bitsandbytes"),
+        ({"quant_method": "compressed-tensors"}, {}, "compressed.tensors"),
+    ],
+)
+def test_a_library_that_is_missing(tmp_path, config, args, library):
+    if importlib.util.find_spec(library.replace(".", "_")):
+        pytest.skip(f"{library} is installed")
+    tiny.save("gpt2", tmp_path) if config is None else quantized(tmp_path, **config)
+    says = f"model cannot be .*, since a library is missing .*pip install .*{library}"
+    with pytest.raises(InputError, match=says) as error:
+        ICL(str(tmp_path), device="cpu", **args)
+    assert "cut short" not in str(error.value)
+
+
+class Raw(Method):
+    def pattern(self, n):
+        return before(n)
+
+
+class Stretched(Method):
+    """torch would make three rows of the one."""
+
+    def pattern(self, n):
+        return Pattern(before(1))
+
+
+class Numbers(Method):
+    def pattern(self, n):
+        return Pattern(torch.ones(n, n).tril())
+
+
+class Doubled(Method):
+    def pattern(self, n):
+        return Pattern(before(n), copies=2)
+
+
+class Windows(Method):
+    def pattern(self, n):
+        return Pattern(before(n), windows=[0] * n)
+
+
+class SeesTheQuery(Method):
+    def pattern(self, n):
+        return Pattern(before(n), query=True)
+
+
+class Late(Method):
+    """Right for the three demonstrations that are tried."""
+
+    def pattern(self, n):
+        return Pattern(before(min(n, 4)))
+
+
+PATTERNS = {
+    Raw: "must return a Pattern, and returns a torch.bool tensor of shape [3, 3].",
+    Stretched: "sees must be booleans of shape [3, 3] (3 blocks: 3 demonstrations), and is a torch.bool tensor",
+    Numbers: "sees must be booleans of shape [3, 3] (3 blocks: 3 demonstrations), and is a torch.float32 tensor of",
+    Doubled: "sees must be booleans of shape [6, 6] (6 blocks: 3 demonstrations, 2 copies of each), and is",
+    Windows: "windows must be whole numbers of shape [3] (3 blocks: 3 demonstrations), and is a list.",
+    SeesTheQuery: "query=True needs memory_depends_on_query = True and an encode_query, as saicl has them.",
+}
+
+
+@pytest.mark.parametrize("method", PATTERNS)
+def test_a_pattern_that_is_none(method):
+    """Refused before a model is there."""
+    with pytest.raises(InputError) as error:
+        model_class(f"{__name__}:{method.__name__}")("no/such")
+    assert str(error.value).startswith(f"lm-eval-icl: {method.__name__.lower()}: pattern(3): {PATTERNS[method]}")
+
+
+def test_a_pattern_that_is_none_for_a_prompt(checkpoint):
+    """Refused before its first pass."""
+    says = r"late: pattern\(5\): sees must be booleans of shape \[5, 5\]"
+    with pytest.raises(InputError, match=says):
+        harness.run(f"{__name__}:Late", checkpoint("gpt2"), ["one_token"], 5)
+    model = AutoModelForCausalLM.from_pretrained(checkpoint("gpt2"))
+    predictor = Predictor(model, AutoTokenizer.from_pretrained(checkpoint("gpt2")), Late())
+    with pytest.raises(InputError, match=says):
+        predictor.score(["a b"] * 5, ["c"], [" d"])
+
+
+def test_a_check_cannot_be_written_the_wrong_way_round():
+    with pytest.raises(TypeError):
+        Late()._check("repeat", "1 or more", False)
+    with pytest.raises(InputError, match=r"late: repeat=1: must be 2 or more\."):
+        Late()._check("repeat", fine=False, must="2 or more")
+
+
+@pytest.mark.parametrize(
+    "pretrained", [{}, {"pretrained": None}, {"pretrained": 7}, {"pretrained": ["gpt2"]}, {"pretrained": ""}]
+)
 def test_nothing_to_load(pretrained):
     with pytest.raises(InputError, match=r"lm-eval-icl: pretrained=.*: must be the name or folder of a checkpoint"):
         ICL(**pretrained, device="cpu")
 
 
-@pytest.mark.parametrize("size", [0, -1, "-2"])
+@pytest.mark.parametrize("size", [0, -1, "-2", "many", 2.5, True, "auto:x"])
 def test_batch_size(checkpoint, size):
-    with pytest.raises(InputError, match=f"lm-eval-icl: batch_size={size}: must be a whole number, 1 or more, or auto"):
+    with pytest.raises(
+        InputError, match=f"lm-eval-icl: batch_size={size!r}: must be a whole number, 1 or more, or auto"
+    ):
         ICL(str(checkpoint("gpt2")), device="cpu", batch_size=size)
 
 
@@ -317,13 +513,15 @@ def test_a_device_that_is_not_there(checkpoint):
 
 
 def test_arguments_that_loading_fails_on(checkpoint, tmp_path):
-    for name, value in {"dtype": "float33", "peft": str(tmp_path)}.items():
+    for name, value in {"attn_implementation": "flash", "peft": str(tmp_path)}.items():
         with pytest.raises(InputError, match=f", {name}='{value}': the model cannot be loaded"):
             ICL(str(checkpoint("gpt2")), device="cpu", **{name: value})
-    with pytest.raises(InputError, match=r"the model cannot be made of these arguments \(ValueError: .*'many'"):
-        ICL(str(checkpoint("gpt2")), device="cpu", batch_size="many")
-    with pytest.raises(InputError, match="tokenizer='/no/such': its tokenizer cannot be loaded"):
-        ICL(str(checkpoint("gpt2")), device="cpu", tokenizer="/no/such")
+    with pytest.raises(
+        InputError, match=r"the model cannot be made of these arguments \(ValueError: .*think_end_token"
+    ):
+        ICL(str(checkpoint("gpt2")), device="cpu", enable_thinking=True)
+    with pytest.raises(InputError, match=f"tokenizer='{tmp_path}': its tokenizer cannot be loaded"):
+        ICL(str(checkpoint("gpt2")), device="cpu", tokenizer=str(tmp_path))
 
 
 @pytest.mark.runs
@@ -568,8 +766,15 @@ def test_missing_dataset():
     ("args", "options", "says"),
     [
         ("T=0", ["--tasks", "icl_sst2"], "lm-eval-icl: deepthink: T=0: must be a whole number, 1 or more."),
-        ("tokenizer=/no/such", ["--tasks", "icl_sst2"], "lm-eval-icl: tokenizer='/no/such': its tokenizer cannot be "),
+        ("tokenizer=/no/such", ["--tasks", "icl_sst2"], "lm-eval-icl: tokenizer='/no/such': no checkpoint there "),
+        ("truncation=True", ["--tasks", "icl_sst2"], "lm-eval-icl: model argument truncation=True has no effect here"),
+        ("batch_size=4", ["--tasks", "icl_sst2"], "lm-eval-icl: model argument 'batch_size': lm-eval has an option"),
         ("T=1", ["--tasks", "icl_demo_short", "--limit", "0"], "lm-eval-icl: task 'icl_demo_short': --limit leaves no"),
+        (
+            "T=1",
+            ["--tasks", "icl_demo_short", "--limit", "1", "--apply_chat_template"],
+            "lm-eval-icl: --apply_chat_template: the tokenizer of",
+        ),
     ],
 )
 def test_on_the_command_line_it_is_one_line(checkpoint, tmp_path, args, options, says):
@@ -579,6 +784,8 @@ def test_on_the_command_line_it_is_one_line(checkpoint, tmp_path, args, options,
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1].startswith(says)
     assert "Traceback" not in done.stderr
+    if "icl_sst2" in options:  # arguments are refused before lm-eval reads the files of all tasks
+        assert "Selected Tasks" not in done.stderr
 
 
 @pytest.mark.runs

@@ -1,7 +1,10 @@
 """The console command and the smoke test."""
 
+import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -78,6 +81,65 @@ def test_models_of_lm_eval_run_under_our_command_too():
     arguments = ["--model_args", f"pretrained={model_path()}", "--tasks", "icl_demo_short", "--limit", "2"]
     done = lm_eval_icl("--model", "hf", *arguments, "--device", "cpu")
     assert done.returncode == 0 and "|icl_demo_short|" in done.stdout, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        (["shw", "invicl"], "unknown command 'shw': did you mean 'show'?"),
+        (["smok"], "unknown command 'smok': did you mean 'smoke'?"),
+        (["invicl"], "unknown command 'invicl': there are smoke, show, run, ls, validate."),
+    ],
+)
+def test_a_misspelt_command_is_one_line(command, says):
+    done = lm_eval_icl(*command)
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", f"lm-eval-icl: {says}\n")
+
+
+@pytest.mark.parametrize("command", [["show", "invicl"], ["show", "invicl", "--output", "x.svg"]])
+def test_a_reader_that_has_enough(tmp_path, command):
+    """`lm-eval-icl show ... | head`, whose pipe is closed before or while we write."""
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run([COMMAND, *command], stdout=write, stderr=subprocess.PIPE, cwd=tmp_path, check=False)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, b"")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--log_samples"], "the arguments are refused: Specify --output_path if providing --log_samples"),
+        (["--fewshot_as_multiturn"], "the arguments are refused: When `fewshot_as_multiturn` is True"),
+        (["--config", "nowhere.yaml"], "the arguments are refused: Config file not found: "),
+        (["--include_path", "nowhere"], "--include_path nowhere: no such folder."),
+        (["--output_path", "/proc/out"], "--output_path /proc/out: the results could not be saved there (/proc: "),
+        (["--output_path", "file/out"], "--output_path file/out: the results could not be saved there ("),
+    ],
+)
+def test_options_that_cannot_be_are_one_line(tmp_path, arguments, says):
+    (tmp_path / "file").touch()
+    command = [COMMAND, "--model", "icl", "--model_args", f"pretrained={model_path()}", "--tasks", "icl_demo_short"]
+    done = subprocess.run([*command, *arguments], capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert done.returncode == 1 and "Traceback" not in done.stderr and "Selected Tasks" not in done.stderr
+    assert done.stderr.splitlines()[-1].startswith(f"lm-eval-icl: {says}")
+
+
+def test_no_task_is_one_line():
+    done = lm_eval_icl("--model", "icl", "--model_args", f"pretrained={model_path()}")
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert done.stderr.splitlines()[-1].startswith("lm-eval-icl: --tasks: No tasks specified, or no tasks found. `lm")
+
+
+@pytest.mark.parametrize("command", ["show", "smoke"])
+def test_an_interrupt_is_one_line(command):
+    with subprocess.Popen(
+        [COMMAND, command, *["invicl"] * (command == "show")], stderr=subprocess.PIPE, text=True
+    ) as process:
+        time.sleep(1)  # while it imports torch
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate()
+    assert (process.returncode, said) == (-signal.SIGINT, f"lm-eval-icl: {command}: interrupted.\n")
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,9 @@ import copy
 import functools
 import itertools
 import math
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -609,3 +612,54 @@ def test_generation_goes_on_from_any_memory(name, case):
                 memory, rest = method.encode_query(model, context, query, lambda c: method.encode(model, c))
                 ours = continue_from(model, generate, memory, [rest], 0)
             assert ours == [list(expected)], (context, query)
+
+
+MINE = """
+from dataclasses import dataclass
+
+from lm_eval_icl.layouts import Pattern, before
+from lm_eval_icl.methods import Method
+
+
+@dataclass(frozen=True)
+class Mine(Method):
+    reach: int = 1
+
+    def pattern(self, n: int) -> Pattern:
+        return Pattern(before(n).triu(-self.reach))
+"""
+
+
+def test_a_method_in_a_file_of_ones_own(checkpoint, tmp_path, monkeypatch):
+    """MODULE:CLASS in the working directory is a model of lm-eval, with its arguments, as it is of the Python API. If a
+    demonstration reaches all those before it, it is `icl`."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "of_mine.py").write_text(MINE)
+    path = checkpoint("llama")
+    found = [
+        harness.run(model, path, ["many_tokens", "generate"], 4, args=args)
+        for model, args in (("of_mine:Mine", {}), ("of_mine:Mine", {"reach": 9}), ("icl", {}))
+    ]
+    near, far, plain = map(harness.responses, found)
+    assert near != far
+    harness.assert_same(far, plain, 1e-5)
+    assert found[1]["config"]["model"] == "of_mine:Mine"
+    assert found[1]["config"]["icl"].items() >= {"method": "mine", "reach": 9}.items()
+    assert methods.make("of_mine:Mine", {"reach": 9}) == methods.find("of_mine:Mine")(reach=9)
+
+
+def test_a_method_in_a_file_of_ones_own_on_the_command_line(checkpoint, tmp_path):
+    (tmp_path / "of_mine.py").write_text(MINE)
+    for command in ("lm_eval", "lm-eval-icl"):  # neither of which Python starts in the working directory
+        line = [
+            str(Path(sys.executable).parent / command),
+            "--model",
+            "of_mine:Mine",
+            "--device",
+            "cpu",
+            "--limit",
+            "2",
+        ]
+        line += ["--tasks", "icl_demo_short", "--model_args", f"pretrained={checkpoint('gpt2')},reach=2"]
+        done = subprocess.run(line, capture_output=True, text=True, cwd=tmp_path, check=False)
+        assert done.returncode == 0 and "|icl_demo_short|" in done.stdout, done.stderr

@@ -1,5 +1,6 @@
 """Every change made to lm-eval: that what it changes is still there, and that other models do not notice."""
 
+import dataclasses
 import functools
 import importlib
 import inspect
@@ -8,20 +9,26 @@ import sys
 
 import lm_eval.evaluator
 import pytest
+from lm_eval._cli.run import Run
 from lm_eval.api.model import LM, CachingLM
 from lm_eval.api.task import ConfigurableTask
+from lm_eval.config.evaluate_config import EvaluatorConfig
 from lm_eval.loggers.evaluation_tracker import EvaluationTracker
 from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks.manager import TaskManager
 
 from lm_eval_icl.errors import InputError
-from lm_eval_icl.harness import patches
+from lm_eval_icl.harness import patches, shim
 from lm_eval_icl.harness.models import ICLModel
 from tests import harness
 
 # What the wrappers rely on: the arguments that they name, of the functions that they wrap.
 ARGUMENTS = {
     "TaskManager.__init__": {"include_path", "include_defaults"},
+    "Run._execute": {"args"},
+    "EvaluatorConfig.process_tasks": set(),
+    "get_model": {"model_name"},
+    "EvaluatorConfig.from_cli": set(),
     "evaluate": {"lm", "task_dict", "limit", "samples"},
     "ConfigurableTask.build_qa_turn": set(),
     "ConfigurableTask.fewshot_context": {"num_fewshot", "chat_template"},
@@ -59,6 +66,23 @@ def test_what_is_patched_is_there(patch):
     assert patch.what.endswith(".") and patch.until.endswith(".")
 
 
+def test_early_patches_are_put_in_when_their_module_is_imported():
+    early = {patch.place.partition(":")[0] for patch in patches.PATCHES if patch.early}
+    assert shim._Finder.waiting == early | {"lm_eval.models"}
+    code = "import lm_eval._cli.run as run, sys; print(len(run.Run._execute.wrappers), 'torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "1 False\n"
+
+
+def test_what_is_used_of_the_command_line_is_there():
+    """The fields of a run's configuration, and the arguments that are read when it is interrupted."""
+    used = {"model", "model_args", "batch_size", "max_batch_size", "device", "use_cache", "output_path", "include_path"}
+    assert used <= {field.name for field in dataclasses.fields(EvaluatorConfig)}
+    assert callable(EvaluatorConfig.load_yaml_config)
+    source = inspect.getsource(inspect.unwrap(Run._execute))
+    assert source.index("process_tasks(") < source.index("simple_evaluate(\n")
+
+
 def test_every_patch_is_in_the_table():
     assert set(ARGUMENTS) == {patch.place.partition(":")[2] for patch in patches.PATCHES}
 
@@ -89,7 +113,8 @@ def test_patching_twice_changes_nothing():
     before = [getattr(*place(patch)) for patch in patches.PATCHES]
     hook = sys.excepthook
     patches.install()
-    patches.find_tasks()
+    for module in shim._Finder.waiting:
+        patches.install_early(module)
     assert [getattr(*place(patch)) for patch in patches.PATCHES] == before and sys.excepthook is hook
 
 

@@ -102,6 +102,14 @@ def test_bad_input_is_one_line(checkpoint, call, says):
         (lambda p: p.score([], ["a"], " yes"), "options=' yes': must be a list of texts"),
         (lambda p: p.score("Review", ["a"], [" yes"]), "demonstrations='Review': must be a list of texts"),
         (lambda p: p.generate([], "a"), "queries='a': must be a list of texts"),
+        (lambda p: p.generate([("a", "b")], ["a"]), r"demonstrations=\[\('a', 'b'\)\]: must be a list of texts"),
+        (lambda p: p.generate({"a": "b"}, ["a"]), "demonstrations={'a': 'b'}: must be a list of texts"),
+        (lambda p: p.generate([], [None]), r"queries=\[None\]: must be a list of texts"),
+        (lambda p: p.generate([], ["a"], stop=[5]), r"stop=\[5\]: must be a list of texts"),
+        (lambda p: p.generate([], ["a"], prefix=None), "prefix=None: must be a text"),
+        (lambda p: p.generate([], ["a"], max_new_tokens="5"), "max_new_tokens='5': must be a whole number, 1 or more"),
+        (lambda p: p.score([], ["a", "b"], [" c", [" d"]]), r"options=\[' c', \[' d'\]\]: must be a list of texts"),
+        (lambda p: p.score([], ["a"], None), "options=None: must be a list of texts"),
     ],
 )
 def test_what_would_give_other_texts_is_refused(checkpoint, call, says):
@@ -111,11 +119,31 @@ def test_what_would_give_other_texts_is_refused(checkpoint, call, says):
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("argument", [{"pack_tokens": 0}, {"batch_size": 0}, {"store_bytes": "a"}])
+@pytest.mark.parametrize(
+    "argument", [{"pack_tokens": 0}, {"batch_size": 0}, {"store_bytes": "a"}, {"max_length": "9"}, {"max_length": 0}]
+)
 def test_arguments_out_of_range(checkpoint, argument):
     ((name, value),) = argument.items()
     with pytest.raises(InputError, match=f"{name}={value!r}: must be a whole number, 1 or more"):
         Predictor(*load(checkpoint("gpt2")), methods.make("icl"), **argument)
+
+
+def test_what_is_no_model_or_no_tokenizer(checkpoint):
+    model, tokenizer = load(checkpoint("gpt2"))
+    for pair in (
+        (str(checkpoint("gpt2")), tokenizer),
+        (model, str(checkpoint("gpt2"))),
+        (tokenizer, model),
+        (model, None),
+    ):
+        with pytest.raises(InputError, match=r"Predictor\(.*, ...\): must be a model and its tokenizer, both loaded"):
+            Predictor(*pair, methods.make("icl"))
+
+
+@pytest.mark.parametrize(("name", "arguments"), [(None, {}), ("pcw", "window_size=2"), ("pcw", ["window_size"])])
+def test_a_method_that_cannot_be_made(name, arguments):
+    with pytest.raises(InputError, match=r"must be the name of one|must be a dictionary"):
+        methods.make(name, arguments)
 
 
 @pytest.mark.parametrize("method", ["invicl", methods.InvICL])

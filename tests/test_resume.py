@@ -28,7 +28,7 @@ from datasets import Dataset, DatasetDict
 from lm_eval.api.instance import Instance
 from sqlitedict import SqliteDict
 
-from lm_eval_icl import demo
+from lm_eval_icl import demo, version
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.harness import generate, identity
 from lm_eval_icl.harness import response_cache as cache
@@ -236,6 +236,95 @@ def test_the_command_killed_and_started_again(tmp_path):
         assert results[metric] == expected["results"][task][metric]
 
 
+def interrupted(line, when, env=None):
+    """What a command says on standard error if Ctrl-C follows as soon as `when` is true of what it has said before."""
+    with subprocess.Popen(
+        line, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=os.environ | (env or {})
+    ) as process:
+        said = b""
+        while not when(said):
+            more = os.read(process.stderr.fileno(), 4096)
+            assert more, said.decode()
+            said += more
+        process.send_signal(signal.SIGINT)
+        said += process.communicate()[1]
+    assert process.returncode == -signal.SIGINT  # 130 in a shell, whose loops end
+    return said.decode().splitlines()
+
+
+def test_ctrl_c_says_what_was_kept(tmp_path):
+    """And the same command goes on."""
+    where = tmp_path / "c_rank0.db"
+    line = command_line("--use_cache", tmp_path / "c")
+    *before, last = interrupted(line, lambda said: stored(where) > 0)
+    kept = stored(where)
+    assert last == (
+        f"lm-eval-icl: interrupted: {kept} responses are kept in {where}. The same command, with --use_cache "
+        f"{tmp_path / 'c'}, goes on."
+    )
+    assert not any("Traceback" in line for line in before)
+    again = subprocess.run(line, capture_output=True, text=True, check=True)
+    assert f"{kept} of 360 responses are in {where}" in again.stderr
+
+
+@pytest.mark.parametrize(
+    ("when", "options", "says"),
+    [
+        (b"Running loglikelihood requests:  ", [], "interrupted, and no responses were kept. With --use_cache PATH"),
+        (b"--limit", [], "interrupted, and no responses were kept. With --use_cache PATH"),  # it imports torch then
+        (b"--limit", ["--use_cache", "c"], "interrupted before there was a response to keep in c_rank0.db: the same"),
+        (b"Initializing", ["--use_cache", "c"], "interrupted before there was a response to keep in c_rank0.db"),
+    ],
+)
+def test_ctrl_c_at_other_times(tmp_path, monkeypatch, when, options, says):
+    monkeypatch.chdir(tmp_path)
+    *before, last = interrupted(command_line(*options), lambda said: when in said)
+    assert last.startswith(f"lm-eval-icl: {says}")
+    assert not any("Traceback" in line for line in before)
+
+
+def test_ctrl_c_with_a_file_of_arguments(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    arguments = {"model": "icl", "tasks": ["icl_demo_pieces"], "use_cache": "c", "limit": 9}
+    (tmp_path / "run.yaml").write_text(json.dumps(arguments))
+    line = [command_line()[0], "run", "--config", "run.yaml"]
+    assert interrupted(line, lambda said: b"--limit" in said)[-1].startswith(
+        "lm-eval-icl: interrupted before there was"
+    )
+
+
+def test_ctrl_c_while_results_are_saved(tmp_path):
+    """A file may then be cut short, which the line says."""
+    code = (
+        "import os, signal, types, lm_eval.loggers.evaluation_tracker as tracker\n"
+        "interrupt = lambda *args, **kwargs: os.kill(os.getpid(), signal.SIGINT)\n"
+        "tracker.json = types.SimpleNamespace(dumps=interrupt)\n"
+        "from lm_eval.__main__ import cli_evaluate; cli_evaluate()"
+    )
+    arguments = [*command_line()[1:-1], "9", "--use_cache", tmp_path / "c", "--output_path", tmp_path / "out"]
+    done = subprocess.run(
+        [sys.executable, "-c", code, *map(str, arguments)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == -signal.SIGINT and "Traceback" not in done.stderr
+    assert done.stderr.splitlines()[-1].startswith(
+        f"lm-eval-icl: interrupted while the results were saved: a file in {tmp_path / 'out'} may be incomplete: 27 "
+        f"responses are kept in {tmp_path / 'c'}_rank0.db."
+    )
+
+
+def test_ctrl_c_is_said_by_one_process(tmp_path):
+    said = interrupted(command_line(), lambda said: b"--limit" in said, env={"RANK": "1"})
+    assert "lm-eval-icl" not in said[-1] and not any("Traceback" in line for line in said)
+
+
+def test_ctrl_c_in_a_run_of_another_model(tmp_path):
+    """It ends as lm-eval ends it."""
+    line = command_line()
+    line[line.index("batchicl")] = "hf"
+    said = interrupted(line, lambda said: b"--limit" in said)
+    assert "Traceback (most recent call last):" in said and not any("lm-eval-icl" in line for line in said)
+
+
 def command_on_a_full_disk(*args):
     from lm_eval_icl.cli import main
 
@@ -377,7 +466,7 @@ def test_what_is_refused(tmp_path, monkeypatch, change, says):
     if callable(change):
         change(tmp_path / "m")
     if change == "version":
-        monkeypatch.setattr(identity, "__version__", "99")
+        monkeypatch.setattr(version, "VERSION", "99")
     with pytest.raises(InputError, match=says) as refusal:
         ResumableLM(ICL(str(tmp_path / "m"), device="cpu", **args), where)
     assert "\n" not in str(refusal.value)

@@ -204,7 +204,7 @@ def test_other_models_chat_templates_are_left_alone():
 
 def test_the_task_manager_takes_what_it_took():
     """By position too."""
-    patches.find_tasks()
+    patches.install_early("lm_eval.tasks.manager")
     assert TaskManager(None, None, False, {"a": 1}).metadata == {"a": 1}
 
 

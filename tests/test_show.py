@@ -356,8 +356,9 @@ def test_a_tokenizer_that_names_no_special_token(tmp_path):
         (["icl", "--pretrained", "x"], "--pretrained is the tokenizer of a --prompt"),
         (["nowhere:Thing"], "'nowhere:Thing' cannot be imported (ModuleNotFoundError"),
         (["json:JSONDecoder"], "is not a class that derives from"),
-        (["json:Nothing"], "cannot be imported (AttributeError"),
-        ([":"], "cannot be imported"),
+        (["json:Nothing"], "is not a class that derives from lm_eval_icl.methods.Method; in "),
+        (["lm_eval_icl/methods/pcw.py:PCW"], "give the module as `import` takes it, in its folder: pcw:PCW."),
+        ([":"], "a class in a file of yours is MODULE:CLASS."),
         (["lm_eval_icl.methods:Method"], "has no pattern"),
     ],
 )

@@ -1,12 +1,14 @@
-"""The arguments that all models have in common, and a check for unknown arguments."""
+"""The arguments of a model: its method's, those that all models have in common, and those of lm-eval's `hf`."""
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
 import inspect
-from collections.abc import Collection
+import tempfile
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import transformers
@@ -14,6 +16,8 @@ from lm_eval.models.huggingface import HFLM
 
 from lm_eval_icl import methods
 from lm_eval_icl.errors import InputError, is_whole
+from lm_eval_icl.harness.hf_arguments import check_effects, check_values
+from lm_eval_icl.harness.plugin import is_ours
 from lm_eval_icl.methods.base import Method
 
 
@@ -63,16 +67,65 @@ class CommonArguments:
         return method.invariant if self.canonical_order is None else self.canonical_order
 
 
-def split_arguments(
-    method: type[Method], given: dict[str, Any]
-) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-    """Divide model arguments into the method's, the common ones, and those that are passed to `hf`."""
-    own, common = methods.arguments_of(method), {field.name for field in dataclasses.fields(CommonArguments)}
-    return (
-        {name: value for name, value in given.items() if name in own},
-        {name: value for name, value in given.items() if name in common - own},
-        {name: value for name, value in given.items() if name not in own | common},
-    )
+def read_arguments(cls: type[Method], given: Mapping[str, Any]) -> tuple[Method, CommonArguments, dict[str, Any]]:
+    """The method, the common arguments, and the arguments that are passed to `hf`, checked as far as can be done
+    without a checkpoint.
+
+    Raises:
+        InputError: an argument is outside its range, has no effect, or names a folder that is not there.
+    """
+    own, ours = methods.arguments_of(cls), {field.name for field in dataclasses.fields(CommonArguments)}
+    common = CommonArguments(**{name: value for name, value in given.items() if name in ours - own})
+    method = cls.from_arguments({name: value for name, value in given.items() if name in own})
+    common.is_canonical(method)
+    forwarded = {name: value for name, value in given.items() if name not in own | ours}
+    check_values(forwarded)
+    check_effects(forwarded)
+    return method, common, forwarded
+
+
+def checked_first(original: Callable[..., Any], config: Any, *args: Any, **kwargs: Any) -> Any:
+    """Wrapper of `EvaluatorConfig.process_tasks`, which reads thousands of files: check the model arguments first.
+
+    Raises:
+        InputError: as for `read_arguments`; or an argument is given that `lm_eval` has an option for; or a folder is
+            not there, or cannot be written.
+    """
+    if is_ours(config.model):
+        _check_folders(config.include_path, config.output_path)
+        options = {name: getattr(config, name) for name in ("batch_size", "max_batch_size", "device")}
+        options = {name: value for name, value in options.items() if value is not None}
+        if twice := sorted(options.keys() & config.model_args.keys()):
+            raise InputError(f"model argument {twice[0]!r}: lm-eval has an option for it: give --{twice[0]} instead.")
+        read_arguments(methods.find(config.model), {**config.model_args, **options})
+    return original(config, *args, **kwargs)
+
+
+def _check_folders(include: object, output: str | None) -> None:
+    """Refuse a folder of tasks that lm-eval would ignore, and one of results that it could not write after the run."""
+    if isinstance(include, str) and not Path(include).is_dir():
+        raise InputError(f"--include_path {include}: no such folder.")
+    if output is not None:
+        folder = Path(output).absolute()
+        folder = folder.parent if folder.suffix == ".json" else folder
+        there = next(path for path in (folder, *folder.parents) if path.exists())
+        try:
+            tempfile.TemporaryFile(dir=there).close()
+        except OSError as error:
+            why = f"{there}: {error.strerror}"
+            raise InputError(f"--output_path {output}: the results could not be saved there ({why}).") from error
+
+
+def one_line(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Wrapper of `EvaluatorConfig.from_cli`, which checks the arguments of the command.
+
+    Raises:
+        InputError: lm-eval refuses them.
+    """
+    try:
+        return original(*args, **kwargs)
+    except (ValueError, TypeError, OSError) as error:
+        raise InputError(f"the arguments are refused: {' '.join(str(error).split())}") from error
 
 
 # Arguments that transformers' `from_pretrained` takes, but that are not in its signature.

@@ -32,8 +32,7 @@ def announced(original: Callable[..., Any], lm: LM, task_dict: Any, *args: Any, 
             "--cache_requests: lm-eval finds stored prompts by task and number of demonstrations, not by seed or "
             "choice of demonstrations, so that a run would be given the demonstrations of another: leave it out."
         )
-    if given.get("apply_chat_template") and model.tokenizer.chat_template is None:
-        raise InputError("--apply_chat_template: the tokenizer of this model has no chat template: leave it out.")
+    _check_chat(model, given.get("apply_chat_template", False))
     tasks, limit = task_dict.get("tasks", {}), given.get("limit")
     _check_numbers(tasks, limit)
     check_shares(tasks, limit, given.get("samples"), model.world_size)
@@ -44,6 +43,17 @@ def announced(original: Callable[..., Any], lm: LM, task_dict: Any, *args: Any, 
         results = original(lm, task_dict, *args, **kwargs)
     model.finish()
     return results
+
+
+def _check_chat(model: ICLModel, template: bool | str) -> None:
+    """Refuse a chat template that the tokenizer does not have, and arguments of a template that is not applied."""
+    if template:
+        model.chat_template(template)
+    elif model.chat_template_args and not model.enable_thinking:  # True is refused where log-likelihoods are asked for
+        name = "chat_template_args" if model.enable_thinking is None else "enable_thinking"
+        raise InputError(
+            f"model argument {name} has an effect only with --apply_chat_template: give that, or leave it out."
+        )
 
 
 def _check_numbers(tasks: dict[str, Task], limit: float | None) -> None:

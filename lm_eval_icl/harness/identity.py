@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
-from lm_eval_icl import __version__
+from lm_eval_icl import version
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.methods.base import Method
 
@@ -46,7 +46,7 @@ def identity(
         )
     return {
         **arguments,
-        "version": __version__,
+        "version": version.VERSION,
         "code": code,
         "method": method.name,
         **{f"{method.name}.{name}": value for name, value in dataclasses.asdict(method).items()},

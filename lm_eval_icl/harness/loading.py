@@ -3,14 +3,36 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import transformers
 from lm_eval.models.huggingface import HFLM
 
-from lm_eval_icl.errors import InputError, is_whole, refusing
+from lm_eval_icl.errors import InputError, is_whole, one_line, refusing
 from lm_eval_icl.inference.memory import vocabulary_of
+
+# The arguments of `HFLM` that have an effect if it is given a model that is loaded already.
+_OF_A_LOADED_MODEL = set(
+    "tokenizer revision subfolder trust_remote_code use_fast_tokenizer add_bos_token prefix_token_id backend device "
+    "max_length softmax_dtype mixed_precision_dtype batch_size max_batch_size truncation logits_cache think_end_token "
+    "enable_thinking chat_template_args".split()
+)
+
+
+@contextmanager
+def _loading(what: str, advice: str = "") -> Iterator[None]:
+    """Turn exceptions into an `InputError`, as `refusing` does; for a library that is missing, without `advice`, which
+    is about files."""
+    with refusing(what, advice):
+        try:
+            yield
+        except ImportError as error:
+            said = one_line(error).partition(": ")[2]
+            install = f": pip install {error.name}" if error.name and "install" not in said else ""
+            raise InputError(f"{what}, since a library is missing ({said}){install}.") from error
 
 
 class CheckedHFLM(HFLM):
@@ -25,36 +47,46 @@ class CheckedHFLM(HFLM):
     """
 
     def __init__(self, pretrained: str | transformers.PreTrainedModel | None, **kwargs: Any) -> None:
-        if pretrained is None or not (isinstance(pretrained, str) or hasattr(pretrained, "config")):
+        if pretrained is None or pretrained == "" or not (isinstance(pretrained, str) or hasattr(pretrained, "config")):
             raise InputError(
                 f"pretrained={pretrained!r}: must be the name or folder of a checkpoint: --model_args pretrained=..."
             )
         self._forwarded = kwargs
         if not isinstance(pretrained, str):
             self._check_config(pretrained.config)
-        with refusing("the model cannot be made of these arguments"):
+            if late := sorted(set(kwargs) - _OF_A_LOADED_MODEL):
+                raise InputError(
+                    f"model argument {late[0]}={kwargs[late[0]]!r}: says how to load a model, and pretrained is one "
+                    "that is loaded already: leave it out."
+                )
+        with _loading("the model cannot be made of these arguments"):
             super().__init__(pretrained, **kwargs)
-        if self.batch_size != "auto" and self.batch_size < 1:
-            raise InputError(f"batch_size={self.batch_size}: must be a whole number, 1 or more, or auto.")
-        if not is_whole(self.max_batch_size) or self.max_batch_size < 1:
-            raise InputError(f"max_batch_size={self.max_batch_size}: must be a whole number, 1 or more.")
         self._check_tokenizer()
 
     def _check_config(self, config: transformers.PreTrainedConfig) -> None:
         """For subclasses: refuse a model by its configuration, before its weights are loaded."""
 
     def _get_config(self, pretrained: str, **kwargs: Any) -> None:
-        path = Path(pretrained)
-        if path.is_absolute() and not path.is_dir() and not kwargs.get("gguf_file"):
-            raise InputError(f"pretrained={pretrained!r}: no checkpoint there (no such folder).")
-        with refusing(f"pretrained={pretrained!r}: no checkpoint there that transformers can read"):
+        self._check_device()
+        what = "no checkpoint there that transformers can read"
+        if not Path(pretrained).is_dir():
+            what = "neither a folder here nor a checkpoint that could be had from the Hub"
+        with _loading(f"pretrained={pretrained!r}: {what}"):
             super()._get_config(pretrained, **kwargs)
         self._check_config(self._config)
+
+    def _check_device(self) -> None:
+        """Refuse a device that `HFLM` does not know, and for which it takes another one."""
+        given, placed = self._forwarded.get("device"), ("parallelize", "tp_plan", "device_map")
+        if given is None or hasattr(self, "accelerator") or any(self._forwarded.get(name) for name in placed):
+            return
+        if str(self.device) != given:
+            raise InputError(f"device={given!r}: there is no such device here: give cpu, cuda, cuda:0, ...")
 
     def _create_tokenizer(self, pretrained: Any, tokenizer: Any, *args: Any, **kwargs: Any) -> None:
         where = f"tokenizer={tokenizer!r}" if isinstance(tokenizer, str) else f"pretrained={pretrained!r}"
         advice = "Give the folder or name of one that fits: --model_args tokenizer=..."
-        with refusing(f"{where}: its tokenizer cannot be loaded", advice):
+        with _loading(f"{where}: its tokenizer cannot be loaded", advice):
             super()._create_tokenizer(pretrained, tokenizer, *args, **kwargs)
         # Some tokenizers load even if their files are missing, and then have only special tokens.
         if set(self.tokenizer.get_vocab()) <= set(self.tokenizer.all_special_tokens):
@@ -64,18 +96,21 @@ class CheckedHFLM(HFLM):
         # lm-eval still passes `load_in_4bit` and the like to transformers as arguments, which takes a configuration.
         known = inspect.signature(transformers.BitsAndBytesConfig.__init__).parameters
         bits = {name: kwargs.pop(name) for name in kwargs.keys() & known.keys()}
+        asked = [name for name, value in bits.items() if value]
         if bits.get("load_in_4bit") or bits.get("load_in_8bit"):
             kwargs["quantization_config"] = transformers.BitsAndBytesConfig(**bits)
-        elif asked := [name for name, value in bits.items() if value]:
+        elif asked:
             raise InputError(
                 f"{asked[0]}={bits[asked[0]]!r}: says how to quantize, and nothing is to be: give "
                 "load_in_4bit=True or load_in_8bit=True too."
             )
         # The error also names the arguments about loading, since they are as likely wrong as the files.
-        given = [k for k in ("attn_implementation", "dtype", "peft", "delta", "device_map") if k in self._forwarded]
+        about = ("attn_implementation", "dtype", "peft", "delta", "device_map", *asked)
+        given = [name for name in about if name in self._forwarded]
         what = ", ".join([f"pretrained={pretrained!r}", *(f"{name}={self._forwarded[name]!r}" for name in given)])
-        advice = "" if given else "Check the files: is one cut short, or missing?"
-        with refusing(f"{what}: the model cannot be loaded", advice):
+        quantized = kwargs.get("quantization_config") is not None
+        advice = "" if given or quantized else "Check the files: is one cut short, or missing?"
+        with _loading(f"{what}: the {'quantized ' if quantized else ''}model cannot be loaded", advice):
             super()._create_model(*args, pretrained=pretrained, **kwargs)
 
     def _check_tokenizer(self) -> None:
@@ -90,6 +125,21 @@ class CheckedHFLM(HFLM):
         if pad is None or pad >= rows:
             # lm-eval adds a padding token if the tokenizer has none. Padding is masked, so any known token will do.
             self.tokenizer.pad_token_id = prefix
+
+    def chat_template(self, chat_template: bool | str = False) -> str | None:
+        """The chat template that `--apply_chat_template` chooses.
+
+        Raises:
+            InputError: the tokenizer has no such template.
+        """
+        if chat_template and not self.tokenizer.chat_template:
+            raise InputError(
+                f"--apply_chat_template: the tokenizer of {self.tokenizer.name_or_path} has no chat template: leave "
+                "the option out, or give a tokenizer that has one: --model_args tokenizer=..."
+            )
+        with refusing(f"--apply_chat_template {chat_template}", kinds=(ValueError,)):
+            found: str | None = super().chat_template(chat_template)
+        return found
 
     def _get_backend(self, *args: Any, **kwargs: Any) -> None:
         super()._get_backend(*args, **kwargs)

@@ -18,14 +18,13 @@ import transformers
 from lm_eval.api.instance import Instance
 from lm_eval.api.task import Task
 
-from lm_eval_icl import __version__, methods
+from lm_eval_icl import methods, version
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.harness import generate, loglikelihood, patches, rolling
-from lm_eval_icl.harness.arguments import CommonArguments, check_names, split_arguments
+from lm_eval_icl.harness.arguments import check_names, read_arguments
 from lm_eval_icl.harness.distributed import DividedDocuments
 from lm_eval_icl.harness.identity import code_digest, identity
 from lm_eval_icl.harness.loading import CheckedHFLM
-from lm_eval_icl.harness.provenance import commit
 from lm_eval_icl.harness.requests import RequestTokenizer
 from lm_eval_icl.harness.run import PreparedRun
 from lm_eval_icl.inference.memory import vocabulary_of
@@ -59,12 +58,12 @@ class ICLModel(DividedDocuments, CheckedHFLM):
     method_class: ClassVar[type[Method]]
 
     def __init__(self, pretrained: str | transformers.PreTrainedModel | None = None, **kwargs: Any) -> None:
-        self._code = code_digest(self.method_class)  # now: its file may be edited while the weights are loaded
-        own, common, forwarded = split_arguments(self.method_class, kwargs)
-        self.common = CommonArguments(**common)
-        method = self.method_class.from_arguments(own)
+        # Now: files may be edited while the model is loaded and run.
+        self._code = code_digest(self.method_class)
+        self._origin = {"version": version.version(), "commit": version.commit()}
+        method, self.common, forwarded = read_arguments(self.method_class, {**kwargs, "pretrained": pretrained})
         self.canonical_order = self.common.is_canonical(method)
-        super().__init__(pretrained, **forwarded)
+        super().__init__(**forwarded)
         self.runner = MethodRunner(
             self.model,
             method,
@@ -157,8 +156,7 @@ class ICLModel(DividedDocuments, CheckedHFLM):
         """What lm-eval writes under "config" in the results file: `HFLM`'s information, and what was run ("icl")."""
         return super().get_model_info() | {
             "icl": {
-                "version": __version__,
-                "commit": commit(),
+                **self._origin,
                 "method": self.method.name,
                 **dataclasses.asdict(self.method),
                 **dataclasses.asdict(self.common),

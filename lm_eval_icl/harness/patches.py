@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import inspect
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -29,6 +30,9 @@ class Patch:
         concerns: the runs that the patch affects: `OURS`, `EVERYBODY` or `COMMANDS`.
         what: what the patch does.
         until: what would make the patch unnecessary.
+        early: the patch is put in as soon as lm-eval imports the module (`lm_eval_icl.harness.shim`), for what happens
+            before a model is made. The others are put in when one of this package's models is imported, or while one
+            of its commands runs.
     """
 
     place: str
@@ -36,6 +40,7 @@ class Patch:
     concerns: str
     what: str
     until: str
+    early: bool = False
 
 
 PATCHES = (
@@ -45,6 +50,31 @@ PATCHES = (
         EVERYBODY,
         "The folder of our tasks is scanned too, so that --tasks finds icl_sst2.",
         "lm-eval reads tasks from entry points (pull request 4015).",
+        early=True,
+    ),
+    Patch(
+        "lm_eval._cli.run:Run._execute",
+        "interrupt:run_until_interrupted",
+        OURS,
+        "Ctrl-C ends a run in one line that says what was kept and how to go on.",
+        "lm-eval ends without a traceback and lets a model say something.",
+        early=True,
+    ),
+    Patch(
+        "lm_eval.config.evaluate_config:EvaluatorConfig.process_tasks",
+        "arguments:checked_first",
+        OURS,
+        "The arguments of a model are checked before lm-eval reads the files of all its tasks.",
+        "lm-eval makes the model first.",
+        early=True,
+    ),
+    Patch(
+        "lm_eval.api.registry:get_model",
+        "plugin:with_our_models",
+        OURS,
+        "A name MODULE:CLASS is the method of that class, in a file of the user's.",
+        "lm-eval finds a model by its class.",
+        early=True,
     ),
     Patch(
         "lm_eval.evaluator:evaluate",
@@ -74,6 +104,13 @@ PATCHES = (
         OURS,
         "--use_cache keeps JSON, by run and by the parts of a prompt, in place of pickles by its text alone.",
         "lm-eval lets a model bring its own cache.",
+    ),
+    Patch(
+        "lm_eval.config.evaluate_config:EvaluatorConfig.from_cli",
+        "arguments:one_line",
+        COMMANDS,
+        "Arguments that lm-eval refuses, and a file of arguments that it cannot read, are one line.",
+        "lm-eval says so itself.",
     ),
     Patch(
         "lm_eval.api.task:ConfigurableTask.download",
@@ -117,10 +154,10 @@ def install() -> None:
     _show_refusals_as_lines()
 
 
-def find_tasks() -> None:
-    """Let every `TaskManager` find this package's tasks. Calling this again changes nothing."""
+def install_early(module: str) -> None:
+    """Install the early patches of a module of lm-eval. Installing again changes nothing."""
     for patch in PATCHES:
-        if patch.concerns == EVERYBODY:
+        if patch.early and patch.place.startswith(f"{module}:"):
             _put_in(patch)
     _show_refusals_as_lines()  # our tasks refuse too, in a run of `hf` for example
 
@@ -163,7 +200,7 @@ def patch_once(place: Any, name: str, wrapper: Callable[..., Any]) -> Callable[[
     Returns:
         A function that removes the patch.
     """
-    original = getattr(place, name)
+    original, there = getattr(place, name), inspect.getattr_static(place, name)
     wrappers = getattr(original, "wrappers", ())
     if wrapper in wrappers:
         return lambda: None
@@ -173,8 +210,8 @@ def patch_once(place: Any, name: str, wrapper: Callable[..., Any]) -> Callable[[
         return wrapper(original, *args, **kwargs)
 
     patched.wrappers = (*wrappers, wrapper)  # type: ignore[attr-defined]
-    setattr(place, name, patched)
-    return lambda: setattr(place, name, original)
+    setattr(place, name, staticmethod(patched) if isinstance(there, staticmethod) else patched)
+    return lambda: setattr(place, name, there)
 
 
 def _show_refusals_as_lines() -> None:

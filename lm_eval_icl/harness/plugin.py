@@ -7,6 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from lm_eval_icl import methods
+from lm_eval_icl.harness import patches
+
 
 def task_dir() -> Path:
     """The folder of this package's task configurations: inside the package in a wheel, next to it in a checkout."""
@@ -22,13 +25,32 @@ def register_models() -> None:
     """
     from lm_eval.api import registry
 
-    from lm_eval_icl import methods
-
     # lm-eval registers its own models when this is imported, which it does only while no model is registered.
     importlib.import_module("lm_eval.models")
     for name in (*methods.NAMES, *methods.installed()):
         if name not in registry.model_registry:
             registry.model_registry.register(name, target=f"lm_eval_icl.harness.models:{name}")
+
+
+def imported(module: str) -> None:
+    """What is done when lm-eval has imported one of its modules (`lm_eval_icl.harness.shim`)."""
+    if module == "lm_eval.models":
+        register_models()
+    patches.install_early(module)
+
+
+def is_ours(model: str) -> bool:
+    """Whether `--model NAME` is a method: one of this or another installed package, or MODULE:CLASS."""
+    return model in (*methods.NAMES, *methods.installed()) or ":" in model
+
+
+def with_our_models(original: Callable[[str], Any], model_name: str) -> Any:
+    """Wrapper of `get_model`: `--model MODULE:CLASS` is the method of that class, in a file of the user's."""
+    if ":" not in model_name:
+        return original(model_name)
+    from lm_eval_icl.harness.models import model_class
+
+    return model_class(model_name)
 
 
 def with_our_tasks(original: Callable[..., None], *args: Any, **kwargs: Any) -> None:

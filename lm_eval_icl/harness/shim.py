@@ -1,19 +1,24 @@
 """Makes `lm_eval --model icl` work with lm-eval 0.4.13, which has no plugins.
 
 The `.pth` file next to the installed package imports this module at every start of Python, so the import must be fast
-and must never fail. It only puts a finder on `sys.meta_path`. When `lm_eval.models` or `lm_eval.tasks.manager` is
-imported, the finder registers this package's models or tasks directly after that module is loaded.
+and must never fail. It only puts a finder on `sys.meta_path`. Directly after some modules of lm-eval are loaded, the
+finder calls `plugin.imported`, which registers this package's models and tasks.
 """
 
 import sys
 
 
 class _Finder:
-    # module of lm-eval -> (module below lm_eval_icl.harness, its function to call when the former is loaded)
-    waiting = {  # noqa: RUF012
-        "lm_eval.models": ("plugin", "register_models"),
-        "lm_eval.tasks.manager": ("patches", "find_tasks"),
-    }
+    # The modules of lm-eval for which something is done when they are loaded.
+    waiting = frozenset(
+        {
+            "lm_eval.models",
+            "lm_eval.tasks.manager",
+            "lm_eval.api.registry",
+            "lm_eval.config.evaluate_config",
+            "lm_eval._cli.run",
+        }
+    )
 
     @classmethod
     def find_spec(cls, name, path=None, target=None):  # type: ignore[no-untyped-def]
@@ -29,10 +34,9 @@ class _Finder:
         def exec_module(module):  # type: ignore[no-untyped-def]
             run(module)
             try:
-                from importlib import import_module
+                from lm_eval_icl.harness import plugin
 
-                ours, function = cls.waiting[name]
-                getattr(import_module(f"lm_eval_icl.harness.{ours}"), function)()
+                plugin.imported(name)
             except Exception as error:
                 print(f"lm-eval-icl: not registered with lm-eval: {error!r}", file=sys.stderr)
 

@@ -1,6 +1,6 @@
 """The methods, by name. A class such as `lm_eval_icl.methods.InvICL` is imported when it is first used.
 
-Another package adds a method with an entry point:
+A class in a file of yours is MODULE:CLASS. Another package gives its methods names with an entry point:
 
     [project.entry-points."lm_eval_icl.methods"]
     neighbours = "neighbours:Neighbours"
@@ -14,8 +14,10 @@ import functools
 import importlib
 import inspect
 import sys
+import traceback
 from collections.abc import Mapping
 from importlib.metadata import entry_points
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from lm_eval_icl.errors import InputError, one_line
@@ -53,6 +55,8 @@ def find(name: str) -> type[Method]:
     Raises:
         InputError: there is no such method, or the class is not a method.
     """
+    if not isinstance(name, str):
+        raise InputError(f"method {name!r}: must be the name of one, or MODULE:CLASS.")
     if name in NAMES:
         found: type[Method] = __getattr__(_CLASSES[NAMES.index(name)])
         return found
@@ -80,7 +84,9 @@ def make(name: str, arguments: Mapping[str, Any] | None = None) -> Method:
     Raises:
         InputError: there is no such method, or it does not take an argument, or a value is outside its range.
     """
-    method, arguments = find(name), arguments or {}
+    method, arguments = find(name), {} if arguments is None else arguments
+    if not isinstance(arguments, Mapping):
+        raise InputError(f"{name}: its arguments are {arguments!r}: must be a dictionary, such as {{'repeat': 2}}.")
     for argument, value in arguments.items():
         if argument not in arguments_of(method):
             owners = [other for other in NAMES if argument in arguments_of(find(other))]
@@ -109,15 +115,27 @@ def _imported(path: str) -> type[Method]:
 def _checked(path: str) -> type[Method]:
     from lm_eval_icl.methods.base import Method
 
-    module, _, name = path.partition(":")
+    name, _, cls = path.partition(":")
+    if not (name and cls):
+        raise InputError(f"{path!r}: a class in a file of yours is MODULE:CLASS.")
+    if "/" in name or name.endswith(".py"):
+        raise InputError(f"{path!r}: give the module as `import` takes it, in its folder: {PurePath(name).stem}:{cls}.")
     try:
-        found = getattr(importlib.import_module(module), name)
+        module = importlib.import_module(name)
     except Exception as error:
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        where = f", {place.filename} line {place.lineno}" if not isinstance(error, (ImportError, SyntaxError)) else ""
         raise InputError(
-            f"{path!r} cannot be imported ({one_line(error)}): give MODULE:CLASS, a module seen from here."
+            f"{path!r} cannot be imported ({one_line(error)}{where}): give MODULE:CLASS, a module seen from here."
         ) from error
+    found = getattr(module, cls, None)
     if not (isinstance(found, type) and issubclass(found, Method)):
-        raise InputError(f"{path!r} is not a class that derives from lm_eval_icl.methods.Method.")
+        its = [other for other in vars(module).values() if isinstance(other, type) and other.__module__ == name]
+        there = ", ".join(other.__name__ for other in its if issubclass(other, Method)) or "there is none"
+        raise InputError(
+            f"{path!r} is not a class that derives from lm_eval_icl.methods.Method; in "
+            f"{getattr(module, '__file__', name)}: {there}."
+        )
     if inspect.isabstract(found):
         raise InputError(f"{path!r} has no {' and no '.join(sorted(found.__abstractmethods__))}: give it one.")
     return found

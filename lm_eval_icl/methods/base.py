@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from lm_eval_icl.errors import InputError, is_whole
 from lm_eval_icl.inference.memory import Memory, encode
-from lm_eval_icl.layouts import POSITIONS, Layout, Pattern, lay_out
+from lm_eval_icl.layouts import POSITIONS, Layout, Pattern, check_pattern, lay_out
 from lm_eval_icl.tokens import Context
 
 
@@ -54,15 +54,18 @@ class Method(ABC):
     def __post_init__(self) -> None:
         if self.positions is None:  # lm-eval parses "none" as None if all model arguments are one string
             object.__setattr__(self, "positions", "none")
-        self._check("positions", self.positions in POSITIONS, f"{', '.join(POSITIONS[:-1])} or {POSITIONS[-1]}")
+        one_of = f"{', '.join(POSITIONS[:-1])} or {POSITIONS[-1]}"
+        self._check("positions", fine=self.positions in POSITIONS, must=one_of)
         self._check_whole("repeat")
 
     def _check_whole(self, argument: str) -> None:
+        """For `__post_init__`: refuse an argument that is not a whole number, 1 or more."""
         value = getattr(self, argument)
-        self._check(argument, is_whole(value) and value >= 1, "a whole number, 1 or more")
+        self._check(argument, fine=is_whole(value) and value >= 1, must="a whole number, 1 or more")
         object.__setattr__(self, argument, int(value))  # 2.0 is 2
 
-    def _check(self, argument: str, fine: bool, must: str) -> None:
+    def _check(self, argument: str, *, fine: bool, must: str) -> None:
+        """For `__post_init__`: refuse an argument unless it is `fine`, and say what it `must` be."""
         if not fine:
             value = getattr(self, argument)
             raise InputError(f"{self.name}: {argument}={value!r}: must be {must}.")
@@ -72,7 +75,7 @@ class Method(ABC):
         """The method with these arguments, given under their present or former names.
 
         Raises:
-            InputError: an argument is outside its range, or given under both names.
+            InputError: an argument is outside its range, or given under both names; or `pattern` returns no pattern.
         """
         given: dict[str, Any] = {}
         for name, value in arguments.items():
@@ -80,7 +83,10 @@ class Method(ABC):
             if now in given:
                 raise InputError(f"{cls.__name__.lower()}: {now} is given twice, once under its former name: give one.")
             given[now] = value
-        return cls(**given)
+        method = cls(**given)
+        if not method.why_not(3):
+            method._checked_pattern(3)  # before a model is loaded
+        return method
 
     @property
     def name(self) -> str:
@@ -125,9 +131,25 @@ class Method(ABC):
 
         Args:
             prefix, demonstrations, query, answer: numbers of tokens.
+
+        Raises:
+            InputError: `pattern` returns something else than a pattern of as many demonstrations.
         """
-        pattern = self.pattern(len(demonstrations) * self.repeat)
+        pattern = self._checked_pattern(len(demonstrations) * self.repeat)
         return lay_out(prefix, demonstrations, pattern, self.positions, query, answer, repeat=self.repeat)
+
+    def _checked_pattern(self, n: int) -> Pattern:
+        pattern = self.pattern(n)
+        try:
+            check_pattern(pattern, n)
+        except InputError as error:
+            raise InputError(f"{self.name}: {error.message}") from error
+        if pattern.query and not self.memory_depends_on_query:
+            raise InputError(
+                f"{self.name}: pattern({n}): query=True needs memory_depends_on_query = True and an encode_query, as "
+                "saicl has them."
+            )
+        return pattern
 
     def passes(
         self, prefix: int, demonstrations: Sequence[int], query: int = 0, answer: int = 0

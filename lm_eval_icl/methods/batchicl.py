@@ -56,7 +56,7 @@ class BatchICL(Method):
         """
         depth, name = model.config.get_text_config().num_hidden_layers, type(model).__name__
         layer = min(DEFAULT_LAYER, depth) if self.layer is None else self.layer
-        self._check("layer", layer <= depth, f"at most {depth}, the depth of {name}")
+        self._check("layer", fine=layer <= depth, must=f"at most {depth}, the depth of {name}")
         try:
             with residual_stream(model, layer) as found:
                 causal_pass(model, [1, 2])

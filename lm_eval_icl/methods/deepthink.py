@@ -46,9 +46,11 @@ class DeepThink(ICL):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._check_whole("T")
-        self._check("eta", is_number(self.eta) and 0 < self.eta <= 1, "a number above 0 and at most 1")
-        self._check("momentum", is_number(self.momentum) and 0 <= self.momentum < 1, "a number from 0 to below 1")
-        self._check("restart_positions", isinstance(self.restart_positions, bool), "True or False")
+        small = is_number(self.eta) and 0 < self.eta <= 1
+        self._check("eta", fine=small, must="a number above 0 and at most 1")
+        decays = is_number(self.momentum) and 0 <= self.momentum < 1
+        self._check("momentum", fine=decays, must="a number from 0 to below 1")
+        self._check("restart_positions", fine=isinstance(self.restart_positions, bool), must="True or False")
 
     @property
     def needs_positions(self) -> bool:

@@ -8,10 +8,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from lm_eval_icl.errors import InputError, refusing
+from lm_eval_icl.errors import InputError, is_whole, refusing
 from lm_eval_icl.inference.generation import check_arguments
 from lm_eval_icl.inference.memory import vocabulary_of
 from lm_eval_icl.inference.scoring import Score
@@ -53,6 +53,9 @@ class Predictor:
         pack_tokens: int = 1024,
         store_bytes: int = 2**31,
     ) -> None:
+        if not (isinstance(model, nn.Module) and isinstance(tokenizer, PreTrainedTokenizerBase)):
+            given = f"{type(model).__name__}, {type(tokenizer).__name__}"
+            raise InputError(f"Predictor({given}, ...): must be a model and its tokenizer, both loaded.")
         if not isinstance(method, Method):
             raise InputError(
                 f"method={method!r}: must be a method with its arguments, such as InvICL() or make('invicl')."
@@ -70,7 +73,9 @@ class Predictor:
         self._batch_size = int(batch_size)
         pad = tokenizer.pad_token_id
         self._pad = self.tokenizer.prefix_token_id if pad is None else pad
-        if max_length is None:
+        if max_length is not None:
+            _check_whole("max_length", max_length)
+        else:
             max_length = getattr(model.config.get_text_config(), "max_position_embeddings", None) or sys.maxsize
         self._limits = self.runner.limits(max_length)
 
@@ -98,10 +103,13 @@ class Predictor:
         Raises:
             InputError: a prompt cannot be used, or a log-probability is NaN or infinite.
         """
-        _check_lists(demonstrations=demonstrations, queries=queries, options=options)
-        of_query: list[Any] = list(options)
-        if all(isinstance(option, str) for option in options):
+        _check_texts(prefix, demonstrations=demonstrations, queries=queries)
+        if isinstance(options, Sequence) and not any(isinstance(option, str) for option in options):
+            of_query: list[Any] = list(options)
+        else:
             of_query = [options] * len(queries)
+        for each in of_query:
+            _check_texts(options=each)
         if len(of_query) != len(queries):
             raise InputError(f"options: {len(of_query)} lists for {len(queries)} queries: give one list, or one each.")
         names, prompts = [], []
@@ -156,7 +164,8 @@ class Predictor:
             InputError: a prompt cannot be used, or the scores of a next token are NaN or infinite.
         """
         check_arguments(kwargs)
-        _check_lists(demonstrations=demonstrations, queries=queries, stop=stop)
+        _check_texts(prefix, demonstrations=demonstrations, queries=queries, stop=stop)
+        _check_whole("max_new_tokens", max_new_tokens)
         prompts = []
         for q, query in enumerate(queries):
             with _naming(f"query {q}"):
@@ -202,11 +211,23 @@ class Predictor:
             raise InputError(f"prompts {why}; this one needs {needed}. {self._limits.hint}Give fewer demonstrations.")
 
 
-def _check_lists(**given: Sequence[Any]) -> None:
-    """Refuse a string in place of a list of strings: it would be taken for a list of its characters."""
+def _check_texts(prefix: str = "", **given: Sequence[str]) -> None:
+    """Refuse what is no list of strings. (A string would be taken for a list of its characters.)"""
+    if not isinstance(prefix, str):
+        raise InputError(f"prefix={prefix!r}: must be a text.")
     for name, value in given.items():
-        if isinstance(value, str):
-            raise InputError(f"{name}={value!r}: must be a list of texts, not a text.")
+        if (
+            not isinstance(value, Sequence)
+            or isinstance(value, str)
+            or not all(isinstance(text, str) for text in value)
+        ):
+            but = ", not a text" if isinstance(value, str) else ""
+            raise InputError(f"{name}={value!r}: must be a list of texts{but}.")
+
+
+def _check_whole(name: str, value: object) -> None:
+    if not isinstance(value, int) or not is_whole(value) or value < 1:
+        raise InputError(f"{name}={value!r}: must be a whole number, 1 or more.")
 
 
 @contextmanager

@@ -1,0 +1,95 @@
+"""The arguments that are passed on to lm-eval's `HFLM`: checks before anything is loaded."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lm_eval_icl.errors import InputError, is_whole
+
+# Arguments that are switches. Any text would count as True, also for `trust_remote_code`.
+_SWITCHES = (
+    "trust_remote_code parallelize add_bos_token truncation logits_cache use_fast_tokenizer gptqmodel enable_thinking"
+).split()
+# Arguments that name a type of torch's, and which types they may name. (torch ignores autocast to any other.)
+_FLOATING = {name for name, value in vars(torch).items() if isinstance(value, torch.dtype) and value.is_floating_point}
+_TYPES = {
+    "dtype": ({"auto", *_FLOATING}, "auto or a floating-point type of torch's, such as bfloat16"),
+    "softmax_dtype": (_FLOATING, "a floating-point type of torch's, such as float32"),
+    "mixed_precision_dtype": ({"float16", "bfloat16"}, "float16 or bfloat16"),
+}
+
+
+def check_values(given: Mapping[str, Any]) -> None:
+    """Refuse values that `HFLM` would refuse without naming the argument, misunderstand, or refuse only after the
+    weights are loaded.
+
+    Raises:
+        InputError: an argument has such a value; or it is a path where no folder is.
+    """
+    for name in _SWITCHES:
+        if not isinstance(given.get(name), bool | None):
+            raise InputError(f"{name}={given[name]!r}: must be True or False.")
+    for name, (types, must) in _TYPES.items():
+        if given.get(name) is not None and str(given[name]).removeprefix("torch.") not in types:
+            raise InputError(f"{name}={given[name]!r}: must be {must}.")
+    for name in ("max_length", "max_batch_size"):
+        value = given.get(name)
+        if value is not None and not (isinstance(value, int) and is_whole(value) and value > 0):
+            raise InputError(f"{name}={given[name]!r}: must be a whole number, 1 or more.")
+    size = given.get("batch_size", 1)
+    if isinstance(size, bool) or not re.fullmatch(r"auto(:\d+(\.\d+)?)?|0*[1-9]\d*", str(size)):
+        raise InputError(f"batch_size={size!r}: must be a whole number, 1 or more, or auto.")
+    if (backend := given.get("backend", "default")) not in ("default", "causal"):
+        raise InputError(f"backend={backend!r}: must be causal: these methods are defined for decoders only.")
+    if not given.get("gguf_file"):
+        for name in ("pretrained", "tokenizer", "peft", "delta"):
+            _check_folder(name, given.get(name))
+
+
+def _check_folder(argument: str, value: object) -> None:
+    """Refuse a path that leads to no folder. (transformers would take it for a name on the Hub, and say so.)"""
+    if not isinstance(value, str) or Path(value).is_dir():
+        return
+    if Path(value).is_file():
+        raise InputError(f"{argument}={value!r}: a file: give the folder that it is in.")
+    if value.startswith((".", "~", "/")) or value.endswith("/") or value.count("/") > 1:
+        home = " (~ stands for nothing here: write the path in full)" if value.startswith("~") else ""
+        raise InputError(f"{argument}={value!r}: no checkpoint there (no such folder){home}.")
+
+
+# Arguments of `hf` that have no effect here: the value that would have one in `hf`, and why it has none.
+_NO_EFFECT = {
+    "truncation": (True, "no prompt is ever cut; give overflow=drop to leave out whole demonstrations"),
+    "use_fast_tokenizer": (False, "the parts of a prompt are found with a fast tokenizer"),
+    "logits_cache": (False, "queries that are equal always run once; leave it out"),
+}
+# Arguments that have an effect only together with another one.
+_NEEDS = {
+    "max_memory_per_gpu": ("parallelize", "True"),
+    "max_cpu_memory": ("parallelize", "True"),
+    "offload_folder": ("parallelize", "True"),
+    "device_map": ("parallelize", "True"),
+    "max_batch_size": ("batch_size", "auto"),
+}
+
+
+def check_effects(given: Mapping[str, Any]) -> None:
+    """Refuse arguments that would silently have no effect.
+
+    Raises:
+        InputError: an argument has no effect; the message says why.
+    """
+    for name, (refused, why) in _NO_EFFECT.items():
+        if given.get(name) == refused:
+            raise InputError(f"model argument {name}={refused} has no effect here: {why}.")
+    for name, (other, needed) in _NEEDS.items():
+        if given.get(name) is not None and not str(given.get(other)).startswith(needed):
+            raise InputError(
+                f"model argument {name}={given[name]!r} has an effect only with {other}={needed}: give that too, or "
+                "leave it out."
+            )

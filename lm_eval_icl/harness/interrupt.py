@@ -1,0 +1,92 @@
+"""Ctrl-C in a command: one line that says what was kept and how to go on.
+
+This module imports nothing of weight, since lm-eval may be interrupted while it is still importing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sqlite3
+import sys
+import traceback
+from collections.abc import Callable
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Any, NoReturn
+
+from lm_eval_icl.harness.plugin import is_ours
+
+
+def run_until_interrupted(original: Callable[..., None], args: argparse.Namespace) -> None:
+    """Wrapper of `Run._execute`, which is the command `lm_eval run`: a Ctrl-C during a run of one of this package's
+    models ends it in one line."""
+    try:
+        original(args)
+    except KeyboardInterrupt as stopped:
+        if not is_ours(_given(args, "model") or ""):
+            raise
+        steps = {frame.f_code.co_name for frame, _ in traceback.walk_tb(stopped.__traceback__)}
+        saving = not steps.isdisjoint({"save_results_aggregated", "save_results_samples"})
+        end(stopped, lambda: _line(_given(args, "use_cache"), _given(args, "output_path") if saving else None))
+
+
+def end(stopped: KeyboardInterrupt, line: Callable[[], str]) -> NoReturn:
+    """End the process that Ctrl-C has interrupted, with one line instead of a traceback.
+
+    The process ends by SIGINT, which is exit status 130 in a shell, so that a loop over many runs ends too.
+
+    Args:
+        line: what is said. It is called when everything that was interrupted has cleaned up.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # an impatient second Ctrl-C
+    traceback.clear_frames(stopped.__traceback__)  # closes progress bars, which leave their line then
+    if os.environ.get("RANK", "0") == "0":  # of several processes, which all get the signal, one says so
+        print(f"lm-eval-icl: {line()}", file=sys.stderr)
+    with suppress(OSError):  # a reader that was interrupted too
+        sys.stdout.flush()
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    os.kill(os.getpid(), signal.SIGINT)
+    sys.exit(128 + signal.SIGINT)  # where that does not end a process
+
+
+def _given(args: argparse.Namespace, name: str) -> Any:
+    """An argument of `lm_eval run`, from the command line or from the file of `--config`."""
+    value = getattr(args, name, None)
+    if value is None and getattr(args, "config", None):
+        from lm_eval.config.evaluate_config import EvaluatorConfig
+
+        value = EvaluatorConfig.load_yaml_config(args.config).get(name)
+    return value
+
+
+def _line(cache: str | None, incomplete: str | None) -> str:
+    """What was kept, and how to go on.
+
+    Args:
+        cache: the argument `--use_cache`.
+        incomplete: the folder into which results were being written.
+    """
+    how = f"interrupted while the results were saved: a file in {incomplete} may be incomplete" if incomplete else ""
+    how = how or "interrupted"
+    if cache is None:
+        return (
+            f"{how}, and no responses were kept. With --use_cache PATH a run keeps its responses as they come, and the "
+            "same command goes on from them."
+        )
+    where = f"{cache}_rank0.db"
+    if not (kept := _stored(where)):
+        return f"{how} before there was a response to keep in {where}: the same command begins again."
+    each = ", and those of the other processes beside it" if int(os.environ.get("WORLD_SIZE", "1")) > 1 else ""
+    return f"{how}: {kept} responses are kept in {where}{each}. The same command, with --use_cache {cache}, goes on."
+
+
+def _stored(path: str) -> int:
+    """How many responses are in a response cache; 0 if it cannot be read."""
+    try:
+        with closing(sqlite3.connect(f"{Path(path).resolve().as_uri()}?mode=ro", uri=True)) as database:
+            (entries,) = database.execute("SELECT count(*) FROM lm_eval_icl").fetchone()
+            return int(entries) - 1  # one entry says whose they are
+    except sqlite3.Error:
+        return 0
