@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import itertools
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from transformers import PreTrainedTokenizerBase
@@ -67,6 +67,15 @@ class TokenizedPrompt:
 
     def __len__(self) -> int:
         return len(self.context.tokens) + len(self.query)
+
+    def keeping(self, some: Sequence[int]) -> TokenizedPrompt:
+        """The prompt with only the demonstrations of these indices, if it has them, and otherwise the same tokens.
+
+        (A prompt that is tokenized without the other demonstrations may have other tokens at the boundaries.)
+        """
+        there = self.context.demonstrations
+        kept = tuple(there[i] for i in some if i < len(there))
+        return TokenizedPrompt(Context(self.context.prefix, kept), self.query)
 
 
 Encode = Callable[[str], "tuple[list[int], list[int], int]"]
@@ -324,21 +333,22 @@ class PromptTokenizer:
         self._continued = PairEncoder(unless_it_opens_with(tokenizer.bos_token), self.bare, by_part)
         # The last prompt that was arranged, so that all options of a document keep sharing one prompt object.
         nothing = FewShotPrompt("", (), "")
-        self._last = nothing, 0, nothing
+        self._last: tuple[FewShotPrompt, tuple[int, ...], FewShotPrompt] = nothing, (), nothing
 
     @property
     def nothing(self) -> TokenizedPrompt:
         """The ids of an empty prompt: an empty context, and the token `prefix_token_id` as the query."""
         return TokenizedPrompt(Context((), ()), (self.prefix_token_id,))
 
-    def arranged(self, prompt: FewShotPrompt, dropped: int = 0) -> FewShotPrompt:
-        """The prompt with its demonstrations in canonical order, if `canonical` is set, and without the first `dropped`
-        of them."""
+    def arranged(self, prompt: FewShotPrompt, left_out: tuple[int, ...] = ()) -> FewShotPrompt:
+        """The prompt with its demonstrations in canonical order, if `canonical` is set, and without those whose indices
+        in that order are in `left_out`."""
         last, without, arranged = self._last
-        if last is not prompt or without != dropped:
+        if last is not prompt or without != left_out:
             demonstrations = sorted(prompt.demonstrations) if self.canonical else prompt.demonstrations
-            arranged = FewShotPrompt(prompt.prefix, demonstrations[dropped:], prompt.query)
-            self._last = prompt, dropped, arranged
+            kept = [each for i, each in enumerate(demonstrations) if i not in left_out]
+            arranged = FewShotPrompt(prompt.prefix, kept, prompt.query)
+            self._last = prompt, left_out, arranged
         return arranged
 
     def pair(self, prompt: FewShotPrompt, continuation: str) -> tuple[TokenizedPrompt, tuple[int, ...]]:

@@ -2,6 +2,7 @@
 
 import pytest
 
+from lm_eval_icl import methods
 from tests import harness
 
 SCORED = ["one_token", "many_tokens", "described", "spaces", "prefixed", "inputs", "mutual", "likelihood"]
@@ -64,6 +65,32 @@ def test_prompt_that_ends_with_the_demonstrations(checkpoint):
     theirs = harness.responses(harness.run("hf", path, ["empty_query"], 2))
     ours = harness.responses(harness.run("icl", path, ["empty_query"], 2))
     harness.assert_same(ours, theirs, tolerance=1e-4)
+
+
+@pytest.mark.parametrize("bos", [None, True, False])
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_queries_that_are_too_long_by_themselves(checkpoint, name, bos):
+    """overflow=truncate keeps the tokens that `hf` keeps; of some prompts all of them, of some all but BOS."""
+    path, names = checkpoint(name), [task for task in SCORED if task != "likelihood"] + GENERATED
+    args = {"dtype": "float64", "add_bos_token": bos, "max_length": 30}
+    theirs = harness.responses(harness.run("hf", path, names, 0, args=args, batch_size=1))
+    args["overflow"] = "truncate"
+    for shots in (0, 3):
+        results = harness.run("icl", path, names, shots, args=args)
+        found = results["config"]["icl"]
+        expected = {task: {"documents": 6, "demonstrations": 18} for task in names} if shots else {}
+        assert found["left_out"] == expected
+        assert {count["documents"] for count in found["truncated"].values()} >= {5, 6}
+        harness.assert_same(harness.responses(results), theirs, tolerance=1e-5)
+
+
+@pytest.mark.parametrize("model", [name for name in methods.NAMES if name != "nope"])
+def test_every_method_is_plain_where_no_demonstration_is_left(checkpoint, model):
+    path, names, args = checkpoint("mistral_window"), ["described", "generate"], {"dtype": "float64", "max_length": 30}
+    theirs = harness.responses(harness.run("hf", path, names, 0, args=args, batch_size=1))
+    ours = harness.run(model, path, names, 3, args={**args, "overflow": "truncate"})
+    assert {count["documents"] for count in ours["config"]["icl"]["truncated"].values()} <= {5, 6}
+    harness.assert_same(harness.responses(ours), theirs, tolerance=1e-5)
 
 
 @pytest.mark.parametrize("args", [{"pack_tokens": 1}, {"pack_tokens": 60}, {"pack_tokens": 4096}])

@@ -12,6 +12,7 @@ import sys
 
 import pytest
 import torch
+from datasets import Dataset, DatasetDict
 from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 from safetensors.torch import load_file, save_file
@@ -64,7 +65,7 @@ def test_a_model_without_a_chat_template(checkpoint):
         ("momentum", 1, "momentum=1: must be a number from 0 to below 1"),
         ("momentum", -0.1, "momentum=-0.1"),
         ("restart_positions", 1, "restart_positions=1: must be True or False"),
-        ("overflow", "truncate", "overflow='truncate': must be error or drop"),
+        ("overflow", "cut", "overflow='cut': must be error, drop or truncate."),
         ("pack_tokens", 0, "pack_tokens=0"),
         ("store_bytes", "big", "store_bytes='big'"),
         ("etaa", 0.1, "unknown model argument 'etaa': did you mean 'eta'?"),
@@ -127,8 +128,10 @@ def test_windows_with_requests_that_have_no_context(checkpoint):
 
 def test_dropping_leaves_no_window_too_large(small):
     """What is left would be plain ICL in one window, and not what was asked for."""
-    with pytest.raises(InputError, match=r"drop leaves \d+ of its 11 demonstrations, and window_size=11: more than"):
-        harness.run("pcw", small, ["one_token"], 11, args={"window_size": 11, "overflow": "drop"})
+    for overflow in ("drop", "truncate"):
+        says = rf"overflow={overflow} leaves \d+ of its 11 demonstrations, and window_size=11: more than"
+        with pytest.raises(InputError, match=says):
+            harness.run("pcw", small, ["one_token"], 11, args={"window_size": 11, "overflow": overflow})
 
 
 @pytest.mark.parametrize(
@@ -665,7 +668,7 @@ def test_ten_thousand_tokens_of_one_demonstration(tmp_path):
         found.append(harness.responses(harness.run(model, tmp_path / "large", ["huge"], 1, batch_size=1)))
     harness.assert_same(*found, 1e-4)
     tiny.save("gpt2", tmp_path / "small", n_positions=9_999)
-    with pytest.raises(InputError, match=r"do not fit the model's 9999 positions; the longest needs 10\d\d\d "):
+    with pytest.raises(InputError, match=r"do not fit the model's 9999 positions; the longest needs 10\d\d\d: "):
         harness.run("icl", tmp_path / "small", ["huge"], 1)
 
 
@@ -698,6 +701,39 @@ def test_context_that_does_not_fit(small):
     assert "\n" not in text
     assert text.startswith("lm-eval-icl: 12 of 12 documents (tasks: described, one_token) do not fit the model's 220")
     assert "Lower --num_fewshot" in text and "overflow=drop" in text
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "parts", "advice"),
+    [
+        ("icl", {}, "prefix, demonstrations, query, answer", "Lower --num_fewshot, or give.* the first ones first"),
+        ("icl", {"repeat": 2}, "prefix, demonstrations, query, answer", "Lower --num_fewshot, or give"),
+        (
+            "invicl",
+            {"positions": "none"},
+            "encoding prefix and demonstrations, query, answer",
+            "the longest ones first",
+        ),
+        (
+            "invicl",
+            {},
+            "prefix, longest demonstration, query, answer",
+            "the longest demonstration stays.* longest ones",
+        ),
+        ("batchicl", {}, "prefix, longest demonstration, query", "the longest demonstration stays"),
+        ("pcw", {"window_size": 2}, "prefix, longest window, query, answer", "the longest window stays"),
+        ("deepthink", {}, "encoding prefix and demonstrations", "restart_positions=True does not. Lower --num_fewshot"),
+    ],
+)
+def test_the_numbers_of_the_refusal_add_up(checkpoint, name, args, parts, advice):
+    harness.TASKS["long_label"] = {**harness.TASKS["described"], "task": "long_label"}
+    harness.TASKS["long_label"]["doc_to_choice"] = ["no", "yes, of course it is"]
+    with pytest.raises(InputError, match=advice) as error:
+        harness.run(name, checkpoint("gpt2"), ["long_label"], 5, args={"max_length": 90, **args})
+    needed, sum_of = re.search(r"the longest needs (\d+): ([^.]*)\. ", str(error.value)).groups()
+    terms = [re.fullmatch(r"(.*?)(?: without its last token)? (\d+)", term).groups() for term in sum_of.split(" + ")]
+    assert ", ".join(part for part, _ in terms) == parts
+    assert sum(int(number) for _, number in terms) == int(needed) > 90
 
 
 def test_passes_that_do_not_fit(small):
@@ -744,12 +780,68 @@ def test_drop_leaves_out_whole_demonstrations_first_ones_first(small, caplog):
     assert left_out["many_tokens"]["demonstrations"] == dropped > 6
 
 
-def test_drop_does_not_help_a_query_that_is_too_long(small):
-    harness.TASKS["endless"] = harness.task(
-        "endless", **harness.CHOICE, doc_to_choice=["a", "b"], doc_to_text="{{text * 40}}"
+def two_long_queries_in_six(repetitions=1):
+    """A task of which documents 1 and 4 (then 7, 10, ...) are too long for 60 positions without demonstrations too."""
+    docs = [{"text": "x " * (90 if i % 3 == 1 else 5), "label": 0, "other": ""} for i in range(6)] * repetitions
+    samples = [{"text": text, "label": 0, "other": ""} for text in ("a film", "b", "c")]
+    return harness.task(
+        "uneven",
+        **harness.CHOICE,
+        custom_dataset=lambda **_: DatasetDict({"test": Dataset.from_list(docs)}),
+        training_split=None,
+        fewshot_split=None,
+        fewshot_config={"sampler": "first_n", "samples": samples},
+        doc_to_choice=["a", "b"],
     )
-    with pytest.raises(InputError, match="No demonstration is left to leave out"):
-        harness.run("icl", small, ["endless"], 1, args={"overflow": "drop"})
+
+
+@pytest.mark.runs
+@pytest.mark.parametrize("overflow", ["error", "drop"])
+@pytest.mark.parametrize("shots", [0, 3])
+def test_queries_that_are_too_long_are_named_and_can_be_left_out(small, overflow, shots, caplog):
+    harness.TASKS["uneven"] = two_long_queries_in_six()
+    args = {"max_length": 60, "overflow": overflow}
+    with pytest.raises(InputError, match=r"documents 1, 4 of uneven\. .*overflow=truncate") as error:
+        harness.run("icl", small, ["uneven"], shots, args=args)
+    command = re.search(r"--samples \"\$\((python -c '.*')\)\"", str(error.value))[1]
+    done = subprocess.run(["bash", "-c", command.replace("python", sys.executable)], capture_output=True, check=True)
+    assert json.loads(done.stdout) == {"uneven": [0, 2, 3, 5]}
+    results = harness.run("icl", small, ["uneven"], shots, args=args, samples=json.loads(done.stdout))
+    assert [sample["doc_id"] for sample in results["samples"]["uneven"]] == [0, 2, 3, 5]
+    # Where documents are chosen already, lm-eval gives them other numbers.
+    with pytest.raises(InputError, match=r"document 4 of uneven\. .*list all others in --samples"):
+        harness.run("icl", small, ["uneven"], shots, args=args, samples={"uneven": [0, 3, 4]})
+    with pytest.raises(InputError, match=r"document 1 of uneven\. .*leave uneven out of --tasks\."):
+        harness.run("icl", small, ["uneven"], shots, args=args, samples={"uneven": [1]})
+    args["overflow"] = "truncate"
+    logging.getLogger("lm_eval").propagate = True
+    caplog.clear()
+    found = harness.run("icl", small, ["uneven"], shots, args=args)["config"]["icl"]["truncated"]["uneven"]
+    (line,) = [line for line in caplog.messages if line.startswith("uneven: overflow")]
+    left_out = "left out 6 demonstrations of 2 documents and " if shots else ""
+    cut = f"cut {found['tokens']} tokens off the beginning of 2 documents"
+    assert line == f"uneven: overflow=truncate {left_out}{cut}, which would not have fitted."
+
+
+def test_of_thousands_that_are_too_long_a_few_are_named(small, caplog):
+    harness.TASKS["uneven"] = two_long_queries_in_six(500)
+    logging.getLogger("lm_eval").propagate = True
+    with caplog.at_level("DEBUG", "lm_eval"), pytest.raises(InputError) as error:
+        harness.run("icl", small, ["uneven"], 0, args={"max_length": 60, "overflow": "drop"})
+    text = str(error.value)
+    assert text.startswith("lm-eval-icl: 1000 of 3000 documents (tasks: uneven) do not fit the model's 60 positions")
+    assert "documents 1, 4, 7, 10, 13, 16, 19, 22, 25, 28 of uneven; and 990 more." in text and len(text) < 700
+    (logged,) = [line for line in caplog.messages if line.startswith("--samples")]
+    assert len(json.loads(logged.removeprefix("--samples '").removesuffix("'"))["uneven"]) == 2000
+
+
+def test_an_answer_that_is_too_long_is_not_cut(small):
+    harness.TASKS["endless"] = harness.task("endless", **harness.CHOICE, doc_to_choice="{{['a', text * 40]}}")
+    with pytest.raises(
+        InputError, match=r"even without demonstrations; .* \+ answer without its last token \d+\."
+    ) as error:
+        harness.run("icl", small, ["endless"], 1, args={"overflow": "truncate"})
+    assert "truncate" not in str(error.value)
 
 
 def test_missing_dataset():

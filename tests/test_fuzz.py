@@ -7,6 +7,7 @@ times as many, in about an hour.
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -19,8 +20,12 @@ from lm_eval.models.huggingface import HFLM
 
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.harness.models import ICLModel, model_class
-from lm_eval_icl.methods import NAMES
+from lm_eval_icl.harness.requests import Request, RequestTokenizer, fit_requests, fits
+from lm_eval_icl.methods import NAMES, make
+from lm_eval_icl.methods.limits import PromptLimits
 from lm_eval_icl.prompt import FewShotPrompt
+from lm_eval_icl.tokens import PromptTokenizer
+from tests import tiny
 
 CLASSES: dict[str, type[ICLModel]] = {name: model_class(name) for name in NAMES}
 # RMSNorm rounds to float32 where all else is float64.
@@ -180,3 +185,70 @@ def test_no_text_depends_on_what_is_generated_beside_it(loaded, architecture, da
         lm.batch_size_per_gpu = batch
         assert run(lm, [prompts[i] for i in order], "generate_until") == [alone[i] for i in order], name
         lm.batch_size_per_gpu = 1
+
+
+# What is left out of prompts that do not fit.
+
+WORDS = st.lists(st.sampled_from(["a", " film", " dull", "!\n", " 12", "\n\n", " positive", "é", "  "]), max_size=9)
+SEQUENTIAL = [make("icl"), make("deepthink"), make("nope"), make("invicl", {"positions": "sequential"})]
+LONGEST = [make(name) for name in ("prefixicl", "pcw", "saicl", "invicl", "batchicl")]
+LONGEST += [make("invicl", {"positions": "none"}), make("saicl", {"repeat": 2})]
+WINDOWS = [make("pcw", {"window_size": size}) for size in (2, 3)]
+
+
+@functools.cache
+def byte_level() -> Any:
+    return tiny.byte_level()
+
+
+@pytest.mark.parametrize("method", [*SEQUENTIAL, *LONGEST, *WINDOWS], ids=repr)
+@slowly
+@given(data=st.data())
+def test_the_fewest_are_left_out(method, data):
+    """Tried against all that could be left out: the first ones where positions are sequential, elsewhere any."""
+    shots, options = data.draw(st.integers(1, 6)), data.draw(st.lists(WORDS, min_size=1, max_size=3))
+    text = WORDS.map(lambda words: "Review:" + "".join(words) + "\n\n")
+    prefix, texts = "Tell. " * data.draw(st.integers(0, 1)), st.lists(text, min_size=shots, max_size=shots)
+    prompts = [FewShotPrompt(prefix, data.draw(texts), data.draw(text) + "A:")]
+    if method in LONGEST[:5] and data.draw(st.booleans()):  # a prompt for each option
+        prompts = [FewShotPrompt(prefix, data.draw(texts), data.draw(text) + "A:") for _ in options]
+    window = None
+    if method.needs_mask and method not in WINDOWS and len(prompts) == 1:
+        window = data.draw(st.none() | st.integers(10, 150))
+    limits = PromptLimits(method, "GPT2", data.draw(st.integers(5, 120)), window, None, "")
+    canonical = method.invariant and data.draw(st.booleans())
+    by_part = method.treats_demonstrations_alike
+    tokenize = RequestTokenizer(PromptTokenizer(byte_level(), by_part=by_part, canonical=canonical), 16)
+
+    def document(order: Sequence[int]) -> list[Instance]:
+        """The requests with the demonstrations in this order."""
+        ordered = [FewShotPrompt(p.prefix, [p.demonstrations[i] for i in order], p.query) for p in prompts]
+        pairs = zip(itertools.cycle(ordered), options, strict=False)
+        return [
+            Instance("loglikelihood", {}, (prompt, "".join(["I", *words])), i, ("fuzz", 0, 1))
+            for i, (prompt, words) in enumerate(pairs)
+        ]
+
+    def fitted(order: Sequence[int]) -> list[Request]:
+        return fit_requests(document(order), tokenize, limits, "drop", quiet=True)
+
+    everything = range(shots)
+    tried = [some for n in range(shots + 1) for some in itertools.combinations(everything, n)]
+    if method in SEQUENTIAL:
+        tried = [tuple(range(n)) for n in range(shots + 1)]
+    fit = (some for some in tried if fits(limits, [tokenize(each, some) for each in document(everything)]))
+    fewest = next(map(len, fit), None)
+    event(f"{fewest} of {shots}")
+    if fewest is None or (fewest and method.why_not(shots - fewest)):
+        with pytest.raises(InputError, match=r"do not fit|overflow=drop leaves"):
+            fitted(everything)
+        return
+    found = fitted(everything)
+    assert {len(request.left_out) for request in found} == {fewest}
+    assert fits(limits, found)
+    if method in SEQUENTIAL:
+        assert found[0].left_out == tuple(range(fewest))
+    if method.invariant:
+        shuffled = fitted(data.draw(st.permutations(everything)))
+        for one, other in zip(found, shuffled, strict=True):
+            assert sorted(one.prompt.context.demonstrations) == sorted(other.prompt.context.demonstrations)

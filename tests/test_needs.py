@@ -102,6 +102,15 @@ def test_a_window_longer_than_the_prompt_hides_nothing(tmp_path, name, architect
     harness.assert_same(*found, 1e-9)
 
 
+@pytest.mark.parametrize("architecture", ["gpt_neo", "mistral_window", "gemma2_window"])
+@pytest.mark.parametrize("name", ["prefixicl", "pcw", "saicl", "invicl"])
+def test_a_window_shorter_than_a_prompt_without_demonstrations(checkpoint, name, architecture):
+    """There is nothing to hide."""
+    path, names, args = checkpoint(architecture), ["one_token", "generate"], {"dtype": "float64"}
+    expected = harness.responses(harness.run("hf", path, names, 0, args=args, batch_size=1))
+    harness.assert_same(harness.responses(harness.run(name, path, names, 0, args=args)), expected, 1e-5)
+
+
 @pytest.mark.parametrize("name", ["icl", "deepthink", "nope", "batchicl"])
 def test_methods_that_hide_nothing_run_behind_a_short_window(checkpoint, name):
     harness.run(name, checkpoint("mistral_window"), ["one_token", "generate"], 3)

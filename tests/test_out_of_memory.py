@@ -156,8 +156,8 @@ def test_on_an_accelerator_batch_size_queries_share_a_pass(make, monkeypatch):
     lm = make("icl", pack_tokens=16)
     begin = lm.begin
 
-    def begin_as_there(tasks: Any) -> None:
-        begin(tasks)
+    def begin_as_there(*run: Any) -> None:
+        begin(*run)
         lm.runner.budget.queries = 6
 
     monkeypatch.setattr(lm, "begin", begin_as_there)

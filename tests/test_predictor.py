@@ -75,7 +75,8 @@ def test_options_of_each_query_and_no_demonstrations(checkpoint):
         (lambda p: p.score(DEMONSTRATIONS, QUERIES, ["a", ""]), "query 0, option 1: the option is empty"),
         (
             lambda p: p.score(["many " * 3000] * 2, QUERIES, OPTIONS),
-            "query 0, option 0: prompts do not fit the model's",
+            r"query 0, option 0: prompts do not fit the model's 4096 positions; this one needs \d+: "
+            r"demonstrations \d+ \+ query \d+( \+ answer without its last token \d+)?\. Give fewer demonstrations\.$",
         ),
         (lambda p: p.generate(DEMONSTRATIONS, QUERIES, max_new_tokens=5000), "query 0: prompts do not fit"),
         (lambda p: p.score(DEMONSTRATIONS[:1], QUERIES, OPTIONS), "pcw: window_size=2: more than the 1 demonstrations"),

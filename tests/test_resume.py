@@ -1,6 +1,7 @@
 """A run with `--use_cache` that is stopped at any moment ends, started again, as if nothing had happened."""
 
 import atexit
+import dataclasses
 import importlib
 import json
 import math
@@ -713,7 +714,14 @@ def test_what_was_left_out_is_part_of_what_was_asked(gpt2):
         for document, options in enumerate((short, long))
         for i, option in enumerate(options)
     ]
-    assert [request.dropped for request in lm.run.requests(requests)][:2] == [0, 0]
-    assert lm.run.requests(requests)[2].dropped > 0
+    assert [request.left_out for request in lm.run.requests(requests)][:2] == [(), ()]
+    assert lm.run.requests(requests)[2].left_out
     keys = [cache._key("loglikelihood", args) for args in lm.run.cache_keys("loglikelihood", requests)]
     assert len(set(keys)) == 4
+    # As many, but others, or more tokens cut, would be other responses.
+    prepared = lm.run._prepared
+    for change in ({"left_out": (1,)}, {"left_out": (0,)}, {"cut": 3}, {"cut": 4}):
+        for key, (instance, request) in prepared.items():
+            prepared[key] = instance, dataclasses.replace(request, **change)
+        keys.append(cache._key("loglikelihood", lm.run.cache_keys("loglikelihood", requests)[0]))
+    assert len(set(keys)) == 8

@@ -20,6 +20,8 @@ from lm_eval_icl.harness.hf_arguments import check_effects, check_values
 from lm_eval_icl.harness.plugin import is_ours
 from lm_eval_icl.methods.base import Method
 
+OVERFLOW = ("error", "drop", "truncate")
+
 
 @dataclass(frozen=True)
 class CommonArguments:
@@ -29,7 +31,8 @@ class CommonArguments:
         pack_tokens: how many tokens of queries and options share one forward pass that scores log-likelihoods.
         store_bytes: how many bytes of keys and values are stored for contexts that occur again.
         overflow: what is done if a prompt does not fit the model's positions: "error" refuses the run, "drop" leaves
-            out whole demonstrations from the first on (in canonical order, if that is used), and records how many.
+            out whole demonstrations (`methods.limits.PromptLimits.leaves_out`), "truncate" does so too, and if no
+            demonstration is left, keeps the last tokens of the prompt, as `hf` does.
         canonical_order: encode a set of demonstrations in one order, whatever order they are given in, so that their
             order changes no bit of a result. None to do so if the method does not depend on the order.
 
@@ -48,8 +51,8 @@ class CommonArguments:
             if not is_whole(value) or value < 1:
                 raise InputError(f"{name}={value!r}: must be a whole number, 1 or more.")
             object.__setattr__(self, name, int(value))
-        if self.overflow not in ("error", "drop"):
-            raise InputError(f"overflow={self.overflow!r}: must be error or drop.")
+        if self.overflow not in OVERFLOW:
+            raise InputError(f"overflow={self.overflow!r}: must be {', '.join(OVERFLOW[:-1])} or {OVERFLOW[-1]}.")
         if self.canonical_order is not None and not isinstance(self.canonical_order, bool):
             raise InputError(f"canonical_order={self.canonical_order!r}: must be True or False.")
 

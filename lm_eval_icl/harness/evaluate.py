@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from lm_eval.api.model import LM, CacheHook, CachingLM
 from lm_eval.api.task import Task
+from lm_eval.evaluator_utils import get_sample_size
 
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.harness.distributed import check_shares
@@ -33,12 +35,13 @@ def announced(original: Callable[..., Any], lm: LM, task_dict: Any, *args: Any, 
             "choice of demonstrations, so that a run would be given the demonstrations of another: leave it out."
         )
     _check_chat(model, given.get("apply_chat_template", False))
-    tasks, limit = task_dict.get("tasks", {}), given.get("limit")
+    tasks, limit, samples = task_dict.get("tasks", {}), given.get("limit"), given.get("samples") or {}
     _check_numbers(tasks, limit)
-    check_shares(tasks, limit, given.get("samples"), model.world_size)
+    check_shares(tasks, limit, samples, model.world_size)
     if lm is model:
         model.set_cache_hook(CacheHook(None))  # removes that of an earlier run, which may have had other weights
-    model.begin(list(tasks.values()))
+    documents = functools.cache(lambda name: _documents(tasks[name], limit, samples.get(name)))
+    model.begin(list(tasks.values()), documents)
     with recording():
         results = original(lm, task_dict, *args, **kwargs)
     model.finish()
@@ -64,6 +67,14 @@ def _check_numbers(tasks: dict[str, Task], limit: float | None) -> None:
             raise InputError(f"task {name!r}: --limit leaves no documents: it must be above 0.")
         if shots is not None and shots < 0:
             raise InputError(f"task {name!r}: num_fewshot={shots}: must be 0 or more.")
+
+
+def _documents(task: Task, limit: float | None, samples: list[int] | None) -> Sequence[int]:
+    """The indices of a run's documents among all documents of a task: a range, or a list if --samples chooses them."""
+    if samples:
+        return sorted(set(samples))
+    n = len(task.eval_docs)
+    return range(n if limit is None else min(n, get_sample_size(task, limit)))
 
 
 def resumable(

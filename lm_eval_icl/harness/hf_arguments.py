@@ -64,7 +64,7 @@ def _check_folder(argument: str, value: object) -> None:
 
 # Arguments of `hf` that have no effect here: the value that would have one in `hf`, and why it has none.
 _NO_EFFECT = {
-    "truncation": (True, "no prompt is ever cut; give overflow=drop to leave out whole demonstrations"),
+    "truncation": (True, "give overflow=truncate, which leaves out whole demonstrations before it cuts anything"),
     "use_fast_tokenizer": (False, "the parts of a prompt are found with a fast tokenizer"),
     "logits_cache": (False, "queries that are equal always run once; leave it out"),
 }

@@ -25,7 +25,7 @@ from lm_eval_icl.harness.arguments import check_names, read_arguments
 from lm_eval_icl.harness.distributed import DividedDocuments
 from lm_eval_icl.harness.identity import code_digest, identity
 from lm_eval_icl.harness.loading import CheckedHFLM
-from lm_eval_icl.harness.requests import RequestTokenizer
+from lm_eval_icl.harness.requests import Documents, RequestTokenizer
 from lm_eval_icl.harness.run import PreparedRun
 from lm_eval_icl.inference.memory import vocabulary_of
 from lm_eval_icl.inference.scoring import Score
@@ -105,11 +105,15 @@ class ICLModel(DividedDocuments, CheckedHFLM):
 
     # The beginning and the end of a run.
 
-    def begin(self, tasks: Sequence[Task]) -> None:
-        """Begin a run over these tasks. Memories and requests of an earlier run are dropped."""
+    def begin(self, tasks: Sequence[Task], documents: Documents | None = None) -> None:
+        """Begin a run over these tasks. Memories and requests of an earlier run are dropped.
+
+        Args:
+            documents: which documents of a task the run is over; None if this is not known.
+        """
         self.runner.begin(self._texts)
         limits = self.runner.limits(self.max_length)
-        self.run = PreparedRun(tasks, self.tokenize, limits, self.common.overflow == "drop", self.rank == 0)
+        self.run = PreparedRun(tasks, self.tokenize, limits, self.common.overflow, self.rank == 0, documents)
         # What all processes did; empty until the run ends.
         self.counts: dict[str, Any] = {}
 
@@ -119,11 +123,12 @@ class ICLModel(DividedDocuments, CheckedHFLM):
         This is not done in `loglikelihood`, since a process with all its responses in the cache never calls that, and
         the other processes would wait for it.
         """
-        self.run.check()  # a process that ran nothing has not yet counted the demonstrations it left out
+        self.run.check()  # a process that ran nothing has not yet counted what it left out
         store, ran = self.runner.store, self.runner.tokens_run
         self.counts = self.total(
             {
                 "left_out": self.run.left_out,
+                "truncated": self.run.truncated,
                 "contexts_encoded": store.encoded,
                 "contexts_reused": store.reused,
                 "tokens_run": ran,

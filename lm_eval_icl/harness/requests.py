@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 from lm_eval.api.instance import Instance
 from lm_eval.models.utils import normalize_gen_kwargs
 from tqdm import tqdm
 
-from lm_eval_icl.errors import InputError
+from lm_eval_icl.errors import InputError, log
 from lm_eval_icl.harness.prompts import structure_error
 from lm_eval_icl.inference.generation import check_arguments
 from lm_eval_icl.methods.limits import PromptLimits
 from lm_eval_icl.prompt import FewShotPrompt
-from lm_eval_icl.tokens import PromptTokenizer, TokenizedPrompt
+from lm_eval_icl.tokens import Context, PromptTokenizer, TokenizedPrompt
+
+# A document: its task and its number in the run.
+Document = tuple[str | None, int]
+# Task -> the indices of a run's documents among all documents of the task.
+Documents = Callable[[str], Sequence[int]]
+# An instance and the indices of demonstrations to leave out -> the request.
+Tokenize = Callable[[Instance, tuple[int, ...]], "Request"]
+# How many documents that do not fit are named.
+_NAMED = 10
 
 
 @dataclass(frozen=True)
@@ -28,13 +37,15 @@ class Request:
         prompt: the prompt by part.
         answer: the continuation to score; empty if text is to be generated.
         answer_positions: how many positions the answer or the generated text needs after the prompt.
-        dropped: how many demonstrations were left out at the beginning of the prompt.
+        left_out: the indices of the demonstrations that were left out (in canonical order, if that is used).
+        cut: how many tokens were cut off the beginning of the prompt, which then has no demonstrations.
     """
 
     prompt: TokenizedPrompt
     answer: tuple[int, ...]
     answer_positions: int
-    dropped: int
+    left_out: tuple[int, ...] = ()
+    cut: int = 0
 
     @property
     def length(self) -> int:
@@ -53,18 +64,18 @@ class RequestTokenizer:
     def __init__(self, prompts: PromptTokenizer, max_gen_toks: int) -> None:
         self.prompts, self.max_gen_toks = prompts, max_gen_toks
 
-    def __call__(self, instance: Instance, dropped: int = 0) -> Request:
-        """The request of an instance, without the first `dropped` demonstrations.
+    def __call__(self, instance: Instance, left_out: tuple[int, ...] = ()) -> Request:
+        """The request of an instance, without the demonstrations of these indices.
 
         Raises:
             InputError: the request cannot be run.
         """
         if instance.request_type == "generate_until":
-            return self._generate_until(instance, dropped)
-        return self._loglikelihood(instance, dropped)
+            return self._generate_until(instance, left_out)
+        return self._loglikelihood(instance, left_out)
 
-    def _loglikelihood(self, instance: Instance, dropped: int) -> Request:
-        prompt = self._arranged(instance, dropped)
+    def _loglikelihood(self, instance: Instance, left_out: tuple[int, ...]) -> Request:
+        prompt = self._arranged(instance, left_out)
         with _naming(instance):
             tokens, answer = self.prompts.pair(prompt, instance.args[1])
         if not answer or not tokens.query:
@@ -74,9 +85,9 @@ class RequestTokenizer:
                 "doc_to_text, doc_to_choice and doc_to_target for this document."
             )
         # The answer's last token is predicted, but never an input.
-        return Request(tokens, answer, answer_positions=len(answer) - 1, dropped=dropped)
+        return Request(tokens, answer, answer_positions=len(answer) - 1, left_out=left_out)
 
-    def _generate_until(self, instance: Instance, dropped: int) -> Request:
+    def _generate_until(self, instance: Instance, left_out: tuple[int, ...]) -> Request:
         kwargs = instance.args[1]
         try:
             check_arguments(kwargs)
@@ -85,7 +96,7 @@ class RequestTokenizer:
         tokens_generated = int(normalize_gen_kwargs(kwargs, self.max_gen_toks)["max_gen_toks"])
         if tokens_generated < 1:
             raise InputError(f"task {instance.task_name!r}: max_gen_toks={tokens_generated}: must be 1 or more.")
-        prompt = self._arranged(instance, dropped)
+        prompt = self._arranged(instance, left_out)
         with _naming(instance):
             tokens = self.prompts.to_continue(prompt)
         if not tokens.query:
@@ -93,7 +104,7 @@ class RequestTokenizer:
                 f"{_named(instance)}: the context is empty, so there is nothing to continue. Check the task's "
                 "doc_to_text for this document."
             )
-        return Request(tokens, (), tokens_generated, dropped)
+        return Request(tokens, (), tokens_generated, left_out)
 
     def check_text(self, instance: Instance) -> None:
         """Check a text that is scored as a whole (`HFLM.loglikelihood_rolling`).
@@ -104,13 +115,13 @@ class RequestTokenizer:
         with _naming(instance):
             self.prompts.check_known(self.prompts.nothing, tuple(self.prompts.bare(instance.args[0])[0]))
 
-    def _arranged(self, instance: Instance, dropped: int) -> FewShotPrompt:
+    def _arranged(self, instance: Instance, left_out: tuple[int, ...]) -> FewShotPrompt:
         prompt = instance.args[0]
         if prompt == "":
             return FewShotPrompt("", (), "")
         if not isinstance(prompt, FewShotPrompt):
             raise structure_error(instance.task_name)
-        return self.prompts.arranged(prompt, dropped)
+        return self.prompts.arranged(prompt, left_out)
 
 
 def _named(instance: Instance) -> str:
@@ -128,53 +139,51 @@ def _naming(instance: Instance) -> Iterator[None]:
 
 def fit_requests(
     instances: Sequence[Instance],
-    tokenize: Callable[[Instance, int], Request],
+    tokenize: Tokenize,
     limits: PromptLimits,
-    drop: bool,
+    overflow: str,
+    run_over: Documents | None = None,
     quiet: bool = False,
-) -> tuple[list[Request], dict[str, dict[str, int]]]:
+) -> list[Request]:
     """Tokenize requests so that all fit the model.
 
     Args:
-        tokenize: turns an instance into a `Request` without its first n demonstrations.
-        drop: if a document does not fit, leave out whole demonstrations from the first on; the same number for all
-            prompts of the document, so that its options stay comparable.
+        tokenize: turns an instance into a `Request` without the demonstrations of some indices.
+        overflow: what is done with a document that does not fit (`CommonArguments.overflow`). All its prompts lose the
+            same demonstrations, so that its options stay comparable.
+        run_over: which documents of a task the run is over; None if this is not known.
         quiet: show no progress bar.
 
-    Returns:
-        The requests, and what was left out: task -> {"documents": n, "demonstrations": n}.
-
     Raises:
-        InputError: documents do not fit. With `drop`: they do not fit without demonstrations either, or fewer
-            demonstrations would be left than the method's arguments allow.
+        InputError: documents do not fit, whatever `overflow` allows to leave out, or fewer demonstrations would be left
+            than the method's arguments allow.
     """
     with tqdm(instances, desc="Tokenizing inputs", disable=quiet) as bar:  # closed before an error is printed
-        requests = [tokenize(instance, 0) for instance in bar]
-    left_out: dict[str, dict[str, int]] = {}
-    too_long: list[int] = []  # for each document that does not fit, its longest request
-    documents = _by_document(instances)
-    for (task, _), indices in documents.items():
-        here = [instances[i] for i in indices]
-        found, fits = _fit_document(here, [requests[i] for i in indices], tokenize, limits, drop)
+        requests = [tokenize(instance, ()) for instance in bar]
+    documents = by_document(instances)
+    too_long: dict[Document, list[Request]] = {}
+    for document, indices in documents.items():
+        found = [requests[i] for i in indices]
+        if fits(limits, found):
+            continue
+        if overflow != "error":
+            found = _shortened([instances[i] for i in indices], found, tokenize, limits, overflow)
+        if not fits(limits, found):
+            too_long[document] = found
         for i, request in zip(indices, found, strict=True):
             requests[i] = request
-        if not fits:
-            tight = [i for i in indices if limits.why_not(requests[i].prompt, requests[i].answer_positions)]
-            too_long.append(max(tight, key=lambda i: _needed(limits, requests[i])))
-        elif dropped := found[0].dropped:
-            count = left_out.setdefault(str(task), {"documents": 0, "demonstrations": 0})
-            count["documents"] += 1
-            count["demonstrations"] += dropped
     if too_long:
-        worst = max(too_long, key=lambda i: _needed(limits, requests[i]))
-        tasks = sorted({str(instances[i].task_name) for i in too_long})
-        raise _overflow(len(too_long), len(documents), tasks, requests[worst], limits, drop)
-    return requests, left_out
+        alone = too_long
+        if overflow == "error":  # those that would not fit without demonstrations either
+            without = {each: [_bare(instances[i], tokenize) for i in documents[each]] for each in too_long}
+            alone = {each: found for each, found in without.items() if not fits(limits, found)}
+        raise _refusal(too_long, alone, len(documents), limits, overflow, run_over)
+    return requests
 
 
-def _by_document(instances: Sequence[Instance]) -> dict[tuple[str | None, int | None], list[int]]:
+def by_document(instances: Sequence[Instance]) -> dict[Document, list[int]]:
     """(task, document) -> the indices of the document's instances."""
-    documents: dict[Any, list[int]] = defaultdict(list)
+    documents: dict[Document, list[int]] = defaultdict(list)
     for i, instance in enumerate(instances):
         # A request that was not made by lm-eval may have no document. It is then treated as a separate document.
         document = -1 - i if instance.doc_id is None else instance.doc_id
@@ -182,52 +191,169 @@ def _by_document(instances: Sequence[Instance]) -> dict[tuple[str | None, int | 
     return documents
 
 
-def _fit_document(
-    instances: Sequence[Instance],
-    requests: list[Request],
-    tokenize: Callable[[Instance, int], Request],
+def fits(limits: PromptLimits, requests: Iterable[Request]) -> bool:
+    """Whether all of these requests fit."""
+    return all(limits.too_long(request.prompt, request.answer_positions) is None for request in requests)
+
+
+def _shortened(
+    instances: Sequence[Instance], requests: list[Request], tokenize: Tokenize, limits: PromptLimits, overflow: str
+) -> list[Request]:
+    """The requests of a document that does not fit, with as little left out as needed. If nothing that may be left out
+    makes them fit, they are without demonstrations, and not cut."""
+    most = max(map(_shots, instances))
+    found = _with_fewest_left_out(instances, requests, tokenize, limits)
+    if overflow == "truncate" and not fits(limits, found):
+        cut = [_truncated(request, limits) for request in found]
+        found = cut if fits(limits, cut) else found
+    kept = most - len(found[0].left_out)
+    if most != kept and fits(limits, found) and (why := limits.method.why_not(kept)):
+        raise InputError(
+            f"{limits.method.name}: {_named(instances[0])}: overflow={overflow} leaves {kept} of its {most} "
+            f"demonstrations, and {why}."
+        )
+    return found
+
+
+def _with_fewest_left_out(
+    instances: Sequence[Instance], requests: list[Request], tokenize: Tokenize, limits: PromptLimits
+) -> list[Request]:
+    """The requests of a document that does not fit, with as few demonstrations left out as needed, in the order of
+    `PromptLimits.leaves_out`; without any, if they do not fit then either."""
+    asked: dict[TokenizedPrompt, int] = {}  # prompt -> the positions of its longest answer
+    for request in requests:
+        asked[request.prompt] = max(request.answer_positions, asked.get(request.prompt, 0))
+
+    kept, left_out = list(range(max(map(_shots, instances)))), list[int]()
+    now = list(asked.items())
+    found = requests
+    while kept and not fits(limits, found):
+        left_out.append(kept.pop(limits.leaves_out(now)))
+        # The numbers of tokens tell about how many to leave out, and only then it is tokenized again: tokens at a
+        # boundary may become others.
+        now = [(prompt.keeping(kept), answer) for prompt, answer in asked.items()]
+        if not kept or all(limits.too_long(*each) is None for each in now):
+            found = [tokenize(instance, tuple(sorted(left_out))) for instance in instances]
+    while len(left_out) > 1 and fits(limits, found):  # and they may become fewer
+        more = [tokenize(instance, tuple(sorted(left_out[:-1]))) for instance in instances]
+        if not fits(limits, more):
+            break
+        found = more
+        left_out.pop()
+    return found
+
+
+def _shots(instance: Instance) -> int:
+    return len(getattr(instance.args[0], "demonstrations", ()))
+
+
+def _bare(instance: Instance, tokenize: Tokenize) -> Request:
+    """The request of an instance without demonstrations."""
+    return tokenize(instance, tuple(range(_shots(instance))))
+
+
+def _truncated(request: Request, limits: PromptLimits) -> Request:
+    """A request without demonstrations, of whose prompt only the last tokens that fit are kept, as `hf` does."""
+    tokens = (*request.prompt.context.tokens, *request.prompt.query)
+    cut = min(len(tokens) + request.answer_positions - limits.positions, len(tokens) - 1)
+    if cut <= 0:
+        return request
+    return replace(request, prompt=TokenizedPrompt(Context((), ()), tokens[cut:]), cut=cut)
+
+
+def _refusal(
+    too_long: dict[Document, list[Request]],
+    alone: dict[Document, list[Request]],
+    documents: int,
     limits: PromptLimits,
-    drop: bool,
-) -> tuple[list[Request], bool]:
-    """The requests of a document, with as few demonstrations left out as needed to fit, and whether they fit."""
-    most = max(len(getattr(instance.args[0], "demonstrations", ())) for instance in instances)
-    for dropped in range(most + 1 if drop else 1):
-        if dropped:
-            requests = [tokenize(instance, dropped) for instance in instances]
-        if any(limits.why_not(request.prompt, request.answer_positions) for request in requests):
-            continue
-        if dropped and (why := limits.method.why_not(most - dropped)):
-            raise InputError(
-                f"{limits.method.name}: {_named(instances[0])}: overflow=drop leaves {most - dropped} of its {most} "
-                f"demonstrations, and {why}."
-            )
-        return requests, True
-    return requests, False
-
-
-def _needed(limits: PromptLimits, request: Request) -> int:
-    return limits.positions_needed(request.prompt, request.answer_positions)
-
-
-def _overflow(
-    count: int, documents: int, tasks: Sequence[str], worst: Request, limits: PromptLimits, dropped: bool
+    overflow: str,
+    run_over: Documents | None,
 ) -> InputError:
-    context, prompt = len(worst.prompt.context.tokens), len(worst.prompt)
-    needed, behind = _needed(limits, worst), worst.answer_positions
-    trouble = limits.why_not(worst.prompt, behind)
-    if limits.window is not None and needed <= limits.positions:
-        needed = max(needed, limits.tokens_needed(worst.prompt, behind))
-    more = ", ..." if len(tasks) > 5 else ""
-    message = f"{count} of {documents} documents (tasks: {', '.join(tasks[:5])}{more}) {trouble}; "
-    message += f"the longest needs {needed} (demonstrations {context} tokens, query {prompt - context}, "
-    message += f"answer {behind + 1}). " if worst.answer else f"max_gen_toks {behind}). "
-    if needed > prompt + behind:
-        message += limits.hint
+    """The error about documents that do not fit, with the numbers of the longest, and with what helps.
+
+    Args:
+        too_long: the documents that do not fit.
+        alone: those of them that do not fit without demonstrations either, with their requests without demonstrations.
+        documents: the number of documents.
+    """
+    reasons = [
+        (reason, request)
+        for requests in too_long.values()
+        for request in requests
+        if (reason := limits.too_long(request.prompt, request.answer_positions)) is not None
+    ]
+    reason, worst = max(reasons, key=lambda each: each[0].needed)
+    tasks = sorted({str(task) for task, _ in too_long})
+    answer = "answer without its last token" if worst.answer else "max_gen_toks"
+    message = (
+        f"{len(too_long)} of {documents} documents (tasks: {', '.join(tasks[:5])}{', ...' if len(tasks) > 5 else ''}) "
+        f"{reason.why}{' even without demonstrations' if worst.left_out else ''}; the longest needs "
+        f"{reason.sum(answer)}. {reason.hint}"
+    )
     if not worst.answer:
         message += "Lower max_gen_toks (--gen_kwargs max_gen_toks=N). "
-    if dropped:
-        return InputError(message + "No demonstration is left to leave out.")
-    return InputError(
-        message + "Lower --num_fewshot, or give --model_args overflow=drop, which leaves out whole demonstrations, "
-        "first ones first. Nothing is ever cut in half."
-    )
+    if len(alone) < len(too_long):
+        if reason.longest:
+            message += f"A lower --num_fewshot does not help as long as the {reason.longest} stays. Give "
+        else:
+            message += "Lower --num_fewshot, or give "
+        message += (
+            "--model_args overflow=drop, which leaves out as few whole demonstrations as it takes, the "
+            f"{'longest' if limits.longest_go_first else 'first'} ones first. "
+        )
+    if not alone:
+        return InputError(message.rstrip())
+    numbers = _numbers(alone, run_over)
+    if numbers:
+        if len(alone) < len(too_long):
+            message += f"{len(alone)} of them do not fit without demonstrations either: "
+        else:
+            message += (
+                "They do not fit without demonstrations either: "
+                if worst.prompt.context.demonstrations
+                else "They are "
+            )
+        message += f"{_listed(numbers)}. "
+    if all(fits(limits, (_truncated(request, limits) for request in found)) for found in alone.values()):
+        message += "--model_args overflow=truncate keeps the last tokens of such a prompt, as hf does. "
+    if numbers and run_over is not None:
+        message += _how_to_leave_out(numbers, run_over)
+    return InputError(message.rstrip())
+
+
+def _numbers(documents: Iterable[Document], run_over: Documents | None) -> dict[str, list[int]]:
+    """Task -> the indices of these documents among all documents of the task. Those not made by lm-eval have none."""
+    found: dict[str, list[int]] = defaultdict(list)
+    for task, document in documents:
+        if task is not None and document >= 0:
+            # With --samples, lm-eval numbers the documents that are chosen anew.
+            found[task].append(document if run_over is None else run_over(task)[document])
+    return {task: sorted(numbers) for task, numbers in found.items()}
+
+
+def _listed(numbers: dict[str, list[int]]) -> str:
+    """The first few documents by task, and how many more there are."""
+    room, found = _NAMED, []
+    for task, of_task in numbers.items():
+        if some := of_task[:room]:
+            found.append(f"{'document' if len(some) == 1 else 'documents'} {', '.join(map(str, some))} of {task}")
+        room -= len(some)
+    more = sum(map(len, numbers.values())) - _NAMED
+    return "; ".join(found) + (f"; and {more} more" if more > 0 else "")
+
+
+def _how_to_leave_out(numbers: dict[str, list[int]], run_over: Documents) -> str:
+    """How a run goes on without these documents: lm-eval's `--samples` lists those that a run is over."""
+    of_run = {task: run_over(task) for task in numbers}
+    kept = {task: sorted(set(of_run[task]) - set(numbers[task])) for task in numbers}
+    advice = [f"leave {task} out of --tasks" for task in kept if not kept[task]]  # an empty list would mean all of them
+    kept = {task: of_task for task, of_task in kept.items() if of_task}
+    few = sum(map(len, numbers.values())) <= _NAMED and all(isinstance(of_run[task], range) for task in kept)
+    if kept and few:
+        lists = (f'"{task}": [i for i in range({len(of_run[task])}) if i not in {numbers[task]}]' for task in kept)
+        command = f"import json; print(json.dumps({{{', '.join(lists)}}}))"
+        advice.append(f"give --samples \"$(python -c '{command}')\" (in place of --limit)")
+    elif kept:
+        log.debug("--samples '%s'", json.dumps(kept))
+        advice.append("list all others in --samples (with LMEVAL_LOG_LEVEL=DEBUG in the environment they are logged)")
+    return f"To go on without them, {' and '.join(advice)}."

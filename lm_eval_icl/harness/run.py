@@ -11,11 +11,14 @@ from lm_eval.api.task import Task
 
 from lm_eval_icl.errors import InputError, log
 from lm_eval_icl.harness.distributed import total
-from lm_eval_icl.harness.requests import Request, RequestTokenizer, fit_requests
+from lm_eval_icl.harness.requests import Documents, Request, RequestTokenizer, by_document, fit_requests
 from lm_eval_icl.inference.store import MemoryStore
 from lm_eval_icl.methods.limits import PromptLimits
 from lm_eval_icl.prompt import FewShotPrompt
 from lm_eval_icl.tokens import Context
+
+# Task -> name of a number -> number.
+Counts = dict[str, dict[str, int]]
 
 
 class PreparedRun:
@@ -25,19 +28,31 @@ class PreparedRun:
         tasks: the tasks of the run; empty if the requests are not known in advance.
         tokenize: turns an instance into a request.
         limits: the limits that prompts have to stay within.
-        drop: leave out demonstrations that do not fit; else such prompts are refused.
+        overflow: what is done with prompts that do not fit (`CommonArguments.overflow`).
         logs: this process shows progress, and logs what concerns all processes. Only one process does.
+        documents: which documents of a task the run is over; None if this is not known.
 
     Attributes:
         left_out: task -> {"documents": n, "demonstrations": n}: how many demonstrations were left out, and in how many
             documents.
+        truncated: task -> {"documents": n, "tokens": n}: how many documents without a demonstration left were cut at
+            the beginning, and by how many tokens (of options that lost different numbers, the largest counts).
         tokens_alone: how many tokens would be run through the model if each log-likelihood request ran by itself.
     """
 
-    def __init__(self, tasks: Sequence[Task], tokenize: RequestTokenizer, limits: PromptLimits, drop: bool, logs: bool):
-        self.tokenize, self.limits, self.drop, self.logs = tokenize, limits, drop, logs
-        self.method = limits.method
-        self.left_out: dict[str, dict[str, int]] = {}
+    def __init__(
+        self,
+        tasks: Sequence[Task],
+        tokenize: RequestTokenizer,
+        limits: PromptLimits,
+        overflow: str,
+        logs: bool,
+        documents: Documents | None = None,
+    ) -> None:
+        self.tokenize, self.limits, self.overflow, self.logs = tokenize, limits, overflow, logs
+        self.method, self.documents = limits.method, documents
+        self.left_out: Counts = {}
+        self.truncated: Counts = {}
         self.tokens_alone = 0
         self._unchecked = list(tasks)
         # By id(instance). The instance is stored too, since an id is unique only as long as its object exists.
@@ -75,10 +90,12 @@ class PreparedRun:
         new = list({id(i): i for i in instances if id(i) not in self._prepared}.values())
         if new:
             self._refuse(new)
-            requests, left_out = fit_requests(new, self.tokenize, self.limits, self.drop, quiet=not self.logs)
+            requests = fit_requests(new, self.tokenize, self.limits, self.overflow, self.documents, quiet=not self.logs)
             self._prepared |= {id(i): (i, request) for i, request in zip(new, requests, strict=True)}
-            self._warn(new, requests, left_out)
+            left_out, truncated = _count(new, requests)
+            self._warn(new, requests, left_out, truncated)
             self.left_out = total([self.left_out, left_out])  # a task may have requests of two kinds
+            self.truncated = total([self.truncated, truncated])
         return [self._prepared[id(instance)][1] for instance in instances]
 
     def release(self, instances: Sequence[Instance]) -> None:
@@ -100,13 +117,15 @@ class PreparedRun:
             store.forget(context)
 
     def cache_keys(self, kind: str, instances: Sequence[Instance]) -> list[tuple[Any, ...]]:
-        """The keys under which a cache stores the responses to these requests: the arguments of a request, and how many
-        of its demonstrations overflow=drop left out, which also depends on the other options of the document."""
+        """The keys under which a cache stores the responses to these requests: the arguments of a request, and what was
+        left out of its prompt, which also depends on the other options of the document."""
         self.check()
         if kind == "loglikelihood_rolling":
             return [instance.args for instance in instances]
-        requests = self.requests(instances)
-        return [(*instance.args, request.dropped) for instance, request in zip(instances, requests, strict=True)]
+        return [
+            (*instance.args, request.left_out, request.cut)
+            for instance, request in zip(instances, self.requests(instances), strict=True)
+        ]
 
     def _refuse(self, instances: Sequence[Instance]) -> None:
         """Refuse prompts whose number of demonstrations the method's arguments do not allow."""
@@ -117,13 +136,17 @@ class PreparedRun:
                 raise InputError(f"{self.method.name}: task {task_name!r}: {why}.")
 
     def _warn(
-        self, instances: Sequence[Instance], requests: Sequence[Request], left_out: dict[str, dict[str, int]]
+        self, instances: Sequence[Instance], requests: Sequence[Request], left_out: Counts, truncated: Counts
     ) -> None:
-        """Warn, once for each task, about demonstrations that were left out and about tasks without demonstrations."""
-        for task_name, count in left_out.items():  # every process, for its own documents
+        """Warn, once for each task, about what was left out of its prompts, and about a task without demonstrations."""
+        for task_name in left_out | truncated:  # every process, for its own documents
+            done = []
+            if count := left_out.get(task_name):
+                done.append("left out {demonstrations} demonstrations of {documents} documents".format(**count))
+            if count := truncated.get(task_name):
+                done.append("cut {tokens} tokens off the beginning of {documents} documents".format(**count))
             log.warning(
-                "%s: overflow=drop left out %d demonstrations of %d documents, which would not have fitted.",
-                *(task_name, count["demonstrations"], count["documents"]),
+                "%s: overflow=%s %s, which would not have fitted.", task_name, self.overflow, " and ".join(done)
             )
         without = self.method.without_demonstrations
         if not (self.logs and without):
@@ -131,5 +154,22 @@ class PreparedRun:
         demonstrations: dict[str | None, int] = defaultdict(int)
         for instance, request in zip(instances, requests, strict=True):
             demonstrations[instance.task_name] += len(request.prompt.context.demonstrations)
-        for name in (name for name, number in demonstrations.items() if number == 0):
+        for name in (name for name, number in demonstrations.items() if number == 0 and str(name) not in left_out):
             log.warning("%s: no demonstrations: %s. Give some with --num_fewshot.", name, without)
+
+
+def _count(instances: Sequence[Instance], requests: Sequence[Request]) -> tuple[Counts, Counts]:
+    """What was left out, as in `PreparedRun.left_out` and `PreparedRun.truncated`."""
+    left_out: Counts = {}
+    truncated: Counts = {}
+    for (task_name, _), indices in by_document(instances).items():
+        cut = max(requests[i].cut for i in indices)
+        for counts, name, number in (
+            (left_out, "demonstrations", len(requests[indices[0]].left_out)),
+            (truncated, "tokens", cut),
+        ):
+            if number:
+                count = counts.setdefault(str(task_name), {"documents": 0, name: 0})
+                count["documents"] += 1
+                count[name] += number
+    return left_out, truncated

@@ -121,7 +121,7 @@ class Predictor:
                     tokens, answer = self.tokenizer.pair(prompt, option)
                     if not (answer and tokens.query):
                         raise InputError(f"the {'query' if answer else 'option'} is empty: there is nothing to score.")
-                    self._check_fits(tokens, len(answer) - 1)
+                    self._check_fits(tokens, len(answer) - 1, "answer without its last token")
                 prompts.append((tokens, answer))
 
         scores: dict[int, Score] = {}
@@ -172,7 +172,7 @@ class Predictor:
                 tokens = self.tokenizer.to_continue(self._prompt(prefix, demonstrations, query))
                 if not tokens.query:
                     raise InputError("the query is empty, there is nothing to continue.")
-                self._check_fits(tokens, max_new_tokens)
+                self._check_fits(tokens, max_new_tokens, "max_new_tokens")
             prompts.append(tokens)
 
         def generate(context: Tensor, **given: Any) -> Tensor:
@@ -205,10 +205,12 @@ class Predictor:
             raise InputError(f"{self.runner.method.name}: {why}.")
         return self.tokenizer.arranged(FewShotPrompt(prefix, demonstrations, query))
 
-    def _check_fits(self, tokens: TokenizedPrompt, behind: int) -> None:
-        if why := self._limits.why_not(tokens, behind):
-            needed = self._limits.positions_needed(tokens, behind)
-            raise InputError(f"prompts {why}; this one needs {needed}. {self._limits.hint}Give fewer demonstrations.")
+    def _check_fits(self, tokens: TokenizedPrompt, behind: int, answer: str) -> None:
+        reason = self._limits.too_long(tokens, behind)
+        if reason is not None:
+            advice = "Give fewer demonstrations." if tokens.context.demonstrations else "Shorten the query."
+            advice = f"Shorten the {reason.longest}, or leave it out." if reason.longest else advice
+            raise InputError(f"prompts {reason.why}; this one needs {reason.sum(answer)}. {reason.hint}{advice}")
 
 
 def _check_texts(prefix: str = "", **given: Sequence[str]) -> None:
