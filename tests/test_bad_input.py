@@ -319,7 +319,7 @@ def test_a_file_in_place_of_its_folder(checkpoint):
 @pytest.mark.parametrize(
     ("args", "says"),
     [
-        ({"truncation": True}, "truncation=True has no effect here: no prompt is ever cut; give overflow=drop"),
+        ({"truncation": True}, "truncation=True has no effect here: give overflow=truncate"),
         ({"logits_cache": False}, "logits_cache=False has no effect here: queries that are equal always run once"),
         ({"use_fast_tokenizer": False}, "use_fast_tokenizer=False has no effect here: the parts of a prompt are found"),
         ({"max_batch_size": 8}, "max_batch_size=8 has an effect only with batch_size=auto"),
