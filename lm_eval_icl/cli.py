@@ -118,38 +118,43 @@ def _smoke(arguments: list[str]) -> None:
     from lm_eval_icl import tiny
 
     archs = list(tiny.types()) if options.arch == "all" else options.arch.split(",")
-    for arch in archs:  # before hours of work on the others
-        tiny.check(arch)
-    counts = _smoke_one(archs[0], options.limit) if len(archs) == 1 else _smoke_several(archs, options)
-    print(f"methods: {counts['methods']} ran, {counts['methods refused']} were refused")
-    if counts["WRONG"] or (options.strict and counts["methods refused"]):
+    try:
+        for arch in archs:  # before the work on the others
+            tiny.check(arch)
+        counts = _smoke_one(archs[0], options.limit) if len(archs) == 1 else _smoke_several(archs, options)
+    except tiny.NoTinyModel as error:
+        raise InputError(f"smoke --arch: {error.message}") from error
+    print(f"methods: {counts['methods']} ran, {counts['refusals']} refusals")
+    if counts["WRONG"] or (options.strict and counts["refusals"]):
         sys.exit(1)
 
 
 def _smoke_one(arch: str, limit: int) -> Counter[str]:
-    """Test a model type and print a line a method. Returns how many methods ran, and how many refused it."""
+    """Test a model type and print a line a method. Returns how many methods ran, and how many refusals there are."""
     import logging
 
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
-    from lm_eval_icl.smoke import smoke
+    from lm_eval_icl.smoke import refusals, smoke
 
-    counts: Counter[str] = Counter()
-    for name, scores in smoke(arch, limit).items():
-        refused = isinstance(scores, str)
-        counts["methods refused" if refused else "methods"] += 1
-        print(f"{name} on {arch}: " + (f"refused ({scores})" if refused else f"ok ({', '.join(scores)})"))
-    return counts
+    scores = smoke(arch, limit)
+    for name, of in scores.items():
+        if not isinstance(of, str):
+            print(f"{name} on {arch}: ok ({', '.join(task for task in of if not isinstance(of[task], str))})")
+    refused = refusals(scores)
+    for why in dict.fromkeys(refused.values()):
+        print(f"{', '.join(name for name in refused if refused[name] == why)} on {arch}: refused ({why})")
+    return Counter(methods=sum(not isinstance(of, str) for of in scores.values()), refusals=len(refused))
 
 
 def _smoke_several(archs: list[str], options: argparse.Namespace) -> Counter[str]:
-    """Test several model types and print a line a type. Returns how many there are of each status, how many methods
-    ran, and how many refused a type."""
+    """Test several model types and print a line a type. Returns how many types have which status, how many methods ran,
+    and how many refusals there are."""
     from lm_eval_icl.smoke import sweep
 
     counts: Counter[str] = Counter()
     for result in sweep(archs, options.limit, options.time_limit, options.record):
-        counts[result.status] += 1
-        counts.update({"methods": len(result.ran), "methods refused": len(result.refused)})
+        counts.update([result.status])
+        counts.update(methods=len(result.ran), refusals=len(result.refused))
         said = result.why or ("refused: " + ", ".join(result.refused) if result.refused else "")
         print(f"{result.status:<8} {result.arch:<24} {result.seconds:5.1f} s  {said}".rstrip(), flush=True)
     print(

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from lm_eval_icl import demo, methods
-from lm_eval_icl.errors import InputError, one_line, refusing
+from lm_eval_icl.errors import InputError, Unsupported, one_line, refusing
 
 # A log-likelihood in float32 is wrong if it differs by more than this part of its size.
 TOLERANCE = 1e-4
@@ -37,7 +37,7 @@ _TASKS_OF_ICL = (*_TASKS_OF_ALL, "smoke_long_loglikelihood", "smoke_long_generat
 Responses = list[tuple[float, bool] | str]
 
 
-def smoke(arch: str = "llama", limit: int = 3) -> dict[str, dict[str, float] | str]:
+def smoke(arch: str = "llama", limit: int = 3) -> dict[str, dict[str, float | str] | str]:
     """Run every method through lm-eval on a tiny random model, and check what comes out.
 
     `icl` must give the log-likelihoods and texts of lm-eval's `hf`, for prompts longer than the model's attention
@@ -49,8 +49,8 @@ def smoke(arch: str = "llama", limit: int = 3) -> dict[str, dict[str, float] | s
         limit: how many documents of each task are run.
 
     Returns:
-        Method -> task -> score. The scores of a random model mean nothing, except that the method ran. A method that
-        refuses the model has the line that says why in place of scores.
+        Method -> task -> score. The scores of a random model mean nothing, except that the method ran. Where a method
+        refuses the model, or to generate texts with it, the line that says why is in place of the scores or the score.
 
     Raises:
         NoTinyModel: there is no tiny model of the type, or lm-eval's `hf` does not run it.
@@ -58,7 +58,7 @@ def smoke(arch: str = "llama", limit: int = 3) -> dict[str, dict[str, float] | s
     """
     from lm_eval_icl import tiny
 
-    scores: dict[str, dict[str, float] | str] = {}
+    scores: dict[str, dict[str, float | str] | str] = {}
     failures: dict[str, Exception] = {}
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stderr(io.StringIO()):  # without progress bars
         tiny.save(arch, Path(folder))
@@ -81,10 +81,13 @@ def _hf(arch: str, folder: str, limit: int) -> dict[str, Responses]:
     """What lm-eval's `hf` responds; nothing for an encoder-decoder model, which it runs as a whole."""
     from lm_eval_icl.tiny import is_encoder_decoder
 
-    return {} if is_encoder_decoder(arch) else _run(_load("hf", folder), _TASKS_OF_ICL, limit)[1]
+    if is_encoder_decoder(arch):
+        return {}
+    lm = _load("hf", folder)
+    return {name: _run(lm, name, limit)[1] for name in _TASKS_OF_ICL}
 
 
-def _check(name: str, folder: str, limit: int, expected: dict[str, Responses]) -> dict[str, float] | str:
+def _check(name: str, folder: str, limit: int, expected: dict[str, Responses]) -> dict[str, float | str] | str:
     """The scores of a method's tasks if all is right, or the line with which the method refuses the model.
 
     Args:
@@ -97,13 +100,20 @@ def _check(name: str, folder: str, limit: int, expected: dict[str, Responses]) -
         lm = _load(name, folder)
     except InputError as refusal:
         return refusal.message
-    scores, responses = _run(lm, _TASKS_OF_ICL if name == "icl" else _TASKS_OF_ALL, limit)
-    if name == "icl":
-        _compare(responses, expected, "hf")
+    scores: dict[str, float | str] = {}
+    responses: dict[str, Responses] = {}
+    for task in _TASKS_OF_ICL if name == "icl" else _TASKS_OF_ALL:
+        try:
+            scores[task], responses[task] = _run(lm, task, limit)
+        except Unsupported as refusal:
+            scores[task] = refusal.message
+            continue
+        if name == "icl":
+            _compare(task, responses[task], expected[task], "hf")
     if lm.method.invariant:
         lm = _load(name, folder, canonical_order=False)
-        _, permuted = _run(lm, ["smoke_permuted"], limit)
-        _compare({"smoke_permuted": responses["smoke_loglikelihood"]}, permuted, "another order of demonstrations")
+        _, permuted = _run(lm, "smoke_permuted", limit)
+        _compare("smoke_permuted", permuted, responses["smoke_loglikelihood"], "the first order of demonstrations")
     return scores
 
 
@@ -150,52 +160,48 @@ def _tasks() -> dict[str, Any]:
     return tasks
 
 
-def _run(lm: Any, names: Sequence[str], limit: int) -> tuple[dict[str, float], dict[str, Responses]]:
-    """The metric of each task, and its responses.
+def _run(lm: Any, name: str, limit: int) -> tuple[float, Responses]:
+    """The metric of a task, and its responses.
 
     Raises:
         ValueError: a document has no response, or a log-likelihood is not finite.
     """
     import lm_eval
 
-    tasks = {name: _tasks()[name] for name in names}
-    results: Any = lm_eval.evaluate(lm, {"tasks": tasks, "groups": {}}, limit=limit, bootstrap_iters=0)
-    scores, responses = {}, {}
-    for name, task in tasks.items():
-        samples = results["samples"][name]
-        if len(samples) != limit:
-            raise ValueError(f"{name}: {len(samples)} of {limit} documents came back")
-        found: Responses = []
-        for sample in samples:
-            for (response,) in sample["resps"]:
-                text = isinstance(response, str)
-                found.append(response if text else (float(response[0]), str(response[1]) == "True"))
-                if not text and not math.isfinite(float(response[0])):
-                    raise ValueError(f"{name}, document {sample['doc_id']}: log-likelihood {response[0]}")
-        metric = "acc,none" if task.OUTPUT_TYPE == "multiple_choice" else "exact_match,none"
-        scores[name], responses[name] = float(results["results"][name][metric]), found
-    return scores, responses
+    task = _tasks()[name]
+    results: Any = lm_eval.evaluate(lm, {"tasks": {name: task}, "groups": {}}, limit=limit, bootstrap_iters=0)
+    samples = results["samples"][name]
+    if len(samples) != limit:
+        raise ValueError(f"{name}: {len(samples)} of {limit} documents came back")
+    found: Responses = []
+    for sample in samples:
+        for (response,) in sample["resps"]:
+            text = isinstance(response, str)
+            found.append(response if text else (float(response[0]), str(response[1]) == "True"))
+            if not text and not math.isfinite(float(response[0])):
+                raise ValueError(f"{name}, document {sample['doc_id']}: log-likelihood {response[0]}")
+    metric = "acc,none" if task.OUTPUT_TYPE == "multiple_choice" else "exact_match,none"
+    return float(results["results"][name][metric]), found
 
 
-def _compare(ours: dict[str, Responses], expected: dict[str, Responses], what: str) -> None:
-    """Compare responses with the same tasks' from elsewhere.
+def _compare(task: str, ours: Responses, theirs: Responses, what: str) -> None:
+    """Compare a task's responses with those from elsewhere.
 
     Raises:
         ValueError: they differ; with the largest difference.
     """
-    for task, theirs in expected.items():
-        pairs = list(zip(ours[task], theirs, strict=True))
-        for one, other in pairs:
-            if isinstance(one, str) and one != other:
+    worst = (0.0, "")
+    for one, other in zip(ours, theirs, strict=True):
+        if isinstance(one, str) or isinstance(other, str):
+            if one != other:
                 raise ValueError(f"{task}: {one!r} is generated, with {what} {other!r}")
-        scored = [(a, b) for a, b in pairs if not isinstance(a, str) and not isinstance(b, str)]
-        worst = max(((abs(a[0] - b[0]) / abs(b[0]), a[0], b[0]) for a, b in scored), default=(0.0, 0.0, 0.0))
-        if worst[0] > TOLERANCE:
-            raise ValueError(
-                f"{task}: a log-likelihood is {worst[1]:.6f}, with {what} {worst[2]:.6f} ({worst[0]:.1e} of its size)"
-            )
-        if any(a[1] != b[1] for a, b in scored):
-            raise ValueError(f"{task}: whether an answer is the greedy one differs with {what}")
+            continue
+        if one[1] != other[1]:
+            raise ValueError(f"{task}: whether an answer is the greedy one differs from that with {what}")
+        difference = abs(one[0] - other[0]) / abs(other[0])
+        worst = max(worst, (difference, f"a log-likelihood is {one[0]:.6f}, with {what} {other[0]:.6f}"))
+    if worst[0] > TOLERANCE:
+        raise ValueError(f"{task}: {worst[1]} ({worst[0]:.1e} of its size)")
 
 
 # Several model types.
@@ -212,7 +218,8 @@ class Result:
             text is wrong, or a method failed, or the test did not end.
         why: the line that says why, unless all is exact.
         ran: the methods that ran.
-        refused: method -> the line with which it refuses the model.
+        refused: method -> the line with which it refuses the model; "METHOD (texts)" -> the line with which it refuses
+            to generate with it.
         seconds: how long it took.
     """
 
@@ -222,6 +229,32 @@ class Result:
     ran: list[str] = field(default_factory=list)
     refused: dict[str, str] = field(default_factory=dict)
     seconds: float = 0.0
+
+
+def result_of(arch: str, limit: int = 3) -> Result:
+    """The result of `smoke` on a model type, run here."""
+    from lm_eval_icl.tiny import NoTinyModel
+
+    try:
+        scores = smoke(arch, limit)
+    except NoTinyModel as error:
+        return Result(arch, "none", error.why)
+    except InputError as error:
+        return Result(arch, "WRONG", error.message)
+    ran = [name for name, of in scores.items() if not isinstance(of, str)]
+    refused = refusals(scores)
+    return Result(arch, "exact" if "icl" in ran else "refused", refused.get("icl", ""), ran, refused)
+
+
+def refusals(scores: dict[str, dict[str, float | str] | str]) -> dict[str, str]:
+    """What is refused in a result of `smoke`, as in `Result.refused`."""
+    found = {}
+    for name, of in scores.items():
+        if isinstance(of, str):
+            found[name] = of
+        else:
+            found |= {f"{name} (texts)": score for score in of.values() if isinstance(score, str)}
+    return found
 
 
 def sweep(
@@ -288,7 +321,8 @@ class _Worker:
 
     def stop(self, time_limit: float) -> str:
         """End the process. Returns why it gave no result."""
-        self._process.join(1)
+        self._connection.close()  # it ends by itself if it is waiting
+        self._process.join(5)
         code = self._process.exitcode
         self._process.kill()
         self._process.join()
@@ -304,21 +338,9 @@ def _serve(connection: Connection, limit: int) -> None:
     import torch
     import transformers
 
-    from lm_eval_icl.tiny import NoTinyModel
-
     torch.set_num_threads(1)  # with models this small, threads only wait for each other
     transformers.logging.set_verbosity_error()
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     with contextlib.suppress(EOFError):
         while True:
-            arch = connection.recv()
-            try:
-                scores = smoke(arch, limit)
-                refused = {name: of for name, of in scores.items() if isinstance(of, str)}
-                ran = [name for name in scores if name not in refused]
-                result = Result(arch, "exact" if "icl" in ran else "refused", refused.get("icl", ""), ran, refused)
-            except NoTinyModel as error:
-                result = Result(arch, "none", error.why)
-            except InputError as error:
-                result = Result(arch, "WRONG", error.message)
-            connection.send(result)
+            connection.send(result_of(connection.recv(), limit))

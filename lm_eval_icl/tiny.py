@@ -61,9 +61,9 @@ SMALL: dict[str, Any] = {
         (16, "q_lora_rank kv_lora_rank o_lora_rank"),
         (8, "qk_rope_head_dim v_head_dim"),
         (4, "qk_nope_head_dim"),
-        # Sparse attention: an indexer chooses fewer tokens than a prompt has.
-        (2, "index_n_heads"),
-        (16, "index_head_dim index_topk"),
+        # Sparse attention: an indexer chooses fewer tokens than a prompt has. With few heads, the scores of many tokens
+        # would be 0, and which of them are chosen is left to chance.
+        (16, "index_n_heads index_head_dim index_topk"),
         # Linear attention.
         (2, "linear_num_key_heads"),
         (4, "linear_num_value_heads linear_num_heads"),
@@ -98,6 +98,7 @@ TYPES: dict[str, dict[str, Any]] = {
     "minimax_m3_vl_text": {
         "layer_types": ["full_attention", "minimax_m3_sparse"],
         "mlp_layer_types": ["dense", "sparse"],
+        "index_n_heads": 2,
         "index_block_size": 8,  # it chooses 2 of the 15 blocks of a prompt
         "index_topk_blocks": 2,
     },
@@ -135,7 +136,7 @@ TYPES: dict[str, dict[str, Any]] = {
         "layer_types": ["chunked_attention", "full_attention"],
         "no_rope_layers": [1, 0],
         "moe_layers": [1],
-        "floor_scale": 16,  # from here on attention without rotary positions depends on the number of the token
+        "floor_scale": WINDOW,  # from here on, attention without rotary positions depends on the number of the token
     },
     # Layers that use the keys and values of an earlier layer of their kind, or a transformer block that is used twice.
     "gemma3n_text": {
@@ -405,7 +406,7 @@ def spread(model: PreTrainedModel) -> None:
     """
     with torch.no_grad():
         for parameter in model.parameters():
-            deviation = parameter.std() if parameter.numel() > 1 else torch.zeros(())
+            deviation = float(parameter.std()) if parameter.numel() > 1 else 0.0
             if deviation == 0:
                 parameter.add_(torch.randn_like(parameter) * 0.1)
             elif parameter.dim() > 1 and parameter.mean().abs() < deviation:  # not a decay rate, for example

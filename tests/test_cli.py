@@ -1,49 +1,163 @@
 """The console command and the smoke test."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+import torch
+from transformers import AutoConfig, AutoTokenizer
 
+from lm_eval_icl import cli, methods, smoke, tiny
 from lm_eval_icl.demo import model_path
 from lm_eval_icl.errors import InputError
-from lm_eval_icl.methods import NAMES
-from lm_eval_icl.smoke import smoke
+from lm_eval_icl.methods import NAMES, PrefixICL
+from lm_eval_icl.smoke import Result, sweep
 
 COMMAND = str(Path(sys.executable).parent / "lm-eval-icl")
+SHORT = ["smoke_loglikelihood", "smoke_generation"]
+LONG = ["smoke_long_loglikelihood", "smoke_long_generation"]
 
 
-@pytest.mark.parametrize("arch", ["llama", "gpt2", "opt", "gpt_neo", "gpt_neox", "qwen3", "gemma2", "bloom"])
+# The smoke test of one model type.
+
+
+@pytest.mark.parametrize("arch", ["llama", "bloom"])
 def test_smoke_runs_every_method(arch):
-    scores = smoke(arch, limit=2)
+    scores = smoke.smoke(arch, limit=2)
     assert set(scores) == set(NAMES)
     # BLOOM has no positions to give; methods that need them say so, and nothing else is refused.
-    refused = {name for name, of in scores.items() if isinstance(of, str)}
-    assert refused == ({"nope", "prefixicl", "pcw", "saicl", "invicl"} if arch == "bloom" else set())
-    assert all(set(scores[name]) == {"smoke_loglikelihood", "smoke_generation"} for name in set(scores) - refused)
+    refused = {"nope", "prefixicl", "pcw", "saicl", "invicl"} if arch == "bloom" else set()
+    assert set(smoke.refusals(scores)) == refused
+    for name in set(scores) - refused:
+        assert list(scores[name]) == (SHORT + LONG if name == "icl" else SHORT)
 
 
-@pytest.mark.parametrize(("arch", "says"), [("mamba", "MambaForCausalLM cannot be used"), ("t5", "no tiny model")])
-def test_smoke_says_what_broke(arch, says):
-    with pytest.raises(InputError, match=says):
-        smoke(arch)
+@pytest.mark.parametrize(
+    ("arch", "says"),
+    [
+        ("t5", "it is an encoder-decoder model"),
+        ("clip", "transformers has no causal language model of this type"),
+        ("lama", "transformers has no such model type .did you mean 'llama'"),
+        ("musicgen", "it generates sound"),
+        ("blt", "lm-eval's hf fails on it .AttributeError: 'BltConfig'"),
+    ],
+)
+def test_smoke_says_why_there_is_no_tiny_model(arch, says):
+    with pytest.raises(tiny.NoTinyModel, match=f"no tiny model of '{arch}': {says}"):
+        smoke.smoke(arch)
 
 
-def test_smoke_notices_wrong_numbers(monkeypatch):
+def test_smoke_notices_numbers_that_are_not_finite(monkeypatch):
     from lm_eval_icl.methods import runner
 
     def broken(model, memory, pairs, *rest):
         return [(float("nan"), False)] * len(pairs)
 
     monkeypatch.setattr(runner, "score_packed", broken)
-    with pytest.raises(
-        InputError, match=r"smoke test of icl on llama: task 'smoke_loglikelihood', .*log-probability is nan"
-    ):
-        smoke("llama")
+    with pytest.raises(InputError, match=r"smoke test on llama: icl: task 'smoke_loglik.*; deepthink: .*bility is nan"):
+        smoke.smoke("llama")
+
+
+@pytest.mark.parametrize(
+    ("place", "change", "says"),
+    [
+        (
+            "scoring.score_packed",
+            lambda of: [(x * 1.001, greedy) for x, greedy in of],
+            r"icl: smoke_logl.*\(1.0e-03 of",
+        ),
+        ("generation.continue_from", lambda of: [row[::-1] for row in of], "icl: smoke_generation: '.*' is generated"),
+    ],
+)
+def test_smoke_notices_what_hf_does_not_say(monkeypatch, place, change, says):
+    from lm_eval_icl.methods import runner
+
+    name = place.split(".")[1]
+    original = getattr(runner, name)
+    monkeypatch.setattr(runner, name, lambda *args, **kwargs: change(original(*args, **kwargs)))
+    with pytest.raises(InputError, match=says):
+        smoke.smoke("gpt2", limit=1)
+
+
+def test_smoke_notices_an_order_that_matters(monkeypatch):
+    monkeypatch.setattr(PrefixICL, "pattern", methods.ICL.pattern)
+    says = "smoke test on gpt2: prefixicl: smoke_permuted: a log-likelihood is .* first order of demonstrations"
+    with pytest.raises(InputError, match=says):
+        smoke.smoke("gpt2")
+
+
+def test_prompts_are_shorter_and_longer_than_windows():
+    """Three demonstrations fit a window in two copies, as InvICL has them; eight do not fit in one."""
+    tokenizer = AutoTokenizer.from_pretrained(model_path())
+    for name, copies in (("smoke_loglikelihood", 2), ("smoke_long_loglikelihood", 1)):
+        task = smoke._tasks()[name]
+        task.build_all_requests(limit=3)
+        for instance in task.instances:
+            *demonstrations, query = str(instance.args[0]).split("\n\n")
+            length = copies * len(tokenizer("\n\n".join([*demonstrations, ""])).input_ids)
+            assert (length <= tiny.WINDOW) == (copies == 2), (length, query)
+
+
+# Tiny models.
+
+
+@pytest.mark.parametrize("arch", ["llama", "gemma3n_text", "deepseek_v32", "qwen3_next", "jamba", "gpt_oss"])
+@torch.no_grad()
+def test_every_weight_of_a_tiny_model_makes_a_difference(arch):
+    model = tiny.build(arch)
+    ids = torch.arange(5, 105)[None] * 7
+    expected = model(ids).logits
+    for name, weight in model.named_parameters():
+        before = weight.clone()
+        weight.add_(torch.randn_like(weight) * 0.3)
+        assert (model(ids).logits - expected).abs().max() > 1e-5, name
+        weight.copy_(before)
+
+
+@pytest.mark.pinned
+def test_a_tiny_model_has_every_kind_of_layer():
+    for arch in set(tiny.types()) - set(tiny.NONE) - {"gemma3n"}:  # which needs a package more
+        model = tiny.build(arch)
+        default, config = (each.get_text_config() for each in (AutoConfig.for_model(arch), model.config))
+        for name in ("layer_types", "mlp_layer_types"):
+            kinds = set(getattr(default, name, None) or ())
+            assert kinds <= set(getattr(config, name, None) or ()), arch
+        assert sum(weight.numel() for weight in model.parameters()) < 5_000_000, arch
+
+
+# Several model types.
+
+
+def test_sweep_goes_on_after_what_is_wrong(tmp_path, monkeypatch):
+    """After a method that ends the process, and after a type that takes too long."""
+    (tmp_path / "crash.py").write_text(
+        "import os\nfrom lm_eval_icl.methods import ICL\n\n\nclass Crash(ICL):\n    def bind(self, model):\n"
+        "        return os._exit(3) if model.config.model_type == 'gpt2' else self\n"
+    )
+    (tmp_path / "crash-1.dist-info").mkdir()
+    (tmp_path / "crash-1.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: crash\nVersion: 1\n")
+    entry = "[lm_eval_icl.methods]\ncrash = crash:Crash\n"
+    (tmp_path / "crash-1.dist-info" / "entry_points.txt").write_text(entry)
+    monkeypatch.syspath_prepend(tmp_path)  # which the other process gets too
+    record = tmp_path / "results.jsonl"
+    died, fine, none = sweep(["gpt2", "llama", "musicgen"], limit=1, record=record)
+    assert (died.status, died.why) == ("WRONG", "the process died (exit code 3)")
+    assert (fine.status, fine.ran) == ("exact", [*NAMES, "crash"]) and fine.seconds > 0
+    assert (none.status, none.why) == ("none", "it generates sound")
+    (slow,) = sweep(["llama"], time_limit=0.1)
+    assert (slow.status, slow.why) == ("WRONG", "not done after 0.1 seconds")
+    # What is recorded is not run again.
+    monkeypatch.setattr(smoke, "_Worker", None)
+    assert list(sweep(["llama", "gpt2"], record=record)) == [fine, died]
+    record.write_text("no")
+    with pytest.raises(InputError, match=r"results.jsonl: not a record of results .*Remove it"):
+        list(sweep(["llama"], record=record))
 
 
 @pytest.mark.parametrize("command", [[COMMAND], [sys.executable, "-m", "lm_eval_icl"]])
@@ -52,15 +166,52 @@ def test_command_line(command, tmp_path):
         [*command, "smoke", "--arch", "gpt2"], capture_output=True, text=True, cwd=tmp_path, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == [f"{name} on gpt2: ok (smoke_loglikelihood, smoke_generation)" for name in NAMES]
+    assert done.stdout.splitlines() == [
+        *(f"{name} on gpt2: ok ({', '.join(SHORT + (LONG if name == 'icl' else []))})" for name in NAMES),
+        "methods: 8 ran, 0 refusals",
+    ]
+    assert "Running" not in done.stderr  # lm-eval's progress bars
 
 
-def test_command_line_failure_is_one_line(tmp_path):
-    command = [COMMAND, "smoke", "--arch", "nonsense"]
+def test_command_line_of_several_types():
+    done = lm_eval_icl("smoke", "--arch", "bloom,bart,musicgen", "--limit", "1", "--strict")
+    assert done.returncode == 1 and not done.stderr
+    lines = [re.sub(r" +\d+\.\d s", "", line) for line in done.stdout.splitlines()]
+    assert lines[0].split(maxsplit=2) == ["exact", "bloom", "refused: nope, prefixicl, pcw, saicl, invicl"]
+    assert lines[1].startswith("refused  bart") and "'bart' is an encoder-decoder model" in lines[1]
+    assert lines[2].split(maxsplit=2) == ["none", "musicgen", "it generates sound"]
+    assert lines[3] == "3 types: 1 exact, 1 refused, 1 without a tiny model, 0 wrong"
+    assert lines[4] == "methods: 3 ran, 13 refusals"
+
+
+@pytest.mark.parametrize(
+    ("result", "options", "status"),
+    [
+        (Result("gpt2", "WRONG", "-1.0, with hf -2.0"), [], 1),
+        (Result("gpt2", "exact", ran=["icl"], refused={"nope": "why"}), [], None),
+        (Result("gpt2", "exact", ran=["icl"], refused={"nope": "why"}), ["--strict"], 1),
+        (Result("gpt2", "none", "why"), ["--strict"], None),
+    ],
+)
+def test_exit_status_of_several_types(monkeypatch, capsys, result, options, status):
+    monkeypatch.setattr(smoke, "sweep", lambda *_: [Result("llama", "exact", ran=["icl"]), result])
+    monkeypatch.setattr(sys, "argv", ["lm-eval-icl", "smoke", "--arch", "llama,gpt2", *options])
+    with pytest.raises(SystemExit) if status else nullcontext() as exited:
+        cli.main()
+    assert status is None or exited.value.code == status
+    assert f"{result.status:8} gpt2" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("archs", ["nonsense", "llama,nonsense"])
+def test_command_line_failure_is_one_line(tmp_path, archs):
+    command = [COMMAND, "smoke", "--arch", archs]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
-    assert done.returncode == 1
-    assert done.stderr.splitlines()[-1].startswith("lm-eval-icl: smoke --arch nonsense: no tiny model of it")
-    assert "Traceback" not in done.stderr
+    assert done.returncode == 1 and not done.stdout
+    says = "lm-eval-icl: smoke --arch: no tiny model of 'nonsense': transformers has no such model type.\n"
+    assert done.stderr == says
+
+
+# lm-eval's own commands.
 
 
 def test_a_task_that_is_not_there_is_one_line(tmp_path):

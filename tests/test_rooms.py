@@ -17,7 +17,7 @@ ROOMS = [
     {"methods"},
     {"demonstrations"},
     {"harness"},
-    {"demo", "smoke", "cli", "__main__"},
+    {"demo", "tiny", "smoke", "cli", "__main__"},
 ]
 HARNESS = ROOMS.index({"harness"})
 # What the rooms before the harness know nothing of.

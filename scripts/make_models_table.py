@@ -1,0 +1,57 @@
+"""Write the table of docs/models.md: the smoke test of every model type of the installed transformers.
+
+    python scripts/make_models_table.py [--record FILE]
+
+It takes some minutes. --record is that of `lm-eval-icl smoke`: types whose results are in FILE are not run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections import Counter
+from pathlib import Path
+
+import transformers
+
+from lm_eval_icl import tiny
+from lm_eval_icl.smoke import Result, sweep
+
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "models.md"
+HEADING = "## All types\n"
+
+
+def row(result: Result) -> str:
+    """A type's row of the table."""
+    if result.status == "exact":
+        refused = ", ".join(f"`{name}`" for name in result.refused).replace(" (texts)`", "` (texts)")
+        return f"| `{result.arch}` | exact | {f'all but {refused}' if refused else 'all'} |"
+    # Without the details in parentheses, the folder, and all after the first sentence.
+    why = re.sub(r" \([^()]*\)|pretrained='.*?': ", "", result.why).split(". ")[0].rstrip(".")
+    said = {"refused": "refused", "none": "no tiny model"}.get(result.status, result.status)
+    return f"| `{result.arch}` | {said} | {why} |"
+
+
+def summary(results: list[Result]) -> str:
+    """How many types there are of each kind."""
+    counts = Counter(result.status for result in results)
+    return (
+        f"Of the {len(results)} types of transformers {transformers.__version__}, {counts['exact']} are exact, "
+        f"{counts['refused']} are refused, {counts['none']} have no tiny model and {counts['WRONG']} are wrong."
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--record", type=Path)
+    results = []
+    for result in sweep(tiny.types(), record=parser.parse_args().record):
+        print(row(result), flush=True)
+        results.append(result)
+    before, _, _ = PAGE.read_text(encoding="utf-8").partition(HEADING)
+    table = ["| type | `icl` | methods that run, or why not |", "| --- | --- | --- |", *map(row, results)]
+    PAGE.write_text(f"{before}{HEADING}\n{summary(results)}\n\n" + "\n".join(table) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
