@@ -209,7 +209,7 @@ def _draw(options: argparse.Namespace) -> None:
     try:
         method = methods.make(options.method, simple_parse_args_string(options.args))
     except InputError as error:
-        raise InputError(f"--args: {error.message}") from error
+        raise InputError(f"{'--args: ' if options.args else ''}{error.message}") from error
     if options.prompt is None:
         parts = drawing.example(3 if options.shots is None else options.shots)
     else:

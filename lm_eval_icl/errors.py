@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import re
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -37,6 +38,12 @@ def one_line(error: BaseException) -> str:
     """The type and the message of another package's error, on one line of at most 600 characters."""
     text = " ".join(re.sub(r"\x1b\[[0-9;]*m", "", str(error)).split())
     return f"{type(error).__name__}: {text[:600]}{'...' if len(text) > 600 else ''}" if text else type(error).__name__
+
+
+def one_line_with_place(error: BaseException) -> str:
+    """`one_line`, with the file and the line where the error was raised, for errors in a user's own code."""
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{one_line(error)}, {place.filename} line {place.lineno}"
 
 
 @contextmanager

@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -444,6 +445,11 @@ class SeesTheQuery(Method):
         return Pattern(before(n), query=True)
 
 
+class Fails(Method):
+    def pattern(self, n):
+        return Pattern(before(n) & before(n - 1))
+
+
 class Late(Method):
     """Right for the three demonstrations that are tried."""
 
@@ -457,6 +463,7 @@ PATTERNS = {
     Numbers: "sees must be booleans of shape [3, 3] (3 blocks: 3 demonstrations), and is a torch.float32 tensor of",
     Doubled: "sees must be booleans of shape [6, 6] (6 blocks: 3 demonstrations, 2 copies of each), and is",
     Windows: "windows must be whole numbers of shape [3] (3 blocks: 3 demonstrations), and is a list.",
+    Fails: "RuntimeError: The size of tensor a (3) must match the size of tensor b (2) at non-singleton",
     SeesTheQuery: "query=True needs memory_depends_on_query = True and an encode_query, as saicl has them.",
 }
 
@@ -478,6 +485,37 @@ def test_a_pattern_that_is_none_for_a_prompt(checkpoint):
     predictor = Predictor(model, AutoTokenizer.from_pretrained(checkpoint("gpt2")), Late())
     with pytest.raises(InputError, match=says):
         predictor.score(["a b"] * 5, ["c"], [" d"])
+
+
+@dataclass(frozen=True)
+class Careless(Method):
+    """Its arguments are compared without a look at their type, and those of all methods are not checked."""
+
+    hubs: int = 1
+
+    def __post_init__(self):
+        self._check("hubs", fine=self.hubs > 0, must="above 0")
+
+    def pattern(self, n):
+        return Pattern(before(n))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (
+            {"hubs": "many"},
+            r"careless: the arguments {'hubs': 'many'} cannot be used \(TypeError: .*bad_input.py line \d+",
+        ),
+        ({"hubs": [1]}, "careless: the arguments .* cannot be used"),
+        ({"positions": "symetric"}, "careless: positions='symetric': must be sequential, symmetric or none"),
+        ({"repeat": 0}, "careless: repeat=0: must be a whole number"),
+    ],
+)
+def test_arguments_that_a_method_of_ones_own_does_not_check(arguments, says):
+    with pytest.raises(InputError, match=says):
+        Careless.from_arguments(arguments)
+    assert Careless.from_arguments({"positions": None}).positions == "none"
 
 
 def test_a_check_cannot_be_written_the_wrong_way_round():

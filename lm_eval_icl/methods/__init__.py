@@ -14,13 +14,12 @@ import functools
 import importlib
 import inspect
 import sys
-import traceback
 from collections.abc import Mapping
 from importlib.metadata import entry_points
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
-from lm_eval_icl.errors import InputError, one_line
+from lm_eval_icl.errors import InputError, one_line, one_line_with_place
 
 if TYPE_CHECKING:
     from lm_eval_icl.methods.base import Method
@@ -123,10 +122,9 @@ def _checked(path: str) -> type[Method]:
     try:
         module = importlib.import_module(name)
     except Exception as error:
-        place = traceback.extract_tb(error.__traceback__)[-1]
-        where = f", {place.filename} line {place.lineno}" if not isinstance(error, (ImportError, SyntaxError)) else ""
+        says = one_line(error) if isinstance(error, (ImportError, SyntaxError)) else one_line_with_place(error)
         raise InputError(
-            f"{path!r} cannot be imported ({one_line(error)}{where}): give MODULE:CLASS, a module seen from here."
+            f"{path!r} cannot be imported ({says}): give MODULE:CLASS, a module seen from here."
         ) from error
     found = getattr(module, cls, None)
     if not (isinstance(found, type) and issubclass(found, Method)):

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Self
 
 from transformers import PreTrainedModel
 
-from lm_eval_icl.errors import InputError, is_whole
+from lm_eval_icl.errors import InputError, is_whole, one_line_with_place
 from lm_eval_icl.inference.memory import Memory, encode
 from lm_eval_icl.layouts import POSITIONS, Layout, Pattern, check_pattern, lay_out
 from lm_eval_icl.tokens import Context
@@ -83,7 +83,13 @@ class Method(ABC):
             if now in given:
                 raise InputError(f"{cls.__name__.lower()}: {now} is given twice, once under its former name: give one.")
             given[now] = value
-        method = cls(**given)
+        try:
+            method = cls(**given)
+            Method.__post_init__(method)  # in case that of the subclass does not call it
+            hash(method)  # methods are keys of dictionaries
+        except TypeError as error:
+            said = one_line_with_place(error)
+            raise InputError(f"{cls.__name__.lower()}: the arguments {given} cannot be used ({said}).") from error
         if not method.why_not(3):
             method._checked_pattern(3)  # before a model is loaded
         return method
@@ -139,11 +145,13 @@ class Method(ABC):
         return lay_out(prefix, demonstrations, pattern, self.positions, query, answer, repeat=self.repeat)
 
     def _checked_pattern(self, n: int) -> Pattern:
-        pattern = self.pattern(n)
         try:
+            pattern = self.pattern(n)
             check_pattern(pattern, n)
         except InputError as error:
             raise InputError(f"{self.name}: {error.message}") from error
+        except Exception as error:
+            raise InputError(f"{self.name}: pattern({n}): {one_line_with_place(error)}.") from error
         if pattern.query and not self.memory_depends_on_query:
             raise InputError(
                 f"{self.name}: pattern({n}): query=True needs memory_depends_on_query = True and an encode_query, as "
