@@ -69,12 +69,14 @@ SMALL = {
     "intermediate_size": 48,
 }
 WINDOWS = ["mistral_window", "gemma2_window"]
+# GPT-Neo shows no tokens behind a token, which two of the methods need.
+MASKS_BEHIND_WINDOWS = [
+    *itertools.product(["prefixicl", "pcw", "saicl", "invicl"], WINDOWS),
+    *itertools.product(["pcw", "invicl"], ["gpt_neo"]),
+]
 
 
-@pytest.mark.parametrize(
-    ("name", "architecture"),
-    [*itertools.product(["prefixicl", "pcw", "saicl", "invicl"], WINDOWS), ("pcw", "gpt_neo"), ("invicl", "gpt_neo")],
-)
+@pytest.mark.parametrize(("name", "architecture"), MASKS_BEHIND_WINDOWS)
 def test_a_window_shorter_than_the_prompt(checkpoint, name, architecture):
     with pytest.raises(InputError) as error:
         harness.run(name, checkpoint(architecture), ["one_token"], 3)
@@ -102,8 +104,7 @@ def test_a_window_longer_than_the_prompt_hides_nothing(tmp_path, name, architect
     harness.assert_same(*found, 1e-9)
 
 
-@pytest.mark.parametrize("architecture", ["gpt_neo", "mistral_window", "gemma2_window"])
-@pytest.mark.parametrize("name", ["prefixicl", "pcw", "saicl", "invicl"])
+@pytest.mark.parametrize(("name", "architecture"), MASKS_BEHIND_WINDOWS)
 def test_a_window_shorter_than_a_prompt_without_demonstrations(checkpoint, name, architecture):
     """There is nothing to hide."""
     path, names, args = checkpoint(architecture), ["one_token", "generate"], {"dtype": "float64"}
