@@ -24,11 +24,14 @@ HEADING = "## All types\n"
 def row(result: Result) -> str:
     """A type's row of the table."""
     if result.status == "exact":
-        refused = ", ".join(f"`{name}`" for name in result.refused).replace(" (texts)`", "` (texts)")
-        return f"| `{result.arch}` | exact | {f'all but {refused}' if refused else 'all'} |"
-    # Without the details in parentheses, the folder, and all after the first sentence.
-    why = re.sub(r" \([^()]*\)|pretrained='.*?': ", "", result.why).split(". ")[0].rstrip(".")
-    said = {"refused": "refused", "none": "no tiny model"}.get(result.status, result.status)
+        refused = [f"`{name}`".replace(" (texts)`", "` (texts)") for name in result.refused]
+        only = ", ".join(f"`{name}`" for name in result.ran)
+        said = "all" if not refused else f"all but {', '.join(refused)}" if len(refused) < len(result.ran) else only
+        return f"| `{result.arch}` | exact | {said} |"
+    said, why = {"refused": "refused", "none": "no tiny model"}.get(result.status, result.status), result.why
+    if result.status == "refused":  # only what is wrong, without the folder, numbers, and advice
+        why = re.sub(r"^pretrained='.*?': | \([^()]*\)", "", why)
+        why = re.match(r"(?:.*? cannot be used: )?[^:.;]*", why)[0]
     return f"| `{result.arch}` | {said} | {why} |"
 
 

@@ -180,15 +180,6 @@ def test_probe_on_weights_of_usual_size(kind, packs, config, dtype):
         assert probe(model).can_pack is packs
 
 
-@pytest.mark.parametrize("kind", ["mamba", "jamba", "qwen3_next", "falcon_h1"])
-def test_models_with_states_are_refused_in_one_line(kind):
-    from lm_eval_icl.smoke import smoke
-
-    with pytest.raises(InputError) as error:
-        smoke(kind)
-    assert "\n" not in str(error.value)
-
-
 def test_other_models_chat_templates_are_left_alone():
     def template(messages, add_generation_prompt=True):
         return JsonChatStr(str(messages))
