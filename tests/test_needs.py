@@ -265,10 +265,11 @@ def test_a_mask_that_leaks_a_little_is_not_obeyed(share):
 @torch.no_grad()
 def test_a_model_that_never_looks_ahead():
     """GPT-Neo hides what is behind a token whatever the mask shows; its masks can only hide more."""
-    assert probe(tiny.build("llama")).sees_ahead
-    model = tiny.build("gpt_neo")
-    abilities = probe(model)
-    assert abilities.obeys_mask and not abilities.sees_ahead
+    for dtype in (torch.float64, torch.float32, torch.bfloat16):
+        assert probe(tiny.build("llama", dtype)).sees_ahead
+        model = tiny.build("gpt_neo", dtype)
+        abilities = probe(model)
+        assert abilities.obeys_mask and not abilities.sees_ahead
     for name in ("prefixicl", "saicl"):
         with pytest.raises(Unsupported, match=f"{name} lets tokens see tokens behind them"):
             MethodRunner(model, methods.make(name))
