@@ -301,3 +301,13 @@ def test_a_misspelt_model_is_one_line(name, says):
     done = lm_eval_icl("--model", name, "--model_args", "pretrained=x", "--tasks", "icl_demo_short")
     assert done.returncode == 1 and "Traceback" not in done.stderr
     assert f"lm-eval-icl: --model: unknown model '{name}': {says}" in done.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize("command", ["lm_eval", "lm_eval_icl"])
+def test_without_a_device_the_machines_own_is_taken(tmp_path, command):
+    """lm-eval's default is cuda:0, on a machine without a GPU too."""
+    arguments = ["--model", "icl", "--model_args", f"pretrained={model_path()}", "--tasks", "icl_demo_short"]
+    done = subprocess.run(
+        [sys.executable, "-m", command, *arguments, "--limit", "2"], capture_output=True, text=True, cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr[-300:]

@@ -78,7 +78,9 @@ class CheckedHFLM(HFLM):
     def _check_device(self) -> None:
         """Refuse a device that `HFLM` does not know, and for which it takes another one."""
         given, placed = self._forwarded.get("device"), ("parallelize", "tp_plan", "device_map")
-        if given is None or hasattr(self, "accelerator") or any(self._forwarded.get(name) for name in placed):
+        if given in (None, "cuda:0"):  # the latter is lm-eval's default: the first GPU if there is one
+            return
+        if hasattr(self, "accelerator") or any(self._forwarded.get(name) for name in placed):
             return
         if str(self.device) != given:
             raise InputError(f"device={given!r}: there is no such device here: give cpu, cuda, cuda:0, ...")
