@@ -54,8 +54,8 @@ def commands(page: Path) -> list[str]:
 
 @functools.cache
 def known_tasks() -> set[str]:
-    """The names of lm-eval's tasks and of ours. (`find_tasks` may have been called already: see the start-up hook.)"""
-    patches.find_tasks()
+    """The names of lm-eval's tasks and of ours. (The start-up hook may have put in the patch already.)"""
+    patches.install_early("lm_eval.tasks.manager")
     return set(TaskManager().all_tasks)
 
 

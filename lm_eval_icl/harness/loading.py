@@ -112,7 +112,7 @@ class CheckedHFLM(HFLM):
         what = ", ".join([f"pretrained={pretrained!r}", *(f"{name}={self._forwarded[name]!r}" for name in given)])
         quantized = kwargs.get("quantization_config") is not None
         advice = "" if given or quantized else "Check the files: is one cut short, or missing?"
-        with _loading(f"{what}: the {'quantized ' if quantized else ''}model cannot be loaded", advice):
+        with _loading(f"{what}: the model cannot be loaded", advice):
             super()._create_model(*args, pretrained=pretrained, **kwargs)
 
     def _check_tokenizer(self) -> None:
