@@ -31,7 +31,7 @@ def row(result: Result) -> str:
     said, why = {"refused": "refused", "none": "no tiny model"}.get(result.status, result.status), result.why
     if result.status == "refused":  # only what is wrong, without the folder, numbers, and advice
         why = re.sub(r"^pretrained='.*?': | \([^()]*\)", "", why)
-        why = re.match(r"(?:.*? cannot be used: )?[^:.;]*", why)[0]
+        why = re.findall(r"^(?:.*? cannot be used: )?[^:.;]*", why)[0]
     return f"| `{result.arch}` | {said} | {why} |"
 
 

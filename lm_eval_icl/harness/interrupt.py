@@ -41,7 +41,10 @@ def end(stopped: KeyboardInterrupt, line: Callable[[], str]) -> NoReturn:
         line: what is said. It is called when everything that was interrupted has cleaned up.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # an impatient second Ctrl-C
-    traceback.clear_frames(stopped.__traceback__)  # closes progress bars, which leave their line then
+    # Progress bars leave their line when they are closed, those too that were being made.
+    for bar in list(getattr(getattr(sys.modules.get("tqdm"), "tqdm", None), "_instances", ())):
+        bar.close()
+    traceback.clear_frames(stopped.__traceback__)
     if os.environ.get("RANK", "0") == "0":  # of several processes, which all get the signal, one says so
         print(f"lm-eval-icl: {line()}", file=sys.stderr)
     with suppress(OSError):  # a reader that was interrupted too
