@@ -290,7 +290,7 @@ def test_an_interrupt_is_one_line(command):
         time.sleep(1)  # while it imports torch
         process.send_signal(signal.SIGINT)
         _, said = process.communicate()
-    assert (process.returncode, said) == (-signal.SIGINT, f"lm-eval-icl: {command}: interrupted.\n")
+    assert (process.returncode, said) == (-signal.SIGINT, f"\nlm-eval-icl: {command}: interrupted.\n")
 
 
 @pytest.mark.parametrize(

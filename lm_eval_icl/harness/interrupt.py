@@ -41,12 +41,13 @@ def end(stopped: KeyboardInterrupt, line: Callable[[], str]) -> NoReturn:
         line: what is said. It is called when everything that was interrupted has cleaned up.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # an impatient second Ctrl-C
-    # Progress bars leave their line when they are closed, those too that were being made.
+    # Progress bars that are closed leave their line.
     for bar in list(getattr(getattr(sys.modules.get("tqdm"), "tqdm", None), "_instances", ())):
         bar.close()
     traceback.clear_frames(stopped.__traceback__)
     if os.environ.get("RANK", "0") == "0":  # of several processes, which all get the signal, one says so
-        print(f"lm-eval-icl: {line()}", file=sys.stderr)
+        # A new line begins, since a bar that was just being made or closed, or the terminal's ^C, has left one open.
+        print(f"\nlm-eval-icl: {line()}", file=sys.stderr)
     with suppress(OSError):  # a reader that was interrupted too
         sys.stdout.flush()
     signal.signal(signal.SIGINT, signal.SIG_DFL)
