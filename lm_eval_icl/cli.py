@@ -238,7 +238,27 @@ def _draw(options: argparse.Namespace) -> None:
     print("As a picture: --output FILE.svg or FILE.png")
 
 
+def _train(arguments: list[str]) -> None:
+    import logging
+
+    # Threads that wait give way: beside other programs, training on a CPU is ten times as fast so.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    logging.getLogger("lm_eval").setLevel(logging.WARNING)
+    from lm_eval_icl import train
+
+    parser = _OneLine(
+        prog="lm-eval-icl train",
+        description="Fine-tune a model under the layout of a method, on episodes of demonstrations and a query.",
+        allow_abbrev=False,
+    )
+    try:
+        train.command(parser, arguments)
+    except InputError as error:
+        raise InputError(f"train: {error.message}") from error
+
+
 COMMANDS: dict[str, tuple[str, Callable[[list[str]], None]]] = {
     "smoke": ("a smoke test of every method", _smoke),
+    "train": ("fine-tune a model under a method", _train),
     "show": ("which token sees which, at which position", _show),
 }

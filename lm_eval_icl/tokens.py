@@ -176,8 +176,7 @@ class PartSplitter:
                 "the query is empty, so that the answer begins right behind the demonstrations; a method that does not "
                 "depend on their order needs something between them (--model icl does not)."
             )
-        blanks = len(query) - len(query.lstrip())  # how blanks are tokenized depends on the character after them
-        behind = query[: blanks + 1]
+        behind = self._behind(query)
         demonstrations = tuple(self._demonstration(part, behind) for part in prompt.demonstrations)
         context = Context(tuple(self._prefix(prompt.prefix, behind)), demonstrations)
         return TokenizedPrompt(_intern(context), self._middle(query, ""))
@@ -190,29 +189,52 @@ class PartSplitter:
         ids = self.encode(prefix + behind)[0]
         for front in _IN_FRONT:
             tail = self._between(front, behind, "")
-            if tail and tuple(ids[-len(tail) :]) == tail:
-                return ids[: -len(tail)]
+            if tail and tail[0] and tuple(ids[-len(tail[0]) :]) == tail[0]:
+                return ids[: -len(tail[0])]
         return self.encode(prefix)[0]
 
     def _middle(self, part: str, behind: str) -> tuple[int, ...]:
         """The ids of a part, tokenized in the middle of a text and followed by `behind`."""
-        for end, front in itertools.product((behind, "") if behind else ("",), _IN_FRONT):
-            ids = self._between(front, part, end)
-            if ids is not None:
-                return ids
-        return tuple(self.bare(part)[0])
+        return self._with_starts(part, behind)[0]
 
-    def _between(self, front: str, part: str, behind: str) -> tuple[int, ...] | None:
-        """The ids of the part, tokenized between `front` and `behind`.
+    def before(self, part: str, query: str, ats: Sequence[int]) -> list[int]:
+        """How many of a demonstration's tokens begin before each of these characters of it.
+
+        Args:
+            part: the demonstration.
+            query: the prompt's query, which the tokenization of a demonstration takes into account.
+        """
+        starts = self._with_starts(part, self._behind(query))[1]
+        return [bisect_left(starts, at) for at in ats]
+
+    @staticmethod
+    def _behind(query: str) -> str:
+        """The beginning of the query, up to its first character that is not blank: on it depends how blanks are
+        tokenized."""
+        return query[: len(query) - len(query.lstrip()) + 1]
+
+    def _with_starts(self, part: str, behind: str) -> tuple[tuple[int, ...], list[int]]:
+        """`_middle`, and the index in the part of each token's first character."""
+        for end, front in itertools.product((behind, "") if behind else ("",), _IN_FRONT):
+            found = self._between(front, part, end)
+            if found is not None:
+                return found
+        ids, starts, _ = self.bare(part)
+        return tuple(ids), starts
+
+    def _between(self, front: str, part: str, behind: str) -> tuple[tuple[int, ...], list[int]] | None:
+        """The ids of the part, tokenized between `front` and `behind`, and the index of each token's first character.
 
         None if the ids of `front` and `behind` are not those that they have without the part, since a token then
         straddles a boundary. (Offsets would not show this, since some tokenizers trim blanks from them.)
         """
-        before, outer, ids = (self.bare(text)[0] for text in (front, front + behind, front + part + behind))
+        before, outer = (self.bare(text)[0] for text in (front, front + behind))
+        ids, starts, _ = self.bare(front + part + behind)
         after = outer[len(before) :]
         end = len(ids) - len(after)
         clean = outer[: len(before)] == ids[: len(before)] == before and ids[end:] == after and end >= len(before)
-        return tuple(ids[len(before) : end]) if clean else None
+        inside = slice(len(before), end)
+        return (tuple(ids[inside]), [start - len(front) for start in starts[inside]]) if clean else None
 
 
 @dataclass(frozen=True)
@@ -258,6 +280,27 @@ class PairEncoder:
         if self._split_parts and prompt.demonstrations:
             return self._split_parts(prompt, text)
         return split(prompt, text, self.encode)
+
+    def inside(self, prompt: FewShotPrompt, spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+        """For each demonstration of the prompt, (begin, end) of the tokens that begin among some characters of it.
+
+        Args:
+            spans: for each demonstration, (begin, end) of the characters.
+        """
+        text, found = prompt.rstrip(), []
+        if self._split_parts:
+            query = text[len(prompt) - len(prompt.query) :]
+            for part, span in zip(prompt.demonstrations, spans, strict=True):
+                begin, end = self._split_parts.before(part, query, span)
+                found.append((begin, end))
+            return found
+        pieces = [
+            piece
+            for part, (begin, end) in zip(prompt.demonstrations, spans, strict=True)
+            for piece in (part[:begin], part[begin:end], part[end:])
+        ]
+        lengths = split(FewShotPrompt(prompt.prefix, pieces, prompt.query), text, self.encode).context.lengths
+        return [(lengths[i], lengths[i] + lengths[i + 1]) for i in range(0, len(lengths), 3)]
 
     def __call__(self, prompt: FewShotPrompt, continuation: str) -> tuple[TokenizedPrompt, tuple[int, ...]]:
         """The context's ids by part, and the continuation's ids."""
@@ -364,6 +407,18 @@ class PromptTokenizer:
             tokens, answer = self._pair(prompt, continuation)
         self.check_known(tokens, answer)
         return tokens, answer
+
+    def inside(self, prompt: FewShotPrompt, spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+        """Where `pair` has the tokens of a piece of each demonstration, such as its answer.
+
+        Args:
+            prompt: a prompt as `arranged` returns it.
+            spans: for each demonstration, (begin, end) of the piece's characters.
+
+        Returns:
+            For each demonstration, (begin, end) of the piece's tokens, counted from the demonstration's first token.
+        """
+        return self._pair.inside(prompt, spans)
 
     def to_continue(self, prompt: FewShotPrompt) -> TokenizedPrompt:
         """The ids of a prompt, by part, from which text is generated, as `HFLM.generate_until` makes them.

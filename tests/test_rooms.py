@@ -16,8 +16,9 @@ ROOMS = [
     {"inference"},
     {"methods"},
     {"demonstrations"},
+    {"training"},
     {"harness"},
-    {"demo", "tiny", "smoke", "cli", "__main__"},
+    {"demo", "tiny", "smoke", "train", "cli", "__main__"},
 ]
 HARNESS = ROOMS.index({"harness"})
 # What the rooms before the harness know nothing of.

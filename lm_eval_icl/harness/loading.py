@@ -145,7 +145,7 @@ class CheckedHFLM(HFLM):
 
     def _get_backend(self, *args: Any, **kwargs: Any) -> None:
         super()._get_backend(*args, **kwargs)
-        self.AUTO_MODEL_CLASS = _WholeCheckpoints
+        self.AUTO_MODEL_CLASS = WholeCheckpoints
         if self.backend != "causal":
             raise InputError(
                 f"{self.config.model_type!r} is an encoder-decoder model; these methods are defined "
@@ -153,7 +153,7 @@ class CheckedHFLM(HFLM):
             )
 
 
-class _WholeCheckpoints:
+class WholeCheckpoints:
     """`AutoModelForCausalLM` that refuses checkpoints with missing weights, which it would initialize at random."""
 
     @staticmethod

@@ -19,7 +19,7 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.task import Task
 
 from lm_eval_icl import methods, version
-from lm_eval_icl.errors import InputError
+from lm_eval_icl.errors import InputError, log
 from lm_eval_icl.harness import generate, loglikelihood, patches, rolling
 from lm_eval_icl.harness.arguments import check_names, read_arguments
 from lm_eval_icl.harness.distributed import DividedDocuments
@@ -32,6 +32,7 @@ from lm_eval_icl.inference.scoring import Score
 from lm_eval_icl.methods.base import Method
 from lm_eval_icl.methods.runner import MethodRunner
 from lm_eval_icl.tokens import PromptTokenizer
+from lm_eval_icl.training import record
 
 # Arguments of `HFLM` that are not part of a run's identity: they only say where and how fast the model runs, or their
 # effect shows in the loaded model and tokenizer.
@@ -64,6 +65,9 @@ class ICLModel(DividedDocuments, CheckedHFLM):
         method, self.common, forwarded = read_arguments(self.method_class, {**kwargs, "pretrained": pretrained})
         self.canonical_order = self.common.is_canonical(method)
         super().__init__(**forwarded)
+        self.trained = record.read(self.config)
+        if said := record.mismatch(self.trained, method):
+            log.warning("%s: %s.", method.name, said)
         self.runner = MethodRunner(
             self.model,
             method,
@@ -166,6 +170,7 @@ class ICLModel(DividedDocuments, CheckedHFLM):
                 **dataclasses.asdict(self.method),
                 **dataclasses.asdict(self.common),
                 "canonical_order": self.canonical_order,
+                **({"trained": self.trained} if self.trained else {}),
                 **self.counts,
             }
         }

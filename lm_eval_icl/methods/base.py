@@ -116,6 +116,12 @@ class Method(ABC):
         return any(layout.looks_ahead for _, layout in self.passes(1, [2] * n, 2, 2))
 
     @property
+    def is_one_pass(self) -> bool:
+        """Whether context, query and answer are one forward pass over `layout`, so that models can be trained under the
+        method. Others run on models that were trained under `icl`."""
+        return all(getattr(type(self), name) is getattr(Method, name) for name in ("layout", "passes", "encode"))
+
+    @property
     def makes_its_memory(self) -> bool:
         """Whether the method does more than run the model once over a layout, so that it works on keys and values."""
         return (type(self).encode, type(self).encode_query) != (Method.encode, Method.encode_query)

@@ -77,7 +77,7 @@ class Predictor:
             _check_whole("max_length", max_length)
         else:
             max_length = getattr(model.config.get_text_config(), "max_position_embeddings", None) or sys.maxsize
-        self._limits = self.runner.limits(max_length)
+        self.limits = self.runner.limits(max_length)
 
     def score(
         self,
@@ -206,7 +206,7 @@ class Predictor:
         return self.tokenizer.arranged(FewShotPrompt(prefix, demonstrations, query))
 
     def _check_fits(self, tokens: TokenizedPrompt, behind: int, answer: str) -> None:
-        reason = self._limits.too_long(tokens, behind)
+        reason = self.limits.too_long(tokens, behind)
         if reason is not None:
             advice = "Give fewer demonstrations." if tokens.context.demonstrations else "Shorten the query."
             advice = f"Shorten the {reason.longest}, or leave it out." if reason.longest else advice

@@ -6,7 +6,7 @@ import threading
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any, TypeVar
 
@@ -212,12 +212,15 @@ class MethodRunner:
         """
         if self.model.training:  # dropout would change every number
             self.model.eval()
-        without = self._without_positions
-        positions = nullcontext() if without is None else no_positions(self.model, without)
         with _making_locks:
             lock = _locks.setdefault(without_adapter(self.model), threading.RLock())
-        with lock, torch.no_grad(), self.mixed_precision(), positions, fused_gelu(self.model):
+        with lock, torch.no_grad(), self.mixed_precision(), self.own_positions(), fused_gelu(self.model):
             yield
+
+    def own_positions(self) -> AbstractContextManager[None]:
+        """Inside this context, the model has no positional information if the method is one with `positions=none`."""
+        without = self._without_positions
+        return nullcontext() if without is None else no_positions(self.model, without)
 
     def mixed_precision(self) -> torch.autocast:
         """torch's autocast, if it was asked for. It keeps the weights that it has cast until its outermost context

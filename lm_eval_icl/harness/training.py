@@ -1,0 +1,118 @@
+"""What training needs of lm-eval: tasks with a training split, and a model loaded as lm-eval's `hf` is told to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from lm_eval.api.samplers import ContextSampler
+from lm_eval.api.task import ConfigurableTask
+from lm_eval.tasks import TaskManager
+from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from lm_eval_icl.errors import InputError, refusing
+from lm_eval_icl.harness.loading import WholeCheckpoints
+from lm_eval_icl.harness.prompts import recording, structure_error
+from lm_eval_icl.prompt import FewShotPrompt
+from lm_eval_icl.training.episodes import Example
+
+# The arguments of --model_args that loading for training takes, besides the method's.
+_OF_TOKENIZER = ("revision", "subfolder", "trust_remote_code")
+_OF_MODEL = (*_OF_TOKENIZER, "attn_implementation")
+ARGUMENTS = {"pretrained", "tokenizer", "dtype", "max_length", "add_bos_token", *_OF_MODEL}
+
+
+class _These(ContextSampler):
+    """Returns the documents that it was given, as demonstrations."""
+
+    def sample(self, n: int, eval_doc: Any = None, df: Any = None, **kwargs: Any) -> list[dict[str, Any]]:
+        return list(self.df)
+
+
+class HarnessTask:
+    """The training split of a task of lm-eval, with prompts and answers as lm-eval makes them for evaluation.
+
+    Args:
+        task: the task.
+
+    Raises:
+        InputError: the task has no training split, or its prompts have no parts that a method could work on.
+    """
+
+    def __init__(self, task: ConfigurableTask) -> None:
+        self.name, self._task = str(task.config.task), task
+        if not isinstance(task, ConfigurableTask):
+            raise InputError(f"task {self.name!r}: its own class builds its prompts, so that it cannot be trained on.")
+        if not task.has_training_docs():
+            raise InputError(f"task {self.name!r} has no training split (training_split): give others.")
+        if task.OUTPUT_TYPE == "loglikelihood_rolling" or task.multiple_input:
+            raise InputError(f"task {self.name!r} has no query with one answer, so that it cannot be trained on.")
+        self._docs: Any = task.training_docs()
+
+    def __len__(self) -> int:
+        return len(self._docs)
+
+    def example(self, demonstrations: Sequence[int], query: int) -> Example:
+        task, doc = self._task, self._docs[query]
+        task.sampler = _These([self._docs[i] for i in demonstrations])
+        with recording():
+            prompt = task.fewshot_context(doc, len(demonstrations), gen_prefix=task.doc_to_prefix(doc))
+        if not isinstance(prompt, FewShotPrompt):
+            raise structure_error(self.name)
+        answer: Any = task.doc_to_target(doc)
+        delimiter = task.config.target_delimiter
+        if task.OUTPUT_TYPE == "multiple_choice":
+            options = task.doc_to_choice(doc)
+            right = options.index(answer) if isinstance(answer, str) and answer in options else answer
+            if not isinstance(right, int) or not 0 <= right < len(options):
+                raise InputError(f"task {self.name!r}, row {query}: its answer is {answer!r}, none of its options.")
+            return Example(prompt, tuple(f"{delimiter}{option}" for option in options), right)
+        text = answer[0] if isinstance(answer, list) else answer
+        # Where lm-eval scores a text, the text begins with its own blank.
+        return Example(prompt, (f"{'' if task.OUTPUT_TYPE == 'loglikelihood' else delimiter}{text}",), 0)
+
+
+def load_tasks(names: Sequence[str], include_path: str | None, metadata: Mapping[str, Any]) -> list[HarnessTask]:
+    """The tasks of these names; of a group, all its tasks.
+
+    Raises:
+        InputError: there is no such task, its data cannot be loaded, or it cannot be trained on.
+    """
+    manager = TaskManager(include_path=include_path, metadata=dict(metadata))
+    unknown = [name for name in names if name not in manager.all_tasks and not Path(name).is_file()]
+    if unknown:
+        raise InputError(f"--tasks: there is no {unknown[0]!r}. `lm-eval-icl ls tasks` lists those there are.")
+    found: list[HarnessTask] = []
+    for name in names:
+        with refusing(f"--tasks {name}: the task cannot be loaded"):
+            tasks = manager.load([name])["tasks"]
+        found += [HarnessTask(task) for task in tasks.values()]
+    return found
+
+
+def load_model(arguments: Mapping[str, Any]) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """A model and its tokenizer. The weights are in float32, unless `dtype` says otherwise.
+
+    Args:
+        arguments: those of `ARGUMENTS`.
+
+    Raises:
+        InputError: they cannot be loaded.
+    """
+    pretrained = str(arguments["pretrained"])
+    of_model = {name: arguments[name] for name in _OF_MODEL if name in arguments}
+    of_tokenizer = {name: arguments[name] for name in _OF_TOKENIZER if name in arguments}
+    with refusing(f"pretrained={pretrained!r}: the model cannot be loaded"):
+        config = AutoConfig.from_pretrained(pretrained, **of_tokenizer)
+        if getattr(config, "is_encoder_decoder", False):
+            raise InputError(
+                f"pretrained={pretrained!r}: {config.model_type!r} is an encoder-decoder model; these methods are "
+                "defined for decoders (causal language models) only."
+            )
+        dtype = arguments.get("dtype", "float32")
+        model = WholeCheckpoints.from_pretrained(pretrained, dtype=dtype, **of_model)
+    where = str(arguments.get("tokenizer", pretrained))
+    with refusing(f"tokenizer={where!r}: the tokenizer cannot be loaded"):
+        tokenizer: Any = AutoTokenizer.from_pretrained(where, **of_tokenizer)
+    return model, tokenizer

@@ -1,0 +1,178 @@
+"""The command `lm-eval-icl train`: fine-tunes a model under the layout of a method."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import difflib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from lm_eval.utils import simple_parse_args_string
+
+from lm_eval_icl import methods
+from lm_eval_icl.errors import InputError
+from lm_eval_icl.harness.training import ARGUMENTS, load_model, load_tasks
+from lm_eval_icl.methods.base import Method
+from lm_eval_icl.training.episodes import Task, read_file
+from lm_eval_icl.training.rows import check_trainable
+from lm_eval_icl.training.train import Settings, train
+
+# The options that are not settings of the training itself. Each may stand in the file of --config too.
+_OPTIONS = {
+    "model_args": ("K=V,...", "pretrained=M, the method's arguments, and others as for hf"),
+    "tasks": ("T1,T2", "tasks of lm-eval with a training split, or groups of them"),
+    "episodes": ("FILE.jsonl", "in place of tasks: rows with task, input, output and options"),
+    "output": ("DIR", "the folder of the trained checkpoint"),
+    "fits": ("METHOD,...", "use only episodes that fit the model under these methods too"),
+    "include_path": ("DIR", "a folder of further tasks"),
+    "metadata": ("K=V,...", "metadata of the tasks, as for lm-eval"),
+    "device": ("DEVICE", "cpu, or the accelerator that is there (the default)"),
+}
+
+
+def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
+    """Run the command.
+
+    Args:
+        parser: a parser without arguments.
+
+    Raises:
+        InputError: an argument cannot be used, or training fails.
+    """
+    given = _given(parser, arguments)
+    settings = Settings(
+        **{field.name: given.pop(field.name) for field in dataclasses.fields(Settings) if field.name in given}
+    )
+    model_args = _pairs("model_args", given.get("model_args", {}))
+    if not model_args.get("pretrained"):
+        raise InputError("--model_args: has no pretrained=...: give the name or folder of a checkpoint.")
+    method = _method(given["method"], model_args)
+    check_trainable(method, settings.loss)
+    fits = [methods.make(name) for name in _names(given.get("fits", ()))]
+    for other in fits:
+        check_trainable(other)
+    if "output" not in given:
+        raise InputError("--output: give the folder of the trained checkpoint.")
+    if ("tasks" in given) == ("episodes" in given):
+        raise InputError("--tasks, --episodes: give one of them.")
+    device = str(given.get("device", "")).partition(":")[0]
+    _check_device(given.get("device"))
+
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    tasks: Sequence[Task]
+    if "episodes" in given:
+        tasks = read_file(Path(given["episodes"]))
+    else:
+        metadata = _pairs("metadata", given.get("metadata", {}))
+        tasks = load_tasks(_names(given["tasks"]), given.get("include_path"), metadata)
+    model, tokenizer = load_model(model_args)
+    output = Path(given["output"])
+    train(
+        model,
+        tokenizer,
+        method,
+        tasks,
+        output,
+        settings,
+        fits=fits,
+        source=str(model_args["pretrained"]),
+        max_length=model_args.get("max_length"),
+        add_bos_token=model_args.get("add_bos_token"),
+        resume=bool(given.get("resume")),
+        cpu=device == "cpu",
+    )
+    if os.environ.get("RANK", "0") == "0":
+        print(f"{output}: trained under {method.name}. lm_eval --model {method.name} --model_args pretrained={output}")
+
+
+def _given(parser: argparse.ArgumentParser, arguments: list[str]) -> dict[str, Any]:
+    """The arguments of the command line, and of the file of --config those that the command line has not."""
+    parser.argument_default = argparse.SUPPRESS
+    trained = "icl, nope, prefixicl, pcw, saicl, invicl, or MODULE:CLASS"
+    parser.add_argument("method", metavar="METHOD", nargs="?", help=trained)
+    parser.add_argument("--config", type=Path, metavar="FILE.yaml", help="arguments, by name")
+    parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint in --output")
+    for name, (metavar, what) in _OPTIONS.items():
+        parser.add_argument(f"--{name}", metavar=metavar, help=what)
+    helps = {line.strip().partition(": ")[0]: line.partition(": ")[2] for line in (Settings.__doc__ or "").splitlines()}
+    for field in dataclasses.fields(Settings):
+        what = helps[field.name].rstrip(".").replace("%", "%%").replace("`", "")
+        if field.type == "bool":
+            parser.add_argument(f"--{field.name}", action="store_true", help=what)
+        else:
+            kind = {"int": int, "float": float, "str": str}[str(field.type)]
+            what = f"{what} (default: {field.default})"
+            parser.add_argument(f"--{field.name}", type=kind, metavar=str(field.type).upper(), help=what)
+    line = vars(parser.parse_args(arguments))
+    given = _file(line.pop("config")) | line if "config" in line else line
+    known = {*_OPTIONS, "method", "resume", *(field.name for field in dataclasses.fields(Settings))}
+    if unknown := sorted(given.keys() - known):
+        near = difflib.get_close_matches(unknown[0], known, n=1)
+        raise InputError(
+            f"--config: unknown argument {unknown[0]!r}" + (f": did you mean {near[0]!r}?" if near else ".")
+        )
+    if not given.get("method"):
+        raise InputError("give the METHOD to train under, such as invicl (train --help).")
+    return given
+
+
+def _file(path: Path) -> dict[str, Any]:
+    try:
+        found = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise InputError(f"--config {path}: cannot be read ({' '.join(str(error).split())}).") from error
+    if not isinstance(found, dict) or not all(isinstance(name, str) for name in found):
+        raise InputError(f"--config {path}: must hold arguments by name, such as tasks: [icl_sst2].")
+    # YAML reads 1e-5 as a text.
+    kinds = {field.name: field.type for field in dataclasses.fields(Settings)}
+    for name, value in found.items():
+        if kinds.get(name) == "float" and isinstance(value, str):
+            try:
+                found[name] = float(value)
+            except ValueError as error:
+                raise InputError(f"--config {path}: {name}: {value!r}: must be a number.") from error
+    return found
+
+
+def _names(given: Any) -> list[str]:
+    names = given.split(",") if isinstance(given, str) else list(given)
+    return [str(name).strip() for name in names if str(name).strip()]
+
+
+def _pairs(option: str, given: Any) -> dict[str, Any]:
+    """K=V,K=V, JSON, or a dictionary from a file."""
+    if isinstance(given, Mapping):
+        return dict(given)
+    try:
+        found = json.loads(given) if str(given).lstrip().startswith("{") else simple_parse_args_string(given)
+    except ValueError as error:
+        raise InputError(f"--{option} {given}: must be K=V,K=V,... ({error}).") from error
+    return dict(found)
+
+
+def _method(name: str, model_args: Mapping[str, Any]) -> Method:
+    own = methods.arguments_of(methods.find(name))
+    for argument in sorted(set(model_args) - own - ARGUMENTS):
+        near = difflib.get_close_matches(argument, sorted(own | ARGUMENTS), n=1)
+        what = f"did you mean {near[0]!r}?" if near else f"training takes {', '.join(sorted(ARGUMENTS))}."
+        raise InputError(f"unknown model argument {argument!r}: {what}")
+    return methods.make(name, {key: value for key, value in model_args.items() if key in own})
+
+
+def _check_device(device: str | None) -> None:
+    """Refuse a device that Trainer would not take."""
+    import torch
+
+    if device in (None, "cpu"):
+        return
+    there = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    if there is None or device != there.type:
+        here = f"here is {there.type}" if there is not None else "here is no accelerator"
+        raise InputError(
+            f"--device {device}: {here}; CUDA_VISIBLE_DEVICES chooses one of several GPUs. Give cpu, or leave it out."
+        )

@@ -1,0 +1,224 @@
+"""Episodes: some demonstrations of a task and a query with its answer, drawn anew for each row of a training batch.
+
+An episode is a function of the seed and of its number alone, so every process and a run that resumes draw the same.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Protocol
+
+from lm_eval_icl.errors import InputError
+from lm_eval_icl.prompt import FewShotPrompt
+
+
+@dataclass(frozen=True)
+class Example:
+    """A prompt with its options.
+
+    Attributes:
+        prompt: demonstrations and query.
+        options: the continuations to choose from, as they follow the prompt (with the blank before them); a single one
+            if the answer is free text.
+        right: the index of the right one.
+    """
+
+    prompt: FewShotPrompt
+    options: tuple[str, ...]
+    right: int
+
+    @property
+    def answer(self) -> str:
+        return self.options[self.right]
+
+
+class Task(Protocol):
+    """Rows, and the template that makes prompts of them."""
+
+    @property
+    def name(self) -> str:
+        """The task's name."""
+
+    def __hash__(self) -> int:
+        """A task is itself alone."""
+
+    def __len__(self) -> int:
+        """How many rows there are."""
+
+    def example(self, demonstrations: Sequence[int], query: int) -> Example:
+        """The prompt of these rows: the indices of the demonstrations in order, and of the query."""
+
+
+@dataclass(frozen=True)
+class Episode:
+    """Demonstrations and a query of one task.
+
+    Attributes:
+        task: the task.
+        demonstrations, query: the indices of the rows.
+    """
+
+    task: Task
+    demonstrations: tuple[int, ...]
+    query: int
+
+    @functools.cached_property
+    def example(self) -> Example:
+        return self.task.example(self.demonstrations, self.query)
+
+    def answer_spans(self) -> list[tuple[int, int]]:
+        """For each demonstration, (begin, end) of the characters of its answer, with the blank before it.
+
+        Raises:
+            InputError: the task's demonstrations are not its queries followed by their answers.
+        """
+        spans = []
+        for row, part in zip(self.demonstrations, self.example.prompt.demonstrations, strict=True):
+            query, answer = _alone(self.task, row)
+            if not part.startswith(query + answer):
+                raise InputError(
+                    f"loss=all: the demonstrations of task {self.task.name!r} have another template than its queries, "
+                    f"so that their answers cannot be found ({part!r} does not begin with {query + answer!r}): give "
+                    "loss=query."
+                )
+            spans.append((len(query), len(query + answer)))
+        return spans
+
+
+@functools.lru_cache(maxsize=100_000)
+def _alone(task: Task, row: int) -> tuple[str, str]:
+    """A row's query and answer, without demonstrations."""
+    example = task.example((), row)
+    return example.prompt.query, example.answer
+
+
+class Pool:
+    """The rows of a task that training draws from, and those that are held out.
+
+    Which rows are held out depends on the task and their number alone: it is the same for every method and seed.
+
+    Args:
+        task: the task.
+        shots: how many demonstrations an episode has.
+        held_out: how many rows are held out at most. It is never more than a tenth of the rows.
+
+    Raises:
+        InputError: too few rows.
+    """
+
+    def __init__(self, task: Task, shots: int, held_out: int) -> None:
+        rows = list(range(len(task)))
+        Random(f"held out of {task.name}").shuffle(rows)
+        held_out = min(held_out, len(rows) // 10)
+        self.task, self.shots = task, shots
+        self.held_out, self.rows = rows[:held_out], sorted(rows[held_out:])
+        if len(self.rows) < shots + 1:
+            raise InputError(
+                f"task {task.name!r}: {shots} demonstrations and a query are {shots + 1} rows, and it has "
+                f"{len(self.rows)} to train on: lower --num_fewshot."
+            )
+
+    def draw(self, rnd: Random) -> Episode:
+        """An episode of different rows, all equally likely (InvICL, section 5.2)."""
+        *shown, query = rnd.sample(self.rows, self.shots + 1)
+        return Episode(self.task, tuple(shown), query)
+
+    def evaluation(self) -> list[Episode]:
+        """An episode for every row that is held out. Eight queries share their demonstrations."""
+        rnd, found = Random(f"demonstrations for what is held out of {self.task.name}"), []
+        for at, query in enumerate(self.held_out):
+            if at % 8 == 0:
+                shown = tuple(rnd.sample(self.rows, self.shots))
+            found.append(Episode(self.task, shown, query))
+        return found
+
+
+def draw(pools: Sequence[Pool], seed: int, number: int, attempt: int = 0) -> Episode:
+    """An episode of a task that is drawn first, all equally likely (InvICL, section 5.2).
+
+    Args:
+        number: which episode of the run.
+        attempt: how many episodes of this number were drawn already, and did not fit.
+    """
+    rnd = Random(f"{seed} {number} {attempt}")
+    return rnd.choice(pools).draw(rnd)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Rows in a file.
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of a file of episodes: an input, its output, and what it is chosen from (empty for free text)."""
+
+    input: str
+    output: str
+    options: tuple[str, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class FileTask:
+    """A task whose rows come from a file. Input and output are joined by `target_delimiter`, and demonstrations end
+    with `fewshot_delimiter`."""
+
+    name: str
+    rows: tuple[Row, ...]
+    target_delimiter: str = " "
+    fewshot_delimiter: str = "\n\n"
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def example(self, demonstrations: Sequence[int], query: int) -> Example:
+        shown = [self.rows[i] for i in demonstrations]
+        parts = [row.input + self.target_delimiter + row.output + self.fewshot_delimiter for row in shown]
+        asked = self.rows[query]
+        options = asked.options or (asked.output,)
+        prompt = FewShotPrompt("", parts, asked.input)
+        return Example(prompt, tuple(self.target_delimiter + text for text in options), options.index(asked.output))
+
+
+def read_file(path: Path, target_delimiter: str = " ", fewshot_delimiter: str = "\n\n") -> list[FileTask]:
+    """The tasks of a file of JSON lines {"task": str, "input": str, "output": str, "options": [str, ...]}, in the order
+    in which they come up. `options` may be left out or empty. (MetaICL's files have such rows.)
+
+    Raises:
+        InputError: the file cannot be read, or a line of it is no such row; the message has the line's number.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"--episodes {path}: cannot be read ({error}).") from error
+    rows: dict[str, list[Row]] = defaultdict(list)
+    for number, line in enumerate(text.split("\n"), 1):
+        if line.strip():
+            task, row = _read_row(line, f"--episodes {path}, line {number}")
+            rows[task].append(row)
+    if not rows:
+        raise InputError(f"--episodes {path}: has no rows.")
+    return [FileTask(name, tuple(some), target_delimiter, fewshot_delimiter) for name, some in rows.items()]
+
+
+def _read_row(line: str, where: str) -> tuple[str, Row]:
+    try:
+        row = json.loads(line)
+    except ValueError as error:
+        raise InputError(f"{where}: not JSON ({error}).") from error
+    if not isinstance(row, dict):
+        raise InputError(f"{where}: must be an object with task, input and output.")
+    for name in ("task", "input", "output"):
+        if not isinstance(row.get(name), str) or not row[name]:
+            raise InputError(f"{where}: {name!r} must be a text, and is {row.get(name)!r}.")
+    options = row.get("options") or []
+    if not (isinstance(options, list) and all(isinstance(option, str) for option in options)):
+        raise InputError(f"{where}: 'options' must be a list of texts, and is {options!r}.")
+    if options and row["output"] not in options:
+        raise InputError(f"{where}: the output {row['output']!r} is none of the options {options!r}.")
+    return row["task"], Row(row["input"], row["output"], tuple(options))

@@ -1,0 +1,41 @@
+"""What the configuration of a trained checkpoint says about its training, and what that means for an evaluation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import PreTrainedConfig
+
+from lm_eval_icl.methods.base import Method
+
+# The key in `config.json`.
+KEY = "lm_eval_icl"
+
+
+def write(config: PreTrainedConfig, trained: dict[str, Any]) -> None:
+    """Put a record into a configuration: `method` or `methods` (names), `positions`, `num_fewshot` and others."""
+    config.update({KEY: {"trained": trained}})
+
+
+def read(config: PreTrainedConfig) -> dict[str, Any]:
+    """The record of a configuration; empty if it has none."""
+    found = getattr(config, KEY, None)
+    trained = found.get("trained") if isinstance(found, dict) else None
+    return trained if isinstance(trained, dict) else {}
+
+
+def mismatch(trained: dict[str, Any], method: Method) -> str:
+    """What a user has to know before evaluating a method on a checkpoint of this record; empty if nothing.
+
+    Methods that are more than one forward pass run on checkpoints that were trained under `icl`.
+    """
+    names = [name for name in (trained.get("method"), *(trained.get("methods") or ())) if isinstance(name, str)]
+    needed = method.name if method.is_one_pass else "icl"
+    if not names:
+        return ""
+    if needed not in names:
+        return f"the checkpoint was trained under {', '.join(names)}, and is evaluated under {method.name}"
+    positions = trained.get("positions", method.positions)
+    if method.is_one_pass and positions != method.positions:
+        return f"the checkpoint was trained with positions={positions}, and is evaluated with {method.positions}"
+    return ""

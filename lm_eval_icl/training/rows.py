@@ -1,0 +1,200 @@
+"""Rows of tokens to train on: a prompt in the layout of a method, the tokens to predict, and batches of such rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lm_eval_icl.errors import InputError
+from lm_eval_icl.inference.memory import additive
+from lm_eval_icl.layouts import Layout
+from lm_eval_icl.methods.base import Method
+from lm_eval_icl.methods.predictor import Predictor
+from lm_eval_icl.tokens import TokenizedPrompt
+from lm_eval_icl.training.episodes import Episode
+
+LOSSES = ("query", "all")
+
+
+def check_trainable(method: Method, loss: str = "query") -> None:
+    """Refuse a method that cannot be trained under.
+
+    Raises:
+        InputError: the method is not one forward pass over one layout; or with `loss` "all", the mask lets
+            demonstrations see the answers that they would be trained to predict.
+    """
+    if loss not in LOSSES:
+        raise InputError(f"loss={loss!r}: must be {' or '.join(LOSSES)}.")
+    if not method.is_one_pass:
+        raise InputError(
+            f"{method.name} is not trained under, since it is more than one pass over one layout. It runs on a "
+            "checkpoint that was trained under icl: give icl."
+        )
+    if loss == "all" and leaks(method):
+        raise InputError(
+            f"loss=all: under {method.name} a demonstration sees its own answer before it would have to predict it: "
+            "give loss=query."
+        )
+
+
+def leaks(method: Method) -> bool:
+    """Whether what predicts a demonstration's answer may depend on that answer, through any number of layers."""
+    n = next((n for n in range(3, 1000) if not method.why_not(n)), 3)
+    layout = method.layout(1, [2] * n, 2, 1)  # demonstrations of two tokens: an input, and the answer
+    reach = layout.mask
+    for _ in range(len(layout.blocks)):
+        reach = (reach.float() @ layout.mask.float()) > 0
+    answers = [row[1] for row in _kept_demonstrations(layout, [2] * n)]
+    source = torch.tensor(layout.source)
+    return any(bool(reach[at - 1][source == source[at]].any()) for at in answers)
+
+
+def _kept_demonstrations(layout: Layout, lengths: Sequence[int]) -> list[range]:
+    """For each demonstration, the indices in the row of the copy to which the query attends (the last, if repeated)."""
+    prefix = sum(block.length for block in layout.blocks if block.name == "P")
+    starts = {prefix + sum(lengths[:i]): i for i in range(len(lengths))}
+    found: dict[int, range] = {}
+    at = 0
+    for block, kept in zip(layout.blocks, layout.kept, strict=True):
+        if kept and block.name.startswith("D"):
+            found[starts[block.source]] = range(at, at + block.length)
+        at += block.length
+    return [found[i] for i in range(len(lengths))]
+
+
+@dataclass(frozen=True)
+class TrainingRow:
+    """An episode as the tokens of one row, and what is to be predicted.
+
+    Attributes:
+        ids: n ids, the row.
+        layout: which of the n tokens sees which, and at which position each is.
+        targets: (index of a token in the row, id of the token that it is to predict).
+        number: the number of the episode.
+        left_out: how many episodes of this number were drawn before it and did not fit.
+    """
+
+    ids: list[int]
+    layout: Layout
+    targets: list[tuple[int, int]]
+    number: int = 0
+    left_out: int = 0
+
+
+def make_row(method: Method, prompt: TokenizedPrompt, answer: Sequence[int]) -> TrainingRow:
+    """The row of a prompt and an answer, whose tokens are the targets.
+
+    The answer's last token predicts nothing, so it is not in the row, as when it is scored.
+    """
+    context = prompt.context
+    layout = method.layout(len(context.prefix), context.lengths, len(prompt.query), len(answer) - 1)
+    tokens = [*context.tokens, *prompt.query, *answer[:-1]]
+    first = len(layout) - len(answer)
+    return TrainingRow([tokens[i] for i in layout.source], layout, [(first + i, id) for i, id in enumerate(answer)])
+
+
+class RowMaker:
+    """Makes rows of episodes under a method.
+
+    Args:
+        predictor: the model's tokenizer and limits under the method.
+        loss: "query" for the tokens of the query's answer; "all" for those of the demonstrations' answers too.
+    """
+
+    def __init__(self, predictor: Predictor, loss: str = "query") -> None:
+        check_trainable(predictor.runner.method, loss)
+        self.method, self.tokenizer, self.limits = predictor.runner.method, predictor.tokenizer, predictor.limits
+        self.loss = loss
+
+    def row(self, episode: Episode, option: int | None = None) -> TrainingRow | None:
+        """The row of an episode with its right answer, or with one of its options, which then alone is the target; None
+        if the model has no room for it under the method."""
+        example = episode.example
+        answer = example.options[example.right if option is None else option]
+        prompt, ids = self.tokenizer.pair(self.tokenizer.arranged(example.prompt), answer)
+        if not ids or self.limits.too_long(prompt, len(ids) - 1) is not None:
+            return None
+        row = make_row(self.method, prompt, ids)
+        if option is None and self.loss == "all":
+            row.targets[:0] = self._of_demonstrations(episode, row, prompt)
+        return row
+
+    def _of_demonstrations(self, episode: Episode, row: TrainingRow, prompt: TokenizedPrompt) -> list[tuple[int, int]]:
+        spans = dict(zip(episode.example.prompt.demonstrations, episode.answer_spans(), strict=True))
+        arranged = self.tokenizer.arranged(episode.example.prompt)
+        inside = self.tokenizer.inside(arranged, [spans[part] for part in arranged.demonstrations])
+        copies = _kept_demonstrations(row.layout, prompt.context.lengths)
+        # A token at the very beginning of a demonstration is predicted by none of its own tokens.
+        return [
+            (copy[i - 1], row.ids[copy[i]])
+            for copy, (begin, end) in zip(copies, inside, strict=True)
+            for i in range(max(begin, 1), end)
+        ]
+
+
+def collate(rows: Sequence[TrainingRow], dtype: torch.dtype) -> dict[str, Tensor]:
+    """A batch of rows, filled up at their ends with tokens that see themselves alone.
+
+    Args:
+        rows: b rows of at most n tokens.
+        dtype: of the mask.
+
+    Returns:
+        input_ids: [b, n]. attention_mask: [b, 1, n, n], to be added to the scores of attention, and position_ids:
+        [b, n]; both are left out if every row is causal and sequential. For each target: target_row, target_index,
+        target_id, and target_weight, with which the weighted sum of losses is a mean over the tokens of each row, and
+        then over the rows. For each row: number and left_out.
+    """
+    longest = max(len(row.ids) for row in rows)
+    ids = torch.tensor([row.ids + [row.ids[-1]] * (longest - len(row.ids)) for row in rows])
+    batch = {"input_ids": ids}
+    if not all(row.layout.causal and row.layout.sequential for row in rows):
+        sees = torch.eye(longest, dtype=torch.bool).repeat(len(rows), 1, 1)
+        positions = torch.zeros_like(ids)
+        for i, row in enumerate(rows):
+            n = len(row.ids)
+            sees[i, :n, :n] = row.layout.mask
+            positions[i, :n] = row.layout.positions
+        batch |= {"attention_mask": additive(sees, dtype)[:, None], "position_ids": positions}
+    targets = [(i, *target, 1 / len(row.targets) / len(rows)) for i, row in enumerate(rows) for target in row.targets]
+    of_row, index, token, weight = zip(*targets, strict=True)
+    return batch | {
+        "target_row": torch.tensor(of_row),
+        "target_index": torch.tensor(index),
+        "target_id": torch.tensor(token),
+        "target_weight": torch.tensor(weight, dtype=torch.float64),
+        "number": torch.tensor([row.number for row in rows]),
+        "left_out": torch.tensor([row.left_out for row in rows]),
+    }
+
+
+def target_losses(model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """Run a batch, and return the negative log-probability of each target, and whether it is the likeliest token.
+
+    Returns:
+        Two tensors of as many entries as there are targets; the first has at least float32.
+    """
+    logits = target_logits(model, batch)
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    losses = nn.functional.cross_entropy(logits, batch["target_id"], reduction="none")
+    return losses, logits.argmax(-1) == batch["target_id"]
+
+
+def target_logits(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    """Run a batch, and return the logits that predict its targets: [targets, vocabulary].
+
+    The vocabulary is projected on only at those indices at which some row has a target.
+    """
+    inputs: dict[str, Any] = {
+        name: batch[name] for name in ("input_ids", "attention_mask", "position_ids") if name in batch
+    }
+    indices, at = batch["target_index"].unique(return_inverse=True)
+    logits = model(**inputs, logits_to_keep=indices, use_cache=False).logits
+    if logits.shape[1] != len(indices):  # the model ignores logits_to_keep
+        logits = logits[:, indices]
+    found: Tensor = logits[batch["target_row"], at]
+    return found

@@ -1,0 +1,340 @@
+"""Trains a model under a method, from its arguments to a checkpoint that any of these models can load."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainingArguments
+from transformers.trainer_callback import PrinterCallback, ProgressCallback
+
+from lm_eval_icl.errors import InputError, is_whole, one_line
+from lm_eval_icl.methods.base import Method
+from lm_eval_icl.methods.predictor import Predictor
+from lm_eval_icl.training.episodes import Pool, Task
+from lm_eval_icl.training.record import write
+from lm_eval_icl.training.rows import RowMaker, check_trainable, collate
+from lm_eval_icl.training.trainer import (
+    EpisodeRows,
+    LayoutTrainer,
+    Log,
+    OptionRows,
+    Progress,
+    checkpoints,
+    quiet,
+    read_log,
+)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How training goes. The defaults are InvICL's (appendix A.4), which are MetaICL's with 8 demonstrations.
+
+    Args:
+        num_fewshot: how many demonstrations an episode has.
+        steps: how many updates there are.
+        batch_size: how many episodes an update has, over all processes.
+        learning_rate: at the beginning; it falls linearly to 0.
+        warmup_steps: over how many steps it rises before.
+        weight_decay: of AdamW.
+        max_grad_norm: the norm at which gradients are clipped.
+        seed: of the episodes, and of dropout.
+        loss: "query", or "all" for the answers of the demonstrations too.
+        gradient_accumulation_steps: in how many passes a process runs its part of a batch.
+        gradient_checkpointing: compute activations twice instead of keeping them.
+        bf16: run in mixed precision; the weights stay as they are.
+        lora: train low-rank adapters alone, which are merged into the weights at the end.
+        lora_rank: of the adapters.
+        lora_alpha: by which, divided by the rank, the adapters are scaled.
+        eval_steps: after how many steps the accuracy on held-out rows is measured; 0 for never.
+        eval_documents: how many rows of each task are held out, at most a tenth.
+        save_steps: after how many steps a checkpoint is written.
+        logging_steps: after how many steps the mean loss since the last time is logged.
+
+    Raises:
+        InputError: an argument is outside its range.
+    """
+
+    num_fewshot: int = 8
+    steps: int = 30_000
+    batch_size: int = 8
+    learning_rate: float = 1e-5
+    warmup_steps: int = 0
+    weight_decay: float = 0.0
+    max_grad_norm: float = 1.0
+    seed: int = 0
+    loss: str = "query"
+    gradient_accumulation_steps: int = 1
+    gradient_checkpointing: bool = False
+    bf16: bool = False
+    lora: bool = False
+    lora_rank: int = 16
+    lora_alpha: int = 32
+    eval_steps: int = 500
+    eval_documents: int = 64
+    save_steps: int = 500
+    logging_steps: int = 10
+
+    def __post_init__(self) -> None:
+        least = {"num_fewshot": 0, "seed": 0, "warmup_steps": 0, "eval_steps": 0, "eval_documents": 0}
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if field.type == "int" and not (is_whole(value) and value >= least.get(field.name, 1)):
+                raise InputError(f"--{field.name} {value}: must be a whole number, {least.get(field.name, 1)} or more.")
+            if field.type == "float" and not (isinstance(value, (int, float)) and 0 <= value < float("inf")):
+                raise InputError(f"--{field.name} {value}: must be a number, 0 or more.")
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What the trained weights depend on."""
+        only_seen = {"save_steps", "logging_steps"}
+        return {name: value for name, value in dataclasses.asdict(self).items() if name not in only_seen}
+
+
+def per_pass(settings: Settings, processes: int) -> int:
+    """How many episodes a process runs in one pass.
+
+    Raises:
+        InputError: the batch cannot be divided so.
+    """
+    parts = processes * settings.gradient_accumulation_steps
+    if settings.batch_size % parts:
+        raise InputError(
+            f"--batch_size {settings.batch_size}: must be a multiple of {parts}: {processes} processes, "
+            f"--gradient_accumulation_steps {settings.gradient_accumulation_steps}."
+        )
+    return settings.batch_size // parts
+
+
+def claim(output: Path, identity: dict[str, Any], resume: bool) -> Path | None:
+    """Take a folder for a run, and find the checkpoint that the run goes on from.
+
+    Args:
+        output: the folder.
+        identity: what the weights depend on; it is written to the folder, and must be the same if the run resumes.
+        resume: go on from the last checkpoint, or begin if there is none.
+
+    Raises:
+        InputError: the folder holds another run, or one that is not to be resumed, or cannot be written.
+    """
+    record, folder = output / "training.json", output / "checkpoints"
+    known = json.loads(json.dumps(identity))
+    if record.is_file():
+        try:
+            there = json.loads(record.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise InputError(f"--output {output}: training.json cannot be read ({error}).") from error
+        if there != known:
+            names = [name for name in known if there.get(name) != known[name]]
+            names += [name for name in there if name not in known]
+            raise InputError(
+                f"--output {output}: holds another run, which has {_differing(there, known, names[0])}: give another "
+                "folder."
+            )
+        if not resume and (checkpoints(folder) or (output / "config.json").is_file()):
+            raise InputError(f"--output {output}: holds this run already: give --resume to go on, or another folder.")
+        last = checkpoints(folder)
+        return last[-1] if last else None
+    if output.is_dir() and any(output.iterdir()):
+        raise InputError(f"--output {output}: there are other files in it: give an empty or a new folder.")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        record.write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"--output {output}: cannot be written ({error.strerror}).") from error
+    return None
+
+
+def _differing(there: dict[str, Any], here: dict[str, Any], name: str) -> str:
+    return f"{name}={there.get(name)!r} where this one has {here.get(name)!r}"
+
+
+def train(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    method: Method,
+    tasks: Sequence[Task],
+    output: Path,
+    settings: Settings | None = None,
+    *,
+    fits: Sequence[Method] = (),
+    source: str = "",
+    max_length: int | None = None,
+    add_bos_token: bool | None = None,
+    resume: bool = False,
+    cpu: bool = False,
+) -> None:
+    """Train a model under a method, and save it as a checkpoint.
+
+    The folder has the checkpoint (weights, configuration, tokenizer), `training.json` with the run's arguments,
+    `log.jsonl`, `loss.svg`, and the last two checkpoints of the training itself in `checkpoints`.
+
+    Args:
+        model: the model, which is changed in place.
+        tokenizer: its tokenizer, a fast one.
+        method: the method. An episode is one row in its layout.
+        tasks: what episodes are drawn from.
+        output: the folder.
+        settings: how training goes.
+        fits: other methods: only episodes that fit the model under all of them are used (InvICL, appendix A.4).
+        source: the name or folder of the model, for the record.
+        max_length, add_bos_token: as for `Predictor`.
+        resume: go on from the last checkpoint in `output`, if there is one.
+        cpu: train on the CPU even if there is an accelerator.
+
+    Raises:
+        InputError: the method cannot be trained under, the model or a task cannot be used, or training fails.
+    """
+    settings = settings or Settings()
+    check_trainable(method, settings.loss)
+    pools = [Pool(task, settings.num_fewshot, settings.eval_documents) for task in tasks]
+    make_predictor = partial(Predictor, model, tokenizer, max_length=max_length, add_bos_token=add_bos_token)
+    predictor = make_predictor(method)
+    make = RowMaker(predictor, settings.loss)
+    others = [RowMaker(make_predictor(other)) for other in fits if other != method]
+    rows = EpisodeRows(pools, make, others, settings.seed, settings.steps * settings.batch_size)
+    rows[0]  # raises an error if nothing fits
+
+    record = _how(method, tasks, settings, fits, source)
+    arguments = _arguments(output, settings, cpu, getattr(model.config, "use_cache", True))
+    identity = {"model": source, **record, **settings.identity}
+    with arguments.main_process_first():
+        first = arguments.process_index == 0
+        resume_from = claim(output, identity, resume or not first)
+    held_out = None
+    if settings.eval_steps and any(pool.held_out for pool in pools):
+        held_out = OptionRows([each for pool in pools for each in pool.evaluation()], make, others)
+    write(model.config, record)
+    with quiet(), predictor.runner.own_positions():
+        trained: Any = _with_lora(model, settings) if settings.lora else model
+        trainer = LayoutTrainer(
+            trained,
+            arguments,
+            held_out if held_out is not None and len(held_out) else None,
+            train_dataset=rows,
+            data_collator=partial(collate, dtype=model.dtype),
+            callbacks=[Log(output / "log.jsonl")],
+        )
+        for callback in (PrinterCallback, ProgressCallback):
+            trainer.remove_callback(callback)
+        if arguments.process_index == 0:
+            trainer.add_callback(Progress)
+        trainer.train(resume_from_checkpoint=str(resume_from) if resume_from else None)
+        if held_out is not None and len(held_out) and settings.steps % settings.eval_steps:
+            trainer.evaluate()
+        _save(trainer, trained, tokenizer, output)
+    if arguments.process_index == 0:
+        draw_loss(read_log(output / "log.jsonl"), output / "loss.svg", method.name)
+
+
+def _how(
+    method: Method, tasks: Sequence[Task], settings: Settings, fits: Sequence[Method], source: str
+) -> dict[str, Any]:
+    """What the configuration of a trained checkpoint says about its training."""
+    return {
+        "method": method.name,
+        **dataclasses.asdict(method),
+        "tasks": [task.name for task in tasks],
+        "num_fewshot": settings.num_fewshot,
+        "steps": settings.steps,
+        "batch_size": settings.batch_size,
+        "learning_rate": settings.learning_rate,
+        "loss": settings.loss,
+        "fits": [other.name for other in fits],
+        "seed": settings.seed,
+        "from": Path(source).name if Path(source).is_dir() else source,  # no path of the machine
+    }
+
+
+def _arguments(output: Path, settings: Settings, cpu: bool, use_cache: bool) -> TrainingArguments:
+    processes = int(os.environ.get("WORLD_SIZE", "1"))
+    passed = per_pass(settings, processes)
+    evaluated: dict[str, Any] = {"eval_strategy": "steps", "eval_steps": settings.eval_steps, "eval_on_start": True}
+    try:
+        return TrainingArguments(
+            output_dir=str(output / "checkpoints"),
+            max_steps=settings.steps,
+            per_device_train_batch_size=passed,
+            per_device_eval_batch_size=passed,
+            gradient_accumulation_steps=settings.gradient_accumulation_steps,
+            gradient_checkpointing=settings.gradient_checkpointing,
+            learning_rate=settings.learning_rate,
+            lr_scheduler_type="linear",
+            warmup_steps=settings.warmup_steps,
+            weight_decay=settings.weight_decay,
+            max_grad_norm=settings.max_grad_norm,
+            seed=settings.seed,
+            bf16=settings.bf16,
+            use_cpu=cpu or not (torch.cuda.is_available() or torch.backends.mps.is_available()),
+            logging_steps=settings.logging_steps,
+            logging_first_step=True,
+            logging_nan_inf_filter=False,
+            save_steps=settings.save_steps,
+            save_total_limit=2,
+            restore_callback_states_from_checkpoint=True,
+            remove_unused_columns=False,
+            use_cache=use_cache,  # Trainer writes it to the model's configuration
+            label_names=["number"],
+            report_to="none",
+            dataloader_pin_memory=torch.cuda.is_available(),
+            **(evaluated if settings.eval_steps else {}),
+        )
+    except (ValueError, ImportError, RuntimeError) as error:
+        raise InputError(f"transformers' Trainer refuses these settings ({one_line(error)}).") from error
+
+
+def _with_lora(model: PreTrainedModel, settings: Settings) -> Any:
+    try:
+        import peft
+    except ImportError as error:
+        raise InputError("--lora: needs the library peft: pip install peft.") from error
+    config = peft.LoraConfig(
+        task_type="CAUSAL_LM", r=settings.lora_rank, lora_alpha=settings.lora_alpha, target_modules="all-linear"
+    )
+    torch.manual_seed(settings.seed)
+    return peft.get_peft_model(model, config)
+
+
+def _save(trainer: LayoutTrainer, model: Any, tokenizer: PreTrainedTokenizerBase, output: Path) -> None:
+    """Write the trained model and the tokenizer to the folder; adapters to its folder `adapter`, and merged."""
+    try:
+        adapted = trainer.args.process_index == 0 and hasattr(model, "merge_and_unload")
+        trainer.save_model(str(output / "adapter" if hasattr(model, "merge_and_unload") else output))
+        if adapted:
+            model.merge_and_unload().save_pretrained(output)
+        if trainer.args.process_index == 0:
+            tokenizer.save_pretrained(output)
+            # Trainer's own arguments, pickled: training.json has the run's.
+            for folder in (output, output / "adapter"):
+                (folder / "training_args.bin").unlink(missing_ok=True)
+    except Exception as error:
+        raise InputError(
+            f"--output {output}: the trained model could not be written ({one_line(error)}): --resume goes on from the "
+            "last checkpoint when there is room."
+        ) from error
+
+
+def draw_loss(entries: Sequence[dict[str, Any]], path: Path, title: str) -> None:
+    """Draw the curves of the loss, and of the accuracy on held-out rows if it was measured, over steps."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    loss = figure.subplots()
+    parts = [entry for entry in entries if "loss" in entry]
+    loss.plot([each["step"] for each in parts], [each["loss"] for each in parts], color="C0")
+    loss.set(xlabel="step", ylabel="training loss", title=f"Training under {title}", ylim=(0, None))
+    measured = [entry for entry in entries if "accuracy" in entry]
+    if measured:
+        accuracy = loss.twinx()
+        accuracy.plot([each["step"] for each in measured], [each["accuracy"] for each in measured], "o-", color="C1")
+        accuracy.set(ylabel="accuracy on held-out rows", ylim=(0, 1.02))
+        accuracy.yaxis.label.set_color("C1")
+        loss.yaxis.label.set_color("C0")
+    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)

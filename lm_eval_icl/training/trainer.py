@@ -1,0 +1,300 @@
+"""transformers' Trainer on rows of episodes: the loss, the accuracy on held-out episodes, and whole checkpoints."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset, Sampler, SequentialSampler
+from transformers import ProgressCallback, Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer_callback import ExportableState
+from transformers.trainer_utils import EvalPrediction
+from transformers.utils import logging
+
+from lm_eval_icl.errors import InputError, one_line
+from lm_eval_icl.training.episodes import Episode, Pool, draw
+from lm_eval_icl.training.rows import RowMaker, TrainingRow, target_losses
+
+# So many episodes of one number are drawn until it is said that none fits.
+_ATTEMPTS = 1000
+
+
+class EpisodeRows(Dataset[TrainingRow]):
+    """The rows of the episodes 0, 1, ..., of which each fits under every method of `fits`.
+
+    Args:
+        pools: the tasks.
+        make: makes the rows.
+        fits: for other methods under which an episode has to fit too.
+        seed: of the draw.
+        size: how many episodes there are.
+
+    Raises:
+        InputError: (when a row is made) of a thousand draws none fits.
+    """
+
+    def __init__(self, pools: Sequence[Pool], make: RowMaker, fits: Sequence[RowMaker], seed: int, size: int) -> None:
+        self.pools, self.make, self.fits, self.seed, self.size = pools, make, fits, seed, size
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, number: int) -> TrainingRow:
+        for attempt in range(_ATTEMPTS):
+            episode = draw(self.pools, self.seed, number, attempt)
+            row = self.make.row(episode)
+            if row is not None and all(other.row(episode) is not None for other in self.fits):
+                return replace(row, number=number, left_out=attempt)
+        methods = ", ".join(dict.fromkeys(each.method.name for each in (self.make, *self.fits)))
+        raise InputError(
+            f"none of {_ATTEMPTS} episodes fits the model's {self.make.limits.positions} positions under {methods}: "
+            "lower --num_fewshot, or give tasks with shorter texts."
+        )
+
+
+class OptionRows(Dataset[TrainingRow]):
+    """A row for each option of episodes that are held out. An episode is left out if a row of it does not fit."""
+
+    def __init__(self, episodes: Sequence[Episode], make: RowMaker, fits: Sequence[RowMaker]) -> None:
+        self.episodes: list[Episode] = []
+        self.rows: list[TrainingRow] = []
+        for episode in episodes:
+            options = range(len(episode.example.options))
+            rows = [[maker.row(episode, option) for option in options] for maker in (make, *fits)]
+            if all(row is not None for of_maker in rows for row in of_maker):
+                number = len(self.episodes)
+                self.episodes.append(episode)
+                self.rows += [replace(row, number=number) for row in rows[0] if row is not None]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, i: int) -> TrainingRow:
+        return self.rows[i]
+
+
+class LayoutTrainer(Trainer):
+    """Trains a model on rows of episodes.
+
+    Args:
+        model: the model.
+        args: transformers' arguments. `output_dir` is the folder of the checkpoints.
+        held_out: the rows of episodes that accuracy is measured on; None for no evaluation.
+        **kwargs: as for `Trainer`.
+
+    Raises:
+        InputError: (while training) the loss is not finite, or a checkpoint cannot be written.
+    """
+
+    # The loss is a mean over the rows of one batch, which Trainer divides by the number of batches of a step.
+    loss_is_scaled_for_ga = False
+
+    def __init__(self, model: nn.Module, args: TrainingArguments, held_out: OptionRows | None, **kwargs: Any) -> None:
+        self.held_out, self.left_out = held_out, LeftOut()
+        callbacks = [self.left_out, *kwargs.pop("callbacks", ())]
+        super().__init__(
+            model,
+            args,
+            eval_dataset=held_out,
+            compute_metrics=None if held_out is None else self._accuracy,
+            callbacks=callbacks,
+            **kwargs,
+        )
+        self._saving_to: str | None = None
+
+    def _get_train_sampler(self, train_dataset: Any = None) -> Sampler[int]:
+        return SequentialSampler(self.train_dataset)  # type: ignore[arg-type]  # the draw is random already
+
+    # The loss, and what is measured.
+
+    def compute_loss(
+        self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        """The mean over rows of the mean cross-entropy of a row's targets (as in MetaICL)."""
+        losses, _ = target_losses(model, inputs)
+        loss = (losses * inputs["target_weight"].to(losses.dtype)).sum()
+        if not torch.isfinite(loss):
+            numbers = inputs["number"].tolist()
+            raise InputError(
+                f"the loss is {loss.item()} at step {self.state.global_step + 1}, episodes {numbers[0]} to "
+                f"{numbers[-1]}: lower --learning_rate, or train in float32. Checkpoints up to step "
+                f"{self.state.global_step} are kept."
+            )
+        self.left_out.here += int(inputs["left_out"].sum())
+        return loss
+
+    def prediction_step(
+        self, model: nn.Module, inputs: dict[str, Any], prediction_loss_only: bool, ignore_keys: Any = None
+    ) -> tuple[None, Tensor, Tensor]:
+        """For each row, what the accuracy is computed from: [rows, 4], the log-probability of the option, whether it is
+        what greedy decoding gives, its number of tokens, and the number of its episode."""
+        inputs = self._prepare_inputs(inputs)
+        with torch.no_grad(), self.compute_loss_context_manager():
+            losses, greedy = target_losses(model, inputs)
+        found = torch.zeros(len(inputs["number"]), 4, dtype=torch.float64, device=losses.device)
+        each = torch.stack([-losses.double(), (~greedy).double(), torch.ones_like(losses).double()], dim=1)
+        found[:, :3].index_add_(0, inputs["target_row"], each)
+        found[:, 3] = inputs["number"]
+        return None, found, found[:, 3]
+
+    def _accuracy(self, prediction: EvalPrediction) -> dict[str, float]:
+        """The share of episodes whose right option has the highest log-probability, and the mean loss of a token of the
+        right option. An answer that is not one of several options is right if greedy decoding gives it."""
+        assert self.held_out is not None
+        rows: dict[int, list[Any]] = {}
+        for row in prediction.predictions:
+            rows.setdefault(int(row[3]), []).append(row)
+        right, losses = 0, []
+        for number, options in rows.items():
+            example = self.held_out.episodes[number].example
+            scores = [option[0] for option in options]
+            correct = options[example.right]
+            right += scores.index(max(scores)) == example.right if len(options) > 1 else correct[1] == 0
+            losses.append(-correct[0] / correct[2])
+        return {"accuracy": right / len(rows), "held_out_loss": sum(losses) / len(losses)}
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        super().log(logs | {"left_out": self.left_out.everywhere(self)}, start_time)
+
+    # Checkpoints. A folder that is called a checkpoint is whole: it is written under another name, and then moved.
+
+    def _get_output_dir(self, trial: Any) -> str:
+        return self._saving_to or super()._get_output_dir(trial)
+
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        folder = Path(str(self.args.output_dir))
+        unfinished = folder / "unfinished"
+        self.left_out.settle(self)
+        if self.args.should_save:
+            shutil.rmtree(unfinished, ignore_errors=True)
+        self.accelerator.wait_for_everyone()
+        self._saving_to = str(unfinished)
+        try:
+            super()._save_checkpoint(model, trial)
+        except Exception as error:
+            shutil.rmtree(unfinished, ignore_errors=True)
+            last = checkpoints(folder)
+            kept = f"the last one, {last[-1]}, is kept: --resume goes on from it" if last else "there is none before it"
+            raise InputError(
+                f"the checkpoint of step {self.state.global_step} could not be written to {folder} "
+                f"({one_line(error)}): {kept} when there is room."
+            ) from error
+        finally:
+            self._saving_to = None
+        self.accelerator.wait_for_everyone()
+        if self.args.should_save:
+            name = f"checkpoint-{self.state.global_step}"
+            shutil.rmtree(folder / name, ignore_errors=True)
+            (unfinished / name).rename(folder / name)
+            unfinished.rmdir()
+            keep = self.args.save_total_limit
+            for old in checkpoints(folder)[: -keep if keep else 0]:
+                shutil.rmtree(old)
+        self.accelerator.wait_for_everyone()
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """The checkpoints in a folder, the last one last."""
+    found = [each for each in folder.glob("checkpoint-*") if each.name.rpartition("-")[2].isdigit()]
+    return sorted(found, key=lambda each: int(each.name.rpartition("-")[2]))
+
+
+class LeftOut(TrainerCallback, ExportableState):
+    """Counts the episodes that were drawn and did not fit; checkpoints have the count.
+
+    Attributes:
+        before: how many all processes had counted when the last checkpoint was written.
+        here: how many this process has counted since then.
+    """
+
+    def __init__(self, before: int = 0) -> None:
+        self.before, self.here = before, 0
+
+    def everywhere(self, trainer: Trainer) -> int:
+        """The count of all processes, which all have to call this."""
+        here = torch.tensor([self.here], device=trainer.accelerator.device)
+        return self.before + int(trainer.accelerator.gather(here).sum())
+
+    def settle(self, trainer: Trainer) -> None:
+        """Let every process have the count of all, for the checkpoint that is written next."""
+        self.before, self.here = self.everywhere(trainer), 0
+
+    def state(self) -> dict[str, Any]:
+        return {"args": {"before": self.before}, "attributes": {}}
+
+
+class Log(TrainerCallback):
+    """Writes what is logged to a file of JSON lines. A run that resumes forgets the lines behind its checkpoint."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self._start = path, time.perf_counter()
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        if state.is_world_process_zero:
+            earlier = [
+                entry for entry in read_log(self.path) if state.global_step and entry["step"] <= state.global_step
+            ]
+            self.path.write_text("".join(json.dumps(entry) + "\n" for entry in earlier), encoding="utf-8")
+            self._start = time.perf_counter() - (earlier[-1]["seconds"] if earlier else 0)
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: Mapping[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        if not state.is_world_process_zero or logs is None or "train_runtime" in logs:
+            return
+        given = {name.removeprefix("eval_"): value for name, value in logs.items()}
+        names = ("loss", "learning_rate", "grad_norm", "accuracy", "held_out_loss", "left_out")
+        entry = {"step": state.global_step, **{name: given[name] for name in names if name in given}}
+        entry["seconds"] = round(time.perf_counter() - self._start, 3)
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(entry) + "\n")
+
+
+def read_log(path: Path) -> list[dict[str, Any]]:
+    """The entries of a log; those before a line that was cut short when the process was killed."""
+    found = []
+    for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else []:
+        try:
+            found.append(json.loads(line))
+        except ValueError:
+            break
+    return found
+
+
+class Progress(ProgressCallback):
+    """transformers' progress bar, which has the last loss and accuracy at its end, and no lines above it."""
+
+    def on_log(self, args: Any, state: TrainerState, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        shown = {name.removeprefix("eval_"): value for name, value in (logs or {}).items()}
+        if self.training_bar is not None:
+            last = {name: f"{shown[name]:.3f}" for name in ("loss", "accuracy") if name in shown}
+            self._last = getattr(self, "_last", {}) | last
+            self.training_bar.set_postfix(self._last)
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Inside this context, transformers logs errors alone, and shows no progress of what it loads and saves."""
+    before = logging.get_verbosity()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
+        logging.enable_progress_bar()
