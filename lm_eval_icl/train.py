@@ -11,7 +11,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 import yaml
+from accelerate import PartialState
 from lm_eval.utils import simple_parse_args_string
 
 from lm_eval_icl import methods
@@ -86,8 +88,12 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
         resume=bool(given.get("resume")),
         cpu=device == "cpu",
     )
-    if os.environ.get("RANK", "0") == "0":
+    processes = PartialState()
+    processes.wait_for_everyone()
+    if processes.is_main_process:
         print(f"{output}: trained under {method.name}. lm_eval --model {method.name} --model_args pretrained={output}")
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()  # a process that ends before the others would abort them
 
 
 def _given(parser: argparse.ArgumentParser, arguments: list[str]) -> dict[str, Any]:
@@ -166,8 +172,6 @@ def _method(name: str, model_args: Mapping[str, Any]) -> Method:
 
 def _check_device(device: str | None) -> None:
     """Refuse a device that Trainer would not take."""
-    import torch
-
     if device in (None, "cpu"):
         return
     there = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None

@@ -172,6 +172,12 @@ def collate(rows: Sequence[TrainingRow], dtype: torch.dtype) -> dict[str, Tensor
     }
 
 
+def mean_loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    """The mean over the rows of a batch of the mean cross-entropy of a row's targets (as in MetaICL)."""
+    losses, _ = target_losses(model, batch)
+    return (losses * batch["target_weight"].to(losses.dtype)).sum()
+
+
 def target_losses(model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
     """Run a batch, and return the negative log-probability of each target, and whether it is the likeliest token.
 

@@ -56,7 +56,6 @@ class Settings:
         eval_steps: after how many steps the accuracy on held-out rows is measured; 0 for never.
         eval_documents: how many rows of each task are held out, at most a tenth.
         save_steps: after how many steps a checkpoint is written.
-        logging_steps: after how many steps the mean loss since the last time is logged.
 
     Raises:
         InputError: an argument is outside its range.
@@ -80,7 +79,6 @@ class Settings:
     eval_steps: int = 500
     eval_documents: int = 64
     save_steps: int = 500
-    logging_steps: int = 10
 
     def __post_init__(self) -> None:
         least = {"num_fewshot": 0, "seed": 0, "warmup_steps": 0, "eval_steps": 0, "eval_documents": 0}
@@ -94,8 +92,7 @@ class Settings:
     @property
     def identity(self) -> dict[str, Any]:
         """What the trained weights depend on."""
-        only_seen = {"save_steps", "logging_steps"}
-        return {name: value for name, value in dataclasses.asdict(self).items() if name not in only_seen}
+        return {name: value for name, value in dataclasses.asdict(self).items() if name != "save_steps"}
 
 
 def per_pass(settings: Settings, processes: int) -> int:
@@ -174,7 +171,7 @@ def train(
     """Train a model under a method, and save it as a checkpoint.
 
     The folder has the checkpoint (weights, configuration, tokenizer), `training.json` with the run's arguments,
-    `log.jsonl`, `loss.svg`, and the last two checkpoints of the training itself in `checkpoints`.
+    `log.jsonl`, `loss.png`, and the last two checkpoints of the training itself in `checkpoints`.
 
     Args:
         model: the model, which is changed in place.
@@ -203,11 +200,13 @@ def train(
     rows[0]  # raises an error if nothing fits
 
     record = _how(method, tasks, settings, fits, source)
-    arguments = _arguments(output, settings, cpu, getattr(model.config, "use_cache", True))
+    with quiet():
+        arguments = _arguments(output, settings, cpu, getattr(model.config, "use_cache", True))
     identity = {"model": source, **record, **settings.identity}
     with arguments.main_process_first():
         first = arguments.process_index == 0
         resume_from = claim(output, identity, resume or not first)
+    arguments.eval_on_start = bool(settings.eval_steps) and resume_from is None
     held_out = None
     if settings.eval_steps and any(pool.held_out for pool in pools):
         held_out = OptionRows([each for pool in pools for each in pool.evaluation()], make, others)
@@ -231,7 +230,7 @@ def train(
             trainer.evaluate()
         _save(trainer, trained, tokenizer, output)
     if arguments.process_index == 0:
-        draw_loss(read_log(output / "log.jsonl"), output / "loss.svg", method.name)
+        draw_loss(read_log(output / "log.jsonl"), output / "loss.png", method.name)
 
 
 def _how(
@@ -256,7 +255,7 @@ def _how(
 def _arguments(output: Path, settings: Settings, cpu: bool, use_cache: bool) -> TrainingArguments:
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     passed = per_pass(settings, processes)
-    evaluated: dict[str, Any] = {"eval_strategy": "steps", "eval_steps": settings.eval_steps, "eval_on_start": True}
+    evaluated: dict[str, Any] = {"eval_strategy": "steps", "eval_steps": settings.eval_steps}
     try:
         return TrainingArguments(
             output_dir=str(output / "checkpoints"),
@@ -273,8 +272,7 @@ def _arguments(output: Path, settings: Settings, cpu: bool, use_cache: bool) -> 
             seed=settings.seed,
             bf16=settings.bf16,
             use_cpu=cpu or not (torch.cuda.is_available() or torch.backends.mps.is_available()),
-            logging_steps=settings.logging_steps,
-            logging_first_step=True,
+            logging_steps=1,
             logging_nan_inf_filter=False,
             save_steps=settings.save_steps,
             save_total_limit=2,
@@ -322,19 +320,22 @@ def _save(trainer: LayoutTrainer, model: Any, tokenizer: PreTrainedTokenizerBase
 
 
 def draw_loss(entries: Sequence[dict[str, Any]], path: Path, title: str) -> None:
-    """Draw the curves of the loss, and of the accuracy on held-out rows if it was measured, over steps."""
+    """Draw the loss over steps, each step's and the mean of the fifty around it, and the accuracy on held-out rows."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 4), layout="constrained")
     loss = figure.subplots()
     parts = [entry for entry in entries if "loss" in entry]
-    loss.plot([each["step"] for each in parts], [each["loss"] for each in parts], color="C0")
-    loss.set(xlabel="step", ylabel="training loss", title=f"Training under {title}", ylim=(0, None))
+    steps, losses = [entry["step"] for entry in parts], [entry["loss"] for entry in parts]
+    means = [sum(near) / len(near) for i in range(len(losses)) if (near := losses[max(0, i - 25) : i + 25])]
+    loss.plot(steps, losses, color="C0", alpha=0.25, linewidth=0.8)
+    loss.plot(steps, means, color="C0")
+    loss.set(xlabel="step", title=f"Training under {title}", ylim=(0, None))
+    loss.set_ylabel("training loss", color="C0")
     measured = [entry for entry in entries if "accuracy" in entry]
     if measured:
         accuracy = loss.twinx()
         accuracy.plot([each["step"] for each in measured], [each["accuracy"] for each in measured], "o-", color="C1")
-        accuracy.set(ylabel="accuracy on held-out rows", ylim=(0, 1.02))
-        accuracy.yaxis.label.set_color("C1")
-        loss.yaxis.label.set_color("C0")
-    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+        accuracy.set(ylim=(0, 1.02))
+        accuracy.set_ylabel("accuracy on held-out rows", color="C1")
+    figure.savefig(path)

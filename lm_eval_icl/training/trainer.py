@@ -6,6 +6,7 @@ import contextlib
 import json
 import shutil
 import time
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,10 +22,10 @@ from transformers.utils import logging
 
 from lm_eval_icl.errors import InputError, one_line
 from lm_eval_icl.training.episodes import Episode, Pool, draw
-from lm_eval_icl.training.rows import RowMaker, TrainingRow, target_losses
+from lm_eval_icl.training.rows import RowMaker, TrainingRow, mean_loss, target_losses
 
 # So many episodes of one number are drawn until it is said that none fits.
-_ATTEMPTS = 1000
+_ATTEMPTS = 100
 
 
 class EpisodeRows(Dataset[TrainingRow]):
@@ -38,7 +39,7 @@ class EpisodeRows(Dataset[TrainingRow]):
         size: how many episodes there are.
 
     Raises:
-        InputError: (when a row is made) of a thousand draws none fits.
+        InputError: (when a row is made) of a hundred draws none fits.
     """
 
     def __init__(self, pools: Sequence[Pool], make: RowMaker, fits: Sequence[RowMaker], seed: int, size: int) -> None:
@@ -118,9 +119,7 @@ class LayoutTrainer(Trainer):
     def compute_loss(
         self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
-        """The mean over rows of the mean cross-entropy of a row's targets (as in MetaICL)."""
-        losses, _ = target_losses(model, inputs)
-        loss = (losses * inputs["target_weight"].to(losses.dtype)).sum()
+        loss = mean_loss(model, inputs)
         if not torch.isfinite(loss):
             numbers = inputs["number"].tolist()
             raise InputError(
@@ -294,7 +293,9 @@ def quiet() -> Iterator[None]:
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # of transformers, about names of its own
+            yield
     finally:
         logging.set_verbosity(before)
         logging.enable_progress_bar()
