@@ -25,7 +25,7 @@ from lm_eval_icl.training.rows import check_trainable
 from lm_eval_icl.training.train import Settings, train
 
 # The options that are not settings of the training itself. Each may stand in the file of --config too.
-_OPTIONS = {
+OPTIONS = {
     "model_args": ("K=V,...", "pretrained=M, the method's arguments, and others as for hf"),
     "tasks": ("T1,T2", "tasks of lm-eval with a training split, or groups of them"),
     "episodes": ("FILE.jsonl", "in place of tasks: rows with task, input, output and options"),
@@ -46,7 +46,7 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     Raises:
         InputError: an argument cannot be used, or training fails.
     """
-    given = _given(parser, arguments)
+    given = read_options(parser, arguments)
     settings = Settings(
         **{field.name: given.pop(field.name) for field in dataclasses.fields(Settings) if field.name in given}
     )
@@ -96,14 +96,14 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
         torch.distributed.destroy_process_group()  # a process that ends before the others would abort them
 
 
-def _given(parser: argparse.ArgumentParser, arguments: list[str]) -> dict[str, Any]:
+def read_options(parser: argparse.ArgumentParser, arguments: list[str]) -> dict[str, Any]:
     """The arguments of the command line, and of the file of --config those that the command line has not."""
     parser.argument_default = argparse.SUPPRESS
     trained = "icl, nope, prefixicl, pcw, saicl, invicl, or MODULE:CLASS"
     parser.add_argument("method", metavar="METHOD", nargs="?", help=trained)
     parser.add_argument("--config", type=Path, metavar="FILE.yaml", help="arguments, by name")
     parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint in --output")
-    for name, (metavar, what) in _OPTIONS.items():
+    for name, (metavar, what) in OPTIONS.items():
         parser.add_argument(f"--{name}", metavar=metavar, help=what)
     helps = {line.strip().partition(": ")[0]: line.partition(": ")[2] for line in (Settings.__doc__ or "").splitlines()}
     for field in dataclasses.fields(Settings):
@@ -116,7 +116,7 @@ def _given(parser: argparse.ArgumentParser, arguments: list[str]) -> dict[str, A
             parser.add_argument(f"--{field.name}", type=kind, metavar=str(field.type).upper(), help=what)
     line = vars(parser.parse_args(arguments))
     given = _file(line.pop("config")) | line if "config" in line else line
-    known = {*_OPTIONS, "method", "resume", *(field.name for field in dataclasses.fields(Settings))}
+    known = {*OPTIONS, "method", "resume", *(field.name for field in dataclasses.fields(Settings))}
     if unknown := sorted(given.keys() - known):
         near = difflib.get_close_matches(unknown[0], known, n=1)
         raise InputError(

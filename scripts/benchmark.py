@@ -3,6 +3,7 @@
     python scripts/benchmark.py tasks      # workloads: each model against hf
     python scripts/benchmark.py methods    # what a query costs in every method, relative to icl
     python scripts/benchmark.py growth     # time against documents, demonstrations, options, tokens an option
+    python scripts/benchmark.py training   # a training step in every method, beside transformers' Trainer
 
 Models have random weights, made here (a GPT-2 of 124 million parameters, or a Llama-type of about that size with
 grouped-query attention); their tokenizer is trained here on the workload's own text. Contenders take turns within a
@@ -20,9 +21,11 @@ import logging
 import math
 import platform
 import statistics
+import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
@@ -43,8 +46,12 @@ from transformers.pytorch_utils import Conv1D
 
 from lm_eval_icl.harness.models import ICLModel, model_class
 from lm_eval_icl.harness.prompts import recording
-from lm_eval_icl.methods import NAMES
+from lm_eval_icl.methods import NAMES, Predictor, make
 from lm_eval_icl.prompt import FewShotPrompt
+from lm_eval_icl.training.episodes import Episode, FileTask, Pool, Row
+from lm_eval_icl.training.episodes import draw as draw_episode
+from lm_eval_icl.training.rows import RowMaker, collate
+from lm_eval_icl.training.trainer import EpisodeRows, LayoutTrainer
 
 POSITIONS = 4096
 CONFIGS = {
@@ -401,6 +408,86 @@ def compare_growth(options: argparse.Namespace, console: Console) -> dict[str, A
     return found
 
 
+class Stopwatch(transformers.TrainerCallback):
+    """The seconds of each step, from its batch to the updated weights."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+
+    def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
+        self._last = now()
+
+    def on_step_end(self, *args: Any, **kwargs: Any) -> None:
+        self.seconds.append(now() - self._last)
+        self._last += self.seconds[-1]
+
+
+def compare_training(options: argparse.Namespace, console: Console) -> dict[str, Any]:
+    """Seconds and memory of training steps on the same episodes: eight demonstrations of about 30 tokens each.
+
+    "plain" is transformers' Trainer on the joined strings, with the loss on the answer alone.
+    """
+    random, steps = Random(0), 3
+    rows = tuple(
+        Row(" ".join(random.choice(WORDS) for _ in range(random.randint(20, 40))) + "\nLabel:", random.choice("AB"), ())
+        for _ in range(200)
+    )
+    task = FileTask("synthetic", rows)
+    tokenizer = train_tokenizer(synthetic(), CONFIGS[options.model].vocab_size)
+    arguments = transformers.TrainingArguments(
+        output_dir=tempfile.gettempdir(),
+        max_steps=steps,
+        per_device_train_batch_size=options.documents,
+        save_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+        logging_strategy="no",
+        remove_unused_columns=False,
+        label_names=[],
+    )
+
+    def joined(episodes: Sequence[Episode]) -> list[dict[str, list[int]]]:
+        texts = [(str(each.example.prompt), each.example.answer) for each in episodes]
+        ids = [(tokenizer(prompt).input_ids, tokenizer(answer).input_ids) for prompt, answer in texts]
+        return [{"input_ids": a + b, "labels": [-100] * len(a) + b} for a, b in ids]
+
+    seconds: dict[str, list[float]] = defaultdict(list)
+    peaks: dict[str, int] = defaultdict(int)
+    names = [name for name in options.methods if make(name).is_one_pass]
+    for _ in range(options.repetitions):
+        for name in ("plain", *names):
+            model = random_model(options.model, options.device)
+            pools, watch = [Pool(task, 8, 0)], Stopwatch()
+            if name == "plain":
+                tokenizer.pad_token = tokenizer.eos_token
+                collator = transformers.DataCollatorForSeq2Seq(tokenizer)
+                data: Any = joined([draw_episode(pools, 0, i) for i in range(steps * options.documents)])
+                trainer: Any = transformers.Trainer(
+                    model, arguments, train_dataset=data, data_collator=collator, callbacks=[watch]
+                )
+            else:
+                maker = RowMaker(Predictor(model, tokenizer, make(name)))
+                data = EpisodeRows(pools, maker, [], 0, steps * options.documents)
+                collate_rows = partial(collate, dtype=model.dtype)
+                trainer = LayoutTrainer(
+                    model, arguments, None, train_dataset=data, data_collator=collate_rows, callbacks=[watch]
+                )
+            trainer.remove_callback(transformers.PrinterCallback)
+            before = reset_peak()
+            trainer.train()
+            peaks[name] = max(peaks[name], peak() - before)
+            seconds[name].append(min(watch.seconds[1:]))  # the first is to warm up
+            del trainer, model
+    table = Table(title=f"A training step of {options.documents} episodes, {options.model}, {machine()}")
+    for column in ("method", "a step, s", "times icl's", "peak memory, MiB"):
+        table.add_column(column, justify="left" if column == "method" else "right")
+    for name, found in seconds.items():
+        ratios = [own / icl for own, icl in zip(found, seconds["icl"], strict=True)]
+        table.add_row(name, spread(found), spread(ratios), f"{peaks[name] / 2**20:.0f}")
+    console.print(table)
+    return {"step": seconds, "peak": peaks}
+
+
 def draw(found: dict[str, Any], path: Path) -> None:
     """The growth curves, median of the repetitions; dotted what is left without encoding the demonstrations."""
     import matplotlib
@@ -427,7 +514,7 @@ def draw(found: dict[str, Any], path: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("tasks", "methods", "growth"))
+    parser.add_argument("what", choices=("tasks", "methods", "growth", "training"))
     parser.add_argument("--model", choices=CONFIGS, default="gpt2")
     parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS), metavar="NAME")
     parser.add_argument(
@@ -449,14 +536,19 @@ def main() -> None:
         )
     options.device = "cuda" if torch.cuda.is_available() else "cpu"
     if options.methods is None:
-        options.methods = list(METHODS) if options.what == "methods" else ["icl", "deepthink"]
-    if options.what == "methods" and "icl" not in options.methods:
+        options.methods = list(METHODS) if options.what in ("methods", "training") else ["icl", "deepthink"]
+    if options.what in ("methods", "training") and "icl" not in options.methods:
         parser.error("--methods: icl is what the others are compared with, and must be among them")
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     transformers.logging.set_verbosity_error()
     console = Console(width=150)
-    compare = {"tasks": compare_tasks, "methods": compare_methods, "growth": compare_growth}[options.what]
-    found = compare(options, console)
+    compare = {
+        "tasks": compare_tasks,
+        "methods": compare_methods,
+        "growth": compare_growth,
+        "training": compare_training,
+    }
+    found = compare[options.what](options, console)
     if options.output:
         settings = {k: str(v) if isinstance(v, Path) else v for k, v in vars(options).items()}
         record = {"machine": machine(), "torch": torch.__version__, "options": settings, "found": found}

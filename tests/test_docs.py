@@ -1,5 +1,6 @@
 """What the pages under docs/ say is so: their code runs, their links lead somewhere, their pictures are today's."""
 
+import argparse
 import ast
 import dataclasses
 import functools
@@ -23,7 +24,7 @@ from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 from lm_eval.utils import simple_parse_args_string
 
-from lm_eval_icl import methods, tiny, version
+from lm_eval_icl import methods, tiny, train, version
 from lm_eval_icl.demo import model_path
 from lm_eval_icl.harness import patches
 from lm_eval_icl.harness.arguments import CommonArguments
@@ -31,6 +32,7 @@ from lm_eval_icl.harness.patches import PATCHES
 from lm_eval_icl.methods import NAMES
 from lm_eval_icl.methods.drawing import drawing, picture
 from lm_eval_icl.smoke import Result, result_of
+from lm_eval_icl.training.train import Settings
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -48,7 +50,7 @@ def commands(page: Path) -> list[str]:
     text = page.read_text(encoding="utf-8").replace("\\\n", " ")
     launched = r" {4,}(?:(?:\w+=\w+ )?(?:accelerate launch|torchrun) .*-m )?"
     return [
-        found[1] for line in text.splitlines() if (found := re.match(launched + r"((lm_eval|lm-eval-icl) .*)", line))
+        found[1] for line in text.splitlines() if (found := re.match(launched + r"((lm_eval_icl|lm_eval|lm-eval-icl) .*)", line))
     ]
 
 
@@ -118,6 +120,10 @@ def test_commands_are_ones_that_we_take(page):
         given = dict(itertools.pairwise(words))
         if words[:2] == ["lm-eval-icl", "show"]:
             methods.make(words[2], simple_parse_args_string(given.get("--args", "")))
+        elif "train" in words[:10]:
+            options = train.read_options(argparse.ArgumentParser(), words[words.index("train") + 1 :])
+            methods.find(options["method"])
+            assert all(task in known_tasks() for task in options["tasks"].split(","))
         elif words[0] == "lm_eval":
             own = methods.arguments_of(methods.find(given["--model"]))
             arguments = simple_parse_args_string(given["--model_args"])
@@ -351,6 +357,18 @@ def test_messages_are_those_of_the_programs(tmp_path):
 
 def test_readme_is_a_front_door():
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 155
+
+
+def test_every_argument_of_training_is_in_its_table():
+    page = (DOCS / "training.md").read_text(encoding="utf-8")
+    rows = [line.split(" | ") for line in page.splitlines() if line.startswith("| `")]
+    named = {name for row in rows for name in re.findall(r"`--(\w+)`", row[0])}
+    defaults = {name: row[1] for row in rows for name in re.findall(r"`--(\w+)`", row[0])}
+    fields = {field.name: field.default for field in dataclasses.fields(Settings)}
+    assert named == {*fields, *train.OPTIONS, "resume"}
+    for name in ("num_fewshot", "steps", "batch_size", "loss", "eval_steps", "eval_documents", "save_steps", "seed"):
+        assert defaults[name] == str(fields[name]), name
+    assert float(defaults["learning_rate"]) == fields["learning_rate"]
 
 
 def test_the_version_is_one():
