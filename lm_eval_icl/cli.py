@@ -38,7 +38,10 @@ def _run(arguments: list[str]) -> None:
         try:
             COMMANDS[arguments[0]][1](arguments[1:])
         except KeyboardInterrupt as stopped:
-            interrupt.end(stopped, lambda: f"{arguments[0]}: interrupted.")
+            kept = (
+                " With --resume, the same command goes on from the last checkpoint." if arguments[0] == "train" else ""
+            )
+            interrupt.end(stopped, lambda: f"{arguments[0]}: interrupted.{kept}")
         return
     if arguments in ([], ["-h"], ["--help"]):
         for name, (what, _) in COMMANDS.items():

@@ -49,9 +49,8 @@ def commands(page: Path) -> list[str]:
     """The indented commands of a page that start one of our programs, from its name on."""
     text = page.read_text(encoding="utf-8").replace("\\\n", " ")
     launched = r" {4,}(?:(?:\w+=\w+ )?(?:accelerate launch|torchrun) .*-m )?"
-    return [
-        found[1] for line in text.splitlines() if (found := re.match(launched + r"((lm_eval_icl|lm_eval|lm-eval-icl) .*)", line))
-    ]
+    pattern = launched + r"((lm_eval_icl|lm_eval|lm-eval-icl) .*)"
+    return [found[1] for line in text.splitlines() if (found := re.match(pattern, line))]
 
 
 @functools.cache

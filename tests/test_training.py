@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from lm_eval_icl import cli, methods
 from lm_eval_icl.demo import model_path
 from lm_eval_icl.errors import InputError
-from lm_eval_icl.harness.training import HarnessTask
+from lm_eval_icl.harness.training import HarnessTask, load_tasks
 from lm_eval_icl.methods import Predictor
 from lm_eval_icl.tokens import Context, TokenizedPrompt
 from lm_eval_icl.training import rows as training_rows
@@ -270,6 +270,32 @@ def test_only_what_fits_every_method_is_used(checkpoint):
         assert fits == [False] * row.left_out + [True] and row.ids == icl.row(tried[-1]).ids
     with pytest.raises(InputError, match=r"none of 100 episodes fits the model's 20 positions under icl, invicl"):
         rows(True, 20)
+
+
+def test_the_training_questions_of_mmlu(tmp_path, monkeypatch):
+    """`icl_mmlu_train`, from a folder laid out as the Hub's cais/mmlu is."""
+    folder = tmp_path / "cais/mmlu"
+    folder.mkdir(parents=True)
+    splits = ("auxiliary_train", "validation", "dev", "test")
+    (folder / "README.md").write_text(
+        "---\nconfigs:\n- config_name: all\n  data_files:\n"
+        + "".join(f"  - split: {split}\n    path: {split}.jsonl\n" for split in splits)
+        + "---\n"
+    )
+    for split in splits:
+        questions = [
+            {"question": f" {split} {i}?", "subject": "", "choices": ["a", "b", "c", "d"], "answer": i % 4}
+            for i in range(20)
+        ]
+        (folder / f"{split}.jsonl").write_text("".join(json.dumps(question) + "\n" for question in questions))
+    monkeypatch.chdir(tmp_path)
+    [found] = load_tasks(["icl_mmlu_train"], None, {})
+    example = found.example((3, 5), 6)
+    assert example.prompt == (
+        "Question: auxiliary_train 3?\nAnswer: d\n\nQuestion: auxiliary_train 5?\nAnswer: b\n\n"
+        "Question: auxiliary_train 6?\nAnswer:"
+    )
+    assert (example.options, example.right, len(found)) == ((" a", " b", " c", " d"), 2, 20)
 
 
 # Runs.

@@ -320,17 +320,17 @@ def _save(trainer: LayoutTrainer, model: Any, tokenizer: PreTrainedTokenizerBase
 
 
 def draw_loss(entries: Sequence[dict[str, Any]], path: Path, title: str) -> None:
-    """Draw the loss over steps, each step's and the mean of the fifty around it, and the accuracy on held-out rows."""
+    """Draw the loss over steps, each step's and the mean of the ten around it, and the accuracy on held-out rows."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 4), layout="constrained")
     loss = figure.subplots()
     parts = [entry for entry in entries if "loss" in entry]
     steps, losses = [entry["step"] for entry in parts], [entry["loss"] for entry in parts]
-    means = [sum(near) / len(near) for i in range(len(losses)) if (near := losses[max(0, i - 25) : i + 25])]
+    means = [sum(near) / len(near) for i in range(len(losses)) if (near := losses[max(0, i - 5) : i + 5])]
     loss.plot(steps, losses, color="C0", alpha=0.25, linewidth=0.8)
     loss.plot(steps, means, color="C0")
-    loss.set(xlabel="step", title=f"Training under {title}", ylim=(0, None))
+    loss.set(xlabel="step", title=f"Training under {title}", yscale="log")
     loss.set_ylabel("training loss", color="C0")
     measured = [entry for entry in entries if "accuracy" in entry]
     if measured:

@@ -276,13 +276,17 @@ def read_log(path: Path) -> list[dict[str, Any]]:
 
 
 class Progress(ProgressCallback):
-    """transformers' progress bar, which has the last loss and accuracy at its end, and no lines above it."""
+    """transformers' progress bar, with the last loss and accuracy at its end in place of lines above it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._last: dict[str, str] = {}
 
     def on_log(self, args: Any, state: TrainerState, control: Any, logs: Any = None, **kwargs: Any) -> None:
-        shown = {name.removeprefix("eval_"): value for name, value in (logs or {}).items()}
+        for name, logged in (("loss", "loss"), ("accuracy", "eval_accuracy")):
+            if logged in (logs or {}):
+                self._last[name] = f"{logs[logged]:.3f}"
         if self.training_bar is not None:
-            last = {name: f"{shown[name]:.3f}" for name in ("loss", "accuracy") if name in shown}
-            self._last = getattr(self, "_last", {}) | last
             self.training_bar.set_postfix(self._last)
 
 
