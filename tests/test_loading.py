@@ -62,6 +62,12 @@ def test_layers_on_devices_of_their_own(checkpoint, tmp_path, name):
     assert run(name, path, **args) == run(name, path)
 
 
+def test_no_device_from_python(checkpoint):
+    """`simple_evaluate` without a device: the CPU where there is no GPU."""
+    model = ICL(pretrained=str(checkpoint("gpt2")))
+    assert model.device.type == ("cuda" if torch.cuda.is_available() else "cpu")
+
+
 def test_dtype_is_hf_s(checkpoint):
     path = checkpoint("llama")
     assert_as_hf(path, 1e-9, dtype="float64")

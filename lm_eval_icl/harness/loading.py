@@ -60,7 +60,9 @@ class CheckedHFLM(HFLM):
                     "that is loaded already: leave it out."
                 )
         with _loading("the model cannot be made of these arguments"):
-            super().__init__(pretrained, **kwargs)
+            # The device that lm-eval's command line gives if none is asked for: the first GPU if there is one, or else
+            # the CPU. (From Python, `HFLM` would take a GPU that is not there.)
+            super().__init__(pretrained, **{"device": "cuda:0", **kwargs})
         self._check_tokenizer()
 
     def _check_config(self, config: transformers.PreTrainedConfig) -> None:
