@@ -62,18 +62,17 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
         raise InputError("--output: give the folder of the trained checkpoint.")
     if ("tasks" in given) == ("episodes" in given):
         raise InputError("--tasks, --episodes: give one of them.")
-    device = str(given.get("device", "")).partition(":")[0]
     _check_device(given.get("device"))
 
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     tasks: Sequence[Task]
+    metadata = _pairs("metadata", given.get("metadata", {}))
     if "episodes" in given:
-        tasks = read_file(Path(given["episodes"]))
+        tasks = read_file(Path(str(given["episodes"])))
     else:
-        metadata = _pairs("metadata", given.get("metadata", {}))
         tasks = load_tasks(_names(given["tasks"]), given.get("include_path"), metadata)
     model, tokenizer = load_model(model_args)
-    output = Path(given["output"])
+    output = Path(str(given["output"]))
     train(
         model,
         tokenizer,
@@ -83,10 +82,11 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
         settings,
         fits=fits,
         source=str(model_args["pretrained"]),
+        identity={"model_args": {name: str(model_args[name]) for name in sorted(model_args)}, "metadata": metadata},
         max_length=model_args.get("max_length"),
         add_bos_token=model_args.get("add_bos_token"),
         resume=bool(given.get("resume")),
-        cpu=device == "cpu",
+        cpu=given.get("device") == "cpu",
     )
     processes = PartialState()
     processes.wait_for_everyone()
@@ -134,6 +134,7 @@ def _file(path: Path) -> dict[str, Any]:
         raise InputError(f"--config {path}: cannot be read ({' '.join(str(error).split())}).") from error
     if not isinstance(found, dict) or not all(isinstance(name, str) for name in found):
         raise InputError(f"--config {path}: must hold arguments by name, such as tasks: [icl_sst2].")
+    found = {name: value for name, value in found.items() if value is not None}
     # YAML reads 1e-5 as a text.
     kinds = {field.name: field.type for field in dataclasses.fields(Settings)}
     for name, value in found.items():
@@ -146,7 +147,7 @@ def _file(path: Path) -> dict[str, Any]:
 
 
 def _names(given: Any) -> list[str]:
-    names = given.split(",") if isinstance(given, str) else list(given)
+    names = given if isinstance(given, (list, tuple)) else str(given).split(",")
     return [str(name).strip() for name in names if str(name).strip()]
 
 

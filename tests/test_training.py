@@ -25,7 +25,7 @@ from lm_eval_icl.training import rows as training_rows
 from lm_eval_icl.training.episodes import FileTask, Pool, Row, draw, read_file
 from lm_eval_icl.training.rows import RowMaker, collate, leaks, make_row, mean_loss, target_losses
 from lm_eval_icl.training.train import Settings, train
-from lm_eval_icl.training.trainer import EpisodeRows, OptionRows, read_log
+from lm_eval_icl.training.trainer import EpisodeRows, LayoutTrainer, OptionRows, read_log
 from tests import harness, test_methods
 from tests.test_distributed import ACCELERATE, launch
 
@@ -266,9 +266,11 @@ def test_only_what_fits_every_method_is_used(checkpoint):
     assert sum(row.left_out for row in together) > sum(row.left_out for row in alone) >= 0
     for number, row in enumerate(together):
         tried = [draw(pools, 0, number, attempt) for attempt in range(row.left_out + 1)]
-        fits = [icl.row(e) is not None and other.row(e) is not None for e in tried]
+        fits = [icl.fits(e) and other.fits(e) for e in tried]
         assert fits == [False] * row.left_out + [True] and row.ids == icl.row(tried[-1]).ids
-    with pytest.raises(InputError, match=r"none of 100 episodes fits the model's 20 positions under icl, invicl"):
+    with pytest.raises(
+        InputError, match=r"task 't': none of 100 episodes fits the model's 20 positions under icl, invicl"
+    ):
         rows(True, 20)
 
 
@@ -444,6 +446,8 @@ def test_evaluated_under_another_method(checkpoint, tmp_path, caplog):
         assert results["config"]["icl"]["trained"]["num_fewshot"] == 3
     harness.run("invicl", tmp_path / "inv", ["one_token"], 2, args={"positions": "sequential"})
     assert "trained with positions=symmetric, and is evaluated with sequential" in caplog.text
+    harness.run("invicl", tmp_path / "inv", ["one_token"], 2, args={"repeat": 2})
+    assert "trained with repeat=1, and is evaluated with 2" in caplog.text
 
 
 # What is killed, or goes wrong.
@@ -533,8 +537,6 @@ def test_a_full_disk_leaves_the_last_checkpoint(checkpoint, tmp_path, monkeypatc
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 
-    from lm_eval_icl.training.trainer import LayoutTrainer
-
     save = LayoutTrainer.save_model
 
     def full(self, *args, **kwargs):
@@ -559,7 +561,7 @@ def test_a_full_disk_leaves_the_last_checkpoint(checkpoint, tmp_path, monkeypatc
 
 def test_a_loss_that_is_not_finite(checkpoint, tmp_path):
     with pytest.raises(
-        InputError, match=r"the loss is (nan|inf) at step \d, episodes \d+ to \d+: lower --learning_rate"
+        InputError, match=r"the loss is (nan|inf) at step \d, episodes \d+ to \d+: train with a lower --learning_rate"
     ):
         tiny_run(checkpoint, tmp_path / "out", learning_rate=1e30, max_grad_norm=1e30, eval_steps=0)
 
@@ -596,7 +598,7 @@ TWICE = ["--gradient_accumulation_steps", "2"]
         (["icl", *DEMO, "--tasks", "x", "--device", "tpu"], "--device tpu: here is"),
         (["icl", *DEMO, "--episodes", "none.jsonl"], "--episodes none.jsonl: cannot be read"),
         (["icl", "--model_args", "pretrained=/nowhere", *SHORT], "pretrained='/nowhere': the"),
-        (["invicl", "--model_args", f"pretrained={model_path()},max_length=9", *SHORT], "none of 100 episodes fits"),
+        (["invicl", "--model_args", f"pretrained={model_path()},max_length=9", *SHORT], "task 'icl_demo_short': none"),
         (["icl", *DEMO, *SHORT, "--batch_size", "3", *TWICE], "--batch_size 3: must be a multiple of 2: 1 processes"),
         (["--config", "none.yaml"], "--config none.yaml: cannot be read"),
     ],
@@ -632,12 +634,84 @@ def test_a_bad_row_is_named_by_its_number(row, says, tmp_path):
     assert f"{path}, line 3: " in error.value.message and says in error.value.message
 
 
+def test_the_count_of_what_was_left_out_goes_on(checkpoint, tmp_path, monkeypatch):
+    """A run that resumes counts on, and logs what an undisturbed one does."""
+    folder, log = checkpoint("gpt2"), LayoutTrainer.log
+    settings = Settings(
+        num_fewshot=4, steps=8, batch_size=4, learning_rate=1e-3, loss="query", eval_steps=0, save_steps=2
+    )
+
+    def run(output, resume=False):
+        model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+        method, tasks = methods.make("icl"), [task(size=60)]
+        train(model, tokenizer, method, tasks, output, settings, max_length=190, resume=resume, cpu=True)
+
+    def stopping(self, logs, start_time=None):
+        log(self, logs, start_time)
+        if self.state.global_step == 5:
+            raise KeyboardInterrupt
+
+    run(tmp_path / "whole")
+    whole = without_time(read_log(tmp_path / "whole/log.jsonl"))
+    assert whole[-1]["left_out"] > whole[3]["left_out"] > 0
+    monkeypatch.setattr(LayoutTrainer, "log", stopping)
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "stopped")
+    monkeypatch.undo()
+    run(tmp_path / "stopped", resume=True)
+    assert without_time(read_log(tmp_path / "stopped/log.jsonl")) == whole
+
+
+def test_a_gradient_that_is_not_finite(checkpoint, tmp_path, monkeypatch):
+    """Neither a checkpoint nor a model is saved of weights that such a gradient has made."""
+    step = LayoutTrainer.training_step
+
+    def poisoned(self, model, *args, **kwargs):
+        loss = step(self, model, *args, **kwargs)
+        if self.state.global_step == 3:
+            next(model.parameters()).grad.fill_(float("nan"))
+        return loss
+
+    monkeypatch.setattr(LayoutTrainer, "training_step", poisoned)
+    says = r"the norm of the gradient is nan at step 4: .* The last checkpoint is .*checkpoint-2\."
+    with pytest.raises(InputError, match=says):
+        tiny_run(checkpoint, tmp_path / "out")
+    assert not (tmp_path / "out/model.safetensors").exists()
+    assert [path.name for path in (tmp_path / "out/checkpoints").iterdir()] == ["checkpoint-2"]
+
+
+def test_nothing_held_out(checkpoint, tmp_path):
+    """With too few rows, or none asked for, nothing is measured; and each step is logged once otherwise."""
+    for name, given in (("few", {"tasks": [task(size=9)]}), ("none", {"eval_documents": 0})):
+        log = tiny_run(checkpoint, tmp_path / name, steps=2, **given)
+        assert [entry["step"] for entry in log] == [1, 2] and "accuracy" not in log[-1]
+    log = tiny_run(checkpoint, tmp_path / "odd", steps=3, eval_steps=2)
+    assert [entry["step"] for entry in log if "accuracy" in entry] == [0, 2, 3]
+
+
+def test_arguments_that_do_not_fit_each_other(checkpoint, tmp_path):
+    folder = checkpoint("gpt2")
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    pcw = methods.make("pcw", {"window_size": 9})
+    with pytest.raises(InputError, match="pcw: window_size=9: more than the 3 demonstrations"):
+        train(model, tokenizer, pcw, [task()], tmp_path / "out", Settings(num_fewshot=3))
+    with pytest.raises(InputError, match="--lora 'false': must be true or false"):
+        Settings(lora="false")
+    assert Settings(num_fewshot=2.0).num_fewshot == 2
+
+
+def test_two_tasks_over_the_same_rows_hold_out_the_same():
+    assert Pool(task("a", 60), 3, 6).held_out == Pool(task("b", 60), 3, 6).held_out
+
+
 def test_a_folder_of_another_run(checkpoint, tmp_path):
     tiny_run(checkpoint, tmp_path / "out", steps=2, eval_steps=0)
     with pytest.raises(InputError, match="holds this run already: give --resume"):
         tiny_run(checkpoint, tmp_path / "out", steps=2, eval_steps=0)
     with pytest.raises(InputError, match="holds another run, which has steps=2 where this one has 3"):
         tiny_run(checkpoint, tmp_path / "out", steps=3, eval_steps=0, resume=True)
+    with pytest.raises(InputError, match="holds another run, which has rows="):
+        tiny_run(checkpoint, tmp_path / "out", steps=2, eval_steps=0, tasks=[task(size=31)], resume=True)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/thesis.txt").write_text("x")
     with pytest.raises(InputError, match="there are other files in it"):

@@ -9,6 +9,7 @@ from typing import Any
 from lm_eval.api.samplers import ContextSampler
 from lm_eval.api.task import ConfigurableTask
 from lm_eval.tasks import TaskManager
+from tqdm import tqdm
 from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from lm_eval_icl.errors import InputError, refusing
@@ -49,6 +50,9 @@ class HarnessTask:
         if task.OUTPUT_TYPE == "loglikelihood_rolling" or task.multiple_input:
             raise InputError(f"task {self.name!r} has no query with one answer, so that it cannot be trained on.")
         self._docs: Any = task.training_docs()
+        if task.OUTPUT_TYPE == "multiple_choice":  # before hours of work, rather than when a row is drawn
+            for row in tqdm(range(len(self._docs)), f"Reading {self.name}", leave=False, delay=2):
+                self._right(row)
 
     def __len__(self) -> int:
         return len(self._docs)
@@ -60,17 +64,23 @@ class HarnessTask:
             prompt = task.fewshot_context(doc, len(demonstrations), gen_prefix=task.doc_to_prefix(doc))
         if not isinstance(prompt, FewShotPrompt):
             raise structure_error(self.name)
-        answer: Any = task.doc_to_target(doc)
         delimiter = task.config.target_delimiter
         if task.OUTPUT_TYPE == "multiple_choice":
             options = task.doc_to_choice(doc)
-            right = options.index(answer) if isinstance(answer, str) and answer in options else answer
-            if not isinstance(right, int) or not 0 <= right < len(options):
-                raise InputError(f"task {self.name!r}, row {query}: its answer is {answer!r}, none of its options.")
-            return Example(prompt, tuple(f"{delimiter}{option}" for option in options), right)
+            return Example(prompt, tuple(f"{delimiter}{option}" for option in options), self._right(query))
+        answer: Any = task.doc_to_target(doc)
         text = answer[0] if isinstance(answer, list) else answer
         # Where lm-eval scores a text, the text begins with its own blank.
         return Example(prompt, (f"{'' if task.OUTPUT_TYPE == 'loglikelihood' else delimiter}{text}",), 0)
+
+    def _right(self, row: int) -> int:
+        """The index of a row's right option."""
+        doc = self._docs[row]
+        answer, options = self._task.doc_to_target(doc), self._task.doc_to_choice(doc)
+        right = options.index(answer) if isinstance(answer, str) and answer in options else answer
+        if not isinstance(right, int) or not 0 <= right < len(options):
+            raise InputError(f"task {self.name!r}, row {row}: its answer is {answer!r}, none of its options.")
+        return right
 
 
 def load_tasks(names: Sequence[str], include_path: str | None, metadata: Mapping[str, Any]) -> list[HarnessTask]:
@@ -83,12 +93,12 @@ def load_tasks(names: Sequence[str], include_path: str | None, metadata: Mapping
     unknown = [name for name in names if name not in manager.all_tasks and not Path(name).is_file()]
     if unknown:
         raise InputError(f"--tasks: there is no {unknown[0]!r}. `lm-eval-icl ls tasks` lists those there are.")
-    found: list[HarnessTask] = []
+    found: dict[str, HarnessTask] = {}  # a task that is in several groups counts once
     for name in names:
         with refusing(f"--tasks {name}: the task cannot be loaded"):
             tasks = manager.load([name])["tasks"]
-        found += [HarnessTask(task) for task in tasks.values()]
-    return found
+        found |= {key: HarnessTask(task) for key, task in tasks.items() if key not in found}
+    return list(found.values())
 
 
 def load_model(arguments: Mapping[str, Any]) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:

@@ -71,6 +71,8 @@ class MethodRunner:
         store: the stored memories.
         budget: how much runs at once.
         tokens_run: how many tokens were run through the model for scoring.
+        without_positions: the learned position embeddings that are switched off while the model runs; None if positions
+            are left as they are.
 
     Raises:
         Unsupported: the model does not do what the method needs.
@@ -95,8 +97,7 @@ class MethodRunner:
         self.model, self.pack_tokens, self.store_bytes = model, int(pack_tokens), int(store_bytes)
         self.softmax_dtype, self.mixed_precision_dtype = softmax_dtype, mixed_precision_dtype
         self.tensor_parallel = tensor_parallel
-        # The learned position embeddings to switch off while the model runs; None to leave positions as they are.
-        self._without_positions: list[nn.Embedding] | None = None
+        self.without_positions: list[nn.Embedding] | None = None
         with self.inference_mode():
             self.capabilities = probe(model)
             self._learned_positions = learned_positions(model)
@@ -193,7 +194,7 @@ class MethodRunner:
     def _take_positions_away(self, method: Method) -> None:
         with self.inference_mode():
             embeddings = list(position_embeddings(self.model))
-        self._without_positions = embeddings
+        self.without_positions = embeddings
         with self.inference_mode():
             still_obeys = probe(self.model).obeys_positions
         if still_obeys:
@@ -219,7 +220,7 @@ class MethodRunner:
 
     def own_positions(self) -> AbstractContextManager[None]:
         """Inside this context, the model has no positional information if the method is one with `positions=none`."""
-        without = self._without_positions
+        without = self.without_positions
         return nullcontext() if without is None else no_positions(self.model, without)
 
     def mixed_precision(self) -> torch.autocast:

@@ -101,7 +101,8 @@ def _alone(task: Task, row: int) -> tuple[str, str]:
 class Pool:
     """The rows of a task that training draws from, and those that are held out.
 
-    Which rows are held out depends on the task and their number alone: it is the same for every method and seed.
+    Which rows are held out depends on their number alone, so that it is the same for every method and seed, and for two
+    tasks over the same rows.
 
     Args:
         task: the task.
@@ -114,7 +115,7 @@ class Pool:
 
     def __init__(self, task: Task, shots: int, held_out: int) -> None:
         rows = list(range(len(task)))
-        Random(f"held out of {task.name}").shuffle(rows)
+        Random(f"held out of {len(rows)} rows").shuffle(rows)
         held_out = min(held_out, len(rows) // 10)
         self.task, self.shots = task, shots
         self.held_out, self.rows = rows[:held_out], sorted(rows[held_out:])
@@ -146,8 +147,8 @@ def draw(pools: Sequence[Pool], seed: int, number: int, attempt: int = 0) -> Epi
         number: which episode of the run.
         attempt: how many episodes of this number were drawn already, and did not fit.
     """
-    rnd = Random(f"{seed} {number} {attempt}")
-    return rnd.choice(pools).draw(rnd)
+    pool = Random(f"{seed} {number}").choice(pools)
+    return pool.draw(Random(f"{seed} {number} {attempt}"))
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 from transformers import PreTrainedConfig
@@ -35,7 +36,8 @@ def mismatch(trained: dict[str, Any], method: Method) -> str:
         return ""
     if needed not in names:
         return f"the checkpoint was trained under {', '.join(names)}, and is evaluated under {method.name}"
-    positions = trained.get("positions", method.positions)
-    if method.is_one_pass and positions != method.positions:
-        return f"the checkpoint was trained with positions={positions}, and is evaluated with {method.positions}"
+    if method.is_one_pass:
+        for name, value in dataclasses.asdict(method).items():
+            if name in trained and trained[name] != value:
+                return f"the checkpoint was trained with {name}={trained[name]}, and is evaluated with {value}"
     return ""

@@ -110,18 +110,27 @@ class RowMaker:
         self.method, self.tokenizer, self.limits = predictor.runner.method, predictor.tokenizer, predictor.limits
         self.loss = loss
 
-    def row(self, episode: Episode, option: int | None = None) -> TrainingRow | None:
-        """The row of an episode with its right answer, or with one of its options, which then alone is the target; None
-        if the model has no room for it under the method."""
-        example = episode.example
-        answer = example.options[example.right if option is None else option]
-        prompt, ids = self.tokenizer.pair(self.tokenizer.arranged(example.prompt), answer)
+    def fits(self, episode: Episode, option: int | None = None) -> bool:
+        """Whether the model has room for an episode with its right answer, or with one of its options."""
+        prompt, ids = self._tokens(episode, option)
         if not ids or self.limits.too_long(prompt, len(ids) - 1) is not None:
-            return None
+            return False
+        # From the switch on, rotary angles depend on the longest row of a batch.
+        switch = self.limits.switch
+        return switch is None or make_row(self.method, prompt, ids).layout.reach <= switch[0]
+
+    def row(self, episode: Episode, option: int | None = None) -> TrainingRow:
+        """The row of an episode with its right answer, or with one of its options, which then alone is the target."""
+        prompt, ids = self._tokens(episode, option)
         row = make_row(self.method, prompt, ids)
         if option is None and self.loss == "all":
             row.targets[:0] = self._of_demonstrations(episode, row, prompt)
         return row
+
+    def _tokens(self, episode: Episode, option: int | None) -> tuple[TokenizedPrompt, tuple[int, ...]]:
+        example = episode.example
+        answer = example.options[example.right if option is None else option]
+        return self.tokenizer.pair(self.tokenizer.arranged(example.prompt), answer)
 
     def _of_demonstrations(self, episode: Episode, row: TrainingRow, prompt: TokenizedPrompt) -> list[tuple[int, int]]:
         spans = dict(zip(episode.example.prompt.demonstrations, episode.answer_spans(), strict=True))
@@ -146,8 +155,8 @@ def collate(rows: Sequence[TrainingRow], dtype: torch.dtype) -> dict[str, Tensor
     Returns:
         input_ids: [b, n]. attention_mask: [b, 1, n, n], to be added to the scores of attention, and position_ids:
         [b, n]; both are left out if every row is causal and sequential. For each target: target_row, target_index,
-        target_id, and target_weight, with which the weighted sum of losses is a mean over the tokens of each row, and
-        then over the rows. For each row: number and left_out.
+        target_id, and target_share: losses divided by it sum to a mean over the targets of each row, and then over the
+        rows. For each row: number and left_out.
     """
     longest = max(len(row.ids) for row in rows)
     ids = torch.tensor([row.ids + [row.ids[-1]] * (longest - len(row.ids)) for row in rows])
@@ -160,13 +169,13 @@ def collate(rows: Sequence[TrainingRow], dtype: torch.dtype) -> dict[str, Tensor
             sees[i, :n, :n] = row.layout.mask
             positions[i, :n] = row.layout.positions
         batch |= {"attention_mask": additive(sees, dtype)[:, None], "position_ids": positions}
-    targets = [(i, *target, 1 / len(row.targets) / len(rows)) for i, row in enumerate(rows) for target in row.targets]
-    of_row, index, token, weight = zip(*targets, strict=True)
+    targets = [(i, *target, len(row.targets) * len(rows)) for i, row in enumerate(rows) for target in row.targets]
+    of_row, index, token, share = zip(*targets, strict=True)
     return batch | {
         "target_row": torch.tensor(of_row),
         "target_index": torch.tensor(index),
         "target_id": torch.tensor(token),
-        "target_weight": torch.tensor(weight, dtype=torch.float64),
+        "target_share": torch.tensor(share),
         "number": torch.tensor([row.number for row in rows]),
         "left_out": torch.tensor([row.left_out for row in rows]),
     }
@@ -175,7 +184,7 @@ def collate(rows: Sequence[TrainingRow], dtype: torch.dtype) -> dict[str, Tensor
 def mean_loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
     """The mean over the rows of a batch of the mean cross-entropy of a row's targets (as in MetaICL)."""
     losses, _ = target_losses(model, batch)
-    return (losses * batch["target_weight"].to(losses.dtype)).sum()
+    return (losses / batch["target_share"]).sum()
 
 
 def target_losses(model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:

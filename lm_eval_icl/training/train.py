@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainingArguments
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
-from lm_eval_icl.errors import InputError, is_whole, one_line
+from lm_eval_icl.errors import InputError, is_number, is_whole, one_line, refusing
 from lm_eval_icl.methods.base import Method
 from lm_eval_icl.methods.predictor import Predictor
-from lm_eval_icl.training.episodes import Pool, Task
+from lm_eval_icl.training.episodes import Episode, Pool, Task
 from lm_eval_icl.training.record import write
-from lm_eval_icl.training.rows import RowMaker, check_trainable, collate
+from lm_eval_icl.training.rows import RowMaker, check_trainable, collate, target_losses
 from lm_eval_icl.training.trainer import (
     EpisodeRows,
     LayoutTrainer,
@@ -35,7 +37,7 @@ from lm_eval_icl.training.trainer import (
 
 @dataclass(frozen=True)
 class Settings:
-    """How training goes. The defaults are InvICL's (appendix A.4), which are MetaICL's with 8 demonstrations.
+    """How training goes. The defaults are MetaICL's, with 8 demonstrations as in InvICL (appendix A.4).
 
     Args:
         num_fewshot: how many demonstrations an episode has.
@@ -83,11 +85,15 @@ class Settings:
     def __post_init__(self) -> None:
         least = {"num_fewshot": 0, "seed": 0, "warmup_steps": 0, "eval_steps": 0, "eval_documents": 0}
         for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if field.type == "int" and not (is_whole(value) and value >= least.get(field.name, 1)):
-                raise InputError(f"--{field.name} {value}: must be a whole number, {least.get(field.name, 1)} or more.")
-            if field.type == "float" and not (isinstance(value, (int, float)) and 0 <= value < float("inf")):
-                raise InputError(f"--{field.name} {value}: must be a number, 0 or more.")
+            name, value = field.name, getattr(self, field.name)
+            if field.type == "bool" and not isinstance(value, bool):
+                raise InputError(f"--{name} {value!r}: must be true or false.")
+            if field.type == "int":
+                if not (is_whole(value) and value >= least.get(name, 1)):
+                    raise InputError(f"--{name} {value}: must be a whole number, {least.get(name, 1)} or more.")
+                object.__setattr__(self, name, int(value))  # 2.0 is 2
+            if field.type == "float" and not (is_number(value) and value >= 0):
+                raise InputError(f"--{name} {value}: must be a number, 0 or more.")
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -139,11 +145,13 @@ def claim(output: Path, identity: dict[str, Any], resume: bool) -> Path | None:
             raise InputError(f"--output {output}: holds this run already: give --resume to go on, or another folder.")
         last = checkpoints(folder)
         return last[-1] if last else None
-    if output.is_dir() and any(output.iterdir()):
+    if output.is_dir() and {path.name for path in output.iterdir()} - {"checkpoints", "training.new"}:
         raise InputError(f"--output {output}: there are other files in it: give an empty or a new folder.")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        record.write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
+        new = record.with_suffix(".new")
+        new.write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
+        new.replace(record)
     except OSError as error:
         raise InputError(f"--output {output}: cannot be written ({error.strerror}).") from error
     return None
@@ -163,6 +171,7 @@ def train(
     *,
     fits: Sequence[Method] = (),
     source: str = "",
+    identity: Mapping[str, Any] | None = None,
     max_length: int | None = None,
     add_bos_token: bool | None = None,
     resume: bool = False,
@@ -182,6 +191,7 @@ def train(
         settings: how training goes.
         fits: other methods: only episodes that fit the model under all of them are used (InvICL, appendix A.4).
         source: the name or folder of the model, for the record.
+        identity: what else the model and the tasks were made with: a run resumes only if it is the same.
         max_length, add_bos_token: as for `Predictor`.
         resume: go on from the last checkpoint in `output`, if there is one.
         cpu: train on the CPU even if there is an accelerator.
@@ -191,46 +201,118 @@ def train(
     """
     settings = settings or Settings()
     check_trainable(method, settings.loss)
-    pools = [Pool(task, settings.num_fewshot, settings.eval_documents) for task in tasks]
+    for each in (method, *fits):
+        if why := each.why_not(settings.num_fewshot):
+            raise InputError(f"{each.name}: {why}.")
+    if settings.lora and any(os.environ.get(f"ACCELERATE_USE_{name}") == "true" for name in ("FSDP", "DEEPSPEED")):
+        raise InputError("--lora: adapters are not merged under FSDP or DeepSpeed: leave one of them out.")
+    held_out_rows = settings.eval_documents if settings.eval_steps else 0
+    pools = [Pool(task, settings.num_fewshot, held_out_rows) for task in tasks]
     make_predictor = partial(Predictor, model, tokenizer, max_length=max_length, add_bos_token=add_bos_token)
     predictor = make_predictor(method)
     make = RowMaker(predictor, settings.loss)
     others = [RowMaker(make_predictor(other)) for other in fits if other != method]
     rows = EpisodeRows(pools, make, others, settings.seed, settings.steps * settings.batch_size)
-    rows[0]  # raises an error if nothing fits
+    for pool in pools:
+        EpisodeRows([pool], make, others, settings.seed, 1)[0]  # raises an error if nothing of a task fits
+    _check_forward(predictor, pools[0].draw(Random(0)), make)
+    held_out = OptionRows([each for pool in pools for each in pool.evaluation()], make, others)
 
     record = _how(method, tasks, settings, fits, source)
     with quiet():
-        arguments = _arguments(output, settings, cpu, getattr(model.config, "use_cache", True))
-    identity = {"model": source, **record, **settings.identity}
-    with arguments.main_process_first():
+        arguments = _arguments(output, settings, cpu, getattr(model.config, "use_cache", True), len(held_out) > 0)
+    known = {
+        "model": source,
+        **record,
+        **settings.identity,
+        **(identity or {}),
+        "rows": {task.name: _digest(task) for task in tasks},
+        "weights": _fingerprint(model),
+        "processes": arguments.world_size,
+    }
+    with arguments.main_process_first(local=False):
         first = arguments.process_index == 0
-        resume_from = claim(output, identity, resume or not first)
-    arguments.eval_on_start = bool(settings.eval_steps) and resume_from is None
-    held_out = None
-    if settings.eval_steps and any(pool.held_out for pool in pools):
-        held_out = OptionRows([each for pool in pools for each in pool.evaluation()], make, others)
+        resume_from = claim(output, known, resume or not first)
+    arguments.eval_on_start = arguments.do_eval and resume_from is None
+    if first:
+        print(_summary(method, pools, held_out, settings, resume_from))
     write(model.config, record)
     with quiet(), predictor.runner.own_positions():
+        unused = [table.weight for table in predictor.runner.without_positions or () if table.weight.requires_grad]
+        for weight in unused:  # several processes would wait for its gradient
+            weight.requires_grad_(False)
         trained: Any = _with_lora(model, settings) if settings.lora else model
         trainer = LayoutTrainer(
             trained,
             arguments,
-            held_out if held_out is not None and len(held_out) else None,
+            held_out if len(held_out) else None,
             train_dataset=rows,
             data_collator=partial(collate, dtype=model.dtype),
             callbacks=[Log(output / "log.jsonl")],
         )
         for callback in (PrinterCallback, ProgressCallback):
             trainer.remove_callback(callback)
-        if arguments.process_index == 0:
+        if first:
             trainer.add_callback(Progress)
         trainer.train(resume_from_checkpoint=str(resume_from) if resume_from else None)
-        if held_out is not None and len(held_out) and settings.steps % settings.eval_steps:
-            trainer.evaluate()
         _save(trainer, trained, tokenizer, output)
-    if arguments.process_index == 0:
-        draw_loss(read_log(output / "log.jsonl"), output / "loss.png", method.name)
+        for weight in unused:
+            weight.requires_grad_(True)
+    if first:
+        with refusing(f"--output {output}: the picture of the loss could not be written", kinds=(OSError,)):
+            draw_loss(read_log(output / "log.jsonl"), output / "loss.png", method.name)
+
+
+def _check_forward(predictor: Predictor, episode: Episode, make: RowMaker) -> None:
+    """Refuse a method or a model with which training would run something else than scoring does.
+
+    Raises:
+        InputError: the log-probabilities of an answer differ.
+    """
+    example = episode.example
+    if not make.fits(episode):
+        return
+    row = make.row(episode, example.right)
+    with predictor.runner.inference_mode():
+        losses, _ = target_losses(predictor.runner.model, collate([row], predictor.runner.model.dtype))
+    prompt = example.prompt
+    [[(scored, _)]] = predictor.score(prompt.demonstrations, [prompt.query], [example.answer], prefix=prompt.prefix)
+    tolerance = 1e-3 if predictor.runner.model.dtype in (torch.float32, torch.float64) else 0.1
+    trained = -float(losses.sum())
+    if not abs(trained - scored) <= tolerance * max(1.0, abs(scored)):
+        raise InputError(
+            f"{predictor.runner.method.name} on {type(predictor.runner.model).__name__}: a training pass gives "
+            f"{trained:.4f} for the log-probability of an answer, and scoring {scored:.4f}: what would be trained is "
+            "not what is evaluated."
+        )
+
+
+def _digest(task: Task) -> str:
+    """Of a task's number of rows, and of some of them."""
+    rows = range(0, len(task), max(1, len(task) // 64))
+    texts = [[str(example.prompt), *example.options, example.right] for example in (task.example((), i) for i in rows)]
+    return hashlib.sha256(json.dumps([len(task), texts]).encode()).hexdigest()[:16]
+
+
+def _fingerprint(model: PreTrainedModel) -> str:
+    """Of some of the weights that a model begins with."""
+    found = hashlib.sha256()
+    for name, weights in model.named_parameters():
+        found.update(name.encode() + weights.detach().flatten()[:64].double().cpu().numpy().tobytes())
+    return found.hexdigest()[:16]
+
+
+def _summary(
+    method: Method, pools: Sequence[Pool], held_out: OptionRows, settings: Settings, resume_from: Path | None
+) -> str:
+    rows, measured = sum(len(pool.rows) for pool in pools), len(held_out.episodes)
+    there = sum(len(pool.held_out) for pool in pools)
+    begins = f"goes on from {resume_from.name}" if resume_from else "begins"
+    accuracy = f"accuracy on {measured} of {there} rows that are held out" if measured else "no rows are held out"
+    return (
+        f"{method.name}: training {begins}: {len(pools)} tasks with {rows:,} rows, {settings.num_fewshot} "
+        f"demonstrations an episode, {settings.steps:,} steps of {settings.batch_size} episodes; {accuracy}"
+    )
 
 
 def _how(
@@ -252,12 +334,12 @@ def _how(
     }
 
 
-def _arguments(output: Path, settings: Settings, cpu: bool, use_cache: bool) -> TrainingArguments:
+def _arguments(output: Path, settings: Settings, cpu: bool, use_cache: bool, evaluates: bool) -> TrainingArguments:
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     passed = per_pass(settings, processes)
     evaluated: dict[str, Any] = {"eval_strategy": "steps", "eval_steps": settings.eval_steps}
     try:
-        return TrainingArguments(
+        arguments = TrainingArguments(
             output_dir=str(output / "checkpoints"),
             max_steps=settings.steps,
             per_device_train_batch_size=passed,
@@ -271,7 +353,7 @@ def _arguments(output: Path, settings: Settings, cpu: bool, use_cache: bool) -> 
             max_grad_norm=settings.max_grad_norm,
             seed=settings.seed,
             bf16=settings.bf16,
-            use_cpu=cpu or not (torch.cuda.is_available() or torch.backends.mps.is_available()),
+            use_cpu=cpu or not torch.accelerator.is_available(),
             logging_steps=1,
             logging_nan_inf_filter=False,
             save_steps=settings.save_steps,
@@ -282,10 +364,14 @@ def _arguments(output: Path, settings: Settings, cpu: bool, use_cache: bool) -> 
             label_names=["number"],
             report_to="none",
             dataloader_pin_memory=torch.cuda.is_available(),
-            **(evaluated if settings.eval_steps else {}),
+            **(evaluated if evaluates and settings.eval_steps else {}),
         )
     except (ValueError, ImportError, RuntimeError) as error:
         raise InputError(f"transformers' Trainer refuses these settings ({one_line(error)}).") from error
+    # One process trains on one device. Of several GPUs Trainer would take all (DataParallel), with larger batches.
+    _ = arguments.device
+    arguments._n_gpu = min(arguments._n_gpu, 1)
+    return arguments
 
 
 def _with_lora(model: PreTrainedModel, settings: Settings) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import shutil
 import time
 import warnings
@@ -51,35 +52,40 @@ class EpisodeRows(Dataset[TrainingRow]):
     def __getitem__(self, number: int) -> TrainingRow:
         for attempt in range(_ATTEMPTS):
             episode = draw(self.pools, self.seed, number, attempt)
-            row = self.make.row(episode)
-            if row is not None and all(other.row(episode) is not None for other in self.fits):
-                return replace(row, number=number, left_out=attempt)
+            if all(maker.fits(episode) for maker in (self.make, *self.fits)):
+                return replace(self.make.row(episode), number=number, left_out=attempt)
         methods = ", ".join(dict.fromkeys(each.method.name for each in (self.make, *self.fits)))
         raise InputError(
-            f"none of {_ATTEMPTS} episodes fits the model's {self.make.limits.positions} positions under {methods}: "
-            "lower --num_fewshot, or give tasks with shorter texts."
+            f"task {episode.task.name!r}: none of {_ATTEMPTS} episodes fits the model's {self.make.limits.positions} "
+            f"positions under {methods}: lower --num_fewshot, or give tasks with shorter texts."
         )
 
 
 class OptionRows(Dataset[TrainingRow]):
-    """A row for each option of episodes that are held out. An episode is left out if a row of it does not fit."""
+    """A row for each option of episodes that are held out. An episode is left out if a row of it does not fit.
+
+    Attributes:
+        episodes: those that fit.
+    """
 
     def __init__(self, episodes: Sequence[Episode], make: RowMaker, fits: Sequence[RowMaker]) -> None:
-        self.episodes: list[Episode] = []
-        self.rows: list[TrainingRow] = []
-        for episode in episodes:
+        def all_fit(episode: Episode) -> bool:
             options = range(len(episode.example.options))
-            rows = [[maker.row(episode, option) for option in options] for maker in (make, *fits)]
-            if all(row is not None for of_maker in rows for row in of_maker):
-                number = len(self.episodes)
-                self.episodes.append(episode)
-                self.rows += [replace(row, number=number) for row in rows[0] if row is not None]
+            return all(maker.fits(episode, option) for maker in (make, *fits) for option in options)
+
+        self.make, self.episodes = make, [episode for episode in episodes if all_fit(episode)]
+        self._options = [
+            (number, option)
+            for number, episode in enumerate(self.episodes)
+            for option in range(len(episode.example.options))
+        ]
 
     def __len__(self) -> int:
-        return len(self.rows)
+        return len(self._options)
 
     def __getitem__(self, i: int) -> TrainingRow:
-        return self.rows[i]
+        number, option = self._options[i]
+        return replace(self.make.row(self.episodes[number], option), number=number)
 
 
 class LayoutTrainer(Trainer):
@@ -99,8 +105,8 @@ class LayoutTrainer(Trainer):
     loss_is_scaled_for_ga = False
 
     def __init__(self, model: nn.Module, args: TrainingArguments, held_out: OptionRows | None, **kwargs: Any) -> None:
-        self.held_out, self.left_out = held_out, LeftOut()
-        callbacks = [self.left_out, *kwargs.pop("callbacks", ())]
+        self.held_out = held_out
+        callbacks = [LeftOut(), *kwargs.pop("callbacks", ())]
         super().__init__(
             model,
             args,
@@ -114,6 +120,11 @@ class LayoutTrainer(Trainer):
     def _get_train_sampler(self, train_dataset: Any = None) -> Sampler[int]:
         return SequentialSampler(self.train_dataset)  # type: ignore[arg-type]  # the draw is random already
 
+    @property
+    def left_out(self) -> LeftOut:
+        """The count. (A run that resumes gets another object, with the count of its checkpoint.)"""
+        return next(each for each in self.callback_handler.callbacks if isinstance(each, LeftOut))
+
     # The loss, and what is measured.
 
     def compute_loss(
@@ -122,13 +133,17 @@ class LayoutTrainer(Trainer):
         loss = mean_loss(model, inputs)
         if not torch.isfinite(loss):
             numbers = inputs["number"].tolist()
-            raise InputError(
-                f"the loss is {loss.item()} at step {self.state.global_step + 1}, episodes {numbers[0]} to "
-                f"{numbers[-1]}: lower --learning_rate, or train in float32. Checkpoints up to step "
-                f"{self.state.global_step} are kept."
-            )
+            raise self._not_finite(f"loss is {loss.item()}", 1, f", episodes {numbers[0]} to {numbers[-1]}")
         self.left_out.here += int(inputs["left_out"].sum())
         return loss
+
+    def _not_finite(self, what: str, ahead: int, where: str = "") -> InputError:
+        last = checkpoints(Path(str(self.args.output_dir)))
+        kept = f"The last checkpoint is {last[-1]}" if last else "There is no checkpoint yet"
+        return InputError(
+            f"the {what} at step {self.state.global_step + ahead}{where}: train with a lower --learning_rate, or in "
+            f"float32, in another --output. {kept}."
+        )
 
     def prediction_step(
         self, model: nn.Module, inputs: dict[str, Any], prediction_loss_only: bool, ignore_keys: Any = None
@@ -138,8 +153,8 @@ class LayoutTrainer(Trainer):
         inputs = self._prepare_inputs(inputs)
         with torch.no_grad(), self.compute_loss_context_manager():
             losses, greedy = target_losses(model, inputs)
-        found = torch.zeros(len(inputs["number"]), 4, dtype=torch.float64, device=losses.device)
-        each = torch.stack([-losses.double(), (~greedy).double(), torch.ones_like(losses).double()], dim=1)
+        found = torch.zeros(len(inputs["number"]), 4, dtype=losses.dtype, device=losses.device)
+        each = torch.stack([-losses, (~greedy).to(losses), torch.ones_like(losses)], dim=1)
         found[:, :3].index_add_(0, inputs["target_row"], each)
         found[:, 3] = inputs["number"]
         return None, found, found[:, 3]
@@ -161,6 +176,9 @@ class LayoutTrainer(Trainer):
         return {"accuracy": right / len(rows), "held_out_loss": sum(losses) / len(losses)}
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        # Before a checkpoint of the weights is written that such a gradient has made.
+        if not math.isfinite(logs.get("grad_norm", 0.0)):
+            raise self._not_finite(f"norm of the gradient is {logs['grad_norm']}", 0)
         super().log(logs | {"left_out": self.left_out.everywhere(self)}, start_time)
 
     # Checkpoints. A folder that is called a checkpoint is whole: it is written under another name, and then moved.
@@ -240,10 +258,12 @@ class Log(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         if state.is_world_process_zero:
-            earlier = [
-                entry for entry in read_log(self.path) if state.global_step and entry["step"] <= state.global_step
-            ]
-            self.path.write_text("".join(json.dumps(entry) + "\n" for entry in earlier), encoding="utf-8")
+            last = state.global_step
+            earlier = [entry for entry in read_log(self.path) if last and entry["step"] <= last]
+            with self._writing():
+                new = self.path.with_suffix(".new")
+                new.write_text("".join(json.dumps(entry) + "\n" for entry in earlier), encoding="utf-8")
+                new.replace(self.path)
             self._start = time.perf_counter() - (earlier[-1]["seconds"] if earlier else 0)
 
     def on_log(
@@ -260,8 +280,18 @@ class Log(TrainerCallback):
         names = ("loss", "learning_rate", "grad_norm", "accuracy", "held_out_loss", "left_out")
         entry = {"step": state.global_step, **{name: given[name] for name in names if name in given}}
         entry["seconds"] = round(time.perf_counter() - self._start, 3)
-        with self.path.open("a", encoding="utf-8") as file:
+        with self._writing(), self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(entry) + "\n")
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise InputError(
+                f"{self.path}: cannot be written ({error.strerror}): --resume goes on from the last checkpoint when "
+                "there is room."
+            ) from error
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:
@@ -293,7 +323,7 @@ class Progress(ProgressCallback):
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """Inside this context, transformers logs errors alone, and shows no progress of what it loads and saves."""
-    before = logging.get_verbosity()
+    before, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:
@@ -302,4 +332,5 @@ def quiet() -> Iterator[None]:
             yield
     finally:
         logging.set_verbosity(before)
-        logging.enable_progress_bar()
+        if bars:
+            logging.enable_progress_bar()
