@@ -1,11 +1,11 @@
 """Make the demonstration checkpoint and the demonstration tasks that ship with the package.
 
 The checkpoint is a decoder small enough to ship that has learned one thing: to take from demonstrations
-which label goes with which kind of text. It is trained here, from nothing, on text that this script makes
-up: episodes of classification whose label words are drawn anew each time, so that only the demonstrations
-tell what a label means. See docs/demo-model.md.
+which label goes with which kind of text, under the layout of every method. It is trained here, from nothing, on
+text that this script makes up: episodes of classification whose label words are drawn anew each time, so that only
+the demonstrations tell what a label means. See docs/demo-model.md.
 
-    python scripts/make_demo_model.py               # data, tokenizer and model: some five minutes on 2 CPU cores
+    python scripts/make_demo_model.py               # data, tokenizer and model: some half an hour on one CPU core
     python scripts/make_demo_model.py --data-only   # the tasks' documents alone: a second
 
 The same seed gives the same documents everywhere, and the same weights on the same machine and torch.
@@ -15,21 +15,23 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import random
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import mean
 from typing import Any
-
-# Threads that wait give way: beside other programs training is many times faster so, and alone no slower.
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from torch import Tensor
 from tqdm import tqdm
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from lm_eval_icl.methods import make
+from lm_eval_icl.methods.base import Method
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -136,7 +138,7 @@ def make_text(rng: random.Random, words: Sequence[str], length: Length) -> str:
 # The demonstration tasks.
 
 
-Row = dict[str, Any]
+Document = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -169,13 +171,13 @@ TASKS = (
 )
 
 
-def make_documents(task: DemoTask, seed: int, size: int = 200) -> dict[str, list[Row]]:
+def make_documents(task: DemoTask, seed: int, size: int = 200) -> dict[str, list[Document]]:
     """A task's documents: about `size` to test and as many to draw demonstrations from, no text twice."""
     rng = random.Random(f"{seed} {task.name}")
     seen: set[str] = set()
-    splits: dict[str, list[Row]] = {}
+    splits: dict[str, list[Document]] = {}
     for split in ("train", "test"):
-        rows: list[Row] = []
+        rows: list[Document] = []
         for label, topic in enumerate(task.labels):
             while sum(row["label"] == label for row in rows) < size // len(task.labels):
                 text = make_text(rng, (TOPICS | UNSEEN_TOPICS)[topic], task.length)
@@ -206,7 +208,7 @@ class Shape:
 
     Attributes:
         labels: how many there are.
-        demonstrations: how many there are.
+        examples: how many there are, demonstrations and queries.
         length: of every text.
         random_groups: the share of episodes whose texts are not of topics but of `Episodes.random_groups`.
         group_sizes: the fewest and the most words of such a group.
@@ -214,16 +216,19 @@ class Shape:
     """
 
     labels: int
-    demonstrations: int
+    examples: int
     length: Length
     random_groups: float = 0.3
     group_sizes: tuple[int, int] = (3, 6)
     one_token_labels: float = 0.7
 
 
+DELIMITER = "\n\n"
+
+
 @dataclass(frozen=True)
 class Episode:
-    """Demonstrations, one after another: what precedes a label, and the label, alternating."""
+    """Examples that share a task: what precedes a label, and the label, alternating. `DELIMITER` ends each."""
 
     parts: tuple[str, ...]
     labels: tuple[str, ...]
@@ -232,8 +237,8 @@ class Episode:
 def episode(template: tuple[str, str], examples: Sequence[tuple[str, str]]) -> Episode:
     """The episode of these (text, label)."""
     parts = []
-    for i, (text, label) in enumerate(examples):
-        parts += [("\n\n" if i else "") + f"{template[0]}: {text}\n{template[1]}:", " " + label]
+    for text, label in examples:
+        parts += [f"{template[0]}: {text}\n{template[1]}:", " " + label]
     return Episode(tuple(parts), tuple(label for _, label in examples))
 
 
@@ -255,7 +260,7 @@ class Episodes:
         while not all(allowed(topic, label) for topic in topics for label in labels):
             labels = self.draw_labels(shape)
         examples = []
-        for _ in range(shape.demonstrations):
+        for _ in range(shape.examples):
             kind = rng.randrange(shape.labels)
             examples.append((self.draw_text(groups[kind], shape.length), labels[kind]))
         return episode(rng.choice(TEMPLATES), examples)
@@ -301,19 +306,18 @@ def allowed(topic: str, label: str) -> bool:
 
 
 def draw_shape(rng: random.Random, progress: float) -> Shape:
-    """The shape of a batch. What is to be learned comes in steps, each the ground for the next.
+    """The shape of a batch, whose examples are all demonstrations yet. What is to be learned comes in steps, each the
+    ground for the next.
 
     First texts of one word, which has one label; then a few words that share a label, and topics; then all.
     """
-    if progress < 0.15:
-        return Shape(rng.randint(3, 8), 16, WORD, 1.0, (1, 1), 1.0)
-    if progress < 0.3:
-        return Shape(rng.randint(2, 4), 16, rng.choice((WORD, WORDS, SHORT)), 0.4, (1, 4), 0.8)
-    return Shape(
-        rng.choice((2, 2, 3, 4, 5)),
-        rng.choice((4, 6, 8, 10, 12, 16)),
-        rng.choices((SHORT, MEDIUM, LONG), (4, 3, 2))[0],
-    )
+    if progress < WORDS_ALONE:
+        return Shape(rng.randint(2, 6), rng.choice((6, 8, 12)), WORD, 1.0, (1, 1), 1.0)
+    if progress < 0.25:
+        return Shape(rng.randint(2, 4), rng.choice((6, 8, 12)), rng.choice((WORD, WORDS, SHORT)), 0.4, (1, 4), 0.8)
+    counts = rng.choice((2, 2, 3, 4, 5)), rng.choice((4, 6, 8, 8, 10, 12))
+    length = rng.choices((SHORT, MEDIUM, LONG), (5, 3, 1))[0]
+    return Shape(*counts, length, 0.4, (3, 8))
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -351,23 +355,130 @@ def encode(tokenizer: PreTrainedTokenizerFast, item: Episode) -> list[list[int]]
 
 
 # ---------------------------------------------------------------------------------------------------------------
+# Rows: demonstrations as a method lays them out, and queries.
+
+
+Example = tuple[list[int], list[int]]
+"""The ids of what precedes a label, and of the label."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """n tokens as the model reads them.
+
+    Attributes:
+        ids: [n].
+        positions: [n].
+        mask: [n, n] bool: whether the row's token attends to the column's.
+        weights: [n]: how much a token counts in the loss as the one to predict.
+    """
+
+    ids: Tensor
+    positions: Tensor
+    mask: Tensor
+    weights: Tensor
+
+
+# A label that came up in what the model sees counts 1 in the loss; others, a little.
+NEW_LABEL_WEIGHT = 0.1
+
+
+def make_row(
+    method: Method,
+    demonstrations: Sequence[Example],
+    queries: Sequence[Example],
+    delimiter: list[int],
+    text_weight: float = 0.0,
+) -> Row:
+    """Demonstrations in the layout of a method, and behind them queries with their answers, none of which sees another.
+
+    Where demonstrations see the query, there must be one query. The labels of demonstrations count in the loss where
+    the method hides them from their own text, and lets it see other demonstrations.
+    """
+    lengths = [len(text) + len(label) + len(delimiter) for text, label in demonstrations]
+    prompt = [token for text, label in demonstrations for token in (*text, *label, *delimiter)]
+    together = method.memory_depends_on_query
+    if together:
+        ((text, label),) = queries
+        layout, prompt = method.layout(0, lengths, len(text), len(label)), [*prompt, *text, *label]
+    else:
+        layout = method.layout(0, lengths)
+    ids, positions = [prompt[i] for i in layout.source], layout.positions.tolist()
+    sizes = [] if together else [len(text) + len(label) for text, label in queries]
+    n, total = len(layout), len(layout) + sum(sizes)
+    mask = torch.zeros(total, total, dtype=torch.bool)
+    mask[:n, :n] = layout.mask
+    weights = torch.zeros(total)
+
+    def weigh(end: int, example: Example, seen: Sequence[list[int]]) -> None:
+        """Let an example count whose label ends at this index."""
+        text, label = example
+        start = end - len(label)
+        weights[start:end] = 1.0 if label in seen else NEW_LABEL_WEIGHT
+        weights[start - len(text) + 1 : start] = text_weight
+
+    labels = [label for _, label in demonstrations]
+    if method.name in ("icl", "nope", "invicl"):
+        end = n - sum(lengths)  # the copies that queries see are the last
+        for i, length in enumerate(lengths):
+            end += length
+            others = labels[:i] + (labels[i + 1 :] if method.name == "invicl" else [])
+            weigh(end - len(delimiter), demonstrations[i], others)
+    if together:
+        weigh(n, queries[0], labels)
+    for query, size in zip(queries, sizes, strict=not together):
+        start, end = len(ids), len(ids) + size
+        ids += [*query[0], *query[1]]
+        positions += [layout.end + layout.step * i for i in range(size)]
+        mask[start:end, layout.kept_tokens] = True
+        mask[start:end, start:end] = torch.ones(size, size, dtype=torch.bool).tril()
+        weigh(end, query, labels)
+    return Row(torch.tensor(ids), torch.tensor(positions), mask, weights)
+
+
+def losses_of(model: LlamaForCausalLM, rows: Sequence[Row]) -> tuple[Tensor, Tensor, Tensor]:
+    """Of each token that counts: its loss, its weight, and the number of its row."""
+    n = max(len(row.ids) for row in rows)
+    ids, positions = torch.zeros(2, len(rows), n, dtype=torch.long)
+    weights = torch.zeros(len(rows), n)
+    mask = torch.eye(n, dtype=torch.bool).repeat(len(rows), 1, 1)  # padding sees itself: a softmax over nothing is NaN
+    for i, row in enumerate(rows):
+        some = slice(len(row.ids))
+        ids[i, some], positions[i, some], weights[i, some] = row.ids, row.positions, row.weights
+        mask[i, some, some] = row.mask
+    additive = torch.zeros(mask.shape).masked_fill_(~mask, torch.finfo(torch.float32).min)
+    hidden = model.model(
+        input_ids=ids, position_ids=positions, attention_mask=additive[:, None], use_cache=False
+    ).last_hidden_state[:, :-1]
+    targets, weights = ids[:, 1:], weights[:, 1:]
+    counts = weights > 0  # only tokens that count are projected to the vocabulary
+    losses = torch.nn.functional.cross_entropy(model.lm_head(hidden[counts]), targets[counts], reduction="none")
+    return losses, weights[counts], counts.nonzero()[:, 0]
+
+
+# ---------------------------------------------------------------------------------------------------------------
 # Training.
 
+# The methods in whose layouts the batches are, and how often each comes: first, and once texts have several words.
+# (With one word in every text, prefixicl cannot tell which demonstration a label is of: see docs/demo-model.md.)
+METHODS = {"icl": (3, 1.5), "pcw": (1, 1), "saicl": (1, 1.5), "invicl": (3, 2), "prefixicl": (0, 3), "nope": (4, 2.5)}
+WORDS_ALONE = 0.1  # the part of training with texts of one word
+# How many queries a row has: one where demonstrations see it, few where the demonstrations' labels count in the loss,
+# and otherwise 6.
+QUERIES = {"saicl": 1, "icl": 2, "nope": 2}
 TOKENS_PER_BATCH = 4000
 LEARNING_RATE = 1.5e-3
-# How much a token counts in the loss: a label that came up before in its episode, 1; others, a little.
-NEW_LABEL_WEIGHT = 0.1
 TEXT_WEIGHT = 0.1
-TEXT_EVERY = 8  # of so many episodes one counts its text, to spare the time of the vocabulary projection
+TEXT_EVERY = 8  # of so many rows one counts its text, to spare the time of the vocabulary projection
 
 
 def make_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
-    """A Llama of three layers."""
+    """A Llama of five layers."""
     config = LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=128,
         intermediate_size=256,
-        num_hidden_layers=3,
+        num_hidden_layers=5,
         num_attention_heads=4,
         num_key_value_heads=4,
         max_position_embeddings=4096,
@@ -378,7 +489,8 @@ def make_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
         initializer_range=0.04,
     )
     model = LlamaForCausalLM(config)
-    prime(model, frame_tokens(tokenizer))
+    (line_break,) = set(tokenizer(DELIMITER).input_ids)
+    prime(model, frame_tokens(tokenizer), line_break)
     return model
 
 
@@ -390,155 +502,195 @@ def frame_tokens(tokenizer: PreTrainedTokenizerFast) -> list[int]:
 
 
 @torch.no_grad()
-def prime(model: LlamaForCausalLM, frame: Sequence[int]) -> None:
-    """Start from attention that looks a few words back, and attention that looks for what is alike.
+def prime(model: LlamaForCausalLM, frame: Sequence[int], line_break: int) -> None:
+    """Start from attention that gathers the words of a demonstration, and attention that looks for what is alike.
 
-    To look a label up in demonstrations takes two layers at once: one that brings a text's words to its label,
-    and one that finds the labels brought words like the query's. From random weights neither is of use before
-    the other is there, and the loss stays where guessing leaves it for thousands of steps. So both are there
-    from the start, roughly; what they look for and what is made of it is learned. (The idea: Trockman and
-    Kolter, "Mimetic initialization of self-attention layers", ICML 2023.)
+    To look a label up in demonstrations takes layers that work together: some bring a demonstration's words to its
+    label, others find the labels that were brought words like the query's. From random weights none is of use before
+    the others are there, and the loss stays where guessing leaves it for thousands of steps. So all are there from
+    the start, roughly; what they look for and what is made of it is learned. (The idea: Trockman and Kolter, "Mimetic
+    initialization of self-attention layers", ICML 2023.)
 
-    The residual stream starts as: token | words nearby, written by the first layer | two marks, "part of the
-    frame" and "word". All weights learn freely afterwards.
+    A label must gather its own demonstration's words and no others, which positions alone do not tell apart: under
+    symmetric positions other demonstrations have the same, and without positions there are none. But a word whose
+    demonstration comes first (`icl`, `nope`) or is a first copy (`invicl`) sees no line break, and one of the last
+    demonstration sees most.
+
+    The residual stream starts as: token | words gathered | marks, each a dimension. All weights learn freely
+    afterwards. The layers:
+
+    1.  Mark the tokens that see a line break.
+    2.  Gather words some tokens back, marked ones first. Count: write which share line breaks have, beside the tokens
+        that see none, a number of tokens that is the same for all demonstrations.
+    3.  Gather words with a large count, which are those of the last demonstration that a token sees; look up.
+    4, 5.  Look up.
     """
     config = model.config
     width, heads = config.hidden_size, config.num_attention_heads
     size, half = width // heads, width // 2
-    nearby = half - 2
-    frame_mark, word_mark = width - 2, width - 1
+    *_, count, breaks, sees_break, is_frame, is_word = range(width)
+    always = torch.tensor([is_frame, is_word])  # every token has one of these marks
+    gathered = torch.arange(half - 5)
+
+    def slow(head: int, pairs: int) -> Tensor:
+        """The dimensions of a head's slowest rotary pairs, which distance changes little."""
+        last = torch.arange(size // 2 - pairs, size // 2)
+        return head * size + torch.cat([last, last + size // 2])
 
     embedding = model.get_parameter("model.embed_tokens.weight")
     embedding.zero_()
     embedding[:, :half].normal_(0, 0.125)
-    embedding[:, word_mark] = 1.0
+    embedding[:, is_word] = 1.0
     embedding[frame, :half] *= 0.02
-    embedding[frame, word_mark] = 0.1
-    embedding[frame, frame_mark] = 1.4
+    embedding[frame, is_word] = 0.1
+    embedding[frame, is_frame] = 1.4
+    embedding[line_break, [is_frame, breaks]] = 1.0
 
     for number in range(config.num_hidden_layers):
         query, key, value, output = torch.zeros(4, width, width)
         value[torch.arange(width), torch.arange(width) % half] = 1.0  # two heads carry each dimension of a token
         if number == 0:
-            # Every token asks, words answer, most of all those five tokens back: of a rotary pair with angle a a
-            # token, the query stands at 0 and the key at 5 a. Four quick pairs a head make a window of some tokens.
-            for head in range(heads):
+            query[slow(0, 1)[:, None], always] = 0.5
+            key[slow(0, 1), breaks] = 0.5
+            value.zero_()
+            value[0, breaks] = 1.0
+            output[sees_break, 0] = 0.15
+        elif number == 1:
+            # Words answer, most of all those five tokens back: of a rotary pair with angle a a token, the query stands
+            # at 0 and the key at 5 a. Four quick pairs a head make a window of some tokens.
+            for head in range(3):
                 pairs = torch.arange(1, 5) + head // 2
                 angles = 5 * 10000.0 ** (-pairs / (size // 2))
                 rows = head * size + pairs
-                query[rows, word_mark] = query[rows, frame_mark] = 0.35
-                key[rows, word_mark] = 0.35 * angles.cos()
-                key[rows + size // 2, word_mark] = 0.35 * angles.sin()
-            output[half : half + nearby] = 0.5 * value.T[:nearby]
+                query[rows[:, None], always] = 0.35
+                key[rows, is_word] = 0.35 * angles.cos()
+                key[rows + size // 2, is_word] = 0.35 * angles.sin()
+                query[slow(head, 1)[:, None], always] = 0.5
+                key[slow(head, 1), sees_break] = 0.5
+            query[slow(3, 2)[:, None], always] = 0.5
+            key[slow(3, 2), breaks] = 0.45
+            key[slow(3, 2), sees_break] = -0.45
+            value[3 * size :] = 0.0
+            value[3 * size, breaks] = 1.0
+            output[half + gathered] = 0.5 * value.T[gathered]
+            output[half + gathered[size:]] *= 2  # which one head carries alone
+            output[count, 3 * size] = 0.15
         else:
-            # Query and key are both the words nearby, in the slow rotary pairs, which distance changes little.
-            slow = torch.arange(width).view(heads, 2, -1)[:, :, size // 4 :].flatten()[:nearby]
-            query[slow, half + torch.arange(nearby)] = key[slow, half + torch.arange(nearby)] = 1.0
+            alike = torch.arange(width).view(heads, 2, -1)[:, :, size // 4 :].flatten()[gathered]
+            query[alike, half + gathered] = key[alike, half + gathered] = 1.0
             output[:half] = 0.5 * value.T[:half]
+            if number == 2:
+                query[: 2 * size] = key[: 2 * size] = output[:, : 2 * size] = 0.0
+                for head in range(2):
+                    query[slow(head, 8)[:, None], always] = 0.8
+                    key[slow(head, 8), count] = 0.8
+                    key[slow(head, 8), is_word] = 0.08
+                output[half + gathered, gathered] = 1.0
         for name, start in {"q": query, "k": key, "v": value, "o": output}.items():
             model.get_parameter(f"model.layers.{number}.self_attn.{name}_proj.weight").normal_(0, 0.02).add_(start)
         model.get_parameter(f"model.layers.{number}.mlp.down_proj.weight").mul_(0.2)
     model.get_parameter("model.norm.weight").fill_(0.4)
 
 
-Batch = tuple[torch.Tensor, torch.Tensor]
+class Batches:
+    """Draws batches: rows of one method and one shape."""
 
+    def __init__(self, tokenizer: PreTrainedTokenizerFast, seed: int, withheld: set[str]) -> None:
+        self.tokenizer, self.delimiter = tokenizer, tokenizer(DELIMITER).input_ids
+        self.rng, self.episodes = random.Random(f"shapes {seed}"), Episodes(seed, withheld)
 
-def batches(tokenizer: PreTrainedTokenizerFast, seed: int, steps: int, withheld: set[str]) -> Iterator[Batch]:
-    """Token ids of episodes, padded on the right, and how much each token counts in the loss."""
-    rng, episodes = random.Random(f"shapes {seed}"), Episodes(seed, withheld)
-    for step in range(steps):
-        shape = draw_shape(rng, step / steps)
-        ids: list[torch.Tensor] = []
-        weights: list[torch.Tensor] = []
-        while sum(map(len, ids)) < TOKENS_PER_BATCH:
-            item = episodes.draw(shape)
-            text_weight = 0.0 if len(ids) % TEXT_EVERY else TEXT_WEIGHT
-            row: list[int] = []
-            weight: list[float] = []
-            for i, tokens in enumerate(encode(tokenizer, item)):
-                label_weight = 1.0 if item.parts[i] in item.parts[:i] else NEW_LABEL_WEIGHT
-                row += tokens
-                weight += [label_weight if i % 2 else text_weight] * len(tokens)
-            ids.append(torch.tensor(row))
-            weights.append(torch.tensor(weight))
-        pad = torch.nn.utils.rnn.pad_sequence
-        yield pad(ids, batch_first=True), pad(weights, batch_first=True)
-
-
-def losses_of(model: LlamaForCausalLM, ids: torch.Tensor, weights: torch.Tensor) -> tuple[torch.Tensor, float]:
-    """Weighted next-token loss, and the plain loss on the labels that came up before."""
-    # A causal model needs no mask for padding on the right. Only tokens that count are projected.
-    hidden = model.model(input_ids=ids[:, :-1], use_cache=False).last_hidden_state
-    targets, weights = ids[:, 1:], weights[:, 1:]
-    counts = weights > 0
-    losses = torch.nn.functional.cross_entropy(model.lm_head(hidden[counts]), targets[counts], reduction="none")
-    weights = weights[counts]
-    return (losses * weights).sum() / weights.sum(), losses[weights == 1.0].mean().item()
+    def draw(self, progress: float) -> tuple[str, list[Row]]:
+        """A method's name, and rows in its layout."""
+        shares = [share[progress >= WORDS_ALONE] for share in METHODS.values()]
+        name = self.rng.choices(list(METHODS), shares)[0]
+        shape = draw_shape(self.rng, progress)
+        queries = QUERIES.get(name, 6)
+        rows: list[Row] = []
+        while sum(len(row.ids) for row in rows) < TOKENS_PER_BATCH:
+            parts = encode(self.tokenizer, self.episodes.draw(replace(shape, examples=shape.examples + queries)))
+            examples = list(zip(parts[::2], parts[1::2], strict=True))
+            text_weight = 0.0 if len(rows) % TEXT_EVERY else TEXT_WEIGHT
+            rows.append(
+                make_row(
+                    make(name), examples[: shape.examples], examples[shape.examples :], self.delimiter, text_weight
+                )
+            )
+        return name, rows
 
 
 @torch.no_grad()
 def accuracy(
-    model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, task: DemoTask, pool: list[Row], shots: int
+    model: LlamaForCausalLM,
+    tokenizer: PreTrainedTokenizerFast,
+    method: Method,
+    task: DemoTask,
+    pool: list[Document],
+    shots: int,
 ) -> float:
     """Share of right answers on 36 episodes of a task made of its training pool, each with its own demonstrations."""
-    rng = random.Random(shots)
+    rng = random.Random(f"{shots} 0")
     names = list(task.labels.values())
-    by_label = [[row for row in pool if row["label"] == label] for label in range(len(names))]
-    right = 0
+    by_label = [[document for document in pool if document["label"] == label] for label in range(len(names))]
+    rows: list[Row] = []
+    answers: list[int] = []
+    delimiter = tokenizer(DELIMITER).input_ids
     for number in range(36):
         answer = number % len(names)
         order = rng.sample(range(len(names)), len(names))
-        *shown, query = rng.sample(by_label[answer], 1 + shots)
-        shown = [
-            shown[i] if (label := order[i % len(names)]) == answer else rng.choice(by_label[label])
-            for i in range(shots)
-        ]
+        drawn = [rng.sample(some, shots + 1) for some in by_label]
+        shown = [drawn[order[i % len(names)]].pop() for i in range(shots)]
+        query = drawn[answer].pop()
         rng.shuffle(shown)
-        examples = [(row["text"], names[row["label"]]) for row in shown]
-        rows = [encode(tokenizer, episode(task.template, [*examples, (query["text"], name)])) for name in names]
-        ids = [torch.tensor([token for part in row for token in part]) for row in rows]
-        logits = model(input_ids=torch.nn.utils.rnn.pad_sequence(ids, batch_first=True)).logits.log_softmax(-1)
-        scores = []
-        for row, row_ids, row_logits in zip(rows, ids, logits, strict=True):
-            start = len(row_ids) - len(row[-1])
-            label = row_logits[start - 1 : len(row_ids) - 1]
-            scores.append(label.gather(-1, row_ids[start:, None]).sum().item())
-        right += scores.index(max(scores)) == answer
-    return right / 36
+        examples = [(document["text"], names[document["label"]]) for document in shown]
+        parts = encode(tokenizer, episode(task.template, [*examples, *((query["text"], name) for name in names)]))
+        pairs = list(zip(parts[::2], parts[1::2], strict=True))
+        for option in pairs[shots:]:
+            row = make_row(method, pairs[:shots], [option], delimiter)
+            row.weights[: -len(option[1])] = 0.0
+            rows.append(row)
+        answers.append(answer)
+    scores = torch.zeros(len(rows))
+    for start in range(0, len(rows), 24):
+        losses, _, numbers = losses_of(model, rows[start : start + 24])
+        scores.index_add_(0, start + numbers, losses)
+    chosen = scores.view(len(answers), len(names)).argmin(1)
+    return (chosen == torch.tensor(answers)).float().mean().item()
 
 
 def train(tokenizer: PreTrainedTokenizerFast, seed: int, steps: int) -> LlamaForCausalLM:
     """A model trained on `steps` batches; on the way, progress and accuracy on held-out episodes."""
     torch.manual_seed(seed)
     documents = {task.name: make_documents(task, seed) for task in TASKS}
-    withheld = {str(row["text"]) for splits in documents.values() for rows in splits.values() for row in rows}
+    pools = {name: splits["train"] for name, splits in documents.items()}
+    withheld = {str(document["text"]) for splits in documents.values() for some in splits.values() for document in some}
     model = make_model(tokenizer)
     print(f"{model.num_parameters():,} parameters, {len(tokenizer):,} tokens in the vocabulary, {steps:,} steps")
+    print("label loss on the last 50 batches; accuracy on held-out episodes with 8 demonstrations of", *documents)
+    batches, recent, start = Batches(tokenizer, seed, withheld), defaultdict[str, list[float]](list), time.time()
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.98), weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: min((step + 1) / 200, 1.0, max(0.02, 2 * (1 - step / steps)))
     )
-    print("held-out episodes: accuracy with 0, 2 and 8 demonstrations")
-    start, recent = time.time(), []
-    bar = tqdm(batches(tokenizer, seed, steps, withheld), total=steps, mininterval=5)
-    for step, (ids, weights) in enumerate(bar, 1):
-        loss, label_loss = losses_of(model, ids, weights)
-        loss.backward()
+    for step in tqdm(range(1, steps + 1), mininterval=5):
+        name, rows = batches.draw((step - 1) / steps)
+        losses, weights, _ = losses_of(model, rows)
+        ((losses * weights).sum() / weights.sum()).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         schedule.step()
         optimizer.zero_grad()
-        recent.append(label_loss)
-        if step in (1, 100) or step % 200 == 0 or step == steps:
-            shown = ""
-            for task in TASKS:
-                pool = documents[task.name]["train"]
-                scores = [accuracy(model, tokenizer, task, pool, shots) for shots in (0, 2, 8)]
-                shown += f" | {task.name.removeprefix('icl_demo_')} " + " ".join(f"{score:.2f}" for score in scores)
-            label_loss = sum(recent) / len(recent)
-            tqdm.write(f"step {step:5,} | {time.time() - start:4.0f} s | label loss {label_loss:.3f}{shown}")
+        recent[name].append(losses[weights == 1.0].mean().item())
+        if step % 300 == 0 or step in (1, steps):
+            tqdm.write(f"step {step:,}, {time.time() - start:.0f} s")
+            for name in METHODS:
+                found = [accuracy(model, tokenizer, make(name), task, pools[task.name], 8) for task in TASKS]
+                loss = f"{mean(recent[name]):.3f}" if recent[name] else "-"
+                scores = " ".join(f"{score:.2f}" for score in found)
+                tqdm.write(f"    {name:9} | label loss {loss:5} | accuracy {scores}, mean {mean(found):.3f}")
+        if step % 50 == 0:
             recent.clear()
+    trained = {"methods": list(METHODS), "shots": [4, 12], "steps": steps, "loss": "all"}
+    model.config.lm_eval_icl = {"trained": trained}
     return model.eval()
 
 
@@ -546,14 +698,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, default=ROOT, help="where lm_eval_icl/ and task_configs/ lie")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--steps", type=int, default=1200)
+    parser.add_argument("--steps", type=int, default=2500)
     parser.add_argument("--data-only", action="store_true", help="write the tasks' documents, train nothing")
     args = parser.parse_args()
 
     write_documents(args.out / "task_configs/demo", args.seed)
     if args.data_only:
         return
-    torch.set_num_threads(2)
+    torch.set_num_threads(1)
     tokenizer = make_tokenizer()
     model = train(tokenizer, args.seed, args.steps)
     folder = args.out / "lm_eval_icl/demo_model"

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import lm_eval
 import pytest
@@ -16,6 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lm_eval_icl.demo import documents, model_path
 from lm_eval_icl.harness.plugin import task_dir
+from lm_eval_icl.methods import make
 
 TASKS = ["icl_demo_short", "icl_demo_long", "icl_demo_four", "icl_demo_pieces", "icl_demo_unseen"]
 SCRIPT = Path(__file__).resolve().parents[1] / "scripts/make_demo_model.py"
@@ -79,8 +81,59 @@ def test_parts_encode_as_the_whole_text() -> None:
     episodes = script["Episodes"](seed=2, withheld=set())
     for length in ("SHORT", "MEDIUM", "LONG"):
         episode = episodes.draw(script["Shape"](3, 6, script[length]))
-        joined = [token for part in script["encode"](tokenizer, episode) for token in part]
-        assert joined == tokenizer("".join(episode.parts)).input_ids
+        ends = [tokenizer(end).input_ids for end in ("", "\n\n")] * (len(episode.parts) // 2)
+        parts = zip(script["encode"](tokenizer, episode), ends, strict=True)
+        joined = [token for part, end in parts for token in (*part, *end)]
+        text = "".join(part + "\n\n" * (i % 2) for i, part in enumerate(episode.parts))
+        assert joined == tokenizer(text).input_ids
+
+
+METHODS = runpy.run_path(str(SCRIPT))["METHODS"]
+
+
+def example_row(name: str, queries: int) -> tuple[Any, list[int], list[int]]:
+    """A row of training under a method, the ids of the prompt that it is made of, and its demonstrations' lengths."""
+    demonstrations = [([10, 11, 12], [13]), ([20, 21], [22, 23]), ([30, 31, 32, 33], [13])]
+    asked = [([40 + 10 * i, 41 + 10 * i], [13]) for i in range(queries)]
+    row = runpy.run_path(str(SCRIPT))["make_row"](make(name), demonstrations, asked, [1, 1])
+    prompt = [token for text, label in demonstrations for token in (*text, *label, 1, 1)]
+    return row, prompt + [token for text, label in asked for token in (*text, *label)], [6, 6, 7]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_training_runs_the_method_s_own_layout(name: str) -> None:
+    row, prompt, lengths = example_row(name, 1)
+    layout = make(name).layout(0, lengths, 2, 1)
+    assert row.ids.tolist() == [prompt[i] for i in layout.source]
+    assert torch.equal(row.positions, layout.positions) and torch.equal(row.mask, layout.mask)
+
+
+@pytest.mark.parametrize("name", [name for name in METHODS if name != "saicl"])
+def test_queries_of_a_row_do_not_see_each_other(name: str) -> None:
+    one, several = example_row(name, 1)[0], example_row(name, 3)[0]
+    n = len(one.ids) - 3
+    for start in (n, n + 3, n + 6):
+        some = [*range(n), *range(start, start + 3)]
+        assert torch.equal(several.mask[some][:, some], one.mask)
+        assert torch.equal(several.positions[some], one.positions)
+        assert not several.mask[start : start + 3, [i for i in range(n, n + 9) if i not in some]].any()
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_training_predicts_no_label_that_is_seen(name: str) -> None:
+    """Not even through other tokens, in later layers."""
+    row, _, _ = example_row(name, 1)
+    sees = row.mask.float()
+    for _ in range(3):
+        sees = ((sees @ sees) > 0).float()
+    predicted = row.weights.nonzero()[:, 0].tolist()
+    assert predicted[-1] == len(row.ids) - 1
+    assert len(predicted) == (5 if name in ("icl", "nope", "invicl") else 1)
+    for i in predicted[:-1]:
+        start = max(j for j in range(i) if row.ids[j] in (10, 20, 30))
+        own = (row.ids == row.ids[start]).nonzero()[:, 0].tolist()  # where the copies of its demonstration begin
+        labels = [j + i - start for j in own]
+        assert not sees[i - 1, labels].any()
 
 
 def test_tokenizer_comes_from_the_script() -> None:
