@@ -213,7 +213,7 @@ def run(
         method, checkpoint = methods.make(name), base
         if settings is not None:
             checkpoint = folder / "checkpoint"
-            if not (checkpoint / "loss.svg").is_file():  # what training writes last
+            if not (checkpoint / "loss.png").is_file():  # what training writes last
                 model, tokenizer = load(base)
                 # No `fits`: prompts of eight such rows have some hundreds of tokens and fit under every method.
                 train(model, tokenizer, method, tasks, checkpoint, settings, source=str(base), resume=True, cpu=True)
