@@ -35,13 +35,13 @@ def main() -> None:
 
 def _run(arguments: list[str]) -> None:
     if arguments[:1] and arguments[0] in COMMANDS:
+        kept = " With --resume, the same command goes on from the last checkpoint." if arguments[0] == "train" else ""
+        line = f"{arguments[0]}: interrupted.{kept}"
+        interrupt.never_ignored(lambda: line)
         try:
             COMMANDS[arguments[0]][1](arguments[1:])
         except KeyboardInterrupt as stopped:
-            kept = (
-                " With --resume, the same command goes on from the last checkpoint." if arguments[0] == "train" else ""
-            )
-            interrupt.end(stopped, lambda: f"{arguments[0]}: interrupted.{kept}")
+            interrupt.end(stopped, lambda: line)
         return
     if arguments in ([], ["-h"], ["--help"]):
         for name, (what, _) in COMMANDS.items():

@@ -287,10 +287,39 @@ def test_an_interrupt_is_one_line(command):
     with subprocess.Popen(
         [COMMAND, command, *["invicl"] * (command == "show")], stderr=subprocess.PIPE, text=True
     ) as process:
-        time.sleep(1)  # while it imports torch
+        while process.poll() is None and "libtorch" not in Path(f"/proc/{process.pid}/maps").read_text():
+            time.sleep(0.01)
         process.send_signal(signal.SIGINT)
         _, said = process.communicate()
     assert (process.returncode, said) == (-signal.SIGINT, f"\nlm-eval-icl: {command}: interrupted.\n")
+
+
+@pytest.mark.parametrize("where", ["import module", "Object()"])
+def test_an_interrupt_is_heard_where_python_or_a_library_ignores_it(tmp_path, where):
+    (tmp_path / "module.py").write_text("""
+import signal
+try:
+    signal.raise_signal(signal.SIGINT)
+except BaseException:
+    print("ignored")
+""")
+    program = f"""
+import signal, time
+from lm_eval_icl.harness.interrupt import end, never_ignored
+class Object:
+    def __del__(self):
+        signal.raise_signal(signal.SIGINT)
+try:
+    never_ignored(lambda: "interrupted.")
+    {where}
+    time.sleep(9)
+    print("not heard")
+except KeyboardInterrupt as stopped:
+    end(stopped, lambda: "interrupted.")
+"""
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment)
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "\nlm-eval-icl: interrupted.\n")
 
 
 @pytest.mark.parametrize(

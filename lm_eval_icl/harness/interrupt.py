@@ -10,10 +10,12 @@ import os
 import signal
 import sqlite3
 import sys
+import threading
 import traceback
 from collections.abc import Callable
 from contextlib import closing, suppress
 from pathlib import Path
+from types import FrameType
 from typing import Any, NoReturn
 
 from lm_eval_icl.harness.plugin import is_ours
@@ -32,6 +34,29 @@ def run_until_interrupted(original: Callable[..., None], args: argparse.Namespac
         end(stopped, lambda: _line(_given(args, "use_cache"), _given(args, "output_path") if saving else None))
 
 
+def never_ignored(line: Callable[[], str]) -> None:
+    """Let Ctrl-C be heard where Python or a library ignores its exception, or reports another one: end the process at
+    once while a module is imported, and let the signal wait for the end of an object's `__del__`.
+
+    Args:
+        line: as of `end`.
+    """
+
+    def heard(number: int, frame: FrameType | None) -> None:
+        for each, _ in traceback.walk_stack(frame):
+            if each.f_code.co_filename.startswith("<frozen importlib"):
+                end(KeyboardInterrupt(), line)
+            if each.f_code.co_name == "__del__":
+                again = threading.Timer(0.005, signal.raise_signal, [number])
+                again.daemon = True
+                again.start()
+                return
+        raise KeyboardInterrupt
+
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # `nohup` has it ignored
+        signal.signal(signal.SIGINT, heard)
+
+
 def end(stopped: KeyboardInterrupt, line: Callable[[], str]) -> NoReturn:
     """End the process that Ctrl-C has interrupted, with one line instead of a traceback.
 
@@ -47,7 +72,7 @@ def end(stopped: KeyboardInterrupt, line: Callable[[], str]) -> NoReturn:
     traceback.clear_frames(stopped.__traceback__)
     if os.environ.get("RANK", "0") == "0":  # of several processes, which all get the signal, one says so
         # A new line begins, since a bar that was just being made or closed, or the terminal's ^C, has left one open.
-        print(f"\nlm-eval-icl: {line()}", file=sys.stderr)
+        print(f"\nlm-eval-icl: {line()}", file=sys.__stderr__)
     with suppress(OSError):  # a reader that was interrupted too
         sys.stdout.flush()
     signal.signal(signal.SIGINT, signal.SIG_DFL)
