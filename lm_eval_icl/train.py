@@ -18,6 +18,8 @@ from lm_eval.utils import simple_parse_args_string
 
 from lm_eval_icl import methods
 from lm_eval_icl.errors import InputError
+from lm_eval_icl.harness.arguments import check_folders
+from lm_eval_icl.harness.hf_arguments import check_values
 from lm_eval_icl.harness.training import ARGUMENTS, load_model, load_tasks
 from lm_eval_icl.methods.base import Method
 from lm_eval_icl.training.episodes import Task, read_file
@@ -60,6 +62,8 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
         check_trainable(other)
     if "output" not in given:
         raise InputError("--output: give the folder of the trained checkpoint.")
+    if not isinstance(given.get("resume", False), bool):
+        raise InputError(f"--resume {given['resume']!r}: must be true or false.")
     if ("tasks" in given) == ("episodes" in given):
         raise InputError("--tasks, --episodes: give one of them.")
     _check_device(given.get("device"))
@@ -70,7 +74,10 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     if "episodes" in given:
         tasks = read_file(Path(str(given["episodes"])))
     else:
-        tasks = load_tasks(_names(given["tasks"]), given.get("include_path"), metadata)
+        check_folders(given.get("include_path"), None)
+        if not (names := _names(given["tasks"])):
+            raise InputError("--tasks: names no task.")
+        tasks = load_tasks(names, given.get("include_path"), metadata)
     model, tokenizer = load_model(model_args)
     output = Path(str(given["output"]))
     train(
@@ -85,7 +92,7 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
         identity={"model_args": {name: str(model_args[name]) for name in sorted(model_args)}, "metadata": metadata},
         max_length=model_args.get("max_length"),
         add_bos_token=model_args.get("add_bos_token"),
-        resume=bool(given.get("resume")),
+        resume=given.get("resume", False),
         cpu=given.get("device") == "cpu",
     )
     processes = PartialState()
@@ -168,6 +175,7 @@ def _method(name: str, model_args: Mapping[str, Any]) -> Method:
         near = difflib.get_close_matches(argument, sorted(own | ARGUMENTS), n=1)
         what = f"did you mean {near[0]!r}?" if near else f"training takes {', '.join(sorted(ARGUMENTS))}."
         raise InputError(f"unknown model argument {argument!r}: {what}")
+    check_values({key: value for key, value in model_args.items() if key not in own})
     return methods.make(name, {key: value for key, value in model_args.items() if key in own})
 
 

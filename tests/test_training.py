@@ -597,7 +597,10 @@ TWICE = ["--gradient_accumulation_steps", "2"]
         (["icl", *DEMO, "--tasks", "x", "--learning_rate", "-1"], "--learning_rate -1.0: must be a number, 0 or more."),
         (["icl", *DEMO, "--tasks", "x", "--device", "tpu"], "--device tpu: here is"),
         (["icl", *DEMO, "--episodes", "none.jsonl"], "--episodes none.jsonl: cannot be read"),
-        (["icl", "--model_args", "pretrained=/nowhere", *SHORT], "pretrained='/nowhere': the"),
+        (["icl", "--model_args", "pretrained=/nowhere", *SHORT], "pretrained='/nowhere': "),
+        (["icl", "--model_args", f"pretrained={model_path()},dtype=flot32", *SHORT], "dtype='flot32': must be auto or"),
+        (["icl", *DEMO, "--tasks", ","], "--tasks: names no task."),
+        (["icl", *DEMO, *SHORT, "--include_path", "nowhere"], "--include_path nowhere: no such folder."),
         (["invicl", "--model_args", f"pretrained={model_path()},max_length=9", *SHORT], "task 'icl_demo_short': none"),
         (["icl", *DEMO, *SHORT, "--batch_size", "3", *TWICE], "--batch_size 3: must be a multiple of 2: 1 processes"),
         (["--config", "none.yaml"], "--config none.yaml: cannot be read"),
@@ -680,6 +683,13 @@ def test_a_gradient_that_is_not_finite(checkpoint, tmp_path, monkeypatch):
     assert [path.name for path in (tmp_path / "out/checkpoints").iterdir()] == ["checkpoint-2"]
 
 
+def test_weights_that_are_not_finite_have_no_accuracy(checkpoint, tmp_path):
+    """A step so large that the weights overflow, from a gradient that is finite: neither measured nor saved."""
+    with pytest.raises(InputError, match=r"the loss on held-out rows is (nan|inf) at step 1: train with a lower"):
+        tiny_run(checkpoint, tmp_path / "out", steps=1, eval_steps=1, save_steps=1, learning_rate=1e38, weight_decay=1)
+    assert not list((tmp_path / "out/checkpoints").glob("checkpoint-*"))
+
+
 def test_nothing_held_out(checkpoint, tmp_path):
     """With too few rows, or none asked for, nothing is measured; and each step is logged once otherwise."""
     for name, given in (("few", {"tasks": [task(size=9)]}), ("none", {"eval_documents": 0})):
@@ -739,6 +749,8 @@ def test_arguments_from_a_file(checkpoint, episodes_file, tmp_path, monkeypatch,
     assert "trained under invicl" in capsys.readouterr().out
     record = json.loads((tmp_path / "o/config.json").read_text())["lm_eval_icl"]["trained"]
     assert (record["steps"], record["learning_rate"], record["positions"]) == (2, 1e-3, "sequential")
+    file.write_text("\n".join([*lines, "resume: 'false'"]))
+    assert refused(["--config", file, "--output", tmp_path / "p"], capsys) == "--resume 'false': must be true or false."
     file.write_text("\n".join([*lines, "step: 3"]))
     assert refused(["--config", file, "--output", tmp_path / "p"], capsys) == (
         "--config: unknown argument 'step': did you mean 'steps'?"

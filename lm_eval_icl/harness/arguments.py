@@ -95,7 +95,7 @@ def checked_first(original: Callable[..., Any], config: Any, *args: Any, **kwarg
             not there, or cannot be written.
     """
     if is_ours(config.model):
-        _check_folders(config.include_path, config.output_path)
+        check_folders(config.include_path, config.output_path)
         options = {name: getattr(config, name) for name in ("batch_size", "max_batch_size", "device")}
         options = {name: value for name, value in options.items() if value is not None}
         if twice := sorted(options.keys() & config.model_args.keys()):
@@ -104,7 +104,7 @@ def checked_first(original: Callable[..., Any], config: Any, *args: Any, **kwarg
     return original(config, *args, **kwargs)
 
 
-def _check_folders(include: object, output: str | None) -> None:
+def check_folders(include: object, output: str | None) -> None:
     """Refuse a folder of tasks that lm-eval would ignore, and one of results that it could not write after the run."""
     if isinstance(include, str) and not Path(include).is_dir():
         raise InputError(f"--include_path {include}: no such folder.")

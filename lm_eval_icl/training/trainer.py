@@ -173,6 +173,8 @@ class LayoutTrainer(Trainer):
             correct = options[example.right]
             right += scores.index(max(scores)) == example.right if len(options) > 1 else correct[1] == 0
             losses.append(-correct[0] / correct[2])
+        if not math.isfinite(sum(losses)):
+            raise self._not_finite(f"loss on held-out rows is {sum(losses)}", 0)
         return {"accuracy": right / len(rows), "held_out_loss": sum(losses) / len(losses)}
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
