@@ -1,0 +1,180 @@
+"""The named studies: their methods, arguments and tasks exist, and the papers' numbers in them are consistent."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from lm_eval.tasks import TaskManager
+
+import lm_eval_icl
+from lm_eval_icl import methods
+from lm_eval_icl.harness.plugin import task_dir
+
+FILES = sorted(Path(lm_eval_icl.__file__).parent.joinpath("studies", "named").glob("*.yaml"))
+STUDIES: dict[str, dict[str, Any]] = {file.stem: yaml.safe_load(file.read_text(encoding="utf-8")) for file in FILES}
+KEYS = set(
+    "title paper deviates models methods tasks num_fewshot seeds orders demonstrations dev metric columns figures "
+    "expected".split()
+)
+# The file of each task and group of this package.
+CONFIGS = {file.stem: file for file in task_dir().rglob("icl_*.yaml")}
+EXPECTED = [
+    pytest.param(name, entry, id=f"{name}-{number}")
+    for name, study in STUDIES.items()
+    for number, entry in enumerate(study.get("expected", []))
+]
+# The five tasks of Deep-Thinking's tables, which the tables' last column averages.
+CLASSIFICATION = ["icl_sst2", "icl_sst5", "icl_trec", "icl_mr", "icl_agnews"]
+
+
+@pytest.fixture(params=STUDIES)
+def study(request: pytest.FixtureRequest) -> dict[str, Any]:
+    return STUDIES[request.param]
+
+
+def listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+def values(value: Any) -> list[Any]:
+    """What a value, a list of them, or a range such as 1..15 stands for."""
+    if isinstance(value, str) and (ends := re.fullmatch(r"(\d+)\.\.(\d+)", value)):
+        return list(range(int(ends[1]), int(ends[2]) + 1))
+    return listed(value)
+
+
+def methods_of(study: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    """Each method of a study, with its arguments as the file has them."""
+    return [
+        (method, {}) if isinstance(method, str) else next(iter(method.items())) for method in listed(study["methods"])
+    ]
+
+
+def tasks_of(study: dict[str, Any]) -> list[str]:
+    return [task if isinstance(task, str) else task["task"] for task in listed(study["tasks"])]
+
+
+def config(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = yaml.safe_load(CONFIGS[name].read_text(encoding="utf-8"))
+    return found
+
+
+def below(name: str) -> set[str]:
+    """A task, or a group and all that is in it."""
+    return {name}.union(*(below(task) for task in config(name)["task"])) if "group" in config(name) else {name}
+
+
+def pretrained(model: str) -> str:
+    return dict(argument.split("=") for argument in model.split(","))["pretrained"]
+
+
+def test_there_are_studies_of_both_papers_and_of_the_released_code():
+    assert {name.rsplit("-", 1)[0] for name in STUDIES} >= {"deep-thinking", "invicl", "released"}
+    assert len(STUDIES) >= 15
+
+
+def test_what_a_study_has(study):
+    assert study.keys() <= KEYS
+    assert all(study[key] for key in ("title", "paper", "models", "methods", "tasks"))
+    assert all(isinstance(text, str) and text.endswith(".") for text in study["deviates"])
+    assert all("/" in pretrained(model) for model in listed(study["models"]))
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_line_length(file):
+    assert max(map(len, file.read_text(encoding="utf-8").splitlines())) <= 120
+
+
+def test_methods_and_their_arguments_are_known(study):
+    for name, arguments in methods_of(study):
+        if name == "hf":
+            assert not arguments
+        for argument, given in arguments.items():
+            for value in values(given):
+                methods.make(name, {argument: value})
+
+
+def test_tasks_are_ours(study):
+    names = [*tasks_of(study), *study.get("columns", [])]
+    assert set(names) <= CONFIGS.keys()
+    assert {config(name).get("group", config(name)["task"]) for name in names} == set(names)
+    assert set(study.get("columns", [])) <= set().union(*map(below, tasks_of(study)))
+
+
+def test_what_is_chosen_on_dev_is_there(study):
+    arguments = {argument for _, given in methods_of(study) for argument in given}
+    assert set(study.get("dev", {}).get("choose", [])) <= arguments | {"seeds"}
+
+
+@pytest.mark.parametrize(("name", "entry"), EXPECTED)
+def test_expected_numbers_are_of_cells_of_the_study(name, entry):
+    study = STUDIES[name]
+    assert entry["model"] in map(pretrained, listed(study["models"]))
+    given = [arguments for method, arguments in methods_of(study) if method == entry["method"]]
+    asked = entry.get("arguments", {}).items()
+    assert any(all(value in values(arguments.get(key)) for key, value in asked) for arguments in given)
+    assert entry["values"].keys() <= set().union({"average"}, *map(below, tasks_of(study)))
+    assert all(0 < value < 1 for value in entry["values"].values())
+    assert "dev" in study or "chosen" not in entry
+
+
+@pytest.mark.parametrize(("name", "entry"), [case for case in EXPECTED if "average" in case.values[1]["values"]])
+def test_averages_are_the_means_of_their_rows(name, entry):
+    """The papers round to 0.1%, averages too."""
+    row = entry["values"]
+    assert [*row] == [*CLASSIFICATION, "average"]
+    assert row["average"] == pytest.approx(sum(row[task] for task in CLASSIFICATION) / 5, abs=0.0006)
+
+
+def test_rows_of_a_table_are_complete():
+    """As many rows as the papers' tables have for these methods, none of them twice."""
+    rows = {
+        name: [(row["model"], row["method"]) for row in STUDIES[name]["expected"]]
+        for name in STUDIES
+        if "table" in name and "expected" in STUDIES[name]
+    }
+    counts = {"1": 2, "1-no-dev": 2, "2": 16, "3": 14}
+    assert {name: len(set(found)) for name, found in rows.items()} == {
+        f"deep-thinking-table{table}": count for table, count in counts.items()
+    }
+    assert all(len(found) == len(set(found)) for found in rows.values())
+
+
+def test_the_released_codes_accuracies_are_whole_numbers_of_right_answers():
+    found = STUDIES["released-code"]["expected"]
+    assert [entry["arguments"] for entry in found] == [{"T": T} for T in range(1, 16)]
+    for entry in found:
+        right = entry["values"]["icl_sst2"] * 872
+        assert right == pytest.approx(round(right), abs=872 * 0.5e-6)
+
+
+def test_the_released_codes_prompt(tmp_path, monkeypatch):
+    """What the authors' README prints in front of every query."""
+    folder = tmp_path / "stanfordnlp" / "sst2"
+    folder.mkdir(parents=True)
+    for split in ("train", "validation"):
+        folder.joinpath(f"{split}.jsonl").write_text('{"sentence": "fine . ", "label": 1}\n')
+    monkeypatch.chdir(tmp_path)
+    study = STUDIES["released-code"]
+    task = {**study["tasks"][0], "metadata": {"demonstrations": study["demonstrations"]}}
+    manager = TaskManager(include_defaults=False, include_path=str(task_dir()))
+    loaded = manager.load([{"group": "study", "task": [task]}])["tasks"]["icl_sst2"]
+    loaded.set_fewshot_seed(study["seeds"])
+    assert loaded.fewshot_context(loaded.eval_docs[0], num_fewshot=study["num_fewshot"]) == (
+        "Review: at every opportunity to do something clever\nSentiment: positive\n\n"
+        "Review: been discovered , indulged in and rejected as boring before i see this piece of crap again\n"
+        "Sentiment: negative\n\nReview: fine .\nSentiment:"
+    )
+
+
+def test_instructions_name_all_labels_of_their_task():
+    study = STUDIES["invicl-figure1-instructions"]
+    assert set(tasks_of(study)) == set(CLASSIFICATION) == below("icl_classification") - {"icl_classification"}
+    for task in study["tasks"]:
+        *most, last = config(task["task"])["doc_to_choice"]
+        assert task["description"].endswith(f" with answers({', '.join(most)} or {last}).\n\n")
+    without = STUDIES["invicl-figure1"]
+    assert without["tasks"] == "icl_classification"
+    assert all(study[key] == without[key] for key in ("models", "methods", "num_fewshot", "seeds"))
