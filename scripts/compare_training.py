@@ -25,8 +25,8 @@ import random
 import shutil
 import statistics
 import sys
-from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
@@ -42,6 +42,7 @@ from lm_eval_icl import demo, methods
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.harness.training import load_model
 from lm_eval_icl.methods.predictor import Predictor
+from lm_eval_icl.studies.outcome import flip_rate
 from lm_eval_icl.training.episodes import FileTask, read_file
 from lm_eval_icl.training.train import Settings, train
 from lm_eval_icl.training.trainer import quiet, read_log
@@ -161,17 +162,6 @@ def predict(predictor: Predictor, demonstrations: Sequence[Row], queries: Sequen
     options: list[str] = queries[0]["options"]
     scores = predictor.score(shown, [row["input"] for row in queries], [f" {option}" for option in options])
     return [max(zip(found, options, strict=True))[1] for found in scores]
-
-
-def flip_rate(predictions: Sequence[Sequence[Hashable]]) -> float:
-    """How often the prediction differs between two orders: the mean over documents and pairs of orders.
-
-    Args:
-        predictions: for each of two or more orders, those for the documents.
-    """
-    orders = len(predictions)
-    same = sum(n * (n - 1) for of_document in zip(*predictions, strict=True) for n in Counter(of_document).values())
-    return 1 - same / (orders * (orders - 1) * len(predictions[0]))
 
 
 def measure(predictor: Predictor, tests: Sequence[Test]) -> dict[str, Any]:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import itertools
-import random
 from pathlib import Path
 from statistics import mean
 from types import ModuleType
@@ -23,17 +21,6 @@ SCRIPTS = Path(__file__).resolve().parents[1] / "scripts"
 def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.syspath_prepend(SCRIPTS)
     return importlib.import_module("compare_training")
-
-
-def test_flip_rate_is_the_share_of_pairs_that_differ(script: ModuleType) -> None:
-    rnd = random.Random(0)
-    for orders, documents in ((2, 1), (2, 7), (3, 5), (5, 9)):
-        predictions = [[rnd.choice("abc") for _ in range(documents)] for _ in range(orders)]
-        pairs = itertools.combinations(range(orders), 2)
-        differ = [predictions[i][d] != predictions[j][d] for i, j in pairs for d in range(documents)]
-        assert script.flip_rate(predictions) == pytest.approx(mean(differ))
-    assert script.flip_rate(["ab", "ab", "ab"]) == 0
-    assert script.flip_rate(["ab", "ba"]) == 1
 
 
 def test_interval_is_that_of_student(script: ModuleType) -> None:

@@ -18,6 +18,7 @@ ROOMS = [
     {"demonstrations"},
     {"training"},
     {"harness"},
+    {"studies"},
     {"demo", "tiny", "smoke", "train", "cli", "__main__"},
 ]
 HARNESS = ROOMS.index({"harness"})
