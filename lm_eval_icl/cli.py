@@ -260,8 +260,26 @@ def _train(arguments: list[str]) -> None:
         raise InputError(f"train: {error.message}") from error
 
 
+def _study(arguments: list[str]) -> None:
+    import logging
+
+    logging.getLogger("lm_eval").setLevel(logging.ERROR)
+    from lm_eval_icl import study
+
+    parser = _OneLine(
+        prog="lm-eval-icl study",
+        description="Run a grid of models, methods, tasks, seeds and orders: a table or figure of a paper.",
+        allow_abbrev=False,
+    )
+    try:
+        study.command(parser, arguments)
+    except InputError as error:
+        raise InputError(f"study: {error.message}") from error
+
+
 COMMANDS: dict[str, tuple[str, Callable[[list[str]], None]]] = {
     "smoke": ("a smoke test of every method", _smoke),
     "train": ("fine-tune a model under a method", _train),
+    "study": ("a paper's table, or a grid of one's own, in one run", _study),
     "show": ("which token sees which, at which position", _show),
 }

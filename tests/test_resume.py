@@ -617,7 +617,7 @@ def test_an_edited_method_is_another_one(gpt2, tmp_path, monkeypatch):
 def test_prompts_cut_otherwise_are_other_prompts():
     cut = [FewShotPrompt("a", ["b", "c"], "d"), FewShotPrompt("ab", ["c"], "d"), FewShotPrompt("", ["ab", "c"], "d")]
     assert len({*cut}) == 1
-    assert len({cache._key("loglikelihood", (prompt, " e")) for prompt in (*cut, "abcd")}) == 4
+    assert len({cache.response_key("loglikelihood", (prompt, " e")) for prompt in (*cut, "abcd")}) == 4
 
 
 @pytest.mark.parametrize(
@@ -716,12 +716,12 @@ def test_what_was_left_out_is_part_of_what_was_asked(gpt2):
     ]
     assert [request.left_out for request in lm.run.requests(requests)][:2] == [(), ()]
     assert lm.run.requests(requests)[2].left_out
-    keys = [cache._key("loglikelihood", args) for args in lm.run.cache_keys("loglikelihood", requests)]
+    keys = [cache.response_key("loglikelihood", args) for args in lm.run.cache_keys("loglikelihood", requests)]
     assert len(set(keys)) == 4
     # As many, but others, or more tokens cut, would be other responses.
     prepared = lm.run._prepared
     for change in ({"left_out": (1,)}, {"left_out": (0,)}, {"cut": 3}, {"cut": 4}):
         for key, (instance, request) in prepared.items():
             prepared[key] = instance, dataclasses.replace(request, **change)
-        keys.append(cache._key("loglikelihood", lm.run.cache_keys("loglikelihood", requests)[0]))
+        keys.append(cache.response_key("loglikelihood", lm.run.cache_keys("loglikelihood", requests)[0]))
     assert len(set(keys)) == 8

@@ -8,7 +8,7 @@ import inspect
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -27,17 +27,18 @@ _PACKAGE = Path(__file__).parent.parent
 
 
 def identity(
-    model: nn.Module, tokenizer: PreTrainedTokenizerBase, method: Method, code: str | None, arguments: dict[str, Any]
+    model: Mapping[str, Any], method: Method, code: str | None, arguments: Mapping[str, Any]
 ) -> dict[str, Any]:
     """What the responses of a run depend on beside the requests, by name. A cache (`--use_cache`) that was written by
     a run with another identity is refused.
 
     Args:
+        model: `fingerprint` of the model.
         code: `code_digest` of the method.
         arguments: the run's other arguments on which its responses depend.
 
     Raises:
-        InputError: the method's code or the model's weights cannot be read.
+        InputError: the method's code cannot be read.
     """
     if code is None:
         raise InputError(
@@ -50,7 +51,7 @@ def identity(
         "code": code,
         "method": method.name,
         **{f"{method.name}.{name}": value for name, value in dataclasses.asdict(method).items()},
-        **fingerprint(model, tokenizer),
+        **model,
     }
 
 
@@ -60,6 +61,9 @@ def fingerprint(model: Any, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any
     All bytes of all weights are hashed (docs/resuming.md says how long this takes), so that every training step, merge,
     adapter or exchange of two rows is noticed. The versions of transformers and torch are left out: they change results
     by no more than rounding, and otherwise every upgrade would make the cache useless.
+
+    Raises:
+        InputError: the model's weights cannot be read.
     """
     found = {"weights": weights_digest(model)}
     if type(model).__module__.startswith("transformers_modules."):  # code that came with the checkpoint

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import transformers
@@ -23,7 +23,7 @@ from lm_eval_icl.errors import InputError, log
 from lm_eval_icl.harness import generate, loglikelihood, patches, rolling
 from lm_eval_icl.harness.arguments import check_names, read_arguments
 from lm_eval_icl.harness.distributed import DividedDocuments
-from lm_eval_icl.harness.identity import code_digest, identity
+from lm_eval_icl.harness.identity import code_digest, fingerprint, identity
 from lm_eval_icl.harness.loading import CheckedHFLM
 from lm_eval_icl.harness.requests import Documents, RequestTokenizer
 from lm_eval_icl.harness.run import PreparedRun
@@ -63,11 +63,15 @@ class ICLModel(DividedDocuments, CheckedHFLM):
         self._code = code_digest(self.method_class)
         self._origin = {"version": version.version(), "commit": version.commit()}
         method, self.common, forwarded = read_arguments(self.method_class, {**kwargs, "pretrained": pretrained})
-        self.canonical_order = self.common.is_canonical(method)
+        self.common.is_canonical(method)  # refused before the model is loaded
         super().__init__(**forwarded)
         self.trained = record.read(self.config)
+        self._set_method(method)
+
+    def _set_method(self, method: Method) -> None:
         if said := record.mismatch(self.trained, method):
             log.warning("%s: %s.", method.name, said)
+        self.canonical_order = self.common.is_canonical(method)
         self.runner = MethodRunner(
             self.model,
             method,
@@ -88,6 +92,22 @@ class ICLModel(DividedDocuments, CheckedHFLM):
         )
         self.tokenize = RequestTokenizer(prompts, self.max_gen_toks)
         self.begin([])
+
+    def under(self, name: str, arguments: Mapping[str, Any]) -> ICLModel:
+        """This model under another method: the weights and the tokenizer are shared.
+
+        Args:
+            name: the method's name.
+            arguments: the method's arguments.
+
+        Raises:
+            InputError: as for a model that is loaded with them.
+        """
+        other: ICLModel = object.__new__(model_class(name))
+        other.__dict__ = dict(self.__dict__)
+        other._code = code_digest(other.method_class)
+        other._set_method(other.method_class.from_arguments(arguments))
+        return other
 
     def _check_config(self, config: transformers.PreTrainedConfig) -> None:
         any_name = bool(self._forwarded.get("trust_remote_code"))
@@ -195,7 +215,11 @@ class ICLModel(DividedDocuments, CheckedHFLM):
             "overflow": self.common.overflow,
             **{name: str(value) for name, value in self._forwarded.items() if name not in _NOT_IDENTITY},
         }
-        return identity(self.model, self.tokenizer, self.method, self._code, arguments)
+        return identity(self.fingerprint(), self.method, self._code, arguments)
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Digests of the weights and the tokenizer, and the settings of the configuration, by name."""
+        return fingerprint(self.model, self.tokenizer)
 
 
 @functools.cache

@@ -119,7 +119,7 @@ class _Hook(CacheHook):
     def add_partial(self, attr: str, req: Iterable[Any], res: Any) -> None:
         args = tuple(req)
         if not _sampled(attr, args):
-            self.responses[_key(attr, args)] = res
+            self.responses[response_key(attr, args)] = res
 
 
 def finished(hook: CacheHook) -> None:
@@ -156,8 +156,8 @@ class ResumableLM(CachingLM):
     def _resume(self, kind: str, requests: list[Instance]) -> list[Any]:
         """The responses in the order of the requests: stored ones from the file, the others from the model."""
         asked = self.lm.run.cache_keys(kind, requests)
-        keys = ["" if _sampled(kind, args) else _key(kind, args) for args in asked]
-        stored = {key: self.responses[key] for key in keys if key in self.responses}
+        keys = ["" if _sampled(kind, args) else response_key(kind, args) for args in asked]
+        stored = {each: self.responses[each] for each in keys if each in self.responses}
         missing = [i for i, key in enumerate(keys) if key not in stored]
         log.info("%s: %d of %d responses are in %s", kind, len(keys) - len(missing), len(keys), self.cache_db)
         computed = {}
@@ -177,7 +177,7 @@ def _sampled(kind: str, args: tuple[Any, ...]) -> bool:
     return kind == "generate_until" and bool(normalize_gen_kwargs(args[1])["do_sample"])
 
 
-def _key(kind: str, args: tuple[Any, ...]) -> str:
+def response_key(kind: str, args: tuple[Any, ...]) -> str:
     """The key of a response: a digest of the request with the prompt's parts, since equal texts may differ in parts."""
     prompt, *rest = args
     if isinstance(prompt, FewShotPrompt):

@@ -73,6 +73,13 @@ class FixedSampler(ContextSampler):
         return self._drawn[n]
 
 
+class These(ContextSampler):
+    """Returns the documents that it was given, as the demonstrations of every document."""
+
+    def sample(self, n: int, eval_doc: Doc | None = None, df: object = None, **kwargs: object) -> list[Doc]:
+        return list(self.df)
+
+
 def bbh_docs(dataset: Dataset) -> Dataset:
     """BBH as cloze, only rows with their subtask's usual number of options (as many as in Deep-Thinking, Table 6)."""
     rows = dataset.to_list()

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lm_eval.api.samplers import ContextSampler
 from lm_eval.api.task import ConfigurableTask
 from lm_eval.tasks import TaskManager
 from tqdm import tqdm
@@ -15,6 +14,7 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedT
 from lm_eval_icl.errors import InputError, refusing
 from lm_eval_icl.harness.loading import WholeCheckpoints
 from lm_eval_icl.harness.prompts import recording, structure_error
+from lm_eval_icl.harness.tasks import These
 from lm_eval_icl.prompt import FewShotPrompt
 from lm_eval_icl.training.episodes import Example
 
@@ -22,13 +22,6 @@ from lm_eval_icl.training.episodes import Example
 _OF_TOKENIZER = ("revision", "subfolder", "trust_remote_code")
 _OF_MODEL = (*_OF_TOKENIZER, "attn_implementation")
 ARGUMENTS = {"pretrained", "tokenizer", "dtype", "max_length", "add_bos_token", *_OF_MODEL}
-
-
-class _These(ContextSampler):
-    """Returns the documents that it was given, as demonstrations."""
-
-    def sample(self, n: int, eval_doc: Any = None, df: Any = None, **kwargs: Any) -> list[dict[str, Any]]:
-        return list(self.df)
 
 
 class HarnessTask:
@@ -59,7 +52,7 @@ class HarnessTask:
 
     def example(self, demonstrations: Sequence[int], query: int) -> Example:
         task, doc = self._task, self._docs[query]
-        task.sampler = _These([self._docs[i] for i in demonstrations])
+        task.sampler = These([self._docs[i] for i in demonstrations])
         with recording():
             prompt = task.fewshot_context(doc, len(demonstrations), gen_prefix=task.doc_to_prefix(doc))
         if not isinstance(prompt, FewShotPrompt):

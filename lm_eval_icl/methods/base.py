@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
@@ -48,6 +48,8 @@ class Method(ABC):
     # Advice for the error about prompts that do not fit, for methods whose encoding takes more positions than the
     # prompt.
     overflow_hint: ClassVar[str] = ""
+    # The argument that says how many memories `memories` gives, if it gives several.
+    counts_memories: ClassVar[str] = ""
     # Former names of arguments, which are still accepted: former name -> name.
     renamed: ClassVar[Mapping[str, str]] = {}
 
@@ -184,6 +186,13 @@ class Method(ABC):
     def encode(self, model: PreTrainedModel, context: Context) -> Memory:
         """The memory to which all queries of this context attend, from one forward pass over the context's layout."""
         return encode(model, self.layout(len(context.prefix), context.lengths), context.tokens)
+
+    def memories(self, model: PreTrainedModel, context: Context) -> Iterator[Memory]:
+        """The memories that this context's queries could be scored on one after another; the last is that of `encode`.
+
+        A method that refines its memory pass by pass gives that of each pass.
+        """
+        yield self.encode(model, context)
 
     def encode_query(
         self,

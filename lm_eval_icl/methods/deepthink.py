@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -35,6 +35,7 @@ class DeepThink(ICL):
         InputError: an argument is outside its range.
     """
 
+    counts_memories = "T"
     without_demonstrations = "nothing to think about, evaluated as plain zero-shot"
     overflow_hint = "The passes 2..T of deepthink reach twice the demonstrations; restart_positions=True does not. "
 
@@ -76,10 +77,16 @@ class DeepThink(ICL):
 
     def encode(self, model: PreTrainedModel, context: Context) -> Memory:
         """Run T passes over the context, or one if there are no demonstrations."""
+        *_, memory = self.memories(model, context)
+        return memory
+
+    def memories(self, model: PreTrainedModel, context: Context) -> Iterator[Memory]:
+        """The memory after each of the T passes. Without demonstrations, the first one is that of all."""
         memory = super().encode(model, context)
+        yield memory
         # The memory is empty if the context's only token was moved to an empty query.
         if self.T == 1 or not (context.demonstrations and memory.layers):
-            return memory
+            return
         # None is for consecutive positions after the memory, which the model computes by itself.
         positions = None
         if self.restart_positions or self.positions != "sequential":
@@ -99,7 +106,7 @@ class DeepThink(ICL):
                     velocity[i] = step
             refined = [entry.to(dtype) for entry in history]
             memory = replace(memory, layers=list(zip(refined[::2], refined[1::2], strict=True)))
-        return memory
+            yield memory
 
 
 def _flat(layers: KeyValues) -> list[Tensor]:

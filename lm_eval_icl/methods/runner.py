@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
+from itertools import count, islice
 from typing import Any, TypeVar
 
 import torch
@@ -71,6 +72,7 @@ class MethodRunner:
         store: the stored memories.
         budget: how much runs at once.
         tokens_run: how many tokens were run through the model for scoring.
+        passes_run: in how many forward passes.
         without_positions: the learned position embeddings that are switched off while the model runs; None if positions
             are left as they are.
 
@@ -116,7 +118,7 @@ class MethodRunner:
         queries = 1 if device.type == "cpu" else batch_size
         what = f"{type(self.model).__name__} on {device}"
         self.budget = MemoryBudget(self.store, self.pack_tokens, queries, batch_size, what, self.tensor_parallel)
-        self.tokens_run = 0
+        self.tokens_run = self.passes_run = 0
 
     def limits(self, max_length: int) -> PromptLimits:
         """The limits that prompts have to stay within.
@@ -251,6 +253,35 @@ class MethodRunner:
             for pairs, scores in self._score_on(context, memory, {rest: answers}):
                 yield [(query, answer) for _, answer in pairs], scores
 
+    def score_each_memory(
+        self, context: Context, queries: Queries
+    ) -> Iterator[tuple[int, list[QueryAnswer], list[Score]]]:
+        """Score all answers of all queries on each of a context's memories, which are not stored.
+
+        Yields:
+            For each forward pass, which memory it ran on (1 for the first of `Method.memories`), its pairs of query and
+            answer, and their scores in the same order.
+
+        Raises:
+            InputError: the device's memory does not suffice.
+        """
+        memories = self.method.memories(self.model, context)
+
+        def following() -> Memory | None:
+            nonlocal memories
+            try:
+                return next(memories, None)
+            except BaseException:  # an iterator that has raised an error has ended: out of memory, begin anew
+                memories = islice(self.method.memories(self.model, context), number - 1, None)
+                raise
+
+        for number in count(1):
+            memory = self._counted(following)
+            if memory is None:
+                return
+            for pairs, scores in self._score_on(context, memory, queries):
+                yield number, pairs, scores
+
     def _encode_query(self, context: Context, query: tuple[int, ...]) -> tuple[Memory, tuple[int, ...]]:
         return self.method.encode_query(self.model, context, query, self.store.__getitem__)
 
@@ -377,11 +408,12 @@ class MethodRunner:
     def _counted(self, run: Callable[[], T], halve: Callable[[], str] = str, context: Context | None = None) -> T:
         """`fit`, with the tokens that are run through the model added to `tokens_run`."""
 
-        def count(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        def add(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
             self.tokens_run += kwargs["input_ids"].numel()
+            self.passes_run += 1
 
         with self.inference_mode():
-            handle = self.model.register_forward_pre_hook(count, with_kwargs=True)
+            handle = self.model.register_forward_pre_hook(add, with_kwargs=True)
             try:
                 return self.budget.fit(run, halve, context)
             finally:

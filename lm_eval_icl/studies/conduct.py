@@ -1,0 +1,348 @@
+"""Conducts a study: which cells there are, what is run in which order, what the dev set chooses, and the record."""
+
+from __future__ import annotations
+
+import json
+import platform
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+import torch.distributed
+import transformers
+from tqdm import tqdm
+
+from lm_eval_icl import version
+from lm_eval_icl.errors import InputError
+from lm_eval_icl.studies import tasks as study_tasks
+from lm_eval_icl.studies.folder import Cell, Folder, digest
+from lm_eval_icl.studies.grid import HF, Study, Variant
+from lm_eval_icl.studies.row import Row
+from lm_eval_icl.studies.run import Models, Options, by_work, run_cells, without_passes
+from lm_eval_icl.studies.tasks import Leaf, Prepared
+
+# How long to wait, in seconds, before looking again whether other processes have finished their cells.
+_PATIENCE = 2.0
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What was chosen on the dev set for a model, a method and a task.
+
+    Attributes:
+        variant, seed: the chosen method with its arguments, and the chosen seed; the seed itself if seeds are not
+            chosen among.
+        curve: the mean over orders on the dev set, for every variant and seed: arguments, seed, score.
+    """
+
+    variant: Variant
+    seed: int
+    curve: tuple[tuple[Mapping[str, Any], int, float], ...]
+
+
+class Conductor:
+    """A study with its tasks loaded and its cells known.
+
+    Args:
+        study: the study.
+        folder: its folder.
+        options: where and how fast it runs.
+        include_path: a folder of further tasks.
+
+    Raises:
+        InputError: a task cannot be loaded, or its demonstrations or dev set cannot be drawn.
+    """
+
+    def __init__(self, study: Study, folder: Folder, options: Options, include_path: str | None) -> None:
+        self.study, self.folder, self.options = study, folder, options
+        self.leaves = {leaf.name: leaf for leaf in study_tasks.load(study.tasks, include_path)}
+        for leaf in self.leaves.values():
+            for shots in self.shots(leaf):
+                for how in study.demonstrations:
+                    study_tasks.draw(leaf, shots, how, study.seeds[0], study.orders - 1)
+        self._read: dict[str, dict[str, Any]] = {}
+        self.dev = {name: self._dev_rows(leaf) for name, leaf in self.leaves.items()} if study.dev else {}
+
+    def _dev_rows(self, leaf: Leaf) -> list[int]:
+        used: set[int] = set()
+        for shots in self.shots(leaf):
+            for how in self.study.demonstrations:
+                for seed in self.study.seeds:
+                    used.update(study_tasks.draw(leaf, shots, how, seed) or ())
+        pool = leaf.task.sampler.df if used else []
+        size = self.study.dev.size if self.study.dev else None
+        return study_tasks.dev_rows(leaf, size, self.options.limit, [pool[i] for i in used])
+
+    def shots(self, leaf: Leaf) -> list[int]:
+        return list(dict.fromkeys(study_tasks.shots_of(leaf, shots) for shots in self.study.num_fewshot))
+
+    # Cells.
+
+    def cells(self, split: str, model: Mapping[str, Any], variant: Variant, seed: int | None = None) -> Iterator[Cell]:
+        """The cells of a model and a method, over tasks, numbers of demonstrations, seeds and orders."""
+        study = self.study
+        for leaf in self.leaves.values():
+            for shots in self.shots(leaf):
+                for how in study.demonstrations:
+                    for one in study.seeds if seed is None else [seed]:
+                        for order in range(study.orders):
+                            of_task = (shots, how, one, order, split, self.options.limit, leaf.changes)
+                            yield Cell(model, variant, leaf.name, *of_task)
+
+    def dev_cells(self, model: Mapping[str, Any]) -> list[Cell]:
+        """All cells on the dev set. Nothing is chosen for `hf`, which has nothing to choose but its seed."""
+        return [cell for variant in self.study.variants if self.dev for cell in self.cells("dev", model, variant)]
+
+    def test_cells(self, model: Mapping[str, Any]) -> list[Cell] | None:
+        """All cells on the test set, of which some may depend on the dev set; None if that is not yet finished."""
+        if not all(map(self.folder.is_done, self.dev_cells(model))):
+            return None
+        found = []
+        for variant in self.study.variants:
+            for cell in self.cells("test", model, variant):
+                if not self.study.chooses(variant):
+                    found.append(cell)
+                    continue
+                choice = self.choice(cell)
+                if (choice.variant, choice.seed) == (variant, cell.seed):
+                    found.append(cell)
+        return found
+
+    def choice(self, cell: Cell) -> Choice:
+        """What was chosen on the dev set where this cell is one of those among which is chosen.
+
+        The arguments that `dev.choose` names are chosen for every set of demonstrations, over its orders; if it names
+        seeds, one set of demonstrations is chosen too. Arguments that it does not name are not chosen among.
+        """
+        dev = self.study.dev
+        assert dev is not None
+        fixed = {key: value for key, value in cell.variant.arguments.items() if key not in dev.choose}
+        variants = [
+            other
+            for other in self.study.variants
+            if other.entry == cell.variant.entry and fixed.items() <= other.arguments.items()
+        ]
+        seeds = self.study.seeds if "seeds" in dev.choose else (cell.seed,)
+        curve = []
+        for variant in variants:
+            for seed in seeds:
+                scores = [
+                    self.score(Cell(**{**vars(cell), "variant": variant, "seed": seed, "order": order, "split": "dev"}))
+                    for order in range(self.study.orders)
+                ]
+                curve.append((variant, seed, sum(scores) / len(scores)))
+        variant, seed, _ = max(curve, key=lambda each: each[2])  # the first of the best
+        return Choice(variant, seed, tuple((each.arguments, one, value) for each, one, value in curve))
+
+    def score(self, cell: Cell, metric: str | None = None) -> float:
+        """A cell's metric, the dev set's own on the dev set.
+
+        Raises:
+            InputError: lm-eval's results do not have it.
+        """
+        metric = metric or (self.study.dev.metric if self.study.dev and cell.split == "dev" else self.study.metric)
+        return _metric(self._results(cell), self.leaves[cell.task].task.task_name, metric)
+
+    def _results(self, cell: Cell) -> dict[str, Any]:
+        if cell.path not in self._read:
+            found = json.loads(self.folder.results(cell).read_text(encoding="utf-8"))
+            self._read[cell.path] = {key: found[key] for key in ("results", "config", "n-samples")}
+        return self._read[cell.path]
+
+    # Running.
+
+    def run(self) -> None:
+        """Run all cells that are missing, and wait for those that other processes run.
+
+        Raises:
+            InputError: a cell cannot be run. What was finished stays.
+        """
+        for arguments in self.study.models:
+            if self._finished(arguments):
+                continue
+            models = Models(arguments, self.options)
+            for variant in {without_passes(each): each for each in self.study.variants}.values():
+                if variant.method != HF:
+                    models.under(variant)  # a method that the model cannot run is refused now
+            self._run_model(models)
+
+    def _finished(self, model: Mapping[str, Any]) -> bool:
+        cells = self.test_cells(model)
+        return cells is not None and all(map(self.folder.is_done, cells))
+
+    def _run_model(self, models: Models) -> None:
+        quiet = models.rank != 0
+        name = str(models.arguments["pretrained"])
+        for split in ("dev", "test") if self.dev else ("test",):
+            cells = self.dev_cells(models.arguments) if split == "dev" else self.test_cells(models.arguments)
+            works = by_work(cells or ())
+            with tqdm(total=sum(map(len, works.values())), desc=f"{name}, cells ({split})", disable=quiet) as bar:
+                while works:
+                    before = len(works)
+                    for key in list(works):
+                        if self._run_work(models, works[key]):
+                            bar.update(len(works.pop(key)))
+                    if len(works) == before:
+                        time.sleep(_PATIENCE)  # other processes run the others
+
+    def _run_work(self, models: Models, cells: Sequence[Cell]) -> bool:
+        """Run cells that share work, unless another process does. Returns whether they are all there."""
+        work = digest(" ".join(cell.path for cell in cells))
+        missing = _agreed(models, lambda: [i for i, cell in enumerate(cells) if not self.folder.is_done(cell)])
+        if not missing:
+            return True
+        with self.folder.claimed(work) if models.rank == 0 else nullcontext(False) as claimed:
+            if not _agreed(models, lambda: claimed):
+                return False
+            missing = _agreed(models, lambda: [i for i, cell in enumerate(cells) if not self.folder.is_done(cell)])
+            if missing:
+                run_cells(
+                    models,
+                    [cells[i] for i in missing],
+                    self._prepare(models, cells[0]),
+                    self.folder,
+                    self.options,
+                    work,
+                )
+            if models.rank == 0:
+                self.folder.drop_work(work)
+        return True
+
+    def _prepare(self, models: Models, cell: Cell) -> Callable[[int], Prepared]:
+        """The task of an order. Those of the latest demonstrations are kept, since the next method has the same."""
+        key = (cell.task, cell.num_fewshot, cell.demonstrations, cell.seed, cell.split, id(models))
+        if getattr(self, "_prepared_for", None) != key:
+            self._prepared_for: Any = key
+            self._prepared: dict[int, Prepared] = {}
+            models.forget_requests()
+
+        def prepared(order: int) -> Prepared:
+            if order not in self._prepared:
+                self._prepared[order] = study_tasks.prepare(
+                    self.leaves[cell.task],
+                    cell.num_fewshot,
+                    cell.demonstrations,
+                    cell.seed,
+                    order,
+                    self.dev[cell.task] if cell.split == "dev" else None,
+                    self.options.limit,
+                    models.rank,
+                    models.world_size,
+                )
+            return self._prepared[order]
+
+        return prepared
+
+    # What comes out.
+
+    def all_cells(self) -> list[Cell]:
+        """The cells of all models that are known so far, those on the dev set first."""
+        return [
+            cell for model in self.study.models for cell in (*self.dev_cells(model), *(self.test_cells(model) or ()))
+        ]
+
+    def rows(self) -> list[Row]:
+        """What the finished cells gave."""
+        return [self._row(cell) for cell in self.all_cells() if self.folder.is_done(cell)]
+
+    def columns(self) -> list[str]:
+        """The columns of the table: the tasks, or the entries of the study's `tasks` if there are more than eight."""
+        if len(self.leaves) <= 8:
+            return list(self.leaves)
+        return [each if isinstance(each, str) else each["task"] for each in self.study.tasks]
+
+    def _row(self, cell: Cell) -> Row:
+        leaf = self.leaves[cell.task]
+        found = self._results(cell)
+        shared = found["config"]["icl"]["study"]["shared"]
+        chosen = not self.study.chooses(cell.variant) or cell.split == "test"
+        if not chosen:
+            choice = self.choice(cell) if all(map(self.folder.is_done, self.dev_cells(cell.model))) else None
+            chosen = choice is not None and (choice.variant, choice.seed) == (cell.variant, cell.seed)
+        return Row(
+            model=str(cell.model["pretrained"]),
+            method=cell.variant.method,
+            arguments=cell.variant.arguments,
+            task=cell.task,
+            groups=leaf.groups,
+            num_fewshot=cell.num_fewshot,
+            demonstrations=str(cell.demonstrations or "the task's own"),
+            seed=cell.seed,
+            order=cell.order,
+            split=cell.split,
+            chosen=chosen,
+            documents=int(found["n-samples"][leaf.task.task_name]["effective"]),
+            score=self.score(cell),
+            predictions=self._predictions(cell),
+            seconds=float(shared.get("seconds", 0.0)) / shared["cells"],
+        )
+
+    def _predictions(self, cell: Cell) -> tuple[int, ...]:
+        task = self.leaves[cell.task].task
+        if task.OUTPUT_TYPE != "multiple_choice":
+            return ()
+        samples = self.folder.samples(cell, task.task_name)
+        return tuple(_best([float(response[0][0]) for response in sample["resps"]]) for sample in samples)
+
+    def record(self) -> dict[str, Any]:
+        """What `study.json` says: the grid, the cells, what was chosen, and how much was run."""
+        cells = self.all_cells()
+        done = [cell for cell in cells if self.folder.is_done(cell)]
+        choices = {}
+        for cell in done:
+            if cell.split == "test" and self.study.chooses(cell.variant):
+                choice = self.choice(cell)
+                choices[f"{cell.path}"] = {
+                    "chosen": {**choice.variant.arguments, "seed": choice.seed},
+                    "curve": [{"arguments": each, "seed": seed, "score": score} for each, seed, score in choice.curve],
+                }
+        return {
+            "study": asdict(self.study),
+            "versions": {
+                "lm_eval_icl": version.version(),
+                "python": platform.python_version(),
+                "torch": torch.__version__,
+                "transformers": transformers.__version__,
+            },
+            "limit": self.options.limit,
+            "cells": {cell.path: "done" if self.folder.is_done(cell) else "missing" for cell in cells},
+            "dev": self.dev,
+            "choices": choices,
+        }
+
+    def work(self) -> dict[str, float]:
+        """How many passes and tokens the finished cells took, those of `hf` not counted. What was run again after an
+        interruption counts once."""
+        total = {"passes": 0.0, "tokens": 0.0}
+        for cell in filter(self.folder.is_done, self.all_cells()):
+            icl = self._results(cell)["config"]["icl"]
+            shared = icl["study"]["shared"]
+            if "passes" in shared:
+                total["passes"] += shared["passes"] / shared["cells"]
+                total["tokens"] += icl["tokens_run"] / shared["cells"]
+        return {name: round(number) for name, number in total.items()}
+
+
+def _metric(results: Mapping[str, Any], task: str, metric: str) -> float:
+    found = results["results"][task]
+    for name, value in found.items():
+        if name.partition(",")[0] == metric:
+            return float(value)
+    known = ", ".join(sorted({name.partition(",")[0] for name in found if "," in name and "_stderr" not in name}))
+    raise InputError(f"metric: task {task!r} has no {metric!r}, only {known}.")
+
+
+def _best(scores: Sequence[float]) -> int:
+    return scores.index(max(scores))
+
+
+def _agreed(models: Models, value: Callable[[], Any]) -> Any:
+    """What the first process found, for all processes."""
+    if models.world_size == 1:
+        return value()
+    found = [value() if models.rank == 0 else None]
+    torch.distributed.broadcast_object_list(found, src=0)
+    return found[0]

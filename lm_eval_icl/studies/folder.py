@@ -1,0 +1,251 @@
+"""The folder of a study: its cells, each with a results file and samples, and which process works on which.
+
+    cells/MODEL/METHOD/TASK,.../results_ID.json   what lm-eval writes, one folder a cell
+    cells/MODEL/METHOD/TASK,.../samples_TASK_ID.jsonl
+    work/...                                      responses of cells that are not finished
+    claims/...                                    who works on what
+
+A cell's folder appears whole or not at all. Several processes, also of several machines on one file system, share the
+cells: each claims what it works on by creating a file, which fails if the file is there, and touches the file as long
+as it lives. The claim of a process that has died is taken over by creating the next one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import socket
+import threading
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lm_eval.loggers import EvaluationTracker
+
+from lm_eval_icl.errors import InputError
+from lm_eval_icl.studies.grid import Variant
+
+# How often a claim is touched, and after how long without that its process counts as dead, in seconds.
+TOUCH, DEAD = 10.0, 120.0
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One evaluation of a study.
+
+    Attributes:
+        model: the arguments of the model.
+        task: the name of the leaf task.
+        split: "test" or "dev".
+        changes: as of `Leaf`.
+    """
+
+    model: Mapping[str, Any]
+    variant: Variant
+    task: str
+    num_fewshot: int
+    demonstrations: str | None
+    seed: int
+    order: int
+    split: str
+    limit: float | None
+    changes: str = ""
+
+    @property
+    def path(self) -> str:
+        """The cell's folder, below that of all cells."""
+        of_task = {
+            "num_fewshot": self.num_fewshot,
+            **({} if self.demonstrations is None else {"demonstrations": self.demonstrations}),
+            "seed": self.seed,
+            "order": self.order,
+            **({"changes": self.changes} if self.changes else {}),
+            **({} if self.limit is None else {"limit": self.limit}),
+            **({} if self.split == "test" else {"split": self.split}),
+        }
+        task = ",".join([self.task, *(f"{name}={value}" for name, value in of_task.items())])
+        return "/".join([model_folder(self.model), _plain(self.variant.name), _plain(task)])
+
+    @property
+    def id(self) -> str:
+        """A digest of the path, for the names of files."""
+        return digest(self.path)
+
+
+def model_folder(arguments: Mapping[str, Any]) -> str:
+    """The folder of a model: its name, and a digest of all its arguments."""
+    text = json.dumps(arguments, sort_keys=True, default=str)
+    return f"{_plain(str(arguments['pretrained']).strip('/'), 60)}-{digest(text)}"
+
+
+def digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:10]
+
+
+def _plain(text: str, longest: int = 150) -> str:
+    """Text as a file's name. What is shortened or has other characters gets a digest."""
+    plain = re.sub(r"[^\w.,=+-]+", "-", text, flags=re.ASCII).lstrip(".-")[-longest:]
+    return plain if plain == text else f"{plain}-{digest(text)}"
+
+
+class Folder:
+    """A study's folder.
+
+    Args:
+        path: the folder, which is made if it does not exist.
+
+    Raises:
+        InputError: it cannot be made or written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.cells, self.work, self.claims = path, path / "cells", path / "work", path / "claims"
+        try:
+            for each in (self.cells, self.work, self.claims):
+                each.mkdir(parents=True, exist_ok=True)
+            (self.claims / uuid.uuid4().hex).mkdir()
+            for each in self.claims.iterdir():
+                if each.is_dir():
+                    each.rmdir()
+        except OSError as error:
+            raise InputError(f"--output {path}: cannot be written ({error.strerror}).") from error
+
+    def results(self, cell: Cell) -> Path:
+        return self.cells / cell.path / f"results_{cell.id}.json"
+
+    def is_done(self, cell: Cell) -> bool:
+        return self.results(cell).is_file()
+
+    def save(self, cell: Cell, results: dict[str, Any], model_args: Mapping[str, Any]) -> None:
+        """Write a cell's results and samples, all or nothing.
+
+        Raises:
+            InputError: they cannot be written.
+        """
+        folder = self.cells / cell.path
+        half = self.work / f"{cell.id}.{uuid.uuid4().hex}"
+        tracker = EvaluationTracker(output_path=str(half / "results.json"))
+        tracker.general_config_tracker.log_experiment_args(cell.variant.method, dict(model_args), None, None, False)
+        samples = results.pop("samples")
+        tracker.save_results_aggregated(results=results, samples=samples)
+        for task, of_task in samples.items():
+            tracker.save_results_samples(task_name=task, samples=of_task)
+        try:
+            for file in half.iterdir():  # lm-eval names them by the date, which would differ in every run
+                file.rename(half / file.name.replace(str(tracker.date_id), cell.id))
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            half.rename(folder)
+        except OSError as error:
+            shutil.rmtree(half, ignore_errors=True)
+            if not self.is_done(cell):  # otherwise another process that was taken for dead has been faster
+                raise InputError(f"--output {self.path}: cannot be written ({error.strerror}).") from error
+
+    def samples(self, cell: Cell, task: str) -> list[dict[str, Any]]:
+        """The samples of a finished cell, in the order of the documents."""
+        path = self.cells / cell.path / f"samples_{task}_{cell.id}.jsonl"
+        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+    def drop_work(self, name: str) -> None:
+        """Remove what was kept of a piece of work, which is done."""
+        shutil.rmtree(self.work / name, ignore_errors=True)
+
+    def write(self, name: str, content: str) -> None:
+        """Write a file of the folder, whole or not at all.
+
+        Raises:
+            InputError: it cannot be written.
+        """
+        half = self.work / f"{name}.{uuid.uuid4().hex}"
+        try:
+            half.write_text(content, encoding="utf-8")
+            half.replace(self.path / name)
+        except OSError as error:
+            raise InputError(f"--output {self.path}: cannot be written ({error.strerror}).") from error
+
+    @contextmanager
+    def claimed(self, name: str) -> Iterator[bool]:
+        """Claim a piece of work; the claim is released at the end, and the name's folder in `work` with it.
+
+        Yields whether this process has the claim.
+        """
+        path = self._claim(name)
+        if path is None:
+            yield False
+            return
+        stop = threading.Event()
+
+        def keep() -> None:
+            while not stop.wait(TOUCH):
+                with suppress(OSError):
+                    path.touch()
+
+        thread = threading.Thread(target=keep, daemon=True)
+        thread.start()
+        try:
+            yield True
+        finally:
+            stop.set()
+            thread.join()
+            for each in self.claims.glob(f"{name}.*"):
+                each.unlink(missing_ok=True)
+
+    def _claim(self, name: str) -> Path | None:
+        number = 0
+        for each in self.claims.glob(f"{name}.*"):
+            number = max(number, int(each.suffix[1:]))
+        latest = self.claims / f"{name}.{number}"
+        if number and not self._is_dead(latest):
+            return None
+        mine = self.claims / f"{name}.{number + 1}"
+        try:
+            with mine.open("x", encoding="utf-8") as file:
+                json.dump({"where": _where(), "pid": os.getpid()}, file)
+        except FileExistsError:
+            return None
+        return mine
+
+    def _is_dead(self, claim: Path) -> bool:
+        """Whether the process of a claim has died: on this machine it is gone, on another it no longer touches it."""
+        try:
+            claimed = json.loads(claim.read_text(encoding="utf-8") or "{}")
+            if claimed.get("where") == _where() and not _is_alive(claimed["pid"]):
+                return True
+            return self._now() - claim.stat().st_mtime > DEAD
+        except (OSError, ValueError):
+            return False  # it has just been released, or is just being written
+
+    def _now(self) -> float:
+        """The time by the file system's clock, which may be another machine's."""
+        probe = self.claims / f"clock-{uuid.uuid4().hex}"
+        probe.touch()
+        now = probe.stat().st_mtime
+        probe.unlink()
+        return now
+
+    def tidy(self) -> None:
+        """Remove the folders of work and claims, if nothing is in them."""
+        shutil.rmtree(self.work, ignore_errors=True)
+        with suppress(OSError):
+            self.claims.rmdir()
+
+
+def _where() -> str:
+    """Where a process's number means this process: the machine, and on Linux its namespace of process numbers."""
+    space = Path("/proc/self/ns/pid")
+    return f"{socket.gethostname()} {space.readlink() if space.is_symlink() else ''}".strip()
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True

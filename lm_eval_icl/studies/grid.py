@@ -1,0 +1,295 @@
+"""A study's file: the grid of models, methods, tasks, numbers of demonstrations, seeds and orders."""
+
+from __future__ import annotations
+
+import difflib
+import itertools
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import yaml
+from lm_eval.utils import simple_parse_args_string
+
+from lm_eval_icl import methods
+from lm_eval_icl.errors import InputError, is_whole
+
+_NAMED = "named"
+FIGURES = ("T", "shots", "seeds", "orders", "sensitivity")
+HF = "hf"
+_DEV = {"size": "test", "choose": [], "metric": None}
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A method with one value for each of its arguments.
+
+    Attributes:
+        method: its name; "hf" is lm-eval's own model.
+        arguments: those that the study gives.
+        entry: which entry of `methods` it comes from. Among the variants of one entry, `dev` chooses.
+    """
+
+    method: str
+    arguments: Mapping[str, Any]
+    entry: int
+
+    @property
+    def name(self) -> str:
+        """The method and its arguments, as `--model` and `--model_args` take them."""
+        return ",".join([self.method, *(f"{name}={value}" for name, value in self.arguments.items())])
+
+
+@dataclass(frozen=True)
+class Dev:
+    """On which documents values are chosen, and which values.
+
+    Attributes:
+        size: how many documents; None for as many as the test set has.
+        choose: arguments of methods, and "seeds".
+        metric: by which metric.
+    """
+
+    size: int | None
+    choose: tuple[str, ...]
+    metric: str
+
+
+@dataclass(frozen=True)
+class Study:
+    """A study, every range and list of its file expanded.
+
+    Attributes:
+        models: the arguments of each model.
+        tasks: names of tasks or groups, or overrides of a task's configuration.
+        num_fewshot, demonstrations: None for the task's own.
+        expected: the paper's numbers.
+    """
+
+    models: tuple[Mapping[str, Any], ...]
+    variants: tuple[Variant, ...]
+    tasks: tuple[str | Mapping[str, Any], ...]
+    num_fewshot: tuple[int | None, ...] = (None,)
+    seeds: tuple[int, ...] = (1234,)
+    orders: int = 1
+    demonstrations: tuple[str | None, ...] = (None,)
+    dev: Dev | None = None
+    metric: str = "acc"
+    title: str = ""
+    paper: str = ""
+    deviates: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
+    figures: tuple[str, ...] | None = None
+    expected: tuple[Mapping[str, Any], ...] = field(default=(), repr=False)
+
+    def chooses(self, variant: Variant) -> bool:
+        """Whether the variant is one of several among which `dev` chooses."""
+        if self.dev is None or not self.dev.choose:
+            return False
+        others = [other for other in self.variants if other.entry == variant.entry]
+        several = any(len({str(each.arguments.get(name)) for each in others}) > 1 for name in self.dev.choose)
+        return several or ("seeds" in self.dev.choose and len(self.seeds) > 1)
+
+
+KEYS = (
+    *("models", "methods", "tasks", "num_fewshot", "seeds", "orders", "demonstrations", "dev", "metric"),
+    *("title", "paper", "deviates", "columns", "figures", "expected"),
+)
+
+
+def named() -> dict[str, str]:
+    """The studies that ship with the package: name -> the paper's table or figure."""
+    found = {}
+    for file in sorted((resources.files(__package__) / _NAMED).iterdir(), key=lambda file: file.name):
+        if file.name.endswith(".yaml"):
+            found[file.name.removesuffix(".yaml")] = yaml.safe_load(file.read_text(encoding="utf-8")).get("paper", "")
+    return found
+
+
+def read(source: str, overrides: Mapping[str, Any]) -> Study:
+    """Read the study of this file or name.
+
+    Args:
+        overrides: values by key, which replace those of the file. `model_args` with `pretrained` replaces the models,
+            without it is added to each.
+
+    Raises:
+        InputError: there is no such study, or it cannot be run; the message names the key.
+    """
+    path = Path(source)
+    if path.is_file():
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise InputError(f"{source}: cannot be read ({error}).") from error
+    elif source in (there := named()):
+        text = (resources.files(__package__) / _NAMED / f"{source}.yaml").read_text(encoding="utf-8")
+    else:
+        near = difflib.get_close_matches(source, list(there), n=1)
+        what = f"did you mean {near[0]!r}?" if near else "`lm-eval-icl study --list` lists those there are."
+        raise InputError(f"{source}: neither a file nor a named study: {what}")
+    try:
+        given = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise InputError(f"{source}: not YAML ({' '.join(str(error).split())}).") from error
+    if not isinstance(given, dict):
+        raise InputError(f"{source}: must be keys and values, such as `methods: [icl, invicl]`.")
+    try:
+        return _study(given, overrides)
+    except InputError as error:
+        raise InputError(f"{source}: {error.message}") from error
+
+
+def _study(given: Mapping[str, Any], overrides: Mapping[str, Any]) -> Study:
+    for key in given:
+        if key not in KEYS:
+            near = difflib.get_close_matches(str(key), KEYS, n=1)
+            what = f"did you mean {near[0]!r}?" if near else f"the keys are {', '.join(KEYS)}."
+            raise InputError(f"unknown key {key!r}: {what}")
+    given = {**given, **{key: value for key, value in overrides.items() if key != "model_args"}}
+    models = [_model(each) for each in _values("models", given.get("models"), needed="model_args" not in overrides)]
+    if "model_args" in overrides:
+        more = _model(overrides["model_args"], whole=False)
+        models = [more] if "pretrained" in more or not models else [{**each, **more} for each in models]
+    if any("pretrained" not in each for each in models):
+        raise InputError("models: each must say pretrained=..., as --model_args does.")
+    seeds = _values("seeds", given.get("seeds", 1234))
+    shots = _values("num_fewshot", given.get("num_fewshot", [None]))
+    for name, values in (("seeds", seeds), ("num_fewshot", shots)):
+        for value in values:
+            if not ((is_whole(value) and value >= 0) or (name == "num_fewshot" and value is None)):
+                raise InputError(f"{name}: {value!r}: must be a whole number, 0 or more.")
+    orders = given.get("orders", 1)
+    if not is_whole(orders) or orders < 1:
+        raise InputError(f"orders: {orders!r}: must be a whole number, 1 or more.")
+    metric = str(given.get("metric", "acc"))
+    study = Study(
+        models=tuple(models),
+        variants=tuple(_variants(_values("methods", given.get("methods")))),
+        tasks=tuple(_task(each) for each in _values("tasks", given.get("tasks"))),
+        num_fewshot=tuple(shots),
+        seeds=tuple(seeds),
+        orders=int(orders),
+        demonstrations=tuple(
+            None if each is None else str(each)
+            for each in _values("demonstrations", given.get("demonstrations", [None]))
+        ),
+        dev=_dev(given.get("dev"), metric),
+        metric=metric,
+        title=str(given.get("title", "")),
+        paper=str(given.get("paper", "")),
+        deviates=tuple(map(str, given.get("deviates") or ())),
+        columns=tuple(map(str, given.get("columns") or ())),
+        figures=None if given.get("figures") is None else tuple(_values("figures", given["figures"])),
+        expected=tuple(given.get("expected") or ()),
+    )
+    _check(study)
+    return study
+
+
+def _values(key: str, given: Any, needed: bool = True) -> list[Any]:
+    """The values of a key: a list, a single one, or ranges such as 0..9, both ends included."""
+    if given is None and not needed:
+        return []
+    values = given if isinstance(given, list) else [given]
+    found: list[Any] = []
+    for value in values:
+        if isinstance(value, str) and (ends := re.fullmatch(r"\s*(-?\d+)\s*\.\.\s*(-?\d+)\s*", value)):
+            first, last = int(ends[1]), int(ends[2])
+            if last < first:
+                raise InputError(f"{key}: the range {value} is empty.")
+            found += range(first, last + 1)
+        else:
+            found.append(value)
+    if not found or (given is None and needed):
+        raise InputError(f"{key}: names none: give one or several.")
+    return found
+
+
+def _model(given: Any, whole: bool = True) -> dict[str, Any]:
+    if isinstance(given, Mapping):
+        return dict(given)
+    if not isinstance(given, str) or (whole and "=" not in given):
+        raise InputError(f"models: {given!r}: must be arguments as --model_args takes them, such as pretrained=gpt2.")
+    return dict(simple_parse_args_string(given))
+
+
+def _task(given: Any) -> str | Mapping[str, Any]:
+    if isinstance(given, Mapping) and isinstance(given.get("task"), str):
+        return dict(given)
+    if not isinstance(given, str):
+        raise InputError(f"tasks: {given!r}: must be a name, or a mapping with `task` and what is changed of it.")
+    return given
+
+
+def _variants(entries: Sequence[Any]) -> Iterator[Variant]:
+    for number, entry in enumerate(entries):
+        if isinstance(entry, str):
+            entry = {entry: {}}
+        if not isinstance(entry, Mapping) or len(entry) != 1:
+            raise InputError(f"methods: {entry!r}: must be a name, or a name with its arguments: {{invicl: {{...}}}}.")
+        ((name, arguments),) = entry.items()
+        if not isinstance(arguments, Mapping | None):
+            raise InputError(f"methods: {name}: {arguments!r}: must be arguments and values.")
+        lists = {key: _values(f"methods: {name}: {key}", value) for key, value in (arguments or {}).items()}
+        for values in itertools.product(*lists.values()):
+            variant = Variant(str(name), dict(zip(lists, values, strict=True)), number)
+            _check_variant(variant)
+            yield variant
+
+
+def _check_variant(variant: Variant) -> None:
+    if variant.method == HF:
+        if variant.arguments:
+            raise InputError("methods: hf has no arguments of its own: give them in `models`.")
+        return
+    try:
+        known = methods.arguments_of(methods.find(variant.method))
+        for name in sorted(variant.arguments.keys() - known):
+            near = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.4)
+            what = f"did you mean {near[0]!r}?" if near else f"its arguments are {', '.join(sorted(known))}."
+            raise InputError(f"{variant.method} has no argument {name!r}: {what}")
+        methods.make(variant.method, dict(variant.arguments))
+    except InputError as error:
+        raise InputError(f"methods: {error.message}") from error
+
+
+def _dev(given: Any, metric: str) -> Dev | None:
+    if given is None:
+        return None
+    if not isinstance(given, Mapping):
+        raise InputError(f"dev: {given!r}: must be a mapping, such as {{size: test, choose: [T, eta]}}.")
+    for key in given:
+        if key not in _DEV:
+            near = difflib.get_close_matches(str(key), list(_DEV), n=1)
+            raise InputError(f"dev: unknown key {key!r}: {'did you mean ' + repr(near[0]) + '?' if near else ''}")
+    size = given.get("size", "test")
+    if size != "test" and not (is_whole(size) and size >= 1):
+        raise InputError(f"dev: size: {size!r}: must be test, or a whole number, 1 or more.")
+    choose = given.get("choose") or []
+    choose = [choose] if isinstance(choose, str) else list(choose)
+    return Dev(None if size == "test" else int(size), tuple(map(str, choose)), str(given.get("metric") or metric))
+
+
+def _check(study: Study) -> None:
+    """Refuse what would be run twice, and what cannot be chosen or drawn."""
+    for name, values in (
+        ("models", [str(sorted(each.items())) for each in study.models]),
+        ("methods", [each.name for each in study.variants]),
+        ("tasks", [str(each) for each in study.tasks]),
+        ("num_fewshot", study.num_fewshot),
+        ("seeds", study.seeds),
+        ("demonstrations", study.demonstrations),
+    ):
+        twice = next((value for i, value in enumerate(values) if value in values[:i]), None)
+        if twice is not None:
+            raise InputError(f"{name}: {twice} is there twice: two cells would write one file.")
+    for name in study.dev.choose if study.dev else ():
+        if name != "seeds" and not any(name in each.arguments for each in study.variants):
+            raise InputError(f"dev: choose: no method of this study has the argument {name!r}.")
+    for name in study.figures or ():
+        if name not in FIGURES:
+            raise InputError(f"figures: {name!r}: must be {', '.join(FIGURES)}.")

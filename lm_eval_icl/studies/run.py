@@ -1,0 +1,383 @@
+"""Runs the cells of a study, sharing what can be shared.
+
+A model is loaded once. The requests of a task with some demonstrations are made once for all methods. The cells of one
+method that differ only in the order of the demonstrations, or in the number of passes of Deep-Thinking, are scored
+together: prompts that are the same for the method are run once, and the memory after each pass is scored on the way to
+the last. Every cell then goes through lm-eval with the scores that were found.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import lm_eval
+import lm_eval.evaluator
+from lm_eval.api.instance import Instance
+from lm_eval.api.model import LM
+from lm_eval.models.huggingface import HFLM
+from lm_eval.tasks import TaskManager
+from tqdm import tqdm
+
+from lm_eval_icl.harness.loglikelihood import check_finite
+from lm_eval_icl.harness.models import ICLModel, model_class
+from lm_eval_icl.harness.requests import Request, RequestTokenizer
+from lm_eval_icl.harness.response_cache import Responses, response_key
+from lm_eval_icl.inference.scoring import Score
+from lm_eval_icl.methods.runner import grouped
+from lm_eval_icl.studies.folder import Cell, Folder
+from lm_eval_icl.studies.grid import HF, Variant
+from lm_eval_icl.studies.tasks import Prepared
+
+# The number of a memory -> id(instance) -> its score.
+Scores = dict[int, dict[int, Score]]
+
+
+@dataclass(frozen=True)
+class Options:
+    """What says where and how fast a study runs, as in `lm_eval`."""
+
+    device: str | None = None
+    batch_size: int | str | None = None
+    limit: float | None = None
+
+
+class Answered(LM):
+    """A model whose log-likelihoods are known."""
+
+    def __init__(self, model: ICLModel, scores: Mapping[int, Score]) -> None:
+        super().__init__()
+        self._rank, self._world_size = model.rank, model.world_size
+        self.model, self.scores, self.config = model, scores, model.config
+
+    def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[Score]:
+        return [self.scores[id(instance)] for instance in requests]
+
+    def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
+        return self.model.loglikelihood_rolling(requests, disable_tqdm)
+
+    def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
+        return self.model.generate_until(requests, disable_tqdm)
+
+    def all_gather(self, tensor: Any) -> Any:
+        return self.model.all_gather(tensor)
+
+    def gather_object(self, obj: Any, dst: int = 0) -> list[Any] | None:
+        return self.model.gather_object(obj, dst)
+
+    def barrier(self) -> None:
+        self.model.barrier()
+
+    def __getattr__(self, name: str) -> Any:
+        """What lm-eval asks of a model beyond its interface: the tokenizer, the device, `get_model_info`, ..."""
+        return getattr(self.model, name)
+
+
+class OneTokenizer(RequestTokenizer):
+    """A tokenizer of requests that tokenizes each only once, until `forget`."""
+
+    def __init__(self, tokenize: RequestTokenizer) -> None:
+        super().__init__(tokenize.prompts, tokenize.max_gen_toks)
+        self._known: dict[tuple[int, tuple[int, ...]], tuple[Instance, Request]] = {}
+
+    def __call__(self, instance: Instance, left_out: tuple[int, ...] = ()) -> Request:
+        key = (id(instance), left_out)
+        if key not in self._known:  # the instance is kept, since an id is unique only as long as its object exists
+            self._known[key] = (instance, super().__call__(instance, left_out))
+        return self._known[key][1]
+
+    def forget(self) -> None:
+        self._known.clear()
+
+
+class Models:
+    """A checkpoint, loaded once, as the model of every method.
+
+    Args:
+        arguments: as `--model_args`.
+
+    Raises:
+        InputError: it cannot be loaded.
+    """
+
+    def __init__(self, arguments: Mapping[str, Any], options: Options) -> None:
+        self.arguments = arguments
+        given = {name: getattr(options, name) for name in ("device", "batch_size")}
+        self._first: ICLModel = model_class("icl").create_from_arg_obj(dict(arguments), given)
+        known: dict[str, Any] = {}
+
+        def fingerprint() -> dict[str, Any]:  # nothing changes the weights during a study
+            if not known:
+                known.update(type(self._first).fingerprint(self._first))
+            return known
+
+        self._first.fingerprint = fingerprint  # type: ignore[method-assign]
+        self._tokenizers: dict[tuple[bool, bool], OneTokenizer] = {}
+        self._models: dict[str, ICLModel] = {}
+
+    def under(self, variant: Variant) -> ICLModel:
+        """The model of a method.
+
+        Raises:
+            InputError: the model does not do what the method needs.
+        """
+        if variant.name not in self._models:
+            model = self._first.under(variant.method, variant.arguments)
+            key = (model.method.treats_demonstrations_alike, model.canonical_order)
+            model.tokenize = self._tokenizers.setdefault(key, OneTokenizer(model.tokenize))
+            self._models = {variant.name: model}  # the last one: of each, memories would stay
+        return self._models[variant.name]
+
+    def hf(self) -> HFLM:
+        """The checkpoint as lm-eval's own model."""
+        model: HFLM = object.__new__(HFLM)
+        model.__dict__ = dict(self._first.__dict__)
+        return model
+
+    @property
+    def rank(self) -> int:
+        return self._first.rank
+
+    @property
+    def world_size(self) -> int:
+        return self._first.world_size
+
+    def forget_requests(self) -> None:
+        for tokenize in self._tokenizers.values():
+            tokenize.forget()
+
+
+def passes_of(variant: Variant) -> tuple[str, int]:
+    """The argument that says how many memories a method makes, and its value; ("", 1) if a method makes one."""
+    if variant.method == HF:
+        return "", 1
+    cls = model_class(variant.method).method_class
+    if not cls.counts_memories:
+        return "", 1
+    return cls.counts_memories, getattr(cls.from_arguments(variant.arguments), cls.counts_memories)
+
+
+def without_passes(variant: Variant) -> tuple[str, str]:
+    """What the variants have in common that are scored together."""
+    name, _ = passes_of(variant)
+    return variant.method, str(sorted((key, value) for key, value in variant.arguments.items() if key != name))
+
+
+def run_cells(
+    models: Models,
+    cells: Sequence[Cell],
+    prepared: Callable[[int], Prepared],
+    folder: Folder,
+    options: Options,
+    work: str,
+) -> None:
+    """Run cells that differ in nothing but the order of the demonstrations and the number of passes, and save them.
+
+    Args:
+        prepared: the task of an order.
+        work: the name under which responses are kept until all cells are done.
+
+    Raises:
+        InputError: the cells cannot be run.
+    """
+    variant = max((cell.variant for cell in cells), key=lambda variant: passes_of(variant)[1])
+    tasks = {cell.order: prepared(cell.order) for cell in cells}
+    instances = [instance for each in tasks.values() for instance in each.task.instances]
+    begun = time.perf_counter()
+    if variant.method == HF or any(instance.request_type != "loglikelihood" for instance in instances):
+        for cell in cells:
+            lm: LM = models.hf() if variant.method == HF else models.under(cell.variant)
+            save(folder, cell, evaluate(lm, cell, tasks[cell.order], models, options), tasks[cell.order], models)
+        return
+    model = models.under(variant)
+    wanted = {passes_of(cell.variant)[1] for cell in cells}
+    path = folder.work / work / f"responses_rank{models.rank}.db"
+    for numbers in _together(model, tasks.values(), wanted):
+        of_these = [cell for cell in cells if passes_of(cell.variant)[1] in numbers]
+        model = _with_passes(models, variant, max(numbers))
+        scores = score(model, [each.task for each in tasks.values()], instances, numbers, path)
+        model.finish()
+        seconds = time.perf_counter() - begun
+        for cell in of_these:
+            number = passes_of(cell.variant)[1]
+            answered = Answered(_with_passes(models, variant, number), scores[number])
+            results = evaluate(answered, cell, tasks[cell.order], models, options)
+            shared = {"cells": len(of_these), "passes": model.runner.passes_run, "seconds": round(seconds, 3)}
+            save(folder, cell, results, tasks[cell.order], models, shared)
+
+
+def _with_passes(models: Models, variant: Variant, number: int) -> ICLModel:
+    """The model of a method, with this number of passes."""
+    model, (name, _) = models.under(variant), passes_of(variant)
+    if name:
+        model.runner.method = replace(model.runner.method, **{name: number})
+    return model
+
+
+def _together(model: ICLModel, tasks: Iterable[Prepared], wanted: set[int]) -> list[set[int]]:
+    """The numbers of passes that are scored together.
+
+    One pass takes fewer positions than several. Where the prompts of several do not fit, so that something is left out
+    of them, the cells of one pass are scored by themselves, as they have other prompts.
+    """
+    if len(wanted) > 1 and 1 in wanted and model.common.overflow != "error":
+        model.begin([each.task for each in tasks])
+        model.run.check()
+        if model.run.left_out or model.run.truncated:
+            return [{1}, wanted - {1}]
+    return [wanted]
+
+
+def score(
+    model: ICLModel, tasks: Sequence[Any], instances: Sequence[Instance], numbers: set[int], path: Path
+) -> Scores:
+    """The log-likelihoods of all instances, on the memory after each of these numbers of passes.
+
+    Args:
+        path: a file in which the scores are kept, so that a run that was stopped goes on.
+
+    Raises:
+        InputError: an instance cannot be run, or its log-probability is not finite.
+    """
+    model.begin(tasks)
+    run, runner = model.run, model.runner
+    run.logs = False  # the progress is that of the study's cells
+    requests = run.requests(instances)
+    run.tokens_alone += sum({id(request): request.length for request in requests}.values()) * len(numbers)
+    keys = [response_key("loglikelihood", key) for key in run.cache_keys("loglikelihood", instances)]
+    identity = model.identity()
+    if name := model.method.counts_memories:
+        identity[f"{model.method.name}.{name}"] = "each"  # a response's key says which
+    responses = Responses(str(path), identity)
+    scores: Scores = {number: {} for number in numbers}
+    with tqdm(total=len(instances) * len(numbers), leave=False, desc=model.method.name, disable=model.rank != 0) as bar:
+        for context, queries in grouped((request.prompt, request.answer) for request in requests).items():
+            asked = [i for answers in queries.values() for each in answers.values() for i in each]
+            for number, i in ((number, i) for number in numbers for i in asked):
+                if (key := f"{number} {keys[i]}") in responses:
+                    scores[number][id(instances[i])] = responses[key]
+            missing = {
+                query: left
+                for query, answers in queries.items()
+                if (left := [answer for answer, each in answers.items() if _misses(each, instances, scores)])
+            }
+            last: dict[int, Score] = {}
+            if missing:
+                with runner.mixed_precision():
+                    for number, pairs, found in _each(runner, context, missing, max(numbers)):
+                        for (query, answer), value in zip(pairs, found, strict=True):
+                            for i in queries[query][answer]:
+                                check_finite(instances[i], value[0], runner.model.dtype)
+                                last[i] = value
+                                if number in numbers:
+                                    scores[number].setdefault(id(instances[i]), value)
+                                    responses[f"{number} {keys[i]}"] = value
+                        responses.finished()
+            for number, i in ((number, i) for number in numbers for i in asked):
+                # Without demonstrations there is one memory, after however many passes.
+                if id(instances[i]) not in scores[number]:
+                    scores[number][id(instances[i])] = responses[f"{number} {keys[i]}"] = last[i]
+            responses.finished()
+            bar.update(len(asked) * len(numbers))
+            run.release_context(context, runner.store)
+    responses.save()
+    return scores
+
+
+def _misses(some: Sequence[int], instances: Sequence[Instance], scores: Scores) -> bool:
+    return any(id(instances[i]) not in of_number for of_number in scores.values() for i in some)
+
+
+def _each(runner: Any, context: Any, queries: Any, passes: int) -> Iterator[tuple[int, Any, Any]]:
+    if runner.method.counts_memories:
+        yield from runner.score_each_memory(context, queries)
+        return
+    for pairs, found in runner.score(context, queries):
+        yield 1, pairs, found
+
+
+def evaluate(lm: LM, cell: Cell, prepared: Prepared, models: Models, options: Options) -> dict[str, Any] | None:
+    """lm-eval's results of a cell; None on all processes but the first."""
+    prepared.forget_responses()
+    with _environment_once():
+        results: dict[str, Any] | None = lm_eval.simple_evaluate(
+            model=lm,
+            tasks=[prepared.task],
+            task_manager=TaskManager(include_defaults=False),  # the task is loaded: no folder is scanned
+            limit=options.limit,
+            fewshot_random_seed=cell.seed,
+            batch_size=options.batch_size,
+            device=options.device,
+        )
+    return results
+
+
+def save(
+    folder: Folder,
+    cell: Cell,
+    results: dict[str, Any] | None,
+    prepared: Prepared,
+    models: Models,
+    shared: Mapping[str, Any] | None = None,
+) -> None:
+    """Write a cell's results, with what was varied under `config.icl.study`.
+
+    Args:
+        shared: how many cells were scored together, in how many passes and seconds.
+    """
+    if results is None:
+        return
+    arguments = {**models.arguments, **cell.variant.arguments}
+    study = {
+        "model": str(models.arguments["pretrained"]),
+        "arguments": dict(cell.variant.arguments),
+        "task": cell.task,
+        "num_fewshot": cell.num_fewshot,
+        "demonstrations": cell.demonstrations,
+        "indices": prepared.demonstrations,
+        "seed": cell.seed,
+        "order": cell.order,
+        "split": cell.split,
+        "shared": dict(shared or {"cells": 1}),
+    }
+    config = results["config"]
+    config |= {"model": cell.variant.method, "model_args": arguments}
+    config["icl"] = {**config.get("icl", {}), "study": study}
+    folder.save(cell, results, arguments)
+
+
+_environment: dict[str, Any] = {}
+
+
+@contextmanager
+def _environment_once() -> Iterator[None]:
+    """Inside this context, lm-eval finds out about the machine and the commit only once, which takes seconds."""
+    module: Any = lm_eval.evaluator
+    add, commit = module.add_env_info, module.get_git_commit_hash
+
+    def add_known(storage: dict[str, Any]) -> None:
+        if not _environment:
+            add(_environment)
+            _environment["git_hash"] = commit()
+        storage.update({key: value for key, value in _environment.items() if key != "git_hash"})
+
+    module.add_env_info = add_known
+    module.get_git_commit_hash = lambda: _environment["git_hash"] if _environment else commit()
+    try:
+        yield
+    finally:
+        module.add_env_info, module.get_git_commit_hash = add, commit
+
+
+def by_work(cells: Iterable[Cell]) -> dict[tuple[Any, ...], list[Cell]]:
+    """Cells that are run together, by what they have in common."""
+    found: dict[tuple[Any, ...], list[Cell]] = defaultdict(list)
+    for cell in cells:
+        of_task = (cell.task, cell.num_fewshot, cell.demonstrations, cell.seed, cell.split)
+        found[(str(sorted(cell.model.items())), *of_task, *without_passes(cell.variant))].append(cell)
+    return found

@@ -1,0 +1,217 @@
+"""The tasks of a study: loaded once, with the demonstrations, order and documents of a cell, and requests made once."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import lm_eval.api.task
+from lm_eval.api.task import ConfigurableTask
+from lm_eval.evaluator_utils import get_sample_size
+from lm_eval.tasks import TaskManager
+
+from lm_eval_icl.errors import InputError, refusing
+from lm_eval_icl.harness.prompts import recording
+from lm_eval_icl.harness.tasks import FixedSampler, ICLTask, These
+from lm_eval_icl.studies.folder import digest
+
+Doc = dict[str, Any]
+# The dev set is the same for all seeds of the demonstrations.
+_DEV_SEED = 0
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """A task of a study.
+
+    Attributes:
+        name: its name; if a study has it twice, with the names of what is changed of its configuration.
+        groups: the groups of the study's `tasks` that contain it.
+        task: as it was loaded, which is never changed.
+        changes: a digest of what is changed of its configuration; empty if nothing is.
+    """
+
+    name: str
+    groups: tuple[str, ...]
+    task: ConfigurableTask
+    changes: str = ""
+
+
+@dataclass
+class Prepared:
+    """A task with its demonstrations and requests, which several models answer one after another.
+
+    Attributes:
+        task: builds its requests no more, whatever asks for it.
+        demonstrations: the indices of the demonstrations in the task's pool, in their order; None if every document has
+            its own.
+    """
+
+    task: ConfigurableTask
+    demonstrations: list[int] | None
+
+    def forget_responses(self) -> None:
+        for instance in self.task.instances:
+            instance.resps, instance.filtered_resps = [], {}
+
+
+def load(specs: Sequence[str | Mapping[str, Any]], include_path: str | None) -> list[Leaf]:
+    """The leaf tasks of these names, groups and changed configurations.
+
+    Raises:
+        InputError: there is no such task, or its data cannot be loaded.
+    """
+    manager = TaskManager(include_path=include_path)
+    found: dict[str, Leaf] = {}
+    for spec in specs:
+        asked = spec if isinstance(spec, str) else spec["task"]
+        if asked not in manager.all_tasks and not Path(asked).is_file():
+            raise InputError(f"tasks: there is no {asked!r}. `lm-eval-icl ls tasks` lists those there are.")
+        changes = {} if isinstance(spec, str) else {key: value for key, value in spec.items() if key != "task"}
+        with refusing(f"tasks: {asked}: cannot be loaded"):
+            # As part of a group, a task's configuration is merged with the changes.
+            loaded = manager.load([{"group": "study", "task": [dict(spec)]}] if changes else [asked])
+        groups = {name: {task.task_name for task in group.get_all_tasks()} for name, group in loaded["groups"].items()}
+        for name, task in loaded["tasks"].items():
+            label = "+".join([name, *changes]) if changes and name in found else name
+            inside = tuple(group for group, tasks in groups.items() if name in tasks and not changes)
+            if not isinstance(task, ConfigurableTask):
+                raise InputError(f"tasks: {name}: its own class builds its prompts, so that a study cannot run it.")
+            if label in found and (changes or found[label].changes):
+                raise InputError(f"tasks: {label} is there twice: two cells would write one file.")
+            before = found[label].groups if label in found else ()
+            found[label] = Leaf(label, (*before, *inside), task, digest(str(changes)) if changes else "")
+    return list(found.values())
+
+
+def shots_of(leaf: Leaf, num_fewshot: int | None) -> int:
+    """How many demonstrations a task has, as lm-eval decides it: a task with 0 in its configuration keeps 0."""
+    own = leaf.task.config.num_fewshot
+    return int(own or 0) if num_fewshot is None or own == 0 else num_fewshot
+
+
+def prepare(
+    leaf: Leaf,
+    shots: int,
+    how: str | None,
+    seed: int,
+    order: int,
+    dev: Sequence[int] | None,
+    limit: float | None,
+    rank: int = 0,
+    world_size: int = 1,
+) -> Prepared:
+    """A task with its demonstrations and requests.
+
+    Args:
+        how: how the demonstrations are drawn (`demonstrations.draw`); None for the task's own way.
+        order: 0 for the order in which they are drawn; otherwise the number of a permutation.
+        dev: the indices of the dev set's documents in the training split; None for the test set.
+
+    Raises:
+        InputError: the demonstrations cannot be drawn, or there are not as many orders.
+    """
+    task = copy.copy(leaf.task)
+    task._config = copy.deepcopy(leaf.task.config)
+    task.set_config("num_fewshot", shots)
+    indices = draw(leaf, shots, how, seed, order)
+    if indices is not None:
+        pool = list(leaf.task.sampler.df)
+        task.sampler = These([pool[i] for i in indices])
+    else:
+        task.sampler = copy.copy(task.sampler)
+        task.set_fewshot_seed(seed)
+    if dev is not None:
+        documents = leaf.task.training_docs().select(dev)
+        task.has_test_docs, task.test_docs = (lambda: True), (lambda: documents)
+    with recording(), _quiet():
+        task.build_all_requests(limit=get_sample_size(task, limit), rank=rank, world_size=world_size)
+    task.build_all_requests = lambda **_: None
+    return Prepared(task, indices)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Inside this context lm-eval shows no progress bar of its own, one a cell."""
+    module: Any = lm_eval.api.task
+    bar, module.tqdm = module.tqdm, partial(module.tqdm, disable=True)
+    try:
+        yield
+    finally:
+        module.tqdm = bar
+
+
+def draw(leaf: Leaf, shots: int, how: str | None, seed: int, order: int = 0) -> list[int] | None:
+    """The indices of a task's demonstrations in its pool; None if lm-eval draws others for every document.
+
+    Raises:
+        InputError: as for `prepare`.
+    """
+    if shots == 0 and order == 0:
+        return []
+    if not isinstance(leaf.task, ICLTask):
+        if how is not None or order:
+            raise InputError(
+                f"task {leaf.name!r} draws demonstrations of its own for every document: demonstrations and orders "
+                "are for tasks with the same demonstrations for all documents, such as this package's."
+            )
+        return None
+    sampler = leaf.task.sampler
+    if how is not None:
+        sampler = FixedSampler(list(sampler.df), how, leaf.task.doc_to_target, str(leaf.task.config.task))
+    drawn = sampler.set_rnd(seed).sample(shots)
+    indices = [next(i for i, doc in enumerate(sampler.df) if doc is each) for each in drawn]
+    return permuted(indices, order, seed, leaf.name)
+
+
+def permuted(indices: list[int], order: int, seed: int, task: str) -> list[int]:
+    """The permutation of this number: 0 is the order itself, and the others are drawn at random, all different.
+
+    Raises:
+        InputError: there are not as many.
+    """
+    if order >= math.factorial(len(indices)):
+        raise InputError(f"orders: {order + 1}: task {task!r} has {len(indices)} demonstrations: give fewer orders.")
+    rnd, found = Random(seed), [indices]
+    while len(found) <= order:
+        if (one := rnd.sample(indices, len(indices))) not in found:
+            found.append(one)
+    return found[order]
+
+
+def dev_rows(leaf: Leaf, size: int | None, limit: float | None, used: Sequence[Doc]) -> list[int]:
+    """The dev set: rows of the training split, drawn once, that are no demonstrations.
+
+    Args:
+        size: how many; None for as many as the test set has.
+        limit: as of `lm_eval`, for the test set and the dev set.
+        used: all demonstrations of the study.
+
+    Raises:
+        InputError: there is no training split, or it has too few rows.
+    """
+    task = leaf.task
+    if not task.has_training_docs():
+        raise InputError(f"dev: task {leaf.name!r} has no training split, from which its documents would be drawn.")
+    rows, documents = task.training_docs(), get_sample_size(task, limit) or len(task.eval_docs)
+    wanted = documents if size is None else size if limit is None else min(size, documents)
+    order = Random(_DEV_SEED).sample(range(len(rows)), len(rows))
+    found: list[int] = []
+    for i in order:
+        if len(found) == wanted:
+            break
+        if rows[i] not in used:
+            found.append(i)
+    if len(found) < wanted:
+        raise InputError(
+            f"dev: task {leaf.name!r}: its training split has {len(found)} rows that are no demonstrations, and the "
+            f"dev set {wanted}: give dev a size of {len(found)} or less."
+        )
+    return found

@@ -1,0 +1,118 @@
+"""The command `lm-eval-icl study`: a table or figure of a paper, or a grid of one's own, in one run."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from lm_eval_icl.errors import InputError
+from lm_eval_icl.harness.arguments import check_folders
+from lm_eval_icl.studies import figures, outcome
+from lm_eval_icl.studies.conduct import Conductor
+from lm_eval_icl.studies.folder import Folder
+from lm_eval_icl.studies.grid import Study, named, read
+from lm_eval_icl.studies.plan import Plan
+from lm_eval_icl.studies.run import Options
+
+
+def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
+    """Run `lm-eval-icl study`.
+
+    Raises:
+        InputError: the study, an option or a folder cannot be used.
+    """
+    parser.add_argument("study", nargs="?", metavar="FILE|NAME", help="a study's file, or a study of --list")
+    parser.add_argument("--list", action="store_true", help="the studies that come with lm-eval-icl")
+    parser.add_argument("--output", type=Path, metavar="DIR", help="the study's folder; what is there is not run again")
+    parser.add_argument("--dry_run", action="store_true", help="say which cells there are and what they take; run none")
+    parser.add_argument("--model_args", metavar="K=V,...", help="another model (pretrained=...), or more for each")
+    parser.add_argument("--tasks", metavar="T,...", help="other tasks")
+    parser.add_argument("--num_fewshot", type=int, metavar="N", help="another number of demonstrations")
+    parser.add_argument("--seeds", metavar="A..B", help="other seeds of the demonstrations")
+    parser.add_argument("--orders", type=int, metavar="N", help="another number of orders")
+    parser.add_argument("--limit", type=float, metavar="N", help="documents of each task, or a share of them below 1")
+    parser.add_argument("--batch_size", metavar="N|auto", help="as for lm_eval")
+    parser.add_argument("--device", help="as for lm_eval")
+    parser.add_argument("--include_path", metavar="DIR", help="a folder of further tasks")
+    given = parser.parse_args(arguments)
+    console = Console()
+    if given.list:
+        for name, paper in named().items():
+            console.print(f"{name}: {paper}", markup=False, highlight=False, soft_wrap=True)
+        return
+    if given.study is None:
+        raise InputError("give a study's file or name; `lm-eval-icl study --list` lists the names.")
+    if given.limit is not None and given.limit <= 0:
+        raise InputError(f"--limit {given.limit:g}: must be above 0.")
+    check_folders(given.include_path, None)
+    overrides: dict[str, Any] = {
+        name: getattr(given, name)
+        for name in ("model_args", "num_fewshot", "seeds", "orders")
+        if getattr(given, name) is not None
+    }
+    if given.tasks is not None:
+        overrides["tasks"] = [task for task in given.tasks.split(",") if task]
+    study = read(given.study, overrides)
+    options = Options(given.device, given.batch_size, _whole(given.limit))
+    if given.dry_run:
+        with tempfile.TemporaryDirectory() as folder:
+            conductor = Conductor(study, Folder(Path(folder)), options, given.include_path)
+            _say_plan(Plan(conductor), console)
+        return
+    if given.output is None:
+        raise InputError("--output: give the study's folder.")
+    conductor = Conductor(study, Folder(given.output), options, given.include_path)
+    first = os.environ.get("RANK", "0") == "0"  # of several processes, one writes and prints
+    plan = Plan(conductor).record() if first else []
+    try:
+        conductor.run()
+    finally:
+        if first:
+            record = {**conductor.record(), "work": {"planned": plan, "done": conductor.work()}}
+            conductor.folder.write("study.json", json.dumps(record, indent=2, default=str) + "\n")
+    if first:
+        _conclude(study, conductor, console)
+
+
+def _say_plan(plan: Plan, console: Console) -> None:
+    """Print the cells, and a table of what they take."""
+    for model in plan.conductor.study.models:
+        for cell in plan.cells(model):
+            console.print(cell.path, markup=False, highlight=False, soft_wrap=True)
+    table = Table(title="estimate of forward passes and tokens")
+    table.add_column("model", overflow="fold")
+    for column in ("cells", "passes", "tokens", "tokens, cells one by one"):
+        table.add_column(column, justify="right")
+    for row in plan.record():
+        numbers = (row["cells"], row["passes"], row["tokens"], row["tokens_one_by_one"])
+        table.add_row(escape(row["model"]), *(f"{number:,}" for number in numbers))
+    console.print(table)
+    if plan.conductor.study.dev:
+        console.print("Cells that depend on the dev set are counted with the values that take most.")
+
+
+def _conclude(study: Study, conductor: Conductor, console: Console) -> None:
+    """Write and print what came out."""
+    rows, folder = conductor.rows(), conductor.folder
+    outcome.write_csv(rows, folder.path / "study.csv")
+    (folder.path / "figures").mkdir(exist_ok=True)
+    drawn = figures.draw(rows, folder.path / "figures", study.metric, study.figures)
+    columns = study.columns or conductor.columns()
+    summary = outcome.summarize(rows, study.expected, columns)
+    console.print(outcome.table(summary, " ".join(filter(None, [study.paper, study.title]))))
+    for sentence in study.deviates:
+        console.print(f"Deviates: {sentence}", markup=False, highlight=False)
+    console.print(f"{folder.path}: study.json, study.csv, {len(drawn)} figures, cells", markup=False, highlight=False)
+    folder.tidy()
+
+
+def _whole(limit: float | None) -> float | None:
+    return int(limit) if limit is not None and limit == int(limit) else limit

@@ -1,0 +1,480 @@
+"""Studies: every cell is the cell run alone, what is shared is shared, and what was interrupted goes on."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import lm_eval
+import pytest
+import yaml
+from datasets import Dataset
+from lm_eval.tasks import TaskManager
+
+from lm_eval_icl import cli
+from lm_eval_icl.demo import model_path
+from lm_eval_icl.harness.plugin import task_dir
+from lm_eval_icl.inference import memory
+from lm_eval_icl.studies import folder as study_folder
+from lm_eval_icl.studies import grid
+from lm_eval_icl.studies import tasks as study_tasks
+from lm_eval_icl.studies.conduct import Conductor
+from lm_eval_icl.studies.folder import Folder
+from lm_eval_icl.studies.run import Options
+
+DEMO = {"models": f"pretrained={model_path()}", "tasks": "icl_demo_short", "num_fewshot": 3, "seeds": "0..1"}
+OPTIONS = Options("cpu", 8, 6)
+# What differs between two runs of one cell: the time, and how much of it was run in this process.
+TIMES = {"date", "total_evaluation_time_seconds", "start_time", "end_time", "upper_git_hash", "git_hash"}
+COUNTS = {"contexts_encoded", "contexts_reused", "tokens_run", "tokens_saved"}
+
+
+def write(path: Path, **keys: object) -> str:
+    path.write_text(yaml.safe_dump({**DEMO, **keys}))
+    return str(path)
+
+
+def conduct(output: Path, options: Options = OPTIONS, **keys: object) -> Conductor:
+    study = grid.read(write(output.with_suffix(".yaml"), **keys), {})
+    conductor = Conductor(study, Folder(output), options, None)
+    conductor.run()
+    return conductor
+
+
+def refused(arguments: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setattr(sys, "argv", ["lm-eval-icl", "study", *map(str, arguments)])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    said = str(ended.value)
+    assert "\n" not in said
+    return said.removeprefix("lm-eval-icl: study: ")
+
+
+def samples(conductor: Conductor, cell: study_folder.Cell) -> list[dict]:
+    return conductor.folder.samples(cell, cell.task)
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory) -> Conductor:
+    """A study with everything that is shared: methods, orders, passes; and models of lm-eval's own."""
+    methods = ["hf", "icl", "invicl", "saicl", "batchicl", {"deepthink": {"T": "1..3", "eta": [0.1, 0.5]}}]
+    return conduct(tmp_path_factory.mktemp("study") / "study", methods=methods, orders=2)
+
+
+def test_every_cell_is_that_cell_run_alone(study, tmp_path):
+    """Also through a task that draws the demonstrations itself; and those of another order by their indices."""
+    cells = study.all_cells()
+    assert len(cells) == (5 + 6) * 2 * 2
+    for cell in cells:
+        found = json.loads(study.folder.results(cell).read_text())
+        facts = found["config"]["icl"]["study"]
+        assert (facts["seed"], facts["order"], facts["split"]) == (cell.seed, cell.order, "test")
+        file = tmp_path / "demonstrations.json"
+        file.write_text(json.dumps({cell.task: facts["indices"]}))
+        alone = lm_eval.simple_evaluate(
+            model=cell.variant.method,
+            model_args={**cell.model, **cell.variant.arguments},
+            tasks=[cell.task],
+            num_fewshot=cell.num_fewshot,
+            batch_size=OPTIONS.batch_size,
+            device="cpu",
+            limit=OPTIONS.limit,
+            fewshot_random_seed=cell.seed,
+            task_manager=TaskManager(
+                include_path=task_dir() / "demo",
+                include_defaults=False,
+                metadata={"demonstrations": str(file)} if cell.order else {},
+            ),
+        )
+        assert found["results"][cell.task]["acc,none"] == alone["results"][cell.task]["acc,none"]
+        expected = alone["samples"][cell.task]
+        for mine, theirs in zip(samples(study, cell), expected, strict=True):
+            for key in ("doc_id", "doc_hash", "prompt_hash", "target_hash", "target", "acc"):
+                assert str(mine[key]) == str(theirs[key]), key
+            for (ours,), (other,) in zip(mine["resps"], theirs["resps"], strict=True):
+                assert abs(float(ours[0]) - float(other[0])) < 1e-5
+                assert str(ours[1]) == str(other[1])
+        icl = alone["config"].get("icl", {})  # all that a run alone says is said here too
+        mine = found["config"]["icl"]
+        assert {key: mine[key] for key in icl.keys() - COUNTS} == {key: icl[key] for key in icl.keys() - COUNTS}
+
+
+def test_the_orders_are_permutations(study):
+    found = {}
+    for cell in study.all_cells():
+        facts = json.loads(study.folder.results(cell).read_text())["config"]["icl"]["study"]
+        found.setdefault((cell.seed, cell.order), set()).add(tuple(facts["indices"]))
+    assert all(len(each) == 1 for each in found.values())  # the same for all methods
+    for seed in (0, 1):
+        (first,), (second,) = found[seed, 0], found[seed, 1]
+        assert first != second and sorted(first) == sorted(second)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_permutations(count):
+    indices = list(range(7, 7 + count))
+    every = [study_tasks.permuted(indices, order, 0, "t") for order in range([1, 1, 2, 6][count])]
+    assert every[0] == indices and len({tuple(each) for each in every}) == len(every)
+    with pytest.raises(study_tasks.InputError, match="give fewer orders"):
+        study_tasks.permuted(indices, [1, 1, 2, 6][count], 0, "t")
+
+
+def test_invariant_methods_encode_and_score_orders_once(study):
+    """By the number of forward passes: two for an invariant method, and twice as many for one that is not."""
+    passes = {}
+    for cell in study.all_cells():
+        shared = json.loads(study.folder.results(cell).read_text())["config"]["icl"]["study"]["shared"]
+        passes[cell.variant.method] = (shared.get("passes"), shared["cells"])
+    assert passes["invicl"] == (2, 2) and passes["icl"] == (4, 2)
+
+
+def test_all_passes_in_one_thinking(tmp_path, monkeypatch):
+    """T of 1 to 5 takes five passes over the context, as T of 5 by itself does."""
+    seen = []
+    forward = memory.encode, memory.causal_pass
+
+    def counted(number):
+        def call(*args, **kwargs):
+            seen.append(number)
+            return forward[number](*args, **kwargs)
+
+        return call
+
+    monkeypatch.setattr("lm_eval_icl.methods.base.encode", counted(0))
+    monkeypatch.setattr("lm_eval_icl.methods.deepthink.causal_pass", counted(1))
+    conduct(tmp_path / "curve", methods={"deepthink": {"T": "1..5"}}, seeds=0)
+    assert sorted(seen) == [0, 1, 1, 1, 1]
+    seen.clear()
+    conduct(tmp_path / "one", methods={"deepthink": {"T": 5}}, seeds=0)
+    assert sorted(seen) == [0, 1, 1, 1, 1]
+
+
+def test_out_of_memory_in_the_middle_of_thinking(tmp_path, monkeypatch):
+    """The pass is run again, from the beginning, and gives the same numbers."""
+    import torch
+
+    from lm_eval_icl.methods import deepthink
+
+    calm = conduct(tmp_path / "calm", methods={"deepthink": {"T": "1..3", "eta": 0.5}}, seeds=0)
+    original, failed = deepthink.causal_pass, []
+
+    def fails_once(*args, **kwargs):
+        if not failed:
+            failed.append(True)
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(deepthink, "causal_pass", fails_once)
+    # A memory of another context is there to be dropped, so that there is hope.
+    monkeypatch.setattr(
+        "lm_eval_icl.inference.store.MemoryStore.shrink", lambda *_: len(failed) < 2 and not failed.append(1)
+    )
+    found = conduct(tmp_path / "out", methods={"deepthink": {"T": "1..3", "eta": 0.5}}, seeds=0)
+    assert failed
+    for cell in calm.all_cells():
+        assert [each["resps"] for each in samples(found, cell)] == [each["resps"] for each in samples(calm, cell)]
+
+
+# The dev set.
+
+DEV = {"dev": {"size": 12, "choose": ["T", "eta"]}, "methods": ["icl", {"deepthink": {"T": "1..4", "eta": [0.2, 0.9]}}]}
+
+
+def test_the_dev_set_decides_and_the_test_labels_do_not(tmp_path, monkeypatch):
+    conductor = conduct(tmp_path / "study", tasks="icl_demo_unseen", **DEV)
+    choices = conductor.record()["choices"]
+    assert len(choices) == 2  # of deepthink, one a seed
+    for choice in choices.values():
+        best = max(each["score"] for each in choice["curve"])
+        (first, *_) = [each for each in choice["curve"] if each["score"] == best]
+        assert choice["chosen"] == {**first["arguments"], "seed": first["seed"]}
+        assert len(choice["curve"]) == 8
+    assert len([cell for cell in conductor.all_cells() if cell.split == "test"]) == 2 + 2
+
+    before = study_tasks.ICLTask.test_docs
+
+    def wrong_labels(task):
+        rows = before(task).to_list()
+        return Dataset.from_list([{**row, "label": rows[0]["label"]} for row in rows])
+
+    monkeypatch.setattr(study_tasks.ICLTask, "test_docs", wrong_labels)
+    other = conduct(tmp_path / "other", tasks="icl_demo_unseen", **DEV)
+    assert other.record()["choices"] == choices
+    assert [row.score for row in other.rows() if row.split == "test"] != [
+        row.score for row in conductor.rows() if row.split == "test"
+    ]
+
+
+def test_dev_documents_are_of_the_training_split_and_no_demonstrations(tmp_path):
+    study = grid.read(write(tmp_path / "s.yaml", methods="icl", seeds="0..5", dev={"size": 20}), {})
+    options = Options("cpu", 8)
+    conductor = Conductor(study, Folder(tmp_path / "o"), options, None)
+    leaf = conductor.leaves["icl_demo_short"]
+    pool, rows = list(leaf.task.sampler.df), leaf.task.training_docs()
+    used = [pool[i] for seed in range(6) for i in study_tasks.draw(leaf, 3, None, seed)]
+    dev = conductor.dev["icl_demo_short"]
+    assert len(set(dev)) == 20 and not any(rows[i] in used for i in dev)
+    fewer = grid.read(write(tmp_path / "t.yaml", methods="icl", seeds="0..5", dev={"size": 7}), {})
+    assert Conductor(fewer, Folder(tmp_path / "o"), options, None).dev["icl_demo_short"] == dev[:7]
+
+
+def test_seeds_are_chosen_too(tmp_path):
+    dev = {"size": 8, "choose": ["seeds"]}
+    conductor = conduct(tmp_path / "study", methods=["icl", "pcw"], dev=dev, tasks="icl_demo_unseen", seeds="0..2")
+    for method in ("icl", "pcw"):
+        rows = [row for row in conductor.rows() if row.method == method]
+        (tested,) = [row for row in rows if row.split == "test"]
+        assert tested.seed == max((row for row in rows if row.split == "dev"), key=lambda row: row.score).seed
+
+
+# A study that is there, grows, or was stopped.
+
+
+def contents(output: Path) -> dict[str, object]:
+    """What a study's folder says, without times and counts of what was run."""
+    found: dict[str, object] = {}
+    for path in sorted(output.rglob("*")):
+        name = str(path.relative_to(output))
+        if path.name.startswith("results_"):
+            results = {key: value for key, value in json.loads(path.read_text()).items() if key not in TIMES}
+            icl = results["config"]["icl"]
+            results["config"]["icl"] = {key: value for key, value in icl.items() if key not in COUNTS}
+            results["config"]["icl"]["study"].pop("shared")
+            found[name] = results
+        elif path.name == "study.json":
+            found[name] = {key: value for key, value in json.loads(path.read_text()).items() if key != "work"}
+        elif path.name == "study.csv":
+            lines = [line.split(",") for line in path.read_text().splitlines()]
+            found[name] = [line[:-1] for line in lines]  # the last column is seconds
+        elif path.is_file():
+            found[name] = path.read_bytes()
+        else:
+            found[name] = None
+    return found
+
+
+def command(file: str, output: Path) -> list[str]:
+    return [
+        sys.executable,
+        "-m",
+        "lm_eval_icl",
+        "study",
+        file,
+        "--output",
+        str(output),
+        "--device",
+        "cpu",
+        "--limit",
+        "6",
+    ]
+
+
+def test_what_is_there_is_not_run_again_and_a_changed_grid_runs_what_is_missing(tmp_path):
+    conductor = conduct(tmp_path / "o", methods=["icl"])
+    times = {cell.path: conductor.folder.results(cell).stat().st_mtime_ns for cell in conductor.all_cells()}
+    more = conduct(tmp_path / "o", methods=["icl", "nope"], seeds="0..2")
+    assert len(more.all_cells()) == 6
+    for path, when in times.items():
+        (file,) = (tmp_path / "o/cells" / path).glob("results_*.json")
+        assert file.stat().st_mtime_ns == when
+
+
+@pytest.mark.slow
+def test_killed_and_started_again(tmp_path):
+    """kill -9 at several moments: file by file what it is undisturbed (LM_EVAL_ICL_KILLS=10 for ten)."""
+    file = write(
+        tmp_path / "s.yaml",
+        methods=["hf", "icl", "invicl", {"deepthink": {"T": "1..3", "eta": 0.5}}],
+        orders=2,
+        dev={"size": 6, "choose": ["T"]},
+        tasks=["icl_demo_short", "icl_demo_four"],
+    )
+    begun = time.monotonic()
+    subprocess.run(command(file, tmp_path / "calm"), check=True, capture_output=True)
+    took = time.monotonic() - begun
+    kills = int(os.environ.get("LM_EVAL_ICL_KILLS", "3"))
+    for kill in range(kills):
+        with subprocess.Popen(
+            command(file, tmp_path / "killed"), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        ) as process:
+            time.sleep(took * (0.4 + 0.5 * kill / kills))
+            process.send_signal(signal.SIGKILL)
+    done = subprocess.run(command(file, tmp_path / "killed"), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    calm, killed = contents(tmp_path / "calm"), contents(tmp_path / "killed")
+    assert calm.keys() == killed.keys()
+    for name in calm:
+        assert calm[name] == killed[name], name
+    assert not (tmp_path / "killed/work").exists() and not (tmp_path / "killed/claims").exists()
+
+
+@pytest.mark.slow
+def test_two_at_once_share_the_cells(tmp_path):
+    file = write(tmp_path / "s.yaml", methods=["icl", "pcw", "nope", "saicl"], seeds="0..7")
+    two = [subprocess.Popen(command(file, tmp_path / "o"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)]
+    two.append(
+        subprocess.Popen(command(file, tmp_path / "o"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    )
+    ended = [process.communicate() for process in two]
+    assert [process.returncode for process in two] == [0, 0], ended
+    subprocess.run(command(file, tmp_path / "alone"), check=True, capture_output=True)
+    assert contents(tmp_path / "o") == contents(tmp_path / "alone")
+
+
+def test_a_claim_is_one_process_alone_and_a_dead_ones_is_taken_over(tmp_path, monkeypatch):
+    one, other = Folder(tmp_path / "o"), Folder(tmp_path / "o")
+    with one.claimed("w") as first:
+        assert first
+        with other.claimed("w") as second:
+            assert not second
+        with other.claimed("another") as third:
+            assert third
+        claim = one.claims / "w.1"
+        claimed = json.loads(claim.read_text())
+        ended = subprocess.Popen(["true"])
+        ended.wait()
+        claim.write_text(json.dumps({**claimed, "pid": ended.pid}))  # a process of this machine that is gone
+        with other.claimed("w") as second:
+            assert second
+    claim.write_text(json.dumps({"where": "elsewhere", "pid": 1}))
+    with other.claimed("w") as second:
+        assert not second
+    os.utime(claim, (0, time.time() - study_folder.DEAD - 60))  # another machine that no longer touches it
+    with other.claimed("w") as second:
+        assert second
+    assert not list(other.claims.iterdir())
+
+
+@pytest.mark.slow
+def test_two_processes_of_one_launch(tmp_path):
+    file = write(tmp_path / "s.yaml", methods=["icl", "invicl", {"deepthink": {"T": "1..2"}}], orders=2)
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    environment = {**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [*launch, *command(file, tmp_path / "two")[1:]], capture_output=True, text=True, env=environment, timeout=300
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    subprocess.run(command(file, tmp_path / "one"), check=True, capture_output=True)
+    two, one = contents(tmp_path / "two"), contents(tmp_path / "one")
+    assert two.keys() == one.keys()
+    for name in one:
+        if "samples_" in name:
+            mine, theirs = ([json.loads(line) for line in each[name].splitlines()] for each in (two, one))
+            for a, b in zip(mine, theirs, strict=True):
+                assert a["doc_hash"] == b["doc_hash"]
+                for x, y in zip(a["resps"], b["resps"], strict=True):
+                    assert abs(float(x[0][0]) - float(y[0][0])) < 1e-5
+
+
+# Named studies, and what cannot be.
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", grid.named())
+def test_a_named_study_runs(name, hub, checkpoint, tmp_path):
+    """To its end, with a tiny model that has positions enough and four documents a task."""
+    arguments = ["--model_args", f"pretrained={checkpoint('llama')},max_length=2048,overflow=truncate"]
+    shutil.rmtree(tmp_path)
+    done = subprocess.run(
+        [*command(name, tmp_path)[:-1], "2", *arguments, "--seeds", "0..1"],
+        cwd=hub,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(Path(cli.__file__).parents[1])},
+    )
+    assert done.returncode == 0, done.stderr[-1000:]
+    record = json.loads((tmp_path / "study.json").read_text())
+    assert record["cells"] and set(record["cells"].values()) == {"done"}
+    assert "paper" in done.stdout.lower() and (tmp_path / "study.csv").exists()
+
+
+@pytest.mark.parametrize(
+    ("keys", "says"),
+    [
+        ({"method": "icl"}, "unknown key 'method': did you mean 'methods'?"),
+        ({"methods": "invcl"}, "methods: unknown method 'invcl': did you mean 'invicl'?"),
+        ({"methods": {"deepthink": {"ta": 1}}}, "methods: deepthink has no argument 'ta': did you mean 'eta'?"),
+        ({"methods": {"deepthink": {"T": "3..1"}}}, "methods: deepthink: T: the range 3..1 is empty."),
+        ({"methods": {"deepthink": {"T": 0}}}, "methods: deepthink: T=0: must be a whole number, 1 or more."),
+        ({"methods": ["icl", "icl"]}, "methods: icl is there twice: two cells would write one file."),
+        ({"methods": "icl", "seeds": [1, 1]}, "seeds: 1 is there twice: two cells would write one file."),
+        ({"methods": "icl", "orders": 0}, "orders: 0: must be a whole number, 1 or more."),
+        ({"methods": "icl", "seeds": "x"}, "seeds: 'x': must be a whole number, 0 or more."),
+        ({"methods": []}, "methods: names none: give one or several."),
+        ({"methods": "icl", "models": "gpt2"}, "models: 'gpt2': must be arguments as --model_args takes them"),
+        ({"methods": "icl", "dev": {"chose": "T"}}, "dev: unknown key 'chose': did you mean 'choose'?"),
+        ({"methods": "icl", "dev": {"choose": "T"}}, "dev: choose: no method of this study has the argument 'T'."),
+        ({"methods": "icl", "figures": ["t"]}, "figures: 't': must be T, shots,"),
+    ],
+)
+def test_a_file_that_cannot_be_is_refused_in_one_line(tmp_path, capsys, monkeypatch, keys, says):
+    file = write(tmp_path / "s.yaml", **keys)
+    assert refused([file, "--output", tmp_path / "o"], capsys, monkeypatch).startswith(f"{file}: {says}")
+    assert not (tmp_path / "o").exists()
+
+
+@pytest.mark.parametrize(
+    ("keys", "says"),
+    [
+        ({"tasks": "icl_demo_shrt"}, "tasks: there is no 'icl_demo_shrt'."),
+        ({"orders": 7}, "orders: 7: task 'icl_demo_short' has 3 demonstrations: give fewer orders."),
+        ({"dev": {"size": 10**6}}, "dev: task 'icl_demo_short': its training split has "),
+        ({"metric": "accuracy"}, "metric: task 'icl_demo_short' has no 'accuracy', only acc"),
+        ({"demonstrations": "nearest"}, "task 'icl_demo_short': demonstrations=nearest: must be"),
+    ],
+)
+def test_a_study_that_cannot_be_run_is_refused_in_one_line(tmp_path, capsys, monkeypatch, keys, says):
+    file = write(tmp_path / "s.yaml", **{"methods": "icl", "seeds": 0, **keys})
+    said = refused([file, "--output", tmp_path / "o", "--device", "cpu"], capsys, monkeypatch)
+    assert said.startswith(says), said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ([], "give a study's file or name"),
+        (["invicl-table9"], "invicl-table9: neither a file nor a named study: did you mean 'invicl-table"),
+        (["invicl-table7", "--limit", "0", "--output", "o"], "--limit 0: must be above 0."),
+        (["invicl-table7"], "--output: give the study's folder."),
+        (["invicl-table7", "--output", "/proc/o"], "--output /proc/o: cannot be written"),
+    ],
+)
+def test_options_that_cannot_be(capsys, monkeypatch, arguments, says):
+    assert refused(arguments, capsys, monkeypatch).startswith(says)
+
+
+def test_a_task_without_a_training_split_has_no_dev_set(tmp_path):
+    task = study_tasks.load(["icl_demo_short"], None)[0]
+    task.task.config.training_split = None
+    with pytest.raises(study_tasks.InputError, match="dev: task 'icl_demo_short' has no training split"):
+        study_tasks.dev_rows(task, None, None, [])
+
+
+def test_a_dry_run_says_what_there_is_and_runs_nothing(tmp_path, capsys, monkeypatch):
+    file = write(tmp_path / "s.yaml", methods=["icl", {"deepthink": {"T": "1..4"}}])
+    monkeypatch.setattr(sys, "argv", ["lm-eval-icl", "study", file, "--dry_run", "--limit", "6"])
+    cli.main()
+    said = capsys.readouterr().out
+    assert said.count("deepthink,T=") == 8 and "estimate of forward passes and tokens" in said
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["s.yaml"]
+
+
+def test_the_plan_is_what_is_run(tmp_path):
+    from lm_eval_icl.studies.plan import Plan
+
+    conductor = conduct(tmp_path / "o", methods=["icl", "invicl", {"deepthink": {"T": "1..4"}}], orders=2)
+    (planned,) = Plan(conductor).record()
+    done = conductor.work()
+    assert abs(planned["tokens"] - done["tokens"]) < 0.1 * done["tokens"]
+    assert planned["tokens_one_by_one"] > 1.5 * planned["tokens"]
+
+
+def test_the_list_of_named_studies(capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["lm-eval-icl", "study", "--list"])
+    cli.main()
+    said = capsys.readouterr().out
+    assert all(f"{name}: " in said for name in grid.named()) and len(grid.named()) > 10
