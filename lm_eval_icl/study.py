@@ -36,7 +36,7 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     parser.add_argument("--model_args", metavar="K=V,...", help="another model (pretrained=...), or more for each")
     parser.add_argument("--tasks", metavar="T,...", help="other tasks")
     parser.add_argument("--num_fewshot", type=int, metavar="N", help="another number of demonstrations")
-    parser.add_argument("--seeds", metavar="A..B", help="other seeds of the demonstrations")
+    parser.add_argument("--seeds", metavar="N,A..B", help="other seeds of the demonstrations")
     parser.add_argument("--orders", type=int, metavar="N", help="another number of orders")
     parser.add_argument("--limit", type=float, metavar="N", help="documents of each task, or a share of them below 1")
     parser.add_argument("--batch_size", metavar="N|auto", help="as for lm_eval")
@@ -55,9 +55,11 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     check_folders(given.include_path, None)
     overrides: dict[str, Any] = {
         name: getattr(given, name)
-        for name in ("model_args", "num_fewshot", "seeds", "orders")
+        for name in ("model_args", "num_fewshot", "orders")
         if getattr(given, name) is not None
     }
+    if given.seeds is not None:
+        overrides["seeds"] = [int(seed) if seed.isdigit() else seed for seed in given.seeds.split(",")]
     if given.tasks is not None:
         overrides["tasks"] = [task for task in given.tasks.split(",") if task]
     study = read(given.study, overrides)

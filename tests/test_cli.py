@@ -239,7 +239,7 @@ def test_models_of_lm_eval_run_under_our_command_too():
     [
         (["shw", "invicl"], "unknown command 'shw': did you mean 'show'?"),
         (["smok"], "unknown command 'smok': did you mean 'smoke'?"),
-        (["invicl"], "unknown command 'invicl': there are smoke, train, show, run, ls, validate."),
+        (["invicl"], "unknown command 'invicl': there are smoke, train, study, show, run, ls, validate."),
     ],
 )
 def test_a_misspelt_command_is_one_line(command, says):

@@ -19,7 +19,7 @@ ROOMS = [
     {"training"},
     {"harness"},
     {"studies"},
-    {"demo", "tiny", "smoke", "train", "cli", "__main__"},
+    {"demo", "tiny", "smoke", "train", "study", "cli", "__main__"},
 ]
 HARNESS = ROOMS.index({"harness"})
 # What the rooms before the harness know nothing of.

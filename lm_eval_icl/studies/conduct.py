@@ -269,7 +269,7 @@ class Conductor:
             task=cell.task,
             groups=leaf.groups,
             num_fewshot=cell.num_fewshot,
-            demonstrations=str(cell.demonstrations or "the task's own"),
+            demonstrations=str(cell.demonstrations or "as the task says"),
             seed=cell.seed,
             order=cell.order,
             split=cell.split,
@@ -291,7 +291,7 @@ class Conductor:
         """What `study.json` says: the grid, the cells, what was chosen, and how much was run."""
         cells = self.all_cells()
         done = [cell for cell in cells if self.folder.is_done(cell)]
-        choices = {}
+        choices: dict[str, Any] = {}
         for cell in done:
             if cell.split == "test" and self.study.chooses(cell.variant):
                 choice = self.choice(cell)

@@ -109,10 +109,9 @@ class Folder:
         try:
             for each in (self.cells, self.work, self.claims):
                 each.mkdir(parents=True, exist_ok=True)
-            (self.claims / uuid.uuid4().hex).mkdir()
-            for each in self.claims.iterdir():
-                if each.is_dir():
-                    each.rmdir()
+            probe = path / f".{uuid.uuid4().hex}"
+            probe.touch()
+            probe.unlink()
         except OSError as error:
             raise InputError(f"--output {path}: cannot be written ({error.strerror}).") from error
 
@@ -161,7 +160,7 @@ class Folder:
         Raises:
             InputError: it cannot be written.
         """
-        half = self.work / f"{name}.{uuid.uuid4().hex}"
+        half = self.path / f".{name}.{uuid.uuid4().hex}"
         try:
             half.write_text(content, encoding="utf-8")
             half.replace(self.path / name)
@@ -196,6 +195,7 @@ class Folder:
                 each.unlink(missing_ok=True)
 
     def _claim(self, name: str) -> Path | None:
+        self.claims.mkdir(exist_ok=True)  # another process that has finished may have removed it
         number = 0
         for each in self.claims.glob(f"{name}.*"):
             number = max(number, int(each.suffix[1:]))
@@ -229,10 +229,10 @@ class Folder:
         return now
 
     def tidy(self) -> None:
-        """Remove the folders of work and claims, if nothing is in them."""
-        shutil.rmtree(self.work, ignore_errors=True)
+        """Remove the folders of work and claims, if no process works on anything."""
         with suppress(OSError):
             self.claims.rmdir()
+            shutil.rmtree(self.work, ignore_errors=True)
 
 
 def _where() -> str:

@@ -20,7 +20,7 @@ from lm_eval_icl.errors import InputError, is_whole
 _NAMED = "named"
 FIGURES = ("T", "shots", "seeds", "orders", "sensitivity")
 HF = "hf"
-_DEV = {"size": "test", "choose": [], "metric": None}
+_DEV = ("size", "choose", "metric")
 
 
 @dataclass(frozen=True)
@@ -264,8 +264,9 @@ def _dev(given: Any, metric: str) -> Dev | None:
         raise InputError(f"dev: {given!r}: must be a mapping, such as {{size: test, choose: [T, eta]}}.")
     for key in given:
         if key not in _DEV:
-            near = difflib.get_close_matches(str(key), list(_DEV), n=1)
-            raise InputError(f"dev: unknown key {key!r}: {'did you mean ' + repr(near[0]) + '?' if near else ''}")
+            near = difflib.get_close_matches(str(key), _DEV, n=1)
+            what = f"did you mean {near[0]!r}?" if near else f"the keys are {', '.join(_DEV)}."
+            raise InputError(f"dev: unknown key {key!r}: {what}")
     size = given.get("size", "test")
     if size != "test" and not (is_whole(size) and size >= 1):
         raise InputError(f"dev: size: {size!r}: must be test, or a whole number, 1 or more.")

@@ -387,7 +387,9 @@ def _name(line: Line, summary: Summary) -> list[str]:
     """The method, and what sets the line apart."""
     details = line.variant.details
     if len({other.num_fewshot for other in summary.lines}) > 1:
-        details.append("own shots" if line.num_fewshot is None else f"{line.num_fewshot} shots")
+        details.append(
+            "own shots" if line.num_fewshot is None else f"{line.num_fewshot} shot{'s' * (line.num_fewshot != 1)}"
+        )
     if len({other.demonstrations for other in summary.lines}) > 1:
         details.append(line.demonstrations)
     return [_plain(text) for text in (line.variant.method, *details)]

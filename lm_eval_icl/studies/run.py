@@ -215,7 +215,8 @@ def _with_passes(models: Models, variant: Variant, number: int) -> ICLModel:
     """The model of a method, with this number of passes."""
     model, (name, _) = models.under(variant), passes_of(variant)
     if name:
-        model.runner.method = replace(model.runner.method, **{name: number})
+        changed: dict[str, Any] = {name: number}
+        model.runner.method = replace(model.runner.method, **changed)
     return model
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import copy
+import functools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -68,16 +68,16 @@ def load(specs: Sequence[str | Mapping[str, Any]], include_path: str | None) -> 
     Raises:
         InputError: there is no such task, or its data cannot be loaded.
     """
-    manager = TaskManager(include_path=include_path)
+    manager = _manager(include_path)
     found: dict[str, Leaf] = {}
     for spec in specs:
-        asked = spec if isinstance(spec, str) else spec["task"]
+        asked, changes = (spec, {}) if isinstance(spec, str) else (spec["task"], {**spec})
+        changes.pop("task", None)
         if asked not in manager.all_tasks and not Path(asked).is_file():
             raise InputError(f"tasks: there is no {asked!r}. `lm-eval-icl ls tasks` lists those there are.")
-        changes = {} if isinstance(spec, str) else {key: value for key, value in spec.items() if key != "task"}
         with refusing(f"tasks: {asked}: cannot be loaded"):
             # As part of a group, a task's configuration is merged with the changes.
-            loaded = manager.load([{"group": "study", "task": [dict(spec)]}] if changes else [asked])
+            loaded = manager.load([{"group": "study", "task": [{"task": asked, **changes}]}] if changes else [asked])
         groups = {name: {task.task_name for task in group.get_all_tasks()} for name, group in loaded["groups"].items()}
         for name, task in loaded["tasks"].items():
             label = "+".join([name, *changes]) if changes and name in found else name
@@ -89,6 +89,12 @@ def load(specs: Sequence[str | Mapping[str, Any]], include_path: str | None) -> 
             before = found[label].groups if label in found else ()
             found[label] = Leaf(label, (*before, *inside), task, digest(str(changes)) if changes else "")
     return list(found.values())
+
+
+@functools.cache
+def _manager(include_path: str | None) -> TaskManager:
+    """lm-eval's index of tasks, for which it reads thousands of files."""
+    return TaskManager(include_path=include_path)
 
 
 def shots_of(leaf: Leaf, num_fewshot: int | None) -> int:
@@ -141,7 +147,7 @@ def prepare(
 def _quiet() -> Iterator[None]:
     """Inside this context lm-eval shows no progress bar of its own, one a cell."""
     module: Any = lm_eval.api.task
-    bar, module.tqdm = module.tqdm, partial(module.tqdm, disable=True)
+    bar, module.tqdm = module.tqdm, functools.partial(module.tqdm, disable=True)
     try:
         yield
     finally:
