@@ -18,6 +18,12 @@ from lm_eval_icl import methods
 from lm_eval_icl.errors import InputError, one_line
 from lm_eval_icl.harness import interrupt, patches
 
+# What is said after a Ctrl-C, of the commands that go on where they were stopped.
+_GO_ON = {
+    "train": " With --resume, the same command goes on from the last checkpoint.",
+    "study": " The same command goes on from what is in its folder.",
+}
+
 
 def main() -> None:
     """Run a command. An `InputError` becomes one line on standard error, and exit status 1."""
@@ -35,8 +41,7 @@ def main() -> None:
 
 def _run(arguments: list[str]) -> None:
     if arguments[:1] and arguments[0] in COMMANDS:
-        kept = " With --resume, the same command goes on from the last checkpoint." if arguments[0] == "train" else ""
-        line = f"{arguments[0]}: interrupted.{kept}"
+        line = f"{arguments[0]}: interrupted.{_GO_ON.get(arguments[0], '')}"
         interrupt.never_ignored(lambda: line)
         try:
             COMMANDS[arguments[0]][1](arguments[1:])

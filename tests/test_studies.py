@@ -179,6 +179,77 @@ def test_out_of_memory_in_the_middle_of_thinking(tmp_path, monkeypatch):
         assert [each["resps"] for each in samples(found, cell)] == [each["resps"] for each in samples(calm, cell)]
 
 
+def test_the_number_of_passes_is_each_cells_own(tmp_path, checkpoint):
+    """Also if texts are generated, if T of one pass has other prompts than that of several, and without some of T."""
+    from tests import harness
+
+    (tmp_path / "tasks").mkdir()
+    (tmp_path / "data.json").write_text("\n".join(json.dumps(doc) for doc in harness.documents(12, 3)))
+    (tmp_path / "tasks/said.yaml").write_text(
+        yaml.safe_dump(
+            {
+                "task": "said",
+                "class": "!function tasks.ICLTask",
+                "dataset_path": "json",
+                "dataset_kwargs": {
+                    "data_files": {"train": str(tmp_path / "data.json"), "test": str(tmp_path / "data.json")}
+                },
+                "fewshot_split": "train",
+                "test_split": "test",
+                "output_type": "generate_until",
+                "doc_to_text": "Review: {{text}}\nSentiment:",
+                "doc_to_target": "{{other}}",
+                "generation_kwargs": {"until": ["\n\n"], "max_gen_toks": 4, "do_sample": False},
+            }
+        ).replace("'!function tasks.ICLTask'", "!function lm_eval_icl.harness.tasks.ICLTask")
+    )
+    model = f"pretrained={checkpoint('llama')},overflow=drop,max_length=360"
+    methods = {"deepthink": {"T": [1, 3, 5], "eta": 0.9}}
+    study = grid.read(write(tmp_path / "s.yaml", models=model, methods=methods, tasks=["icl_demo_long", "said"]), {})
+    conductor = Conductor(study, Folder(tmp_path / "o"), Options("cpu", 4, 3), str(tmp_path / "tasks"))
+    conductor.run()
+    for cell in conductor.all_cells():
+        found = json.loads(conductor.folder.results(cell).read_text())
+        alone = lm_eval.simple_evaluate(
+            model="deepthink",
+            model_args={**cell.model, **cell.variant.arguments},
+            tasks=[cell.task],
+            num_fewshot=3,
+            batch_size=4,
+            device="cpu",
+            limit=3,
+            fewshot_random_seed=cell.seed,
+            task_manager=study_tasks._manager(str(tmp_path / "tasks")),
+        )
+        assert found["config"]["icl"]["T"] == alone["config"]["icl"]["T"] == cell.variant.arguments["T"]
+        assert found["config"]["icl"]["left_out"] == alone["config"]["icl"]["left_out"]
+        mine, theirs = samples(conductor, cell), alone["samples"][cell.task]
+        if cell.task == "said":
+            assert [each["resps"] for each in mine] == [each["resps"] for each in theirs]
+            continue
+        for one, other in zip(mine, theirs, strict=True):
+            for (ours,), (their,) in zip(one["resps"], other["resps"], strict=True):
+                assert abs(float(ours[0]) - float(their[0])) < 1e-5
+    left_out = {
+        cell.variant.arguments["T"]: conductor._results(cell)["config"]["icl"]["left_out"]
+        for cell in conductor.all_cells()
+        if cell.task == "icl_demo_long"
+    }
+    assert left_out[1] != left_out[3] == left_out[5] != {}
+
+
+def test_a_full_disk_leaves_no_half_cell(tmp_path, monkeypatch):
+    before = study_folder.EvaluationTracker.save_results_samples
+
+    def half(tracker, task_name, samples):
+        before(tracker, task_name, samples[:-1])
+
+    monkeypatch.setattr(study_folder.EvaluationTracker, "save_results_samples", half)
+    with pytest.raises(study_tasks.InputError, match="cannot be written: is the disk full"):
+        conduct(tmp_path / "o", methods="icl", seeds=0)
+    assert not [path for path in (tmp_path / "o/cells").rglob("*") if path.is_file()]
+
+
 # The dev set.
 
 DEV = {"dev": {"size": 12, "choose": ["T", "eta"]}, "methods": ["icl", {"deepthink": {"T": "1..4", "eta": [0.2, 0.9]}}]}

@@ -27,7 +27,7 @@ def results_saved(original: Callable[..., None], tracker: EvaluationTracker, res
         return
     given = Path(tracker.output_path)
     name = f"{given.stem}_{tracker.date_id}.json" if given.suffix == ".json" else f"results_{tracker.date_id}.json"
-    if _whole_lines(_folder(tracker) / name, 1, together=True):
+    if whole_lines(_folder(tracker) / name, 1, together=True):
         return
     print(make_table(results))  # since the results would be lost: lm-eval prints the table after saving
     raise InputError(
@@ -47,7 +47,7 @@ def samples_saved(
     original(tracker, task_name=task_name, samples=samples, **kwargs)
     if not tracker.output_path:
         return
-    if not _whole_lines(_folder(tracker) / f"samples_{task_name}_{tracker.date_id}.jsonl", len(samples)):
+    if not whole_lines(_folder(tracker) / f"samples_{task_name}_{tracker.date_id}.jsonl", len(samples)):
         raise InputError(
             f"the samples of task {task_name!r} could not be saved in {tracker.output_path} (lm-eval's warning above "
             "says why). The results are there; with --use_cache the same command makes both without computing."
@@ -60,7 +60,7 @@ def _folder(tracker: EvaluationTracker) -> Path:
     return given.parent if given.suffix == ".json" else given / str(tracker.general_config_tracker.model_name_sanitized)
 
 
-def _whole_lines(path: Path, number: int, together: bool = False) -> bool:
+def whole_lines(path: Path, number: int, together: bool = False) -> bool:
     """Whether a file has `number` lines that are each JSON; with `together`, whether the whole file is JSON."""
     try:
         with path.open(encoding="utf-8") as file:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from itertools import count, islice
@@ -253,14 +253,18 @@ class MethodRunner:
             for pairs, scores in self._score_on(context, memory, {rest: answers}):
                 yield [(query, answer) for _, answer in pairs], scores
 
-    def score_each_memory(
-        self, context: Context, queries: Queries
+    def score_memories(
+        self, context: Context, queries: Queries, numbers: Collection[int]
     ) -> Iterator[tuple[int, list[QueryAnswer], list[Score]]]:
-        """Score all answers of all queries on each of a context's memories, which are not stored.
+        """Score all answers of all queries on some of a context's memories (`Method.memories`), which are not stored.
+
+        Args:
+            queries: as for `score`.
+            numbers: which memories, from 1 on. If there are fewer, the last one stands for those that are missing.
 
         Yields:
-            For each forward pass, which memory it ran on (1 for the first of `Method.memories`), its pairs of query and
-            answer, and their scores in the same order.
+            For each forward pass, the number of the memory on which it ran, its pairs of query and answer, and their
+            scores in the same order.
 
         Raises:
             InputError: the device's memory does not suffice.
@@ -275,12 +279,18 @@ class MethodRunner:
                 memories = islice(self.method.memories(self.model, context), number - 1, None)
                 raise
 
+        last: Memory | None = None
         for number in count(1):
             memory = self._counted(following)
             if memory is None:
-                return
-            for pairs, scores in self._score_on(context, memory, queries):
-                yield number, pairs, scores
+                break
+            if number in numbers:
+                for pairs, scores in self._score_on(context, memory, queries):
+                    yield number, pairs, scores
+            last = memory
+        if last is not None and max(numbers) >= number and number - 1 not in numbers:
+            for pairs, scores in self._score_on(context, last, queries):
+                yield number - 1, pairs, scores
 
     def _encode_query(self, context: Context, query: tuple[int, ...]) -> tuple[Memory, tuple[int, ...]]:
         return self.method.encode_query(self.model, context, query, self.store.__getitem__)

@@ -93,7 +93,7 @@ class Conductor:
                             yield Cell(model, variant, leaf.name, *of_task)
 
     def dev_cells(self, model: Mapping[str, Any]) -> list[Cell]:
-        """All cells on the dev set. Nothing is chosen for `hf`, which has nothing to choose but its seed."""
+        """All cells on the dev set; none if there is none."""
         return [cell for variant in self.study.variants if self.dev for cell in self.cells("dev", model, variant)]
 
     def test_cells(self, model: Mapping[str, Any]) -> list[Cell] | None:

@@ -29,6 +29,7 @@ from typing import Any
 from lm_eval.loggers import EvaluationTracker
 
 from lm_eval_icl.errors import InputError
+from lm_eval_icl.harness.saving import whole_lines
 from lm_eval_icl.studies.grid import Variant
 
 # How often a claim is touched, and after how long without that its process counts as dead, in seconds.
@@ -135,6 +136,11 @@ class Folder:
         tracker.save_results_aggregated(results=results, samples=samples)
         for task, of_task in samples.items():
             tracker.save_results_samples(task_name=task, samples=of_task)
+        names = {f"results_{tracker.date_id}.json": 1}
+        names |= {f"samples_{task}_{tracker.date_id}.jsonl": len(of_task) for task, of_task in samples.items()}
+        if not all(whole_lines(half / name, lines, name.endswith(".json")) for name, lines in names.items()):
+            shutil.rmtree(half, ignore_errors=True)  # lm-eval only warns
+            raise InputError(f"--output {self.path}: the results of {cell.path} cannot be written: is the disk full?")
         try:
             for file in half.iterdir():  # lm-eval names them by the date, which would differ in every run
                 file.rename(half / file.name.replace(str(tracker.date_id), cell.id))

@@ -28,11 +28,13 @@ from lm_eval_icl.harness.loglikelihood import check_finite
 from lm_eval_icl.harness.models import ICLModel, model_class
 from lm_eval_icl.harness.requests import Request, RequestTokenizer
 from lm_eval_icl.harness.response_cache import Responses, response_key
+from lm_eval_icl.inference.packing import Queries
 from lm_eval_icl.inference.scoring import Score
-from lm_eval_icl.methods.runner import grouped
+from lm_eval_icl.methods.runner import MethodRunner, QueryAnswer, grouped
 from lm_eval_icl.studies.folder import Cell, Folder
 from lm_eval_icl.studies.grid import HF, Variant
 from lm_eval_icl.studies.tasks import Prepared
+from lm_eval_icl.tokens import Context
 
 # The number of a memory -> id(instance) -> its score.
 Scores = dict[int, dict[int, Score]]
@@ -188,16 +190,17 @@ def run_cells(
     variant = max((cell.variant for cell in cells), key=lambda variant: passes_of(variant)[1])
     tasks = {cell.order: prepared(cell.order) for cell in cells}
     instances = [instance for each in tasks.values() for instance in each.task.instances]
-    begun = time.perf_counter()
     if variant.method == HF or any(instance.request_type != "loglikelihood" for instance in instances):
         for cell in cells:
-            lm: LM = models.hf() if variant.method == HF else models.under(cell.variant)
+            number = passes_of(cell.variant)[1]
+            lm: LM = models.hf() if variant.method == HF else _with_passes(models, cell.variant, number)
             save(folder, cell, evaluate(lm, cell, tasks[cell.order], models, options), tasks[cell.order], models)
         return
-    model = models.under(variant)
     wanted = {passes_of(cell.variant)[1] for cell in cells}
+    model = _with_passes(models, variant, max(wanted))
     path = folder.work / work / f"responses_rank{models.rank}.db"
     for numbers in _together(model, tasks.values(), wanted):
+        begun = time.perf_counter()
         of_these = [cell for cell in cells if passes_of(cell.variant)[1] in numbers]
         model = _with_passes(models, variant, max(numbers))
         scores = score(model, [each.task for each in tasks.values()], instances, numbers, path)
@@ -212,7 +215,7 @@ def run_cells(
 
 
 def _with_passes(models: Models, variant: Variant, number: int) -> ICLModel:
-    """The model of a method, with this number of passes."""
+    """The model of a method, with this number of passes, which it keeps until it is given another."""
     model, (name, _) = models.under(variant), passes_of(variant)
     if name:
         changed: dict[str, Any] = {name: number}
@@ -270,7 +273,7 @@ def score(
             last: dict[int, Score] = {}
             if missing:
                 with runner.mixed_precision():
-                    for number, pairs, found in _each(runner, context, missing, max(numbers)):
+                    for number, pairs, found in _each(runner, context, missing, numbers):
                         for (query, answer), value in zip(pairs, found, strict=True):
                             for i in queries[query][answer]:
                                 check_finite(instances[i], value[0], runner.model.dtype)
@@ -294,9 +297,12 @@ def _misses(some: Sequence[int], instances: Sequence[Instance], scores: Scores) 
     return any(id(instances[i]) not in of_number for of_number in scores.values() for i in some)
 
 
-def _each(runner: Any, context: Any, queries: Any, passes: int) -> Iterator[tuple[int, Any, Any]]:
+def _each(
+    runner: MethodRunner, context: Context, queries: Queries, numbers: set[int]
+) -> Iterator[tuple[int, list[QueryAnswer], list[Score]]]:
+    """The scores on the memories of these numbers; of a method with one memory, on that."""
     if runner.method.counts_memories:
-        yield from runner.score_each_memory(context, queries)
+        yield from runner.score_memories(context, queries, numbers)
         return
     for pairs, found in runner.score(context, queries):
         yield 1, pairs, found
