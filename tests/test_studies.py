@@ -354,6 +354,24 @@ def test_what_is_there_is_not_run_again_and_a_changed_grid_runs_what_is_missing(
         assert file.stat().st_mtime_ns == when
 
 
+def test_other_weights_under_the_same_name_are_refused(tmp_path):
+    """Cells of two checkpoints would otherwise stand in one table."""
+    import torch
+    import transformers
+
+    model = transformers.AutoModelForCausalLM.from_pretrained(model_path())
+    tokenizer = transformers.AutoTokenizer.from_pretrained(model_path())
+    model.save_pretrained(tmp_path / "model"), tokenizer.save_pretrained(tmp_path / "model")
+    of_model = {"models": f"pretrained={tmp_path / 'model'}", "seeds": 0}
+    conduct(tmp_path / "o", methods="icl", **of_model)
+    conduct(tmp_path / "o", methods=["icl", "pcw"], **of_model)
+    with torch.no_grad():
+        next(model.parameters())[0, 0] += 1e-3
+    model.save_pretrained(tmp_path / "model")
+    with pytest.raises(study_tasks.InputError, match=r"have changed since .*/icl_demo_short.*: give another folder"):
+        conduct(tmp_path / "o", methods=["icl", "pcw", "nope"], **of_model)
+
+
 @pytest.mark.slow
 def test_killed_and_started_again(tmp_path):
     """kill -9 at several moments: file by file what it is undisturbed (LM_EVAL_ICL_KILLS=10 for ten)."""
@@ -479,6 +497,8 @@ def test_a_named_study_runs(name, hub, checkpoint, tmp_path, monkeypatch, capsys
         ({"methods": "icl", "models": "gpt2"}, "models: 'gpt2': must be arguments as --model_args takes them"),
         ({"methods": "icl", "dev": {"chose": "T"}}, "dev: unknown key 'chose': did you mean 'choose'?"),
         ({"methods": "icl", "dev": {"choose": "T"}}, "dev: choose: no method of this study has the argument 'T'."),
+        ({"methods": "icl", "expected": [{"model": "x"}]}, "expected: {'model': 'x'}: must be a mapping with `values`"),
+        ({"methods": "icl", "models": "pretrained=x,y"}, "models: 'pretrained=x,y': must be arguments as"),
         ({"methods": "icl", "figures": ["t"]}, "figures: 't': must be T, shots,"),
     ],
 )
@@ -494,6 +514,10 @@ def test_a_file_that_cannot_be_is_refused_in_one_line(tmp_path, capsys, monkeypa
         ({"tasks": "icl_demo_shrt"}, "tasks: there is no 'icl_demo_shrt'."),
         ({"orders": 7}, "orders: 7: task 'icl_demo_short' has 3 demonstrations: give fewer orders."),
         ({"dev": {"size": 10**6}}, "dev: task 'icl_demo_short': its training split has "),
+        (
+            {"columns": "icl_demo_four"},
+            "columns: 'icl_demo_four' is no task of this study, and no group: icl_demo_short.",
+        ),
         ({"metric": "accuracy"}, "metric: task 'icl_demo_short' has no 'accuracy', only acc"),
         ({"demonstrations": "nearest"}, "task 'icl_demo_short': demonstrations=nearest: must be"),
     ],

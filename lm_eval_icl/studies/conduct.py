@@ -63,6 +63,12 @@ class Conductor:
             for shots in self.shots(leaf):
                 for how in study.demonstrations:
                     study_tasks.draw(leaf, shots, how, study.seeds[0], study.orders - 1)
+        known = {*self.leaves, *(group for leaf in self.leaves.values() for group in leaf.groups)}
+        for column in study.columns:
+            if column not in known:
+                raise InputError(
+                    f"columns: {column!r} is no task of this study, and no group: {', '.join(sorted(known))}."
+                )
         self._read: dict[str, dict[str, Any]] = {}
         self.dev = {name: self._dev_rows(leaf) for name, leaf in self.leaves.items()} if study.dev else {}
 
@@ -137,13 +143,13 @@ class Conductor:
         variant, seed, _ = max(curve, key=lambda each: each[2])  # the first of the best
         return Choice(variant, seed, tuple((each.arguments, one, value) for each, one, value in curve))
 
-    def score(self, cell: Cell, metric: str | None = None) -> float:
+    def score(self, cell: Cell) -> float:
         """A cell's metric, the dev set's own on the dev set.
 
         Raises:
             InputError: lm-eval's results do not have it.
         """
-        metric = metric or (self.study.dev.metric if self.study.dev and cell.split == "dev" else self.study.metric)
+        metric = self.study.dev.metric if self.study.dev and cell.split == "dev" else self.study.metric
         return _metric(self._results(cell), self.leaves[cell.task].task.task_name, metric)
 
     def _results(self, cell: Cell) -> dict[str, Any]:
@@ -176,6 +182,7 @@ class Conductor:
     def _run_model(self, models: Models) -> None:
         quiet = models.rank != 0
         name = str(models.arguments["pretrained"])
+        self._check_weights(models)
         for split in ("dev", "test") if self.dev else ("test",):
             cells = self.dev_cells(models.arguments) if split == "dev" else self.test_cells(models.arguments)
             works = by_work(cells or ())
@@ -187,6 +194,16 @@ class Conductor:
                             bar.update(len(works.pop(key)))
                     if len(works) == before:
                         time.sleep(_PATIENCE)  # other processes run the others
+
+    def _check_weights(self, models: Models) -> None:
+        """Refuse to add cells to those that another checkpoint of the same name has given."""
+        cells = [*self.dev_cells(models.arguments), *(self.test_cells(models.arguments) or ())]
+        for cell in filter(self.folder.is_done, cells):
+            if self._results(cell)["config"]["icl"]["study"]["weights"] != models.weights:
+                raise InputError(
+                    f"--output {self.folder.path}: the weights or the tokenizer of {models.arguments['pretrained']} "
+                    f"have changed since {cell.path} was run: give another folder."
+                )
 
     def _run_work(self, models: Models, cells: Sequence[Cell]) -> bool:
         """Run cells that share work, unless another process does. Returns whether they are all there."""

@@ -152,7 +152,7 @@ def _study(given: Mapping[str, Any], overrides: Mapping[str, Any]) -> Study:
     given = {**given, **{key: value for key, value in overrides.items() if key != "model_args"}}
     models = [_model(each) for each in _values("models", given.get("models"), needed="model_args" not in overrides)]
     if "model_args" in overrides:
-        more = _model(overrides["model_args"], whole=False)
+        more = _model(overrides["model_args"])
         models = [more] if "pretrained" in more or not models else [{**each, **more} for each in models]
     if any("pretrained" not in each for each in models):
         raise InputError("models: each must say pretrained=..., as --model_args does.")
@@ -182,7 +182,7 @@ def _study(given: Mapping[str, Any], overrides: Mapping[str, Any]) -> Study:
         title=str(given.get("title", "")),
         paper=str(given.get("paper", "")),
         deviates=tuple(map(str, given.get("deviates") or ())),
-        columns=tuple(map(str, given.get("columns") or ())),
+        columns=tuple(map(str, _values("columns", given["columns"]) if given.get("columns") else ())),
         figures=None if given.get("figures") is None else tuple(_values("figures", given["figures"])),
         expected=tuple(given.get("expected") or ()),
     )
@@ -209,10 +209,10 @@ def _values(key: str, given: Any, needed: bool = True) -> list[Any]:
     return found
 
 
-def _model(given: Any, whole: bool = True) -> dict[str, Any]:
+def _model(given: Any) -> dict[str, Any]:
     if isinstance(given, Mapping):
         return dict(given)
-    if not isinstance(given, str) or (whole and "=" not in given):
+    if not isinstance(given, str) or not all("=" in each for each in given.split(",")):
         raise InputError(f"models: {given!r}: must be arguments as --model_args takes them, such as pretrained=gpt2.")
     return dict(simple_parse_args_string(given))
 
@@ -291,6 +291,9 @@ def _check(study: Study) -> None:
     for name in study.dev.choose if study.dev else ():
         if name != "seeds" and not any(name in each.arguments for each in study.variants):
             raise InputError(f"dev: choose: no method of this study has the argument {name!r}.")
+    for entry in study.expected:
+        if not isinstance(entry, Mapping) or not isinstance(entry.get("values"), Mapping):
+            raise InputError(f"expected: {entry!r}: must be a mapping with `values`, numbers by column.")
     for name in study.figures or ():
         if name not in FIGURES:
             raise InputError(f"figures: {name!r}: must be {', '.join(FIGURES)}.")

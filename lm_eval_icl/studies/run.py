@@ -8,6 +8,7 @@ the last. Every cell then goes through lm-eval with the scores that were found.
 
 from __future__ import annotations
 
+import json
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -31,7 +32,7 @@ from lm_eval_icl.harness.response_cache import Responses, response_key
 from lm_eval_icl.inference.packing import Queries
 from lm_eval_icl.inference.scoring import Score
 from lm_eval_icl.methods.runner import MethodRunner, QueryAnswer, grouped
-from lm_eval_icl.studies.folder import Cell, Folder
+from lm_eval_icl.studies.folder import Cell, Folder, digest
 from lm_eval_icl.studies.grid import HF, Variant
 from lm_eval_icl.studies.tasks import Prepared
 from lm_eval_icl.tokens import Context
@@ -103,8 +104,11 @@ class Models:
     Args:
         arguments: as `--model_args`.
 
+    Attributes:
+        weights: a digest of its weights, configuration and tokenizer.
+
     Raises:
-        InputError: it cannot be loaded.
+        InputError: it cannot be loaded, or its weights cannot be read.
     """
 
     def __init__(self, arguments: Mapping[str, Any], options: Options) -> None:
@@ -119,6 +123,7 @@ class Models:
             return known
 
         self._first.fingerprint = fingerprint  # type: ignore[method-assign]
+        self.weights = digest(json.dumps(fingerprint(), sort_keys=True, default=str))
         self._tokenizers: dict[tuple[bool, bool], OneTokenizer] = {}
         self._models: dict[str, ICLModel] = {}
 
@@ -198,7 +203,7 @@ def run_cells(
         return
     wanted = {passes_of(cell.variant)[1] for cell in cells}
     model = _with_passes(models, variant, max(wanted))
-    path = folder.work / work / f"responses_rank{models.rank}.db"
+    path = folder.work / work
     for numbers in _together(model, tasks.values(), wanted):
         begun = time.perf_counter()
         of_these = [cell for cell in cells if passes_of(cell.variant)[1] in numbers]
@@ -243,7 +248,8 @@ def score(
     """The log-likelihoods of all instances, on the memory after each of these numbers of passes.
 
     Args:
-        path: a file in which the scores are kept, so that a run that was stopped goes on.
+        path: a folder in which the scores are kept, so that a run that was stopped goes on. Each version of the code
+            has a file of its own.
 
     Raises:
         InputError: an instance cannot be run, or its log-probability is not finite.
@@ -257,7 +263,8 @@ def score(
     identity = model.identity()
     if name := model.method.counts_memories:
         identity[f"{model.method.name}.{name}"] = "each"  # a response's key says which
-    responses = Responses(str(path), identity)
+    name = f"responses_{digest(json.dumps(identity, sort_keys=True, default=str))}_rank{model.rank}.db"
+    responses = Responses(str(path / name), identity)
     scores: Scores = {number: {} for number in numbers}
     with tqdm(total=len(instances) * len(numbers), leave=False, desc=model.method.name, disable=model.rank != 0) as bar:
         for context, queries in grouped((request.prompt, request.answer) for request in requests).items():
@@ -350,6 +357,7 @@ def save(
         "seed": cell.seed,
         "order": cell.order,
         "split": cell.split,
+        "weights": models.weights,
         "shared": dict(shared or {"cells": 1}),
     }
     config = results["config"]
