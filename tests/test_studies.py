@@ -1,12 +1,15 @@
 """Studies: every cell is the cell run alone, what is shared is shared, and what was interrupted goes on."""
 
+import csv
 import json
+import math
 import os
 import re
 import signal
 import subprocess
 import sys
 import time
+import weakref
 from pathlib import Path
 
 import lm_eval
@@ -20,7 +23,7 @@ from lm_eval_icl.demo import model_path
 from lm_eval_icl.harness.plugin import task_dir
 from lm_eval_icl.inference import memory
 from lm_eval_icl.studies import folder as study_folder
-from lm_eval_icl.studies import grid
+from lm_eval_icl.studies import grid, run
 from lm_eval_icl.studies import tasks as study_tasks
 from lm_eval_icl.studies.conduct import Conductor
 from lm_eval_icl.studies.folder import Folder
@@ -205,7 +208,9 @@ def test_the_number_of_passes_is_each_cells_own(tmp_path, checkpoint):
     )
     model = f"pretrained={checkpoint('llama')},overflow=drop,max_length=360"
     methods = {"deepthink": {"T": [1, 3, 5], "eta": 0.9}}
-    study = grid.read(write(tmp_path / "s.yaml", models=model, methods=methods, tasks=["icl_demo_long", "said"]), {})
+    long = {"task": "icl_demo_long", "metric_list": [{"metric": "exact_match"}]}  # that of texts too
+    keys = {"models": model, "methods": methods, "tasks": [long, "said"], "metric": "exact_match"}
+    study = grid.read(write(tmp_path / "s.yaml", **keys), {})
     conductor = Conductor(study, Folder(tmp_path / "o"), Options("cpu", 4, 3), str(tmp_path / "tasks"))
     conductor.run()
     for cell in conductor.all_cells():
@@ -238,6 +243,22 @@ def test_the_number_of_passes_is_each_cells_own(tmp_path, checkpoint):
     assert left_out[1] != left_out[3] == left_out[5] != {}
 
 
+def test_what_is_left_out_in_one_order_is_nothing_to_another(tmp_path):
+    """The first demonstrations go first, and in one order they are shorter."""
+    keys = {"models": f"{DEMO['models']},overflow=drop,max_length=60", "methods": "icl", "num_fewshot": 6, "seeds": 0}
+    together, left_out = conduct(tmp_path / "o", **keys, orders=2), []
+    for cell in together.all_cells():
+        file = tmp_path / f"{cell.order}.json"
+        file.write_text(json.dumps(together._results(cell)["config"]["icl"]["study"]["indices"]))
+        alone = conduct(tmp_path / f"alone{cell.order}", **keys, demonstrations=str(file))
+        (other,) = alone.all_cells()
+        for mine, theirs in zip(samples(together, cell), samples(alone, other), strict=True):
+            for (ours,), (their,) in zip(mine["resps"], theirs["resps"], strict=True):
+                assert abs(float(ours[0]) - float(their[0])) < 1e-5
+        left_out.append(alone._results(other)["config"]["icl"]["left_out"])
+    assert left_out[0] != left_out[1]
+
+
 def test_a_full_disk_leaves_no_half_cell(tmp_path, monkeypatch):
     before = study_folder.EvaluationTracker.save_results_samples
 
@@ -264,7 +285,11 @@ def test_the_dev_set_decides_and_the_test_labels_do_not(tmp_path, monkeypatch):
         (first, *_) = [each for each in choice["curve"] if each["score"] == best]
         assert choice["chosen"] == {**first["arguments"], "seed": first["seed"]}
         assert len(choice["curve"]) == 8
-    assert len([cell for cell in conductor.all_cells() if cell.split == "test"]) == 2 + 2
+    tested = [cell for cell in conductor.all_cells() if cell.split == "test"]
+    assert len(tested) == 2 + 2
+    for cell in tested:
+        said = json.loads(conductor.folder.results(cell).read_text())["config"]["icl"]["study"].get("chosen")
+        assert said == (["T", "eta"] if cell.variant.method == "deepthink" else None)
 
     before = study_tasks.ICLTask.test_docs
 
@@ -300,6 +325,140 @@ def test_seeds_are_chosen_too(tmp_path):
         rows = [row for row in conductor.rows() if row.method == method]
         (tested,) = [row for row in rows if row.split == "test"]
         assert tested.seed == max((row for row in rows if row.split == "dev"), key=lambda row: row.score).seed
+
+
+def test_another_dev_set_is_measured_anew(tmp_path):
+    """Of other size, or without the demonstrations of further seeds: otherwise cells of two dev sets are compared."""
+
+    def measured(seeds, size):
+        dev = {"size": size, "choose": ["T"]}
+        conductor = conduct(tmp_path / "o", Options("cpu", 8), methods=methods, seeds=seeds, dev=dev)
+        texts = [[each["doc"]["text"] for each in samples(conductor, cell)] for cell in dev_cells(conductor)]
+        assert all(each == texts[0] and len(each) == size for each in texts)
+        return conductor.dev["icl_demo_short"], texts[0]
+
+    def dev_cells(conductor):
+        return [cell for cell in conductor.all_cells() if cell.split == "dev"]
+
+    methods = {"deepthink": {"T": "1..2"}}
+    rows, texts = measured(0, 40)
+    assert len(measured(0, 30)[1]) == 30
+    seeds = next(n for n in range(1, 99) if drawn_by(n) & set(rows))
+    more, others = measured([0, seeds], 40)
+    assert more != rows and others != texts
+
+
+def drawn_by(seed: int) -> set[int]:
+    (leaf,) = study_tasks.load(["icl_demo_short"], None)
+    return set(study_tasks.draw(leaf, 3, None, seed))
+
+
+def test_of_a_metric_of_which_less_is_better_the_least_is_chosen(tmp_path):
+    task = {"task": "icl_demo_unseen", "metric_list": [{"metric": "acc"}, {"metric": "brier_score"}]}
+    dev = {"size": 12, "choose": ["T", "eta"], "metric": "brier_score"}
+    methods = {"deepthink": {"T": "1..3", "eta": [0.2, 0.9]}}
+    for choice in conduct(tmp_path / "o", tasks=[task], dev=dev, methods=methods).record()["choices"].values():
+        scores = [each["score"] for each in choice["curve"]]
+        chosen = next(each for each in choice["curve"] if each["score"] == min(scores))
+        assert min(scores) < max(scores) and choice["chosen"] == {**chosen["arguments"], "seed": chosen["seed"]}
+
+
+def test_a_share_of_the_documents_is_the_same_share_on_dev(tmp_path):
+    conductor = conduct(tmp_path / "o", Options("cpu", 8, 0.05), methods="icl", seeds=0, dev={"size": "test"})
+    dev, test = (row.documents for row in conductor.rows())
+    assert dev == test == len(conductor.dev["icl_demo_short"])
+    (leaf,) = conductor.leaves.values()
+    there = len(leaf.task.eval_docs)
+    assert test == math.ceil(0.05 * there) and len(study_tasks.dev_rows(leaf, None, 10**6, [])) == there
+
+
+def own_task(folder: Path, name: str) -> str:
+    """The file of a task of lm-eval's class: "own" with new demonstrations for every document, or "texts"."""
+    data = {"data_files": {split: str(folder / "data.jsonl") for split in ("train", "test")}}
+    (folder / "data.jsonl").write_text("\n".join(json.dumps({"text": f"film {i}", "label": i % 2}) for i in range(20)))
+    task = {"dataset_path": "json", "dataset_kwargs": data, "training_split": "train", "test_split": "test"}
+    options = {"doc_to_text": "{{text}}", "doc_to_choice": ["bad", "good"], "doc_to_target": "label"}
+    metrics = {"metric_list": [{"metric": "acc"}, {"metric": "acc_mutual_info"}]}
+    own = {**task, **options, **metrics, "task": "own", "output_type": "multiple_choice", "fewshot_split": "train"}
+    metrics = {"metric_list": [{"metric": "word_perplexity"}]}
+    texts = {"doc_to_text": "", "doc_to_target": "{{text}}", "output_type": "loglikelihood_rolling", "task": "texts"}
+    for each in (own, {**task, **texts, **metrics}):
+        (folder / f"{each['task']}.yaml").write_text(yaml.safe_dump(each))
+    return str(folder / f"{name}.yaml")
+
+
+def test_a_dev_set_needs_demonstrations_that_are_not_in_it(tmp_path):
+    keys = {"tasks": own_task(tmp_path, "own"), "methods": "icl", "dev": {"size": 5}}
+    study = grid.read(write(tmp_path / "s.yaml", **keys), {})
+    with pytest.raises(study_tasks.InputError, match="dev: task 'own' draws demonstrations of its own for every doc"):
+        Conductor(study, Folder(tmp_path / "o"), OPTIONS, None)
+    study = grid.read(write(tmp_path / "s.yaml", **keys, num_fewshot=0), {})
+    assert len(Conductor(study, Folder(tmp_path / "o"), OPTIONS, None).dev["own"]) == 5
+
+
+def test_predictions_are_of_the_options_behind_the_question(tmp_path):
+    """With acc_mutual_info, lm-eval's samples have those without the question too."""
+    conductor = conduct(tmp_path / "o", tasks=own_task(tmp_path, "own"), methods="icl", seeds=0)
+    (row,), (cell,) = conductor.rows(), conductor.all_cells()
+    found = samples(conductor, cell)
+    assert all(len(each["resps"]) == 4 for each in found)
+    assert [float(int(each["target"]) == guess) for each, guess in zip(found, row.predictions, strict=True)] == [
+        each["acc"] for each in found
+    ]
+
+
+def test_whole_texts_can_be_planned_and_run(tmp_path, capsys, monkeypatch):
+    keys = {"tasks": own_task(tmp_path, "texts"), "seeds": 0, "num_fewshot": 0, "metric": "word_perplexity"}
+    arguments = [
+        write(tmp_path / "s.yaml", **keys, methods=["hf", "icl"]),
+        "--output",
+        tmp_path / "o",
+        "--device",
+        "cpu",
+    ]
+    monkeypatch.setattr(sys, "argv", ["lm-eval-icl", "study", *map(str, arguments)])
+    cli.main()
+    with (tmp_path / "o/study.csv").open() as rows:
+        hf, icl = (float(row["score"]) for row in csv.DictReader(rows))
+    assert hf == pytest.approx(icl, rel=1e-5) and hf > 1
+
+
+# What is run when.
+
+
+def test_the_requests_of_a_task_are_built_once_for_all_methods(tmp_path, monkeypatch):
+    built, before = [], study_tasks.prepare
+    monkeypatch.setattr(study_tasks, "prepare", lambda *args: built.append(args) or before(*args))
+    conduct(tmp_path / "o", methods=["hf", "icl", "invicl", "pcw"], seeds="0..2")
+    assert len(built) == 3
+
+
+def test_one_model_is_there_at_a_time(tmp_path, checkpoint, monkeypatch):
+    """The next one may not fit beside it."""
+    loaded, before = [], run.Models.__init__
+
+    def load(self, *args):
+        assert all(reference() is None for reference in loaded)
+        before(self, *args)
+        loaded.append(weakref.ref(self._first.model))
+
+    monkeypatch.setattr(run.Models, "__init__", load)
+    conduct(tmp_path / "o", models=[DEMO["models"], f"pretrained={checkpoint('llama')}"], methods=["icl", "nope"])
+    assert len(loaded) == 2
+
+
+def test_fewer_documents_than_processes(tmp_path):
+    (leaf,) = study_tasks.load(["icl_demo_short"], None)
+    with pytest.raises(study_tasks.InputError, match="'icl_demo_short' has fewer documents than there are processes"):
+        study_tasks.prepare(leaf, 3, None, 0, 0, None, 2, rank=0, world_size=3)
+
+
+def test_an_error_in_a_cell_names_the_model_and_the_method(tmp_path):
+    model = {"models": f"{DEMO['models']},max_length=40", "num_fewshot": 8}
+    with pytest.raises(
+        study_tasks.InputError, match=rf"icl: {re.escape(str(model_path()))}, icl,repeat=1: .*documents"
+    ):
+        conduct(tmp_path / "o", methods={"icl": {"repeat": 1}}, seeds=0, **model)
 
 
 # A study that is there, grows, or was stopped.
@@ -372,6 +531,49 @@ def test_other_weights_under_the_same_name_are_refused(tmp_path):
         conduct(tmp_path / "o", methods=["icl", "pcw", "nope"], **of_model)
 
 
+def test_a_task_that_has_changed_is_refused(tmp_path):
+    """Its documents, its prompts, or the rows that a file says are its demonstrations."""
+    task, data = Path(own_task(tmp_path, "own")), tmp_path / "data.jsonl"
+    file = tmp_path / "rows.json"
+    file.write_text("[5, 6, 7]")
+
+    def again(**keys):
+        conduct(tmp_path / "o", methods="icl", seeds=0, **keys)
+
+    again(tasks=str(task)), again(tasks=str(task))
+    again(demonstrations=str(file)), again(demonstrations=str(file))
+    file.write_text("[5, 7, 6]")
+    with pytest.raises(study_tasks.InputError, match=r"icl_demo_short: its demonstrations have changed since .*/icl/"):
+        again(demonstrations=str(file))
+    was = data.read_text()
+    data.write_text(was.replace("film 2", "movie 2"))
+    with pytest.raises(study_tasks.InputError, match=r"own: its configuration or data have changed since .*: give ano"):
+        again(tasks=str(task))
+    data.write_text(was)
+    again(tasks=str(task))
+    task.write_text(task.read_text().replace("{{text}}", "{{text}}!"))
+    with pytest.raises(study_tasks.InputError, match="own: its configuration or data have changed since"):
+        again(tasks=str(task))
+
+
+def test_what_somebody_has_removed_or_damaged(tmp_path):
+    conductor = conduct(tmp_path / "o", methods="icl", seeds=0)
+    (cell,) = conductor.all_cells()
+    results, before = conductor.folder.results(cell), contents(tmp_path / "o")
+    results.unlink()
+    conduct(tmp_path / "o", methods="icl", seeds=0)
+    assert contents(tmp_path / "o") == before
+    whole = results.read_text()
+    for damaged in (whole[:-9], "{}", "[]"):
+        results.write_text(damaged)
+        with pytest.raises(study_tasks.InputError, match=r"is not whole \(.*remove that folder below cells/, and the"):
+            conduct(tmp_path / "o", methods="icl", seeds=0)
+    results.write_text(whole)
+    next(results.parent.glob("samples_*")).unlink()
+    with pytest.raises(study_tasks.InputError, match=r"icl_demo_short.* is not whole \(FileNotFoundError"):
+        conduct(tmp_path / "o", methods="icl", seeds=0).rows()
+
+
 @pytest.mark.slow
 def test_killed_and_started_again(tmp_path):
     """kill -9 at several moments: file by file what it is undisturbed (LM_EVAL_ICL_KILLS=10 for ten)."""
@@ -401,19 +603,46 @@ def test_killed_and_started_again(tmp_path):
     assert not (tmp_path / "killed/work").exists() and not (tmp_path / "killed/claims").exists()
 
 
+# Writes which cells a process runs, one a line.
+COUNTED = """
+import os, sys
+from lm_eval_icl import cli
+from lm_eval_icl.studies import conduct
+
+run_cells, log = conduct.run_cells, os.open(sys.argv.pop(1), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+
+def counted(models, cells, *rest):
+    os.write(log, "".join(f"{os.getpid()} {cell.path}\\n" for cell in cells).encode())
+    run_cells(models, cells, *rest)
+
+conduct.run_cells = counted
+cli.main()
+"""
+
+
 @pytest.mark.slow
-def test_two_at_once_share_the_cells(tmp_path):
-    file = write(tmp_path / "s.yaml", methods=["icl", "pcw", "nope", "saicl"], seeds="0..7")
-    two = [subprocess.Popen(command(file, tmp_path / "o"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)]
-    two.append(
-        subprocess.Popen(command(file, tmp_path / "o"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    )
-    ended = [process.communicate() for process in two]
-    assert [process.returncode for process in two] == [0, 0], ended
-    scored = [re.findall("cells .test.*?([0-9]+)/32", said) for _, said in ended]
-    assert all(scored)
-    subprocess.run(command(file, tmp_path / "alone"), check=True, capture_output=True)
-    assert contents(tmp_path / "o") == contents(tmp_path / "alone")
+def test_several_at_once_run_no_cell_twice(tmp_path):
+    """One of them a study that has more of the same cells."""
+    methods, log = ["icl", "pcw", "nope", {"deepthink": {"T": "1..2"}}], tmp_path / "log"
+    files = [write(tmp_path / "s.yaml", methods=methods, seeds="0..7")] * 2
+    files.append(write(tmp_path / "more.yaml", methods=[*methods[:3], {"deepthink": {"T": "1..3"}}], seeds="0..7"))
+    several = [
+        subprocess.Popen(
+            [sys.executable, "-c", COUNTED, str(log), *command(file, tmp_path / "o")[3:]],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for file in files
+    ]
+    ended = [process.communicate() for process in several]
+    assert [process.returncode for process in several] == [0, 0, 0], ended
+    who, ran = zip(*(line.split(" ", 1) for line in log.read_text().splitlines()), strict=True)
+    assert len(ran) == len(set(ran)) == 8 * (3 + 3) and len(set(who)) > 1
+    subprocess.run(command(files[2], tmp_path / "alone"), check=True, capture_output=True)
+    several_, alone = contents(tmp_path / "o"), contents(tmp_path / "alone")
+    for name in (name for name in alone if name.startswith("cells/")):
+        assert several_[name] == alone[name], name
 
 
 def test_a_claim_is_one_process_alone_and_a_dead_ones_is_taken_over(tmp_path, monkeypatch):
@@ -431,6 +660,12 @@ def test_a_claim_is_one_process_alone_and_a_dead_ones_is_taken_over(tmp_path, mo
         claim.write_text(json.dumps({**claimed, "pid": ended.pid}))  # a process of this machine that is gone
         with other.claimed("w") as second:
             assert second
+    glob = Path.glob
+    with monkeypatch.context() as patched:  # another process tidies at this moment
+        patched.setattr(Path, "glob", lambda path, pattern: path.rmdir() or glob(path, pattern))
+        with other.claimed("w") as second:
+            assert not second
+    one.claims.mkdir()
     claim.write_text(json.dumps({"where": "elsewhere", "pid": 1}))
     with other.claimed("w") as second:
         assert not second
@@ -441,12 +676,24 @@ def test_a_claim_is_one_process_alone_and_a_dead_ones_is_taken_over(tmp_path, mo
 
 
 @pytest.mark.slow
-def test_two_processes_of_one_launch(tmp_path):
-    file = write(tmp_path / "s.yaml", methods=["icl", "invicl", {"deepthink": {"T": "1..2"}}], orders=2)
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"methods": ["hf", "icl", "invicl", {"deepthink": {"T": "1..2"}}], "orders": 2},
+        # A document of the first process alone does not fit if T is more than 1.
+        {
+            "models": f"{DEMO['models']},overflow=drop,max_length=25",
+            "methods": {"deepthink": {"T": "1..2"}},
+            "num_fewshot": 1,
+        },
+    ],
+)
+def test_two_processes_of_one_launch(tmp_path, keys):
+    file = write(tmp_path / "s.yaml", **{"seeds": 0, **keys})
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     environment = {**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [*launch, *command(file, tmp_path / "two")[1:]], capture_output=True, text=True, env=environment, timeout=300
+        [*launch, *command(file, tmp_path / "two")[1:]], capture_output=True, text=True, env=environment, timeout=200
     )
     assert done.returncode == 0, done.stderr[-3000:]
     subprocess.run(command(file, tmp_path / "one"), check=True, capture_output=True)
@@ -500,6 +747,12 @@ def test_a_named_study_runs(name, hub, checkpoint, tmp_path, monkeypatch, capsys
         ({"methods": "icl", "expected": [{"model": "x"}]}, "expected: {'model': 'x'}: must be a mapping with `values`"),
         ({"methods": "icl", "models": "pretrained=x,y"}, "models: 'pretrained=x,y': must be arguments as"),
         ({"methods": "icl", "figures": ["t"]}, "figures: 't': must be T, shots,"),
+        ({"methods": "icl", "expected": 3}, "expected: 3: must be a mapping with `values`"),
+        ({"methods": "icl", "expected": {"values": {"a": "b"}}}, "expected: a: 'b': must be a number."),
+        ({"methods": "icl", "expected": {"values": {}, "arguments": [1]}}, "expected: arguments: [1]: must be argum"),
+        ({"methods": "icl", "dev": {"choose": 3}}, "dev: choose: no method of this study has the argument '3'."),
+        ({"methods": {"icl": {1: 2}}}, "methods: icl: {1: 2}: must be arguments and values."),
+        ({"methods": "icl", "models": {"pretrained": "x", 1: 2}}, "models: {'pretrained': 'x', 1: 2}: must be arg"),
     ],
 )
 def test_a_file_that_cannot_be_is_refused_in_one_line(tmp_path, capsys, monkeypatch, keys, says):
@@ -526,6 +779,7 @@ def test_a_study_that_cannot_be_run_is_refused_in_one_line(tmp_path, capsys, mon
     file = write(tmp_path / "s.yaml", **{"methods": "icl", "seeds": 0, **keys})
     said = refused([file, "--output", tmp_path / "o", "--device", "cpu"], capsys, monkeypatch)
     assert said.startswith(says), said
+    assert not any((tmp_path / "o/cells").iterdir())  # before anything is run
 
 
 @pytest.mark.parametrize(
@@ -534,6 +788,9 @@ def test_a_study_that_cannot_be_run_is_refused_in_one_line(tmp_path, capsys, mon
         ([], "give a study's file or name"),
         (["invicl-table9"], "invicl-table9: neither a file nor a named study: did you mean 'invicl-table"),
         (["invicl-table7", "--limit", "0", "--output", "o"], "--limit 0: must be above 0."),
+        (["invicl-table7", "--limit", "nan", "--output", "o"], "--limit nan: must be above 0."),
+        (["invicl-table7", "--limit", "inf", "--output", "o"], "--limit inf: must be above 0, and finite."),
+        (["invicl-table7", "--seeds", "²", "--output", "o"], "invicl-table7: seeds: '²': must be a whole number"),
         (["invicl-table7"], "--output: give the study's folder."),
         (["invicl-table7", "--output", "/proc/o"], "--output /proc/o: cannot be written"),
     ],

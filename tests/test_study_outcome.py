@@ -302,6 +302,19 @@ def test_csv_has_every_row(tmp_path: Path) -> None:
         assert (line["task"], line["seed"], line["chosen"]) == (one.task, str(one.seed), str(one.chosen))
 
 
+def test_several_processes_write_the_csv_file_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, before, others = tmp_path / "rows.csv", Path.replace, iter([lambda: write_csv([row()], path)])
+
+    def replace(part: Path, to: Path) -> Path:
+        for other in others:  # at this moment another process does the same
+            other()
+        return before(part, to)
+
+    monkeypatch.setattr(Path, "replace", replace)
+    write_csv([row()], path)
+    assert len(path.read_text().splitlines()) == 2 and list(tmp_path.iterdir()) == [path]
+
+
 def test_csv_leaves_the_old_file_if_it_fails(tmp_path: Path) -> None:
     path = tmp_path / "rows.csv"
     path.write_text("old")
@@ -312,7 +325,7 @@ def test_csv_leaves_the_old_file_if_it_fails(tmp_path: Path) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         write_csv(rows(), path)
-    assert path.read_text() == "old"
+    assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
     with pytest.raises(InputError, match=r"missing/rows\.csv: cannot be written"):
         write_csv([row()], tmp_path / "missing" / "rows.csv")
 

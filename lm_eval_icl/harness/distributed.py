@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import atexit
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain, zip_longest
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed
@@ -19,6 +19,8 @@ from lm_eval.evaluator_utils import get_sample_size
 from lm_eval.models.huggingface import HFLM
 
 from lm_eval_icl.errors import InputError
+
+T = TypeVar("T")
 
 
 class DividedDocuments(HFLM):
@@ -99,6 +101,24 @@ def check_shares(
                 f"task {name!r} has fewer documents than there are processes ({processes}), and lm-eval needs one for "
                 "each: launch fewer processes, or give more documents (--limit, --samples)."
             )
+
+
+def in_any(mine: bool) -> bool:
+    """Whether something is so in any of the processes, all of which call this."""
+    if not _has_group():
+        return mine
+    found = [False] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(found, mine)
+    return any(found)
+
+
+def of_first(value: Callable[[], T]) -> T:
+    """What the first process finds, for all processes, all of which call this."""
+    if not _has_group():
+        return value()
+    found: list[Any] = [value() if torch.distributed.get_rank() == 0 else None]
+    torch.distributed.broadcast_object_list(found, src=0)
+    return cast("T", found[0])
 
 
 def in_order(shares: Sequence[Any]) -> Any:

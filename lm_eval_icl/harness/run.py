@@ -74,8 +74,11 @@ class PreparedRun:
         tasks, self._unchecked = self._unchecked, []
         instances = [instance for task in tasks for instance in task.instances or ()]
         for kind in ("loglikelihood", "generate_until"):
-            of_kind = [instance for instance in instances if instance.request_type == kind]
-            self._uses.update({request.prompt.context for request in self.requests(of_kind)})
+            contexts: set[Context] = set()
+            for some in _apart(tasks):
+                of_kind = [instance for instance in some if instance.request_type == kind]
+                contexts |= {request.prompt.context for request in self.requests(of_kind)}
+            self._uses.update(contexts)
         for instance in instances:
             if instance.request_type == "loglikelihood_rolling":
                 self.tokenize.check_text(instance)
@@ -156,6 +159,21 @@ class PreparedRun:
             demonstrations[instance.task_name] += len(request.prompt.context.demonstrations)
         for name in (name for name, number in demonstrations.items() if number == 0 and str(name) not in left_out):
             log.warning("%s: no demonstrations: %s. Give some with --num_fewshot.", name, without)
+
+
+def _apart(tasks: Sequence[Task]) -> list[list[Instance]]:
+    """The instances of these tasks, those of two tasks of one name apart: a study has a task in several orders of its
+    demonstrations, and what is left out of a document in one order is nothing to the others."""
+    found: list[tuple[set[str | None], list[Instance]]] = []
+    for task in tasks:
+        instances = task.instances or []
+        names = {instance.task_name for instance in instances}
+        free = next((each for each in found if not each[0] & names), None)
+        if free is None:
+            found.append(free := (set(), []))
+        free[0].update(names)
+        free[1].extend(instances)
+    return [some for _, some in found]
 
 
 def _count(instances: Sequence[Instance], requests: Sequence[Request]) -> tuple[Counts, Counts]:

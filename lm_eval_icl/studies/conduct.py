@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-import json
+import functools
+import gc
 import platform
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
-import torch.distributed
 import transformers
 from tqdm import tqdm
 
 from lm_eval_icl import version
 from lm_eval_icl.errors import InputError
+from lm_eval_icl.harness.distributed import of_first
 from lm_eval_icl.studies import tasks as study_tasks
-from lm_eval_icl.studies.folder import Cell, Folder, digest
+from lm_eval_icl.studies.folder import Cell, Folder, digest, model_folder
 from lm_eval_icl.studies.grid import HF, Study, Variant
 from lm_eval_icl.studies.row import Row
-from lm_eval_icl.studies.run import Models, Options, by_work, run_cells, without_passes
+from lm_eval_icl.studies.run import Models, Options, by_work, naming, run_cells, without_passes, work_of
 from lm_eval_icl.studies.tasks import Leaf, Prepared
 
 # How long to wait, in seconds, before looking again whether other processes have finished their cells.
@@ -63,6 +64,10 @@ class Conductor:
             for shots in self.shots(leaf):
                 for how in study.demonstrations:
                     study_tasks.draw(leaf, shots, how, study.seeds[0], study.orders - 1)
+        for metric in {study.metric, *([study.dev.metric] if study.dev else [])}:
+            for leaf in self.leaves.values():
+                if metric not in (there := leaf.task.aggregation()):
+                    raise InputError(f"metric: task {leaf.name!r} has no {metric!r}, only {', '.join(sorted(there))}.")
         known = {*self.leaves, *(group for leaf in self.leaves.values() for group in leaf.groups)}
         for column in study.columns:
             if column not in known:
@@ -71,13 +76,22 @@ class Conductor:
                 )
         self._read: dict[str, dict[str, Any]] = {}
         self.dev = {name: self._dev_rows(leaf) for name, leaf in self.leaves.items()} if study.dev else {}
+        self._rows = {name: study_tasks.contents_of_rows(self.leaves[name], rows) for name, rows in self.dev.items()}
 
     def _dev_rows(self, leaf: Leaf) -> list[int]:
         used: set[int] = set()
         for shots in self.shots(leaf):
             for how in self.study.demonstrations:
                 for seed in self.study.seeds:
-                    used.update(study_tasks.draw(leaf, shots, how, seed) or ())
+                    drawn = study_tasks.draw(leaf, shots, how, seed)
+                    own = leaf.task.fewshot_cfg
+                    training = own.samples is None and own.split in (None, leaf.task.config.training_split)
+                    if drawn is None and training:
+                        raise InputError(
+                            f"dev: task {leaf.name!r} draws demonstrations of its own for every document, and from "
+                            "the training split, so that those of the dev set would be among them."
+                        )
+                    used.update(drawn or ())
         pool = leaf.task.sampler.df if used else []
         size = self.study.dev.size if self.study.dev else None
         return study_tasks.dev_rows(leaf, size, self.options.limit, [pool[i] for i in used])
@@ -96,7 +110,11 @@ class Conductor:
                     for one in study.seeds if seed is None else [seed]:
                         for order in range(study.orders):
                             of_task = (shots, how, one, order, split, self.options.limit, leaf.changes)
-                            yield Cell(model, variant, leaf.name, *of_task)
+                            rows = self._rows[leaf.name] if split == "dev" else ""
+                            yield Cell(model, variant, leaf.name, *of_task, rows)
+
+    def _cells_of(self, split: str, model: Mapping[str, Any]) -> list[Cell]:
+        return self.dev_cells(model) if split == "dev" else self.test_cells(model) or []
 
     def dev_cells(self, model: Mapping[str, Any]) -> list[Cell]:
         """All cells on the dev set; none if there is none."""
@@ -114,7 +132,7 @@ class Conductor:
                     continue
                 choice = self.choice(cell)
                 if (choice.variant, choice.seed) == (variant, cell.seed):
-                    found.append(cell)
+                    found.append(replace(cell, chosen=self.study.dev.choose if self.study.dev else ()))
         return found
 
     def choice(self, cell: Cell) -> Choice:
@@ -133,29 +151,28 @@ class Conductor:
         ]
         seeds = self.study.seeds if "seeds" in dev.choose else (cell.seed,)
         curve = []
+        dev_cell = replace(cell, split="dev", rows=self._rows[cell.task])
         for variant in variants:
             for seed in seeds:
                 scores = [
-                    self.score(Cell(**{**vars(cell), "variant": variant, "seed": seed, "order": order, "split": "dev"}))
+                    self.score(replace(dev_cell, variant=variant, seed=seed, order=order))
                     for order in range(self.study.orders)
                 ]
                 curve.append((variant, seed, sum(scores) / len(scores)))
-        variant, seed, _ = max(curve, key=lambda each: each[2])  # the first of the best
+        best = max if self.leaves[cell.task].task.higher_is_better().get(dev.metric, True) else min
+        variant, seed, _ = best(curve, key=lambda each: each[2])  # the first of the best
         return Choice(variant, seed, tuple((each.arguments, one, value) for each, one, value in curve))
 
     def score(self, cell: Cell) -> float:
-        """A cell's metric, the dev set's own on the dev set.
-
-        Raises:
-            InputError: lm-eval's results do not have it.
-        """
+        """A cell's metric, the dev set's own on the dev set."""
         metric = self.study.dev.metric if self.study.dev and cell.split == "dev" else self.study.metric
-        return _metric(self._results(cell), self.leaves[cell.task].task.task_name, metric)
+        found = self._results(cell)["results"][self.leaves[cell.task].task.task_name]
+        # Of several filters, the first counts.
+        return float(next(value for name, value in found.items() if name.startswith(f"{metric},")))
 
     def _results(self, cell: Cell) -> dict[str, Any]:
         if cell.path not in self._read:
-            found = json.loads(self.folder.results(cell).read_text(encoding="utf-8"))
-            self._read[cell.path] = {key: found[key] for key in ("results", "config", "n-samples")}
+            self._read[cell.path] = self.folder.read(cell)
         return self._read[cell.path]
 
     # Running.
@@ -166,26 +183,28 @@ class Conductor:
         Raises:
             InputError: a cell cannot be run. What was finished stays.
         """
+        self._check_tasks()
         for arguments in self.study.models:
-            if self._finished(arguments):
-                continue
-            models = Models(arguments, self.options)
-            for variant in {without_passes(each): each for each in self.study.variants}.values():
-                if variant.method != HF:
-                    models.under(variant)  # a method that the model cannot run is refused now
-            self._run_model(models)
+            if not of_first(functools.partial(self._finished, arguments)):
+                self._run_model(arguments)
+                gc.collect()  # the model refers to itself, and the next one needs its place
+                torch.cuda.empty_cache()
 
     def _finished(self, model: Mapping[str, Any]) -> bool:
         cells = self.test_cells(model)
         return cells is not None and all(map(self.folder.is_done, cells))
 
-    def _run_model(self, models: Models) -> None:
+    def _run_model(self, arguments: Mapping[str, Any]) -> None:
+        models = Models(arguments, self.options)
+        for variant in {without_passes(each): each for each in self.study.variants}.values():
+            if variant.method != HF:
+                with naming(models, variant):  # a method that the model cannot run is refused now
+                    models.under(variant)
         quiet = models.rank != 0
-        name = str(models.arguments["pretrained"])
+        name = str(arguments["pretrained"])
         self._check_weights(models)
         for split in ("dev", "test") if self.dev else ("test",):
-            cells = self.dev_cells(models.arguments) if split == "dev" else self.test_cells(models.arguments)
-            works = by_work(cells or ())
+            works = by_work(of_first(functools.partial(self._cells_of, split, arguments)))
             with tqdm(total=sum(map(len, works.values())), desc=f"{name}, cells ({split})", disable=quiet) as bar:
                 while works:
                     before = len(works)
@@ -194,6 +213,26 @@ class Conductor:
                             bar.update(len(works.pop(key)))
                     if len(works) == before:
                         time.sleep(_PATIENCE)  # other processes run the others
+
+    def _check_tasks(self) -> None:
+        """Refuse to go on with cells of a task that had other documents, demonstrations or prompts."""
+
+        @functools.cache
+        def drawn(task: str, *how: Any) -> list[int] | None:
+            return study_tasks.draw(self.leaves[task], *how)
+
+        for cell in filter(self.folder.is_done, self.all_cells()):
+            said = self._results(cell)["config"]["icl"]["study"]
+            now = drawn(cell.task, cell.num_fewshot, cell.demonstrations, cell.seed, cell.order)
+            for what, differs in (
+                ("configuration or data", said["contents"] != study_tasks.contents(self.leaves[cell.task])),
+                ("demonstrations", said["indices"] != now),
+            ):
+                if differs:
+                    raise InputError(
+                        f"--output {self.folder.path}: {cell.task}: its {what} have changed since {cell.path} was run: "
+                        "give another folder."
+                    )
 
     def _check_weights(self, models: Models) -> None:
         """Refuse to add cells to those that another checkpoint of the same name has given."""
@@ -207,14 +246,15 @@ class Conductor:
 
     def _run_work(self, models: Models, cells: Sequence[Cell]) -> bool:
         """Run cells that share work, unless another process does. Returns whether they are all there."""
-        work = digest(" ".join(cell.path for cell in cells))
-        missing = _agreed(models, lambda: [i for i, cell in enumerate(cells) if not self.folder.is_done(cell)])
+        # Not by all of these cells: another study may have others of the same work.
+        work = digest(f"{model_folder(cells[0].model)} {work_of(cells[0])}")
+        missing = of_first(lambda: [i for i, cell in enumerate(cells) if not self.folder.is_done(cell)])
         if not missing:
             return True
         with self.folder.claimed(work) if models.rank == 0 else nullcontext(False) as claimed:
-            if not _agreed(models, lambda: claimed):
+            if not of_first(lambda: claimed):
                 return False
-            missing = _agreed(models, lambda: [i for i, cell in enumerate(cells) if not self.folder.is_done(cell)])
+            missing = of_first(lambda: [i for i, cell in enumerate(cells) if not self.folder.is_done(cell)])
             if missing:
                 run_cells(
                     models,
@@ -230,7 +270,7 @@ class Conductor:
 
     def _prepare(self, models: Models, cell: Cell) -> Callable[[int], Prepared]:
         """The task of an order. Those of the latest demonstrations are kept, since the next method has the same."""
-        key = (cell.task, cell.num_fewshot, cell.demonstrations, cell.seed, cell.split, id(models))
+        key = (work_of(cell)[0], id(models))
         if getattr(self, "_prepared_for", None) != key:
             self._prepared_for: Any = key
             self._prepared: dict[int, Prepared] = {}
@@ -302,7 +342,10 @@ class Conductor:
         if task.OUTPUT_TYPE != "multiple_choice":
             return ()
         samples = self.folder.samples(cell, task.task_name)
-        return tuple(_best([float(response[0][0]) for response in sample["resps"]]) for sample in samples)
+        # With acc_mutual_info, those of the options without the question follow.
+        parts = 2 if "acc_mutual_info" in self.leaves[cell.task].task.aggregation() else 1
+        options = (sample["resps"][: len(sample["resps"]) // parts] for sample in samples)
+        return tuple(_best([float(response[0][0]) for response in each]) for each in options)
 
     def record(self) -> dict[str, Any]:
         """What `study.json` says: the grid, the cells, what was chosen, and how much was run."""
@@ -343,23 +386,5 @@ class Conductor:
         return {name: round(number) for name, number in total.items()}
 
 
-def _metric(results: Mapping[str, Any], task: str, metric: str) -> float:
-    found = results["results"][task]
-    for name, value in found.items():
-        if name.partition(",")[0] == metric:
-            return float(value)
-    known = ", ".join(sorted({name.partition(",")[0] for name in found if "," in name and "_stderr" not in name}))
-    raise InputError(f"metric: task {task!r} has no {metric!r}, only {known}.")
-
-
 def _best(scores: Sequence[float]) -> int:
     return scores.index(max(scores))
-
-
-def _agreed(models: Models, value: Callable[[], Any]) -> Any:
-    """What the first process found, for all processes."""
-    if models.world_size == 1:
-        return value()
-    found = [value() if models.rank == 0 else None]
-    torch.distributed.broadcast_object_list(found, src=0)
-    return found[0]

@@ -28,7 +28,7 @@ from typing import Any
 
 from lm_eval.loggers import EvaluationTracker
 
-from lm_eval_icl.errors import InputError
+from lm_eval_icl.errors import InputError, one_line
 from lm_eval_icl.harness.saving import whole_lines
 from lm_eval_icl.studies.grid import Variant
 
@@ -45,6 +45,8 @@ class Cell:
         task: the name of the leaf task.
         split: "test" or "dev".
         changes: as of `Leaf`.
+        rows: a digest of the dev set's rows, which depend on all demonstrations of a study; empty on the test set.
+        chosen: the arguments (or "seeds") of a cell on the test set whose values were chosen on the dev set.
     """
 
     model: Mapping[str, Any]
@@ -57,6 +59,8 @@ class Cell:
     split: str
     limit: float | None
     changes: str = ""
+    rows: str = ""
+    chosen: tuple[str, ...] = ()
 
     @property
     def path(self) -> str:
@@ -68,7 +72,7 @@ class Cell:
             "order": self.order,
             **({"changes": self.changes} if self.changes else {}),
             **({} if self.limit is None else {"limit": self.limit}),
-            **({} if self.split == "test" else {"split": self.split}),
+            **({} if self.split == "test" else {"split": f"{self.split}-{self.rows}"}),
         }
         task = ",".join([self.task, *(f"{name}={value}" for name, value in of_task.items())])
         return "/".join([model_folder(self.model), _plain(self.variant.name), _plain(task)])
@@ -144,6 +148,8 @@ class Folder:
         try:
             for file in half.iterdir():  # lm-eval names them by the date, which would differ in every run
                 file.rename(half / file.name.replace(str(tracker.date_id), cell.id))
+            if folder.exists() and not self.is_done(cell):
+                shutil.rmtree(folder)  # what is left of a cell whose results somebody has removed
             folder.parent.mkdir(parents=True, exist_ok=True)
             half.rename(folder)
         except OSError as error:
@@ -151,10 +157,36 @@ class Folder:
             if not self.is_done(cell):  # otherwise another process that was taken for dead has been faster
                 raise InputError(f"--output {self.path}: cannot be written ({error.strerror}).") from error
 
+    def read(self, cell: Cell) -> dict[str, Any]:
+        """The results, configuration and numbers of samples of a finished cell.
+
+        Raises:
+            InputError: somebody has changed or removed them.
+        """
+        with self._whole(cell):
+            found = json.loads(self.results(cell).read_text(encoding="utf-8"))
+            found["config"]["icl"]["study"]["contents"]  # which every cell has
+            return {key: found[key] for key in ("results", "config", "n-samples")}
+
     def samples(self, cell: Cell, task: str) -> list[dict[str, Any]]:
-        """The samples of a finished cell, in the order of the documents."""
+        """The samples of a finished cell, in the order of the documents.
+
+        Raises:
+            InputError: as for `read`.
+        """
         path = self.cells / cell.path / f"samples_{task}_{cell.id}.jsonl"
-        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        with self._whole(cell), path.open(encoding="utf-8") as file:
+            return [json.loads(line) for line in file]
+
+    @contextmanager
+    def _whole(self, cell: Cell) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise InputError(
+                f"--output {self.path}: {cell.path} is not whole ({one_line(error)}): remove that folder below "
+                "cells/, and the same command runs it again."
+            ) from error
 
     def drop_work(self, name: str) -> None:
         """Remove what was kept of a piece of work, which is done."""
@@ -212,7 +244,7 @@ class Folder:
         try:
             with mine.open("x", encoding="utf-8") as file:
                 json.dump({"where": _where(), "pid": os.getpid()}, file)
-        except FileExistsError:
+        except (FileExistsError, FileNotFoundError):  # another process has claimed it, or is just tidying
             return None
         return mine
 
@@ -238,7 +270,9 @@ class Folder:
         """Remove the folders of work and claims, if no process works on anything."""
         with suppress(OSError):
             self.claims.rmdir()
-            shutil.rmtree(self.work, ignore_errors=True)
+            gone = self.path / f".work.{uuid.uuid4().hex}"
+            self.work.rename(gone)  # at once, as a process that begins now would use it
+            shutil.rmtree(gone, ignore_errors=True)
 
 
 def _where() -> str:

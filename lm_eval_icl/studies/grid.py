@@ -15,7 +15,7 @@ import yaml
 from lm_eval.utils import simple_parse_args_string
 
 from lm_eval_icl import methods
-from lm_eval_icl.errors import InputError, is_whole
+from lm_eval_icl.errors import InputError, is_number, is_whole
 
 _NAMED = "named"
 FIGURES = ("T", "shots", "seeds", "orders", "sensitivity")
@@ -150,14 +150,14 @@ def _study(given: Mapping[str, Any], overrides: Mapping[str, Any]) -> Study:
             what = f"did you mean {near[0]!r}?" if near else f"the keys are {', '.join(KEYS)}."
             raise InputError(f"unknown key {key!r}: {what}")
     given = {**given, **{key: value for key, value in overrides.items() if key != "model_args"}}
-    models = [_model(each) for each in _values("models", given.get("models"), needed="model_args" not in overrides)]
+    models = [_model(each) for each in expanded("models", given.get("models"), needed="model_args" not in overrides)]
     if "model_args" in overrides:
         more = _model(overrides["model_args"])
         models = [more] if "pretrained" in more or not models else [{**each, **more} for each in models]
     if any("pretrained" not in each for each in models):
         raise InputError("models: each must say pretrained=..., as --model_args does.")
-    seeds = _values("seeds", given.get("seeds", 1234))
-    shots = _values("num_fewshot", given.get("num_fewshot", [None]))
+    seeds = expanded("seeds", given.get("seeds", 1234))
+    shots = expanded("num_fewshot", given.get("num_fewshot", [None]))
     for name, values in (("seeds", seeds), ("num_fewshot", shots)):
         for value in values:
             if not ((is_whole(value) and value >= 0) or (name == "num_fewshot" and value is None)):
@@ -168,33 +168,35 @@ def _study(given: Mapping[str, Any], overrides: Mapping[str, Any]) -> Study:
     metric = str(given.get("metric", "acc"))
     study = Study(
         models=tuple(models),
-        variants=tuple(_variants(_values("methods", given.get("methods")))),
-        tasks=tuple(_task(each) for each in _values("tasks", given.get("tasks"))),
-        num_fewshot=tuple(shots),
-        seeds=tuple(seeds),
+        variants=tuple(_variants(expanded("methods", given.get("methods")))),
+        tasks=tuple(_task(each) for each in expanded("tasks", given.get("tasks"))),
+        num_fewshot=tuple(None if each is None else int(each) for each in shots),
+        seeds=tuple(map(int, seeds)),  # 1.0 is 1
         orders=int(orders),
         demonstrations=tuple(
             None if each is None else str(each)
-            for each in _values("demonstrations", given.get("demonstrations", [None]))
+            for each in expanded("demonstrations", given.get("demonstrations", [None]))
         ),
         dev=_dev(given.get("dev"), metric),
         metric=metric,
         title=str(given.get("title", "")),
         paper=str(given.get("paper", "")),
-        deviates=tuple(map(str, given.get("deviates") or ())),
-        columns=tuple(map(str, _values("columns", given["columns"]) if given.get("columns") else ())),
-        figures=None if given.get("figures") is None else tuple(_values("figures", given["figures"])),
-        expected=tuple(given.get("expected") or ()),
+        deviates=tuple(map(str, expanded("deviates", given.get("deviates"), needed=False))),
+        columns=tuple(map(str, expanded("columns", given.get("columns"), needed=False))),
+        figures=None if given.get("figures") is None else tuple(expanded("figures", given["figures"])),
+        expected=tuple(expanded("expected", given.get("expected"), needed=False)),
     )
     _check(study)
     return study
 
 
-def _values(key: str, given: Any, needed: bool = True) -> list[Any]:
+def expanded(key: str, given: Any, needed: bool = True) -> list[Any]:
     """The values of a key: a list, a single one, or ranges such as 0..9, both ends included."""
     if given is None and not needed:
         return []
     values = given if isinstance(given, list) else [given]
+    if not values and not needed:
+        return []
     found: list[Any] = []
     for value in values:
         if isinstance(value, str) and (ends := re.fullmatch(r"\s*(-?\d+)\s*\.\.\s*(-?\d+)\s*", value)):
@@ -210,7 +212,7 @@ def _values(key: str, given: Any, needed: bool = True) -> list[Any]:
 
 
 def _model(given: Any) -> dict[str, Any]:
-    if isinstance(given, Mapping):
+    if isinstance(given, Mapping) and all(isinstance(name, str) for name in given):
         return dict(given)
     if not isinstance(given, str) or not all("=" in each for each in given.split(",")):
         raise InputError(f"models: {given!r}: must be arguments as --model_args takes them, such as pretrained=gpt2.")
@@ -232,9 +234,9 @@ def _variants(entries: Sequence[Any]) -> Iterator[Variant]:
         if not isinstance(entry, Mapping) or len(entry) != 1:
             raise InputError(f"methods: {entry!r}: must be a name, or a name with its arguments: {{invicl: {{...}}}}.")
         ((name, arguments),) = entry.items()
-        if not isinstance(arguments, Mapping | None):
+        if not isinstance(arguments, Mapping | None) or not all(isinstance(key, str) for key in arguments or ()):
             raise InputError(f"methods: {name}: {arguments!r}: must be arguments and values.")
-        lists = {key: _values(f"methods: {name}: {key}", value) for key, value in (arguments or {}).items()}
+        lists = {key: expanded(f"methods: {name}: {key}", value) for key, value in (arguments or {}).items()}
         for values in itertools.product(*lists.values()):
             variant = Variant(str(name), dict(zip(lists, values, strict=True)), number)
             _check_variant(variant)
@@ -270,8 +272,7 @@ def _dev(given: Any, metric: str) -> Dev | None:
     size = given.get("size", "test")
     if size != "test" and not (is_whole(size) and size >= 1):
         raise InputError(f"dev: size: {size!r}: must be test, or a whole number, 1 or more.")
-    choose = given.get("choose") or []
-    choose = [choose] if isinstance(choose, str) else list(choose)
+    choose = expanded("dev: choose", given.get("choose"), needed=False)
     return Dev(None if size == "test" else int(size), tuple(map(str, choose)), str(given.get("metric") or metric))
 
 
@@ -294,6 +295,11 @@ def _check(study: Study) -> None:
     for entry in study.expected:
         if not isinstance(entry, Mapping) or not isinstance(entry.get("values"), Mapping):
             raise InputError(f"expected: {entry!r}: must be a mapping with `values`, numbers by column.")
+        if not isinstance(entry.get("arguments"), Mapping | None):
+            raise InputError(f"expected: arguments: {entry['arguments']!r}: must be arguments and values.")
+        for column, value in entry["values"].items():
+            if not is_number(value):
+                raise InputError(f"expected: {column}: {value!r}: must be a number.")
     for name in study.figures or ():
         if name not in FIGURES:
             raise InputError(f"figures: {name!r}: must be {', '.join(FIGURES)}.")

@@ -7,6 +7,7 @@ import itertools
 import json
 import re
 import statistics
+import uuid
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -482,7 +483,7 @@ def write_csv(rows: Iterable[Row], path: Path) -> None:
         InputError: it cannot be written.
     """
     names = [field.name for field in fields(Row) if field.name != "predictions"]
-    part = path.with_name(path.name + ".part")
+    part = path.with_name(f".{path.name}.{uuid.uuid4().hex}")  # several processes may finish at once
     try:
         with part.open("w", encoding="utf-8", newline="") as file:
             writer = csv.writer(file)
@@ -495,3 +496,5 @@ def write_csv(rows: Iterable[Row], path: Path) -> None:
         part.replace(path)
     except OSError as error:
         raise InputError(f"{path}: cannot be written ({error.strerror or error}).") from error
+    finally:
+        part.unlink(missing_ok=True)

@@ -124,7 +124,9 @@ class Plan:
         tokenizer = self._tokenizer(cell.model)
         contexts, queries = Counter[Context](), dict[tuple[int, ...], int]()
         for instance in prepared.task.instances:
-            prompt = instance.args[0] or FewShotPrompt("", (), "")
+            prompt = instance.args[0]
+            if not isinstance(prompt, FewShotPrompt):  # a text that is scored as a whole, for example
+                prompt = FewShotPrompt("", (), prompt)
             text = instance.args[1] if instance.request_type == "loglikelihood" else ""
             found, answer = tokenizer.pair(prompt, text) if text else (tokenizer.to_continue(prompt), ())
             contexts[found.context] += 1
@@ -136,7 +138,8 @@ class Plan:
         name = str(model.get("tokenizer", model["pretrained"]))
         if name not in self._tokenizers:
             with refusing(f"tokenizer={name!r}: the tokenizer cannot be loaded"):
-                self._tokenizers[name] = PromptTokenizer(AutoTokenizer.from_pretrained(name))
+                given = {key: model[key] for key in ("revision", "subfolder", "trust_remote_code") if key in model}
+                self._tokenizers[name] = PromptTokenizer(AutoTokenizer.from_pretrained(name, **given))
         return self._tokenizers[name]
 
     def record(self) -> list[dict[str, Any]]:

@@ -25,6 +25,8 @@ from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 from tqdm import tqdm
 
+from lm_eval_icl.errors import InputError
+from lm_eval_icl.harness.distributed import DividedDocuments, in_any
 from lm_eval_icl.harness.loglikelihood import check_finite
 from lm_eval_icl.harness.models import ICLModel, model_class
 from lm_eval_icl.harness.requests import Request, RequestTokenizer
@@ -108,13 +110,15 @@ class Models:
         weights: a digest of its weights, configuration and tokenizer.
 
     Raises:
-        InputError: it cannot be loaded, or its weights cannot be read.
+        InputError: it cannot be loaded, its weights cannot be read, or its passes are divided among processes.
     """
 
     def __init__(self, arguments: Mapping[str, Any], options: Options) -> None:
         self.arguments = arguments
         given = {name: getattr(options, name) for name in ("device", "batch_size")}
         self._first: ICLModel = model_class("icl").create_from_arg_obj(dict(arguments), given)
+        if self._first._is_tensor_parallel:
+            raise InputError("models: tp_plan: a study does not divide the passes of a model: leave it out.")
         known: dict[str, Any] = {}
 
         def fingerprint() -> dict[str, Any]:  # nothing changes the weights during a study
@@ -126,6 +130,7 @@ class Models:
         self.weights = digest(json.dumps(fingerprint(), sort_keys=True, default=str))
         self._tokenizers: dict[tuple[bool, bool], OneTokenizer] = {}
         self._models: dict[str, ICLModel] = {}
+        self._latest = self._first
 
     def under(self, variant: Variant) -> ICLModel:
         """The model of a method.
@@ -137,13 +142,17 @@ class Models:
             model = self._first.under(variant.method, variant.arguments)
             key = (model.method.treats_demonstrations_alike, model.canonical_order)
             model.tokenize = self._tokenizers.setdefault(key, OneTokenizer(model.tokenize))
-            self._models = {variant.name: model}  # the last one: of each, memories would stay
-        return self._models[variant.name]
+            self._models[variant.name] = model
+        if self._latest is not self._models[variant.name]:
+            self._latest.begin([])  # its memories would stay
+            self._latest = self._models[variant.name]
+        return self._latest
 
     def hf(self) -> HFLM:
-        """The checkpoint as lm-eval's own model."""
-        model: HFLM = object.__new__(HFLM)
-        model.__dict__ = dict(self._first.__dict__)
+        """The checkpoint as lm-eval's own model. Of several processes, the results are in the documents' order."""
+        model: HFLM = object.__new__(DividedDocuments)
+        # Batch sizes that were found for prompts of another cell may be too large for this one's.
+        model.__dict__ = {**self._first.__dict__, "batch_sizes": {}}
         return model
 
     @property
@@ -175,6 +184,15 @@ def without_passes(variant: Variant) -> tuple[str, str]:
     return variant.method, str(sorted((key, value) for key, value in variant.arguments.items() if key != name))
 
 
+@contextmanager
+def naming(models: Models, variant: Variant) -> Iterator[None]:
+    """Put the model and the method before an error's message."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"{models.arguments['pretrained']}, {variant.name}: {error.message}") from error
+
+
 def run_cells(
     models: Models,
     cells: Sequence[Cell],
@@ -199,17 +217,22 @@ def run_cells(
         for cell in cells:
             number = passes_of(cell.variant)[1]
             lm: LM = models.hf() if variant.method == HF else _with_passes(models, cell.variant, number)
-            save(folder, cell, evaluate(lm, cell, tasks[cell.order], models, options), tasks[cell.order], models)
+            with naming(models, cell.variant):
+                results = evaluate(lm, cell, tasks[cell.order], models, options)
+            save(folder, cell, results, tasks[cell.order], models)
         return
     wanted = {passes_of(cell.variant)[1] for cell in cells}
     model = _with_passes(models, variant, max(wanted))
     path = folder.work / work
-    for numbers in _together(model, tasks.values(), wanted):
+    with naming(models, variant):
+        rounds = _together(model, tasks.values(), wanted)
+    for numbers in rounds:
         begun = time.perf_counter()
         of_these = [cell for cell in cells if passes_of(cell.variant)[1] in numbers]
         model = _with_passes(models, variant, max(numbers))
-        scores = score(model, [each.task for each in tasks.values()], instances, numbers, path)
-        model.finish()
+        with naming(models, variant):
+            scores = score(model, [each.task for each in tasks.values()], instances, numbers, path)
+            model.finish()
         seconds = time.perf_counter() - begun
         for cell in of_these:
             number = passes_of(cell.variant)[1]
@@ -237,7 +260,7 @@ def _together(model: ICLModel, tasks: Iterable[Prepared], wanted: set[int]) -> l
     if len(wanted) > 1 and 1 in wanted and model.common.overflow != "error":
         model.begin([each.task for each in tasks])
         model.run.check()
-        if model.run.left_out or model.run.truncated:
+        if in_any(bool(model.run.left_out or model.run.truncated)):  # each process has other documents
             return [{1}, wanted - {1}]
     return [wanted]
 
@@ -323,7 +346,7 @@ def evaluate(lm: LM, cell: Cell, prepared: Prepared, models: Models, options: Op
             model=lm,
             tasks=[prepared.task],
             task_manager=TaskManager(include_defaults=False),  # the task is loaded: no folder is scanned
-            limit=options.limit,
+            limit=options.limit if cell.split == "test" else None,  # the dev set is as large as it should be
             fewshot_random_seed=cell.seed,
             batch_size=options.batch_size,
             device=options.device,
@@ -354,9 +377,11 @@ def save(
         "num_fewshot": cell.num_fewshot,
         "demonstrations": cell.demonstrations,
         "indices": prepared.demonstrations,
+        "contents": prepared.contents,
         "seed": cell.seed,
         "order": cell.order,
         "split": cell.split,
+        **({"chosen": list(cell.chosen)} if cell.chosen else {}),
         "weights": models.weights,
         "shared": dict(shared or {"cells": 1}),
     }
@@ -389,10 +414,19 @@ def _environment_once() -> Iterator[None]:
         module.add_env_info, module.get_git_commit_hash = add, commit
 
 
-def by_work(cells: Iterable[Cell]) -> dict[tuple[Any, ...], list[Cell]]:
-    """Cells that are run together, by what they have in common."""
-    found: dict[tuple[Any, ...], list[Cell]] = defaultdict(list)
+Key = tuple[Any, ...]
+
+
+def work_of(cell: Cell) -> tuple[Key, Key]:
+    """What cells of one model have in common that are run together: of their requests, and of their method."""
+    of_task = (cell.task, cell.changes, cell.num_fewshot, cell.demonstrations, cell.seed)
+    return (*of_task, cell.split, cell.rows, cell.limit), without_passes(cell.variant)
+
+
+def by_work(cells: Iterable[Cell]) -> dict[tuple[Key, Key], list[Cell]]:
+    """Cells of one model that are run together, by `work_of`; those with the same requests one after another."""
+    found: dict[Key, dict[Key, list[Cell]]] = defaultdict(lambda: defaultdict(list))
     for cell in cells:
-        of_task = (cell.task, cell.num_fewshot, cell.demonstrations, cell.seed, cell.split)
-        found[(str(sorted(cell.model.items())), *of_task, *without_passes(cell.variant))].append(cell)
-    return found
+        requests, method = work_of(cell)
+        found[requests][method].append(cell)
+    return {(requests, method): some for requests, of in found.items() for method, some in of.items()}

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import functools
+import json
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,6 +20,7 @@ from lm_eval.evaluator_utils import get_sample_size
 from lm_eval.tasks import TaskManager
 
 from lm_eval_icl.errors import InputError, refusing
+from lm_eval_icl.harness.distributed import check_shares
 from lm_eval_icl.harness.prompts import recording
 from lm_eval_icl.harness.tasks import FixedSampler, ICLTask, These
 from lm_eval_icl.studies.folder import digest
@@ -25,6 +28,8 @@ from lm_eval_icl.studies.folder import digest
 Doc = dict[str, Any]
 # The dev set is the same for all seeds of the demonstrations.
 _DEV_SEED = 0
+# Keys of a task's configuration that name or place it, or that a cell says itself.
+_NAMES = r"task|task_alias|tag|group|class|dataset_.*|custom_dataset|\w*_split|num_fewshot|metadata"
 
 
 @dataclass(frozen=True)
@@ -52,10 +57,12 @@ class Prepared:
         task: builds its requests no more, whatever asks for it.
         demonstrations: the indices of the demonstrations in the task's pool, in their order; None if every document has
             its own.
+        contents: of the task, see `contents`.
     """
 
     task: ConfigurableTask
     demonstrations: list[int] | None
+    contents: str
 
     def forget_responses(self) -> None:
         for instance in self.task.instances:
@@ -97,6 +104,24 @@ def _manager(include_path: str | None) -> TaskManager:
     return TaskManager(include_path=include_path)
 
 
+@functools.cache
+def contents(leaf: Leaf) -> str:
+    """A digest of what a task says, and of its documents and pool of demonstrations; not of what they are called."""
+    config = {key: value for key, value in leaf.task.dump_config().items() if not re.fullmatch(_NAMES, key)}
+    pool = leaf.task.sampler.df if hasattr(leaf.task, "sampler") else []
+    return _digest([config, list(leaf.task.eval_docs), list(pool)])
+
+
+def contents_of_rows(leaf: Leaf, rows: Sequence[int]) -> str:
+    """A digest of rows of the training split: which they are, and what they say."""
+    documents = leaf.task.training_docs()
+    return _digest([rows, [documents[i] for i in rows]])
+
+
+def _digest(said: Any) -> str:
+    return digest(re.sub(r" at 0x[0-9a-f]+", "", json.dumps(said, sort_keys=True, default=str)))
+
+
 def shots_of(leaf: Leaf, num_fewshot: int | None) -> int:
     """How many demonstrations a task has, as lm-eval decides it: a task with 0 in its configuration keeps 0."""
     own = leaf.task.config.num_fewshot
@@ -122,7 +147,7 @@ def prepare(
         dev: the indices of the dev set's documents in the training split; None for the test set.
 
     Raises:
-        InputError: the demonstrations cannot be drawn, or there are not as many orders.
+        InputError: the demonstrations cannot be drawn, there are not as many orders, or fewer documents than processes.
     """
     task = copy.copy(leaf.task)
     task._config = copy.deepcopy(leaf.task.config)
@@ -135,12 +160,15 @@ def prepare(
         task.sampler = copy.copy(task.sampler)
         task.set_fewshot_seed(seed)
     if dev is not None:
-        documents = leaf.task.training_docs().select(dev)
+        rows = leaf.task.training_docs()
+        documents = [rows[i] for i in dev]
         task.has_test_docs, task.test_docs = (lambda: True), (lambda: documents)
+        limit = None  # the dev set is as large as it should be
+    check_shares({leaf.name: task}, limit, None, world_size)
     with recording(), _quiet():
         task.build_all_requests(limit=get_sample_size(task, limit), rank=rank, world_size=world_size)
     task.build_all_requests = lambda **_: None
-    return Prepared(task, indices)
+    return Prepared(task, indices, contents(leaf))
 
 
 @contextmanager
@@ -206,7 +234,8 @@ def dev_rows(leaf: Leaf, size: int | None, limit: float | None, used: Sequence[D
     task = leaf.task
     if not task.has_training_docs():
         raise InputError(f"dev: task {leaf.name!r} has no training split, from which its documents would be drawn.")
-    rows, documents = task.training_docs(), get_sample_size(task, limit) or len(task.eval_docs)
+    rows, documents = task.training_docs(), len(task.eval_docs)
+    documents = min(documents, get_sample_size(task, limit) or documents)
     wanted = documents if size is None else size if limit is None else min(size, documents)
     order = Random(_DEV_SEED).sample(range(len(rows)), len(rows))
     found: list[int] = []
