@@ -273,13 +273,16 @@ def sweep(
         The result of each type, in order.
 
     Raises:
-        InputError: the file is not such a record.
+        InputError: the file is not such a record, or cannot be written.
     """
     done = {}
     if record is not None and record.exists():
         with refusing(f"{record}: not a record of results", "Remove it, or name another file."):
             lines = record.read_text(encoding="utf-8").splitlines()
             done = {result.arch: result for result in (Result(**json.loads(line)) for line in lines)}
+    if record is not None:
+        with refusing(f"{record}: results cannot be kept there", "Name another file."):
+            record.open("a").close()  # before the first test
     worker = None
     try:
         for arch in archs:

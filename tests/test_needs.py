@@ -18,6 +18,7 @@ from lm_eval_icl.inference.capabilities import probe
 from lm_eval_icl.inference.positions import no_positions, position_embeddings
 from lm_eval_icl.methods import NAMES
 from lm_eval_icl.methods.runner import MethodRunner
+from lm_eval_icl.tokens import Context
 from tests import harness, tiny
 from tests.test_invariance import answers
 
@@ -316,9 +317,31 @@ def test_batches_whose_padding_shifts_tokens(kind, pads):
     assert abilities.can_pad == pads and abilities.can_pack and abilities.sees_ahead
 
 
-def test_blocks_of_the_text_not_of_the_pictures():
-    model = smoke_models.build("gemma3")
-    assert transformer_blocks(model) is model.model.language_model.layers
+@pytest.mark.parametrize(
+    ("kind", "place"),
+    [
+        ("gemma3", "model.language_model.layers"),
+        ("git", "git.encoder.layer"),  # it calls the whole model, pictures included, its decoder
+        ("modernbert-decoder", "model.layers"),  # it calls the layer before the vocabulary its decoder
+    ],
+)
+def test_blocks_of_the_text_not_of_the_pictures(kind, place):
+    model = smoke_models.build(kind)
+    assert transformer_blocks(model) is model.get_submodule(place)
+
+
+@torch.no_grad()
+def test_layers_that_run_for_pictures_alone():
+    """Mllama's cross-attention has no entries in a memory, and is still left out behind one."""
+    model = smoke_models.build("mllama").to(torch.bfloat16)
+    (skipped,) = model.config.get_text_config().cross_attention_layers
+    method = methods.make("pcw")  # of which some entries are kept, in an order of their own
+    memory = method.encode(model, Context((1, 5), ((7, 8, 9), (10, 11))))
+    entries = {len(memory), 0}
+    assert {keys.shape[-2] for keys, _ in memory.layers} == entries == {values.shape[-2] for _, values in memory.layers}
+    assert memory.layers[skipped][0].shape[-2] == 0 and {keys.dtype for keys, _ in memory.layers} == {torch.bfloat16}
+    abilities = probe(model)
+    assert abilities.can_pack and abilities.sees_ahead and abilities.can_trim_last_block and not abilities.stepwise
 
 
 @pytest.mark.parametrize("vocabulary", [55, 110, 220, 421])

@@ -12,17 +12,24 @@ from transformers import Cache, PreTrainedModel
 
 
 def transformer_blocks(model: PreTrainedModel) -> nn.ModuleList:
-    """The model's transformer blocks in order: the first `ModuleList` of its decoder with as many modules as the model
-    has layers. (A model of several kinds of input may have a vision tower with as many.)
+    """The model's transformer blocks in order: the first `ModuleList` with as many modules as the model has layers. (A
+    model of several kinds of input may have a vision tower with as many, which has a configuration of its own.)
 
     Raises:
         LookupError: the model has no such list.
     """
-    depth = model.config.get_text_config().num_hidden_layers
-    for module in model.get_decoder().modules():
-        if isinstance(module, nn.ModuleList) and len(module) == depth:
+    text = model.config.get_text_config()
+
+    def of_text(module: nn.Module) -> Iterator[nn.Module]:
+        yield module
+        for child in module.children():
+            if isinstance(getattr(child, "config", text), (type(text), type(model.config))):
+                yield from of_text(child)
+
+    for module in of_text(model):
+        if isinstance(module, nn.ModuleList) and len(module) == text.num_hidden_layers:
             return module
-    raise LookupError(f"{type(model).__name__} has no list of {depth} blocks")
+    raise LookupError(f"{type(model).__name__} has no list of {text.num_hidden_layers} blocks")
 
 
 @contextmanager

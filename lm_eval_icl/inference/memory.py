@@ -29,7 +29,8 @@ class Memory:
     """What a method computed for a context, for queries to attend to.
 
     Attributes:
-        layers: keys and values of the entries; empty for an empty context, and if there is a `state`.
+        layers: keys and values of the entries; empty for an empty context, and if there is a `state`. A layer that the
+            model leaves out has no entries (Mllama's cross-attention layers, which do not run without a picture).
         tokens: the token id of each entry, in order.
         query_start: the position of a query's first token.
         residual: (k, [width]): the vector that replaces the residual stream of the first token behind the memory
@@ -142,7 +143,7 @@ def encode(model: PreTrainedModel, layout: Layout, tokens: Sequence[int]) -> Mem
         layers = _own(cache)
     kept = layout.kept_tokens
     if len(kept) < len(row):
-        layers = [(keys[:, :, kept], values[:, :, kept]) for keys, values in layers]
+        layers = [(keys[:, :, kept], values[:, :, kept]) if keys.numel() else (keys, values) for keys, values in layers]
     return Memory(layers, [row[i] for i in kept], layout.end)
 
 
@@ -202,4 +203,5 @@ def causal_pass(
 def _own(cache: Cache) -> KeyValues:
     """The keys and values that forward passes added to a cache."""
     layers: list[Any] = cache.layers
-    return [(layer.keys, layer.values) for layer in layers]
+    ran = [layer.keys for layer in layers if layer.keys is not None]
+    return [(ran[0][:, :, :0],) * 2 if layer.keys is None else (layer.keys, layer.values) for layer in layers if ran]
