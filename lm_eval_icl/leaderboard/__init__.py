@@ -1,0 +1,1 @@
+"""Result files into records, statistics, a table, a page and figures."""

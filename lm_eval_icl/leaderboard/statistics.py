@@ -1,0 +1,804 @@
+"""Means, differences, intervals and ranks from scores of documents under several sets of demonstrations.
+
+A run answers the same documents with one set of demonstrations; another seed or order gives another set. Scores are
+thus a matrix (documents, sets), and both are samples: of the documents that could have been asked and of the sets that
+could have been drawn. One set is shared by all documents, and one document is asked with all sets. So neither the error
+over documents alone nor that over sets alone is the error of the mean, and scores of one document under several sets
+are no independent trials. The model here has documents and sets as two crossed random factors, as subjects and items in
+psychology (Clark 1973; Baayen, Davidson and Bates 2008).
+
+Score matrices are complete: compare runs on the documents and sets that all of them have. They have no NaN.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy import special
+
+CONFIDENCE = 0.95
+POWER = 0.8
+# How an interval and a p were found, in words.
+HOW: Mapping[str, str] = {
+    "crossed": "over documents and sets of demonstrations",
+    "documents": "over documents, for these demonstrations",
+    "wilson": "over documents, for these demonstrations (Wilson)",
+    "mcnemar": "over documents, for these demonstrations (McNemar, mid-p)",
+    "paired t": "over documents, for these demonstrations (paired t)",
+    "identical": "identical answers",
+    "bootstrap": "pigeonhole bootstrap of documents and sets of demonstrations",
+    "group": "over the tasks' documents and sets of demonstrations",
+    "reported": "the standard error in the results file",
+}
+
+_NORMAL = float(special.ndtri((1 + CONFIDENCE) / 2))
+_TINY = 1e-12  # what is less than this share of the scores is rounding
+_EXACT_SETS = 20  # up to this many sets, all their sign flips are gone through
+_FLIPS = 100_000  # with more, this many are drawn
+
+Bounds = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """The mean of one entry on a task or a group, and how sure it is.
+
+    Attributes:
+        low: of the 95% interval.
+        high: of the 95% interval.
+        error: the standard error. Infinite if nothing can be said: one document that is not scored 0 or 1.
+        df: the degrees of freedom of the interval; infinite for Wilson's.
+        documents: how many; of a group, in all tasks.
+        sets: distinct sets of demonstrations; of a group, in all tasks.
+        error_documents: the standard error over documents for these demonstrations: what would be left of the error
+            with every possible set. None with one set.
+        error_sets: the standard error over sets for these documents: what would be left of the error with every
+            possible document. None with one set.
+        how: a key of `HOW`.
+    """
+
+    mean: float
+    low: float
+    high: float
+    error: float
+    df: float
+    documents: int
+    sets: int
+    error_documents: float | None
+    error_sets: float | None
+    how: str
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How much better the first of two entries is than the second on a task or a group, and how sure that is.
+
+    The fields that `Estimate` has too are those of the paired difference.
+
+    Attributes:
+        p: two-sided, of there being no difference.
+        detectable: the smallest difference that this comparison would find four times in five: the quantiles of t for
+            95% confidence and 80% power, times the standard error (Miller 2024, arXiv 2411.00640).
+        better: in how many sets the first has the higher mean; of a group, in all tasks.
+        worse: in how many sets the first has the lower mean; of a group, in all tasks.
+        p_signs: that of the sign flips of the sets' means, see `sign_flips`. None with one set, and of a group.
+    """
+
+    mean: float
+    low: float
+    high: float
+    error: float
+    df: float
+    p: float
+    detectable: float
+    documents: int
+    sets: int
+    error_documents: float | None
+    error_sets: float | None
+    better: int
+    worse: int
+    p_signs: float | None
+    how: str
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# One entry, and two entries on the same documents with the same demonstrations.
+
+
+def estimate(scores: np.ndarray, *, drawn: bool = True, bounds: Bounds | None = None) -> Estimate:
+    """The mean of an entry's scores, with an interval for other documents and other sets of demonstrations.
+
+    With one set of scores that are 0 or 1 the interval is always Wilson's: it is as good as the one from t in the
+    middle and much better near 0 and 1, and a rule of where to change would make intervals jump. The standard error is
+    then the ordinary one, or half of Wilson's interval in normal quantiles if that is larger, so that it is never 0. If
+    all scores under several sets are 0, or all are 1, the interval is Wilson's for as many trials as there are
+    documents. Where all scores are another number, the interval is that number: nothing shows how they vary.
+
+    Args:
+        scores: (documents, sets). Flip rates may take the place of scores.
+        drawn: whether the sets are draws from those that there could be. If not, as without demonstrations, the scores
+            are averaged over sets first, and the interval is for these sets.
+        bounds: of the scores. An interval does not go beyond them.
+
+    Raises:
+        ValueError: the scores are no matrix, or are not all finite.
+    """
+    scores = _matrix(scores, "The scores")
+    n, sets = scores.shape
+    if not drawn:
+        scores = scores.mean(axis=1, keepdims=True)
+    mean = float(scores.mean())
+    spread = _spread(scores, float(np.abs(scores).max()))
+    binary = bounds in (None, (0, 1)) and _is_binary(scores)
+    if binary and (scores.shape[1] == 1 or mean in (0, 1)):
+        low, high = wilson(round(n * mean), n)
+        ordinary = math.sqrt(spread.variance) if n > 1 else 0.0
+        error = max(ordinary, (high - low) / (2 * _NORMAL))
+        of_documents, of_sets = (None, None) if scores.shape[1] == 1 else (error, 0.0)
+        return Estimate(mean, low, high, error, math.inf, n, sets, of_documents, of_sets, "wilson")
+    how = "documents" if scores.shape[1] == 1 else "crossed"
+    return _estimate(mean, spread, n, sets, bounds, how)
+
+
+def difference(
+    first: np.ndarray, second: np.ndarray, *, drawn: bool = True, bounds: Bounds | None = None
+) -> Difference:
+    """The mean of the paired differences of two entries, with an interval for other documents and other sets.
+
+    With several sets, p is that of t on the same standard error and degrees of freedom as the interval. With one set it
+    is the mid-p of McNemar's test if all scores are 0 or 1, else that of the paired t-test. The interval is from t in
+    both cases; where McNemar's p is about 0.05, one may say that there is a difference and the other not.
+
+    If the scores are the same everywhere, the interval is [0, 0] and p = 1. If they differ by the same number
+    everywhere, t would be infinite; p is then 2^(1 - documents), that of the documents' sign flips. One document gives
+    p = 1, unless McNemar's test applies.
+
+    Args:
+        first: (documents, sets).
+        second: the same documents and sets. A zero-shot entry's one column may be broadcast.
+        drawn: as in `estimate`.
+        bounds: of the scores, (0, 1) for an accuracy. An interval does not go beyond what they allow.
+
+    Raises:
+        ValueError: the scores are not two matrices of the same shape, or are not all finite.
+    """
+    first, second = _pair(first, second)
+    n, sets = first.shape
+    if not drawn:
+        first, second = first.mean(axis=1, keepdims=True), second.mean(axis=1, keepdims=True)
+    scale = float(max(np.abs(first).max(), np.abs(second).max()))
+    differences = first - second
+    of_sets = differences.mean(axis=0)
+    spread = _spread(differences, scale)
+    if np.abs(differences).max() <= _TINY * scale:
+        return _difference(of_sets, spread, n, sets, scale, bounds, "identical")
+    if len(of_sets) > 1:
+        return _difference(of_sets, spread, n, sets, scale, bounds, "crossed")
+    if not (_is_binary(first) and _is_binary(second)):
+        return _difference(of_sets, spread, n, sets, scale, bounds, "paired t")
+    p = mcnemar_mid_p(int((differences > 0).sum()), int((differences < 0).sum()))
+    return _difference(of_sets, spread, n, sets, scale, bounds, "mcnemar", p)
+
+
+@dataclass(frozen=True)
+class _Spread:
+    """The variance of a mean, its degrees of freedom, and its parts as in `Estimate`, but squared."""
+
+    variance: float
+    df: float
+    documents: float | None = None
+    sets: float | None = None
+
+
+def _spread(values: np.ndarray, scale: float) -> _Spread:
+    """The variance of the mean of a matrix (documents, sets).
+
+    With mean squares A of documents, B of sets and E of the rest, and N = documents * sets, the variance
+    sigma_d^2 / n + sigma_s^2 / S + sigma_e^2 / N is estimated without bias by (A + B - E) / N. This is the variance
+    with two-way clusters (Cameron, Gelbach and Miller 2011, without their corrections) times
+    N / ((n - 1)(S - 1)). Degrees of freedom are Satterthwaite's (1946). In small samples E can be the largest: the
+    variance is never below A / N or B / N, those with one factor, and has their degrees of freedom if one of them is
+    taken. If A and B are 0 and E is not, it is E / N, with the fewest degrees of freedom.
+
+    With one set it is the usual variance over documents.
+
+    Args:
+        scale: of the scores. What is far less is rounding.
+    """
+    n, sets = values.shape
+    if n == 1:
+        return _Spread(math.inf, 0, *((math.inf, float(values.var(ddof=1)) / sets) if sets > 1 else ()))
+    if np.ptp(values) <= _TINY * scale:
+        return _Spread(0, n - 1, *((0.0, 0.0) if sets > 1 else ()))
+    if sets == 1:
+        return _Spread(float(values.var(ddof=1)) / n, n - 1)
+    mean, of_documents, of_sets = values.mean(), values.mean(axis=1), values.mean(axis=0)
+    rest = values - of_documents[:, None] - of_sets + mean
+    a = float(((of_documents - mean) ** 2).sum()) / (n - 1) / n
+    b = float(((of_sets - mean) ** 2).sum()) / (sets - 1) / sets
+    e = float((rest**2).sum()) / ((n - 1) * (sets - 1)) / (n * sets)
+    return _crossed(a, b, e, n, sets)
+
+
+def _crossed(a: float, b: float, e: float, n: int, sets: int) -> _Spread:
+    """From A / N, B / N and E / N, as in `_spread`."""
+    df_documents, df_sets = n - 1, sets - 1
+    variance, fewest = a + b - e, min(df_documents, df_sets)
+    below = a**2 / df_documents + b**2 / df_sets + e**2 / (df_documents * df_sets)
+    if below == 0:
+        return _Spread(0, fewest, a, b)
+    df = min(max(variance**2 / below, fewest), df_documents + df_sets)
+    for of_one, df_of_one in ((b, df_sets), (a, df_documents)):
+        if of_one > variance * (1 + _TINY):  # more than rounding
+            variance, df = of_one, df_of_one
+    if variance <= _TINY * e:
+        variance, df = e, fewest
+    return _Spread(variance, df, a, b)
+
+
+def sign_flips(of_sets: np.ndarray) -> float:
+    """The two-sided p of the sets' mean differences being as likely to have the other sign (Fisher 1935).
+
+    It assumes nothing else about them, and cannot be below 2 / 2^sets. It is exact for up to 20 sets; for more, 100,000
+    flips are drawn with a fixed seed and the one that was seen is counted among them.
+
+    Args:
+        of_sets: a mean difference for each set.
+    """
+    of_sets = np.asarray(of_sets, dtype=float)
+    size = np.abs(of_sets).sum()
+    if len(of_sets) <= _EXACT_SETS:
+        sums = of_sets[:1]  # the first keeps its sign: the other half is the same with the opposite sign
+        for each in of_sets[1:]:
+            sums = np.concatenate((sums + each, sums - each))
+        seen = 0
+    else:
+        signs = np.random.default_rng(0).integers(2, size=(_FLIPS, len(of_sets)), dtype=np.int8)
+        sums = (2 * signs - 1) @ of_sets
+        seen = 1
+    extreme = int((np.abs(sums) >= abs(of_sets.sum()) - 1e-9 * size).sum())
+    return (extreme + seen) / (len(sums) + seen)
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Groups of tasks.
+
+
+def estimate_group(parts: Sequence[Estimate], weights: Sequence[float], *, bounds: Bounds | None = None) -> Estimate:
+    """The weighted mean over tasks whose documents and demonstrations have nothing to do with each other's.
+
+    Variances are added with the squared weights, degrees of freedom are Satterthwaite's (1946). The error of a task
+    with one set counts as one over documents.
+
+    Args:
+        weights: in proportion: all the same for an average of tasks, numbers of documents for lm-eval's default.
+        bounds: of the scores. The interval does not go beyond them.
+
+    Raises:
+        ValueError: there are no tasks, or the weights are not one for each, or are negative or all 0.
+    """
+    parts, shares = _weighted(parts, weights)
+    mean, spread, documents, sets = _sum(parts, shares)
+    return _estimate(mean, spread, documents, sets, bounds, "group")
+
+
+def difference_group(
+    parts: Sequence[Difference], weights: Sequence[float], *, bounds: Bounds | None = None
+) -> Difference:
+    """As `estimate_group`, of the differences of two entries on the tasks.
+
+    If no task shows how differences vary, p is the largest of those tasks' that differ.
+    """
+    parts, shares = _weighted(parts, weights)
+    mean, spread, documents, sets = _sum(parts, shares)
+    identical = all(part.how == "identical" for part in parts)
+    p = None
+    if spread.variance == 0 and not identical:
+        p = max(part.p for part in parts if part.how != "identical")
+    return _assembled(
+        mean,
+        spread,
+        documents,
+        sets,
+        bounds,
+        "identical" if identical else "group",
+        p=p,
+        better=sum(part.better for part in parts),
+        worse=sum(part.worse for part in parts),
+    )
+
+
+_Part = TypeVar("_Part", Estimate, Difference)
+
+
+def _weighted(parts: Sequence[_Part], weights: Sequence[float]) -> tuple[list[_Part], list[float]]:
+    """The parts that weigh something, and the weights as shares."""
+    if len(parts) != len(weights):
+        raise ValueError(f"A group of {len(parts)} tasks has {len(weights)} weights; give one for each.")
+    total = math.fsum(weights)
+    if not (0 < total < math.inf) or min(weights) < 0:
+        raise ValueError(f"The weights of a group must be positive numbers, not {list(weights)}.")
+    kept = [(part, weight / total) for part, weight in zip(parts, weights, strict=True) if weight]
+    return [part for part, _ in kept], [share for _, share in kept]
+
+
+def _sum(parts: Sequence[Estimate | Difference], shares: Sequence[float]) -> tuple[float, _Spread, int, int]:
+    """The weighted mean, its variance, and the numbers of documents and sets."""
+    mean = math.fsum(share * part.mean for part, share in zip(parts, shares, strict=True))
+    variances = [(share * part.error) ** 2 for part, share in zip(parts, shares, strict=True)]
+    variance = math.fsum(variances)
+    if math.isinf(variance):
+        df = 0.0
+    elif variance == 0:
+        df = min(part.df for part in parts)
+    else:
+        rest = math.fsum(each**2 / part.df for each, part in zip(variances, parts, strict=True) if each)
+        df = variance**2 / rest if rest else math.inf
+    of_documents = of_sets = None
+    if any(part.error_sets is not None for part in parts):
+        of_sets = math.fsum((share * (part.error_sets or 0)) ** 2 for part, share in zip(parts, shares, strict=True))
+        of_documents = math.fsum(
+            (share * (part.error if part.error_documents is None else part.error_documents)) ** 2
+            for part, share in zip(parts, shares, strict=True)
+        )
+    spread = _Spread(variance, df, of_documents, of_sets)
+    return mean, spread, sum(part.documents for part in parts), sum(part.sets for part in parts)
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# What intervals and p are made of.
+
+
+def _estimate(mean: float, spread: _Spread, documents: int, sets: int, bounds: Bounds | None, how: str) -> Estimate:
+    error = math.sqrt(spread.variance)
+    low, high = _interval(mean, error, spread.df, bounds)
+    return Estimate(mean, low, high, error, spread.df, documents, sets, *_parts(spread), how)
+
+
+def _difference(
+    of_sets: np.ndarray,
+    spread: _Spread,
+    documents: int,
+    sets: int,
+    scale: float,
+    bounds: Bounds | None,
+    how: str,
+    p: float | None = None,
+) -> Difference:
+    """The difference from the sets' mean differences.
+
+    Args:
+        p: None for that of t.
+    """
+    tolerance = _TINY * scale
+    if how == "identical":
+        of_sets = np.zeros_like(of_sets)
+        spread = _Spread(0, spread.df, *((0.0, 0.0) if len(of_sets) > 1 else ()))
+    elif p is None and spread.variance == 0 and abs(of_sets.mean()) > tolerance:
+        p = 2.0 ** (1 - documents)
+    return _assembled(
+        float(of_sets.mean()),
+        spread,
+        documents,
+        sets,
+        bounds,
+        how,
+        p=p,
+        better=int((of_sets > tolerance).sum()),
+        worse=int((of_sets < -tolerance).sum()),
+        p_signs=sign_flips(of_sets) if len(of_sets) > 1 else None,
+    )
+
+
+def _assembled(
+    mean: float,
+    spread: _Spread,
+    documents: int,
+    sets: int,
+    bounds: Bounds | None,
+    how: str,
+    *,
+    p: float | None,
+    better: int,
+    worse: int,
+    p_signs: float | None = None,
+) -> Difference:
+    error, df = math.sqrt(spread.variance), spread.df
+    of_difference = None if bounds is None else (bounds[0] - bounds[1], bounds[1] - bounds[0])
+    low, high = _interval(mean, error, df, of_difference)
+    if p is None:
+        p = 1.0 if error == 0 or math.isinf(error) else 2 * _t_cdf(-abs(mean) / error, df)
+    if error == 0 or math.isinf(error):
+        detectable = error
+    else:
+        detectable = (_t_quantile((1 + CONFIDENCE) / 2, df) + _t_quantile(POWER, df)) * error
+    return Difference(
+        mean, low, high, error, df, p, detectable, documents, sets, *_parts(spread), better, worse, p_signs, how
+    )
+
+
+def _parts(spread: _Spread) -> tuple[float | None, float | None]:
+    if spread.documents is None or spread.sets is None:
+        return None, None
+    return math.sqrt(spread.documents), math.sqrt(spread.sets)
+
+
+def _interval(mean: float, error: float, df: float, bounds: Bounds | None) -> Bounds:
+    """The interval from t, cut at the bounds; it has the mean in it."""
+    half = error if error == 0 or math.isinf(error) else _t_quantile((1 + CONFIDENCE) / 2, df) * error
+    low, high = mean - half, mean + half
+    if bounds is not None:
+        low, high = min(max(low, bounds[0]), mean), max(min(high, bounds[1]), mean)
+    return low, high
+
+
+def _t_cdf(x: float, df: float) -> float:
+    return float(special.ndtr(x) if math.isinf(df) else special.stdtr(df, x))
+
+
+@functools.lru_cache(maxsize=1024)
+def _t_quantile(share: float, df: float) -> float:
+    return float(special.ndtri(share) if math.isinf(df) else special.stdtrit(df, share))
+
+
+def wilson(successes: int, trials: int) -> Bounds:
+    """Wilson's 95% interval for a share (1927, JASA 22:209), without a correction for continuity."""
+    share, z2 = successes / trials, _NORMAL**2
+    middle = (share + z2 / (2 * trials)) / (1 + z2 / trials)
+    half = _NORMAL * math.sqrt(share * (1 - share) / trials + z2 / (4 * trials**2)) / (1 + z2 / trials)
+    # At 0 and 1 the bounds are exact.
+    return 0.0 if successes == 0 else middle - half, 1.0 if successes == trials else middle + half
+
+
+def mcnemar_mid_p(better: int, worse: int) -> float:
+    """The mid-p of McNemar's test (Fagerland, Lydersen and Laake 2013, BMC Med Res Methodol 13:91).
+
+    It is twice the one-sided mid-p, and so 1 if as many documents are better as worse, where the paper's is a little
+    less.
+
+    Args:
+        better: the documents that only the first has right.
+        worse: the documents that only the second has right.
+    """
+    few, all_ = min(better, worse), better + worse
+    # Twice the exact one-sided p, less the probability of what was seen.
+    return float(special.bdtr(few, all_, 0.5) + (special.bdtr(few - 1, all_, 0.5) if few else 0))
+
+
+def chance_corrected(of: _Part, chance: float) -> _Part:
+    """The result with scores such that chance is 0 and the best is 1, as in version 2 of the Open LLM Leaderboard.
+
+    Args:
+        chance: what guessing gives: one over the number of options, or the mean of that over documents.
+
+    Raises:
+        ValueError: chance is not below 1.
+    """
+    if not 0 <= chance < 1:
+        raise ValueError(f"The score of chance must be in [0, 1), not {chance}.")
+    shift, scale = (chance if isinstance(of, Estimate) else 0), 1 - chance
+    changes: dict[str, Any] = {name: (getattr(of, name) - shift) / scale for name in ("mean", "low", "high")}
+    for name in ("error", "error_documents", "error_sets", "detectable"):
+        if (value := getattr(of, name, None)) is not None:
+            changes[name] = value / scale
+    return replace(of, **changes)
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Many comparisons.
+
+
+def holm(p: Sequence[float]) -> list[float]:
+    """The p-values of a family of tests adjusted by Holm's method (1979, Scand J Statist 6:65), in the same order.
+
+    It assumes nothing about how the tests depend on each other. A NaN is no test of the family, and stays.
+    """
+    values = np.asarray(p, dtype=float)
+    tests = np.flatnonzero(~np.isnan(values))
+    order = tests[np.argsort(values[tests], kind="stable")]
+    factors = np.arange(len(order), 0, -1)
+    values[order] = np.minimum(np.maximum.accumulate(factors * values[order]), 1)
+    return values.tolist()
+
+
+def rank_ranges(means: Sequence[float], p: np.ndarray, alpha: float = 0.05) -> list[tuple[int, int]]:
+    """The best and the worst rank that each entry of a column may have.
+
+    Two entries are told apart if their p, adjusted by Holm's method over all pairs, is at most alpha. The best rank is
+    1 plus the number of entries that are better and told apart, the worst is the number of entries less those that are
+    worse and told apart.
+
+    Args:
+        means: higher is better.
+        p: the two-sided p of each pair, a symmetric matrix; its diagonal is not read. NaN for two entries that cannot
+            be compared: they are not told apart.
+
+    Raises:
+        ValueError: the shapes do not fit, the matrix is not symmetric, or a mean is NaN.
+    """
+    values, p = np.asarray(means, dtype=float), np.asarray(p, dtype=float)
+    entries = len(values)
+    if p.shape != (entries, entries):
+        raise ValueError(f"For {entries} entries, p must be a matrix of {entries} x {entries}, not of shape {p.shape}.")
+    if np.isnan(values).any():
+        raise ValueError("An entry without a mean has no rank.")
+    rows, columns = np.triu_indices(entries, 1)
+    if not np.allclose(p[rows, columns], p[columns, rows], equal_nan=True):
+        raise ValueError("The matrix of p must be symmetric.")
+    apart = np.zeros((entries, entries), dtype=bool)
+    apart[rows, columns] = np.asarray(holm(p[rows, columns].tolist())) <= alpha
+    apart |= apart.T
+    better = apart & (values[None] > values[:, None])  # [i, j]: j is better than i
+    worse = apart & (values[None] < values[:, None])
+    return [(1 + int(b), entries - int(w)) for b, w in zip(better.sum(axis=1), worse.sum(axis=1), strict=True)]
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Metrics that are no means over documents.
+
+Value = Callable[[np.ndarray], np.ndarray]
+
+
+@dataclass(frozen=True)
+class Aggregation:
+    """A metric that is a function of sums over documents.
+
+    Attributes:
+        features: what is summed: from lm-eval's items of n documents to (n, k).
+        value: the metric: from sums (..., k) to (...).
+        bounds: the least and the greatest value.
+    """
+
+    features: Callable[[ArrayLike], np.ndarray]
+    value: Value
+    bounds: Bounds | None
+
+
+def bootstrap(
+    sums: np.ndarray,
+    value: Value,
+    draws: int = 2000,
+    seed: int = 0,
+    *,
+    drawn: bool = True,
+    bounds: Bounds | None = None,
+) -> Estimate:
+    """The mean over sets of a metric, with the pigeonhole bootstrap (Owen 2007, Ann Appl Stat 1:386).
+
+    The mean is that of the metrics of the sets, each over all documents: what runs report. In each draw, documents and
+    sets are drawn with replacement, independently of each other. The metric of the drawn documents alone deviates by a,
+    that of the drawn sets alone by b, that of both by a + b and a rest. Variances over draws, divided by the
+    (n - 1) / n that resamples of n lack, take the place of the mean squares in the formula of `estimate`: of a mean it
+    is the same but for the draws' chance. The variance of the draws of both would count the rest three times (Owen
+    2007); most of what varies in right and wrong answers is rest. The interval is from t rather than from the draws'
+    quantiles, which are too narrow for few sets.
+
+    Args:
+        sums: (documents, sets, k), what an `Aggregation` sums.
+        value: the metric, from sums (..., k) to (...).
+        seed: the draws are the same for the same seed, documents and sets.
+        drawn: as in `estimate`; if not, only documents are drawn.
+        bounds: of the metric. The interval does not go beyond them.
+
+    Raises:
+        ValueError: the sums have another shape or are not all finite, or the metric is not defined for them.
+    """
+    sums = _cube(sums, "The sums")
+    n, sets, _ = sums.shape
+    of_sets = _of_sets(sums, value)
+    spread = _resampled([sums], value, draws, seed, drawn)
+    return _estimate(float(of_sets.mean()), spread, n, sets, bounds, "bootstrap")
+
+
+def bootstrap_difference(
+    first: np.ndarray,
+    second: np.ndarray,
+    value: Value,
+    draws: int = 2000,
+    seed: int = 0,
+    *,
+    drawn: bool = True,
+    bounds: Bounds | None = None,
+) -> Difference:
+    """The difference of two entries' metrics: as `bootstrap`, with the same documents and sets drawn for both."""
+    first, second = _cube(first, "The first sums"), _cube(second, "The second sums")
+    if first.shape != second.shape:
+        raise ValueError(f"Sums to be compared must have one shape, not {first.shape} and {second.shape}.")
+    n, sets, _ = first.shape
+    metrics = _of_sets(first, value), _of_sets(second, value)
+    of_sets = metrics[0] - metrics[1]
+    spread = _resampled([first, second], value, draws, seed, drawn)
+    how = "identical" if np.array_equal(first, second) else "bootstrap"
+    return _difference(
+        of_sets if drawn else of_sets.mean(keepdims=True), spread, n, sets, float(np.abs(metrics).max()), bounds, how
+    )
+
+
+def _of_sets(sums: np.ndarray, value: Value) -> np.ndarray:
+    metrics = np.asarray(value(sums.sum(axis=0)), dtype=float)
+    if not np.isfinite(metrics).all():
+        raise ValueError("The metric is not a finite number for these documents.")
+    return metrics
+
+
+def _resampled(entries: Sequence[np.ndarray], value: Value, draws: int, seed: int, drawn: bool) -> _Spread:
+    """The variance of the metric of one entry, or of the difference of two."""
+
+    def of_sets(weights: np.ndarray) -> np.ndarray:
+        """(draws, sets) from (draws, documents)."""
+        metrics = [value((weights @ sums.reshape(n, -1)).reshape(-1, sets, sums.shape[2])) for sums in entries]
+        return metrics[0] - metrics[1] if len(metrics) == 2 else metrics[0]
+
+    n, sets, _ = entries[0].shape
+    if n == 1:
+        return _Spread(math.inf, 0)
+    whole = of_sets(np.ones((1, n)))[0]
+    of_documents, of_columns, of_both = [], [], []
+    for documents, columns in _draws(n, sets, draws, seed):
+        metrics = of_sets(documents)
+        of_documents.append(metrics.mean(axis=1))
+        of_columns.append((whole * columns).mean(axis=1))
+        of_both.append((metrics * columns).mean(axis=1))
+    a, b, both = (np.concatenate(some) for some in (of_documents, of_columns, of_both))
+    of_a = float(a.var(ddof=1)) * n / (n - 1)
+    if sets == 1 or not drawn:
+        return _Spread(of_a, n - 1)
+    of_b = float(b.var(ddof=1)) * sets / (sets - 1)
+    of_rest = float((both - a - b).var(ddof=1)) * n * sets / ((n - 1) * (sets - 1))
+    return _crossed(of_a, of_b, of_rest, n, sets)
+
+
+def _draws(n: int, sets: int, draws: int, seed: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """How often each document and each set is drawn, for some draws at a time."""
+    rng = np.random.default_rng(seed)
+    at_a_time = max(1, 2**21 // n)  # 16 MB
+    for start in range(0, draws, at_a_time):
+        some = min(at_a_time, draws - start)
+        places = rng.integers(n, size=(some, n)) + n * np.arange(some)[:, None]
+        documents = np.bincount(places.ravel(), minlength=some * n).reshape(some, n)
+        yield documents.astype(float), rng.multinomial(sets, np.full(sets, 1 / sets), size=some).astype(float)
+
+
+def _numbers(items: ArrayLike) -> np.ndarray:
+    """Items that are numbers: (n, 1)."""
+    values = np.asarray(items, dtype=float)
+    if values.ndim != 1:
+        raise ValueError(f"Each document must have one number, but the items have the shape {values.shape}.")
+    return values[:, None]
+
+
+def _pairs(items: ArrayLike) -> np.ndarray:
+    """Items that are pairs of numbers: (n, 2)."""
+    values = np.asarray(items, dtype=float)
+    if values.ndim != 2 or values.shape[1] != 2:
+        raise ValueError(f"Each document must have two numbers, but the items have the shape {values.shape}.")
+    return values
+
+
+def _confusions(items: ArrayLike) -> np.ndarray:
+    """From pairs of the right answer and the prediction, 0 or 1: true and false positives, false and true negatives."""
+    values = _pairs(items)
+    if not _is_binary(values):
+        raise ValueError("The right answers and predictions must be 0 or 1.")
+    gold, predicted = values.T
+    return np.stack(
+        [gold * predicted, (1 - gold) * predicted, gold * (1 - predicted), (1 - gold) * (1 - predicted)], axis=1
+    )
+
+
+def _ratio(above: np.ndarray, below: np.ndarray, otherwise: float) -> np.ndarray:
+    return np.divide(above, below, out=np.full(np.shape(above), otherwise), where=below != 0)
+
+
+def _f1(sums: np.ndarray) -> np.ndarray:
+    hits, false_alarms, misses, _ = np.moveaxis(sums, -1, 0)
+    return _ratio(2 * hits, 2 * hits + false_alarms + misses, 0.0)
+
+
+def _matthews(sums: np.ndarray) -> np.ndarray:
+    hits, false_alarms, misses, rejections = np.moveaxis(sums, -1, 0)
+    margins = np.sqrt((hits + false_alarms) * (hits + misses) * (rejections + false_alarms) * (rejections + misses))
+    return _ratio(hits * rejections - false_alarms * misses, margins, 0.0)
+
+
+def _quotient(sums: np.ndarray) -> np.ndarray:
+    return _ratio(sums[..., 0], sums[..., 1], math.nan)
+
+
+def _perplexity(sums: np.ndarray) -> np.ndarray:
+    with np.errstate(over="ignore"):  # infinite, which is refused
+        return np.exp(-_quotient(sums))
+
+
+def _counted(items: ArrayLike) -> np.ndarray:
+    values = _numbers(items)
+    return np.hstack([values, np.ones_like(values)])
+
+
+def _counted_if_numbers(items: ArrayLike) -> np.ndarray:
+    values = _numbers(items)
+    there = ~np.isnan(values)
+    return np.hstack([np.where(there, values, 0), there])
+
+
+# lm-eval's aggregations (lm_eval/api/metrics.py) by their names there. F1 and Matthews' correlation are those of two
+# classes and are 0 where they are not defined, as scikit-learn's.
+AGGREGATIONS: Mapping[str, Aggregation] = {
+    "mean": Aggregation(_counted, _quotient, None),
+    "nanmean": Aggregation(_counted_if_numbers, _quotient, None),
+    "f1": Aggregation(_confusions, _f1, (0, 1)),
+    "matthews_corrcoef": Aggregation(_confusions, _matthews, (-1, 1)),
+    "perplexity": Aggregation(_counted, _perplexity, (0, math.inf)),
+    "weighted_perplexity": Aggregation(_pairs, _perplexity, (0, math.inf)),
+    "bits_per_byte": Aggregation(_pairs, lambda sums: -_quotient(sums) / math.log(2), (0, math.inf)),
+}
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Order sensitivity.
+
+
+def flips(predictions: np.ndarray) -> np.ndarray:
+    """For each document, the share of pairs of orders that give different predictions.
+
+    It is 1 - sum_c n_c (n_c - 1) / (k (k - 1)), where n_c of k orders give the prediction c (InvICL, table 7: how
+    often another order changes the prediction). The share means the same for every k. As a matrix (documents, sets),
+    with a column for the orders of each set of demonstrations, shares go into `estimate` and `difference` as scores do.
+
+    Args:
+        predictions: (orders, documents), numbers of options.
+
+    Raises:
+        ValueError: there are not two orders.
+    """
+    predictions = np.asarray(predictions)
+    if predictions.ndim != 2 or len(predictions) < 2:
+        raise ValueError(
+            f"Predictions must be a matrix of two or more orders x documents, not of shape {predictions.shape}."
+        )
+    orders = len(predictions)
+    different = np.zeros(predictions.shape[1], dtype=np.int64)
+    for number in range(1, orders):
+        different += (predictions[number] != predictions[:number]).sum(axis=0)
+    return different / (orders * (orders - 1) / 2)
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# What is given.
+
+
+def _matrix(scores: np.ndarray, what: str) -> np.ndarray:
+    values = np.asarray(scores, dtype=float)
+    if values.ndim != 2 or not values.size:
+        raise ValueError(f"{what} must be a matrix of documents x sets, not of shape {values.shape}.")
+    return _finite(values, what)
+
+
+def _cube(sums: np.ndarray, what: str) -> np.ndarray:
+    values = np.asarray(sums, dtype=float)
+    if values.ndim != 3 or not values.size:
+        raise ValueError(f"{what} must be an array of documents x sets x features, not of shape {values.shape}.")
+    return _finite(values, what)
+
+
+def _finite(values: np.ndarray, what: str) -> np.ndarray:
+    if not np.isfinite(values).all():
+        raise ValueError(f"{what} must be finite numbers, without NaN: leave out documents and sets that have none.")
+    return values
+
+
+def _pair(first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    first, second = _matrix(first, "The first scores"), _matrix(second, "The second scores")
+    if first.shape != second.shape:
+        raise ValueError(f"Scores to be compared must have one shape, not {first.shape} and {second.shape}.")
+    return first, second
+
+
+def _is_binary(scores: np.ndarray) -> bool:
+    return bool(((scores == 0) | (scores == 1)).all())

@@ -1,0 +1,663 @@
+"""The statistics of leaderboards, against simulations, numbers by hand, scipy, scikit-learn and lm-eval."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from scipy import special, stats
+
+from lm_eval_icl.leaderboard.statistics import (
+    AGGREGATIONS,
+    HOW,
+    Difference,
+    Estimate,
+    bootstrap,
+    bootstrap_difference,
+    chance_corrected,
+    difference,
+    difference_group,
+    estimate,
+    estimate_group,
+    flips,
+    holm,
+    mcnemar_mid_p,
+    rank_ranges,
+    sign_flips,
+    wilson,
+)
+
+# By hand: rows are documents. The mean is 2/3; the sums of squares are 2/3 of documents, 2/3 of sets, 2/3 of the rest,
+# so the mean squares are 1/3, 1/3 and 1/6.
+SMALL = np.array([[1, 0, 1], [1, 1, 1], [0, 0, 1]])
+
+
+@pytest.fixture(autouse=True)
+def no_warnings() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        yield
+
+
+def close(one: Estimate | Difference, other: Estimate | Difference, rel: float = 1e-9) -> bool:
+    """Whether two results have the same fields, but for rounding."""
+    pairs = zip(dataclasses.astuple(one), dataclasses.astuple(other), strict=True)
+    return all(
+        a == b if a is None or isinstance(a, str) else a == pytest.approx(b, rel=rel, abs=1e-12) for a, b in pairs
+    )
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Coverage.
+
+DOCUMENTS, SETS = 200, 10
+SHARED_DOCUMENT, OWN_DOCUMENT = 1.0, 0.5  # standard deviations of effects on the logit
+
+
+def true_mean(level: float, variance: float) -> float:
+    """The mean of a logistic function of a normal variable, by Gauss and Hermite's quadrature."""
+    x, w = np.polynomial.hermite_e.hermegauss(60)
+    return float(w @ special.expit(level + math.sqrt(variance) * x) / w.sum())
+
+
+def simulated(
+    rng: np.random.Generator, levels: tuple[float, float], shared_set: float, own_set: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """Right answers of two methods on the same documents with the same sets."""
+    common = rng.normal(0, SHARED_DOCUMENT, (DOCUMENTS, 1)) + rng.normal(0, shared_set, SETS)
+    first, second = (
+        rng.random((DOCUMENTS, SETS))
+        < special.expit(level + common + rng.normal(0, OWN_DOCUMENT, (DOCUMENTS, 1)) + rng.normal(0, own_set, SETS))
+        for level in levels
+    )
+    return first, second
+
+
+@pytest.mark.parametrize(
+    "levels, shared_set, own_set", [((1.0, 1.0), 0.5, 0.4), ((1.5, 0.5), 0.3, 0.3), ((0.0, 0.0), 0.2, 0.15)]
+)
+def test_intervals_cover(levels: tuple[float, float], shared_set: float, own_set: float) -> None:
+    """And those of the two common mistakes do not: errors over documents alone, and repeats as independent trials."""
+    trials, rng = 2000, np.random.default_rng(0)
+    variance = SHARED_DOCUMENT**2 + OWN_DOCUMENT**2 + shared_set**2 + own_set**2
+    means = [true_mean(level, variance) for level in levels]
+    covered = dict.fromkeys(("one", "pair", "documents, one", "documents, pair", "mcnemar"), 0)
+    t = stats.t.ppf(0.975, DOCUMENTS - 1)
+    for _ in range(trials):
+        first, second = simulated(rng, levels, shared_set, own_set)
+        one, pair = estimate(first, bounds=(0, 1)), difference(first, second, bounds=(0, 1))
+        truth = means[0] - means[1]
+        covered["one"] += one.low <= means[0] <= one.high
+        covered["pair"] += pair.low <= truth <= pair.high
+        assert (pair.p < 0.05) == (not pair.low <= 0 <= pair.high)
+        for name, scores, true in (
+            ("documents, one", 1.0 * first, means[0]),
+            ("documents, pair", 1.0 * first - second, truth),
+        ):
+            of_documents = scores.mean(axis=1)
+            half = t * of_documents.std(ddof=1) / math.sqrt(DOCUMENTS)
+            covered[name] += abs(of_documents.mean() - true) <= half
+        better, worse = (first & ~second).sum(), (second & ~first).sum()
+        # The interval of all answers as independent pairs; where the truth is 0 this is McNemar's test.
+        pooled = (better - worse) / first.size
+        spread = (better + worse) / first.size - (pooled**2 if truth else 0)
+        covered["mcnemar"] += abs(pooled - truth) <= 1.96 * math.sqrt(spread / first.size)
+    share = {name: count / trials for name, count in covered.items()}
+    assert 0.93 <= share["one"] <= 0.97 and 0.93 <= share["pair"] <= 0.97, share
+    if own_set >= 0.3:  # where sets matter much
+        assert max(share["documents, one"], share["documents, pair"], share["mcnemar"]) < 0.85, share
+
+
+def test_with_one_set_intervals_cover_other_documents() -> None:
+    rng, trials = np.random.default_rng(0), 2000
+    covered = rejected = 0
+    for _ in range(trials):
+        right = rng.random(100) < 0.9
+        one = estimate(right[:, None])
+        covered += one.low <= 0.9 <= one.high
+        first, second = rng.random((2, 100, 1)) < 0.7
+        rejected += difference(first, second).p < 0.05
+    assert one.how == "wilson" and 0.93 <= covered / trials <= 0.97
+    assert 0.03 <= rejected / trials <= 0.06
+
+
+def test_bootstrap_intervals_cover() -> None:
+    """Of F1, whose set effects are on the prediction of one class."""
+    trials, rng, x_w = 300, np.random.default_rng(0), np.polynomial.hermite_e.hermegauss(40)
+    x, w = x_w[0], x_w[1] / x_w[1].sum()
+    of_set, share = 0.4, 0.4
+
+    def truth(slope: float) -> float:
+        """The mean over sets of the F1 of all documents."""
+        odds = slope * np.array([-1, 1])[:, None, None] + x[:, None] + of_set * x
+        negative, positive = np.einsum("d,cds->cs", w, special.expit(odds))
+        hits, alarms = share * positive, (1 - share) * negative
+        return float(w @ (2 * hits / (hits + alarms + share)))
+
+    f1, covered, paired = AGGREGATIONS["f1"], 0, 0
+    for _ in range(trials):
+        gold = (rng.random(DOCUMENTS) < share).astype(int)
+        of_documents = rng.normal(size=(DOCUMENTS, 1))
+        sums = []
+        for slope in (1.5, 1.0):
+            odds = slope * (2 * gold[:, None] - 1) + of_documents + rng.normal(0, of_set, SETS)
+            predicted = rng.random(odds.shape) < special.expit(odds)
+            sums.append(np.stack([f1.features(np.stack([gold, column], 1)) for column in predicted.T], axis=1))
+        one = bootstrap(sums[0], f1.value, draws=400, bounds=f1.bounds)
+        covered += one.low <= truth(1.5) <= one.high
+        pair = bootstrap_difference(*sums, f1.value, draws=400, bounds=f1.bounds)
+        paired += pair.low <= truth(1.5) - truth(1.0) <= pair.high
+    assert 0.92 <= covered / trials <= 0.98 and 0.92 <= paired / trials <= 0.98, (covered, paired)
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# One entry.
+
+
+def test_a_small_example_by_hand() -> None:
+    found = estimate(SMALL)
+    assert found.mean == pytest.approx(2 / 3)
+    assert found.error == pytest.approx(math.sqrt(1 / 18))  # (1/3 + 1/3 - 1/6) / 9
+    assert found.df == pytest.approx(36 / 17)  # (1/2)^2 / ((1/9)/2 + (1/9)/2 + (1/36)/4)
+    assert found.error_documents == found.error_sets == pytest.approx(math.sqrt(1 / 27))  # (1/3) / 9
+    half = stats.t.ppf(0.975, 36 / 17) * math.sqrt(1 / 18)
+    assert (found.low, found.high) == pytest.approx((2 / 3 - half, 2 / 3 + half))
+    assert (found.documents, found.sets, found.how) == (3, 3, "crossed")
+    cut = estimate(SMALL, bounds=(0, 1))
+    assert (cut.low, cut.high, cut.error) == (0, 1, found.error)
+
+
+def test_the_variance_is_that_of_two_way_clusters() -> None:
+    """Cameron, Gelbach and Miller's, without their corrections, times nS / ((n - 1)(S - 1))."""
+    rng = np.random.default_rng(0)
+    n, sets = 7, 5
+    y = rng.normal(size=(n, 1)) + rng.normal(size=sets) + 0.3 * rng.normal(size=(n, sets))
+    e = y - y.mean()
+    clustered = ((e.sum(1) ** 2).sum() + (e.sum(0) ** 2).sum() - (e**2).sum()) / (n * sets) ** 2
+    assert estimate(y).error ** 2 == pytest.approx(clustered * n * sets / ((n - 1) * (sets - 1)))
+
+
+def test_the_variance_is_unbiased() -> None:
+    """With 2 documents and 2 sets that vary by 3 and 2, and a rest of 1: 9/2 + 4/2 + 1/4, where no bound is used."""
+    rng = np.random.default_rng(0)
+    n, sets, trials = 30, 6, 4000
+    y = rng.normal(0, 3, (trials, n, 1)) + rng.normal(0, 2, (trials, 1, sets)) + rng.normal(size=(trials, n, sets))
+    mean = np.mean([estimate(each).error ** 2 for each in y])
+    assert mean == pytest.approx(9 / n + 4 / sets + 1 / (n * sets), rel=0.03)
+    assert mean == pytest.approx(y.mean(axis=(1, 2)).var(), rel=0.06)
+
+
+def test_the_error_is_never_below_that_with_one_factor() -> None:
+    """Where the rest has the largest mean square, as in a table whose rows and columns are nearly alike."""
+    y = np.array([[1.0, 0, 0], [0, 1, 0], [0, 0, 1], [1, 0, 0]])
+    found = estimate(y)
+    assert found.error_sets is not None and found.error_documents is not None
+    # By hand: all documents have the mean 1/3, the sets 1/2, 1/4 and 1/4; 1/24 / 2 / 3 = 1/144.
+    assert found.error_documents == pytest.approx(0, abs=1e-12)
+    assert found.error == found.error_sets == pytest.approx(1 / 12) and found.df == 2
+    checkered = difference(np.eye(2), 1 - np.eye(2))
+    assert checkered.mean == 0 and checkered.p == 1 and checkered.error > 0 and checkered.df == 1
+
+
+def test_degrees_of_freedom_go_to_those_of_what_dominates() -> None:
+    rng = np.random.default_rng(0)
+    of_documents, of_sets, rest = rng.normal(size=(50, 1)), rng.normal(size=8), 1e-3 * rng.normal(size=(50, 8))
+    assert estimate(1e3 * of_sets + of_documents + rest).df == pytest.approx(7, rel=1e-3)
+    assert estimate(of_sets + 1e3 * of_documents + rest).df == pytest.approx(49, rel=1e-3)
+
+
+def test_one_set_is_over_documents() -> None:
+    scores = np.array([[0.1], [0.4], [0.5], [1.0]])
+    found = estimate(scores)
+    assert found.error == pytest.approx(stats.sem(scores[:, 0])) and found.df == 3
+    assert (found.low, found.high) == pytest.approx(stats.ttest_1samp(scores[:, 0], 0).confidence_interval())
+    assert (found.error_documents, found.error_sets, found.how) == (None, None, "documents")
+
+
+def test_sets_that_were_not_drawn_are_averaged() -> None:
+    found, averaged = estimate(SMALL, drawn=False), estimate(SMALL.mean(axis=1, keepdims=True))
+    assert close(found, dataclasses.replace(averaged, sets=3))
+    pair = difference(SMALL, 1 - SMALL, drawn=False)
+    assert pair.how == "paired t" and pair.df == 2 and pair.sets == 3
+
+
+@pytest.mark.parametrize("right, n", [(0, 1), (1, 1), (0, 20), (20, 20), (19, 20), (7, 30), (499, 500)])
+def test_wilson_is_scipys(right: int, n: int) -> None:
+    interval = stats.binomtest(right, n).proportion_ci(method="wilson")
+    assert wilson(right, n) == pytest.approx((interval.low, interval.high), abs=1e-12)
+    found = estimate((np.arange(n) < right)[:, None])
+    assert (found.low, found.high, found.how, found.df) == (*wilson(right, n), "wilson", math.inf)
+    assert found.error > 0
+    if 5 < right < n - 5:  # the standard error is lm-eval's
+        assert found.error == pytest.approx(stats.sem(np.arange(n) < right))
+
+
+def test_all_right_with_every_set_is_as_sure_as_the_documents_allow() -> None:
+    found = estimate(np.ones((40, 5)), bounds=(0, 1))
+    assert (found.low, found.high) == wilson(40, 40) and found.how == "wilson" and found.error_sets == 0
+    assert found.low < 0.95
+
+
+def test_where_nothing_varies_or_nothing_can_be_said() -> None:
+    found = estimate(np.full((5, 4), 0.1 + 0.2))
+    assert (found.low, found.high, found.error) == (found.mean, found.mean, 0)
+    for scores in ([[0.3]], [[0.3, 0.4]], [[0, 1]]):
+        found = estimate(np.array(scores), bounds=(0, 1))
+        assert (found.low, found.high, found.error) == (0, 1, math.inf)
+    pair = difference(np.array([[0.3]]), np.array([[0.1]]))
+    assert (pair.p, pair.low, pair.high, pair.detectable) == (1, -math.inf, math.inf, math.inf)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_missing_scores_are_refused(bad: float) -> None:
+    scores = np.array([[1.0, bad], [0, 1]])
+    for call in (
+        lambda: estimate(scores),
+        lambda: difference(np.eye(2), scores),
+        lambda: difference(scores, np.eye(2)),
+    ):
+        with pytest.raises(ValueError, match="must be finite numbers, without NaN"):
+            call()
+    with pytest.raises(ValueError, match="must be finite numbers"):
+        bootstrap(scores[..., None], lambda sums: sums[..., 0])
+
+
+def test_shapes_are_checked() -> None:
+    with pytest.raises(ValueError, match=r"documents x sets, not of shape \(3,\)"):
+        estimate(np.ones(3))
+    with pytest.raises(ValueError, match=r"one shape, not \(3, 3\) and \(3, 1\)"):
+        difference(SMALL, SMALL[:, :1])
+    with pytest.raises(ValueError, match=r"not of shape \(0, 2\)"):
+        estimate(np.ones((0, 2)))
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Two entries.
+
+
+def test_a_difference_has_the_spread_of_the_differences() -> None:
+    second = np.array([[0, 0, 1], [0, 1, 0], [0, 1, 0]])
+    found, alone = difference(SMALL, second), estimate(SMALL - second)
+    for name in ("mean", "low", "high", "error", "df", "error_documents", "error_sets", "documents", "sets", "how"):
+        assert getattr(found, name) == getattr(alone, name)
+    # The sets' means are 2/3, -1/3 and 2/3, with the sum 1. The eight flips have the sums 1, 5/3, 1/3, -1/3 and their
+    # negatives: four are at least as far from 0.
+    assert found.p_signs == 4 / 8
+    assert (found.better, found.worse) == (2, 1)
+    t = abs(found.mean) / found.error
+    assert found.p == pytest.approx(2 * stats.t.sf(t, found.df))
+    quantiles = stats.t.ppf(0.975, found.df) + stats.t.ppf(0.8, found.df)
+    assert found.detectable == pytest.approx(quantiles * found.error)
+
+
+def test_identical_answers() -> None:
+    for scores in (SMALL, SMALL[:, :1], np.ones((5, 2)), np.array([[0.3]]), np.zeros((3, 1))):
+        found = difference(scores, scores.copy())
+        assert (found.mean, found.low, found.high, found.error, found.p) == (0, 0, 0, 0, 1)
+        assert (found.better, found.worse, found.detectable, found.how) == (0, 0, 0, "identical")
+        assert found.p_signs == (1 if scores.shape[1] > 1 else None)
+    rounded = difference(np.full((4, 2), 0.1 + 0.2), np.full((4, 2), 0.3))
+    assert rounded.how == "identical" and rounded.p == 1 and rounded.better == 0
+
+
+def test_the_same_difference_everywhere() -> None:
+    found = difference(np.full((20, 4), 0.75), np.full((20, 4), 0.5))
+    assert (found.low, found.high, found.error, found.how) == (0.25, 0.25, 0, "crossed")
+    assert found.p == 2.0**-19 and (found.better, found.worse) == (4, 0)
+    assert difference(np.ones((20, 1)), np.zeros((20, 1))).p == pytest.approx(2.0**-20)  # the mid-p of 20 to 0
+
+
+def test_one_set_of_right_answers_goes_to_mcnemar() -> None:
+    """Bentur's trial in Fagerland, Lydersen and Laake (2013), table 1: 1 and 7 of 21 changed; the mid-p is 0.039."""
+    assert mcnemar_mid_p(1, 7) == pytest.approx(10 / 256)  # 2 * (1 + 8) / 2^8 less 8 / 2^8
+    assert round(mcnemar_mid_p(1, 7), 3) == 0.039
+    first = np.array([1] * 1 + [0] * 7 + [1] * 8 + [0] * 5)[:, None]
+    second = np.array([0] * 1 + [1] * 7 + [1] * 8 + [0] * 5)[:, None]
+    found = difference(first, second)
+    assert (found.p, found.how, found.p_signs) == (mcnemar_mid_p(1, 7), "mcnemar", None)
+    assert (found.better, found.worse) == (0, 1)
+    assert found.error == pytest.approx(stats.sem((first - second)[:, 0]))
+
+
+@pytest.mark.parametrize("better, worse", [(0, 0), (0, 1), (3, 3), (2, 9), (100, 140)])
+def test_mid_p_is_the_mean_of_two_exact_ones(better: int, worse: int) -> None:
+    """Those of what was seen or more, and of strictly more."""
+    few, n = min(better, worse), better + worse
+    exact = 2 * stats.binom.cdf(few, n, 0.5) - stats.binom.pmf(few, n, 0.5)
+    assert mcnemar_mid_p(better, worse) == mcnemar_mid_p(worse, better) == pytest.approx(exact)
+
+
+def test_other_scores_of_one_set_go_to_the_paired_t() -> None:
+    rng = np.random.default_rng(0)
+    first, second = rng.random((2, 12, 1))
+    found, scipys = difference(first, second), stats.ttest_rel(first[:, 0], second[:, 0])
+    assert (found.how, found.p) == ("paired t", pytest.approx(scipys.pvalue))
+    assert (found.low, found.high) == pytest.approx(scipys.confidence_interval())
+
+
+def test_sign_flips_are_exact() -> None:
+    rng = np.random.default_rng(0)
+    for sets in (2, 3, 7):
+        of_sets = rng.normal(0.4, 1, sets)
+        sums = np.abs([np.dot(signs, of_sets) for signs in itertools.product((1, -1), repeat=sets)])
+        assert sign_flips(of_sets) == np.mean(sums >= abs(of_sets.sum()) - 1e-9)
+    assert sign_flips(np.arange(1, 11)) == 2 / 1024
+    # Ties in spite of rounding: of 16 sums, 2 are 0.4 from 0 and 8 are 0.2 from it.
+    assert sign_flips(np.array([0.1, 0.1, 0.1, -0.1])) == 10 / 16
+    many = np.arange(30) / 30 - 0.35
+    normal = 2 * stats.norm.sf(abs(many.sum()) / math.sqrt((many**2).sum()))
+    assert sign_flips(many) == pytest.approx(normal, abs=0.01)
+    assert sign_flips(np.ones(30)) == pytest.approx(1e-5, rel=0.01)
+
+
+MATRICES = st.tuples(st.integers(1, 6), st.integers(1, 4)).flatmap(
+    lambda shape: st.tuples(
+        *2 * [st.one_of(arrays(float, shape, elements=st.sampled_from([0.0, 0.5, 1.0])), arrays(bool, shape))]
+    )
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(MATRICES, st.randoms(use_true_random=False))
+def test_what_holds_for_all_scores(pair: tuple[np.ndarray, np.ndarray], random: Any) -> None:
+    first, second = pair
+    one, two = difference(first, second), difference(second, first)
+    assert close(
+        two,
+        dataclasses.replace(one, mean=-one.mean, low=-one.high, high=-one.low, better=one.worse, worse=one.better),
+        rel=1e-15,
+    )
+    n, sets = first.shape
+    rows, columns = random.sample(range(n), n), random.sample(range(sets), sets)
+    assert close(difference(first[rows][:, columns], second[rows][:, columns]), one)
+    alone = estimate(first, bounds=(0, 1))
+    assert close(estimate(first[rows][:, columns], bounds=(0, 1)), alone)
+    for found in (one, alone):
+        assert found.low <= found.mean <= found.high and found.how in HOW
+        assert not any(isinstance(v, float) and math.isnan(v) for v in dataclasses.astuple(found))
+        if found.error_sets is not None and found.error_documents is not None:
+            assert found.error >= max(found.error_sets, found.error_documents) * (1 - 1e-9)
+    assert 0 <= alone.low and alone.high <= 1 and 0 < one.p <= 1
+    assert (one.p == 1 and one.how == "identical") == np.array_equal(1.0 * first, 1.0 * second)
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Groups.
+
+
+def part(mean: float, error: float, df: float) -> Estimate:
+    return Estimate(mean, mean - error, mean + error, error, df, 100, 10, error / 2, error / 4, "crossed")
+
+
+def test_a_group_by_hand() -> None:
+    found = estimate_group([part(0.5, 0.03, 9), part(0.8, 0.04, 20)], [1, 1])
+    assert found.mean == pytest.approx(0.65) and found.error == pytest.approx(0.025)  # sqrt(0.0009 + 0.0016) / 2
+    # (0.000225 + 0.0004)^2 / (0.000225^2 / 9 + 0.0004^2 / 20)
+    df = 3.90625e-7 / (5.0625e-8 / 9 + 1.6e-7 / 20)
+    assert found.df == pytest.approx(df)
+    half = stats.t.ppf(0.975, df) * 0.025
+    assert (found.low, found.high) == pytest.approx((0.65 - half, 0.65 + half))
+    assert (found.error_documents, found.error_sets) == pytest.approx((0.0125, 0.00625))
+    assert (found.documents, found.sets, found.how) == (200, 20, "group")
+    # Weights are in proportion.
+    assert close(estimate_group([part(0.5, 0.03, 9), part(0.8, 0.04, 20)], [7, 7]), found)
+    by_size = estimate_group([part(0.5, 0.03, 9), part(0.8, 0.04, 20)], [300, 100])
+    assert by_size.mean == pytest.approx(0.575)
+    assert estimate_group([part(0.99, 0.03, 9)], [1], bounds=(0, 1)).high == 1
+
+
+def test_a_group_of_one_task_is_the_task() -> None:
+    second = np.array([[0, 0, 1], [0, 1, 0], [0, 1, 0]])
+    alone, pair = estimate(SMALL), difference(SMALL, second)
+    assert close(estimate_group([alone], [3]), dataclasses.replace(alone, how="group"))
+    assert close(difference_group([pair], [3]), dataclasses.replace(pair, how="group", p_signs=None))
+    nothing = part(0, math.inf, 0)
+    assert close(estimate_group([alone, nothing], [1, 0]), dataclasses.replace(alone, how="group"))
+
+
+def test_a_group_with_normal_and_one_set_tasks() -> None:
+    wilsons = estimate(np.array([[1], [1], [0], [1]]))
+    both = estimate_group([wilsons, wilsons], [1, 1])
+    assert both.df == math.inf and both.error_sets is None
+    assert both.high - both.mean == pytest.approx(stats.norm.ppf(0.975) * wilsons.error / math.sqrt(2))
+    mixed = estimate_group([wilsons, part(0.5, 0.02, 9)], [1, 1])
+    assert mixed.error_sets == pytest.approx(0.0025)
+    assert mixed.error_documents == pytest.approx(math.hypot(wilsons.error, 0.01) / 2)
+    unknown = estimate_group([wilsons, part(0.5, math.inf, 0)], [1, 1], bounds=(0, 1))
+    assert (unknown.low, unknown.high) == (0, 1)
+
+
+def test_a_group_of_differences() -> None:
+    rng = np.random.default_rng(0)
+    tasks = [rng.random((2, 30, 5)) < level for level in (0.6, 0.7, 0.8)]
+    parts = [difference(*task) for task in tasks]
+    found = difference_group(parts, [1, 1, 1])
+    assert found.p == pytest.approx(2 * stats.t.sf(abs(found.mean) / found.error, found.df))
+    assert found.error == pytest.approx(math.sqrt(sum(each.error**2 for each in parts)) / 3)
+    assert (found.better, found.worse) == (sum(p.better for p in parts), sum(p.worse for p in parts))
+    assert found.p_signs is None and found.sets == 15 and found.documents == 90
+    back = difference_group([difference(second, first) for first, second in tasks], [1, 1, 1])
+    assert (back.mean, back.low, back.high, back.p) == (-found.mean, -found.high, -found.low, found.p)
+    same = difference(SMALL, SMALL)
+    assert (difference_group([same, same], [1, 2]).p, difference_group([same, same], [1, 2]).how) == (1, "identical")
+    constant = difference(np.full((5, 2), 0.5), np.full((5, 2), 0.25))
+    assert difference_group([same, constant], [1, 1]).p == constant.p == 1 / 16
+
+
+def test_group_intervals_cover() -> None:
+    """Three tasks with few sets each, one of which dominates."""
+    rng, trials, covered = np.random.default_rng(0), 1000, 0
+    for _ in range(trials):
+        parts = [
+            estimate(rng.normal(size=(20, 1)) + rng.normal(0, of_set, 5) + rng.normal(size=(20, 5)))
+            for of_set in (0.2, 0.5, 1.5)
+        ]
+        found = estimate_group(parts, [1, 1, 1])
+        covered += found.low <= 0 <= found.high
+    assert 0.93 <= covered / trials <= 0.975, covered / trials
+
+
+def test_weights_are_checked() -> None:
+    alone = estimate(SMALL)
+    with pytest.raises(ValueError, match="2 tasks has 1 weights"):
+        estimate_group([alone, alone], [1])
+    for weights in ([0, 0], [-1, 2], [math.nan, 1], [math.inf, 1]):
+        with pytest.raises(ValueError, match="must be positive numbers"):
+            estimate_group([alone, alone], weights)
+    with pytest.raises(ValueError, match="must be positive numbers"):
+        difference_group([], [])
+
+
+def test_chance_is_taken_out() -> None:
+    found = chance_corrected(estimate(SMALL), 0.25)
+    plain = estimate(SMALL)
+    assert found.mean == pytest.approx((2 / 3 - 1 / 4) / (3 / 4)) and found.error == pytest.approx(plain.error * 4 / 3)
+    assert close(found, estimate((SMALL - 0.25) / 0.75))
+    pair = difference(SMALL, SMALL.T)
+    corrected = chance_corrected(pair, 0.25)
+    assert close(corrected, difference((SMALL - 0.25) / 0.75, (SMALL.T - 0.25) / 0.75))
+    with pytest.raises(ValueError, match="chance"):
+        chance_corrected(plain, 1)
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Many comparisons.
+
+
+def test_holm_by_hand() -> None:
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])  # x3, x1 but not below, x2, x4
+    assert holm([0.5, 0.6, 0.9]) == [1, 1, 1] and holm([]) == [] and holm([0.04]) == [0.04]
+    assert holm([0.02, math.nan, 0.01]) == pytest.approx([0.02, math.nan, 0.02], nan_ok=True)
+
+
+@given(st.lists(st.floats(0, 1), max_size=8))
+def test_holm_keeps_the_order_and_lowers_nothing(p: list[float]) -> None:
+    adjusted = holm(p)
+    assert all(a >= b for a, b in zip(adjusted, p, strict=True)) and all(a <= 1 for a in adjusted)
+    by_p = [a for _, a in sorted(zip(p, adjusted, strict=True))]
+    assert by_p == sorted(by_p)
+
+
+def test_rank_ranges_by_hand() -> None:
+    """Of four entries, the second and third cannot be told apart, nor can the first and the second."""
+    means = [0.9, 0.8, 0.7, 0.2]
+    p = np.array([[1, 0.30, 0.01, 0.001], [0, 1, 0.20, 0.002], [0, 0, 1, 0.003], [0, 0, 0, 1.0]])
+    p = np.triu(p, 1) + np.triu(p, 1).T  # six tests: 0.001 x6, 0.002 x5, 0.003 x4, 0.01 x3, 0.20 x2, 0.30
+    assert rank_ranges(means, p) == [(1, 2), (1, 3), (2, 3), (4, 4)]
+    assert rank_ranges(means, p, alpha=0.02) == [(1, 3), (1, 3), (1, 3), (4, 4)]
+    assert rank_ranges([-m for m in means], p) == [(3, 4), (2, 4), (2, 3), (1, 1)]
+    # Not compared: not told apart, and no test of the family.
+    p[0, 3] = p[3, 0] = math.nan
+    assert rank_ranges(means, p) == [(1, 3), (1, 3), (2, 3), (3, 4)]
+    assert rank_ranges([0.5], np.ones((1, 1))) == [(1, 1)] and rank_ranges([], np.ones((0, 0))) == []
+
+
+def test_rank_ranges_are_checked() -> None:
+    with pytest.raises(ValueError, match="2 x 2"):
+        rank_ranges([1, 2], np.ones((3, 3)))
+    with pytest.raises(ValueError, match="symmetric"):
+        rank_ranges([1, 2], np.array([[1, 0.1], [0.2, 1]]))
+    with pytest.raises(ValueError, match="no rank"):
+        rank_ranges([1, math.nan], np.ones((2, 2)))
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Metrics that are no means.
+
+
+def items(name: str, n: int, rng: np.random.Generator) -> list[Any]:
+    """Items as lm-eval's tasks give them."""
+    if name in ("f1", "matthews_corrcoef"):
+        gold = rng.integers(2, size=n)
+        return list(zip(gold.tolist(), np.where(rng.random(n) < 0.7, gold, 1 - gold).tolist(), strict=True))
+    if name in ("weighted_perplexity", "bits_per_byte"):
+        return list(zip((-rng.random(n) * 50).tolist(), rng.integers(1, 40, n).tolist(), strict=True))
+    values = (-rng.random(n)).tolist()
+    return [*values[:-1], math.nan] if name == "nanmean" else values
+
+
+@pytest.mark.parametrize("name", AGGREGATIONS)
+def test_aggregations_are_lm_evals(name: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from lm_eval.api.registry import get_aggregation
+
+        rng, ours = np.random.default_rng(0), AGGREGATIONS[name]
+        theirs = get_aggregation(name)
+        for n in (1, 2, 50):
+            some = items(name, n + (name == "nanmean"), rng)
+            features = ours.features(some)
+            assert float(ours.value(features.sum(axis=0))) == pytest.approx(theirs(some))
+            assert ours.value(np.stack([features, features]).sum(axis=1)).shape == (2,)
+            if ours.bounds:
+                assert ours.bounds[0] <= theirs(some) <= ours.bounds[1]
+
+
+@pytest.mark.parametrize("gold, predicted", [((0, 0), (0, 0)), ((1, 1), (1, 1)), ((0, 1), (0, 0)), ((1, 0), (0, 1))])
+def test_f1_and_correlation_where_classes_are_missing(gold: tuple[int, ...], predicted: tuple[int, ...]) -> None:
+    from sklearn import metrics
+
+    pairs = list(zip(gold, predicted, strict=True))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        expected = metrics.f1_score(gold, predicted), metrics.matthews_corrcoef(gold, predicted)
+    for name, value in zip(("f1", "matthews_corrcoef"), expected, strict=True):
+        assert float(AGGREGATIONS[name].value(AGGREGATIONS[name].features(pairs).sum(axis=0))) == value
+
+
+def test_items_are_checked() -> None:
+    with pytest.raises(ValueError, match="must be 0 or 1"):
+        AGGREGATIONS["f1"].features([(0, 2)])
+    with pytest.raises(ValueError, match="two numbers"):
+        AGGREGATIONS["bits_per_byte"].features([1, 2])
+    with pytest.raises(ValueError, match="one number"):
+        AGGREGATIONS["mean"].features([(1, 2)])
+
+
+def test_the_bootstrap_of_a_mean_is_nearly_the_formula() -> None:
+    rng, mean = np.random.default_rng(0), AGGREGATIONS["mean"]
+    y, other = rng.normal(0, [[[2.0]], [[1.0]]], (2, 60, 1)) + rng.normal(size=(2, 1, 6)) + rng.normal(size=(2, 60, 6))
+
+    def sums(scores: np.ndarray) -> np.ndarray:
+        return np.stack([mean.features(column) for column in scores.T], axis=1)
+
+    found, formula = bootstrap(sums(y), mean.value, draws=20_000), estimate(y)
+    assert found.mean == pytest.approx(formula.mean)
+    assert found.error == pytest.approx(formula.error, rel=0.03)
+    assert (found.error_documents, found.error_sets) == pytest.approx(
+        (formula.error_documents, formula.error_sets), rel=0.03
+    )
+    assert found.df == pytest.approx(formula.df, rel=0.1) and found.how == "bootstrap"
+    paired, by_formula = bootstrap_difference(sums(y), sums(other), mean.value, draws=20_000), difference(y, other)
+    assert paired.mean == pytest.approx(by_formula.mean) and paired.error == pytest.approx(by_formula.error, rel=0.03)
+    assert (paired.better, paired.worse) == (by_formula.better, by_formula.worse)
+    assert paired.p_signs == by_formula.p_signs and paired.p == pytest.approx(by_formula.p, rel=0.2)
+    one_set = bootstrap(sums(y[:, :1]), mean.value, draws=20_000)
+    assert one_set.error == pytest.approx(estimate(y[:, :1]).error, rel=0.03) and one_set.error_sets is None
+    fixed = bootstrap(sums(y), mean.value, draws=20_000, drawn=False)
+    assert fixed.error == pytest.approx(estimate(y, drawn=False).error, rel=0.03)
+
+
+def test_bootstrap_differences() -> None:
+    rng, f1 = np.random.default_rng(0), AGGREGATIONS["f1"]
+    first, second = (np.stack([f1.features(items("f1", 40, rng)) for _ in range(4)], axis=1) for _ in range(2))
+    one, two = bootstrap_difference(first, second, f1.value), bootstrap_difference(second, first, f1.value)
+    assert close(
+        two,
+        dataclasses.replace(one, mean=-one.mean, low=-one.high, high=-one.low, better=one.worse, worse=one.better),
+        rel=1e-15,
+    )
+    assert one == bootstrap_difference(first, second, f1.value)  # the same draws
+    assert one != bootstrap_difference(first, second, f1.value, seed=1)
+    assert one.mean == pytest.approx(bootstrap(first, f1.value).mean - bootstrap(second, f1.value).mean)
+    same = bootstrap_difference(first, first, f1.value)
+    assert (same.p, same.low, same.high, same.how) == (1, 0, 0, "identical")
+    # Paired: an entry that is nearly the other has a small error, however uncertain both are.
+    nearly = first.copy()
+    nearly[0] = second[0]
+    assert bootstrap_difference(first, nearly, f1.value).error < 0.5 * bootstrap(first, f1.value).error
+
+
+def test_bootstrap_of_little() -> None:
+    f1 = AGGREGATIONS["f1"]
+    one = f1.features([(1, 1)])[:, None]
+    assert bootstrap(one, f1.value).error == math.inf
+    nothing = np.repeat(f1.features([(0, 0), (0, 0)])[:, None], 3, axis=1)
+    found = bootstrap(nothing, f1.value)
+    assert (found.mean, found.low, found.high) == (0, 0, 0)
+    with pytest.raises(ValueError, match="not a finite number"):
+        bootstrap(np.zeros((2, 2, 2)), AGGREGATIONS["nanmean"].value)
+    with pytest.raises(ValueError, match="not a finite number"):
+        bootstrap(np.full((2, 2, 2), [-1e4, 1]), AGGREGATIONS["perplexity"].value)
+    with pytest.raises(ValueError, match="documents x sets x features"):
+        bootstrap(np.zeros((2, 2)), f1.value)
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Order sensitivity.
+
+
+def test_flips_by_hand() -> None:
+    """Four orders: all the same; one other; two and two; three kinds; all different."""
+    predictions = np.array([[0, 0, 0, 0, 0], [0, 0, 0, 0, 1], [0, 0, 1, 1, 2], [0, 1, 1, 2, 3]])
+    assert flips(predictions).tolist() == pytest.approx([0, 3 / 6, 4 / 6, 5 / 6, 1])
+    with pytest.raises(ValueError, match="two or more orders"):
+        flips(predictions[:1])
+
+
+def test_flips_are_those_of_studies() -> None:
+    from lm_eval_icl.studies import outcome
+
+    predictions = np.random.default_rng(0).integers(3, size=(7, 50))
+    assert flips(predictions).tolist() == pytest.approx(outcome.flips(predictions.tolist()))
+    matrix = np.stack([flips(predictions), flips(predictions[:4])], axis=1)
+    assert estimate(matrix, bounds=(0, 1)).how == "crossed"
