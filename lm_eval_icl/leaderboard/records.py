@@ -1,0 +1,126 @@
+"""What the result files of lm-eval say, in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+
+@dataclass(frozen=True, eq=False)
+class Answers:
+    """What one run answered to one task, document by document, in the order of document ids.
+
+    Two runs with equal `prompts` were asked the same: the same documents, under the same demonstrations in the same
+    order and the same template. Their answers are paired.
+
+    Attributes:
+        doc_ids: (documents,) integers, rising.
+        documents: digest of the documents and their targets.
+        prompts: digest of the documents, their prompts and their targets.
+        demonstrations: digest of the demonstrations of all prompts, whatever their order; equal for two orders of the
+            same demonstrations. None if the prompts have none.
+        items: (documents,) or (documents, 2) floats: what lm-eval's metric aggregates, a score for most metrics, gold
+            and predicted answer for F1 and MCC.
+        predictions: (documents,) integers: the option with the highest log-likelihood; None if there are no options.
+        chance: the accuracy of a random choice: the mean of 1 / options; None if there are no options.
+    """
+
+    doc_ids: np.ndarray
+    documents: str
+    prompts: str
+    demonstrations: str | None
+    items: np.ndarray
+    predictions: np.ndarray | None
+    chance: float | None
+
+
+@dataclass(frozen=True, eq=False)
+class TaskResult:
+    """What one run gave on one task.
+
+    Attributes:
+        task: its name.
+        metric: the name of the metric that stands for the task: "acc", "exact_match", ...
+        filter: lm-eval's name of the filter: "none", "strict-match", ...
+        value: of the metric, as lm-eval's results have it.
+        stderr: as lm-eval's results have it; None if they have none.
+        higher_is_better: of the metric.
+        aggregation: lm-eval's name: "mean", "f1", ...
+        shots: demonstrations a prompt.
+        documents: how many were scored.
+        version: of the task.
+        template: digest of what makes the prompts but the demonstrations: templates, delimiters, description, options,
+            system instruction and chat template.
+        drawn: how the demonstrations were chosen, if the results say so: "stratified", "first", ...
+        answers: None if there is no samples file, or it is not used: `marks` say why.
+        marks: what is wrong with this result, each a sentence.
+    """
+
+    task: str
+    metric: str
+    filter: str
+    value: float
+    stderr: float | None
+    higher_is_better: bool
+    aggregation: str
+    shots: int
+    documents: int
+    version: str
+    template: str
+    drawn: str | None
+    answers: Answers | None
+    marks: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """One run of lm-eval: a results file, with its samples.
+
+    Attributes:
+        path: the file.
+        digest: of lm-eval's results, without what `collect` adds: the same for copies of one run.
+        model: lm-eval's name of the model: "hf", "deepthink", ...
+        pretrained: the checkpoint.
+        revision: its revision, or the commit that lm-eval found; "" if unknown.
+        dtype: "float32", ...; "" if unknown.
+        arguments: all of `model_args`, but those above.
+        icl: `config.icl` of this package's models; {} of others.
+        seed: of the demonstrations (`fewshot_seed`).
+        order: which order of the demonstrations of this seed, in a study; 0 elsewhere.
+        date: seconds since 1970.
+        limit: lm-eval's `--limit`.
+        tasks: by name.
+        groups: of the run: name -> its tasks (no groups among them) with their weights in lm-eval's own value, which
+            add up to 1.
+        results: the whole of lm-eval's results file, as read.
+        where: who ran it: the name given for the folder, or "".
+    """
+
+    path: Path
+    digest: str
+    model: str
+    pretrained: str
+    revision: str
+    dtype: str
+    arguments: Mapping[str, Any]
+    icl: Mapping[str, Any]
+    seed: int | None
+    order: int
+    date: float
+    limit: float | None
+    tasks: Mapping[str, TaskResult]
+    groups: Mapping[str, Mapping[str, float]]
+    results: Mapping[str, Any]
+    where: str = ""
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """A file that is not used, and why, in a sentence."""
+
+    path: Path
+    why: str
