@@ -80,6 +80,10 @@ def _lm_eval(arguments: list[str]) -> None:
                 known = f"did you mean {near[0]!r}?" if near else f"the methods are {', '.join(methods.NAMES)}."
                 raise InputError(f"--model: unknown model {unknown[1]!r}: {known}") from error
             raise
+        except AssertionError as error:
+            if str(error).startswith("Elements of --samples"):
+                raise InputError(f"--samples: a task has no document of such a number ({error})") from error
+            raise
 
 
 def _check_command(arguments: list[str]) -> None:
@@ -115,11 +119,13 @@ def _smoke(arguments: list[str]) -> None:
         "--time-limit", type=float, default=120, metavar="SECONDS", help="of several types, for each (default: 120)"
     )
     parser.add_argument(
-        "--record", type=Path, metavar="FILE", help="of several types, keep results here; those in it are not run again"
+        "--record", type=Path, metavar="FILE", help="keep results here; types that are in it are not run again"
     )
     options = parser.parse_args(arguments)
     if options.limit < 1:
         parser.error(f"--limit {options.limit}: must be 1 or more")
+    if not options.time_limit > 0:
+        parser.error(f"--time-limit {options.time_limit:g}: must be above 0")
 
     # Run offline, and without those progress bars that these variables switch off.
     os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_DISABLE_PROGRESS_BARS": "1"}
@@ -129,7 +135,8 @@ def _smoke(arguments: list[str]) -> None:
     try:
         for arch in archs:  # before the work on the others
             tiny.check(arch)
-        counts = _smoke_one(archs[0], options.limit) if len(archs) == 1 else _smoke_several(archs, options)
+        one = len(archs) == 1 and options.record is None
+        counts = _smoke_one(archs[0], options.limit) if one else _smoke_several(archs, options)
     except tiny.NoTinyModel as error:
         raise InputError(f"smoke --arch: {error.message}") from error
     print(f"methods: {counts['methods']} ran, {counts['refusals']} refusals")
@@ -141,7 +148,10 @@ def _smoke_one(arch: str, limit: int) -> Counter[str]:
     """Test a model type and print a line a method. Returns how many methods ran, and how many refusals there are."""
     import logging
 
+    import transformers
+
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
+    transformers.logging.set_verbosity_error()  # or it would list, for every method, the weights for pictures
     from lm_eval_icl.smoke import refusals, smoke
 
     scores = smoke(arch, limit)
@@ -254,15 +264,7 @@ def _train(arguments: list[str]) -> None:
     logging.getLogger("lm_eval").setLevel(logging.WARNING)
     from lm_eval_icl import train
 
-    parser = _OneLine(
-        prog="lm-eval-icl train",
-        description="Fine-tune a model under the layout of a method, on episodes of demonstrations and a query.",
-        allow_abbrev=False,
-    )
-    try:
-        train.command(parser, arguments)
-    except InputError as error:
-        raise InputError(f"train: {error.message}") from error
+    _command("train", train.command, arguments)
 
 
 def _study(arguments: list[str]) -> None:
@@ -271,20 +273,52 @@ def _study(arguments: list[str]) -> None:
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     from lm_eval_icl import study
 
-    parser = _OneLine(
-        prog="lm-eval-icl study",
-        description="Run a grid of models, methods, tasks, seeds and orders: a table or figure of a paper.",
-        allow_abbrev=False,
-    )
+    _command("study", study.command, arguments)
+
+
+def _select(arguments: list[str]) -> None:
+    import logging
+
+    logging.getLogger("lm_eval").setLevel(logging.ERROR)
+    from lm_eval_icl import select
+
+    _command("select", select.command, arguments)
+
+
+def _of_results(name: str) -> Callable[[list[str]], None]:
+    """A command that reads results files: see `lm_eval_icl.leaderboards`."""
+
+    def run(arguments: list[str]) -> None:
+        from lm_eval_icl import leaderboards
+
+        _command(name, getattr(leaderboards, name), arguments)
+
+    return run
+
+
+def _command(name: str, run: Callable[[argparse.ArgumentParser, list[str]], None], arguments: list[str]) -> None:
+    """Run a command that fills its parser itself; its errors begin with its name."""
     try:
-        study.command(parser, arguments)
+        run(_OneLine(prog=f"lm-eval-icl {name}", allow_abbrev=False), arguments)
     except InputError as error:
-        raise InputError(f"study: {error.message}") from error
+        begins = error.message.startswith(f"{name}: ")  # those of the parser
+        raise InputError(error.message if begins else f"{name}: {error.message}") from error
 
 
 COMMANDS: dict[str, tuple[str, Callable[[list[str]], None]]] = {
     "smoke": ("a smoke test of every method", _smoke),
     "train": ("fine-tune a model under a method", _train),
     "study": ("a paper's table, or a grid of one's own, in one run", _study),
+    "select": ("demonstrations chosen by a published method", _select),
+    "leaderboard": (
+        "results files into a table, a page and figures",
+        _of_results("leaderboard"),
+    ),
+    "compare": ("two runs, or two rows of a leaderboard", _of_results("compare")),
+    "collect": (
+        "one small file a run, for a leaderboard that is shared",
+        _of_results("collect"),
+    ),
+    "export": ("results in others' formats", _of_results("export")),
     "show": ("which token sees which, at which position", _show),
 }

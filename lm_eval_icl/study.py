@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import tempfile
 from pathlib import Path
@@ -29,6 +30,7 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     Raises:
         InputError: the study, an option or a folder cannot be used.
     """
+    parser.description = "Run a grid of models, methods, tasks, seeds and orders: a table or figure of a paper."
     parser.add_argument("study", nargs="?", metavar="FILE|NAME", help="a study's file, or a study of --list")
     parser.add_argument("--list", action="store_true", help="the studies that come with lm-eval-icl")
     parser.add_argument("--output", type=Path, metavar="DIR", help="the study's folder; what is there is not run again")
@@ -50,8 +52,8 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
         return
     if given.study is None:
         raise InputError("give a study's file or name; `lm-eval-icl study --list` lists the names.")
-    if given.limit is not None and given.limit <= 0:
-        raise InputError(f"--limit {given.limit:g}: must be above 0.")
+    if given.limit is not None and not 0 < given.limit < math.inf:  # neither is NaN
+        raise InputError(f"--limit {given.limit:g}: must be above 0{', and finite' * (given.limit > 0)}.")
     check_folders(given.include_path, None)
     overrides: dict[str, Any] = {
         name: getattr(given, name)
@@ -59,7 +61,7 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
         if getattr(given, name) is not None
     }
     if given.seeds is not None:
-        overrides["seeds"] = [int(seed) if seed.isdigit() else seed for seed in given.seeds.split(",")]
+        overrides["seeds"] = [int(seed) if seed.isdecimal() else seed for seed in given.seeds.split(",")]
     if given.tasks is not None:
         overrides["tasks"] = [task for task in given.tasks.split(",") if task]
     study = read(given.study, overrides)

@@ -48,6 +48,7 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     Raises:
         InputError: an argument cannot be used, or training fails.
     """
+    parser.description = "Fine-tune a model under the layout of a method, on episodes of demonstrations and a query."
     given = read_options(parser, arguments)
     settings = Settings(
         **{field.name: given.pop(field.name) for field in dataclasses.fields(Settings) if field.name in given}

@@ -158,6 +158,8 @@ def test_sweep_goes_on_after_what_is_wrong(tmp_path, monkeypatch):
     record.write_text("no")
     with pytest.raises(InputError, match=r"results.jsonl: not a record of results .*Remove it"):
         list(sweep(["llama"], record=record))
+    with pytest.raises(InputError, match=r"nowhere.x: results cannot be kept there .*Name another file"):
+        list(sweep(["llama"], record=tmp_path / "nowhere" / "x"))
 
 
 @pytest.mark.parametrize("command", [[COMMAND], [sys.executable, "-m", "lm_eval_icl"]])
@@ -182,6 +184,26 @@ def test_command_line_of_several_types():
     assert lines[2].split(maxsplit=2) == ["none", "musicgen", "it generates sound"]
     assert lines[3] == "3 types: 1 exact, 1 refused, 1 without a tiny model, 0 wrong"
     assert lines[4] == "methods: 3 ran, 13 refusals"
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--limit", "0"], "--limit 0: must be 1 or more"),
+        (["--arch", "gpt2,llama", "--time-limit", "-1"], "--time-limit -1: must be above 0"),
+        (["--record", "/nowhere/x"], "/nowhere/x: results cannot be kept there"),
+    ],
+)
+def test_options_of_the_smoke_test_that_cannot_be(options, says):
+    done = lm_eval_icl("smoke", *options)
+    assert done.returncode == 1 and not done.stdout
+    assert done.stderr.startswith("lm-eval-icl: ") and says in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_weights_for_pictures_are_not_listed(capfd):
+    """transformers lists the weights of a checkpoint that the text model does not take, each time it is loaded."""
+    assert cli._smoke_one("mllama", 1)["methods"] == len(NAMES)
+    assert "vision" not in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -239,7 +261,11 @@ def test_models_of_lm_eval_run_under_our_command_too():
     [
         (["shw", "invicl"], "unknown command 'shw': did you mean 'show'?"),
         (["smok"], "unknown command 'smok': did you mean 'smoke'?"),
-        (["invicl"], "unknown command 'invicl': there are smoke, train, study, show, run, ls, validate."),
+        (
+            ["invicl"],
+            "unknown command 'invicl': there are smoke, train, study, select, leaderboard, compare, collect, export, "
+            "show, run, ls, validate.",
+        ),
     ],
 )
 def test_a_misspelt_command_is_one_line(command, says):
@@ -274,6 +300,14 @@ def test_options_that_cannot_be_are_one_line(tmp_path, arguments, says):
     done = subprocess.run([*command, *arguments], capture_output=True, text=True, cwd=tmp_path, check=False)
     assert done.returncode == 1 and "Traceback" not in done.stderr and "Selected Tasks" not in done.stderr
     assert done.stderr.splitlines()[-1].startswith(f"lm-eval-icl: {says}")
+
+
+def test_a_document_that_is_not_there_is_one_line():
+    arguments = ["--model", "icl", "--model_args", f"pretrained={model_path()}", "--tasks", "icl_demo_short"]
+    done = lm_eval_icl(*arguments, "--samples", '{"icl_demo_short": [0, 200]}', "--device", "cpu")
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("lm-eval-icl: --samples: a task has no document of such a number (") and "k=200" in last
 
 
 def test_no_task_is_one_line():

@@ -18,8 +18,9 @@ ROOMS = [
     {"demonstrations"},
     {"training"},
     {"harness"},
+    {"leaderboard"},
     {"studies"},
-    {"demo", "tiny", "smoke", "train", "study", "cli", "__main__"},
+    {"demo", "tiny", "smoke", "train", "study", "select", "leaderboards", "cli", "__main__"},
 ]
 HARNESS = ROOMS.index({"harness"})
 # What the rooms before the harness know nothing of.
@@ -83,3 +84,12 @@ def test_names_are_known_without_torch():
     code = "from lm_eval_icl import methods; import sys; print(*methods.NAMES, 'torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split()[-1] == "False" and "invicl" in done.stdout
+
+
+def test_the_leaderboard_needs_no_harness_and_no_model():
+    """A board is made from result files, also where no model could be run."""
+    files = sorted((PACKAGE / "leaderboard").glob("*.py"))
+    modules = ["lm_eval_icl.leaderboard", *(f"lm_eval_icl.leaderboard.{file.stem}" for file in files[1:])]
+    code = f"import {', '.join(modules)}, sys; print(sorted({{'lm_eval', 'torch', 'transformers'}} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "lm_eval_icl.leaderboard.statistics" in modules and done.stdout.strip() == "[]"

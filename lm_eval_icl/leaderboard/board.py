@@ -1,0 +1,164 @@
+"""The board: entries (rows), tasks, groups and the average (columns), and what can be said of each cell."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from lm_eval_icl.leaderboard.records import LeftOut, Run, TaskResult
+from lm_eval_icl.leaderboard.statistics import Difference, Estimate
+
+AVERAGE = "average"
+SIGNIFICANT = 0.05
+# By the names of two entries and the column: the first less the second.
+Pairs = Mapping[tuple[str, str], Mapping[str, Difference]]
+
+
+@dataclass(frozen=True, eq=False)
+class Answered:
+    """A run's answers to a task in an entry.
+
+    Attributes:
+        seed: of the demonstrations.
+        order: of the demonstrations of this seed.
+        repeats: further runs with the same prompts; of those, `run` is the first by date.
+    """
+
+    run: Run
+    result: TaskResult
+    seed: int | None
+    order: int
+    repeats: tuple[Run, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class PromptSet:
+    """The same demonstrations in one order or several.
+
+    Attributes:
+        label: "seed 3", or the beginning of the digest where no seed is known.
+        answered: an element for each order.
+        value: of the metric: the mean over the orders.
+    """
+
+    label: str
+    answered: tuple[Answered, ...]
+    value: float
+
+
+@dataclass(frozen=True, eq=False)
+class Cell:
+    """An entry's result on a column.
+
+    Attributes:
+        estimate: of the metric.
+        difference: this entry less the baseline; None for the baseline itself, and where it is not paired.
+        p_holm: the p-value of `difference`, adjusted for all entries of the column (Holm).
+        rank: the first and last rank that the column's paired differences leave possible; None without any.
+        tied_with_best: no entry is significantly better (the range of ranks begins with 1).
+        sets: the prompt sets of a task; empty for groups, and for results without samples.
+        sensitivity: order sensitivity: the pairwise flip rate between orders; None with one order.
+        corrected: `estimate.mean` corrected for chance: (mean - chance) / (1 - chance); None without options.
+        marks: words on this cell: "confirmed", "differs", "unpaired", "aggregate only", "few seeds", or a sentence on
+            what is wrong with its files.
+        left_out: demonstrations left out because prompts were too long.
+    """
+
+    estimate: Estimate
+    difference: Difference | None
+    p_holm: float | None
+    rank: tuple[int, int] | None
+    tied_with_best: bool
+    sets: tuple[PromptSet, ...]
+    sensitivity: Estimate | None
+    corrected: float | None
+    marks: tuple[str, ...]
+    left_out: int
+
+
+@dataclass(frozen=True)
+class Column:
+    """A task, a group, or the average over all tasks.
+
+    Attributes:
+        name: of the task or group, or `AVERAGE`.
+        kind: "task", "group" or "average".
+        metric: "acc", ...
+        percent: the metric lies between 0 and 1, and is shown as percent.
+        higher_is_better: of the metric.
+        weights: of its tasks; they add up to 1. One task for a task.
+    """
+
+    name: str
+    kind: str
+    metric: str
+    percent: bool
+    higher_is_better: bool
+    weights: Mapping[str, float]
+
+
+@dataclass(frozen=True, eq=False)
+class Entry:
+    """A row: a checkpoint under a method with its arguments, shots and prompts.
+
+    Attributes:
+        name: short and unique on the board, fit for an address: a digest.
+        checkpoint: its name, the end of the path for a folder.
+        details: revision, dtype and what else tells checkpoints of one name apart; "" if nothing does.
+        method: "hf", "icl", ...
+        arguments: as text: "T=5, eta=0.01".
+        conditions: what else tells rows apart: "8 shots", "prompts 3fa2", "limit 100"; "" if nothing does.
+        runs: all of its runs, by date.
+        cells: by the column's name; those without a result are missing.
+        parameters: how many the model has; None if unknown.
+        tokens: run through the model a document; None if the files do not say.
+        seconds: of a run, a document; None if the files do not say.
+        command: the command that makes one of the runs again.
+    """
+
+    name: str
+    checkpoint: str
+    details: str
+    method: str
+    arguments: str
+    conditions: str
+    runs: tuple[Run, ...]
+    cells: Mapping[str, Cell]
+    parameters: int | None
+    tokens: float | None
+    seconds: float | None
+    command: str
+
+    @property
+    def label(self) -> str:
+        """The method with its arguments and conditions."""
+        return ", ".join(filter(None, [" ".join(filter(None, [self.method, self.arguments])), self.conditions]))
+
+    @property
+    def on(self) -> str:
+        """The checkpoint in words."""
+        return f"{self.checkpoint} ({self.details})" if self.details else self.checkpoint
+
+
+@dataclass(frozen=True, eq=False)
+class Board:
+    """All of it.
+
+    Attributes:
+        columns: the average first if there are several tasks, groups, then tasks.
+        entries: the best first, by the first column.
+        baseline: an entry for each checkpoint that has one: by the entry's name, the name of its baseline.
+        pairs: by the names of two entries, the first of them further up: by column, the first less the second. Columns
+            on which the two are not paired are missing.
+        summary: sentences that say what is best and what cannot be told apart.
+        left_out: files that were not used.
+        files: how many files were read, and how many runs they hold.
+    """
+
+    columns: tuple[Column, ...]
+    entries: tuple[Entry, ...]
+    baseline: Mapping[str, str]
+    pairs: Pairs
+    summary: tuple[str, ...]
+    left_out: tuple[LeftOut, ...]
+    files: int

@@ -1,0 +1,69 @@
+"""The documents on which two entries differ most."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from lm_eval_icl.leaderboard.board import Answered, Entry
+from lm_eval_icl.leaderboard.build import common, matrix
+from lm_eval_icl.leaderboard.entries import shown
+from lm_eval_icl.leaderboard.samples import Unusable, first_prompt, lines
+
+_CHARACTERS = 60  # of a prompt, from its end
+
+
+def differing(first: Entry, second: Entry, task: str, most: int) -> list[str]:
+    """Lines on the documents of a task with the largest difference of two entries' scores, the largest first.
+
+    With the end of a document's prompt, where the samples are still beside the results. There are no lines of metrics
+    that are no mean of documents' scores, nor where all scores are the same.
+
+    Args:
+        most: how many documents.
+    """
+    mine, theirs = zip(*common(first.cells[task].sets, second.cells[task].sets), strict=True)
+    answered = mine[0].answered[0]
+    answers = answered.result.answers
+    assert answers is not None
+    if answers.items.ndim > 1:
+        return []
+    a, b = matrix(mine).mean(axis=1), matrix(theirs).mean(axis=1)
+    distances = np.nan_to_num(np.abs(a - b))
+    order = [i for i in np.argsort(-distances, kind="stable")[:most] if distances[i]]
+    if not order:
+        return []
+    prompts = _prompts(answered, {int(answers.doc_ids[i]) for i in order})
+    sets = f"the mean over {len(mine)} sets of demonstrations" if len(mine) > 1 else "one set of demonstrations"
+    found = [f"{shown(task)}, documents that differ most ({sets if answers.demonstrations else 'no demonstrations'}):"]
+    for i in order:
+        number = int(answers.doc_ids[i])
+        found.append(f"  document {number}: A {a[i]:.3g}, B {b[i]:.3g}")
+        if number in prompts:
+            found.append(f"    {prompts[number]}")
+    return found
+
+
+def _prompts(answered: Answered, numbers: set[int]) -> Mapping[int, str]:
+    """The ends of documents' prompts, from the samples beside the results; nothing of what cannot be read."""
+    path = answered.run.path
+    samples = path.with_name(f"samples_{answered.result.task}_{path.stem.rpartition('_')[2]}.jsonl")
+    found: dict[int, str] = {}
+    try:
+        if samples.parent != path.parent or samples.is_symlink() or not samples.is_file():
+            return {}
+        for sample in lines(samples):
+            number = sample.get("doc_id")
+            if type(number) is int and number in numbers:
+                found[number] = _end(first_prompt(sample.get("arguments")))
+                if len(found) == len(numbers):
+                    break
+    except (OSError, ValueError, Unusable):
+        pass
+    return found
+
+
+def _end(prompt: str) -> str:
+    text = shown(prompt[-_CHARACTERS:])
+    return f"...{text}" if len(prompt) > _CHARACTERS else text

@@ -1,0 +1,256 @@
+"""The commands `lm-eval-icl leaderboard`, `compare`, `collect` and `export`, which read lm-eval's result files."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from lm_eval_icl.errors import InputError
+from lm_eval_icl.leaderboard import build, tables
+from lm_eval_icl.leaderboard import collect as collecting
+from lm_eval_icl.leaderboard import export as exporting
+from lm_eval_icl.leaderboard.board import Board, Entry
+from lm_eval_icl.leaderboard.documents import differing
+from lm_eval_icl.leaderboard.entries import grouped, shown
+from lm_eval_icl.leaderboard.read import read
+from lm_eval_icl.leaderboard.records import LeftOut, Run
+
+_RESULTS = "results files of lm-eval, and folders with such; with --log_samples, or made by collect"
+_SHOWN = 10  # files left out, and rows, that the terminal shows
+
+
+def leaderboard(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
+    """Run `lm-eval-icl leaderboard`.
+
+    Raises:
+        InputError: an option cannot be used, or there are no results.
+    """
+    parser.description = "Make a table, a page and figures of results files: methods on models by tasks."
+    parser.add_argument("results", nargs="+", type=Path, metavar="RESULTS", help=_RESULTS)
+    parser.add_argument("--output", type=Path, metavar="FILE.html", help="the page: one file that asks for no other")
+    parser.add_argument(
+        "--baseline", metavar="METHOD|ENTRY", help="what the others are compared with (default: icl, or else hf)"
+    )
+    parser.add_argument("--tasks", metavar="T,...", help="the tasks and groups that are columns (default: all)")
+    parser.add_argument("--csv", type=Path, metavar="FILE", help="all numbers, a line for each entry and column")
+    parser.add_argument("--md", type=Path, metavar="FILE", help="the table in Markdown")
+    parser.add_argument("--tex", type=Path, metavar="FILE", help="the table in LaTeX, with booktabs")
+    parser.add_argument("--plots", type=Path, metavar="DIR", help="the figures as SVG, each with its data as CSV")
+    given = parser.parse_args(arguments)
+    files = [file for file in (given.output, given.csv, given.md, given.tex) if file is not None]
+    _check_files(files, given.plots)
+    console = Console()
+    runs, left_out = read(given.results)
+    _check_overwritten(files, runs, left_out)
+    if not runs:
+        raise InputError(f"no results that can be used were found.{_first_reason(left_out)}")
+    board = build.build(runs, left_out, given.baseline, _names(given.tasks))
+    if given.csv:
+        _write(given.csv, tables.as_csv(board))
+    if given.md:
+        _write(given.md, tables.as_markdown(board))
+    if given.tex:
+        _write(given.tex, tables.as_tex(board))
+    if given.plots or given.output:
+        from lm_eval_icl.leaderboard import figures  # takes half a second
+
+        if given.plots:
+            figures.draw(board, given.plots)
+        if given.output:
+            from lm_eval_icl.leaderboard.page import page
+
+            _write(given.output, page(board, figures.svgs(board)))
+    _say(board, console)
+    for path in [*files, *filter(None, [given.plots])]:
+        console.print(f"written: {path}", markup=False, highlight=False, soft_wrap=True)
+
+
+def compare(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
+    """Run `lm-eval-icl compare`.
+
+    Raises:
+        InputError: one of the two is no run and no entry, or they have no task in common.
+    """
+    parser.description = "Compare two runs, or two rows of a leaderboard, task by task."
+    parser.add_argument("first", metavar="A", help="a results file or folder of one run; or, with --results, an entry")
+    parser.add_argument("second", metavar="B", help="what it is compared with")
+    parser.add_argument(
+        "--results", nargs="+", type=Path, metavar="RESULTS", help="where the entries A and B are found"
+    )
+    parser.add_argument("--tasks", metavar="T,...", help="the tasks and groups to compare (default: all)")
+    parser.add_argument("--documents", type=int, default=3, metavar="N", help="to show of each task (default: 3)")
+    given = parser.parse_args(arguments)
+    console = Console()
+    if given.documents < 0:
+        raise InputError(f"--documents {given.documents}: must be 0 or more.")
+    tasks = _names(given.tasks)
+    if given.results:
+        board = build.build(read(given.results)[0], tasks=tasks)
+        first, second = (build.named(board.entries, name) for name in (given.first, given.second))
+        columns = board.columns
+        same = first is second
+    else:
+        same = Path(given.first).resolve() == Path(given.second).resolve()
+        mine, theirs = (build.build(_read_one(name), tasks=tasks) for name in (given.first, given.second))
+        first, second = _only(mine, given.first), _only(theirs, given.second)
+        of_second = {column.name: column for column in theirs.columns}
+        columns = tuple(column for column in mine.columns if column == of_second.get(column.name))
+    if same:
+        raise InputError(f"{given.first} and {given.second} are the same; give two.")
+    columns = tuple(column for column in columns if column.name in first.cells and column.name in second.cells)
+    if not columns:
+        raise InputError(f"{given.first} and {given.second} have no task in common.")
+    found = build.compare(first, second, columns)
+    console.print(tables.comparison(first, second, columns, found))
+    note = "A less B, with 95% intervals. Four of five such comparisons would find a difference that is detectable."
+    console.print(note, markup=False, highlight=False)
+    for column in columns:
+        if column.kind == "task" and column.name in found:
+            for line in differing(first, second, column.name, given.documents):
+                console.print(line, markup=False, highlight=False)
+
+
+def collect(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
+    """Run `lm-eval-icl collect`.
+
+    Raises:
+        InputError: an option cannot be used, or there are no results.
+    """
+    parser.description = "Make one small file of each run, with all answers: a leaderboard to share."
+    parser.add_argument("results", nargs="+", type=Path, metavar="RESULTS", help=_RESULTS)
+    parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="one file a run, in DIR/runs")
+    given = parser.parse_args(arguments)
+    console = Console()
+    runs, left_out = read(given.results)
+    if not runs:
+        raise InputError(f"no results that can be used were found.{_first_reason(left_out)}")
+    written = collecting.collect(runs, given.output)
+    _say_left_out(left_out, console)
+    console.print(f"{given.output}: {len(written)} runs", markup=False, highlight=False, soft_wrap=True)
+
+
+def export(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
+    """Run `lm-eval-icl export`.
+
+    Raises:
+        InputError: an option cannot be used, or there are no results.
+    """
+    parser.description = "Write results as Every Eval Ever has them, or as previews of the Hub's evaluation results."
+    parser.add_argument("results", nargs="+", type=Path, metavar="RESULTS", help=_RESULTS)
+    parser.add_argument("--format", required=True, metavar="eee|hub", help="Every Eval Ever 0.3.0, or .eval_results")
+    parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="the folder to write to")
+    parser.add_argument("--organization", default="", metavar="NAME", help="who ran the evaluations")
+    parser.add_argument(
+        "--relationship",
+        default="third_party",
+        metavar="KIND",
+        help=f"of them to the models' developers, of eee: {', '.join(exporting.RELATIONSHIPS)} (default: third_party)",
+    )
+    parser.add_argument(
+        "--developer", default="local", metavar="NAME", help="of checkpoints whose name has no owner (default: local)"
+    )
+    parser.add_argument("--source_url", default="", metavar="URL", help="a page with these results, of hub")
+    given = parser.parse_args(arguments)
+    console = Console()
+    runs, left_out = read(given.results)
+    if not runs:
+        raise InputError(f"no results that can be used were found.{_first_reason(left_out)}")
+    made = exporting.export(
+        runs,
+        given.format,
+        given.output,
+        organization=given.organization,
+        relationship=given.relationship,
+        developer=given.developer,
+        source_url=given.source_url,
+    )
+    _say_left_out([*left_out, *made.left_out], console)
+    console.print(f"{given.output}: {len(made.files)} files", markup=False, highlight=False, soft_wrap=True)
+
+
+def _names(text: str | None) -> list[str] | None:
+    if text is None:
+        return None
+    if not (names := [name.strip() for name in text.split(",") if name.strip()]):
+        raise InputError("--tasks: give at least one task.")
+    return names
+
+
+def _read_one(name: str) -> list[Run]:
+    if not Path(name).exists():
+        raise InputError(f"{name}: no such file or folder. To compare entries of a board, give their --results.")
+    runs, left_out = read([Path(name)])
+    if not runs:
+        raise InputError(f"{name}: no results that can be used were found.{_first_reason(left_out)}")
+    return runs
+
+
+def _only(board: Board, name: str) -> Entry:
+    if len(board.entries) > 1:
+        there = "; ".join(entry.label for entry in board.entries[:_SHOWN])
+        raise InputError(
+            f"{name} holds {len(board.entries)} entries ({there}). Name two of them, with --results {name}."
+        )
+    return board.entries[0]
+
+
+def _check_files(files: Sequence[Path], folder: Path | None) -> None:
+    """Refuse files that cannot be written, before anything is read."""
+    for file in files:
+        if file.is_dir():
+            raise InputError(f"{file}: is a folder; give the name of a file.")
+        if not (file.parent.is_dir() and os.access(file.parent, os.W_OK)):
+            raise InputError(f"{file}: the folder {file.parent} is not there, or cannot be written to.")
+    if len({file.resolve() for file in files}) < len(files):
+        raise InputError("two of the files to write have one name; give each its own.")
+    if folder is not None and folder.exists() and not folder.is_dir():
+        raise InputError(f"--plots {folder}: is no folder.")
+
+
+def _check_overwritten(files: Sequence[Path], runs: Sequence[Run], left_out: Sequence[LeftOut]) -> None:
+    """Refuse to write over what was read."""
+    there = {path.resolve() for path in (*(run.path for run in runs), *(each.path for each in left_out))}
+    for file in files:
+        if file.resolve() in there:
+            raise InputError(f"{file}: is one of the results; give another file to write to.")
+        if file.name.endswith(".jsonl"):
+            raise InputError(f"{file}: may be a file of samples, which end in .jsonl; give another file to write to.")
+
+
+def _write(file: Path, text: str) -> None:
+    try:
+        file.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"{file}: cannot be written ({error.strerror or error}).") from error
+
+
+def _first_reason(left_out: Sequence[LeftOut]) -> str:
+    return f" {shown(str(left_out[0].path))}: {shown(left_out[0].why)}" if left_out else ""
+
+
+def _say(board: Board, console: Console) -> None:
+    """Print the sentences, a table of the first column, and what was left out."""
+    for sentence in board.summary:
+        console.print(sentence, markup=False, highlight=False)
+    console.print(tables.overview(board, _SHOWN))
+    there = sum(board.columns[0].name in entry.cells for entry in board.entries)
+    if len(board.entries) > min(there, _SHOWN):
+        console.print(
+            f"{min(there, _SHOWN)} of {len(board.entries)} entries; the page and the other files have all of them."
+        )
+    _say_left_out(board.left_out, console)
+
+
+def _say_left_out(left_out: Sequence[LeftOut], console: Console) -> None:
+    """Print a line for each reason, as all cells of a study's dev set have the same."""
+    reasons = list(grouped(left_out, lambda each: each.why).items())
+    for why, of_one in reasons[:_SHOWN]:
+        more = f" and {len(of_one) - 1} more" if len(of_one) > 1 else ""
+        line = f"left out: {shown(str(of_one[0].path))}{more}: {shown(why)}"
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    if rest := sum(len(of_one) for _, of_one in reasons[_SHOWN:]):
+        console.print(f"left out: {rest} more.", highlight=False)

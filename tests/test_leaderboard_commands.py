@@ -1,0 +1,276 @@
+"""The commands leaderboard, compare and collect, on files as lm-eval writes them."""
+
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from lm_eval_icl import cli
+from lm_eval_icl.demo import model_path
+from lm_eval_icl.leaderboard import build, tables
+from lm_eval_icl.leaderboard.entries import shown
+from lm_eval_icl.leaderboard.read import read
+
+RIGHT = {"icl": 0.5, "deepthink": 0.55, "invicl": 0.9}
+TASKS = ("icl_first", "icl_second")
+EVIL = "\x1b[31mred\x07 [bold]text\u202e"
+N = 60
+
+
+def write(folder, model="icl", seed=0, tasks=TASKS, evil="", **arguments):
+    """A results file with its samples: demonstrations are of the seed, answers of the seed and the model."""
+    folder.mkdir(parents=True, exist_ok=True)
+    stamp = f"2026-11-22T10-00-{seed:02}.5"
+    results = {"results": {}, "configs": {}, "n-shot": {}, "versions": {}, "higher_is_better": {}, "n-samples": {}}
+    for task in tasks:
+        right = np.random.default_rng([seed, *map(ord, model + task)]).random(N) < RIGHT.get(model, 0.5)
+        lines = []
+        for number in range(N):
+            prompt = f"{evil}Text: demonstration {seed}\nLabel: good\n\nText: document {number}\nLabel:"
+            scores = [["-1.0", "False"], ["-2.0", "False"]]
+            line = {"doc_id": number, "doc": {"text": f"document {number}"}, "target": "0", "filter": "none",
+                    "arguments": {f"gen_args_{i}": {"arg_0": prompt, "arg_1": f" {i}"} for i in range(2)},
+                    "filtered_resps": scores if right[number] else scores[::-1],
+                    "acc": float(right[number])}  # fmt: skip
+            lines.append(json.dumps(line))
+        (folder / f"samples_{task}_{stamp}.jsonl").write_text("\n".join(lines) + "\n")
+        mean = float(right.mean())
+        results["results"][task] = {"alias": task, "acc,none": mean, "acc_stderr,none": 0.06, "sample_len": N}
+        results["configs"][task] = {"output_type": "multiple_choice", "num_fewshot": 1, "fewshot_delimiter": "\n\n",
+                                    "doc_to_text": "Text: {{text}}\nLabel:"}  # fmt: skip
+        results["n-shot"][task] = 1
+        results["versions"][task] = 1.0
+        results["higher_is_better"][task] = {"acc": True}
+        results["n-samples"][task] = {"original": N, "effective": N}
+    config = {
+        "model": model,
+        "model_args": {"pretrained": "org/model", **arguments},
+        "fewshot_seed": seed,
+        "limit": None,
+    }
+    results |= {"config": config, "date": 1790000000.0 + seed}
+    (folder / f"results_{stamp}.json").write_text(json.dumps(results))
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    """Three methods with four seeds each, on two tasks."""
+    root = tmp_path_factory.mktemp("results")
+    for model in RIGHT:
+        for seed in range(4):
+            write(root / model, model, seed, **({"T": 4} if model == "deepthink" else {}))
+    return root
+
+
+@pytest.fixture
+def command(monkeypatch, capsys):
+    """A function that runs `lm-eval-icl` with arguments, and gives what it prints; or, of a refusal, the line."""
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("TERM", "dumb")
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["lm-eval-icl", *map(str, arguments)])
+        try:
+            cli.main()
+        except SystemExit as stopped:
+            assert isinstance(stopped.code, str)
+            assert "\n" not in stopped.code
+            return stopped.code
+        return capsys.readouterr().out
+
+    return run
+
+
+def unwrapped(text):
+    return " ".join(text.split())
+
+
+def test_leaderboard_prints_sentences_and_a_table_of_80_columns(command, results):
+    printed = command("leaderboard", results)
+    board = build.build(*read([results], quiet=True))
+    assert max(map(len, printed.splitlines())) <= 80
+    for sentence in board.summary:
+        assert sentence in unwrapped(printed)
+    assert "average (org/model, 1 shot)" in printed
+    for entry in board.entries:
+        (line,) = [line for line in printed.splitlines() if line.startswith(f"{entry.method} ")]
+        cell = entry.cells["average"]
+        assert f" {tables.number(cell.estimate.mean, board.columns[0])} " in line
+        if cell.difference:
+            assert tables.p_value(cell.p_holm) in line
+    assert "left out" not in printed
+
+
+def test_leaderboard_names_what_it_left_out(command, results, tmp_path):
+    write(tmp_path / "run")
+    (tmp_path / "run" / "results_half.json").write_text('{"results": {"a')
+    printed = command("leaderboard", tmp_path)
+    assert re.search(r"left out: .*results_half.json: is damaged", printed)
+    shutil.copytree(tmp_path / "run", tmp_path / "copies/first")
+    shutil.copytree(tmp_path / "run", tmp_path / "copies/second")
+    lines = [line for line in command("leaderboard", tmp_path / "copies").splitlines() if line.startswith("left out")]
+    assert len(lines) == 2  # one for each reason: the copy, and both half-written files
+    assert any(re.fullmatch(r"left out: .*first/results_half.json and 1 more: is damaged.*", line) for line in lines)
+
+
+def test_tables_and_choice_of_columns(command, results, tmp_path):
+    files = [tmp_path / name for name in ("b.csv", "b.md", "b.tex")]
+    printed = command("leaderboard", results, "--tasks", "icl_first", "--baseline", "deepthink T=4, 1 shot",
+                      *(part for file in files for part in (f"--{file.suffix[1:]}", file)))  # fmt: skip
+    board = build.build(*read([results], quiet=True), baseline="deepthink T=4, 1 shot", tasks=["icl_first"])
+    assert [column.name for column in board.columns] == ["icl_first"]
+    for file, made in zip(files, (tables.as_csv, tables.as_markdown, tables.as_tex), strict=True):
+        assert file.read_text(encoding="utf-8") == made(board)
+        assert f"written: {file}" in printed
+
+
+def test_collected_runs_give_the_same_numbers(command, results, tmp_path):
+    printed = command("collect", results, "--output", tmp_path / "shared")
+    assert f"{tmp_path / 'shared'}: 12 runs" in printed
+    for name, path in (("raw", results), ("shared", tmp_path / "shared")):
+        command("leaderboard", path, "--csv", tmp_path / f"{name}.csv")
+    assert (tmp_path / "raw.csv").read_text() == (tmp_path / "shared.csv").read_text()
+
+
+def test_a_run_without_samples_does_not_replace_the_same_run_with_samples(command, results, tmp_path):
+    """Neither when boards are joined by copying, nor when both are collected into one folder."""
+    bare, board = tmp_path / "bare", tmp_path / "board"
+    shutil.copytree(results, bare, ignore=shutil.ignore_patterns("samples_*_2026-11-22T10-00-01.5.jsonl"))
+    command("collect", results, "--output", board)
+    command("collect", bare, "--output", board)
+    command("leaderboard", results, "--csv", tmp_path / "before.csv")
+    command("leaderboard", board, "--csv", tmp_path / "after.csv")
+    assert (tmp_path / "before.csv").read_text() == (tmp_path / "after.csv").read_text()
+    again = tmp_path / "again"
+    assert f"{again}: 12 runs" in command("collect", board, "--output", again)
+    assert len(list((again / "runs").iterdir())) == 12 < len(list((board / "runs").iterdir()))
+
+
+def test_compare_two_entries(command, results):
+    printed = command("compare", "invicl", "deepthink T=4, 1 shot", "--results", results)
+    board = build.build(*read([results], quiet=True))
+    (pair,) = [found for names, found in board.pairs.items()
+               if {build.named(board.entries, name).method for name in names} == {"invicl", "deepthink"}]  # fmt: skip
+    assert max(map(len, printed.splitlines())) <= 80
+    for column in board.columns:
+        (line,) = [line for line in printed.splitlines() if line.startswith(f"{column.name} ")]
+        d = pair[column.name]
+        numbers = [tables.number(d.mean, column, sign=True), tables.p_value(d.p), tables.number(d.detectable, column)]
+        assert all(number in line.split() for number in [*numbers, f"{d.documents}"])
+        ends = [tables.number(end, column, sign=True) for end in (d.low, d.high)]
+        assert f"{ends[0].removesuffix('%')} to {ends[1]}" in line
+    # The documents that differ most, with the ends of their prompts.
+    number = re.search(r"document (\d+): A 1, B 0\n *(.*)\n", printed)
+    assert number[2].endswith(f"Text: document {number[1]} Label:")
+    assert len(re.findall("document [0-9]+: A", printed)) == 6
+    assert not re.findall(
+        "document [0-9]+: A", command("compare", "invicl", "icl", "--results", results, "--documents", 0)
+    )
+
+
+def test_compare_two_runs(command, results, tmp_path):
+    for model in ("icl", "invicl"):
+        write(tmp_path / model, model, 2)
+    printed = command("compare", tmp_path / "invicl", next((tmp_path / "icl").glob("results_*.json")))
+    a, b = (build.build(read([tmp_path / model], quiet=True)[0]) for model in ("invicl", "icl"))
+    found = build.compare(a.entries[0], b.entries[0], a.columns)
+    for column in a.columns:
+        (line,) = [line for line in printed.splitlines() if line.startswith(f"{column.name} ")]
+        assert tables.number(found[column.name].mean, column, sign=True) in line
+        assert tables.p_value(found[column.name].p) in line.split()
+    swapped = build.compare(b.entries[0], a.entries[0], a.columns)
+    assert swapped["average"].mean == pytest.approx(-found["average"].mean)
+
+
+def test_collected_runs_have_no_texts_to_show(command, results, tmp_path):
+    command("collect", results, "--output", tmp_path)
+    printed = command("compare", "invicl", "icl", "--results", tmp_path)
+    assert re.search(r"document \d+: A 1, B 0", printed)
+    assert "Label:" not in printed
+
+
+def test_texts_and_names_of_strangers_do_not_reach_the_terminal(command, tmp_path):
+    for model in ("icl", EVIL):
+        for seed in range(2):
+            write(tmp_path / str(len(model)), model, seed, evil=EVIL, x=EVIL)
+    (tmp_path / f"results_{EVIL}.json").write_text("{")
+    printed = command("leaderboard", tmp_path)
+    printed += command("compare", "icl", shown(EVIL), "--results", tmp_path)
+    for name in map(str, map(len, ("icl", EVIL))):
+        (tmp_path / name / "results_2026-11-22T10-00-01.5.json").unlink()
+    printed += command("compare", *(tmp_path / str(len(model)) for model in ("icl", EVIL)))
+    assert len(re.findall("A: ", printed)) == 2
+    assert not re.search(r"[\x00-\x09\x0b-\x1f\u202e]", printed)
+    assert "[bold]text" in printed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["leaderboard", "{no}"], "leaderboard: .*no does not exist"),
+        (["leaderboard", "{empty}"], r"leaderboard: no results that can be used were found\.$"),
+        (["leaderboard", "{half}"],
+         r"leaderboard: no results that can be used were found\. .*results_1\.json: is damaged"),
+        (["leaderboard", "{results}", "--baseline", "x"],
+         "leaderboard: --baseline x: there is no such entry. There are "),
+        (["leaderboard", "{results}", "--tasks", "x"],
+         "leaderboard: --tasks: no result of 'x'; there are icl_first, icl_second"),
+        (["leaderboard", "{results}", "--tasks", ","], "leaderboard: --tasks: give at least one task"),
+        (["leaderboard", "{results}", "--csv", "{no}/x.csv"], "leaderboard: .*x.csv: the folder .*no is not there"),
+        (["leaderboard", "{results}", "--md", "{empty}"], "leaderboard: .*empty: is a folder; give the name of a file"),
+        (["leaderboard", "{results}", "--csv", "{file}"], "leaderboard: .*results_.*json: is one of the results"),
+        (["leaderboard", "{results}", "--csv", "{samples}"], "leaderboard: .*samples_.*jsonl: may be a file of sample"),
+        (["leaderboard", "{file}", "--tex", "{file}"], "leaderboard: .*results_.*json: is one of the results"),
+        (["leaderboard", "{results}", "--csv", "{empty}/x", "--md", "{empty}/x"],
+         "leaderboard: two of the files to write"),
+        (["leaderboard", "{results}", "--plots", "{file}"], "leaderboard: --plots .*json: is no folder"),
+        (["compare", "{no}", "{file}"], "compare: .*no: no such file or folder. To compare entries of a board, give"),
+        (["compare", "{empty}", "{file}"], "compare: .*empty: no results that can be used were found"),
+        (["compare", "{file}", "{file}"], "compare: .* are the same; give two"),
+        (["compare", "{file}", "{results}"],
+         r"compare: .* holds 3 entries \(invicl, 1 shot; .*\)\. Name two of them, with"),
+        (["compare", "icl", "icl, 1 shot", "--results", "{results}"],
+         "compare: icl and icl, 1 shot are the same; give two"),
+        (["compare", "icl", "x", "--results", "{results}"], "compare: x: there is no such entry. There are "),
+        (["compare", "{file}", "{other}"], "compare: .* have no task in common"),
+        (["compare", "{file}", "{other}", "--documents", "-1"], "compare: --documents -1: must be 0 or more"),
+        (["collect", "{empty}", "--output", "{empty}/out"], "collect: no results that can be used were found"),
+        (["collect", "{results}", "--output", "{file}"], "collect: --output .*: cannot be written"),
+        (["collect", "{results}"], "collect: the following arguments are required: --output"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_used_is_said_in_a_line(command, results, tmp_path, arguments, says):
+    for name in ("empty", "half"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "half" / "results_1.json").write_text('{"results"')
+    write(tmp_path / "other", tasks=("third",))
+    places = {name: tmp_path / name for name in ("no", "empty", "half", "other")}
+    places["file"] = next((results / "icl").glob("results_*.json"))
+    places["samples"] = next((results / "icl").glob("samples_*.jsonl"))
+    before = {path: path.read_bytes() for path in results.rglob("*") if path.is_file()}
+    assert re.search(f"lm-eval-icl: {says}", command(*(each.format(results=results, **places) for each in arguments)))
+    assert {path: path.read_bytes() for path in results.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.slow
+@pytest.mark.runs
+def test_the_command_of_an_entry_reproduces_its_run(tmp_path):
+    arguments = (
+        f"--model deepthink --model_args pretrained={model_path()},T=2,eta=0.5 --tasks icl_demo_unseen --limit 20 "
+    )
+    arguments += f"--num_fewshot 4 --seed 0,1234,1234,3 --log_samples --output_path {tmp_path}"
+    env_command = [sys.executable, "-m", "lm_eval_icl"]
+    subprocess.run([*env_command, *arguments.split()], check=True, capture_output=True)
+    (entry,) = build.build(*read([tmp_path], quiet=True)).entries
+    again = [str(tmp_path) if word == "results" else word for word in shlex.split(entry.command)[1:]]
+    subprocess.run([*env_command, *again], check=True, capture_output=True)
+    board = build.build(*read([tmp_path], quiet=True))
+    (entry,) = board.entries
+    assert board.files == len(entry.runs) == 2
+    assert entry.cells["icl_demo_unseen"].marks == ("confirmed",)
+    assert entry.label == "deepthink T=2, eta=0.5, 4 shots, limit=20".removesuffix(", limit=20")
