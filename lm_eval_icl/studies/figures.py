@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 import statistics
 import textwrap
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lm_eval_icl.errors import InputError
+from lm_eval_icl.leaderboard.style import METADATA, clipped, styled
 from lm_eval_icl.studies.outcome import grouped, order_sensitivity, shown, variants
 from lm_eval_icl.studies.row import Row
 
@@ -67,23 +67,8 @@ def draw(rows: Sequence[Row], folder: Path, metric: str, which: Sequence[str] | 
     for name in which or ():
         if name not in FIGURES:
             raise InputError(f"figures: there is no figure {name!r}: name some of {', '.join(FIGURES)}.")
-    from matplotlib import style  # imported here, since it takes half a second
-
-    settings = {
-        "svg.hashsalt": "lm-eval-icl",
-        "svg.fonttype": "none",
-        "font.family": "sans-serif",
-        "font.sans-serif": ["DejaVu Sans", "Verdana", "Arial"],  # the first comes with matplotlib
-        "font.size": 9,
-        "text.parse_math": False,  # names may have dollar signs
-        "axes.titlesize": 9,
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        "legend.frameon": False,
-    }
     paths = []
-    with style.context(["default", settings]), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph .* missing")  # of a name; an SVG's text is drawn by its reader
+    with styled():
         for name in FIGURES if which is None else which:
             drawing = FIGURES[name](rows, "accuracy" if metric == "acc" else metric)
             if drawing.panels:
@@ -93,7 +78,7 @@ def draw(rows: Sequence[Row], folder: Path, metric: str, which: Sequence[str] | 
 
 def _save(figure: Figure, path: Path) -> list[Path]:
     found = []
-    for kind, metadata in (("svg", {"Date": None, "Creator": None}), ("png", {"Software": None})):
+    for kind, metadata in METADATA.items():
         to = path.with_name(f"{path.name}.{kind}")
         try:
             figure.savefig(to, format=kind, dpi=150, metadata=metadata)
@@ -124,7 +109,7 @@ def _figure(drawing: _Drawing) -> Figure:
     for axes in grid.flat[len(panels) :]:
         axes.remove()
     for i, (axes, ((model, task, *further), data)) in enumerate(zip(grid.flat, panels, strict=False)):
-        axes.set_title(f"{_short(model)}\n{', '.join([_short(task), *further])}")
+        axes.set_title(f"{clipped(model)}\n{', '.join([clipped(task), *further])}")
         axes.set_xlabel(drawing.x if i + across >= len(panels) else "")
         axes.set_ylabel(drawing.y if i % across == 0 else "")
         axes.grid(axis="y", color="0.9", linewidth=0.6)
@@ -154,11 +139,6 @@ def _panels(rows: Sequence[Row], *further: str) -> dict[Key, list[Row]]:
 
 def _by_values(rows: Sequence[Row], names: Sequence[str]) -> dict[tuple[Any, ...], list[Row]]:
     return grouped(rows, lambda row: tuple(getattr(row, name) for name in names))
-
-
-def _short(name: str, most: int = 32) -> str:
-    """The end of a name: that of a path says more than its beginning."""
-    return name if len(name) <= most else "…" + name[1 - most :]
 
 
 def _by_seed(rows: Iterable[Row]) -> list[float]:

@@ -1,0 +1,504 @@
+"""Figures of a leaderboard, of boards that are made from their parts."""
+
+from __future__ import annotations
+
+import csv
+import math
+import os
+import re
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lm_eval_icl.errors import InputError
+from lm_eval_icl.leaderboard import figures, style
+from lm_eval_icl.leaderboard.board import AVERAGE, Answered, Board, Cell, Column, Entry, PromptSet
+from lm_eval_icl.leaderboard.records import Run, TaskResult
+from lm_eval_icl.leaderboard.statistics import Difference, Estimate
+
+HERE = Path(__file__).parent
+SVG = "{http://www.w3.org/2000/svg}"
+ALL = ["forest", "differences", "seeds", "orders", "shots", "T", "tokens"]
+# A method with its arguments and shots.
+Kind = tuple[str, dict[str, Any], int]
+KINDS: list[Kind] = [
+    ("icl", {}, 8),
+    ("invicl", {}, 8),
+    ("pcw", {}, 8),
+    ("prefixicl", {}, 8),
+    ("deepthink", {"T": 5, "eta": 0.01}, 8),
+]
+
+
+def estimate(mean: float, error: float, sets: int = 5) -> Estimate:
+    return Estimate(
+        mean, mean - 2 * error, mean + 2 * error, error, sets - 1, 200, sets, error / 2, error / 2, "crossed"
+    )
+
+
+def difference(mean: float, error: float, sets: int = 5) -> Difference:
+    p = math.erfc(abs(mean) / error / math.sqrt(2))
+    low, high = mean - 2 * error, mean + 2 * error
+    return Difference(mean, low, high, error, sets - 1, p, 3 * error, 200, sets, None, None, 4, 1, None, "crossed")
+
+
+def make(
+    kinds: Sequence[Kind] = tuple(KINDS),
+    checkpoints: Sequence[str] = ("gpt2",),
+    tasks: Sequence[str] = ("sst2",),
+    seeds: int = 5,
+    orders: int = 1,
+    missing: float = 0,
+    tokens: bool = True,
+) -> Board:
+    """A board of made-up numbers, the same ones whenever it is called. The baseline is `icl` with the same shots.
+
+    Args:
+        missing: which share of the results is not there.
+    """
+    random = np.random.default_rng(len(kinds) + 100 * len(checkpoints))
+    of_sets = random.normal(0, 0.02, (len(tasks), seeds))
+    names = [AVERAGE, *tasks] if len(tasks) > 1 else list(tasks)
+    entries = []
+    for checkpoint in checkpoints:
+        level = random.uniform(0.55, 0.75)
+        for method, arguments, shots in kinds:
+            name = f"{len(entries):04x}"
+            gain = random.normal(0, 0.03) + 0.02 * math.log2(shots + 1) - 0.01 * abs(arguments.get("T", 5) - 5)
+            values: dict[str, list[list[float]]] = {}
+            for i, task in enumerate(tasks):
+                if random.uniform() >= missing:
+                    value = level + gain + random.normal(0, 0.02)
+                    noise = random.normal(0, 0.006, (seeds, orders))
+                    values[task] = (value + of_sets[i][:, None] + noise).tolist()
+            runs = [
+                [
+                    run(
+                        checkpoint,
+                        method,
+                        arguments,
+                        seed,
+                        order,
+                        {t: result(t, v[seed][order], shots) for t, v in values.items()},
+                    )
+                    for order in range(orders)
+                ]
+                for seed in range(seeds)
+            ]
+            cells = {}
+            for task, of_task in values.items():
+                sets = []
+                for seed in range(seeds):
+                    answered = [Answered(one, one.tasks[task], seed, one.order) for one in runs[seed]]
+                    sets.append(PromptSet(f"seed {seed}", tuple(answered), fmean(of_task[seed])))
+                mean, error = fmean(one.value for one in sets), random.uniform(0.005, 0.02)
+                flips = estimate(random.uniform(0.02, 0.2), 0.01) if orders > 1 else None
+                cells[task] = Cell(estimate(mean, error), None, None, None, False, tuple(sets), flips, mean, (), 0)
+            if len(values) == len(tasks) > 1:
+                mean = fmean(cell.estimate.mean for cell in cells.values())
+                flips = estimate(random.uniform(0.02, 0.2), 0.005) if orders > 1 else None
+                cells[AVERAGE] = Cell(estimate(mean, 0.01), None, None, None, False, (), flips, mean, (), 0)
+            text = ", ".join(f"{key}={value}" for key, value in arguments.items())
+            every = tuple(one for some in runs for one in some)
+            spent = float(random.uniform(20, 60) * (shots + 1)) if tokens else None
+            entries.append(
+                Entry(name, checkpoint, "", method, text, f"{shots} shots", every, cells, 10**8, spent, 1.0, "lm_eval")
+            )
+    baseline = {}
+    for at, entry in enumerate(entries):
+        same = [
+            e for e in entries if (e.checkpoint, e.method, e.conditions) == (entry.checkpoint, "icl", entry.conditions)
+        ]
+        if same:
+            baseline[entry.name] = same[0].name
+            cells = dict(entry.cells)
+            for column, cell in cells.items():
+                if same[0] is not entry and column in same[0].cells:
+                    of = difference(cell.estimate.mean - same[0].cells[column].estimate.mean, 0.008)
+                    cells[column] = replace(cell, difference=of, p_holm=min(1, 3 * of.p))
+            entries[at] = replace(entry, cells=cells)
+    first = names[0]
+    entries.sort(key=lambda e: -e.cells[first].estimate.mean if first in e.cells else 0)
+    share = {task: 1 / len(tasks) for task in tasks}
+    columns = tuple(
+        Column(
+            name, "average" if name == AVERAGE else "task", "acc", True, True, share if name == AVERAGE else {name: 1}
+        )
+        for name in names
+    )
+    return Board(columns, tuple(entries), baseline, {}, (), (), len(entries))
+
+
+def result(task: str, value: float, shots: int) -> TaskResult:
+    return TaskResult(task, "acc", "none", value, 0.01, True, "mean", shots, 200, "1", "template", None, None)
+
+
+def run(
+    checkpoint: str, method: str, arguments: dict[str, Any], seed: int, order: int, tasks: dict[str, TaskResult]
+) -> Run:
+    icl = {"method": method, **arguments}
+    path = Path(f"results_{seed}_{order}.json")
+    return Run(path, "", method, checkpoint, "", "", {}, icl, seed, order, 0.0, None, tasks, {}, {})
+
+
+def sweep() -> list[Kind]:
+    """A board that has something to show in each figure."""
+    found: list[Kind] = [(name, {}, shots) for name in ("icl", "invicl", "pcw") for shots in (2, 4, 8, 16)]
+    found += [("deepthink", {"T": T, "eta": eta}, 8) for T in range(1, 11) for eta in (0.001, 0.01, 0.1)]
+    return found
+
+
+def table(path: Path) -> list[dict[str, str]]:
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def drawn(board: Board, folder: Path) -> dict[str, list[dict[str, str]]]:
+    """By the figure's name, the lines of its CSV file."""
+    return {path.stem: table(path) for path in figures.draw(board, folder) if path.suffix == ".csv"}
+
+
+def texts(path: Path) -> list[str]:
+    """The texts of an SVG file."""
+    return [part.text or "" for part in ET.parse(path).iter(f"{SVG}text")]
+
+
+def of(board: Board, line: dict[str, str]) -> Entry:
+    return next(entry for entry in board.entries if entry.name == line["name"])
+
+
+def changed(board: Board, change: Any) -> Board:
+    return replace(board, entries=tuple(change(entry) for entry in board.entries))
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Files.
+
+
+def test_each_figure_is_an_svg_file_with_its_numbers_beside_it(tmp_path: Path) -> None:
+    board = make(sweep(), tasks=("a", "b"), orders=2)
+    paths = figures.draw(board, tmp_path / "new" / "folder")
+    assert [path.name for path in paths] == [f"{name}.{kind}" for name in ALL for kind in ("svg", "csv")]
+    for path in paths:
+        if path.suffix == ".csv":
+            assert table(path)
+        else:
+            assert ET.parse(path).getroot().tag == f"{SVG}svg" and len(texts(path)) > 5
+
+
+def test_equal_boards_make_equal_files(tmp_path: Path) -> None:
+    """In processes that order sets of strings differently."""
+    code = (
+        "import sys; from pathlib import Path; import test_leaderboard_figures as t; "
+        "from lm_eval_icl.leaderboard import figures; "
+        "board = t.make([*t.sweep(), ('theirs', {}, 8)], ['a', 'b'], ['x'], seeds=2, orders=2); "
+        "paths = figures.draw(board, Path(sys.argv[1])); "
+        "Path(sys.argv[1], 'page').write_text(str(figures.svgs(board)), encoding='utf-8')"
+    )
+    found = []
+    for seed in ("1", "2"):
+        environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join([*sys.path, str(HERE)])}
+        subprocess.run([sys.executable, "-c", code, str(tmp_path / seed)], check=True, env=environment)
+        found.append({path.name: path.read_bytes() for path in (tmp_path / seed).iterdir()})
+    assert found[0] == found[1] and len(found[0]) == 2 * len(ALL) + 1
+
+
+def test_the_users_settings_of_matplotlib_change_nothing(tmp_path: Path) -> None:
+    import matplotlib
+
+    first = {path.name: path.read_bytes() for path in figures.draw(make(), tmp_path)}
+    with matplotlib.rc_context({"font.size": 20, "svg.fonttype": "path", "axes.prop_cycle": "cycler('color', ['r'])"}):
+        assert {path.name: path.read_bytes() for path in figures.draw(make(), tmp_path)} == first
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="file: cannot be written"):
+        figures.draw(make(), tmp_path / "file")
+
+
+@pytest.mark.parametrize(
+    ("board", "missing"),
+    [
+        (make(KINDS[:2], tasks=("a",)), {"differences", "orders", "shots", "T"}),  # one difference is no map
+        (make(seeds=1, tokens=False), {"seeds", "orders", "shots", "T", "tokens"}),
+        (make([("invicl", {}, 8), ("pcw", {}, 8)], tasks=("a", "b")), {"differences", "orders", "shots", "T"}),
+        (make([("deepthink", {"T": T}, 8) for T in (1, 2)], tasks=("a", "b")), {"differences", "orders", "shots"}),
+        (make(missing=1), set(ALL)),
+    ],
+)
+def test_what_has_nothing_to_show_is_not_drawn(board: Board, missing: set[str], tmp_path: Path) -> None:
+    assert drawn(board, tmp_path).keys() == set(ALL) - missing
+    assert len(figures.svgs(board)) == len(ALL) - len(missing)
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# What is drawn.
+
+
+def test_forest_has_means_intervals_and_the_baseline(tmp_path: Path) -> None:
+    board = make(tasks=("a", "b"), checkpoints=("one", "two"))
+    lines = drawn(board, tmp_path)["forest"]
+    assert len(lines) == len(board.entries)
+    said = texts(tmp_path / "forest.svg")
+    by_name = {entry.name: entry for entry in board.entries}
+    for line in lines:
+        found = of(board, line).cells[AVERAGE].estimate
+        assert [float(line[name]) for name in ("mean", "low", "high")] == [found.mean, found.low, found.high]
+        assert float(line["baseline"]) == by_name[board.baseline[line["name"]]].cells[AVERAGE].estimate.mean
+        assert f"{100 * found.mean:.1f}  [{100 * found.low:.1f}, {100 * found.high:.1f}]" in said
+    assert {"one", "two", "icl", "deepthink T=5, eta=0.01"} <= set(said)  # no word of the shots, which all have
+    assert "accuracy, % (average over tasks, 8 shots), with 95% interval; dashed: the baseline" in said
+
+
+def test_a_mean_without_an_interval_is_a_point(tmp_path: Path) -> None:
+    def change(entry: Entry) -> Entry:
+        cell = entry.cells["sst2"]
+        of = replace(cell.estimate, low=-math.inf, high=math.inf, error=math.inf)
+        return replace(entry, cells={"sst2": replace(cell, estimate=of)})
+
+    board = changed(make(), change)
+    drawn(board, tmp_path)
+    assert "inf" not in (tmp_path / "forest.svg").read_text()
+    assert f"{100 * board.entries[0].cells['sst2'].estimate.mean:.1f}" in texts(tmp_path / "forest.svg")
+
+
+def test_seeds_on_the_average_are_weighted_sums_of_the_tasks(tmp_path: Path) -> None:
+    board = make(tasks=("a", "b"), seeds=4, orders=3)
+    weights = {"a": 0.25, "b": 0.75}
+    board = replace(board, columns=(replace(board.columns[0], weights=weights), *board.columns[1:]))
+    lines = drawn(board, tmp_path)["seeds"]
+    assert len(lines) == 4 * len(board.entries)
+    for line in lines:
+        entry, at = of(board, line), int(line["prompt set"].split()[1])
+        expected = sum(weight * entry.cells[task].sets[at].value for task, weight in weights.items())
+        assert float(line["value"]) == pytest.approx(expected)
+
+
+def test_seeds_that_a_task_lacks_are_not_drawn_on_the_average(tmp_path: Path) -> None:
+    def change(entry: Entry) -> Entry:
+        fewer = replace(entry.cells["b"], sets=entry.cells["b"].sets[:3])
+        return replace(entry, cells={**entry.cells, "b": fewer})
+
+    lines = drawn(changed(make(tasks=("a", "b")), change), tmp_path)["seeds"]
+    assert {line["prompt set"] for line in lines} == {"seed 0", "seed 1", "seed 2"}
+
+
+def test_orders_are_drawn_around_the_mean_of_their_demonstrations(tmp_path: Path) -> None:
+    board = make(tasks=("a",), seeds=2, orders=3)
+    lines = drawn(board, tmp_path)["orders"]
+    for entry in board.entries:
+        found = [line for line in lines if line["name"] == entry.name]
+        expected = [one.result.value - each.value for each in entry.cells["a"].sets for one in each.answered]
+        assert [float(line["deviation"]) for line in found[:-1]] == pytest.approx(expected)
+        flips = entry.cells["a"].sensitivity
+        assert flips is not None
+        assert [float(found[-1][name]) for name in ("flip rate", "low", "high")] == [flips.mean, flips.low, flips.high]
+
+
+def test_entries_that_differ_in_shots_only_are_a_line(tmp_path: Path) -> None:
+    kinds = [("icl", {}, shots) for shots in (0, 1, 4, 16)] + [("pcw", {"windows": n}, 2 * n) for n in (2, 4)]
+    board = make(kinds, tasks=("a", "b"))
+    lines = drawn(board, tmp_path)["shots"]
+    assert [(line["line"], float(line["demonstrations"])) for line in lines] == [("icl", n) for n in (0, 1, 4, 16)]
+    assert [float(line["mean"]) for line in lines] == [of(board, line).cells[AVERAGE].estimate.mean for line in lines]
+    assert {"0", "1", "4", "16"} <= set(texts(tmp_path / "shots.svg"))
+
+
+def test_curves_over_T_with_defaults_and_without_what_was_chosen(tmp_path: Path) -> None:
+    kinds: list[Kind] = [("icl", {}, 8)]
+    kinds += [("deepthink", {"T": T, "eta": eta}, 8) for T in (1, 2, 10) for eta in (0.01, 0.1)]
+    board = make(kinds, tasks=("a", "b"))
+
+    def change(entry: Entry) -> Entry:
+        if entry.arguments == "T=1, eta=0.01":
+            return replace(entry, arguments="")  # both by default: they are in the run's description
+        if entry.arguments == "T=2, eta=0.1":
+            return replace(entry, arguments="T=chosen on dev, eta=0.1")
+        return entry
+
+    lines = drawn(changed(board, change), tmp_path)["T"]
+    expected = {"deepthink eta=0.01": [1, 2, 10], "deepthink eta=0.1": [1, 10], "baseline": [None]}
+    found: dict[str, list[float | None]] = {}
+    for line in lines:
+        found.setdefault(line["line"], []).append(float(line["T"]) if line["T"] else None)
+    assert found == expected
+    assert {"deepthink eta=0.01", "deepthink eta=0.1", "baseline: icl"} <= set(texts(tmp_path / "T.svg"))
+
+
+def test_the_map_has_dots_where_holm_says_so_and_dashes_where_nothing_is_known(tmp_path: Path) -> None:
+    board = make(tasks=("a", "b", "c"), missing=0.2)
+    lines = drawn(board, tmp_path)["differences"]
+    expected = {
+        (entry.name, column): cell
+        for entry in board.entries
+        for column, cell in entry.cells.items()
+        if cell.difference is not None
+    }
+    assert {(line["name"], line["column"]) for line in lines} == expected.keys()
+    said = texts(tmp_path / "differences.svg")
+    for line in lines:
+        cell = expected[line["name"], line["column"]]
+        assert cell.difference is not None and cell.p_holm is not None
+        assert float(line["difference"]) == cell.difference.mean
+        assert line["significant"] == str(cell.p_holm < 0.05)
+        assert figures._signed(100 * cell.difference.mean) in said
+    with style.styled():
+        figure = figures._differences(board, 40)
+    assert figure is not None
+    axes = figure.figure.axes[0]
+    dots, dashes = (line for line in axes.get_lines()[:2])
+    assert len(dots.get_xdata()) == sum(line["significant"] == "True" for line in lines) > 0
+    shown = {line["name"] for line in lines}
+    assert len(dashes.get_xdata()) == len(shown) * 4 - len(lines) > 0
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [(0.0, "0.0"), (-0.04, "0.0"), (0.06, "+0.1"), (-10.0, "\N{MINUS SIGN}10.0"), (20.0, "+20.0")],
+)
+def test_nothing_has_no_sign(value: float, said: str) -> None:
+    assert figures._signed(value) == said
+
+
+def test_blue_is_better_also_where_less_is_better() -> None:
+    board = make(tasks=("a", "b"))
+    columns = [replace(column, higher_is_better=column.name != "b") for column in board.columns]
+    with style.styled():
+        signs = []
+        for one in (board, replace(board, columns=tuple(columns))):
+            found = figures._differences(one, 40)
+            assert found is not None
+            signs.append(np.sign(found.figure.axes[0].images[0].get_array()))
+    assert (signs[0] * signs[1] == [1, 1, -1]).all()
+
+
+def test_the_dashed_line_joins_what_no_cheaper_entry_reaches(tmp_path: Path) -> None:
+    board = make(tasks=("a", "b"))
+    lines = drawn(board, tmp_path)["tokens"]
+    assert len(lines) == len(board.entries)
+    for line in lines:
+        assert float(line["tokens"]) == of(board, line).tokens
+        cheaper = [float(other["mean"]) for other in lines if float(other["tokens"]) < float(line["tokens"])]
+        assert line["best"] == str(float(line["mean"]) > max(cheaper, default=0))
+
+
+@pytest.mark.parametrize(("low", "high"), [(380, 540), (20, 30), (1.5, 9e6), (100, 900), (1e-3, 2e-3), (7, 7.01)])
+def test_there_are_a_few_ticks_whatever_the_tokens(low: float, high: float) -> None:
+    found = figures._log_ticks(low, high)
+    assert 2 <= len(found) <= 6 and low <= found[0] < found[-1] <= high
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Large boards, strange names.
+
+
+def test_large_boards_stay_readable_and_say_what_is_left_out(tmp_path: Path) -> None:
+    names = ["icl", *(f"m{i}" for i in range(19))]
+    kinds: list[Kind] = [(name, {}, 8) for name in names]
+    board = make(kinds, [f"c{i}" for i in range(5)], [f"task{i}" for i in range(40)], seeds=2)
+    found = drawn(board, tmp_path)
+    assert {name: len({line["name"] for line in lines}) for name, lines in found.items()} == {
+        "forest": 40,
+        "differences": 40,
+        "seeds": 24,
+        "tokens": 100,
+    }
+    sentence = "60 of 100 entries, for room (the best of each checkpoint are drawn)"
+    assert any(sentence in text for text in texts(tmp_path / "forest.svg"))
+    assert any("5 of 41 columns, for room" in text for text in texts(tmp_path / "differences.svg"))
+    for checkpoint in range(5):
+        here = [line for line in found["forest"] if line["checkpoint"] == f"c{checkpoint}"]
+        every = [entry for entry in board.entries if entry.checkpoint == f"c{checkpoint}"]
+        # The best ones, and the baseline.
+        expected = {entry.name for entry in every[: len(here)]} | {every[0].name}
+        assert "icl" in {line["method"] for line in here}
+        assert len({line["name"] for line in here} - expected) <= 1 < len(here)
+    assert sum(map(len, figures.svgs(board).values())) < 250_000
+
+
+HOSTILE = [
+    "$x_1$ \\frac{",
+    "<script>alert(1)</script>",
+    "a\nb\x00c\x1b",
+    "\ud800 lone",
+    "-- --> ]]> &amp; \" '",
+    "_hidden",
+    "",
+    "\u202egnp",
+    "名前" * 40 + "\U0001f600",
+    "%s {0} \\n" + "x" * 500,
+]
+
+
+@pytest.mark.filterwarnings("error::UserWarning")
+@pytest.mark.parametrize("where", ["rows and columns", "panels"])
+def test_strange_names_are_text(where: str, tmp_path: Path) -> None:
+    if where == "panels":
+        kinds: list[Kind] = [("icl", {}, 4), ("icl", {}, 8), ("pcw", {"T": 1}, 8), ("pcw", {"T": 2}, 8)]
+        board = make(kinds, checkpoints=HOSTILE, tasks=("a", "b"), seeds=2, orders=2)
+    else:
+        kinds = [(name, {name: 1, "T": T}, shots) for name in HOSTILE for T, shots in ((1, 4), (1, 8), (2, 8))]
+        board = make([("icl", {}, 8), *kinds], tasks=HOSTILE, seeds=2, orders=2)
+    assert set(drawn(board, tmp_path)) == set(ALL)
+    for path in tmp_path.glob("*.svg"):
+        said = texts(path)
+        assert max(map(len, said)) < 140 and not any(char < " " for text in said for char in text)
+    assert any(HOSTILE[0] in text for text in texts(tmp_path / "forest.svg"))
+    assert any("alert(1)" in text for text in texts(tmp_path / "forest.svg"))
+    if where == "rows and columns":
+        assert any("_hidden" in text for text in texts(tmp_path / "shots.svg"))  # in the legend
+    for svg in figures.svgs(board).values():
+        assert {part.tag for part in ET.fromstring(svg).iter()} <= set("svg g defs path use text image rect".split())
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# In a page, and colours.
+
+
+def test_figures_for_a_page_need_nothing_but_the_page() -> None:
+    board = make(sweep(), tasks=("a", "b"), orders=2)
+    found = figures.svgs(board)
+    assert len(found) == len(ALL)
+    ids: list[str] = []
+    for title, svg in found.items():
+        assert svg.startswith("<svg") and not re.search("http|<!--|<style|<metadata|<!DOCTYPE", svg)
+        assert style.INK not in svg and "currentColor" in svg and "#ffffff" not in svg  # no background
+        root = ET.fromstring(svg)
+        assert root.get("role") == "img" and root.get("aria-label") == title and root.get("viewBox")
+        here = [part.get("id") for part in root.iter() if part.get("id")]
+        links = {part.get("href", "") for part in root.iter() if part.get("href")}
+        assert {link[1:] for link in links if link.startswith("#")} <= set(here)
+        assert all(link.startswith(("#", "data:image/png")) for link in links)
+        ids += here
+    assert len(set(ids)) == len(ids)
+
+
+def test_a_method_has_one_colour_and_marker_on_all_boards() -> None:
+    def points(board: Board) -> dict[str, set[tuple[Any, Any]]]:
+        found: dict[str, set[tuple[Any, Any]]] = {}
+        with style.styled():
+            for one in (figures._forest(board, 40), figures._seeds(board, 40)):
+                assert one is not None
+                for axes in one.figure.axes:
+                    labels = [text.get_text() for text in axes.get_yticklabels()]
+                    for line in axes.get_lines():
+                        if line.get_marker() != "None":
+                            method = labels[round(line.get_ydata()[0])].split()[0]
+                            found.setdefault(method, set()).add((line.get_color(), line.get_marker()))
+        return found
+
+    few = points(make([KINDS[1], KINDS[0]]))
+    many = points(make([("theirs", {}, 8), *KINDS]))
+    for method, looks in {**many, **few}.items():
+        assert looks == {style.of_method(method)} == many[method]
+    known = ["hf", "icl", "invicl", "deepthink", "pcw", "prefixicl", "saicl", "nope", "batchicl"]
+    assert len({style.of_method(name)[0] for name in known}) == len({style.of_method(name)[1] for name in known}) == 9
