@@ -1,0 +1,605 @@
+"use strict";
+// Sorts, filters and opens the table that is already there. All state is in the address (#...), so that it can be sent to
+// somebody. Names come from strangers: they are set as text, never as HTML.
+(async () => {
+  const $ = (selector, root = document) => root.querySelector(selector);
+  const $$ = (selector, root = document) => [...root.querySelectorAll(selector)];
+
+  // Data
+
+  async function load() {
+    const element = $("#data");
+    let text = element.textContent;
+    if (element.type !== "application/json") {
+      const bytes = Uint8Array.from(atob(text), (char) => char.charCodeAt(0));
+      text = await new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"))).text();
+    }
+    return JSON.parse(text);
+  }
+
+  const data = await load();
+  const named = (kind, values) =>
+    values && Object.fromEntries(data.fields[kind].map((field, place) => [field, values[place]]));
+  const { columns, entries } = data;
+  for (const entry of entries) {
+    entry.runs = entry.runs.map((run) => named("run", run));
+    entry.cells = entry.cells.map((values) => {
+      const cell = named("cell", values);
+      if (cell) {
+        for (const [field, kind] of [["estimate", "estimate"], ["difference", "difference"], ["sensitivity", "estimate"]])
+          cell[field] = named(kind, cell[field]);
+      }
+      return cell;
+    });
+  }
+  const baselines = new Set(Object.values(data.baseline));
+  const pairs = new Map(data.pairs.map(([a, b, ...found]) => [`${a} ${b}`, found]));
+
+  // The first entry less the second on a column; null where they are not paired, undefined where it is not in this page.
+  function pair(first, second, column) {
+    const [a, b] = [entries.indexOf(first), entries.indexOf(second)];
+    const forward = pairs.get(`${a} ${b}`);
+    const known = forward ?? pairs.get(`${b} ${a}`);
+    if (!known) return null;
+    const values = known.find(([place]) => place === column);
+    if (!values) return undefined;
+    const found = named("pair", values.slice(1));
+    if (forward) return found;
+    const less = (value) => (value === null ? null : -value);
+    return { ...found, mean: less(found.mean), low: less(found.high), high: less(found.low), better: found.worse, worse: found.better };
+  }
+
+  // Numbers, as page.py writes them
+
+  const minus = (text) => (Number(text) === 0 ? text.replace("-", "") : text.replace(/^-/, "−"));
+  const number = (value, digits = 4) => {
+    if (value === null || value === undefined) return "–";
+    if (Number.isInteger(value) || Math.abs(value) >= 10 ** (digits - 1)) return Math.round(value).toLocaleString("en-US");
+    return String(Number(value.toPrecision(digits)));
+  };
+  const scored = (value, column, digits = 1) =>
+    value === null || value === undefined ? "–"
+      : minus(column.percent ? (100 * value).toFixed(digits) : number(value));
+  const signed = (value, column, digits = 1) => {
+    const text = column.percent ? scored(value, column, digits) : minus(number(value, 3));
+    return value > 0 && Number(text) !== 0 ? `+${text}` : text;
+  };
+  const interval = ({ low, high }, column, sign = false, digits = 1) => {
+    const [a, b] = [low, high].map((end) => (sign ? signed : scored)(end, column, digits));
+    return sign || `${a}${b}`.includes("−") ? `${a} to ${b}` : `${a}–${b}`;
+  };
+  const chance = (p) => (p === null || p === undefined ? "–" : p < 0.0001 ? "< 0.0001" : p < 0.1 ? String(Number(p.toPrecision(2))) : p.toFixed(2));
+  const points = (column) => (column.percent ? " points" : "");
+  const count = (value, one, many = `${one}s`) => `${number(value)} ${value === 1 ? one : many}`;
+
+  // HTML
+
+  function make(tag, properties = {}, ...children) {
+    const element = document.createElement(tag);
+    for (const [name, value] of Object.entries(properties)) {
+      if (name in element) element[name] = value;
+      else element.setAttribute(name, value);
+    }
+    element.append(...children.flat().filter((child) => child !== null && child !== undefined && child !== ""));
+    return element;
+  }
+  const isolated = (text) => make("bdi", {}, text);
+  const facts = (rows) =>
+    make("dl", {}, rows.filter(([, value]) => value !== null && value !== undefined && value !== "")
+      .map(([term, value]) => make("div", {}, make("dt", {}, term), make("dd", {}, value))));
+  const plain = (head, rows, kind = "") =>
+    make("div", { className: "scroll" }, make("table", { className: `plain ${kind}` },
+      make("thead", {}, make("tr", {}, head.map((title) => make("th", { scope: "col" }, title)))),
+      make("tbody", {}, rows.map((row) => make("tr", {}, row.map((value, place) =>
+        make("td", { className: place ? "number" : "" }, typeof value === "string" ? isolated(value) : value)))))));
+  function command(text) {
+    const button = make("button", { type: "button" }, "Copy");
+    const code = make("code", {}, text);
+    button.addEventListener("click", async () => {
+      try {
+        await navigator.clipboard.writeText(text);
+        button.textContent = "Copied";
+      } catch {  // a browser may refuse it to a file
+        getSelection().selectAllChildren(code);
+        button.textContent = document.execCommand("copy") ? "Copied" : "Selected: press Ctrl+C";
+      }
+    });
+    return [make("pre", {}, code), button];
+  }
+
+  // State, in the address
+
+  const ONE = ["sort", "q", "checkpoint", "method", "conditions", "complete", "show", "more", "cell", "compare"];
+  const MANY = ["hide", "row"];
+  const blank = () => ({ ...Object.fromEntries(ONE.map((key) => [key, ""])), ...Object.fromEntries(MANY.map((key) => [key, []])) });
+  let state = blank();
+
+  function parse() {
+    const found = blank();
+    const given = new URLSearchParams(location.hash.slice(1));
+    for (const key of ONE) found[key] = given.get(key) ?? "";
+    for (const key of MANY) found[key] = given.getAll(key);
+    return found;
+  }
+  function update(changes, replace = false) {
+    state = { ...state, ...changes };
+    const given = new URLSearchParams();
+    for (const key of ONE) if (state[key]) given.set(key, state[key]);
+    for (const key of MANY) for (const value of state[key]) given.append(key, value);
+    try {
+      history[replace ? "replaceState" : "pushState"](null, "", `#${given}`);
+    } catch {}  // some frames have no address of their own: the page works, without links to its states
+    render();
+  }
+  addEventListener("hashchange", () => {
+    if (location.hash && !location.hash.includes("=")) return;  // a place in the page
+    state = parse();
+    render();
+  });
+
+  // The table
+
+  const table = $("#board");
+  const body = table.tBodies[0];
+  const rows = [...body.rows];
+  const heads = [...table.tHead.rows[0].cells];
+  const keys = heads.map((head) => head.dataset.key);
+  const place = (key) => Number(key.slice(1));  // of the column "c7"
+  const isColumn = (key) => /^c\d+$/.test(key);
+  const isWide = columns.length > 8;
+  const originals = rows.map((row) => [...row.cells].map((td) => $("b, span", td)?.textContent));
+  const texts = entries.map((entry) =>
+    [entry.checkpoint, entry.details, entry.label, entry.arguments].join(" ").toLowerCase());
+
+  const shownScore = (cell) =>
+    cell && (state.show === "corrected" && cell.corrected !== null ? cell.corrected : cell.estimate.mean);
+
+  function sortValue(row, key) {
+    const entry = entries[row];
+    if (key === "entry") return `${entry.label} ${entry.checkpoint}`.toLowerCase();
+    if (isColumn(key)) return shownScore(entry.cells[place(key)]) ?? null;
+    const first = entry.cells[0];
+    if (key === "rank") return first?.rank ? first.rank[0] + first.rank[1] / 1e6 : null;
+    if (key === "order sensitivity") return first?.sensitivity?.mean ?? null;
+    return entry[key.split(" ")[0]];
+  }
+  function sorting() {
+    const [, key, direction] = state.sort.match(/^(.*):(ascending|descending)$/) ?? [];
+    return { key, direction };
+  }
+  function sorted() {
+    const order = rows.map((_, row) => row);
+    const { key, direction } = sorting();
+    if (!keys.includes(key)) return order;
+    const sign = direction === "descending" ? -1 : 1;
+    const values = order.map((row) => sortValue(row, key));
+    const isMissing = (value) => value === null || value === undefined;
+    return order.sort((a, b) => {
+      const [one, other] = [values[a], values[b]];
+      if (isMissing(one) || isMissing(other)) return isMissing(one) - isMissing(other) || a - b;  // missing ones last
+      return sign * (typeof one === "string" ? one.localeCompare(other) : one - other) || a - b;
+    });
+  }
+  function isShownColumn(head) {
+    const { section, key } = head.dataset;
+    if (section === "more") return state.more === "1" || (state.more === "" && !isWide);
+    return !isColumn(key) || !state.hide.includes(section);
+  }
+  function isShownRow(row, shown) {
+    const entry = entries[row];
+    return state.q.toLowerCase().split(/\s+/).every((word) => texts[row].includes(word))
+      && ["checkpoint", "method", "conditions"].every((name) => !state[name] || state[name] === `=${entry[name]}`)
+      && (!state.complete || shown.every((key) => !isColumn(key) || entry.cells[place(key)]));
+  }
+
+  // How much smaller the table is on paper, so that its columns fit; the same in page.py.
+  const printed = (count) => Math.max(0.4, Math.min(1, 1000 / (230 + 100 * count))).toFixed(2);
+
+  let view = { rows: [], keys: [] };
+  function render() {
+    const shown = heads.map(isShownColumn);
+    const shownKeys = keys.filter((_, index) => shown[index]);
+    const order = sorted();
+    const kept = order.filter((row) => isShownRow(row, shownKeys));
+    view = { rows: kept, keys: shownKeys };
+    // A row that is moved loses the focus, so none is moved without need.
+    if (order.some((row, at) => body.rows[at] !== rows[row])) body.append(...order.map((row) => rows[row]));
+    const { key, direction } = sorting();
+    heads.forEach((head, index) => {
+      head.hidden = !shown[index];
+      head.setAttribute("aria-sort", head.dataset.key === key ? direction : "none");
+    });
+    table.style.setProperty("--print", printed(shownKeys.length - 1));
+    rows.forEach((row, index) => {
+      row.hidden = !kept.includes(index);
+      const isTicked = state.row.includes(entries[index].name);
+      row.classList.toggle("ticked", isTicked);
+      $("input", row).checked = isTicked;
+      [...row.cells].forEach((td, column) => {
+        td.hidden = !shown[column];
+        const cell = isColumn(keys[column]) && entries[index].cells[place(keys[column])];
+        if (!cell || cell.corrected === null) return;
+        const isCorrected = state.show === "corrected";
+        $("b, span", td).textContent = isCorrected ? scored(cell.corrected, columns[place(keys[column])]) : originals[index][column];
+        td.classList.toggle("corrected", isCorrected);
+      });
+    });
+    const hidden = rows.length - kept.length;
+    $("#status span").textContent = `${kept.length} of ${count(rows.length, "entry", "entries")} shown, ${hidden} hidden`
+      + (state.show === "corrected" ? ". Corrected for chance: 0 is chance, 100 is all. Columns without options are as measured." : "");
+    $("#all").hidden = !hidden;
+    controls();
+    selection();
+    dialogs();
+    if (!$("td[tabindex='0']", body)?.checkVisibility()) rove($$("td[data-open]", body).find((td) => td.checkVisibility()));
+  }
+
+  // Controls
+
+  const form = $("#controls");
+  function controls() {
+    for (const control of form.elements) {
+      if (control.name === "section") control.checked = !state.hide.includes(control.value);
+      else if (control.name === "more") control.checked = state.more === "1" || (state.more === "" && !isWide);
+      else if (control.name === "complete") control.checked = Boolean(state.complete);
+      else if (control.name && control.value !== state[control.name]) control.value = state[control.name];
+    }
+  }
+  form.addEventListener("submit", (event) => event.preventDefault());
+  form.addEventListener("input", ({ target }) => {
+    if (target.name === "section")
+      update({ hide: $$("[name=section]", form).filter((box) => !box.checked).map((box) => box.value) });
+    else if (target.name === "more") update({ more: target.checked ? "1" : "0" });
+    else if (target.name === "complete") update({ complete: target.checked ? "1" : "" });
+    else update({ [target.name]: target.value }, target.type === "search");
+  });
+  $("#all").addEventListener("click", () => update({ q: "", checkpoint: "", method: "", conditions: "", complete: "" }));
+  addEventListener("click", ({ target }) => {
+    for (const menu of $$(".menu[open]")) if (!menu.contains(target)) menu.open = false;
+  });
+  addEventListener("keydown", ({ key }) => {
+    if (key === "Escape") for (const menu of $$(".menu[open]")) (menu.open = false), $("summary", menu).focus();
+  });
+  table.tHead.addEventListener("click", ({ target }) => {
+    const head = target.closest("button")?.closest("th");
+    if (!head) return;
+    const { key } = head.dataset;
+    const isFallingFirst = isColumn(key) && columns[place(key)].higher_is_better;
+    const turned = { ascending: "descending", descending: "ascending" }[head.getAttribute("aria-sort")];
+    update({ sort: `${key}:${turned ?? (isFallingFirst ? "descending" : "ascending")}` });
+  });
+
+  const THEMES = ["system", "light", "dark"];
+  function theme(name) {
+    $("#theme").textContent = `◐ ${name}`;
+    $("#theme").setAttribute("aria-label", `Colors: ${name}`);
+    if (name === "system") delete document.documentElement.dataset.theme;
+    else document.documentElement.dataset.theme = name;
+  }
+  function remembered() {
+    try {
+      const name = localStorage.getItem("leaderboard-theme");
+      return THEMES.includes(name) ? name : "system";
+    } catch {  // a browser may refuse storage to a file
+      return "system";
+    }
+  }
+  $("#theme").addEventListener("click", () => {
+    const name = THEMES[(THEMES.indexOf(document.documentElement.dataset.theme ?? "system") + 1) % THEMES.length];
+    theme(name);
+    try {
+      localStorage.setItem("leaderboard-theme", name);
+    } catch {}
+  });
+
+  // Cells: arrow keys move, Enter opens
+
+  let current = null;
+  function rove(td) {
+    if (!td) return;
+    current?.setAttribute("tabindex", "-1");
+    current = td;
+    td.setAttribute("tabindex", "0");
+  }
+  const open = (td) => update({ cell: `${entries[rows.indexOf(td.parentElement)].name}/${columns[place(keys[td.cellIndex])].name}` });
+  body.addEventListener("click", ({ target }) => {
+    const td = target.closest("td[data-open]");
+    if (!td) return;
+    rove(td);
+    td.focus();
+    open(td);
+  });
+  body.addEventListener("focusin", ({ target }) => target.matches("td[data-open]") && rove(target));
+  body.addEventListener("keydown", (event) => {
+    const td = event.target.closest("td[data-open]");
+    if (!td) return;
+    const across = (step, from = td) => {
+      let next = from;
+      do next = step === "next" ? next.nextElementSibling : next.previousElementSibling;
+      while (next && (!next.matches("td[data-open]") || next.hidden));
+      return next;
+    };
+    const down = (step) => {
+      let row = td.parentElement;
+      do row = step === "next" ? row.nextElementSibling : row.previousElementSibling;
+      while (row && (row.hidden || !row.cells[td.cellIndex].matches("td[data-open]")));
+      return row?.cells[td.cellIndex];
+    };
+    const all = () => $$("td[data-open]", td.parentElement).filter((each) => !each.hidden);
+    const moves = {
+      ArrowRight: () => across("next"), ArrowLeft: () => across("previous"), ArrowDown: () => down("next"),
+      ArrowUp: () => down("previous"), Home: () => all()[0], End: () => all().at(-1),
+    };
+    if (event.key === "Enter" || event.key === " ") open(td);
+    else if (moves[event.key]) moves[event.key]()?.focus();
+    else return;
+    event.preventDefault();
+  });
+
+  // Ticked rows
+
+  body.addEventListener("change", ({ target }) => {
+    const { name } = entries[rows.indexOf(target.closest("tr"))];
+    update({ row: target.checked ? [...state.row, name] : state.row.filter((each) => each !== name) }, true);
+  });
+  const ticked = () => state.row.map((name) => entries.find((entry) => entry.name === name)).filter(Boolean);
+  function selection() {
+    const chosen = ticked().length;
+    $("#bar").hidden = !chosen;
+    $("#bar span").textContent = chosen === 1 ? "1 row ticked. Tick another to compare." : `${chosen} rows ticked`;
+    $("#compare").disabled = chosen < 2;
+  }
+  $("#compare").addEventListener("click", () => update({ compare: "1" }));
+  $("#clear").addEventListener("click", () => update({ row: [], compare: "" }));
+
+  // What a cell opens to, and the comparison
+
+  const dialog = $("#dialog");
+  const sheet = $(".sheet", dialog);
+  let opened = "";
+  dialog.addEventListener("close", () => (state.cell || state.compare) && update({ cell: "", compare: "" }));
+  dialog.addEventListener("click", ({ target }) => target === dialog && dialog.close());
+
+  function dialogs() {
+    const wanted = JSON.stringify([state.cell, state.compare && state.row]);
+    if (wanted === opened) return;
+    opened = wanted;
+    const cut = state.cell.indexOf("/");
+    const entry = entries.find(({ name }) => name === state.cell.slice(0, cut));
+    const column = columns.findIndex(({ name }) => name === state.cell.slice(cut + 1));
+    const chosen = ticked();
+    let content = null;
+    if (entry?.cells[column]) content = detail(entry, column);
+    else if (state.compare && chosen.length > 1) content = comparison(chosen);
+    if (content) {
+      sheet.replaceChildren(...content);
+      dialog.classList.toggle("broad", !state.cell);
+      if (!dialog.open) dialog.showModal();
+      dialog.scrollTop = 0;
+    } else if (dialog.open) dialog.close();
+  }
+  function top(title, under) {
+    const close = make("button", { type: "button", "aria-label": "Close" }, "✕");
+    close.addEventListener("click", () => dialog.close());
+    return make("header", {}, make("div", {}, make("h2", { id: "dialog-title" }, title), make("p", { className: "quiet" }, under)), close);
+  }
+  const name = (entry) => isolated([entry.label, entry.checkpoint, entry.details].filter(Boolean).join(", "));
+
+  const WORDS = { better: "▲ better", worse: "▼ worse", same: "○ not significant" };
+  function verdict(mean, p, column) {
+    const how = p === null || p === undefined || !(p < data.level) ? "same" : (mean > 0) === column.higher_is_better ? "better" : "worse";
+    return make("em", { className: how }, WORDS[how]);
+  }
+  const parts = (found, column) =>
+    found.error === null ? "unknown" : scored(found.error, column, 2)
+      + (found.error_sets === null ? "" : ` (documents alone ${scored(found.error_documents, column, 2)}, demonstrations alone ${scored(found.error_sets, column, 2)})`);
+  const known = (words, key) => (Object.hasOwn(words, key) ? words[key] : key);
+  const freedom = (df) => (df === null ? "unlimited" : number(df, 3));
+  const agreement = ({ better, worse, sets }) => `higher with ${number(better)}, lower with ${number(worse)} of ${count(sets, "set")}`;
+
+  // The sets of demonstrations as dots beside the mean and its interval.
+  function strip({ estimate, sets }, column) {
+    const values = sets.map(([, value]) => value).filter((value) => value !== null);
+    const ends = [...values, estimate.low, estimate.high, estimate.mean].filter((value) => value !== null);
+    const [low, high] = [Math.min(...ends), Math.max(...ends)];
+    if (!(high > low) || estimate.mean === null) return null;
+    const at = (value) => `${(100 * (value - low)) / (high - low)}%`;
+    const mark = (className, value, text = "") => {
+      const element = make("span", { className }, text);
+      element.style.left = at(value);
+      return element;
+    };
+    const line = mark("interval", estimate.low ?? estimate.mean);
+    line.style.right = `calc(100% - ${at(estimate.high ?? estimate.mean)})`;
+    return make("div", { className: "strip", "aria-hidden": "true" }, line, mark("mean", estimate.mean),
+      values.map((value) => mark("dot", value)), mark("end", low, scored(low, column)), mark("end last", high, scored(high, column)));
+  }
+
+  function detail(entry, index) {
+    const column = columns[index];
+    const cell = entry.cells[index];
+    const { estimate, difference } = cell;
+    const isTask = column.kind === "task";
+    const base = entries.find(({ name }) => name === data.baseline[entry.name]);
+    const unit = column.percent ? " %" : "";
+    const content = [
+      top([isolated(entry.label), ", ", isolated(column.name)], [isolated([entry.checkpoint, entry.details].filter(Boolean).join(", "))]),
+      make("p", { className: "big" }, `${scored(estimate.mean, column)}${unit} `,
+        make("small", {}, `95% interval ${interval(estimate, column)}, ${column.metric}`)),
+      make("p", { className: "quiet" }, `${count(estimate.sets, "set")} of demonstrations${isTask && cell.sets.length > 1 ? " (dots)" : ""}, ${count(estimate.documents, "document")}${isTask ? "" : ` in ${count(Object.keys(column.weights).length, "task")}`}`),
+      isTask ? strip(cell, column) : null,
+      facts([
+        ["Standard error", parts(estimate, column)],
+        ["Degrees of freedom", freedom(estimate.df)],
+        ["Interval", known(data.how, estimate.how)],
+        ["Rank", cell.rank ? `${cell.rank[0] === cell.rank[1] ? cell.rank[0] : `${cell.rank[0]}–${cell.rank[1]}`}${cell.tied_with_best ? ", not significantly below the best" : ""}` : null],
+        ["Corrected for chance", cell.corrected === null ? null : scored(cell.corrected, column)],
+        ["Order sensitivity", cell.sensitivity && `${scored(cell.sensitivity.mean, { percent: true })} % (${interval(cell.sensitivity, { percent: true })}) of answers differ between two orders`],
+        ["Demonstrations left out", cell.left_out ? `${number(cell.left_out)}, because prompts were too long` : "none"],
+        ...cell.marks.map((mark) => ["Mark", Object.hasOwn(data.marks, mark) ? `${mark}: ${data.marks[mark]}` : isolated(mark)]),
+      ]),
+      make("h3", {}, "Difference to the baseline"),
+    ];
+    if (difference) {
+      content.push(
+        make("p", {}, make("strong", {}, `${signed(difference.mean, column)}${points(column)}`), ` (${interval(difference, column, true)}) `,
+          verdict(difference.mean, cell.p_holm, column)),
+        facts([
+          ["Baseline", base && isolated(base.label)],
+          ["p", `${chance(difference.p)}, after Holm over the column ${chance(cell.p_holm)}`],
+          ["Detectable difference", difference.detectable === null ? null : `${scored(difference.detectable, column)}${points(column)}: the smallest that would be found four times in five`],
+          ["By set", estimate.sets > 1 ? agreement(difference) + (difference.p_signs === null ? "" : `; p of sign flips ${chance(difference.p_signs)}`) : null],
+          ["Standard error", parts(difference, column)],
+          ["Degrees of freedom", freedom(difference.df)],
+          ["p and interval", known(data.how, difference.how)],
+        ]));
+    } else content.push(make("p", { className: "quiet" }, baselines.has(entry.name) ? "This is the baseline." : "None: the prompts are not the same, or there are no answers document by document."));
+    if (isTask && cell.sets.length) {
+      const orders = Math.max(...cell.sets.map(([, , answered]) => answered.length));
+      const isRepeated = cell.sets.some(([, , answered]) => answered.some(({ length }) => length > 3));
+      content.push(make("h3", {}, "Set by set"),
+        plain(["Demonstrations", "Mean", ...(orders > 1 ? ["Orders"] : []), "Run", ...(isRepeated ? ["Repeated by"] : [])], cell.sets.map(([label, value, answered]) => [
+          label, scored(value, column, 2),
+          ...(orders > 1 ? [answered.map(([, each]) => scored(each, column)).join(", ")] : []),
+          answered.map(([, , run]) => (run === undefined ? "" : `${run + 1}`)).join(", "),
+          ...(isRepeated ? [answered.flatMap(([, , , ...repeats]) => repeats.map((run) => run + 1)).join(", ") || "–"] : []),
+        ])));
+    }
+    if (!isTask) {
+      const tasks = columns.map((each, at) => [each, at]).filter(([each]) => each.kind === "task" && Object.hasOwn(column.weights, each.name));
+      content.push(make("h3", {}, "Task by task"),
+        plain(["Task", "Mean", "95% interval", "Weight"], tasks.map(([each, at]) => [
+          each.name, scored(entry.cells[at]?.estimate.mean, each), entry.cells[at] ? interval(entry.cells[at].estimate, each) : "–",
+          number(column.weights[each.name], 3),
+        ])));
+    }
+    const uses = isTask ? new Set(cell.sets.flatMap(([, , answered]) => answered.flatMap(([, , ...used]) => used))) : new Set();
+    const runs = entry.runs.map((run, at) => [run, at]).filter(([, at]) => !uses.size || uses.has(at));
+    const given = (key, title) => {
+      const found = [...new Set(runs.map(([run]) => run[key]).filter(Boolean))];
+      return found.length ? `${title} ${found.join(", ")}` : null;
+    };
+    content.push(
+      make("h3", {}, "Runs"),
+      make("p", { className: "quiet" }, isolated([given("lm_eval", "lm-eval"), given("transformers", "transformers"), given("lm_eval_icl", "lm-eval-icl")].filter(Boolean).join(", "))),
+      plain(["File", "Run", "Seed", "Order", "Date (UTC)", "By"], runs.map(([run, at]) => [run.file, `${at + 1}`, number(run.seed), number(run.order), run.date, run.where || "–"]), "runs"),
+      make("h3", {}, "Command"), ...command(entry.command));
+    return content.filter(Boolean);
+  }
+
+  function comparison([first, ...others]) {
+    const content = [top("Comparison", "Each difference is the first row less the other, on the same prompts. p is of one comparison: it is not adjusted for others.")];
+    for (const other of others) {
+      let isComplete = true;
+      let isPaired = false;
+      const lines = columns.map((column, index) => {
+        const [one, two] = [first.cells[index], other.cells[index]];
+        if (!one || !two) return null;
+        const found = pair(first, other, index);
+        const start = [column.name, scored(one.estimate.mean, column), scored(two.estimate.mean, column)];
+        if (!found) {
+          isComplete &&= found === null;
+          return [...start, found === null ? "not paired" : "not in this page", "", "", "", ""];
+        }
+        isPaired = true;
+        return [...start, `${signed(found.mean, column)}`, interval(found, column, true), make("span", {}, `${chance(found.p)} `, verdict(found.mean, found.p, column)),
+          scored(found.detectable, column), column.kind !== "task" ? "" : found.sets > 1 ? `${found.better} of ${found.sets}` : "one set: over documents only"];
+      }).filter(Boolean);
+      content.push(
+        make("h3", {}, isolated(first.label), " less ", isolated(other.label)),
+        make("div", { className: "two" }, facts([["First", name(first)], ["Other", name(other)]])),
+        plain(["Column", "First", "Other", "Difference", "95% interval", "p", "Detectable", "Higher in sets"], lines),
+        make("p", { className: "quiet" }, isPaired ? "Detectable: the smallest difference that the comparison would find four times in five." : "No column has the same prompts for both."));
+      if (!isComplete) content.push(make("p", { className: "quiet" }, "The rest, in a terminal:"));
+      content.push(...command(`lm-eval-icl compare ${first.name} ${other.name} --results board`));
+    }
+    return content;
+  }
+
+  // Downloads, of the rows and columns shown
+
+  const results = () => view.rows.flatMap((row) => view.keys.filter(isColumn).map((key) => [entries[row], columns[place(key)], entries[row].cells[place(key)]]));
+  const halfwidth = ({ low, high }) => (low === null || high === null ? null : (high - low) / 2);
+  const isSignificant = (cell) => cell.difference && cell.p_holm !== null && cell.p_holm < data.level;
+  const FORMATS = {
+    CSV() {
+      const head = ["entry", "checkpoint", "details", "method", "arguments", "conditions", "column", "kind", "metric", "mean", "low", "high", "error", "df", "sets", "documents",
+        "difference", "difference_low", "difference_high", "p", "p_holm", "detectable", "rank_first", "rank_last", "corrected", "marks"];
+      // A text that begins like a formula would be one in a spreadsheet.
+      const field = (value) => {
+        if (value === null || value === undefined) return "";
+        if (typeof value !== "string") return String(value);
+        const safe = /^[=+\-@\t\r]/.test(value) ? `'${value}` : value;
+        return /[",\n\r]/.test(safe) ? `"${safe.replaceAll('"', '""')}"` : safe;
+      };
+      const lines = results().filter(([, , cell]) => cell).map(([entry, column, { estimate, difference, p_holm, rank, corrected, marks }]) => [
+        entry.name, entry.checkpoint, entry.details, entry.method, entry.arguments, entry.conditions, column.name, column.kind, column.metric,
+        estimate.mean, estimate.low, estimate.high, estimate.error, estimate.df, estimate.sets, estimate.documents,
+        difference?.mean, difference?.low, difference?.high, difference?.p, p_holm, difference?.detectable, rank?.[0], rank?.[1], corrected, marks.join("; ")]);
+      return ["csv", "text/csv", [head, ...lines].map((line) => line.map(field).join(",")).join("\n")];
+    },
+    Markdown() {
+      const safe = (text) => text.replace(/[\\`*_{}[\]<>()#|~!&@]/g, "\\$&");
+      const shown = view.keys.filter(isColumn).map(place);
+      const lines = view.rows.map((row) => [safe(entries[row].label), safe([entries[row].checkpoint, entries[row].details].filter(Boolean).join(", ")),
+        ...shown.map((index) => {
+          const cell = entries[row].cells[index];
+          return cell ? `${scored(cell.estimate.mean, columns[index])} (${interval(cell.estimate, columns[index])})${isSignificant(cell) ? " \\*" : ""}` : "–";
+        })]);
+      const head = ["entry", "checkpoint", ...shown.map((index) => safe(columns[index].name))];
+      const table = [head, head.map((_, at) => (at < 2 ? "---" : "---:")), ...lines].map((line) => `| ${line.join(" | ")} |`).join("\n");
+      return ["md", "text/markdown", `${table}\n\n95% intervals. \\* differs from the baseline, p < ${data.level} after Holm over the column.`];
+    },
+    LaTeX() {
+      const SIGNS = { "\\": "\\textbackslash{}", "~": "\\textasciitilde{}", "^": "\\textasciicircum{}", "<": "\\textless{}", ">": "\\textgreater{}" };
+      const safe = (text) => text.replace(/[\\~^<>]|[&%$#_{}]/g, (sign) => SIGNS[sign] ?? `\\${sign}`);
+      const shown = view.keys.filter(isColumn).map(place);
+      const lines = view.rows.map((row) => [safe(entries[row].label), safe(entries[row].checkpoint), ...shown.map((index) => {
+        const cell = entries[row].cells[index];
+        if (!cell) return "--";
+        const half = halfwidth(cell.estimate);
+        const mean = scored(cell.estimate.mean, columns[index]).replace("−", "-");
+        return `$${mean}${half === null ? "" : ` \\pm ${scored(half, columns[index])}`}${isSignificant(cell) ? "^{*}" : ""}$`;
+      })]);
+      const head = ["Entry", "Checkpoint", ...shown.map((index) => safe(columns[index].name))];
+      return ["tex", "text/x-tex", [
+        "% \\usepackage{booktabs}", `% mean \\pm half of the 95% interval; * differs from the baseline, p < ${data.level} after Holm over the column`,
+        `\\begin{tabular}{ll${"r".repeat(shown.length)}}`, "\\toprule", `${head.join(" & ")} \\\\`, "\\midrule",
+        ...lines.map((line) => `${line.join(" & ")} \\\\`), "\\bottomrule", "\\end{tabular}"].join("\n")];
+    },
+    JSON() {
+      const found = view.rows.map((row) => ({ ...entries[row], cells: Object.fromEntries(view.keys.filter(isColumn).map((key) => [columns[place(key)].name, entries[row].cells[place(key)]])) }));
+      return ["json", "application/json", JSON.stringify({ columns: view.keys.filter(isColumn).map((key) => columns[place(key)]), baseline: data.baseline, entries: found }, null, 1)];
+    },
+  };
+  for (const button of $$("[data-download]")) button.addEventListener("click", () => {
+    const [ending, type, text] = FORMATS[button.dataset.download]();
+    const address = URL.createObjectURL(new Blob([`${text}\n`], { type }));
+    make("a", { href: address, download: `leaderboard.${ending}` }).click();
+    setTimeout(() => URL.revokeObjectURL(address), 1000);
+  });
+
+  // Start
+
+  columns.forEach((column, index) => {
+    const at = keys.indexOf(`c${index}`);
+    const ends = entries.flatMap((entry) => (entry.cells[index] ? [entry.cells[index].estimate.low, entry.cells[index].estimate.high] : []))
+      .filter((end) => end !== null);
+    const [low, high] = [Math.min(...ends), Math.max(...ends)];
+    rows.forEach((row, which) => {
+      const estimate = entries[which].cells[index]?.estimate;
+      if (!estimate) return;
+      const td = row.cells[at];
+      td.dataset.open = "";
+      td.tabIndex = -1;
+      if ([estimate.low, estimate.mean, estimate.high].includes(null) || !(high > low)) return;
+      for (const end of ["low", "mean", "high"])  // on one scale for the column
+        $("i", td).style.setProperty(`--${end}`, `${((100 * (estimate[end] - low)) / (high - low)).toFixed(1)}%`);
+    });
+  });
+  table.setAttribute("role", "grid");
+  for (const element of [form, $("#status"), $("#theme"), ...$$(".scripted, tbody th input")]) element.hidden = false;
+  theme(remembered());
+  state = parse();
+  render();
+})();
