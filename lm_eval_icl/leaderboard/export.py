@@ -1,0 +1,583 @@
+"""Results in the formats of others: Every Eval Ever, and the evaluation results of model pages on the Hugging Face Hub.
+
+    data/TASK/OWNER/MODEL/ID.json             eee: a log for each run and task
+    data/TASK/OWNER/MODEL/ID_samples.jsonl    eee: what was asked and answered, document by document
+    OWNER/MODEL/.eval_results/TASK-....yaml   hub: a file for each checkpoint, method and task
+
+Nothing is uploaded. Names of models and tasks come from other people's files, and only letters, digits, ".", "_" and
+"-" of them become names of files and folders.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+from huggingface_hub import EvalResultEntry, eval_result_entries_to_yaml
+
+from lm_eval_icl.errors import InputError, is_number, one_line
+from lm_eval_icl.leaderboard.records import Answers, LeftOut, Run, TaskResult
+from lm_eval_icl.leaderboard.samples import Unusable, lines
+from lm_eval_icl.leaderboard.statistics import HOW, Estimate, estimate
+
+FORMS = ("eee", "hub")
+RELATIONSHIPS = ("first_party", "third_party", "collaborative", "other")
+# The version of the schemas in tests/schemas.
+EEE_VERSION = "0.3.0"
+# The least and the greatest value of lm-eval's metrics. Every Eval Ever calls no metric continuous without them.
+PROPORTIONS = frozenset("acc acc_norm acc_mutual_info acc_bytes exact_match em f1 mc1 mc2".split())
+BOUNDS: Mapping[str, tuple[float | str, float | str]] = {
+    **dict.fromkeys(PROPORTIONS, (0.0, 1.0)),
+    "mcc": (-1.0, 1.0),
+    "brier_score": (0.0, 2.0),
+    "perplexity": (1.0, "Infinity"),
+    "word_perplexity": (1.0, "Infinity"),
+    "byte_perplexity": (1.0, "Infinity"),
+    "bits_per_byte": (0.0, "Infinity"),
+}
+# Every Eval Ever's identifiers of metrics; others have the harness before their name.
+METRIC_IDS = {
+    "acc": "accuracy",
+    "exact_match": "exact-match",
+    "em": "exact-match",
+    "f1": "f1",
+    "perplexity": "perplexity",
+}
+ENGINES = {"hf": "transformers", "vllm": "vllm", "sglang": "sglang", "gguf": "llama.cpp"}
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*")
+_RESERVED = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?|data|unknown|", re.IGNORECASE)
+_UNUSABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError)  # of a file's content
+_LONGEST = 80  # characters of a name of a file or folder
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What `export` wrote, and what it did not.
+
+    Attributes:
+        files: all files that there are now, those that were there before with the same content too.
+        left_out: runs' tasks that the format has no place for, and why.
+    """
+
+    files: tuple[Path, ...]
+    left_out: tuple[LeftOut, ...]
+
+
+def export(
+    runs: Sequence[Run],
+    form: str,
+    folder: Path,
+    *,
+    organization: str = "",
+    relationship: str = "third_party",
+    developer: str = "local",
+    source_url: str = "",
+) -> Exported:
+    """Write runs in another format. Run again, it writes the same bytes.
+
+    Args:
+        form: "eee" or "hub".
+        folder: is made if it does not exist. Of the files in it, those of the same runs are replaced.
+        organization: who ran the evaluation; by default `Run.where`, or "unknown". For "hub" the name of the source.
+        relationship: of that organization to the model's developer, one of `RELATIONSHIPS`; for "eee" alone.
+        developer: the owner of checkpoints that are folders, or have no owner in their name.
+        source_url: the address of a page with these results; for "hub" alone.
+
+    Raises:
+        InputError: an argument is wrong, or a file cannot be written.
+    """
+    if form not in FORMS:
+        raise InputError(f"--format {form}: must be {' or '.join(FORMS)}.")
+    if relationship not in RELATIONSHIPS:
+        raise InputError(f"--relationship {relationship}: must be one of {', '.join(RELATIONSHIPS)}.")
+    if source_url and not re.fullmatch(r"https?://[^\s/]\S*", source_url):
+        raise InputError(f"--source_url {source_url}: must be the address of a page, beginning with https://.")
+    runs = list({run.digest: run for run in reversed(runs)}.values())[::-1]  # copies of a run count once
+    left_out: list[LeftOut] = []
+    if form == "eee":
+        written = _eee(runs, organization, relationship, developer, left_out)
+    else:
+        written = _hub(runs, organization, developer, source_url, left_out)
+    files = []
+    for path, text in written:
+        if _write(folder, path, text):
+            files.append(folder / path)
+    return Exported(tuple(files), tuple(left_out))
+
+
+def _write(folder: Path, path: str, text: str) -> bool:
+    """Write a file below the folder, unless it has this content already; without any content, remove the file.
+
+    Returns:
+        whether there is a file now.
+    """
+    file = folder / path
+    content = text.encode()
+    part = file.with_name(file.name + ".part")
+    try:
+        if not file.resolve().is_relative_to(folder.resolve()):  # through a link in the folder
+            raise InputError(f"--output {folder}: {path} leads out of the folder; remove the link.")
+        if not content:
+            file.unlink(missing_ok=True)
+        elif not (file.is_file() and file.read_bytes() == content):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            part.unlink(missing_ok=True)
+            part.write_bytes(content)
+            part.replace(file)
+    except OSError as error:
+        raise InputError(f"{file}: cannot be written ({error.strerror or error}).") from error
+    return bool(content)
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Every Eval Ever: https://github.com/evaleval/every_eval_ever
+
+
+def _eee(
+    runs: Iterable[Run], organization: str, relationship: str, developer: str, left_out: list[LeftOut]
+) -> Iterator[tuple[str, str]]:
+    """Paths and contents of the files: samples, where there are any, before the log that points to them."""
+    for run in runs:
+        without = 0
+        for task, result in run.tasks.items():
+            if not _possible(result):
+                left_out.append(LeftOut(run.path, f"{task}: {result.metric} is {result.value}, which it cannot be."))
+                continue
+            log = _log(run, result, _identity(run, developer), organization, relationship)
+            # Their identifiers are random ones; this has the form of those and is the same for copies of a run.
+            digest = hashlib.sha256(f"{run.digest}\0{task}".encode(errors="replace")).digest()
+            name = str(uuid.UUID(bytes=digest[:16], version=4))
+            path = "/".join(["data", _plain(task), *_identity(run, developer), name])
+            rows: list[dict[str, Any]] = []
+            try:
+                rows = _rows(run, result, log)
+            except _UNUSABLE as error:
+                why = str(error) if isinstance(error, Unusable) else one_line(error)
+                left_out.append(LeftOut(run.path, f"{task}: its samples cannot be used: {why}."))
+            else:
+                without += not rows
+            samples = "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows)
+            if samples:
+                log["detailed_evaluation_results"] = {
+                    "format": "jsonl",
+                    "file_path": f"{path}_samples.jsonl",
+                    "hash_algorithm": "sha256",
+                    "checksum": hashlib.sha256(samples.encode()).hexdigest(),
+                    "total_rows": len(rows),
+                }
+            yield f"{path}_samples.jsonl", samples  # one of an earlier export that nothing points to is not valid
+            yield f"{path}.json", json.dumps(log, indent=2, allow_nan=False) + "\n"
+        if without:
+            why = (
+                f"{without} of {len(run.tasks)} tasks have no documents in the export: there is no samples file beside"
+            )
+            left_out.append(LeftOut(run.path, f"{why} the results, or no answer is right or wrong."))
+
+
+def _log(
+    run: Run, result: TaskResult, identity: tuple[str, str], organization: str, relationship: str
+) -> dict[str, Any]:
+    """A log, without its samples. Values of all `additional_details` are strings."""
+    owner, name = identity
+    config = _at(run.results, "config")
+    engine = ENGINES.get("hf" if run.icl else run.model)
+    version = _at(run.results, "transformers_version") if engine == "transformers" else None
+    return {
+        "schema_version": EEE_VERSION,
+        "evaluation_id": f"{_text(result.task)}/{owner}/{name}/{run.digest}",
+        "evaluation_timestamp": str(int(run.date)),
+        # When this file was made would be another time at every export.
+        "retrieved_timestamp": str(int(run.date)),
+        "source_metadata": {
+            "source_name": "lm-evaluation-harness",
+            "source_type": "evaluation_run",
+            "source_organization_name": _text(organization or run.where or "unknown"),
+            "evaluator_relationship": relationship,
+        },
+        "eval_library": {
+            "name": "lm_eval",
+            "version": _text(_at(run.results, "lm_eval_version") or "unknown"),
+            "additional_details": _details(
+                git_hash=_at(run.results, "git_hash"),
+                lm_eval_icl_version=run.icl.get("version"),
+                lm_eval_icl_commit=run.icl.get("commit"),
+            ),
+        },
+        "model_info": {
+            "name": f"{name} ({_label(run)})",
+            "id": f"{owner}/{name}",
+            "developer": owner,
+            **({"inference_engine": {"name": engine, **_details(version=version)}} if engine else {}),
+            "additional_details": {
+                "deployment_type": "self_deployed" if engine else "unknown",
+                "model_availability": "unknown",
+                **_details(
+                    revision=run.revision,
+                    dtype=run.dtype,
+                    num_parameters=_at(config, "model_num_parameters"),
+                ),
+            },
+        },
+        "evaluation_results": [_evaluation(run, each) for each in _metrics(run, result) if _possible(each)],
+    }
+
+
+def _evaluation(run: Run, result: TaskResult) -> dict[str, Any]:
+    """One metric of a task."""
+    config = _at(run.results, "configs", result.task)
+    answers = result.answers
+    bounds = BOUNDS.get(result.metric)
+    uncertainty = _uncertainty(run, result)
+    return {
+        "evaluation_result_id": _result_id(result),
+        "evaluation_name": _evaluation_name(result),
+        "evaluation_timestamp": str(int(run.date)),
+        "source_data": _source(run, result),
+        "metric_config": {
+            "metric_id": METRIC_IDS.get(result.metric, f"lm-evaluation-harness.{_text(result.metric)}"),
+            "metric_name": _text(result.metric),
+            "lower_is_better": not result.higher_is_better,
+            **({"metric_unit": "proportion"} if result.metric in PROPORTIONS else {}),
+            **({"score_type": "continuous", "min_score": bounds[0], "max_score": bounds[1]} if bounds else {}),
+            "additional_details": _details(aggregation=result.aggregation, filter=result.filter),
+        },
+        "score_details": {
+            "score": float(result.value),
+            "details": _details(
+                standard_error="over documents, for these demonstrations" if "standard_error" in uncertainty else None,
+                marks=" ".join(result.marks),
+            ),
+            "uncertainty": uncertainty,
+        },
+        "generation_config": {
+            "generation_args": _generation(_at(config, "generation_kwargs")),
+            "additional_details": _details(
+                method=run.model,
+                method_arguments=run.arguments,
+                num_fewshot=result.shots,
+                fewshot_seed=run.seed,
+                demonstrations_order=run.order,
+                demonstrations_drawn=result.drawn,
+                demonstrations_digest=answers and answers.demonstrations,
+                prompts_digest=answers and answers.prompts,
+                documents_digest=answers and answers.documents,
+                template_digest=result.template,
+                lm_eval_icl=dict(run.icl) or None,
+            ),
+        },
+    }
+
+
+def _metrics(run: Run, result: TaskResult) -> Iterator[TaskResult]:
+    """The metric that stands for the task, then its others as lm-eval's results have them."""
+    yield result
+    found = _at(run.results, "results", result.task)
+    listed = _at(run.results, "configs", result.task, "metric_list")
+    for key, value in found.items() if isinstance(found, Mapping) else ():
+        metric, _, filter_ = key.partition(",")
+        higher = _at(run.results, "higher_is_better", result.task, metric)
+        number = _number(value)
+        if (metric, filter_) == (result.metric, result.filter) or number is None or not isinstance(higher, bool):
+            continue
+        listed = listed if isinstance(listed, Sequence) else ()
+        named = [_at(each, "aggregation") for each in listed if _at(each, "metric") == metric]
+        yield replace(
+            result,
+            metric=metric,
+            filter=filter_,
+            value=number,
+            stderr=_number(found.get(f"{metric}_stderr,{filter_}")),
+            higher_is_better=higher,
+            aggregation=named[0] if named and isinstance(named[0], str) else "",
+            marks=(),
+        )
+
+
+def _possible(result: TaskResult) -> bool:
+    """Whether the value can be one of this metric."""
+    low, high = BOUNDS.get(result.metric, ("-Infinity", "Infinity"))
+    return is_number(result.value) and float(low) <= result.value <= float(high)
+
+
+def _uncertainty(run: Run, result: TaskResult) -> dict[str, Any]:
+    """lm-eval's standard error: over documents alone, for the demonstrations of the run."""
+    found: dict[str, Any] = {"num_samples": int(result.documents)}
+    if result.stderr is not None and is_number(result.stderr) and result.stderr >= 0:
+        found["standard_error"] = {"value": float(result.stderr)}
+        if result.aggregation in ("mean", "acc_all"):
+            found["standard_error"]["method"] = "analytic"
+        elif result.aggregation not in (
+            "",
+            "unknown",
+        ):  # of all other aggregations lm-eval has either this or no standard error
+            found["standard_error"]["method"] = "bootstrap"
+            draws = _at(run.results, "config", "bootstrap_iters")
+            if type(draws) is int and result.aggregation not in ("bleu", "chrf", "ter"):  # lm-eval takes fewer
+                found["num_bootstrap_samples"] = draws
+    return found
+
+
+def _source(run: Run, result: TaskResult) -> dict[str, Any]:
+    """Where the documents are from."""
+    config = _at(run.results, "configs", result.task)
+    dataset = _at(config, "dataset_path")
+    split = _at(config, "test_split") or _at(config, "validation_split")
+    original = _at(run.results, "n-samples", result.task, "original")
+    source: dict[str, Any] = {"dataset_name": _text(result.task), "source_type": "other"}
+    if _is_hub_id(dataset):
+        source |= {"source_type": "hf_dataset", "hf_repo": dataset}
+        source |= {"hf_split": _text(split)} if split else {}
+        source |= {"samples_number": original} if type(original) is int else {}
+    details = _details(dataset_config=_at(config, "dataset_name"), task_version=result.version, limit=run.limit)
+    return {**source, "additional_details": details}
+
+
+def _generation(arguments: Any) -> dict[str, Any]:
+    """lm-eval's arguments of the generation that the schema has a name for."""
+    names = {"temperature": "temperature", "top_p": "top_p", "top_k": "top_k", "max_gen_toks": "max_tokens"}
+    found = {ours: _at(arguments, theirs) for theirs, ours in names.items()}
+    if type(found["max_tokens"]) is not int or found["max_tokens"] < 1:
+        del found["max_tokens"]
+    return {name: value for name, value in found.items() if _number(value) is not None}
+
+
+def _result_id(result: TaskResult) -> str:
+    """As the converter of Every Eval Ever names them."""
+    return _text(result.metric if result.filter == "none" else f"{result.metric}:{result.filter}")
+
+
+def _evaluation_name(result: TaskResult) -> str:
+    return _text(result.task if result.filter == "none" else f"{result.task}/{result.filter}")
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Every Eval Ever: document by document.
+
+
+def _rows(run: Run, result: TaskResult, log: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """A row for each document, with what lm-eval's samples file beside the results says of it.
+
+    There are none without that file: a row must have the text of its document, which a `Run` has not. Nor are there
+    any for a metric like perplexity, where no answer is right or wrong.
+
+    Raises:
+        Unusable: the samples file does not have the answers of the run; or another of the errors `_UNUSABLE`.
+    """
+    answers = result.answers
+    file = run.path.with_name(f"samples_{result.task}_{run.path.stem.rpartition('_')[2]}.jsonl")
+    if answers is None or result.metric not in PROPORTIONS or not file.is_file():
+        return []
+    at = {int(doc_id): position for position, doc_id in enumerate(answers.doc_ids)}
+    rows: dict[int, dict[str, Any]] = {}
+    for sample in lines(file):
+        if sample.get("filter", result.filter) == result.filter:
+            position = at[sample["doc_id"]]
+            if position in rows:
+                raise Unusable(f"document {sample['doc_id']} is in {file.name} twice")
+            rows[position] = _row(result, answers, position, sample, log)
+    if len(rows) != len(at):
+        raise Unusable(f"{file.name} has {len(rows)} of the {len(at)} documents")
+    return [rows[position] for position in range(len(at))]
+
+
+def _row(
+    result: TaskResult, answers: Answers, position: int, sample: Mapping[str, Any], log: Mapping[str, Any]
+) -> dict[str, Any]:
+    item = answers.items[position]
+    if not np.array_equal(np.asarray(sample[result.metric], dtype=float), item):
+        raise Unusable(f"its {result.metric} of document {sample['doc_id']} is not that of the results")
+    score = float(item if np.ndim(item) == 0 else item[0] == item[1])
+    requests = list(sample["arguments"].values())
+    requests = [request for request in requests if request["arg_0"]] or requests  # without `acc_mutual_info`'s others
+    prompt, target = _text(requests[0]["arg_0"]), _text(sample["target"])
+    hashed = json.dumps({"raw": prompt, "reference": target}, sort_keys=True)
+    choices = None
+    if answers.predictions is None:
+        output, extracted = _text(sample["resps"][0][0]), _text(sample["filtered_resps"][0])
+        how = _text(result.filter)
+    else:
+        choices = [_text(request["arg_1"]).strip() for request in requests]
+        output = extracted = choices[int(answers.predictions[position])]
+        how = "highest log-likelihood"
+    hashes = {name: sample.get(name) for name in ("doc_hash", "prompt_hash", "target_hash")}
+    return {
+        "schema_version": EEE_VERSION,
+        "evaluation_id": log["evaluation_id"],
+        "model_id": log["model_info"]["id"],
+        "evaluation_name": _evaluation_name(result),
+        "evaluation_result_id": _result_id(result),
+        "sample_id": str(sample["doc_id"]),
+        # As the converter of Every Eval Ever makes it, so that runs converted by either can be joined.
+        "sample_hash": hashlib.sha256(hashed.encode()).hexdigest(),
+        "interaction_type": "single_turn",
+        "input": {"raw": prompt, "reference": [target], "choices": choices},
+        "output": {"raw": [output]},
+        "answer_attribution": [
+            {
+                "turn_idx": 0,
+                "source": "output.raw",
+                "extracted_value": extracted,
+                "extraction_method": how,
+                "is_terminal": True,
+            }
+        ],
+        "evaluation": {"score": score, "is_correct": score == 1},
+        "metadata": _details(
+            **hashes,
+            predicted_option=None if choices is None else int(answers.predictions[position]),  # type: ignore[index]
+        ),
+    }
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# The Hub: https://huggingface.co/docs/hub/eval-results
+
+
+def _hub(
+    runs: Iterable[Run], organization: str, developer: str, source_url: str, left_out: list[LeftOut]
+) -> Iterator[tuple[str, str]]:
+    """Paths and contents of the files. Seeds and orders are in one, other variants in a file each."""
+    variants: dict[str, list[tuple[Run, TaskResult]]] = {}
+    for run in runs:
+        for task, result in run.tasks.items():
+            if not _is_hub_id(_at(run.results, "configs", task, "dataset_path")):
+                left_out.append(LeftOut(run.path, f"{task}: its documents are in no dataset of the Hub."))
+            elif not _possible(result):
+                left_out.append(LeftOut(run.path, f"{task}: {result.metric} is {result.value}, which it cannot be."))
+            else:
+                variants.setdefault(_variant(run, result), []).append((run, result))
+    for variant, members in sorted(variants.items()):
+        run, result = max(members, key=lambda member: (member[0].date, member[0].digest))
+        config = _at(run.results, "configs", result.task)
+        found = _estimate(members)
+        value = found.mean if found else float(np.mean([each.value for _, each in members]))
+        entry = EvalResultEntry(
+            dataset_id=config["dataset_path"],
+            # As the dataset's eval.yaml has it, if the dataset is a benchmark of the Hub: it may have another name.
+            task_id=_text(_at(config, "dataset_name") or "default"),
+            value=round(value, 6),
+            date=datetime.fromtimestamp(int(run.date), UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+            source_url=source_url or None,
+            source_name=_text(organization) if source_url and organization else None,
+            notes=_notes(members, found),
+        )
+        name = f"{_plain(result.task)}-{_plain(run.model)[:20]}-{hashlib.sha256(variant.encode()).hexdigest()[:10]}"
+        content = yaml.safe_dump(eval_result_entries_to_yaml([entry]), sort_keys=False, width=120)
+        yield "/".join([*_identity(run, developer), ".eval_results", f"{name}.yaml"]), content
+
+
+def _variant(run: Run, result: TaskResult) -> str:
+    """What two results have in common that are averaged: all but seeds and orders."""
+    key = [run.pretrained, run.revision, run.dtype, run.model, run.arguments, run.limit]
+    key += [result.task, result.version, result.metric, result.filter, result.shots, result.template]
+    return json.dumps(key, sort_keys=True, default=str)
+
+
+def _estimate(members: Sequence[tuple[Run, TaskResult]]) -> Estimate | None:
+    """Over documents and sets of demonstrations; None unless all have answers to the same documents, and a mean.
+
+    Runs with the same prompts count once, and orders of the same demonstrations are averaged first.
+    """
+    sets: dict[str, dict[str, np.ndarray]] = {}
+    documents = set()
+    for _, result in members:
+        answers = result.answers
+        if answers is None or answers.items.ndim != 1 or result.aggregation != "mean":
+            return None
+        documents.add((answers.documents, answers.items.shape))
+        orders = sets.setdefault(answers.demonstrations or answers.prompts, {})
+        orders.setdefault(answers.prompts, answers.items)
+    if len(documents) != 1:
+        return None
+    scores = np.stack([np.mean(list(orders.values()), axis=0) for orders in sets.values()], axis=1)
+    if not np.isfinite(scores).all():
+        return None
+    return estimate(scores, bounds=(0, 1) if members[0][1].metric in PROPORTIONS else None)
+
+
+def _notes(members: Sequence[tuple[Run, TaskResult]], found: Estimate | None) -> str:
+    """What the format has no field for."""
+    run, result = members[0]
+    seeds = sorted({each.seed for each, _ in members if each.seed is not None})
+    orders = {each.order for each, _ in members}
+    parts = [
+        _label(run),
+        f"{result.shots} shots",
+        f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}" if seeds and result.shots else "",
+        f"{len(orders)} orders" if len(orders) > 1 else "",
+        f"{result.metric} of {result.task} in lm-eval {_at(run.results, 'lm_eval_version') or '(version unknown)'}",
+        f"{result.documents} documents",
+        f"limit {run.limit:g}" if run.limit else "",
+        f"95% interval {found.low:.4f} to {found.high:.4f} {HOW[found.how]}" if found else "",
+        f"revision {run.revision}" if run.revision not in ("", "main") else "",
+        run.dtype,
+        *sorted({mark for _, each in members for mark in each.marks}),
+    ]
+    return _text("; ".join(filter(None, parts)))
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Names and texts.
+
+
+def _label(run: Run) -> str:
+    """The method and its arguments, shortened."""
+    arguments = ", ".join(f"{name}={_text(value)}" for name, value in run.arguments.items())
+    label = _text(f"{run.model} {arguments}".strip())
+    return label if len(label) <= 300 else label[:297] + "..."
+
+
+def _identity(run: Run, developer: str) -> tuple[str, str]:
+    """The owner and the name of the checkpoint's repository; of a folder `developer` and the end of its path."""
+    if _is_hub_id(run.pretrained):
+        owner, name = run.pretrained.split("/")
+        return _plain(owner), _plain(name)
+    parts = [part for part in re.split(r"[/\\]", run.pretrained) if part]
+    return _plain(developer), _plain(parts[-1] if parts else "")
+
+
+def _is_hub_id(name: Any) -> bool:
+    """Whether a name can be one of a repository on the Hub: owner/name."""
+    return isinstance(name, str) and len(name) <= 96 and _HUB_ID.fullmatch(name) is not None and ".." not in name
+
+
+def _plain(name: str) -> str:
+    """A name as one of a file or folder on every system, and as a part of a path of Every Eval Ever."""
+    plain = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip(".-")[:_LONGEST].rstrip(".-")
+    return f"x-{plain}" if _RESERVED.fullmatch(plain) else plain
+
+
+def _details(**values: Any) -> dict[str, str]:
+    """Strings, as the schemas want them, of what is known."""
+    return {name: _text(value) for name, value in values.items() if value is not None and value != ""}
+
+
+def _text(value: Any) -> str:
+    """A string that is valid in UTF-8."""
+    text = value if isinstance(value, str) else json.dumps(value, sort_keys=True, default=str)
+    return text.encode(errors="replace").decode()
+
+
+def _number(value: Any) -> float | None:
+    """A finite number; None for anything else."""
+    try:
+        return float(value) if is_number(value) else None
+    except OverflowError:  # an integer beyond all floats
+        return None
+
+
+def _at(value: Any, *keys: str) -> Any:
+    """What is at these keys of a file; None if it is not there."""
+    for key in keys:
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value
