@@ -1,0 +1,101 @@
+"""The best of many random sets of demonstrations on documents kept for that (Li and Qiu 2023)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from random import Random
+
+import numpy as np
+
+from lm_eval_icl.demonstrations.draw import stratified
+from lm_eval_icl.demonstrations.pool import Pool
+from lm_eval_icl.demonstrations.select import check_n, quotas
+
+Rows = tuple[int, ...]
+# The accuracy of each set, and the mean log-probability of the right label, which decides between equal accuracies.
+Scores = tuple[Sequence[float], Sequence[float]]
+# Told, from time to time, how many queries of how many have been scored. A search may end with fewer.
+Progress = Callable[[int, int], None]
+
+_AT_ONCE = 10
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a search has found.
+
+    Attributes:
+        rows: in the order of the prompt, which is part of what was searched.
+        accuracy: on the documents that it was scored on.
+        log_probability: the mean of the right label's there.
+    """
+
+    rows: Rows
+    accuracy: float
+    log_probability: float
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a search asks a model to do, at most.
+
+    Attributes:
+        contexts: how many lists of demonstrations are encoded.
+        demonstrations: how many demonstrations are in them together.
+        queries: how many documents are scored behind one of them.
+    """
+
+    contexts: int
+    demonstrations: int
+    queries: int
+
+
+def best_random(
+    pool: Pool,
+    n: int,
+    generator: Random,
+    score: Callable[[Sequence[Rows]], Scores],
+    *,
+    sets: int = 100,
+    balance: bool = True,
+    progress: Progress | None = None,
+) -> Found:
+    """Draw sets of demonstrations, each in an order, and keep the one of the highest accuracy.
+
+    Ties are decided by the mean log-probability of the right label, and then by the order of drawing.
+
+    Args:
+        score: scores sets, on the same documents in every call. None of these may be in the pool.
+        balance: the same number from each class as far as possible.
+        progress: told how many sets of how many have been scored.
+
+    Raises:
+        InputError: the pool has fewer than n rows, or a class has none.
+    """
+    check_n("best_random", pool, n)
+    if balance:
+        quotas(pool, n, Random(0))  # refuses a class without rows
+    rows = range(len(pool.labels))
+    drawn = [
+        tuple(stratified(rows, n, lambda row: pool.labels[row], generator) if balance else generator.sample(rows, n))
+        for _ in range(sets)
+    ]
+    results: list[Found] = []
+    for start in range(0, sets, _AT_ONCE):
+        some = drawn[start : start + _AT_ONCE]
+        results += found(some, score(some))
+        if progress is not None:
+            progress(len(results), sets)
+    return max(results, key=lambda result: (result.accuracy, result.log_probability))
+
+
+def found(sets: Sequence[Rows], scores: Scores) -> list[Found]:
+    """Sets and their scores together."""
+    accuracies, log_probabilities = (np.asarray(values, dtype=np.float64) for values in scores)
+    return [Found(*values) for values in zip(sets, accuracies.tolist(), log_probabilities.tolist(), strict=True)]
+
+
+def cost(n: int, dev: int, sets: int = 100) -> Cost:
+    """What `best_random` asks of a model, if sets are scored on `dev` documents."""
+    return Cost(sets, sets * n, sets * dev)

@@ -1,0 +1,87 @@
+"""Gradients of the loss with respect to a last linear layer: their inner products, without the gradients themselves.
+
+The gradient of a document, of a layer with C outputs on its features h and the cross-entropy of its label y, is the
+outer product of R = P - onehot(y) and [1; h], which has C (d + 1) numbers. The inner product of two of them is
+(R_i R_j) (1 + h_i h_j).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from lm_eval_icl.demonstrations.pool import Picks, Pool, Selection
+
+# A gradient moves by at most this many times its length, per relative noise: R and h move by once theirs each.
+NOISE = 2.0
+
+
+def gram(pool: Pool) -> np.ndarray:
+    """(N, N) the inner products. N = 5,000 takes 200 MB."""
+    assert pool.probabilities is not None
+    residuals, rows = pool.probabilities.astype(np.float64), np.arange(len(pool.labels))
+    # P - 1 of the label is less what the other labels have. Written so, it has as little relative noise as they.
+    residuals[rows, pool.labels] = 0
+    residuals[rows, pool.labels] = -residuals.sum(1)
+    vectors = pool.vectors()
+    products = vectors @ vectors.T
+    products += 1
+    for part in parts(len(products)):
+        products[part] *= residuals[part] @ residuals.T
+    return products
+
+
+def lengths(products: np.ndarray) -> np.ndarray:
+    """(N,) the lengths of the gradients."""
+    return np.sqrt(np.maximum(np.diagonal(products), 0))
+
+
+def cosines(pool: Pool) -> np.ndarray:
+    """(N, N) 1/2 + 1/2 of the cosine of two gradients: from 0 to 1, and 1/2 to a gradient of 0."""
+    similarities = gram(pool)
+    length = lengths(similarities)
+    length[length == 0] = 1
+    for part in parts(len(similarities)):
+        similarities[part] /= 2 * length[part, None] * length
+        similarities[part] += 0.5
+    return similarities
+
+
+def distances(pool: Pool) -> tuple[np.ndarray, np.ndarray]:
+    """(N, N) the distances between gradients, and (N,) their lengths."""
+    products = gram(pool)
+    length = lengths(products)
+    squares = length**2
+    for part in parts(len(products)):
+        sums = squares[part, None] + squares
+        products[part] *= -2
+        products[part] += sums
+        # What is left when equal numbers are subtracted is rounding, and its root would be 1e-8 of a length.
+        products[part][products[part] < 1e-13 * sums] = 0
+        np.sqrt(products[part], out=products[part])
+    return products, length
+
+
+def cover(pool: Pool, n: int, nearness: np.ndarray, moves: np.ndarray) -> Selection:
+    """Pick the row that raises the sum of each row's nearness to the nearest pick the most, n times.
+
+    Args:
+        nearness: (N, N).
+        moves: (N,) how far noise in one row's gradient can move its nearness to another, divided by the noise.
+    """
+    picks, nearest, nearest_moves = Picks(pool), np.full(len(moves), -np.inf), np.zeros_like(moves)
+    for _ in range(n):
+        # A row gains from the rows that are nearer to it than to the picks, and noise in such a row moves both.
+        weights = np.stack([moves + nearest_moves + (moves if picks.rows else 0), np.ones_like(moves)])
+        sums, weighted = np.zeros_like(moves), np.zeros_like(weights)
+        for part in parts(len(moves)):
+            sums += np.maximum(nearness[part], nearest[part, None]).sum(0)
+            weighted += weights[:, part] @ (nearness[part] >= nearest[part, None]).astype(float)
+        row = picks.best(sums, weighted[0] + weighted[1] * moves)
+        nearest_moves = np.where(nearness[row] > nearest, moves[row], nearest_moves)
+        nearest = np.maximum(nearest, nearness[row])
+    return picks.selection()
+
+
+def parts(rows: int, size: int = 256) -> list[slice]:
+    """The rows of a large matrix in parts, so that what is made on the way stays small."""
+    return [slice(start, start + size) for start in range(0, rows, size)]

@@ -1,0 +1,26 @@
+"""Herding (Welling 2009; Chen, Welling and Smola 2010): rows whose mean is that of the pool."""
+
+from __future__ import annotations
+
+from random import Random
+
+import numpy as np
+
+from lm_eval_icl.demonstrations.pool import Picks, Pool, Selection
+
+
+def herding(pool: Pool, n: int, generator: Random, *, unit: bool = False) -> Selection:
+    """After t picks, pick the row nearest to (t + 1) times the mean less the sum of the picks.
+
+    Args:
+        unit: features of length 1, with which this is kernel herding without replacement.
+    """
+    vectors = pool.vectors(unit)
+    lengths = np.linalg.norm(vectors, axis=1)
+    mean = vectors.mean(axis=0)
+    picks, target, noise = Picks(pool), np.zeros_like(mean), np.zeros_like(lengths)
+    for _ in range(n):
+        target, noise = target + mean, noise + lengths.mean()
+        row = picks.best(-np.linalg.norm(target - vectors, axis=1), noise + lengths)
+        target, noise = target - vectors[row], noise + lengths[row]
+    return picks.selection()

@@ -1,0 +1,28 @@
+"""K-center greedy (Sener and Savarese 2018, Algorithm 1): rows such that every row of the pool is near to one."""
+
+from __future__ import annotations
+
+from random import Random
+
+import numpy as np
+
+from lm_eval_icl.demonstrations.pool import Picks, Pool, Selection
+
+
+def k_center(pool: Pool, n: int, generator: Random, *, unit: bool = False) -> Selection:
+    """Pick a random row, then always the row that is the farthest from the picks.
+
+    The paper begins with rows that are labelled already; there are none here.
+
+    Args:
+        unit: features of length 1.
+    """
+    vectors = pool.vectors(unit)
+    lengths = np.linalg.norm(vectors, axis=1)
+    picks, row = Picks(pool), generator.randrange(len(vectors))
+    picks.take(row)
+    nearest = np.linalg.norm(vectors - vectors[row], axis=1)
+    while len(picks.rows) < n:
+        row = picks.best(nearest, lengths + lengths[picks.rows].max())
+        nearest = np.minimum(nearest, np.linalg.norm(vectors - vectors[row], axis=1))
+    return picks.selection()

@@ -1,0 +1,305 @@
+"""LENS (Li and Qiu, Findings of EMNLP 2023): a pool filtered by what each row tells, then a search.
+
+What a row e tells about a row e' is c(e, e') = p(y' | x, y, x') - p(y' | x'), as the paper has it. The search is that
+of the authors' code, which differs from the paper's in what the paper leaves open and in some of what it says: rows and
+similarities are standardized, diversity is a mean of weight 4, a substitute is drawn from the best four of the label,
+and the current sets stay candidates.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from random import Random
+
+import numpy as np
+
+from lm_eval_icl.demonstrations.best_random import Cost, Found, Progress, Rows, Scores, found
+from lm_eval_icl.demonstrations.pool import Pool
+from lm_eval_icl.demonstrations.select import check_n, quotas
+from lm_eval_icl.errors import InputError
+
+# The search without the model, in which the first sets are found.
+_FIRST_BEAMS, _FIRST_SETS, _FIRST_ROUNDS = 16, 160, 20
+# How many of its rows one of the first sets may share with those before it.
+_SHARED = 4
+# A substitute is drawn from so many.
+_SUBSTITUTES = 4
+# Rows whose information is asked for at once, so that progress can be told.
+_AT_ONCE = 250
+
+Info = Callable[[Sequence[int], Sequence[int]], np.ndarray]
+
+
+@dataclass(frozen=True)
+class Filter:
+    """How a pool is filtered: each round keeps 1/rho of the rows, and the next scores on rho times as many.
+
+    Attributes:
+        m: how many rows are left.
+        rho: see above. Rounds end when m rows are left.
+        l: how many rows the first round scores on.
+        balance: keep the same number of each label.
+    """
+
+    m: int = 500
+    rho: float = 2.0
+    l: int = 14  # noqa: E741 - the paper's name
+    balance: bool = True
+
+    def __post_init__(self) -> None:
+        if self.rho <= 1:
+            raise InputError(f"lens: rho={self.rho}: must be above 1, so that every round keeps fewer rows.")
+
+    def rounds(self, size: int) -> list[tuple[int, int]]:
+        """For each round, on how many rows it scores and how many it keeps, with a pool of `size`."""
+        rounds, scored, kept = [], self.l, size
+        while True:
+            last = int(kept / self.rho) <= self.m
+            kept = min(kept, self.m) if last else int(kept / self.rho)
+            rounds.append((min(scored, size), kept))
+            if last:
+                return rounds
+            scored = int(scored * self.rho)
+
+
+def lens(
+    pool: Pool,
+    n: int,
+    generator: Random,
+    info: Info,
+    score: Callable[[Sequence[Rows], Rows], Scores],
+    *,
+    m: int = 500,
+    rho: float = 2.0,
+    l: int = 14,  # noqa: E741
+    beams: int = 8,
+    iterations: int = 10,
+    substitutions: int = 6,
+    shuffles: int = 2,
+    diversity: float = 4.0,
+    dev: int = 100,
+    balance: bool = True,
+    ordered: bool = True,
+    progress: Progress | None = None,
+) -> Found:
+    """Choose n rows and their order.
+
+    Args:
+        info: (rows e, rows e') -> the matrix of c(e, e'). What it has for e = e' is not used: a row is not scored on
+            itself.
+        score: (sets, rows) -> the scores of the sets on these rows of the pool, the same rows in every call.
+        m, rho, l: see `Filter`.
+        beams: how many sets each round of the search begins with.
+        iterations: how many rounds.
+        substitutions: how many sets each set of a round makes by exchanging one row for another of its label.
+        shuffles: how many by another order.
+        diversity: the weight of the similarity to the other rows of a set in choosing a substitute.
+        dev: on how many rows of the pool sets are scored: rows that the filter did not keep.
+        balance: the same number from each class as far as possible.
+        ordered: whether the order of a set makes a difference to how it is scored. If not, there are no shuffles.
+        progress: told how many queries of how many have been scored.
+
+    Raises:
+        InputError: the pool has too few rows, or a class has none.
+    """
+    check_n("lens", pool, n)
+    want = quotas(pool, n, generator) if balance else {-1: n}
+    labels = pool.labels if balance else np.full(len(pool.labels), -1)
+    filtering = Filter(m, rho, l, balance)
+    sizes = _kept(filtering, labels, want)
+    if len(labels) - sum(sizes[-1].values()) < dev:
+        raise InputError(
+            f"lens: dev={dev} rows to score on asked for, {len(labels) - sum(sizes[-1].values())} of the pool's "
+            f"{len(labels)} are left beside m={m} candidates: raise --pool, or lower m or dev."
+        )
+    shuffles = shuffles if ordered else 0
+    search_size = {"beams": beams, "iterations": iterations, "substitutions": substitutions, "shuffles": shuffles}
+    done, expected = 0, cost(pool, n, m=m, rho=rho, l=l, **search_size, dev=dev, balance=balance).queries
+
+    def told(queries: int) -> None:
+        nonlocal done
+        done += queries
+        if progress is not None:
+            progress(done, expected)
+
+    candidates, table, tells = _filtered(filtering, labels, sizes, generator, info, told)
+    rest = sorted(set(range(len(labels))) - set(candidates))
+    dev_rows = tuple(generator.sample(rest, dev))
+    search = _Search(labels[candidates], table, tells, want, diversity, generator)
+
+    known: dict[Rows, Found] = {}
+    current = search.first_sets(beams)
+    for _ in range(iterations):
+        made = [
+            new
+            for rows in current
+            for new in [
+                *(search.substituted(rows) for _ in range(substitutions)),
+                *(tuple(generator.sample(rows, n)) for _ in range(shuffles)),
+            ]
+        ]
+        sets = list(dict.fromkeys(rows if ordered else tuple(sorted(rows)) for rows in [*made, *current]))
+        new = [rows for rows in sets if rows not in known]
+        if new:
+            given = [tuple(candidates[row] for row in rows) for rows in new]
+            known.update(zip(new, found(given, score(given, dev_rows)), strict=True))
+            told(len(new) * dev)
+        current = sorted(sets, key=lambda rows: _rank(known[rows]))[:beams]
+    return known[current[0]]
+
+
+def cost(
+    pool: Pool,
+    n: int,
+    *,
+    m: int = 500,
+    rho: float = 2.0,
+    l: int = 14,  # noqa: E741
+    beams: int = 8,
+    iterations: int = 10,
+    substitutions: int = 6,
+    shuffles: int = 2,
+    dev: int = 100,
+    balance: bool = True,
+) -> Cost:
+    """What `lens` asks of a model: exactly for the filter, at most for the search."""
+    want = quotas(pool, n, Random(0)) if balance else {-1: n}
+    labels = pool.labels if balance else np.full(len(pool.labels), -1)
+    filtering = Filter(m, rho, l, balance)
+    sizes = [sum(kept.values()) for kept in _kept(filtering, labels, want)]
+    asked = [scored for scored, _ in filtering.rounds(len(labels))]
+    rows = [len(labels), *sizes[:-1]]
+    pairs = sum(size * (now - before) for size, now, before in zip(rows, asked, [0, *asked[:-1]], strict=True))
+    sets = beams + iterations * beams * (substitutions + shuffles)
+    return Cost(sum(rows) + sets, sum(rows) + sets * n, pairs + sets * dev)
+
+
+def _kept(filtering: Filter, labels: np.ndarray, want: dict[int, int]) -> list[dict[int, int]]:
+    """How many rows of each label every round of the filter keeps: what there is, and what is wanted at least."""
+    there = {int(label): int(count) for label, count in zip(*np.unique(labels, return_counts=True), strict=True)}
+    return [
+        {label: min(count, max(kept // len(there), want.get(label, 0))) for label, count in there.items()}
+        for _, kept in filtering.rounds(len(labels))
+    ]
+
+
+def _filtered(
+    filtering: Filter,
+    labels: np.ndarray,
+    sizes: list[dict[int, int]],
+    generator: Random,
+    info: Info,
+    told: Callable[[int], None],
+) -> tuple[list[int], np.ndarray, np.ndarray]:
+    """What is left.
+
+    Returns:
+        The rows, in rising order; what each tells about each row that the last round scored on, 0 about itself; and
+        the mean of that over the other rows.
+    """
+    rows, order = np.arange(len(labels)), list(range(len(labels)))
+    generator.shuffle(order)
+    table = np.zeros((len(rows), 0))
+    for (scored, _), keep in zip(filtering.rounds(len(labels)), sizes, strict=True):
+        new = order[table.shape[1] : scored]
+        columns = []
+        for start in range(0, len(rows), _AT_ONCE):
+            some = rows[start : start + _AT_ONCE].tolist()
+            columns.append(np.where(np.equal.outer(some, new), 0.0, np.asarray(info(some, new), dtype=np.float64)))
+            told(len(some) * len(new))
+        table = np.concatenate([table, np.concatenate(columns)], axis=1)
+        others = table.shape[1] - np.isin(rows, order[:scored])
+        means = table.sum(1) / np.maximum(others, 1)
+        left = np.zeros(len(rows), dtype=bool)
+        for label, count in keep.items():
+            of_label = np.flatnonzero(labels[rows] == label)
+            left[of_label[np.argsort(-means[of_label], kind="stable")[:count]]] = True
+        rows, table, means = rows[left], table[left], means[left]
+    return rows.tolist(), table, means
+
+
+class _Search:
+    """Sets of candidates, numbered from 0, and how good they look by what their rows tell.
+
+    Args:
+        labels: (E,) of the candidates.
+        table: (E, S) what each tells about each row that it was scored on.
+        tells: (E,) the mean of that.
+        want: how many rows of each label a set has.
+        diversity: the weight of similarity.
+    """
+
+    def __init__(
+        self,
+        labels: np.ndarray,
+        table: np.ndarray,
+        tells: np.ndarray,
+        want: dict[int, int],
+        diversity: float,
+        generator: Random,
+    ) -> None:
+        self._labels, self._want, self._diversity, self._generator = labels, want, diversity, generator
+        self._of_label = {label: np.flatnonzero(labels == label) for label in want}
+        lengths = np.linalg.norm(table, axis=1, keepdims=True)
+        units = table / np.where(lengths > 0, lengths, 1)
+        self._tells = _standardized(tells)
+        self._similar = _standardized(units @ units.T)
+
+    def first_sets(self, beams: int) -> list[Rows]:
+        """Sets to begin with: the best that a search without the model has seen, but not too alike."""
+        seen: dict[Rows, float] = {}
+        current = [self._random() for _ in range(_FIRST_SETS)]
+        for _ in range(_FIRST_ROUNDS):
+            made = [self.substituted(rows) for rows in current for _ in range(_FIRST_BEAMS)]
+            sets = {tuple(sorted(rows)) for rows in [*made, *current]}
+            for rows in sets - seen.keys():
+                seen[rows] = self._looks(rows)
+            current = sorted(sets, key=lambda rows: (-seen[rows], rows))[:_FIRST_BEAMS]
+        taken: list[Rows] = []
+        used: set[int] = set()
+        for rows in sorted(seen, key=lambda rows: (-seen[rows], rows)):
+            if len(taken) < beams and len(used.intersection(rows)) <= _SHARED:
+                taken.append(tuple(self._generator.sample(rows, len(rows))))
+                used.update(rows)
+        return taken + [self._random() for _ in range(beams - len(taken))]
+
+    def substituted(self, rows: Rows) -> Rows:
+        """A set with one of its rows, drawn, exchanged for one of the same label that looks good beside the others."""
+        at = self._generator.randrange(len(rows))
+        others = [*rows[:at], *rows[at + 1 :]]
+        alike = self._of_label[int(self._labels[rows[at]])]
+        open_ = alike[~np.isin(alike, rows)]
+        if not len(open_):
+            return rows
+        looks = self._tells[open_]
+        if others:
+            looks = looks - self._diversity * self._similar[open_][:, others].mean(1)
+        best = np.argsort(-looks, kind="stable")[:_SUBSTITUTES]
+        weights = np.exp(looks[best] - looks[best[0]])
+        new = int(self._generator.choices(open_[best], weights.tolist())[0])
+        return (*rows[:at], new, *rows[at + 1 :])
+
+    def _looks(self, rows: Rows) -> float:
+        chosen = list(rows)
+        alike = self._similar[chosen][:, chosen].mean()
+        return float(self._tells[chosen].mean() - self._diversity * alike)
+
+    def _random(self) -> Rows:
+        return tuple(
+            int(row)
+            for label, count in self._want.items()
+            for row in self._generator.sample(self._of_label[label].tolist(), count)
+        )
+
+
+def _rank(result: Found) -> tuple[float, float, Rows]:
+    """Sorts the best result first: accuracy, then the right labels' log-probability, then the rows themselves."""
+    return -result.accuracy, -result.log_probability, result.rows
+
+
+def _standardized(values: np.ndarray) -> np.ndarray:
+    """Of mean 0 and standard deviation 1, or all 0."""
+    spread = values.std(ddof=1) if values.size > 1 else 0.0
+    return (values - values.mean()) / spread if spread > 0 and math.isfinite(spread) else np.zeros_like(values)

@@ -1,0 +1,174 @@
+"""Choosing demonstrations by a method of its name, the same number from each class."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from random import Random
+from typing import Any
+
+import numpy as np
+
+from lm_eval_icl.demonstrations.cal import cal
+from lm_eval_icl.demonstrations.craig import craig
+from lm_eval_icl.demonstrations.gradmatch import gradmatch
+from lm_eval_icl.demonstrations.herding import herding
+from lm_eval_icl.demonstrations.k_center import k_center
+from lm_eval_icl.demonstrations.pool import Pool, Selection
+from lm_eval_icl.demonstrations.submodular import facility_location, graph_cut
+from lm_eval_icl.demonstrations.uncertainty import entropy, least_confidence, margin
+from lm_eval_icl.errors import InputError, is_number, is_whole
+
+
+@dataclass(frozen=True)
+class Selector:
+    """A method that chooses rows of a pool.
+
+    Attributes:
+        function: (pool, n, generator of random numbers, **arguments) -> Selection. The pool has n rows at least, and n
+            is 1 at least.
+        needs: which attributes of the pool it reads. One that reads "labels" means the same C labels for every
+            document, as class balance does for any method.
+        paper: where it is from.
+    """
+
+    function: Callable[..., Selection]
+    needs: tuple[str, ...]
+    paper: str
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The arguments that a user may give, with their defaults."""
+        parameters = inspect.signature(self.function).parameters.values()
+        return {each.name: each.default for each in parameters if each.kind == each.KEYWORD_ONLY}
+
+
+_ALL = ("labels", "features", "probabilities")
+_COLEMAN = "Coleman et al. 2019, https://arxiv.org/abs/1906.11829"
+_IYER = "Iyer et al. 2021, https://arxiv.org/abs/2006.15412"
+SELECTORS = {
+    "herding": Selector(herding, ("features",), "Chen, Welling and Smola 2010, https://arxiv.org/abs/1203.3472"),
+    "k_center": Selector(k_center, ("features",), "Sener and Savarese 2018, https://arxiv.org/abs/1708.00489"),
+    "entropy": Selector(entropy, ("probabilities",), _COLEMAN),
+    "least_confidence": Selector(least_confidence, ("probabilities",), _COLEMAN),
+    "margin": Selector(margin, ("probabilities",), _COLEMAN),
+    "cal": Selector(cal, _ALL, "Margatina et al. 2021, https://arxiv.org/abs/2109.03764"),
+    "craig": Selector(craig, _ALL, "Mirzasoleiman et al. 2020, https://arxiv.org/abs/1906.01827"),
+    "gradmatch": Selector(gradmatch, _ALL, "Killamsetty et al. 2021, https://arxiv.org/abs/2103.00123"),
+    "facility_location": Selector(facility_location, _ALL, _IYER),
+    "graph_cut": Selector(graph_cut, _ALL, _IYER),
+}
+
+
+def select(how: str, pool: Pool, n: int, seed: int, balance: bool = True, **arguments: Any) -> Selection:
+    """Choose n rows of a pool.
+
+    The caller has taken out documents that are there twice. The first m rows are what would be chosen for m.
+
+    Args:
+        how: the name of a selector.
+        seed: for what a method leaves to chance, and for which classes have one row more than others.
+        balance: choose inside each class, the same number as far as possible (see `quotas`).
+        arguments: of the method.
+
+    Returns:
+        The rows in the order of picking, with class balance the first of each class, the second of each class and so
+        on. `in_prompt_order` has the order for a prompt.
+
+    Raises:
+        InputError: there is no such method or argument, or the pool is not enough for it.
+    """
+    if how not in SELECTORS:
+        raise InputError(f"unknown selector {how!r}: {_near(how, SELECTORS)}")
+    selector = SELECTORS[how]
+    given = checked(how, arguments, selector.arguments)
+    for need in selector.needs:
+        if getattr(pool, need) is None:
+            raise InputError(f"{how}: needs {need} of the pool's documents: choose a selector that does not.")
+    check_n(how, pool, n)
+    generator = Random(seed)
+    if n == 0:
+        return Selection((), 1.0)
+    if not balance:
+        return selector.function(pool, n, generator, **given)
+    picked, least = [], 1.0
+    for label, quota in quotas(pool, n, generator).items():
+        rows = np.flatnonzero(pool.labels == label)
+        selection = selector.function(pool.at(rows), quota, generator, **given)
+        picked.append([int(rows[row]) for row in selection.rows])
+        least = min(least, selection.margin)
+    return Selection(tuple(row for turn in zip_longest(*picked) for row in turn if row is not None), least)
+
+
+def in_prompt_order(rows: Sequence[int], seed: int) -> tuple[int, ...]:
+    """A set of rows as they stand in a prompt: shuffled by the seed, whatever the order in which they were picked."""
+    ordered = sorted(rows)
+    # A seed of its own, so that the order has nothing to do with what the same seed decided in choosing.
+    Random(f"order {seed}").shuffle(ordered)
+    return tuple(ordered)
+
+
+def quotas(pool: Pool, n: int, generator: Random) -> dict[int, int]:
+    """How many of n rows are of each class: n // C, and one more for n mod C classes that are drawn.
+
+    Where a class has too few rows, the others get more in turns, as in a stratified draw. The classes that get any are
+    in the order in which they were drawn.
+
+    Raises:
+        InputError: a class has no rows.
+    """
+    there = np.bincount(pool.labels, minlength=pool.classes)
+    if not there.all():
+        raise InputError(
+            f"label {int(np.argmin(there))} has no rows in the pool of {len(pool.labels)}: take a larger pool, or "
+            "choose without balance."
+        )
+    labels = list(range(pool.classes))
+    generator.shuffle(labels)
+    counts = dict.fromkeys(labels, 0)
+    while (left := n - sum(counts.values())) > 0:
+        for label in [label for label in labels if counts[label] < there[label]][:left]:
+            counts[label] += 1
+    return {label: count for label, count in counts.items() if count}
+
+
+def check_n(how: str, pool: Pool, n: int) -> None:
+    """Raise an `InputError` if n rows cannot be chosen."""
+    if not is_whole(n) or n < 0:
+        raise InputError(f"{how}: n={n!r}: must be a whole number from 0.")
+    if n > len(pool.labels):
+        raise InputError(
+            f"{how}: {n} demonstrations asked for, {len(pool.labels)} in the pool: lower --num_fewshot or raise --pool."
+        )
+
+
+def checked(how: str, given: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a method as the types that their defaults have.
+
+    Raises:
+        InputError: there is no such argument, or its value is of another type or below its range.
+    """
+    values = {}
+    for name, value in given.items():
+        if name not in defaults:
+            near = _near(name, defaults) if defaults else "it takes none."
+            raise InputError(f"{how}: unknown argument {name!r}: {near}")
+        kind = type(defaults[name])
+        if kind is bool:
+            good, must = isinstance(value, bool), "true or false"
+        elif kind is int:
+            good, must = is_whole(value) and value >= 1, "a whole number from 1"
+        else:
+            good, must = is_number(value) and value >= 0, "a number from 0"
+        if not good:
+            raise InputError(f"{how}: {name}={value!r}: must be {must}.")
+        values[name] = kind(value)
+    return values
+
+
+def _near(name: str, names: dict[str, Any]) -> str:
+    near = difflib.get_close_matches(str(name).lower(), names, n=1)
+    return f"did you mean {near[0]!r}?" if near else f"there are {', '.join(names)}."

@@ -1,0 +1,743 @@
+"""Choosing demonstrations: every selector against a slow version that follows its paper word for word."""
+
+import itertools
+import math
+import subprocess
+import sys
+from random import Random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lm_eval_icl.demonstrations import best_random as best_random_module
+from lm_eval_icl.demonstrations import gradients
+from lm_eval_icl.demonstrations import lens as lens_module
+from lm_eval_icl.demonstrations.best_random import Found, best_random
+from lm_eval_icl.demonstrations.lens import Filter, lens
+from lm_eval_icl.demonstrations.pool import Picks, Pool
+from lm_eval_icl.demonstrations.select import SELECTORS, in_prompt_order, quotas, select
+from lm_eval_icl.errors import InputError
+
+NAMES = list(SELECTORS)
+DETERMINISTIC = [name for name in NAMES if name != "k_center"]
+
+
+def make_pool(seed: int, size: int = 40, width: int = 6, classes: int = 3) -> Pool:
+    """A random pool in which every class has rows."""
+    rng = np.random.default_rng(seed)
+    labels = rng.permutation(np.arange(size) % classes)
+    features = rng.standard_normal((size, width)) * rng.uniform(0.5, 3, width) + rng.standard_normal(width)
+    odds = np.exp(1.5 * rng.standard_normal((size, classes)))
+    return Pool(labels, features.astype(np.float32), (odds / odds.sum(1, keepdims=True)).astype(np.float32))
+
+
+def permuted(pool: Pool, order: np.ndarray) -> Pool:
+    return Pool(pool.labels[order], pool.features[order], pool.probabilities[order])
+
+
+# The papers' definitions, one number at a time. Each takes the pool, n and the first row (for k_center) and returns the
+# rows in the order of picking.
+
+
+def highest(scores: dict[int, float]) -> int:
+    """The lowest row of the highest score.
+
+    Two rows that are nearest to each other, and gain for no third one, gain the same but for rounding.
+    """
+    best = max(scores.values())
+    return min(row for row, score in scores.items() if score >= best - 1e-9 * abs(best))
+
+
+def greedy(size: int, n: int, score) -> list[int]:
+    """Always the row for which score(picks, row) is the highest."""
+    picks: list[int] = []
+    while len(picks) < n:
+        picks.append(highest({row: score(picks, row) for row in range(size) if row not in picks}))
+    return picks
+
+
+def slow_herding(pool, n, first):
+    features = pool.features.astype(float)
+    mean = sum(features) / len(features)
+
+    def score(picks, row):
+        total = sum((features[pick] for pick in picks), features[row])
+        return -math.dist((len(picks) + 1) * mean, total)
+
+    return greedy(len(features), n, score)
+
+
+def slow_k_center(pool, n, first):
+    features = pool.features.astype(float)
+    picks = [first]
+    while len(picks) < n:
+        rows = (row for row in range(len(features)) if row not in picks)
+        picks.append(highest({row: min(math.dist(features[row], features[pick]) for pick in picks) for row in rows}))
+    return picks
+
+
+def slow_entropy(pool, n, first):
+    return greedy(len(pool.labels), n, lambda _, row: -sum(p * math.log(p) for p in pool.probabilities[row].tolist()))
+
+
+def slow_least_confidence(pool, n, first):
+    return greedy(len(pool.labels), n, lambda _, row: 1 - max(pool.probabilities[row].tolist()))
+
+
+def slow_margin(pool, n, first):
+    def score(_, row):
+        second, first = sorted(pool.probabilities[row].tolist())[-2:]
+        return second - first
+
+    return greedy(len(pool.labels), n, score)
+
+
+def slow_cal(pool, n, first, k=10):
+    units = [vector / math.hypot(*vector) for vector in pool.features.astype(float)]
+    probabilities = pool.probabilities.astype(float).tolist()
+
+    def score(_, row):
+        others = sorted((math.dist(units[row], units[other]), other) for other in range(len(units)) if other != row)[:k]
+        divergences = [
+            sum(p * math.log(p / q) for p, q in zip(probabilities[other], probabilities[row], strict=True))
+            for _, other in others
+        ]
+        return sum(divergences) / len(divergences)
+
+    return greedy(len(units), n, score)
+
+
+def gradient_embeddings(pool) -> np.ndarray:
+    """(N, C (d + 1)) the gradients themselves."""
+    rows = []
+    for label, vector, probabilities in zip(pool.labels, pool.features, pool.probabilities, strict=True):
+        residual = probabilities.astype(float) - np.eye(len(probabilities))[label]
+        rows.append(np.outer(residual, [1, *vector.astype(float)]).ravel())
+    return np.array(rows)
+
+
+def slow_craig(pool, n, first):
+    vectors = gradient_embeddings(pool)
+    distance = [[math.dist(one, other) for other in vectors] for one in vectors]
+    above = max(map(max, distance))
+
+    def score(picks, row):
+        return sum(max(above - distance[other][pick] for pick in [*picks, row]) for other in range(len(vectors)))
+
+    return greedy(len(vectors), n, score)
+
+
+def cosine(one, other):
+    return sum(one * other) / math.hypot(*one) / math.hypot(*other)
+
+
+def similarity(pool) -> list[list[float]]:
+    vectors = gradient_embeddings(pool)
+    return [[0.5 + 0.5 * cosine(one, other) for other in vectors] for one in vectors]
+
+
+def coverage(similar, picks):
+    """The function that facility location maximizes."""
+    return sum(max(row[pick] for pick in picks) for row in similar)
+
+
+def slow_facility_location(pool, n, first):
+    similar = similarity(pool)
+    return greedy(len(similar), n, lambda picks, row: coverage(similar, [*picks, row]))
+
+
+def slow_graph_cut(pool, n, first, lam=1.0):
+    similar = similarity(pool)
+
+    def score(picks, row):
+        chosen = [*picks, row]
+        to_pool = sum(similar[one][pick] for one in range(len(similar)) for pick in chosen)
+        return lam * to_pool - sum(similar[one][other] for one in chosen for other in chosen)
+
+    return greedy(len(similar), n, score)
+
+
+def slow_gradmatch(pool, n, first, lam=1.0):
+    """Orthogonal matching pursuit on the gradients themselves, with ridge regression as rows appended to them."""
+    vectors = gradient_embeddings(pool)
+    target = vectors.mean(0)
+    picks, left = [], target
+    while len(picks) < n:
+        picks.append(highest({row: vectors[row] @ left for row in range(len(vectors)) if row not in picks}))
+        stacked = np.vstack([vectors[picks].T, math.sqrt(lam) * np.eye(len(picks))])
+        weights = np.linalg.lstsq(stacked, np.concatenate([target, np.zeros(len(picks))]), rcond=None)[0]
+        left = target - weights @ vectors[picks]
+    return picks
+
+
+SLOW = {name: globals()[f"slow_{name}"] for name in NAMES}
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("classes", [2, 4])
+def test_a_selector_follows_its_paper(name, classes):
+    for seed in range(4):
+        pool = make_pool(seed, classes=classes)
+        rows = select(name, pool, 9, seed, balance=False).rows
+        assert list(rows) == SLOW[name](pool, 9, rows[0])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_with_balance_it_follows_its_paper_inside_each_class(name):
+    for seed in range(3):
+        pool = make_pool(seed)
+        rows = select(name, pool, 11, seed).rows
+        for label in range(3):
+            of_class = np.flatnonzero(pool.labels == label)
+            picked = [row for row in rows if pool.labels[row] == label]
+            first = of_class.tolist().index(picked[0])
+            assert picked == of_class[SLOW[name](pool.at(of_class), len(picked), first)].tolist()
+
+
+@pytest.mark.parametrize(
+    ("name", "argument"), [("cal", {"k": 3}), ("gradmatch", {"lam": 50.0}), ("graph_cut", {"lam": 0.1})]
+)
+def test_arguments_of_a_selector(name, argument):
+    changed = 0
+    for seed in range(4):
+        pool = make_pool(seed)
+        rows = select(name, pool, 9, seed, balance=False, **argument).rows
+        assert list(rows) == SLOW[name](pool, 9, None, **argument)
+        changed += rows != select(name, pool, 9, seed, balance=False).rows
+    assert changed
+
+
+@pytest.mark.parametrize("name", ["herding", "k_center"])
+def test_features_of_length_1(name):
+    pool = make_pool(0)
+    lengths = np.linalg.norm(pool.features.astype(float), axis=1, keepdims=True)
+    units = Pool(pool.labels, pool.features / lengths, pool.probabilities)
+    assert select(name, pool, 9, 0, unit=True).rows == select(name, units, 9, 0).rows
+    assert select(name, pool, 9, 0, unit=True).rows != select(name, pool, 9, 0).rows
+
+
+def test_gradients_are_never_formed_but_their_inner_products_are_right():
+    pool = make_pool(0, size=600)  # more rows than are worked on at once
+    vectors = gradient_embeddings(pool)
+    products = vectors @ vectors.T
+    assert np.allclose(gradients.gram(pool), products, rtol=1e-5, atol=1e-6 * products.max())
+    distances, lengths = gradients.distances(pool)
+    assert np.allclose(lengths, np.linalg.norm(vectors, axis=1), rtol=1e-5)
+    assert np.allclose(distances, [np.linalg.norm(vectors - one, axis=1) for one in vectors], atol=1e-5 * lengths.max())
+
+
+def test_a_certain_row_has_a_gradient_of_zero_and_no_direction():
+    pool = make_pool(0)
+    pool.probabilities[3] = np.eye(3)[pool.labels[3]]
+    assert (gradients.cosines(pool)[3] == 0.5).all() and (gradients.cosines(pool)[:, 3] == 0.5).all()
+
+
+# What greedy choice promises, against all sets of small pools.
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_facility_location_is_near_the_best_set(seed):
+    pool = make_pool(seed, size=14)
+    similar = similarity(pool)
+    best = max(coverage(similar, picks) for picks in itertools.combinations(range(14), 4))
+    worst = min(coverage(similar, picks) for picks in itertools.combinations(range(14), 4))
+    mine = coverage(similar, select("facility_location", pool, 4, 0, balance=False).rows)
+    assert mine >= (1 - 1 / math.e) * best
+    # All sets cover so much that any set would pass. This one is also far above the worst.
+    assert mine >= worst + (1 - 1 / math.e) * (best - worst)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_k_center_is_within_twice_the_best_radius_of_each_class(seed):
+    pool = make_pool(seed, size=24, classes=2)
+    rows = select("k_center", pool, 6, seed).rows
+
+    def radius(vectors, centers):
+        return max(min(math.dist(vector, center) for center in centers) for vector in vectors)
+
+    for label in range(2):
+        vectors = pool.features[pool.labels == label]
+        best = min(radius(vectors, centers) for centers in itertools.combinations(vectors, 3))
+        assert best <= radius(vectors, [pool.features[row] for row in rows if pool.labels[row] == label]) <= 2 * best
+
+
+def test_herding_is_nearer_to_the_mean_than_any_random_draw():
+    pool = make_pool(0, size=300, classes=2)
+    rows = select("herding", pool, 16, 0).rows
+    for label in range(2):
+        vectors, random = pool.features[pool.labels == label], Random(0)
+        mine = math.dist(pool.features[[row for row in rows if pool.labels[row] == label]].mean(0), vectors.mean(0))
+        draws = [vectors[random.sample(range(len(vectors)), 8)].mean(0) for _ in range(1000)]
+        assert mine < min(math.dist(draw, vectors.mean(0)) for draw in draws)
+
+
+def test_with_two_labels_the_measures_of_uncertainty_agree():
+    for seed in range(5):
+        pool = make_pool(seed, size=60, classes=2)
+        choices = [select(name, pool, 12, seed) for name in ("entropy", "least_confidence", "margin")]
+        assert choices[0].rows == choices[1].rows == choices[2].rows
+    three = make_pool(0, size=60)
+    assert len({select(name, three, 12, 0).rows for name in ("entropy", "least_confidence", "margin")}) == 3
+
+
+# Rules for all.
+
+
+def test_classes_get_the_same_number_and_the_seed_draws_who_gets_more():
+    pool = make_pool(0, size=60, classes=4)
+    seen = set()
+    for seed in range(20):
+        counts = np.bincount(pool.labels[list(select("entropy", pool, 10, seed).rows)], minlength=4)
+        assert sorted(counts) == [2, 2, 3, 3]
+        seen.add(tuple(counts))
+    assert len(seen) > 3
+
+
+def test_what_a_short_class_lacks_is_made_up_for_in_turns():
+    pool = Pool(np.array([0] + [1] * 3 + [2] * 20), np.random.default_rng(0).standard_normal((24, 2)))
+    for seed in range(10):
+        assert sorted(quotas(pool, 12, Random(seed)).items()) == [(0, 1), (1, 3), (2, 8)]
+        rows = select("herding", pool, 12, seed).rows
+        assert np.bincount(pool.labels[list(rows)]).tolist() == [1, 3, 8] and len(set(rows)) == 12
+    assert select("herding", pool, 24, 0).margin == 1.0  # nothing to decide
+
+
+@pytest.mark.parametrize("name", NAMES)
+@given(st.integers(0, 10**6), st.integers(1, 12), st.booleans(), st.sampled_from([1, 2]))
+@settings(max_examples=25, deadline=None)
+def test_any_choice(name, seed, n, balance, digits):
+    """Values of few digits, so that there are many ties and copies."""
+    pool = make_pool(seed, size=15, width=2)
+    probabilities = np.round(pool.probabilities, digits)
+    probabilities[:, -1] += 1 - probabilities.sum(1)
+    pool = Pool(pool.labels, np.round(pool.features, digits - 1), np.abs(probabilities))
+    choice = select(name, pool, n, seed, balance)
+    assert len(set(choice.rows)) == n and set(choice.rows) <= set(range(15)) and 0 <= choice.margin <= 1
+    assert choice == select(name, pool, n, seed, balance)
+    assert choice.rows[: n - 1] == select(name, pool, n - 1, seed, balance).rows
+    if balance:
+        assert np.ptp(np.bincount(pool.labels[list(choice.rows)], minlength=3)) <= 1
+
+
+@pytest.mark.parametrize("name", DETERMINISTIC)
+def test_a_tie_goes_to_the_lowest_row(name):
+    alike = Pool(np.zeros(9, int), np.ones((9, 3), np.float32), np.full((9, 2), 0.5, np.float32))
+    assert select(name, alike, 4, 0, balance=False).rows == (0, 1, 2, 3)
+    # The copy of a row that is picked first does not come in its place, wherever it stands.
+    for seed in range(4):
+        pool = make_pool(seed)
+        first = select(name, pool, 1, 0, balance=False).rows[0]
+        both = permuted(pool, np.array([*range(40), first]))
+        if (rows := select(name, both, 1, 0, balance=False).rows)[0] in (first, 40):
+            assert rows == (first,)
+            reverse = permuted(both, np.arange(41)[::-1])
+            assert select(name, reverse, 1, 0, balance=False).rows == (0,)
+
+
+@pytest.mark.parametrize("name", DETERMINISTIC)
+def test_the_order_of_the_pool_makes_no_difference(name):
+    without_ties = 0
+    for seed in range(6):
+        pool, order = make_pool(seed), np.random.default_rng(seed).permutation(40)
+        choice = select(name, pool, 9, seed)
+        if choice.margin > 0:
+            without_ties += 1
+            assert tuple(order[list(select(name, permuted(pool, order), 9, seed).rows)]) == choice.rows
+    assert without_ties >= 2
+
+
+def test_the_seed_of_k_center_draws_the_first_row():
+    pool = make_pool(0)
+    assert len({select("k_center", pool, 3, seed, balance=False).rows[0] for seed in range(20)}) > 5
+
+
+def test_the_order_in_the_prompt_is_drawn_by_the_seed_from_the_set():
+    assert in_prompt_order([5, 3, 9, 1], 0) == in_prompt_order([1, 3, 5, 9], 0)
+    assert sorted(in_prompt_order([5, 3, 9, 1], 0)) == [1, 3, 5, 9]
+    assert len({in_prompt_order([5, 3, 9, 1], seed) for seed in range(50)}) > 15
+
+
+# Margins.
+
+
+def noisy(pool: Pool, size: float, seed: int, toward: int | None = None) -> Pool:
+    """Every row of features moved by `size` of its length, every probability by at most `size` of itself.
+
+    Args:
+        toward: not in directions of their own, but each toward this row or away from it.
+    """
+    rng = np.random.default_rng(seed)
+    features = pool.features.astype(float)
+    directions = rng.standard_normal(features.shape)
+    if toward is not None:
+        directions = (features[toward] - features) * rng.choice([-1, 1], (len(features), 1))
+        directions[toward] = features.mean(0) - features[toward]
+    directions /= np.linalg.norm(directions, axis=1, keepdims=True)
+    features += size * directions * np.linalg.norm(features, axis=1, keepdims=True)
+    signs = rng.choice([-1, 1], pool.probabilities.shape)
+    return Pool(pool.labels, features, pool.probabilities.astype(float) * (1 + size * signs))
+
+
+@pytest.mark.parametrize("name", NAMES)
+@given(st.integers(0, 10**6), st.integers(2, 3), st.integers(1, 6), st.booleans())
+@settings(max_examples=25, deadline=None)
+def test_noise_below_the_margin_changes_nothing(name, seed, classes, n, balance):
+    pool = make_pool(seed, size=20, classes=classes)
+    choice = select(name, pool, n, seed, balance)
+    size = min(0.95 * choice.margin, 3e-4)  # the margin holds to first order
+    for again in range(3):
+        assert set(select(name, noisy(pool, size, again), n, seed, balance).rows) == set(choice.rows)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_choice_that_noise_changes_has_a_smaller_margin(name):
+    """Every row is there twice, apart by less than the noise, and so are most decisions."""
+    changed = 0
+    for seed in range(5):
+        pool = make_pool(seed, size=10)
+        close = noisy(pool, 1e-7, seed)
+        twice = [np.concatenate(pair) for pair in ((pool.labels,) * 2, (pool.features, close.features))]
+        pool = Pool(*twice, np.concatenate([pool.probabilities, close.probabilities]))
+        for n, again in itertools.product((3, 6), range(3)):
+            choice = select(name, pool, n, seed)
+            if set(select(name, noisy(pool, 1e-6, again), n, seed).rows) != set(choice.rows):
+                changed += 1
+                assert choice.margin < 1e-6
+    assert changed
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_noise_moves_scores_by_no_more_than_is_said(name, monkeypatch):
+    """Each decision's gaps with noise in the pool, against the gaps without and the bounds."""
+    decisions: list[tuple[list[int], np.ndarray, np.ndarray]] = []
+    decided = Picks._decided
+
+    def recorded(picks, rows, scores, noise, jump):
+        decisions.append((list(rows), scores, noise))
+        decided(picks, rows, scores, noise, jump)
+
+    monkeypatch.setattr(Picks, "_decided", recorded)
+    nearest = 0.0
+    for seed, toward in itertools.product(range(10), (None, 0, 1, 2)):
+        pool, size = make_pool(seed, width=4), 1e-6
+        decisions.clear()
+        select(name, pool, 8, seed, balance=False)
+        exact = list(decisions)
+        decisions.clear()
+        toward = None if toward is None else exact[toward % len(exact)][0][0]
+        select(name, noisy(pool, size, seed, toward), 8, seed, balance=False)
+        for (rows, scores, noise), (same, moved, _) in zip(exact, decisions, strict=True):
+            if rows != same:
+                break
+            gaps = np.abs((moved[rows[0]] - moved) - (scores[rows[0]] - scores))
+            bounds = size * (noise[rows[0]] + noise)
+            picked = [row for each, _, _ in exact for row in each]
+            others = np.setdiff1d(np.arange(40), picked)
+            assert (gaps[others] <= 1.01 * bounds[others]).all()
+            nearest = max(nearest, (gaps[others] / bounds[others]).max())
+    assert nearest > 0.02  # and the bounds are not far off
+
+
+def test_noise_that_changes_neighbours():
+    """On a circle every row has two nearest neighbours, as near as each other but for less than the noise."""
+    changed = 0
+    for seed in range(10):
+        pool, angles = make_pool(seed, size=12, classes=2), 2 * np.pi * np.arange(12) / 12
+        circle = Pool(pool.labels, np.stack([np.cos(angles), np.sin(angles)], 1), pool.probabilities)
+        circle = noisy(circle, 1e-8, seed)
+        choice = select("cal", circle, 4, 0, balance=False, k=1)
+        for again in range(3):
+            moved = Pool(circle.labels, noisy(circle, 1e-6, again).features, circle.probabilities)
+            if set(select("cal", moved, 4, 0, balance=False, k=1).rows) != set(choice.rows):
+                changed += 1
+                assert choice.margin < 1e-6
+    assert changed
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_margins_are_not_all_small(name):
+    """The margin of an easy choice shows that it is easy."""
+    margins = [select(name, make_pool(seed, size=20), 3, seed).margin for seed in range(20)]
+    assert np.median(margins) > (5e-5 if name == "cal" else 1e-4)
+
+
+def test_the_tie_of_copies_is_no_decision_and_that_of_two_documents_is():
+    pool = make_pool(0, size=12)
+    copies = permuted(pool, np.repeat(np.arange(12), 2))
+    for name in DETERMINISTIC:
+        assert select(name, copies, 1, 0, balance=False).margin > 1e-7
+    without_features = Pool(copies.labels, probabilities=copies.probabilities)
+    assert select("entropy", without_features, 1, 0, balance=False).margin == 0
+
+
+# Bad input.
+
+
+@pytest.mark.parametrize(
+    ("how", "n", "arguments", "words"),
+    [
+        ("herdin", 3, {}, "unknown selector 'herdin': did you mean 'herding'?"),
+        ("x", 3, {}, "unknown selector 'x': there are herding, k_center"),
+        ("cal", 3, {"kk": 3}, "cal: unknown argument 'kk': did you mean 'k'?"),
+        ("craig", 3, {"k": 3}, "craig: unknown argument 'k': it takes none."),
+        ("cal", 3, {"k": 0}, "cal: k=0: must be a whole number from 1."),
+        ("gradmatch", 3, {"lam": -1}, "gradmatch: lam=-1: must be a number from 0."),
+        ("herding", 3, {"unit": 1}, "herding: unit=1: must be true or false."),
+        ("herding", 41, {}, "herding: 41 demonstrations asked for, 40 in the pool: lower --num_fewshot"),
+        ("herding", -1, {}, "herding: n=-1: must be a whole number from 0."),
+    ],
+)
+def test_what_cannot_be_chosen_is_one_line(how, n, arguments, words):
+    with pytest.raises(InputError) as error:
+        select(how, make_pool(0), n, 0, **arguments)
+    assert error.value.message.startswith(words) and "\n" not in str(error.value)
+
+
+def test_a_pool_that_cannot_be_used_is_one_line():
+    labels, features = np.array([0, 0, 2]), np.zeros((3, 2))
+    with pytest.raises(InputError, match="label 1 has no rows in the pool of 3: take a larger pool, or choose without"):
+        select("herding", Pool(labels, features), 2, 0)
+    assert len(select("herding", Pool(labels, features), 2, 0, balance=False).rows) == 2
+    with pytest.raises(InputError, match="entropy: needs probabilities of the pool's documents"):
+        select("entropy", Pool(labels, features), 2, 0)
+    with pytest.raises(InputError, match="features of a pool: a NaN or an infinity in row 1"):
+        Pool(labels, np.array([[0.0], [np.nan], [0.0]]))
+    with pytest.raises(InputError, match=r"features of a pool: shape \(2, 2\): must have one row for each of 3 labels"):
+        Pool(labels, np.zeros((2, 2)))
+    with pytest.raises(InputError, match="probabilities of a pool: 2 a document: must be one for each label"):
+        Pool(labels, features, np.full((3, 2), 0.5))
+    with pytest.raises(InputError, match=r"probabilities of a pool: \[0.5, 0.0, 0.0\] in row 0: must be 0 or more"):
+        Pool(labels, features, np.full((3, 3), [0.5, 0, 0]))
+    with pytest.raises(InputError, match="labels of a pool: must be one whole number from 0"):
+        Pool(np.array([0.0, 1.0]))
+
+
+def test_selectors_need_neither_torch_nor_lm_eval():
+    code = (
+        "import sys; from lm_eval_icl.demonstrations import best_random, lens, select; "
+        "print({'torch', 'lm_eval', 'datasets', 'scipy'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
+
+
+# Searches. What a set is worth is known here, so the best one is too.
+
+
+class Worth:
+    """Scores sets by the worth of their rows, and a little by their order; the accuracy is rounded, so that it ties."""
+
+    def __init__(self, pool: Pool, seed: int = 0, ordered: bool = True) -> None:
+        rng = np.random.default_rng(seed)
+        self.worth, self.ordered = rng.uniform(0, 1, len(pool.labels)), ordered
+        self.about = rng.uniform(-1, 1, (len(pool.labels), len(pool.labels)))
+        self.asked: list[tuple[int, ...]] = []
+        self.pairs = 0
+        self.dev: set[tuple[int, ...]] = set()
+
+    def log_probability(self, rows) -> float:
+        order = sum(one < other for one, other in itertools.pairwise(rows)) if self.ordered else 0
+        return sum(self.worth[row] for row in sorted(rows)) + 0.01 * order - 20
+
+    def score(self, sets, dev=()):
+        self.asked += sets
+        self.dev.add(tuple(dev))
+        values = [self.log_probability(rows) for rows in sets]
+        return [(value + 20) // 2 / len(sets[0]) for value in values], values
+
+    def info(self, rows, others):
+        self.pairs += len(rows) * len(others)
+        return np.array([[self.worth[row] + 0.3 * self.about[row, other] for other in others] for row in rows])
+
+
+@pytest.mark.parametrize("balance", [True, False])
+def test_best_random_is_the_best_of_what_it_draws(balance):
+    pool = make_pool(0)
+    worth, told = Worth(pool), []
+    best = best_random(
+        pool, 6, Random(1), worth.score, sets=35, balance=balance, progress=lambda *now: told.append(now)
+    )
+    assert len(worth.asked) == 35 == best_random_module.cost(6, dev=10, sets=35).contexts and told[-1] == (35, 35)
+    accuracies, values = worth.score(worth.asked[:35])
+    order = sorted(range(35), key=lambda index: (-accuracies[index], -values[index], index))
+    assert best == Found(worth.asked[order[0]], accuracies[order[0]], values[order[0]])
+    assert accuracies.count(max(accuracies)) > 1  # so that the log-probability has decided
+    counts = [np.bincount(pool.labels[list(rows)], minlength=3).tolist() for rows in worth.asked[:35]]
+    assert all(count == [2, 2, 2] for count in counts) == balance
+    assert best == best_random(pool, 6, Random(1), worth.score, sets=35, balance=balance)
+    assert best_random_module.cost(6, dev=10, sets=35) == best_random_module.Cost(35, 210, 350)
+    equal = best_random(
+        pool, 6, Random(1), lambda sets: ([0.5] * len(sets), [-1.0] * len(sets)), sets=35, balance=balance
+    )
+    assert equal.rows == worth.asked[0]
+
+
+def slow_lens(pool, n, generator, worth, m, rho, l, beams, iterations, substitutions, shuffles, diversity, dev):  # noqa: E741
+    """The authors' search after the paper's InfoScore, with nothing kept that can be computed again."""
+    labels, size = pool.labels.tolist(), len(pool.labels)
+    classes = list(range(pool.classes))
+    generator.shuffle(classes)
+    want = {label: n // len(classes) + (at < n % len(classes)) for at, label in enumerate(classes)}
+
+    def c(row, other):
+        return 0.0 if row == other else worth.info([row], [other])[0][0]
+
+    def mean_of_others(row, inform):
+        values = [c(row, other) for other in inform if other != row]
+        return sum(values) / len(values)
+
+    order = list(range(size))
+    generator.shuffle(order)
+    rows, scored, kept = list(range(size)), l, size
+    while True:
+        inform = order[:scored]
+        done = int(kept / rho) <= m
+        kept = m if done else int(kept / rho)
+        score = {row: mean_of_others(row, inform) for row in rows}
+        best = {label: sorted((row for row in rows if labels[row] == label), key=lambda row: (-score[row], row))
+                for label in classes}  # fmt: skip
+        rows = sorted(row for label in classes for row in best[label][: kept // len(classes)])
+        if done:
+            break
+        scored = int(scored * rho)
+    dev_rows = generator.sample([row for row in range(size) if row not in rows], dev)
+
+    features = {row: [c(row, other) for other in inform] for row in rows}
+    mean = {row: mean_of_others(row, inform) for row in rows}
+    sim = {(a, b): sum(x * y for x, y in zip(features[a], features[b], strict=True))
+           / math.hypot(*features[a]) / math.hypot(*features[b]) for a in rows for b in rows}  # fmt: skip
+
+    def standardized(values):
+        middle = sum(values.values()) / len(values)
+        spread = math.sqrt(sum((value - middle) ** 2 for value in values.values()) / (len(values) - 1))
+        return {key: (value - middle) / spread for key, value in values.items()}
+
+    mean, sim = standardized(mean), standardized(sim)
+
+    def random_set():
+        return [row for label in classes
+                for row in generator.sample([row for row in rows if labels[row] == label], want[label])]  # fmt: skip
+
+    def substituted(chosen):
+        at = generator.randrange(len(chosen))
+        others = chosen[:at] + chosen[at + 1 :]
+        looks = {row: mean[row] - diversity * sum(sim[row, other] for other in others) / len(others)
+                 for row in rows if row not in chosen and labels[row] == labels[chosen[at]]}  # fmt: skip
+        top = sorted(looks, key=lambda row: (-looks[row], row))[:4]
+        weights = [math.exp(looks[row] - looks[top[0]]) for row in top]
+        return chosen[:at] + generator.choices(top, weights) + chosen[at + 1 :]
+
+    def looks(chosen):
+        pairs = [sim[one, other] for one in chosen for other in chosen]
+        return sum(mean[row] for row in chosen) / n - diversity * sum(pairs) / n**2
+
+    now, seen = [random_set() for _ in range(160)], {}
+    for _ in range(20):
+        now += [substituted(chosen) for chosen in now for _ in range(16)]
+        now = sorted(
+            {tuple(sorted(chosen)) for chosen in now},
+            key=lambda chosen: (-seen.setdefault(chosen, looks(chosen)), chosen),
+        )
+        now = [list(chosen) for chosen in now[:16]]
+    now, used = [], set()
+    for chosen in sorted(seen, key=lambda chosen: (-seen[chosen], chosen)):
+        if len(now) < beams and len(used & set(chosen)) <= 4:
+            now.append(generator.sample(chosen, n))
+            used |= set(chosen)
+    while len(now) < beams:
+        now.append(random_set())
+
+    for _ in range(iterations):
+        made = []
+        for chosen in now:
+            made += [substituted(chosen) for _ in range(substitutions)]
+            made += [generator.sample(chosen, n) for _ in range(shuffles)]
+        sets = sorted(set(map(tuple, made + now)))
+        accuracies, values = worth.score(sets, dev_rows)
+        ranked = sorted(zip(accuracies, values, sets, strict=True), key=lambda each: (-each[0], -each[1], each[2]))
+        now = [list(chosen) for _, _, chosen in ranked[:beams]]
+    return Found(ranked[0][2], ranked[0][0], ranked[0][1])
+
+
+SMALL = {"m": 24, "rho": 2.0, "l": 3, "beams": 4, "iterations": 3, "substitutions": 4, "shuffles": 2, "dev": 7}
+
+
+@pytest.mark.parametrize("n", [6, 8])
+def test_lens_follows_the_search_of_its_authors(n):
+    for seed in range(2):
+        pool = make_pool(seed, size=110)
+        mine, slow = Worth(pool, seed), Worth(pool, seed)
+        found = lens(pool, n, Random(seed), mine.info, mine.score, diversity=4.0, **SMALL)
+        assert found == slow_lens(pool, n, Random(seed), slow, diversity=4.0, **SMALL)
+        assert mine.dev == slow.dev and set(mine.asked) == set(slow.asked)
+
+
+@pytest.mark.parametrize("balance", [True, False])
+def test_lens_finds_the_best_set_where_rows_tell_what_they_are_worth(balance):
+    for seed in range(3):
+        pool = make_pool(seed, size=200)
+        worth = Worth(pool, seed, ordered=False)
+        worth.about[:] = 0
+        told = []
+
+        def tell(*now, told=told):
+            told.append(now)
+
+        found = lens(
+            pool, 6, Random(seed), worth.info, worth.score, m=30, l=4, diversity=0.0, dev=20, balance=balance,
+            ordered=False, progress=tell,
+        )  # fmt: skip
+        order = np.argsort(-worth.worth)
+        best = [row for label in range(3) for row in order[pool.labels[order] == label][:2]] if balance else order[:6]
+        assert sorted(found.rows) == sorted(best)
+        # Where the order makes no difference, no set is asked about twice.
+        assert len({frozenset(rows) for rows in worth.asked}) == len(worth.asked)
+        assert (dev := next(iter(worth.dev))) and len(worth.dev) == 1 and len(set(dev)) == 20
+        assert not set(dev) & {row for rows in worth.asked for row in rows}
+        cost = lens_module.cost(pool, 6, m=30, l=4, dev=20, shuffles=0, balance=balance)
+        assert cost.queries >= worth.pairs + 20 * len(worth.asked) == told[-1][0] and told[-1][1] == cost.queries
+        sets = 8 + 10 * 8 * 6
+        assert worth.pairs == cost.queries - 20 * sets and cost.demonstrations - cost.contexts == 5 * sets
+
+
+def test_the_orders_of_a_set_are_searched_too():
+    pool = make_pool(0, size=110)
+    worth = Worth(pool)
+    found = lens(pool, 6, Random(0), worth.info, worth.score, **SMALL)
+    assert len({frozenset(rows) for rows in worth.asked}) < len(set(worth.asked)) == len(worth.asked)
+    assert found == lens(pool, 6, Random(0), worth.info, worth.score, **SMALL)
+    assert found.log_probability == max(worth.log_probability(rows) for rows in worth.asked)
+
+
+@pytest.mark.parametrize(
+    ("size", "rho", "l", "pairs"),
+    [(5000, 2, 14, 175_000), (6920, 2, 14, 242_200), (67_349, 2, 14, 4_242_700), (30_000, 3, 4, 360_000)],
+)
+def test_the_cost_of_the_filter_is_that_of_the_published_settings(size, rho, l, pairs):  # noqa: E741
+    pool = Pool(np.arange(size) % 2)
+    cost = lens_module.cost(pool, 8, rho=rho, l=l, beams=8, iterations=10, dev=100)
+    assert cost.queries - 648 * 100 == pytest.approx(pairs, rel=0.02)
+
+
+def test_rounds_of_the_filter():
+    assert Filter().rounds(5000) == [(14, 2500), (28, 1250), (56, 625), (112, 500)]
+    assert Filter().rounds(300) == [(14, 300)]
+    assert Filter(m=2, l=5).rounds(8) == [(5, 4), (8, 2)]
+
+
+def test_what_a_search_cannot_do_is_one_line():
+    pool = make_pool(0)
+    worth = Worth(pool)
+    with pytest.raises(InputError, match="best_random: 41 demonstrations asked for, 40 in the pool"):
+        best_random(pool, 41, Random(0), worth.score)
+    with pytest.raises(InputError, match="label 1 has no rows"):
+        best_random(Pool(np.array([0, 0, 2])), 2, Random(0), worth.score)
+    with pytest.raises(
+        InputError, match="lens: dev=100 rows to score on asked for, 10 of the pool's 40 are left beside"
+    ):
+        lens(pool, 6, Random(0), worth.info, worth.score, m=30)
+    with pytest.raises(InputError, match="lens: rho=1: must be above 1"):
+        lens(pool, 6, Random(0), worth.info, worth.score, rho=1)
+    assert not worth.asked and not worth.pairs
