@@ -9,20 +9,30 @@ from pathlib import Path
 from random import Random
 from typing import Any, TypeVar
 
+from lm_eval_icl.demonstrations import choices
 from lm_eval_icl.errors import InputError
 
 Row = TypeVar("Row")
 
 
-def draw(pool: Sequence[Row], n: int, how: str, label: Callable[[Row], Any], rnd: Random, task: str) -> list[Row]:
+def draw(
+    pool: Sequence[Row],
+    n: int,
+    how: str,
+    label: Callable[[Row], Any],
+    rnd: Random,
+    task: str,
+    seed: int | None = None,
+) -> list[Row]:
     """Draw n demonstrations from a pool.
 
     Args:
         how: "stratified", "random", "first", or the path of a JSON file with the rows' indices in the pool, in order:
-            a list, or {task name: list}.
+            a list, {task name: list}, or a file of `choices`.
         label: returns the label of a row.
         rnd: the random number generator.
         task: the task's name, to find its indices in a file and for errors.
+        seed: that of `rnd`, to find the indices in a file of choices.
 
     Raises:
         InputError: `how` is unknown, its file cannot be used, or the pool has fewer than n rows.
@@ -36,7 +46,7 @@ def draw(pool: Sequence[Row], n: int, how: str, label: Callable[[Row], Any], rnd
             return rnd.sample(list(pool), n)
         if how == "stratified":
             return stratified(pool, n, label, rnd)
-        return [pool[index] for index in _indices(Path(how), n, len(pool), task)]
+        return [pool[index] for index in _indices(Path(how), n, pool, task, seed)]
     except InputError as error:
         raise InputError(f"task {task!r}: demonstrations={how}: {error.message}") from error
 
@@ -63,20 +73,22 @@ def stratified(pool: Sequence[Row], n: int, label: Callable[[Row], Any], rnd: Ra
     return drawn
 
 
-def _indices(path: Path, n: int, size: int, task: str) -> list[int]:
-    """The first n indices that a file has for a task, of a pool of `size` rows."""
+def _indices(path: Path, n: int, pool: Sequence[Any], task: str, seed: int | None) -> list[int]:
+    """The first n indices that a file has for a task."""
     if not path.is_file():
         raise InputError("must be stratified, random, first, or a JSON file of indices that exists.")
     try:
-        indices = json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise InputError(f"not JSON ({error}).") from error
-    if isinstance(indices, dict):
-        if task not in indices:
-            raise InputError(f"the file has no indices for this task, only for {', '.join(indices)}.")
-        indices = indices[task]
-    if not isinstance(indices, list) or not all(type(index) is int and 0 <= index < size for index in indices):
-        raise InputError(f"must hold a list of whole numbers from 0 to {size - 1}, or one for each task.")
-    if len(indices) < n:
-        raise InputError(f"holds {len(indices)} indices, {n} demonstrations asked for: lower --num_fewshot.")
-    return indices[:n]
+    if choices.is_file_of_choices(found):
+        return choices.indices(found, n, pool, task, seed)
+    if isinstance(found, dict):
+        if task not in found:
+            raise InputError(f"the file has no indices for this task, only for {', '.join(found)}.")
+        found = found[task]
+    if not isinstance(found, list) or not all(type(index) is int and 0 <= index < len(pool) for index in found):
+        raise InputError(f"must hold a list of whole numbers from 0 to {len(pool) - 1}, or one for each task.")
+    if len(found) < n:
+        raise InputError(f"holds {len(found)} indices, {n} demonstrations asked for: lower --num_fewshot.")
+    return found[:n]

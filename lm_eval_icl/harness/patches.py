@@ -1,8 +1,8 @@
 """Every change that this package makes to lm-eval, in one table.
 
 Importing this module imports neither lm-eval nor torch: patched functions and wrappers are given by name, and are
-looked up when they are needed. No patch affects other models: `lm_eval --model hf` behaves as if this package were not
-installed, except that it finds this package's tasks.
+looked up when they are needed. `lm_eval --model hf` behaves as if this package were not installed, except that it finds
+this package's tasks and reads `--metadata demonstrations=...`.
 """
 
 from __future__ import annotations
@@ -50,6 +50,14 @@ PATCHES = (
         EVERYBODY,
         "The folder of our tasks is scanned too, so that --tasks finds icl_sst2.",
         "lm-eval reads tasks from entry points (pull request 4015).",
+        early=True,
+    ),
+    Patch(
+        "lm_eval.api.task:ConfigurableTask.__init__",
+        "tasks:with_given_demonstrations",
+        EVERYBODY,
+        "--metadata demonstrations=... gives lm-eval's own tasks, too, the demonstrations that it names.",
+        "lm-eval takes indices of demonstrations for every task.",
         early=True,
     ),
     Patch(

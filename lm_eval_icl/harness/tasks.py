@@ -26,7 +26,8 @@ class ICLTask(ConfigurableTask):
     - `stratified`: the same number for each label as far as possible, in random order;
     - `random`: at random;
     - `first`: the first ones, for datasets that come with their own demonstrations;
-    - a JSON file: their indices in the pool, in order, as a list or as {task name: list}.
+    - a JSON file: their indices in the pool, in order, as a list or as {task name: list}; or what `lm-eval-icl select`
+      has written.
 
     The seed is the few-shot seed of lm-eval's `--seed`.
     """
@@ -36,6 +37,17 @@ class ICLTask(ConfigurableTask):
         how = (self.config.metadata or {}).get("demonstrations", "stratified")
         pool: list[Doc] = list(self.fewshot_docs())
         self.sampler: ContextSampler = FixedSampler(pool, str(how), self.doc_to_target, str(self.config.task))
+
+
+def with_given_demonstrations(original: Callable[..., None], task: Any, *args: Any, **kwargs: Any) -> None:
+    """Wrapper of `ConfigurableTask.__init__`: a task of lm-eval's own, too, has the demonstrations that `--metadata
+    demonstrations=...` names. A task without few-shot documents has none."""
+    original(task, *args, **kwargs)
+    how = (task.config.metadata or {}).get("demonstrations")
+    if how is None or isinstance(task, ICLTask):
+        return
+    if pool := list(task.fewshot_docs() or []):
+        task.sampler = FixedSampler(pool, str(how), task.doc_to_target, str(task.config.task))
 
 
 class FixedSampler(ContextSampler):
@@ -55,9 +67,10 @@ class FixedSampler(ContextSampler):
         super().__init__(df)
         self.how, self.label, self.task = how, label, task
         self._drawn: dict[int, list[Doc]] = {}
+        self._seed: int | None = None
 
     def set_rnd(self, rnd: int | None) -> FixedSampler:
-        self._drawn = {}
+        self._drawn, self._seed = {}, rnd
         super().set_rnd(rnd)
         return self
 
@@ -69,7 +82,7 @@ class FixedSampler(ContextSampler):
                 "another fewshot_split."
             )
         if n not in self._drawn:
-            self._drawn[n] = draw(list(self.df), n, self.how, self.label, self.rnd, self.task)
+            self._drawn[n] = draw(list(self.df), n, self.how, self.label, self.rnd, self.task, self._seed)
         return self._drawn[n]
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import functools
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,28 +27,22 @@ _OF_MODEL = (*_OF_TOKENIZER, "attn_implementation")
 ARGUMENTS = {"pretrained", "tokenizer", "dtype", "max_length", "add_bos_token", *_OF_MODEL}
 
 
-class HarnessTask:
-    """The training split of a task of lm-eval, with prompts and answers as lm-eval makes them for evaluation.
+class Examples:
+    """Documents of a task of lm-eval, with prompts and answers as lm-eval makes them for evaluation.
 
     Args:
         task: the task.
+        docs: documents of it.
 
     Raises:
-        InputError: the task has no training split, or its prompts have no parts that a method could work on.
+        InputError: a document's answer is none of its options.
     """
 
-    def __init__(self, task: ConfigurableTask) -> None:
-        self.name, self._task = str(task.config.task), task
-        if not isinstance(task, ConfigurableTask):
-            raise InputError(f"task {self.name!r}: its own class builds its prompts, so that it cannot be trained on.")
-        if not task.has_training_docs():
-            raise InputError(f"task {self.name!r} has no training split (training_split): give others.")
-        if task.OUTPUT_TYPE == "loglikelihood_rolling" or task.multiple_input:
-            raise InputError(f"task {self.name!r} has no query with one answer, so that it cannot be trained on.")
-        self._docs: Any = task.training_docs()
+    def __init__(self, task: ConfigurableTask, docs: Any) -> None:
+        self.name, self._task, self._docs = str(task.config.task), copy.copy(task), docs
         if task.OUTPUT_TYPE == "multiple_choice":  # before hours of work, rather than when a row is drawn
             for row in tqdm(range(len(self._docs)), f"Reading {self.name}", leave=False, delay=2):
-                self._right(row)
+                self.right(row)
 
     def __len__(self) -> int:
         return len(self._docs)
@@ -60,13 +57,13 @@ class HarnessTask:
         delimiter = task.config.target_delimiter
         if task.OUTPUT_TYPE == "multiple_choice":
             options = task.doc_to_choice(doc)
-            return Example(prompt, tuple(f"{delimiter}{option}" for option in options), self._right(query))
+            return Example(prompt, tuple(f"{delimiter}{option}" for option in options), self.right(query))
         answer: Any = task.doc_to_target(doc)
         text = answer[0] if isinstance(answer, list) else answer
         # Where lm-eval scores a text, the text begins with its own blank.
         return Example(prompt, (f"{'' if task.OUTPUT_TYPE == 'loglikelihood' else delimiter}{text}",), 0)
 
-    def _right(self, row: int) -> int:
+    def right(self, row: int) -> int:
         """The index of a row's right option."""
         doc = self._docs[row]
         answer, options = self._task.doc_to_target(doc), self._task.doc_to_choice(doc)
@@ -76,22 +73,57 @@ class HarnessTask:
         return right
 
 
+class HarnessTask(Examples):
+    """The training split of a task of lm-eval.
+
+    Args:
+        task: the task.
+
+    Raises:
+        InputError: the task has no training split, or its prompts have no parts that a method could work on.
+    """
+
+    def __init__(self, task: ConfigurableTask) -> None:
+        name = str(task.config.task)
+        if not isinstance(task, ConfigurableTask):
+            raise InputError(f"task {name!r}: its own class builds its prompts, so that it cannot be trained on.")
+        if not task.has_training_docs():
+            raise InputError(f"task {name!r} has no training split (training_split): give others.")
+        if task.OUTPUT_TYPE == "loglikelihood_rolling" or task.multiple_input:
+            raise InputError(f"task {name!r} has no query with one answer, so that it cannot be trained on.")
+        super().__init__(task, task.training_docs())
+
+
 def load_tasks(names: Sequence[str], include_path: str | None, metadata: Mapping[str, Any]) -> list[HarnessTask]:
-    """The tasks of these names; of a group, all its tasks.
+    """The tasks of these names, to train on; of a group, all its tasks.
 
     Raises:
         InputError: there is no such task, its data cannot be loaded, or it cannot be trained on.
     """
-    manager = TaskManager(include_path=include_path, metadata=dict(metadata))
+    return [HarnessTask(task) for task in tasks_of(names, include_path, metadata)]
+
+
+def tasks_of(names: Sequence[str], include_path: str | None, metadata: Mapping[str, Any]) -> list[ConfigurableTask]:
+    """The tasks of these names; of a group, all its tasks. A task that is in several groups is there once.
+
+    Raises:
+        InputError: there is no such task, or its data cannot be loaded.
+    """
+    manager = _manager(include_path, json.dumps(dict(metadata), sort_keys=True, default=str))
     unknown = [name for name in names if name not in manager.all_tasks and not Path(name).is_file()]
     if unknown:
         raise InputError(f"--tasks: there is no {unknown[0]!r}. `lm-eval-icl ls tasks` lists those there are.")
-    found: dict[str, HarnessTask] = {}  # a task that is in several groups counts once
+    found: dict[str, ConfigurableTask] = {}
     for name in names:
         with refusing(f"--tasks {name}: the task cannot be loaded"):
-            tasks = manager.load([name])["tasks"]
-        found |= {key: HarnessTask(task) for key, task in tasks.items() if key not in found}
+            found |= {key: task for key, task in manager.load([name])["tasks"].items() if key not in found}
     return list(found.values())
+
+
+@functools.cache
+def _manager(include_path: str | None, metadata: str) -> TaskManager:
+    """lm-eval's index of tasks, for which it reads thousands of files."""
+    return TaskManager(include_path=include_path, metadata=json.loads(metadata))
 
 
 def load_model(arguments: Mapping[str, Any]) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:

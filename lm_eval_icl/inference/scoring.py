@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from contextvars import ContextVar
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from lm_eval_icl.inference.blocks import last_block_at
@@ -20,6 +21,42 @@ from lm_eval_icl.inference.packing import QueryAnswers, TokenTree
 Pair = tuple[Sequence[int], Sequence[int]]
 # The summed log-probability of a continuation (natural logarithm), and whether greedy decoding would produce it.
 Score = tuple[float, bool]
+
+
+class _States:
+    """The last hidden states of queries, read where the vocabulary projection reads them."""
+
+    def __init__(self) -> None:
+        self.by_query: dict[tuple[int, ...], Tensor] = {}
+        self.latest = torch.empty(0)  # [rows or 1, tokens, size]: what the projection read in the latest pass
+
+    def keep(self, queries: Sequence[Sequence[int]], states: Tensor) -> None:
+        """Keep the state of each query's last token: [queries, size]."""
+        self.by_query |= zip(map(tuple, queries), states.detach().float().cpu(), strict=True)
+
+
+_collecting: ContextVar[_States | None] = ContextVar("collecting", default=None)
+
+
+@contextmanager
+def query_states(model: PreTrainedModel) -> Iterator[dict[tuple[int, ...], Tensor]]:
+    """Inside this context, scoring keeps the last hidden state of each query: that of its last token, after the final
+    norm, from which the vocabulary projection predicts the answer.
+
+    Yields:
+        The token ids of a query -> its state [size] in float32, filled while queries are scored.
+    """
+    states, head = _States(), model.get_output_embeddings()
+
+    def read(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        states.latest = inputs[0]
+
+    handle, token = head.register_forward_pre_hook(read), _collecting.set(states)
+    try:
+        yield states.by_query
+    finally:
+        _collecting.reset(token)
+        handle.remove()
 
 
 def score_packed(
@@ -66,6 +103,10 @@ def score_packed(
         ).logits[0]  # [len(predicting), vocabulary]
     if len(logits) != len(predicting):  # the model ignores logits_to_keep
         logits = logits[predicting]
+    if (states := _collecting.get()) is not None:
+        found = states.latest.reshape(-1, states.latest.shape[-1])
+        found = found if len(found) == len(predicting) else found[predicting]
+        states.keep([query for query, _ in pairs], found[[row[path[0]] for path in nodes]])
     return _read(logits, [[row[node] for node in path] for path in nodes], pairs, softmax_dtype)
 
 
@@ -109,7 +150,11 @@ def score_rows(
     ends = sorted({len(query) - 1 for query, _ in queries})
     with memory.reading(model):
         logits, after = run(cache, [query for query, _ in queries], 0, ends)
-    first = logits[range(len(queries)), [ends.index(len(query) - 1) for query, _ in queries]]
+    at = range(len(queries)), [ends.index(len(query) - 1) for query, _ in queries]
+    first = logits[at]
+    if (states := _collecting.get()) is not None:
+        read = states.latest if states.latest.shape[1] == len(ends) else states.latest[:, ends]
+        states.keep([query for query, _ in queries], read[at])
 
     pairs = [(row, query, answer) for row, (query, answers) in enumerate(queries) for answer in answers]
     short = [i for i, (_, _, answer) in enumerate(pairs) if len(answer) == 1]

@@ -1,0 +1,72 @@
+"""The file in which `lm-eval-icl select` writes what it has chosen, and from which runs read it.
+
+{"about": {"how": "herding", "arguments": {}, "model": {...}, "version": "..."},
+ "tasks": {"icl_sst2": {"n": 8, "pool": {"rows": 6920, "sha256": "..."},
+                        "seeds": {"0": {"indices": [in the order of the prompt], "picked": [in that of picking],
+                                        "margin": 0.01}}}}}
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from typing import Any, TypeGuard
+
+from lm_eval_icl.errors import InputError
+
+
+def digest(pool: Sequence[Any]) -> str:
+    """What tells a pool of documents from another: SHA-256 of its rows as JSON."""
+    found = hashlib.sha256()
+    for row in pool:
+        found.update(json.dumps(row, sort_keys=True, default=str).encode() + b"\n")
+    return found.hexdigest()
+
+
+def is_file_of_choices(found: Any) -> TypeGuard[dict[str, Any]]:
+    """Whether the contents of a JSON file are of this kind, and not a list of indices."""
+    return isinstance(found, dict) and isinstance(found.get("about"), dict) and isinstance(found.get("tasks"), dict)
+
+
+def indices(found: dict[str, Any], n: int, pool: Sequence[Any], task: str, seed: int | None) -> list[int]:
+    """What was chosen for a task and a seed, in the order of the prompt.
+
+    Args:
+        found: the contents of a file of choices.
+        pool: the rows that demonstrations are taken from.
+
+    Raises:
+        InputError: nothing was chosen for this task or seed, another number was chosen, or from another pool.
+    """
+    of_task = found["tasks"].get(task)
+    if not isinstance(of_task, dict):
+        raise InputError(f"the file has no choice for this task, only for {', '.join(map(str, found['tasks']))}.")
+    seeds, chosen_from = of_task.get("seeds"), of_task.get("pool")
+    if not isinstance(seeds, dict) or not isinstance(chosen_from, dict):
+        raise InputError("the file is damaged: make it again with `lm-eval-icl select`.")
+    if of_task.get("n") != n:
+        raise InputError(
+            f"{of_task.get('n')} demonstrations were chosen and {n} are asked for, and a part of a choice is none: "
+            f"give --num_fewshot {of_task.get('n')}, or choose {n}."
+        )
+    if chosen_from.get("sha256") != digest(pool):
+        raise InputError(
+            f"the demonstrations were chosen from another pool (of {chosen_from.get('rows')} rows; this one has "
+            f"{len(pool)}): the data has changed since. Choose anew."
+        )
+    of_seed = seeds.get(str(seed))
+    if not isinstance(of_seed, dict):
+        raise InputError(
+            f"nothing was chosen for seed {seed}, only for {', '.join(map(str, seeds))}: give one of these as the "
+            "fourth number of --seed, or choose for this one."
+        )
+    rows = of_seed.get("indices")
+    if (
+        not isinstance(rows, list)
+        or len(rows) != n
+        or not all(type(row) is int and 0 <= row < len(pool) for row in rows)
+        or len(set(rows)) != n
+    ):
+        raise InputError(f"the file is damaged at seed {seed}: make it again with `lm-eval-icl select`.")
+    return rows

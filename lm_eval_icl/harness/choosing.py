@@ -1,0 +1,326 @@
+"""Choosing a task's demonstrations with a model: its pool as prompts, and what is asked of the model about it."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from random import Random
+from typing import Any
+
+import numpy as np
+from lm_eval.api.task import ConfigurableTask
+from tqdm import tqdm
+
+from lm_eval_icl.demonstrations import best_random, choices, lens
+from lm_eval_icl.demonstrations.draw import stratified
+from lm_eval_icl.demonstrations.pool import Pool
+from lm_eval_icl.demonstrations.select import SELECTORS, checked, in_prompt_order, select
+from lm_eval_icl.errors import InputError, log
+from lm_eval_icl.harness.training import Examples
+from lm_eval_icl.inference.scoring import query_states
+from lm_eval_icl.methods.predictor import Predictor
+from lm_eval_icl.prompt import FewShotPrompt
+
+HOW = ("random", "stratified", "best_random", *SELECTORS, "lens")
+# Of the methods that try demonstrations, the arguments that a user may give, with their defaults.
+_SEARCHES: Mapping[str, dict[str, Any]] = {
+    "best_random": {"sets": 100, "dev": 1000},
+    "lens": {
+        **{"m": 500, "rho": 2.0, "l": 14, "beams": 8, "iterations": 10, "substitutions": 6, "shuffles": 2},
+        **{"diversity": 4.0, "dev": 100},
+    },
+}
+_AT_ONCE = 256  # queries between two steps of the progress bar
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What was chosen for a task and a seed.
+
+    Attributes:
+        indices: rows of the task's few-shot documents, in the order of the prompt.
+        picked: the same in the order of picking; None where that is the prompt's.
+        margin: see `demonstrations.pool.Selection`; None where nothing is decided by features.
+        accuracy: of the choice, on the documents that sets were scored on; None where none were.
+    """
+
+    indices: tuple[int, ...]
+    picked: tuple[int, ...] | None = None
+    margin: float | None = None
+    accuracy: float | None = None
+
+
+class PoolOfTask:
+    """The documents that a task takes demonstrations from, as prompts.
+
+    Args:
+        task: a task with options to choose from.
+
+    Raises:
+        InputError: it has none, or no few-shot documents.
+    """
+
+    def __init__(self, task: ConfigurableTask) -> None:
+        self.name = str(getattr(task, "task_name", None) or task.config.task)
+        if not isinstance(task, ConfigurableTask) or task.OUTPUT_TYPE != "multiple_choice" or task.multiple_input:
+            raise InputError(f"task {self.name!r}: demonstrations are chosen for tasks with options alone.")
+        self.docs: list[dict[str, Any]] = list(task.fewshot_docs() or [])
+        if not self.docs:
+            raise InputError(f"task {self.name!r}: has no few-shot documents to choose from.")
+        self._examples = Examples(task, self.docs)
+        self.demonstration = cache(self._demonstration)
+        self.query = cache(self._query)
+        self.right = self._examples.right
+
+    def _query(self, row: int) -> tuple[FewShotPrompt, tuple[str, ...], int]:
+        """A document's prompt without demonstrations, its options, and which is right."""
+        example = self._examples.example((), row)
+        return example.prompt, example.options, example.right
+
+    def _demonstration(self, row: int) -> str:
+        """A document as a demonstration, with its answer and the delimiter that follows."""
+        return self._examples.example((row,), row).prompt.demonstrations[0]
+
+    def has_fixed_options(self, rows: Sequence[int]) -> bool:
+        """These documents have the same options. (To look at all of a large split takes longer than to choose.)"""
+        return len({self.query(row)[1] for row in rows}) == 1
+
+
+class Chooser:
+    """Chooses demonstrations of a task for a model.
+
+    Args:
+        pool: the task's documents.
+        predictor: the model under plain ICL; None for what is drawn without a model.
+        most: how many documents of the pool, drawn by the seed, are chosen from.
+    """
+
+    def __init__(self, pool: PoolOfTask, predictor: Predictor | None, most: int) -> None:
+        self.pool, self.predictor, self.most = pool, predictor, most
+
+    def choose(self, how: str, n: int, seed: int, balance: bool = True, **arguments: Any) -> Choice:
+        """Choose n demonstrations.
+
+        Raises:
+            InputError: they cannot be chosen, or an argument is wrong.
+        """
+        if how in ("random", "stratified"):
+            checked(how, arguments, {})
+            return self._drawn(how, n, seed)
+        assert self.predictor is not None
+        rows = self._rows(seed)
+        fixed = self.pool.has_fixed_options(rows)
+        if not fixed and how in SELECTORS and "labels" in SELECTORS[how].needs:
+            raise InputError(
+                f"{how}: needs the same options for all documents, and those of task {self.pool.name!r} differ."
+            )
+        balance = balance and fixed
+        if how in _SEARCHES:
+            return self._searched(how, n, seed, rows, balance, checked(how, arguments, _SEARCHES[how]))
+        probabilities, features, rows = self._pass(rows)
+        labels = np.array([self.pool.query(row)[2] if fixed else 0 for row in rows], dtype=np.int64)
+        # Of options that differ by document, there may be more for some.
+        widest = max(map(len, probabilities))
+        padded = np.stack([np.pad(each, (0, widest - len(each))) for each in probabilities])
+        of_pool = Pool(labels, features, padded)
+        selection = select(how, of_pool, n, seed, balance, **arguments)
+        picked = tuple(rows[i] for i in selection.rows)
+        return Choice(in_prompt_order(picked, seed), picked, selection.margin)
+
+    def _drawn(self, how: str, n: int, seed: int) -> Choice:
+        """As `demonstrations=random` and `stratified` draw them in a run with this seed."""
+        there = range(len(self.pool.docs))
+        if n > len(there):
+            raise InputError(f"{how}: {n} demonstrations asked for, {len(there)} in the pool: lower --num_fewshot.")
+        if how == "random":
+            return Choice(tuple(Random(seed).sample(there, n)))
+        return Choice(tuple(stratified(there, n, self.pool.right, Random(seed))))
+
+    def _rows(self, seed: int) -> list[int]:
+        """The rows that are chosen from: without documents that are there twice."""
+        rows = list(range(len(self.pool.docs)))
+        if len(rows) > self.most:
+            rows = sorted(Random(f"pool {seed}").sample(rows, self.most))
+        first: dict[str, int] = {}
+        for row in rows:
+            first.setdefault(str(self.pool.query(row)[0]), row)
+        return list(first.values())
+
+    # What is asked of the model.
+
+    def _pass(self, rows: Sequence[int]) -> tuple[list[np.ndarray], np.ndarray, list[int]]:
+        """The probabilities of each document's options, and the hidden states that they are predicted from, without
+        demonstrations. Documents that do not fit the model are left out."""
+        assert self.predictor is not None
+        fitting = [row for row in rows if self._fits(row)]
+        if len(fitting) < len(rows):
+            log.warning(
+                "%s: %d documents of the pool are too long and left out.", self.pool.name, len(rows) - len(fitting)
+            )
+        if not fitting:
+            raise InputError("no document of the pool fits the model.")
+        probabilities: dict[int, np.ndarray] = {}
+        features: dict[int, np.ndarray] = {}
+        with tqdm(total=len(fitting), desc=f"{self.pool.name}: reading the pool", leave=False) as bar:
+            for some in self._by_prefix(fitting):
+                with query_states(self.predictor.runner.model) as states:
+                    for row, scores in zip(some, self._score((), some), strict=True):
+                        probabilities[row] = _softmax(scores)
+                features |= {row: states[self._tokens(row)].numpy() for row in some}
+                bar.update(len(some))
+        return [probabilities[row] for row in fitting], np.stack([features[row] for row in fitting]), fitting
+
+    def _by_prefix(self, rows: Sequence[int]) -> Iterator[list[int]]:
+        """The rows in parts, each with one text before its prompts: a task's description may depend on the document."""
+        found: dict[str, list[int]] = defaultdict(list)
+        for row in rows:
+            found[self.pool.query(row)[0].prefix].append(row)
+        for some in found.values():
+            yield from (some[start : start + _AT_ONCE] for start in range(0, len(some), _AT_ONCE))
+
+    def _tokens(self, row: int) -> tuple[int, ...]:
+        assert self.predictor is not None
+        prompt, options, _ = self.pool.query(row)
+        return tuple(self.predictor.tokenizer.pair(prompt, options[0])[0].query)
+
+    def _fits(self, row: int) -> bool:
+        assert self.predictor is not None
+        prompt, options, _ = self.pool.query(row)
+        pairs = [self.predictor.tokenizer.pair(prompt, option) for option in options]
+        return all(self.predictor.limits.too_long(tokens, len(answer) - 1) is None for tokens, answer in pairs)
+
+    def _score(self, demonstrations: Sequence[int], rows: Sequence[int]) -> list[np.ndarray]:
+        """The log-probabilities of each document's options behind some demonstrations."""
+        assert self.predictor is not None
+        texts = [self.pool.demonstration(row) for row in demonstrations]
+        found: dict[int, np.ndarray] = {}
+        for some in self._by_prefix(rows):
+            queries = [self.pool.query(row) for row in some]
+            scores = self.predictor.score(
+                texts,
+                [str(prompt.query) for prompt, _, _ in queries],
+                [options for _, options, _ in queries],
+                prefix=queries[0][0].prefix,
+            )
+            found |= {row: np.array([value for value, _ in of]) for row, of in zip(some, scores, strict=True)}
+        return [found[row] for row in rows]
+
+    def _right(self, demonstrations: Sequence[int], rows: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+        """Whether each document is answered rightly, and the probability of its right option among all."""
+        right = [self.pool.query(row)[2] for row in rows]
+        scores = self._score(demonstrations, rows)
+        correct = [int(np.argmax(each)) == gold for each, gold in zip(scores, right, strict=True)]
+        return np.array(correct), np.array([_softmax(each)[gold] for each, gold in zip(scores, right, strict=True)])
+
+    def _scored(self, sets: Sequence[Sequence[int]], rows: Sequence[int]) -> best_random.Scores:
+        """The accuracy of each set of demonstrations, and the mean log-probability of the right option."""
+        found = [self._right(demonstrations, rows) for demonstrations in sets]
+        logs = [float(np.log(np.maximum(of_right, 1e-300)).mean()) for _, of_right in found]
+        return [float(correct.mean()) for correct, _ in found], logs
+
+    # The methods that try demonstrations.
+
+    def _searched(
+        self, how: str, n: int, seed: int, rows: Sequence[int], balance: bool, given: dict[str, Any]
+    ) -> Choice:
+        settings = {**_SEARCHES[how], **given}
+        dev_rows: list[int] = []
+        if how == "best_random":
+            dev_rows, rows = self._apart(rows, settings.pop("dev"))
+        rows = [row for row in rows if self._fits(row)]
+        labels = np.array([self.pool.query(row)[2] if balance else 0 for row in rows], dtype=np.int64)
+        pool = Pool(labels)
+        if how == "best_random":
+            cost = best_random.cost(n, len(dev_rows), **settings)
+        else:
+            of_cost = {name: value for name, value in settings.items() if name != "diversity"}
+            cost = lens.cost(pool, n, **of_cost, balance=balance)
+        self._announce(how, cost, rows)
+        with tqdm(total=cost.queries, desc=f"{self.pool.name}: {how}", unit="query") as bar:
+
+            def told(done: int, of: int) -> None:
+                bar.total = of if how == "lens" else cost.queries
+                bar.update((done if how == "lens" else done * len(dev_rows)) - bar.n)
+
+            at = rows.__getitem__
+            if how == "best_random":
+                found = best_random.best_random(
+                    pool,
+                    n,
+                    Random(seed),
+                    lambda sets: self._scored([tuple(map(at, one)) for one in sets], dev_rows),
+                    balance=balance,
+                    progress=told,
+                    **settings,
+                )
+            else:
+                alone = self._right((), rows)[1]
+
+                def info(some: Sequence[int], others: Sequence[int]) -> np.ndarray:
+                    columns = [at(other) for other in others]
+                    return np.stack([self._right((at(one),), columns)[1] - alone[list(others)] for one in some])
+
+                found = lens.lens(
+                    pool,
+                    n,
+                    Random(seed),
+                    info,
+                    lambda sets, on: self._scored([tuple(map(at, one)) for one in sets], [at(i) for i in on]),
+                    balance=balance,
+                    progress=told,
+                    **settings,
+                )
+        return Choice(tuple(at(i) for i in found.rows), accuracy=found.accuracy)
+
+    def _apart(self, rows: Sequence[int], dev: int) -> tuple[list[int], list[int]]:
+        """Documents to score sets on, the same for all seeds, and the rest."""
+        there = range(len(self.pool.docs))
+        if dev >= len(there):
+            raise InputError(f"best_random: dev={dev}: the pool has {len(there)} documents, demonstrations included.")
+        kept = sorted(Random("dev").sample(there, dev))
+        texts = {str(self.pool.query(row)[0]) for row in kept}
+        return [row for row in kept if self._fits(row)], [
+            row for row in rows if str(self.pool.query(row)[0]) not in texts
+        ]
+
+    def _announce(self, how: str, cost: best_random.Cost, rows: Sequence[int]) -> None:
+        """Say what a search costs, before it begins: in queries, and in time as some queries take it."""
+        sample = list(rows)[: min(64, len(rows))]
+        self._score((), sample)  # the first pass of a model is slow
+        begun = time.perf_counter()
+        self._score((), sample)
+        seconds = cost.queries * (time.perf_counter() - begun) / max(1, len(sample))
+        log.warning(
+            f"{self.pool.name}: {how} scores up to {cost.queries:,} queries behind {cost.contexts:,} lists of "
+            f"demonstrations ({cost.demonstrations:,} demonstrations in all): some {_time(seconds)} here."
+        )
+
+
+def _time(seconds: float) -> str:
+    for unit, size in (("hours", 3600), ("minutes", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} seconds"
+
+
+def _softmax(values: np.ndarray) -> np.ndarray:
+    found = np.exp(values - values.max())
+    return found / found.sum()
+
+
+def as_json(pool: PoolOfTask, n: int, of_seeds: Mapping[int, Choice]) -> dict[str, Any]:
+    """A task's part of a file of choices."""
+    seeds: dict[str, Any] = {}
+    for seed, choice in of_seeds.items():
+        said = {"indices": list(choice.indices)}
+        if choice.picked is not None:
+            said["picked"] = list(choice.picked)
+        for name in ("margin", "accuracy"):
+            if (value := getattr(choice, name)) is not None and math.isfinite(value):
+                said[name] = value
+        seeds[str(seed)] = said
+    return {"n": n, "pool": {"rows": len(pool.docs), "sha256": choices.digest(pool.docs)}, "seeds": seeds}

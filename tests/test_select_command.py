@@ -1,0 +1,34 @@
+"""`lm-eval-icl select` on large splits: what is chosen costs what is chosen from, not what the split has."""
+
+import transformers
+from lm_eval.tasks import TaskManager
+
+from lm_eval_icl.demo import model_path
+from lm_eval_icl.harness.choosing import Chooser, PoolOfTask
+from lm_eval_icl.harness.plugin import task_dir
+from lm_eval_icl.methods import ICL, Predictor
+
+
+def pool() -> PoolOfTask:
+    manager = TaskManager(include_path=task_dir() / "demo", include_defaults=False)
+    return PoolOfTask(manager.load(["icl_demo_four"])["tasks"]["icl_demo_four"])
+
+
+def test_prompts_are_made_of_the_pool_alone():
+    """The training split of AG News has 120,000 documents, whose prompts take a minute."""
+    predictor = Predictor(
+        transformers.AutoModelForCausalLM.from_pretrained(model_path()),
+        transformers.AutoTokenizer.from_pretrained(model_path()),
+        ICL(),
+    )
+    large = pool()
+    assert len(large.docs) > 24
+    Chooser(large, predictor, 24).choose("herding", 4, 0)
+    assert large.query.cache_info().currsize == 24
+
+
+def test_drawing_makes_no_prompts():
+    large = pool()
+    chosen = Chooser(large, None, 5000).choose("stratified", 8, 0)
+    assert sorted(large.query(row)[2] for row in chosen.indices) == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert large.query.cache_info().currsize == 8
