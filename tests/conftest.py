@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 
 # Before anything imports huggingface_hub: tests never ask the Hub.
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -28,6 +29,10 @@ torch.set_num_threads(1)
 settings.register_profile("long", max_examples=4_000, print_blob=True)
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
+
+# A shell has background processes ignore Ctrl-C, and so would the commands that the tests start and interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
