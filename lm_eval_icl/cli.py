@@ -279,7 +279,10 @@ def _study(arguments: list[str]) -> None:
 def _select(arguments: list[str]) -> None:
     import logging
 
+    from lm_eval_icl.errors import log
+
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
+    log.setLevel(logging.WARNING)  # what a search will cost
     from lm_eval_icl import select
 
     _command("select", select.command, arguments)

@@ -7,16 +7,16 @@ import difflib
 import hashlib
 import json
 import os
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from lm_eval.utils import simple_parse_args_string
 
 from lm_eval_icl import version
 from lm_eval_icl.errors import InputError
-from lm_eval_icl.harness.arguments import check_folders
+from lm_eval_icl.harness.arguments import check_folders, pairs
 from lm_eval_icl.harness.choosing import HOW, Choice, Chooser, PoolOfTask, as_json
 from lm_eval_icl.harness.identity import fingerprint
 from lm_eval_icl.harness.training import ARGUMENTS, load_model, tasks_of
@@ -47,14 +47,14 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     parser.add_argument("--metadata", default="", metavar="K=V,...", help="of the tasks, as for lm_eval")
     given = parser.parse_args(arguments)
     _check(given)
-    of_method = simple_parse_args_string(given.args)
+    of_method = pairs("args", given.args)
     balance = of_method.pop("balance", True)
     if not isinstance(balance, bool):
         raise InputError(f"--args balance={balance}: must be True or False.")
     seeds = _seeds(given.seeds)
     check_folders(given.include_path, None)
     names = [name for name in given.tasks.split(",") if name]
-    tasks = tasks_of(names, given.include_path, simple_parse_args_string(given.metadata))
+    tasks = tasks_of(names, given.include_path, pairs("metadata", given.metadata))
     pools = [PoolOfTask(task) for task in tasks]
     shots = [_shots(task, pool, given.num_fewshot) for task, pool in zip(tasks, pools, strict=True)]
     about: dict[str, Any] = {"how": given.how, "arguments": of_method, "balance": balance, "pool": given.pool}
@@ -66,11 +66,13 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     for pool, n in zip(pools, shots, strict=True):
         chooser, chosen = Chooser(pool, predictor, given.pool), dict[int, Choice]()
         for seed in seeds:
+            begun, before = time.perf_counter(), predictor.runner.tokens_run if predictor else 0
             try:
                 chosen[seed] = chooser.choose(given.how, n, seed, balance, **of_method)
             except InputError as error:
                 raise InputError(f"task {pool.name!r}: {error.message}") from error
-            _say(pool, seed, chosen[seed])
+            tokens = predictor.runner.tokens_run - before if predictor else 0
+            _say(pool, seed, chosen[seed], time.perf_counter() - begun, tokens)
         found[pool.name] = as_json(pool, n, chosen)
         _write(given.output, {"about": about, "tasks": found})
     print(f"{given.output}: lm_eval ... --metadata demonstrations={given.output} --seed 0,1234,1234,{seeds[0]}")
@@ -112,7 +114,7 @@ def _shots(task: Any, pool: PoolOfTask, num_fewshot: int | None) -> int:
 
 def _load(given: argparse.Namespace) -> tuple[Predictor, dict[str, Any]]:
     """The model under plain ICL, and what tells it from others."""
-    arguments: Mapping[str, Any] = simple_parse_args_string(given.model_args)
+    arguments: Mapping[str, Any] = pairs("model_args", given.model_args)
     if not arguments.get("pretrained"):
         raise InputError("--model_args: has no pretrained=...: give the name or folder of a checkpoint.")
     for name in sorted(arguments.keys() - ARGUMENTS):
@@ -133,12 +135,13 @@ def _load(given: argparse.Namespace) -> tuple[Predictor, dict[str, Any]]:
     return predictor, {"pretrained": str(arguments["pretrained"]), "sha256": hashlib.sha256(said.encode()).hexdigest()}
 
 
-def _say(pool: PoolOfTask, seed: int, choice: Choice) -> None:
+def _say(pool: PoolOfTask, seed: int, choice: Choice, seconds: float, tokens: int) -> None:
     said = [f"rows {', '.join(map(str, choice.indices))}"]
     if choice.margin is not None:
         said.append(f"the closest decision would change with relative noise of {choice.margin:.1e}")
     if choice.accuracy is not None:
         said.append(f"accuracy {choice.accuracy:.3f} where it was chosen")
+    said.append(f"{seconds:.1f} s, {tokens:,} tokens")
     print(f"{pool.name}, seed {seed}: {'; '.join(said)}", flush=True)
 
 

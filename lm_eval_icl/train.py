@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import difflib
-import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,11 +13,10 @@ from typing import Any
 import torch
 import yaml
 from accelerate import PartialState
-from lm_eval.utils import simple_parse_args_string
 
 from lm_eval_icl import methods
 from lm_eval_icl.errors import InputError
-from lm_eval_icl.harness.arguments import check_folders
+from lm_eval_icl.harness.arguments import check_folders, pairs
 from lm_eval_icl.harness.hf_arguments import check_values
 from lm_eval_icl.harness.training import ARGUMENTS, load_model, load_tasks
 from lm_eval_icl.methods.base import Method
@@ -53,7 +51,7 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     settings = Settings(
         **{field.name: given.pop(field.name) for field in dataclasses.fields(Settings) if field.name in given}
     )
-    model_args = _pairs("model_args", given.get("model_args", {}))
+    model_args = pairs("model_args", given.get("model_args", {}))
     if not model_args.get("pretrained"):
         raise InputError("--model_args: has no pretrained=...: give the name or folder of a checkpoint.")
     method = _method(given["method"], model_args)
@@ -71,7 +69,7 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
 
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     tasks: Sequence[Task]
-    metadata = _pairs("metadata", given.get("metadata", {}))
+    metadata = pairs("metadata", given.get("metadata", {}))
     if "episodes" in given:
         tasks = read_file(Path(str(given["episodes"])))
     else:
@@ -157,17 +155,6 @@ def _file(path: Path) -> dict[str, Any]:
 def _names(given: Any) -> list[str]:
     names = given if isinstance(given, (list, tuple)) else str(given).split(",")
     return [str(name).strip() for name in names if str(name).strip()]
-
-
-def _pairs(option: str, given: Any) -> dict[str, Any]:
-    """K=V,K=V, JSON, or a dictionary from a file."""
-    if isinstance(given, Mapping):
-        return dict(given)
-    try:
-        found = json.loads(given) if str(given).lstrip().startswith("{") else simple_parse_args_string(given)
-    except ValueError as error:
-        raise InputError(f"--{option} {given}: must be K=V,K=V,... ({error}).") from error
-    return dict(found)
 
 
 def _method(name: str, model_args: Mapping[str, Any]) -> Method:

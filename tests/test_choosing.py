@@ -1,6 +1,8 @@
 """`lm-eval-icl select`: what is read from the model, the file, and the runs that use it."""
 
 import json
+import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -305,6 +307,7 @@ def test_a_file_of_other_tasks_is_refused(pool, tmp_path):
             ["herding", *MODEL, "--tasks", TASK, "--args", "units=True"],
             "unknown argument 'units': did you mean 'unit'?",
         ),
+        (["herding", *MODEL, "--tasks", TASK, "--args", "{bad"], "--args {bad: must be K=V"),
         (["herding", *MODEL, "--tasks", TASK, "--args", "balance=3"], "--args balance=3: must be True or False."),
         (["entropy", *MODEL, "--tasks", TASK, "--num_fewshot", 300], "demonstrations asked for"),
         (["random", "--tasks", TASK, "--num_fewshot", 300], "300 demonstrations asked for, 200 in the pool"),
@@ -320,6 +323,25 @@ def test_bad_input_is_one_line(arguments, says, monkeypatch, capsys, tmp_path):
     shots = [] if "--num_fewshot" in arguments else ["--num_fewshot", 4]
     assert says in run(monkeypatch, capsys, *arguments, *shots, "--output", tmp_path / "chosen.json")
     assert not (tmp_path / "chosen.json").exists()
+
+
+def test_what_a_search_costs_is_said_before_it_begins(tmp_path):
+    arguments = ["--tasks", TASK, "--num_fewshot", "4", "--args", "sets=2,dev=10", "--output", str(tmp_path / "c.json")]
+    command = [sys.executable, "-m", "lm_eval_icl", "select", "best_random", *MODEL, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "best_random scores up to 20 queries behind 2 lists of demonstrations (8 demonstrations" in done.stderr
+    assert re.search(r"seed 1234: rows .* s, [\d,]+ tokens\n", done.stdout)
+
+
+def test_the_pool_is_read_once_for_all_seeds(predictor, pool, monkeypatch):
+    chooser, asked = Chooser(pool, predictor, 5000), []
+    read = chooser._pass
+    monkeypatch.setattr(chooser, "_pass", lambda rows: asked.append(len(rows)) or read(rows))
+    first, again = chooser.choose("herding", 4, 0), chooser.choose("herding", 4, 1)
+    assert len(asked) == 1 and sorted(first.picked) == sorted(again.picked)
+    smaller = Chooser(pool, predictor, 60)
+    before = smaller.choose("herding", 4, 0)
+    assert smaller.choose("herding", 4, 1) != before == smaller.choose("herding", 4, 0)
 
 
 def test_options_that_differ_by_document(predictor):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import inspect
+import json
 import tempfile
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from typing import Any
 
 import transformers
 from lm_eval.models.huggingface import HFLM
+from lm_eval.utils import simple_parse_args_string
 
 from lm_eval_icl import methods
 from lm_eval_icl.errors import InputError, is_whole
@@ -175,3 +177,18 @@ def check_names(
             f"unknown model argument {name!r}"
             + (f": did you mean {near[0]!r}?" if near else ": docs/arguments.md lists the arguments.")
         )
+
+
+def pairs(option: str, given: Any) -> dict[str, Any]:
+    """Arguments given as K=V,K=V, as JSON, or as a dictionary from a file.
+
+    Raises:
+        InputError: they are none of these.
+    """
+    if isinstance(given, Mapping):
+        return dict(given)
+    try:
+        found = json.loads(given) if str(given).lstrip().startswith("{") else simple_parse_args_string(given)
+    except ValueError as error:
+        raise InputError(f"--{option} {given}: must be K=V,K=V,... ({error}).") from error
+    return dict(found)

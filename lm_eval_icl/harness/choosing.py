@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from random import Random
@@ -26,15 +27,21 @@ from lm_eval_icl.methods.predictor import Predictor
 from lm_eval_icl.prompt import FewShotPrompt
 
 HOW = ("random", "stratified", "best_random", *SELECTORS, "lens")
+# Of the methods that try demonstrations: those of their arguments that a user does not give.
+_OURS = {"balance", "ordered", "progress"}
+_AT_ONCE = 256  # queries between two steps of the progress bar
+
+
+def _defaults(search: Callable[..., Any]) -> dict[str, Any]:
+    parameters = inspect.signature(search).parameters.values()
+    return {each.name: each.default for each in parameters if each.kind == each.KEYWORD_ONLY and each.name not in _OURS}
+
+
 # Of the methods that try demonstrations, the arguments that a user may give, with their defaults.
 _SEARCHES: Mapping[str, dict[str, Any]] = {
-    "best_random": {"sets": 100, "dev": 1000},
-    "lens": {
-        **{"m": 500, "rho": 2.0, "l": 14, "beams": 8, "iterations": 10, "substitutions": 6, "shuffles": 2},
-        **{"diversity": 4.0, "dev": 100},
-    },
+    "best_random": {**_defaults(best_random.best_random), "dev": 1000},
+    "lens": _defaults(lens.lens),
 }
-_AT_ONCE = 256  # queries between two steps of the progress bar
 
 
 @dataclass(frozen=True)
@@ -65,7 +72,7 @@ class PoolOfTask:
     """
 
     def __init__(self, task: ConfigurableTask) -> None:
-        self.name = str(getattr(task, "task_name", None) or task.config.task)
+        self.name = str(getattr(task, "task_name", None) or type(task).__name__)
         if not isinstance(task, ConfigurableTask) or task.OUTPUT_TYPE != "multiple_choice" or task.multiple_input:
             raise InputError(f"task {self.name!r}: demonstrations are chosen for tasks with options alone.")
         self.docs: list[dict[str, Any]] = list(task.fewshot_docs() or [])
@@ -101,6 +108,7 @@ class Chooser:
 
     def __init__(self, pool: PoolOfTask, predictor: Predictor | None, most: int) -> None:
         self.pool, self.predictor, self.most = pool, predictor, most
+        self._read: dict[tuple[int, ...], tuple[list[np.ndarray], np.ndarray, list[int]]] = {}
 
     def choose(self, how: str, n: int, seed: int, balance: bool = True, **arguments: Any) -> Choice:
         """Choose n demonstrations.
@@ -118,10 +126,14 @@ class Chooser:
             raise InputError(
                 f"{how}: needs the same options for all documents, and those of task {self.pool.name!r} differ."
             )
-        balance = balance and fixed
+        if balance and not fixed:
+            log.warning("%s: the options differ by document, so the choice is not balanced.", self.pool.name)
+            balance = False
         if how in _SEARCHES:
             return self._searched(how, n, seed, rows, balance, checked(how, arguments, _SEARCHES[how]))
-        probabilities, features, rows = self._pass(rows)
+        if tuple(rows) not in self._read:  # seeds have the same rows, unless the pool is a part of the split
+            self._read = {tuple(rows): self._pass(rows)}
+        probabilities, features, rows = self._read[tuple(rows)]
         labels = np.array([self.pool.query(row)[2] if fixed else 0 for row in rows], dtype=np.int64)
         # Of options that differ by document, there may be more for some.
         widest = max(map(len, probabilities))

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from lm_eval_icl.errors import InputError
 from lm_eval_icl.inference.blocks import last_block_at
 from lm_eval_icl.inference.caches import has_other_states, run_rows, select_rows, takes_positions
 from lm_eval_icl.inference.memory import Memory, additive, device_of
@@ -153,6 +154,11 @@ def score_rows(
     at = range(len(queries)), [ends.index(len(query) - 1) for query, _ in queries]
     first = logits[at]
     if (states := _collecting.get()) is not None:
+        if stepwise and cache is not None:
+            raise InputError(
+                f"{type(model).__name__} goes on from a cache token by token, so that the states of queries behind a "
+                "description cannot be read: choose best_random or lens, which need none."
+            )
         read = states.latest if states.latest.shape[1] == len(ends) else states.latest[:, ends]
         states.keep([query for query, _ in queries], read[at])
 
