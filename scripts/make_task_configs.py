@@ -1,4 +1,5 @@
-"""Write the YAML files of `icl_mmlu` and `icl_bbh` into task_configs: one file a subject or subtask.
+"""Write the YAML files of `icl_mmlu`, `icl_mmlu_instruction` and `icl_bbh` into task_configs: one file a subject or
+subtask.
 
     python scripts/make_task_configs.py
 
@@ -64,13 +65,23 @@ def write(path: Path, config: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    for category, subjects in MMLU.items():
-        names = [f"icl_mmlu_{subject}" for subject in subjects.split()]
-        write(OUT / f"mmlu/icl_mmlu_{category}.yaml", group(f"icl_mmlu_{category}", names, by_size=True))
-        for subject, name in zip(subjects.split(), names, strict=True):
-            subject_config = {"include": "_icl_mmlu_yaml", "task": name, "task_alias": subject, "dataset_name": subject}
-            write(OUT / f"mmlu/{name}.yaml", subject_config)
-    write(OUT / "mmlu/icl_mmlu.yaml", group("icl_mmlu", [f"icl_mmlu_{category}" for category in MMLU], by_size=True))
+    for start, folder in (("icl_mmlu", "mmlu"), ("icl_mmlu_instruction", "mmlu/instruction")):
+        for category, subjects in MMLU.items():
+            names = [f"{start}_{subject}" for subject in subjects.split()]
+            write(OUT / f"{folder}/{start}_{category}.yaml", group(f"{start}_{category}", names, by_size=True))
+        write(OUT / f"{folder}/{start}.yaml", group(start, [f"{start}_{category}" for category in MMLU], by_size=True))
+    for subject in " ".join(MMLU.values()).split():
+        names_of = {"task_alias": subject, "dataset_name": subject}
+        plain = {"include": "_icl_mmlu_yaml", "task": f"icl_mmlu_{subject}", **names_of}
+        write(OUT / f"mmlu/icl_mmlu_{subject}.yaml", plain)
+        # Hendrycks et al. (2021), as in lm-eval's own `mmlu`.
+        about = f"The following are multiple choice questions (with answers) about {subject.replace('_', ' ')}.\n\n"
+        with_instruction = {
+            "include": f"../icl_mmlu_{subject}.yaml",
+            "task": f"icl_mmlu_instruction_{subject}",
+            "description": about,
+        }
+        write(OUT / f"mmlu/instruction/icl_mmlu_instruction_{subject}.yaml", with_instruction)
 
     source = Path(lm_eval.tasks.__file__).parent / "bbh/fewshot"
     for subtask in BBH:

@@ -170,11 +170,11 @@ def test_the_released_codes_prompt(tmp_path, monkeypatch):
 
 
 def test_instructions_name_all_labels_of_their_task():
-    study = STUDIES["invicl-figure1-instructions"]
-    assert set(tasks_of(study)) == set(CLASSIFICATION) == below("icl_classification") - {"icl_classification"}
-    for task in study["tasks"]:
-        *most, last = config(task["task"])["doc_to_choice"]
-        assert task["description"].endswith(f" with answers({', '.join(most)} or {last}).\n\n")
-    without = STUDIES["invicl-figure1"]
-    assert without["tasks"] == "icl_classification"
+    study, without = STUDIES["invicl-figure1-instructions"], STUDIES["invicl-figure1"]
+    assert (study["tasks"], without["tasks"]) == ("icl_classification_instruction", "icl_classification")
     assert all(study[key] == without[key] for key in ("models", "methods", "num_fewshot", "seeds"))
+    with_instruction = below("icl_classification_instruction") - {"icl_classification_instruction"}
+    assert with_instruction == {f"{name}_instruction" for name in CLASSIFICATION}
+    for name in with_instruction:
+        *most, last = config(name.removesuffix("_instruction"))["doc_to_choice"]
+        assert config(name)["description"].endswith(f" with answers({', '.join(most)} or {last}).\n\n")

@@ -4,11 +4,13 @@ import json
 from collections import Counter
 from pathlib import Path
 
+import lm_eval.tasks
 import pytest
 import yaml
 from datasets import Dataset
 from hypothesis import given
 from hypothesis import strategies as st
+from lm_eval.tasks._yaml_loader import load_yaml
 
 from lm_eval_icl.demonstrations.draw import stratified
 from lm_eval_icl.errors import InputError
@@ -149,7 +151,7 @@ def test_generated_files_are_up_to_date(tmp_path, monkeypatch):
     made["main"].__globals__["OUT"] = tmp_path
     made["main"]()
     written = sorted(path.relative_to(tmp_path) for path in tmp_path.rglob("*.yaml"))
-    assert len(written) == 57 + 5 + 22 + 1
+    assert len(written) == 2 * (57 + 5) + 22 + 1
     for path in written:
         assert (task_dir() / path).read_text() == (tmp_path / path).read_text(), path
 
@@ -160,3 +162,20 @@ def test_bbh_demonstrations_are_three_and_answered():
         assert len(samples) == 3, path
         for sample in samples:
             assert 0 <= int(sample["answer"]) < len(sample["choices"]), path
+
+
+def test_a_task_with_an_instruction_is_the_task_without_it_and_its_description():
+    """The subjects' descriptions are those of lm-eval's own `mmlu`."""
+    with_instruction = list(task_dir().rglob("*_instruction*.yaml"))
+    assert len(with_instruction) == 6 + 62
+    own = Path(lm_eval.tasks.__file__).parent / "mmlu/default"
+    for path in with_instruction:
+        config = yaml.safe_load(path.read_text())
+        plain = yaml.safe_load((path.parent / config.get("include", path.name)).read_text())
+        if "group" in config:
+            continue
+        assert config["task"] == path.stem and path.stem.replace("_instruction", "") == plain["task"]
+        assert set(config) == {"include", "task", "description"} and config["description"].endswith(".\n\n")
+        if "mmlu" in path.stem:
+            subject = plain["dataset_name"]
+            assert config["description"] == load_yaml(own / f"mmlu_{subject}.yaml")["description"]
