@@ -21,9 +21,10 @@ import torch
 import transformers
 from hypothesis import settings
 
-from tests import tiny
+from tests import once, tiny
 
 torch.set_num_threads(1)
+once.install()
 
 # pytest --hypothesis-profile=long tests/test_fuzz.py: about an hour.
 settings.register_profile("long", max_examples=4_000, print_blob=True)

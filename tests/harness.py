@@ -12,6 +12,9 @@ from datasets import Dataset, DatasetDict
 from lm_eval.tasks import TaskManager
 
 from lm_eval_icl.harness.models import model_class
+from tests import once
+
+once.install()
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -30,8 +33,13 @@ def documents(n: int, offset: int) -> list[dict[str, Any]]:
     return docs
 
 
+@functools.cache
+def splits() -> dict[str, Dataset]:
+    return {"train": Dataset.from_list(documents(12, 50)), "test": Dataset.from_list(documents(6, 0))}
+
+
 def load(**_: Any) -> DatasetDict:
-    return DatasetDict({"train": Dataset.from_list(documents(12, 50)), "test": Dataset.from_list(documents(6, 0))})
+    return DatasetDict(splits())
 
 
 def task(name: str, **config: Any) -> dict[str, Any]:

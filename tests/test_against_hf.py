@@ -1,5 +1,7 @@
 """`icl` gives what lm-eval's own `hf` gives, request by request, on every shape of prompt."""
 
+import functools
+
 import pytest
 
 from lm_eval_icl import methods
@@ -17,6 +19,12 @@ def dtype_of(name):
 def tolerance(name):
     """It computes linear attention and state spaces in float32, too."""
     return 2e-3 if name in ("qwen3_5", "qwen3_next", "jamba") else 1e-5
+
+
+@functools.cache
+def theirs_of(path, names, batch_size, **args):
+    """What `hf` gives with three demonstrations, for several settings of ours."""
+    return harness.responses(harness.run("hf", path, list(names), 3, args=args, batch_size=batch_size))
 
 
 @pytest.mark.parametrize("shots", [0, 3])
@@ -105,7 +113,7 @@ def test_packing_does_not_matter(checkpoint, args):
 def test_generation_in_batches(checkpoint, name, batch_size):
     path = checkpoint(name)
     args = {"dtype": dtype_of(name), "max_length": 1024}
-    expected = harness.responses(harness.run("hf", path, GENERATED, 3, args=args, batch_size=1))
+    expected = theirs_of(path, tuple(GENERATED), 1, **args)
     most = {"max_batch_size": 4} if batch_size == "auto" else {}
     ours = harness.responses(harness.run("icl", path, GENERATED, 3, args=args, batch_size=batch_size, **most))
     harness.assert_same(ours, expected, 0)
@@ -116,7 +124,7 @@ def test_generation_in_batches(checkpoint, name, batch_size):
 def test_scoring_in_batches(checkpoint, name, batch_size):
     """Queries that cannot be packed are the rows of batches."""
     path, args = checkpoint(name), {"dtype": dtype_of(name)}
-    expected = harness.responses(harness.run("hf", path, SCORED, 3, args=args))
+    expected = theirs_of(path, tuple(SCORED), 4, **args)
     ours = harness.responses(harness.run("icl", path, SCORED, 3, args=args, batch_size=batch_size))
     harness.assert_same(ours, expected, tolerance(name))
 

@@ -24,7 +24,7 @@ from lm_eval_icl.harness import hf_arguments, patches
 from lm_eval_icl.harness.models import model_class
 from lm_eval_icl.layouts import Pattern, before
 from lm_eval_icl.methods import Method, Predictor, make
-from tests import harness, tiny
+from tests import harness, processes, tiny
 from tests.harness import ICL, DeepThink
 
 
@@ -908,9 +908,8 @@ def test_missing_dataset():
     ],
 )
 def test_on_the_command_line_it_is_one_line(checkpoint, tmp_path, args, options, says):
-    command = [sys.executable, "-m", "lm_eval", "--model", "deepthink", "--device", "cpu", *options]
-    command += ["--model_args", f"pretrained={checkpoint('gpt2')},{args}"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
+    line = ["--model", "deepthink", "--device", "cpu", "--model_args", f"pretrained={checkpoint('gpt2')},{args}"]
+    done = processes.command(*line, *options, program="lm_eval", cwd=tmp_path)
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1].startswith(says)
     assert "Traceback" not in done.stderr

@@ -18,6 +18,7 @@ from lm_eval_icl.demo import model_path
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.methods import NAMES, PrefixICL
 from lm_eval_icl.smoke import Result, sweep
+from tests.processes import Process, command
 
 COMMAND = str(Path(sys.executable).parent / "lm-eval-icl")
 SHORT = ["smoke_loglikelihood", "smoke_generation"]
@@ -162,10 +163,10 @@ def test_sweep_goes_on_after_what_is_wrong(tmp_path, monkeypatch):
         list(sweep(["llama"], record=tmp_path / "nowhere" / "x"))
 
 
-@pytest.mark.parametrize("command", [[COMMAND], [sys.executable, "-m", "lm_eval_icl"]])
-def test_command_line(command, tmp_path):
+def test_command_line(tmp_path):
+    """As it is started by a user."""
     done = subprocess.run(
-        [*command, "smoke", "--arch", "gpt2"], capture_output=True, text=True, cwd=tmp_path, check=False
+        [COMMAND, "smoke", "--arch", "gpt2"], capture_output=True, text=True, cwd=tmp_path, check=False
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
@@ -176,7 +177,7 @@ def test_command_line(command, tmp_path):
 
 
 def test_command_line_of_several_types():
-    done = lm_eval_icl("smoke", "--arch", "bloom,bart,musicgen", "--limit", "1", "--strict")
+    done = command("smoke", "--arch", "bloom,bart,musicgen", "--limit", "1", "--strict")
     assert done.returncode == 1 and not done.stderr
     lines = [re.sub(r" +\d+\.\d s", "", line) for line in done.stdout.splitlines()]
     assert lines[0].split(maxsplit=2) == ["exact", "bloom", "refused: nope, prefixicl, pcw, saicl, invicl"]
@@ -195,7 +196,7 @@ def test_command_line_of_several_types():
     ],
 )
 def test_options_of_the_smoke_test_that_cannot_be(options, says):
-    done = lm_eval_icl("smoke", *options)
+    done = command("smoke", *options)
     assert done.returncode == 1 and not done.stdout
     assert done.stderr.startswith("lm-eval-icl: ") and says in done.stderr and done.stderr.count("\n") == 1
 
@@ -226,8 +227,7 @@ def test_exit_status_of_several_types(monkeypatch, capsys, result, options, stat
 
 @pytest.mark.parametrize("archs", ["nonsense", "llama,nonsense"])
 def test_command_line_failure_is_one_line(tmp_path, archs):
-    command = [COMMAND, "smoke", "--arch", archs]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
+    done = command("smoke", "--arch", archs, cwd=tmp_path)
     assert done.returncode == 1 and not done.stdout
     says = "lm-eval-icl: smoke --arch: no tiny model of 'nonsense': transformers has no such model type.\n"
     assert done.stderr == says
@@ -237,27 +237,20 @@ def test_command_line_failure_is_one_line(tmp_path, archs):
 
 
 def test_a_task_that_is_not_there_is_one_line(tmp_path):
-    command = [COMMAND, "--model", "icl", "--model_args", "pretrained=none", "--tasks", "icl_sst22"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
+    done = command("--model", "icl", "--model_args", "pretrained=none", "--tasks", "icl_sst22", cwd=tmp_path)
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1].startswith("lm-eval-icl: --tasks: Tasks not found: icl_sst22. `lm-eval-icl ls")
     assert "Traceback" not in done.stderr
 
 
-def lm_eval_icl(*arguments):
-    return subprocess.run(
-        [sys.executable, "-m", "lm_eval_icl", *arguments], capture_output=True, text=True, check=False
-    )
-
-
 def test_models_of_lm_eval_run_under_our_command_too():
     arguments = ["--model_args", f"pretrained={model_path()}", "--tasks", "icl_demo_short", "--limit", "2"]
-    done = lm_eval_icl("--model", "hf", *arguments, "--device", "cpu")
+    done = command("--model", "hf", *arguments, "--device", "cpu")
     assert done.returncode == 0 and "|icl_demo_short|" in done.stdout, done.stderr
 
 
 @pytest.mark.parametrize(
-    ("command", "says"),
+    ("arguments", "says"),
     [
         (["shw", "invicl"], "unknown command 'shw': did you mean 'show'?"),
         (["smok"], "unknown command 'smok': did you mean 'smoke'?"),
@@ -268,19 +261,26 @@ def test_models_of_lm_eval_run_under_our_command_too():
         ),
     ],
 )
-def test_a_misspelt_command_is_one_line(command, says):
-    done = lm_eval_icl(*command)
+def test_a_misspelt_command_is_one_line(arguments, says):
+    line = [sys.executable, "-m", "lm_eval_icl", *arguments]
+    done = subprocess.run(line, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (1, "", f"lm-eval-icl: {says}\n")
 
 
-@pytest.mark.parametrize("command", [["show", "invicl"], ["show", "invicl", "--output", "x.svg"]])
-def test_a_reader_that_has_enough(tmp_path, command):
-    """`lm-eval-icl show ... | head`, whose pipe is closed before or while we write."""
+def without_a_reader(*arguments):
     read, write = os.pipe()
+    os.dup2(write, 1)
     os.close(read)
-    done = subprocess.run([COMMAND, *command], stdout=write, stderr=subprocess.PIPE, cwd=tmp_path, check=False)
     os.close(write)
-    assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, b"")
+    sys.argv = ["lm-eval-icl", *arguments]
+    cli.main()
+
+
+@pytest.mark.parametrize("arguments", [["show", "invicl"], ["show", "invicl", "--output", "x.svg"]])
+def test_a_reader_that_has_enough(tmp_path, arguments):
+    """`lm-eval-icl show ... | head`, whose pipe is closed before or while we write."""
+    arguments = [str(tmp_path / each) if each == "x.svg" else each for each in arguments]
+    assert Process(without_a_reader, *arguments).finish() == (128 + signal.SIGPIPE, [])
 
 
 @pytest.mark.parametrize(
@@ -296,22 +296,22 @@ def test_a_reader_that_has_enough(tmp_path, command):
 )
 def test_options_that_cannot_be_are_one_line(tmp_path, arguments, says):
     (tmp_path / "file").touch()
-    command = [COMMAND, "--model", "icl", "--model_args", f"pretrained={model_path()}", "--tasks", "icl_demo_short"]
-    done = subprocess.run([*command, *arguments], capture_output=True, text=True, cwd=tmp_path, check=False)
+    line = ["--model", "icl", "--model_args", f"pretrained={model_path()}", "--tasks", "icl_demo_short"]
+    done = command(*line, *arguments, cwd=tmp_path)
     assert done.returncode == 1 and "Traceback" not in done.stderr and "Selected Tasks" not in done.stderr
     assert done.stderr.splitlines()[-1].startswith(f"lm-eval-icl: {says}")
 
 
 def test_a_document_that_is_not_there_is_one_line():
     arguments = ["--model", "icl", "--model_args", f"pretrained={model_path()}", "--tasks", "icl_demo_short"]
-    done = lm_eval_icl(*arguments, "--samples", '{"icl_demo_short": [0, 200]}', "--device", "cpu")
+    done = command(*arguments, "--samples", '{"icl_demo_short": [0, 200]}', "--device", "cpu")
     assert done.returncode == 1 and "Traceback" not in done.stderr
     last = done.stderr.splitlines()[-1]
     assert last.startswith("lm-eval-icl: --samples: a task has no document of such a number (") and "k=200" in last
 
 
 def test_no_task_is_one_line():
-    done = lm_eval_icl("--model", "icl", "--model_args", f"pretrained={model_path()}")
+    done = command("--model", "icl", "--model_args", f"pretrained={model_path()}")
     assert done.returncode == 1 and "Traceback" not in done.stderr
     assert done.stderr.splitlines()[-1].startswith("lm-eval-icl: --tasks: No tasks specified, or no tasks found. `lm")
 
@@ -361,16 +361,14 @@ except KeyboardInterrupt as stopped:
     [("deepthnk", "did you mean 'deepthink'?"), ("zzzzzz", "the methods are icl, nope, ")],
 )
 def test_a_misspelt_model_is_one_line(name, says):
-    done = lm_eval_icl("--model", name, "--model_args", "pretrained=x", "--tasks", "icl_demo_short")
+    done = command("--model", name, "--model_args", "pretrained=x", "--tasks", "icl_demo_short")
     assert done.returncode == 1 and "Traceback" not in done.stderr
     assert f"lm-eval-icl: --model: unknown model '{name}': {says}" in done.stderr.splitlines()[-1]
 
 
-@pytest.mark.parametrize("command", ["lm_eval", "lm_eval_icl"])
-def test_without_a_device_the_machines_own_is_taken(tmp_path, command):
+@pytest.mark.parametrize("program", ["lm_eval", "lm-eval-icl"])
+def test_without_a_device_the_machines_own_is_taken(tmp_path, program):
     """lm-eval's default is cuda:0, on a machine without a GPU too."""
     arguments = ["--model", "icl", "--model_args", f"pretrained={model_path()}", "--tasks", "icl_demo_short"]
-    done = subprocess.run(
-        [sys.executable, "-m", command, *arguments, "--limit", "2"], capture_output=True, text=True, cwd=tmp_path
-    )
+    done = command(*arguments, "--limit", "2", program=program, cwd=tmp_path)
     assert done.returncode == 0, done.stderr[-300:]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import runpy
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -18,6 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from lm_eval_icl.demo import documents, model_path
 from lm_eval_icl.harness.plugin import task_dir
 from lm_eval_icl.methods import make
+from tests import processes
 
 TASKS = ["icl_demo_short", "icl_demo_long", "icl_demo_four", "icl_demo_pieces", "icl_demo_unseen"]
 SCRIPT = Path(__file__).resolve().parents[1] / "scripts/make_demo_model.py"
@@ -174,8 +173,7 @@ def test_the_demo_prints_a_line_for_each_setting_and_a_table(tmp_path: Path) -> 
     script = str(SCRIPT.with_name("demo.py"))
     alone = f"import runpy; from lm_eval_icl import methods; methods.NAMES = ('icl',); runpy.run_path({script!r}, "
     alone += "run_name='__main__')"
-    command = [sys.executable, "-c", alone, "--limit", "2", "--output", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
+    done = processes.python(alone, "--limit", 2, "--output", tmp_path, cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
     settings = [line.split(": accuracy ")[0] for line in lines[:4] if ", order sensitivity " in line]

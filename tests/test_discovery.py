@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests import processes
+
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -87,14 +89,16 @@ def test_include_path_still_works_and_wins(tmp_path):
         "from lm_eval_icl.harness.plugin import task_dir\n"
         "t = TaskManager(include_path=str(task_dir()))\nprint('icl_trec' in t.all_tasks)"
     )
-    assert python(code, tmp_path) == "mine.yaml\nTrue"
+    assert processes.python(code, cwd=tmp_path).stdout == "mine.yaml\nTrue\n"
 
 
-@pytest.mark.parametrize("command", [["-m", "lm_eval"], ["-m", "lm_eval_icl"]])
-def test_lm_eval_lists_our_tasks(command, tmp_path):
-    done = subprocess.run(
-        [sys.executable, *command, "ls", "tasks"], capture_output=True, text=True, cwd=tmp_path, check=True
-    )
+@pytest.mark.parametrize("program", ["lm_eval", "lm-eval-icl"])
+def test_lm_eval_lists_our_tasks(program, tmp_path):
+    if program == "lm_eval":  # as it is started by a user
+        line = [sys.executable, "-m", "lm_eval", "ls", "tasks"]
+        done = subprocess.run(line, capture_output=True, text=True, cwd=tmp_path, check=True)
+    else:
+        done = processes.command("ls", "tasks", cwd=tmp_path)
     for name in ("icl_classification", "icl_mmlu_anatomy", "icl_bbh_snarks"):
         assert f"|{name}" in done.stdout.replace(" ", "")
 

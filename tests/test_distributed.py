@@ -179,8 +179,8 @@ def test_what_one_process_refuses_ends_all(checkpoint, tmp_path):
     }
     (tmp_path / "task.yaml").write_text(yaml.safe_dump(task))
     done = launch(
-        *(*TORCHRUN, "lm_eval", "--model", "icl", "--tasks", "one_is_long", "--include_path", str(tmp_path)),
-        *("--model_args", f"pretrained={checkpoint('gpt2')},max_length=100"),
+        *(*TORCHRUN, "tests.launched", "lm_eval", "--model", "icl", "--tasks", "one_is_long"),
+        *("--include_path", str(tmp_path), "--model_args", f"pretrained={checkpoint('gpt2')},max_length=100"),
     )
     assert done.returncode != 0
     assert done.stderr.count("lm-eval-icl: 1 of 2 documents (tasks: one_is_long) do not fit") == 1

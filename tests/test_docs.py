@@ -33,6 +33,7 @@ from lm_eval_icl.methods import NAMES
 from lm_eval_icl.methods.drawing import drawing, picture
 from lm_eval_icl.smoke import Result, result_of
 from lm_eval_icl.training.train import Settings
+from tests import processes
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -204,7 +205,7 @@ def test_python_blocks_print_what_the_page_says(page, tmp_path):
     found = blocks(page)
     assert {language for _, language, _ in found} == {"python", "console"}
     code, expected = ("\n".join(text for _, of, text in found if of == language) for language in ("python", "console"))
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=False)
+    done = processes.python(code, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     printed, wanted = lines(done.stdout), [line for line in lines(expected) if line]
     assert [re.sub(r"\d+\.\d+", "#", line) for line in printed] == [re.sub(r"\d+\.\d+", "#", line) for line in wanted]
@@ -233,9 +234,8 @@ def test_adding_a_method_works_as_written(tmp_path, number):
     command, _, expected = consoles[number].removeprefix("$ ").partition("\n")
     name, _, text = blocks(PAGE)[0]
     (tmp_path / name).write_text(text, encoding="utf-8")
-    done = subprocess.run(
-        ["bash", "-c", command], capture_output=True, text=True, cwd=tmp_path, env=environment(), check=False
-    )
+    program, *arguments = shlex.split(command.replace("$MODEL", str(model_path())))
+    done = processes.command(*arguments, program=program, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     if command.startswith("lm-eval-icl show"):
         assert lines(done.stdout) == lines(expected)
@@ -266,16 +266,16 @@ def installed(tmp_path_factory) -> dict[str, str]:
 @pytest.mark.slow
 def test_an_installed_method_is_like_ours(installed, tmp_path):
     """The smoke test takes it in; an unknown name is near it; an entry point of another name is refused."""
-    run = functools.partial(subprocess.run, capture_output=True, text=True, cwd=tmp_path, env=installed, check=False)
-    done = run(["lm-eval-icl", "smoke", "--arch", "gpt2", "--limit", "1"])
+    line = ["lm-eval-icl", "smoke", "--arch", "gpt2", "--limit", "1"]
+    done = subprocess.run(line, capture_output=True, text=True, cwd=tmp_path, env=installed, check=False)
     assert "neighbours on gpt2: ok (smoke_loglikelihood, smoke_generation)" in done.stdout, done.stderr
-    done = run(["lm-eval-icl", "show", "neighbors"])
+    done = processes.command("show", "neighbors", cwd=tmp_path, env=installed)
     assert done.stderr == "lm-eval-icl: show: unknown method 'neighbors': did you mean 'neighbours'?\n"
     (entries,) = Path(installed["PYTHONPATH"].split(os.pathsep)[0]).glob("*/entry_points.txt")
     text = entries.read_text()
     try:
         entries.write_text(text.replace("neighbours =", "others ="))
-        done = run(["lm-eval-icl", "show", "others"])
+        done = processes.command("show", "others", cwd=tmp_path, env=installed)
         assert done.returncode == 1 and "call the entry point 'neighbours'" in done.stderr
     finally:
         entries.write_text(text)

@@ -4,7 +4,6 @@ import json
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 
 import numpy as np
@@ -15,6 +14,7 @@ from lm_eval_icl.demo import model_path
 from lm_eval_icl.leaderboard import build, tables
 from lm_eval_icl.leaderboard.entries import shown
 from lm_eval_icl.leaderboard.read import read
+from tests import processes
 
 RIGHT = {"icl": 0.5, "deepthink": 0.55, "invicl": 0.9}
 TASKS = ("icl_first", "icl_second")
@@ -264,11 +264,10 @@ def test_the_command_of_an_entry_reproduces_its_run(tmp_path):
         f"--model deepthink --model_args pretrained={model_path()},T=2,eta=0.5 --tasks icl_demo_unseen --limit 20 "
     )
     arguments += f"--num_fewshot 4 --seed 0,1234,1234,3 --log_samples --output_path {tmp_path}"
-    env_command = [sys.executable, "-m", "lm_eval_icl"]
-    subprocess.run([*env_command, *arguments.split()], check=True, capture_output=True)
+    processes.command(*arguments.split()).check_returncode()
     (entry,) = build.build(*read([tmp_path], quiet=True)).entries
     again = [str(tmp_path) if word == "results" else word for word in shlex.split(entry.command)[1:]]
-    subprocess.run([*env_command, *again], check=True, capture_output=True)
+    processes.command(*again).check_returncode()
     board = build.build(*read([tmp_path], quiet=True))
     (entry,) = board.entries
     assert board.files == len(entry.runs) == 2

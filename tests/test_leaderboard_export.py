@@ -3,8 +3,6 @@
 import hashlib
 import json
 import re
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,6 +19,7 @@ from lm_eval_icl.leaderboard.collect import collect
 from lm_eval_icl.leaderboard.export import export
 from lm_eval_icl.leaderboard.read import read
 from lm_eval_icl.leaderboard.records import Answers, Run, TaskResult
+from tests import processes
 
 SCHEMAS = Path(__file__).parent / "schemas"
 # A path that every_eval_ever 0.3.0's `validate` takes: validator/validation_core.py, check_path_structure.
@@ -399,9 +398,9 @@ def test_marks_go_with_the_number(tmp_path):
 
 
 def test_a_run_of_lm_eval_and_its_collected_copy(tmp_path):
-    command = f"-m lm_eval run --model icl --model_args pretrained={model_path()} --tasks icl_demo_short,icl_demo_four"
+    line = f"run --model icl --model_args pretrained={model_path()} --tasks icl_demo_short,icl_demo_four"
     options = f"--num_fewshot 2 --limit 6 --device cpu --log_samples --output_path {tmp_path / 'in'}"
-    subprocess.run([sys.executable, *command.split(), *options.split()], capture_output=True, check=True)
+    processes.command(*line.split(), *options.split(), program="lm_eval").check_returncode()
     runs, left_out = read([tmp_path / "in"], quiet=True)
     assert len(runs) == 1 and not left_out
     assert not export(runs, "eee", tmp_path / "out").left_out

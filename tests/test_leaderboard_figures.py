@@ -26,7 +26,16 @@ from lm_eval_icl.leaderboard.statistics import Difference, Estimate
 
 HERE = Path(__file__).parent
 SVG = "{http://www.w3.org/2000/svg}"
-ALL = ["forest", "differences", "seeds", "orders", "shots", "T", "tokens"]
+FIGURES = {
+    "forest": figures._forest,
+    "differences": figures._differences,
+    "seeds": figures._seeds,
+    "orders": figures._orders,
+    "shots": figures._by_shots,
+    "T": figures._by_T,
+    "tokens": figures._by_tokens,
+}
+ALL = list(FIGURES)
 # A method with its arguments and shots.
 Kind = tuple[str, dict[str, Any], int]
 KINDS: list[Kind] = [
@@ -166,6 +175,13 @@ def drawn(board: Board, folder: Path) -> dict[str, list[dict[str, str]]]:
     return {path.stem: table(path) for path in figures.draw(board, folder) if path.suffix == ".csv"}
 
 
+def drawn_alone(name: str, board: Board, folder: Path) -> list[dict[str, str]]:
+    """The lines of one figure's CSV file. The others are not drawn, which takes long."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(figures, "_all", lambda board, rows: filter(None, [FIGURES[name](board, rows)]))
+        return drawn(board, folder)[name]
+
+
 def texts(path: Path) -> list[str]:
     """The texts of an SVG file."""
     return [part.text or "" for part in ET.parse(path).iter(f"{SVG}text")]
@@ -235,9 +251,10 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         (make(missing=1), set(ALL)),
     ],
 )
-def test_what_has_nothing_to_show_is_not_drawn(board: Board, missing: set[str], tmp_path: Path) -> None:
-    assert drawn(board, tmp_path).keys() == set(ALL) - missing
-    assert len(figures.svgs(board)) == len(ALL) - len(missing)
+def test_what_has_nothing_to_show_is_not_drawn(board: Board, missing: set[str]) -> None:
+    for rows in (figures._ROWS, figures._ROWS_ON_PAGE):
+        with style.styled():
+            assert {figure.name for figure in figures._all(board, rows)} == set(ALL) - missing
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -246,7 +263,7 @@ def test_what_has_nothing_to_show_is_not_drawn(board: Board, missing: set[str], 
 
 def test_forest_has_means_intervals_and_the_baseline(tmp_path: Path) -> None:
     board = make(tasks=("a", "b"), checkpoints=("one", "two"))
-    lines = drawn(board, tmp_path)["forest"]
+    lines = drawn_alone("forest", board, tmp_path)
     assert len(lines) == len(board.entries)
     said = texts(tmp_path / "forest.svg")
     by_name = {entry.name: entry for entry in board.entries}
@@ -266,7 +283,7 @@ def test_a_mean_without_an_interval_is_a_point(tmp_path: Path) -> None:
         return replace(entry, cells={"sst2": replace(cell, estimate=of)})
 
     board = changed(make(), change)
-    drawn(board, tmp_path)
+    drawn_alone("forest", board, tmp_path)
     assert "inf" not in (tmp_path / "forest.svg").read_text()
     assert f"{100 * board.entries[0].cells['sst2'].estimate.mean:.1f}" in texts(tmp_path / "forest.svg")
 
@@ -275,7 +292,7 @@ def test_seeds_on_the_average_are_weighted_sums_of_the_tasks(tmp_path: Path) -> 
     board = make(tasks=("a", "b"), seeds=4, orders=3)
     weights = {"a": 0.25, "b": 0.75}
     board = replace(board, columns=(replace(board.columns[0], weights=weights), *board.columns[1:]))
-    lines = drawn(board, tmp_path)["seeds"]
+    lines = drawn_alone("seeds", board, tmp_path)
     assert len(lines) == 4 * len(board.entries)
     for line in lines:
         entry, at = of(board, line), int(line["prompt set"].split()[1])
@@ -288,13 +305,13 @@ def test_seeds_that_a_task_lacks_are_not_drawn_on_the_average(tmp_path: Path) ->
         fewer = replace(entry.cells["b"], sets=entry.cells["b"].sets[:3])
         return replace(entry, cells={**entry.cells, "b": fewer})
 
-    lines = drawn(changed(make(tasks=("a", "b")), change), tmp_path)["seeds"]
+    lines = drawn_alone("seeds", changed(make(tasks=("a", "b")), change), tmp_path)
     assert {line["prompt set"] for line in lines} == {"seed 0", "seed 1", "seed 2"}
 
 
 def test_orders_are_drawn_around_the_mean_of_their_demonstrations(tmp_path: Path) -> None:
     board = make(tasks=("a",), seeds=2, orders=3)
-    lines = drawn(board, tmp_path)["orders"]
+    lines = drawn_alone("orders", board, tmp_path)
     for entry in board.entries:
         found = [line for line in lines if line["name"] == entry.name]
         expected = [one.result.value - each.value for each in entry.cells["a"].sets for one in each.answered]
@@ -307,7 +324,7 @@ def test_orders_are_drawn_around_the_mean_of_their_demonstrations(tmp_path: Path
 def test_entries_that_differ_in_shots_only_are_a_line(tmp_path: Path) -> None:
     kinds = [("icl", {}, shots) for shots in (0, 1, 4, 16)] + [("pcw", {"windows": n}, 2 * n) for n in (2, 4)]
     board = make(kinds, tasks=("a", "b"))
-    lines = drawn(board, tmp_path)["shots"]
+    lines = drawn_alone("shots", board, tmp_path)
     assert [(line["line"], float(line["demonstrations"])) for line in lines] == [("icl", n) for n in (0, 1, 4, 16)]
     assert [float(line["mean"]) for line in lines] == [of(board, line).cells[AVERAGE].estimate.mean for line in lines]
     assert {"0", "1", "4", "16"} <= set(texts(tmp_path / "shots.svg"))
@@ -325,7 +342,7 @@ def test_curves_over_T_with_defaults_and_without_what_was_chosen(tmp_path: Path)
             return replace(entry, arguments="T=chosen on dev, eta=0.1")
         return entry
 
-    lines = drawn(changed(board, change), tmp_path)["T"]
+    lines = drawn_alone("T", changed(board, change), tmp_path)
     expected = {"deepthink eta=0.01": [1, 2, 10], "deepthink eta=0.1": [1, 10], "baseline": [None]}
     found: dict[str, list[float | None]] = {}
     for line in lines:
@@ -336,7 +353,7 @@ def test_curves_over_T_with_defaults_and_without_what_was_chosen(tmp_path: Path)
 
 def test_the_map_has_dots_where_holm_says_so_and_dashes_where_nothing_is_known(tmp_path: Path) -> None:
     board = make(tasks=("a", "b", "c"), missing=0.2)
-    lines = drawn(board, tmp_path)["differences"]
+    lines = drawn_alone("differences", board, tmp_path)
     expected = {
         (entry.name, column): cell
         for entry in board.entries
@@ -383,7 +400,7 @@ def test_blue_is_better_also_where_less_is_better() -> None:
 
 def test_the_dashed_line_joins_what_no_cheaper_entry_reaches(tmp_path: Path) -> None:
     board = make(tasks=("a", "b"))
-    lines = drawn(board, tmp_path)["tokens"]
+    lines = drawn_alone("tokens", board, tmp_path)
     assert len(lines) == len(board.entries)
     for line in lines:
         assert float(line["tokens"]) == of(board, line).tokens

@@ -145,6 +145,7 @@ def test_bootstrap_intervals_cover() -> None:
         return float(w @ (2 * hits / (hits + alarms + share)))
 
     f1, covered, paired = AGGREGATIONS["f1"], 0, 0
+    steep, flat = truth(1.5), truth(1.0)
     for _ in range(trials):
         gold = (rng.random(DOCUMENTS) < share).astype(int)
         of_documents = rng.normal(size=(DOCUMENTS, 1))
@@ -154,9 +155,9 @@ def test_bootstrap_intervals_cover() -> None:
             predicted = rng.random(odds.shape) < special.expit(odds)
             sums.append(np.stack([f1.features(np.stack([gold, column], 1)) for column in predicted.T], axis=1))
         one = bootstrap(sums[0], f1.value, draws=400, bounds=f1.bounds)
-        covered += one.low <= truth(1.5) <= one.high
+        covered += one.low <= steep <= one.high
         pair = bootstrap_difference(*sums, f1.value, draws=400, bounds=f1.bounds)
-        paired += pair.low <= truth(1.5) - truth(1.0) <= pair.high
+        paired += pair.low <= steep - flat <= pair.high
     assert 0.92 <= covered / trials <= 0.98 and 0.92 <= paired / trials <= 0.98, (covered, paired)
 
 

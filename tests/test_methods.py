@@ -9,9 +9,6 @@ import copy
 import functools
 import itertools
 import math
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -25,7 +22,7 @@ from lm_eval_icl.inference.generation import continue_from
 from lm_eval_icl.inference.positions import no_positions, position_embeddings
 from lm_eval_icl.inference.scoring import score_packed, score_rows
 from lm_eval_icl.tokens import Context
-from tests import harness, tiny
+from tests import harness, processes, tiny
 
 # How far log-likelihoods agree, in float64 models. Where norms are LayerNorm everything that differs between two ways
 # of computing the same is float64 (rotary angles are float32, but the same for equal positions): 1e-14 was measured.
@@ -650,16 +647,8 @@ def test_a_method_in_a_file_of_ones_own(checkpoint, tmp_path, monkeypatch):
 
 def test_a_method_in_a_file_of_ones_own_on_the_command_line(checkpoint, tmp_path):
     (tmp_path / "of_mine.py").write_text(MINE)
-    for command in ("lm_eval", "lm-eval-icl"):  # neither of which Python starts in the working directory
-        line = [
-            str(Path(sys.executable).parent / command),
-            "--model",
-            "of_mine:Mine",
-            "--device",
-            "cpu",
-            "--limit",
-            "2",
-        ]
-        line += ["--tasks", "icl_demo_short", "--model_args", f"pretrained={checkpoint('gpt2')},reach=2"]
-        done = subprocess.run(line, capture_output=True, text=True, cwd=tmp_path, check=False)
+    for program in ("lm_eval", "lm-eval-icl"):  # neither of which Python starts in the working directory
+        line = ["--model", "of_mine:Mine", "--device", "cpu", "--limit", "2", "--tasks", "icl_demo_short"]
+        line += ["--model_args", f"pretrained={checkpoint('gpt2')},reach=2"]
+        done = processes.command(*line, program=program, cwd=tmp_path)
         assert done.returncode == 0 and "|icl_demo_short|" in done.stdout, done.stderr

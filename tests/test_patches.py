@@ -20,7 +20,7 @@ from lm_eval.tasks.manager import TaskManager
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.harness import patches, shim
 from lm_eval_icl.harness.models import ICLModel
-from tests import harness
+from tests import harness, processes
 
 # What the wrappers rely on: the arguments that they name, of the functions that they wrap.
 ARGUMENTS = {
@@ -196,18 +196,18 @@ def test_results_that_are_not_there(tmp_path, capsys, suffix):
 def test_a_refusal_that_nobody_catches_is_a_line():
     code = "from lm_eval_icl.methods import make; make('icl', {'repeat': 0})"
     code = f"from lm_eval_icl.harness import patches; patches.install(); {code}"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    done = processes.python(code)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == "lm-eval-icl: icl: repeat=0: must be a whole number, 1 or more.\n"
     code = "from lm_eval_icl.harness import patches; patches.install(); 1 / 0"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    done = processes.python(code)
     assert "Traceback" in done.stderr and "ZeroDivisionError" in done.stderr
 
 
 def test_our_tasks_refuse_in_a_line_under_other_models_too(checkpoint, tmp_path):
-    command = [sys.executable, "-m", "lm_eval", "--model", "hf", "--model_args", f"pretrained={checkpoint('gpt2')}"]
-    command += ["--tasks", "icl_demo_short", "--num_fewshot", "100000", "--device", "cpu"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
+    line = ["--model", "hf", "--model_args", f"pretrained={checkpoint('gpt2')}", "--device", "cpu"]
+    line += ["--tasks", "icl_demo_short", "--num_fewshot", "100000"]
+    done = processes.command(*line, program="lm_eval", cwd=tmp_path)
     assert done.returncode == 1 and "Traceback" not in done.stderr
     assert "100000 demonstrations asked for, 200 there: lower --num_fewshot." in done.stderr.splitlines()[-1]
 

@@ -2,14 +2,12 @@
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from lm_eval.tasks import TaskManager
 
-from tests import harness
+from tests import harness, processes
 
 # Deep-Thinking, Tables 4 to 6. (Table 4 counts one too many for SST2 and AGNews.)
 CLASSIFICATION = {"icl_sst2": 872, "icl_sst5": 2210, "icl_mr": 1066, "icl_trec": 500, "icl_agnews": 7600}
@@ -99,8 +97,7 @@ def test_icl_gives_what_hf_gives(checkpoint, shared, name, shots):
 
 
 def lm_eval(cwd, *arguments):
-    command = [sys.executable, "-m", "lm_eval", "--device", "cpu", *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=cwd, check=False)
+    done = processes.command("--device", "cpu", *arguments, program="lm_eval", cwd=cwd)
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout
 

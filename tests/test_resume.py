@@ -5,7 +5,6 @@ import dataclasses
 import importlib
 import json
 import math
-import multiprocessing
 import os
 import pickle
 import random
@@ -37,12 +36,9 @@ from lm_eval_icl.harness.identity import fingerprint, weights_digest
 from lm_eval_icl.harness.models import model_class
 from lm_eval_icl.harness.response_cache import Responses, ResumableLM
 from lm_eval_icl.prompt import FewShotPrompt
-from tests import harness, tiny
+from tests import harness, processes, tiny
 from tests.harness import ICL
-
-# Processes that begin with everything imported, forked from one in which nothing has run.
-PROCESSES = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload(["tests.test_resume"])
+from tests.processes import Process
 
 KILLS = 20
 NAMES = ["resume_choice", "resume_text", "resume_rolling"]
@@ -87,40 +83,6 @@ def run(path, where, out=None, model="deepthink", seconds=0.0, full=None, **kwar
         found = {key: results[key] for key in ("results", "samples")}
         out.write_text(json.dumps([found, len(computed)], default=str))
     return results
-
-
-class Process:
-    """A function in a process of its own, and what that says."""
-
-    def __init__(self, function, *args, **kwargs):
-        self.said, to = PROCESSES.Pipe(duplex=False)
-        self.process = PROCESSES.Process(target=_saying, args=(to, function, args, kwargs))
-        self.process.start()
-        to.close()
-
-    def kill(self):
-        assert self.process.exitcode is None
-        self.process.kill()
-        self.process.join()
-        assert self.process.exitcode == -signal.SIGKILL
-
-    def finish(self):
-        """The exit code and the lines."""
-        with open(self.said.fileno(), closefd=False) as pipe:
-            lines = pipe.read().splitlines()
-        self.process.join()
-        return self.process.exitcode, lines
-
-
-def _saying(to, function, args, kwargs):
-    os.dup2(to.fileno(), 1)
-    os.dup2(to.fileno(), 2)
-    to.close()
-    try:
-        function(*args, **kwargs)
-    except Exception:  # as Python ends, which processes of this kind do in a way of their own
-        sys.excepthook(*sys.exc_info())
-        sys.exit(1)
 
 
 def stored(where):
@@ -194,32 +156,28 @@ def intact(where, copy):
         shutil.rmtree(copy)
 
 
-def command_line(*args):
+LM_EVAL = str(Path(sys.executable).parent / "lm_eval")
+
+
+def arguments(*further):
     # The slowest: it runs for longer than what is finished may wait.
     model = ["--model", "batchicl", "--model_args", f"pretrained={demo.model_path()},pack_tokens=64", "--device", "cpu"]
-    return [
-        str(Path(sys.executable).parent / "lm_eval"),
-        *model,
-        "--tasks",
-        "icl_demo_pieces",
-        "--limit",
-        "120",
-        *map(str, args),
-    ]
+    return [*model, "--tasks", "icl_demo_pieces", "--limit", "120", *map(str, further)]
 
 
 def test_the_command_killed_and_started_again(tmp_path):
     """The real one, as it is typed."""
     where = tmp_path / "c_rank0.db"
-    line = command_line("--use_cache", tmp_path / "c", "--output_path", tmp_path / "out", "--log_samples")
-    with subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+    line = arguments("--use_cache", tmp_path / "c", "--output_path", tmp_path / "out", "--log_samples")
+    with subprocess.Popen([LM_EVAL, *line], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         while stored(where) == 0:
             assert process.poll() is None
             time.sleep(0.001)
         process.kill()
     assert process.returncode == -signal.SIGKILL
     kept = stored(where)
-    again = subprocess.run(line, capture_output=True, text=True, check=True)
+    again = processes.command(*line, program="lm_eval")
+    again.check_returncode()
 
     task = "icl_demo_pieces"
     expected = harness.run(
@@ -237,35 +195,49 @@ def test_the_command_killed_and_started_again(tmp_path):
         assert results[metric] == expected["results"][task][metric]
 
 
-def interrupted(line, when, env=None):
-    """What a command says on standard error if Ctrl-C follows as soon as `when` is true of what it has said before."""
-    with subprocess.Popen(
-        line, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=os.environ | (env or {})
-    ) as process:
-        said = b""
-        while not when(said):
-            more = os.read(process.stderr.fileno(), 4096)
-            assert more, said.decode()
-            said += more
-        process.send_signal(signal.SIGINT)
-        said += process.communicate()[1]
-    assert process.returncode == -signal.SIGINT  # 130 in a shell, whose loops end
-    return said.decode().splitlines()
+def interrupted(line, when, imported=False, env=None):
+    """What a command says on standard error if Ctrl-C follows as soon as `when` is true of what it has said before: the
+    real one, or one that has everything imported."""
+    if imported:
+        process = Process(errors_of_command, line)
+        said, pid = process.said.fileno(), process.process.pid
+    else:
+        program, nothing = [LM_EVAL, *line], subprocess.DEVNULL
+        process = subprocess.Popen(program, stdout=nothing, stderr=subprocess.PIPE, env=os.environ | (env or {}))
+        said, pid = process.stderr.fileno(), process.pid
+    before = b""
+    while not when(before):
+        more = os.read(said, 4096)
+        assert more, before.decode()
+        before += more
+    os.kill(pid, signal.SIGINT)
+    if imported:
+        code, after = process.finish()
+    else:
+        after = process.communicate()[1].decode().splitlines()
+        code = process.returncode
+    assert code == -signal.SIGINT  # 130 in a shell, whose loops end
+    return [*before.decode().splitlines(), *after]
+
+
+def errors_of_command(line):
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    processes.run_command(["lm_eval", *line])
 
 
 def test_ctrl_c_says_what_was_kept(tmp_path):
     """And the same command goes on."""
     where = tmp_path / "c_rank0.db"
-    line = command_line("--use_cache", tmp_path / "c")
-    *before, last = interrupted(line, lambda said: stored(where) > 0)
+    line = arguments("--use_cache", tmp_path / "c")
+    *before, last = interrupted(line, lambda said: stored(where) > 0, imported=True)
     kept = stored(where)
     assert last == (
         f"lm-eval-icl: interrupted: {kept} responses are kept in {where}. The same command, with --use_cache "
         f"{tmp_path / 'c'}, goes on."
     )
     assert not any("Traceback" in line for line in before)
-    again = subprocess.run(line, capture_output=True, text=True, check=True)
-    assert f"{kept} of 360 responses are in {where}" in again.stderr
+    again = processes.command(*line, program="lm_eval")
+    assert again.returncode == 0 and f"{kept} of 360 responses are in {where}" in again.stderr
 
 
 @pytest.mark.parametrize(
@@ -279,16 +251,16 @@ def test_ctrl_c_says_what_was_kept(tmp_path):
 )
 def test_ctrl_c_at_other_times(tmp_path, monkeypatch, when, options, says):
     monkeypatch.chdir(tmp_path)
-    *before, last = interrupted(command_line(*options), lambda said: when in said)
+    *before, last = interrupted(arguments(*options), lambda said: when in said, imported=when != b"--limit")
     assert last.startswith(f"lm-eval-icl: {says}")
     assert not any("Traceback" in line for line in before)
 
 
 def test_ctrl_c_with_a_file_of_arguments(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    arguments = {"model": "icl", "tasks": ["icl_demo_pieces"], "use_cache": "c", "limit": 9}
-    (tmp_path / "run.yaml").write_text(json.dumps(arguments))
-    line = [command_line()[0], "run", "--config", "run.yaml"]
+    config = {"model": "icl", "tasks": ["icl_demo_pieces"], "use_cache": "c", "limit": 9}
+    (tmp_path / "run.yaml").write_text(json.dumps(config))
+    line = ["run", "--config", "run.yaml"]
     assert interrupted(line, lambda said: b"--limit" in said)[-1].startswith(
         "lm-eval-icl: interrupted before there was"
     )
@@ -302,9 +274,8 @@ def test_ctrl_c_while_results_are_saved(tmp_path):
         "tracker.json = types.SimpleNamespace(dumps=interrupt)\n"
         "from lm_eval.__main__ import cli_evaluate; cli_evaluate()"
     )
-    arguments = [*command_line()[1:-1], "9", "--use_cache", tmp_path / "c", "--output_path", tmp_path / "out"]
-    done = subprocess.run(
-        [sys.executable, "-c", code, *map(str, arguments)], capture_output=True, text=True, check=False
+    done = processes.python(
+        code, *arguments()[:-1], "9", "--use_cache", tmp_path / "c", "--output_path", tmp_path / "out"
     )
     assert done.returncode == -signal.SIGINT and "Traceback" not in done.stderr
     assert done.stderr.splitlines()[-1].startswith(
@@ -314,13 +285,13 @@ def test_ctrl_c_while_results_are_saved(tmp_path):
 
 
 def test_ctrl_c_is_said_by_one_process(tmp_path):
-    said = interrupted(command_line(), lambda said: b"--limit" in said, env={"RANK": "1"})
+    said = interrupted(arguments(), lambda said: b"--limit" in said, env={"RANK": "1"})
     assert "lm-eval-icl" not in said[-1] and not any("Traceback" in line for line in said)
 
 
 def test_ctrl_c_in_a_run_of_another_model(tmp_path):
     """It ends as lm-eval ends it."""
-    line = command_line()
+    line = arguments()
     line[line.index("batchicl")] = "hf"
     said = interrupted(line, lambda said: b"--limit" in said)
     assert "Traceback (most recent call last):" in said and not any("lm-eval-icl" in line for line in said)
@@ -329,7 +300,7 @@ def test_ctrl_c_in_a_run_of_another_model(tmp_path):
 def command_on_a_full_disk(*args):
     from lm_eval_icl.cli import main
 
-    sys.argv = command_line(*args)
+    sys.argv = ["lm-eval-icl", *arguments(*args)]
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))
     main()
 

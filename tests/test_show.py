@@ -3,7 +3,6 @@
 import dataclasses
 import itertools
 import json
-import subprocess
 import sys
 import xml.etree.ElementTree as ET
 from pathlib import Path
@@ -22,6 +21,7 @@ from lm_eval_icl.layouts import Layout
 from lm_eval_icl.methods import NAMES
 from lm_eval_icl.methods.drawing import drawing, picture, terminal
 from lm_eval_icl.tokens import Context
+from tests import processes
 
 VARIANTS = [
     *((name, "") for name in NAMES),
@@ -431,11 +431,10 @@ def test_terminals_without_unicode():
 
 
 def test_command_line(tmp_path):
-    command = [sys.executable, "-m", "lm_eval_icl", "show"]
-    done = subprocess.run([*command, "icl"], capture_output=True, text=True, cwd=tmp_path, check=False)
+    done = processes.command("show", "icl", cwd=tmp_path)
     assert done.returncode == 0 and not done.stderr
     assert torch.equal(read_back(done.stdout)[0]["sees"], torch.ones(15, 15, dtype=torch.bool).tril())
-    done = subprocess.run([*command, "icx"], capture_output=True, text=True, cwd=tmp_path, check=False)
+    done = processes.command("show", "icx", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == "lm-eval-icl: show: unknown method 'icx': did you mean 'icl'?\n"
 

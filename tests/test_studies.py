@@ -5,7 +5,6 @@ import json
 import math
 import os
 import re
-import signal
 import subprocess
 import sys
 import time
@@ -22,12 +21,14 @@ from lm_eval_icl import cli
 from lm_eval_icl.demo import model_path
 from lm_eval_icl.harness.plugin import task_dir
 from lm_eval_icl.inference import memory
+from lm_eval_icl.studies import conduct as study_conduct
 from lm_eval_icl.studies import folder as study_folder
 from lm_eval_icl.studies import grid, run
 from lm_eval_icl.studies import tasks as study_tasks
 from lm_eval_icl.studies.conduct import Conductor
 from lm_eval_icl.studies.folder import Folder
 from lm_eval_icl.studies.run import Options
+from tests.processes import Process, run_command
 
 DEMO = {"models": f"pretrained={model_path()}", "tasks": "icl_demo_short", "num_fewshot": 3, "seeds": "0..1"}
 OPTIONS = Options("cpu", 8, 6)
@@ -488,19 +489,7 @@ def contents(output: Path) -> dict[str, object]:
 
 
 def command(file: str, output: Path) -> list[str]:
-    return [
-        sys.executable,
-        "-m",
-        "lm_eval_icl",
-        "study",
-        file,
-        "--output",
-        str(output),
-        "--device",
-        "cpu",
-        "--limit",
-        "6",
-    ]
+    return ["lm-eval-icl", "study", file, "--output", str(output), "--device", "cpu", "--limit", "6"]
 
 
 def test_what_is_there_is_not_run_again_and_a_changed_grid_runs_what_is_missing(tmp_path):
@@ -584,18 +573,21 @@ def test_killed_and_started_again(tmp_path):
         dev={"size": 6, "choose": ["T"]},
         tasks=["icl_demo_short", "icl_demo_four"],
     )
-    begun = time.monotonic()
-    subprocess.run(command(file, tmp_path / "calm"), check=True, capture_output=True)
-    took = time.monotonic() - begun
+
+    def results(name: str) -> int:
+        return len(list((tmp_path / name).glob("cells/**/results_*.json")))
+
+    assert Process(run_command, command(file, tmp_path / "calm")).finish()[0] == 0
     kills = int(os.environ.get("LM_EVAL_ICL_KILLS", "2"))
     for kill in range(kills):
-        with subprocess.Popen(
-            command(file, tmp_path / "killed"), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        ) as process:
-            time.sleep(took * (0.4 + 0.5 * kill / kills))
-            process.send_signal(signal.SIGKILL)
-    done = subprocess.run(command(file, tmp_path / "killed"), capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-2000:]
+        process = Process(run_command, command(file, tmp_path / "killed"))
+        while results("killed") < results("calm") * (0.3 + 0.5 * kill / kills):
+            assert process.process.is_alive()
+            time.sleep(0.01)
+        time.sleep(0.03 * kill)
+        process.kill()
+    code, said = Process(run_command, command(file, tmp_path / "killed")).finish()
+    assert code == 0, said[-20:]
     calm, killed = contents(tmp_path / "calm"), contents(tmp_path / "killed")
     assert calm.keys() == killed.keys()
     for name in calm:
@@ -603,21 +595,16 @@ def test_killed_and_started_again(tmp_path):
     assert not (tmp_path / "killed/work").exists() and not (tmp_path / "killed/claims").exists()
 
 
-# Writes which cells a process runs, one a line.
-COUNTED = """
-import os, sys
-from lm_eval_icl import cli
-from lm_eval_icl.studies import conduct
+def counted(line: list[str], log: Path) -> None:
+    """Run a command; write which cells it runs, one a line."""
+    run_cells, file = study_conduct.run_cells, os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
-run_cells, log = conduct.run_cells, os.open(sys.argv.pop(1), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    def run(models, cells, *rest):
+        os.write(file, "".join(f"{os.getpid()} {cell.path}\n" for cell in cells).encode())
+        run_cells(models, cells, *rest)
 
-def counted(models, cells, *rest):
-    os.write(log, "".join(f"{os.getpid()} {cell.path}\\n" for cell in cells).encode())
-    run_cells(models, cells, *rest)
-
-conduct.run_cells = counted
-cli.main()
-"""
+    study_conduct.run_cells = run
+    run_command(line)
 
 
 @pytest.mark.slow
@@ -626,20 +613,12 @@ def test_several_at_once_run_no_cell_twice(tmp_path):
     methods, log = ["icl", "pcw", "nope", {"deepthink": {"T": "1..2"}}], tmp_path / "log"
     files = [write(tmp_path / "s.yaml", methods=methods, seeds="0..7")] * 2
     files.append(write(tmp_path / "more.yaml", methods=[*methods[:3], {"deepthink": {"T": "1..3"}}], seeds="0..7"))
-    several = [
-        subprocess.Popen(
-            [sys.executable, "-c", COUNTED, str(log), *command(file, tmp_path / "o")[3:]],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for file in files
-    ]
-    ended = [process.communicate() for process in several]
-    assert [process.returncode for process in several] == [0, 0, 0], ended
+    several = [Process(counted, command(file, tmp_path / "o"), log) for file in files]
+    ended = [process.finish() for process in several]
+    assert [code for code, _ in ended] == [0, 0, 0], ended
     who, ran = zip(*(line.split(" ", 1) for line in log.read_text().splitlines()), strict=True)
     assert len(ran) == len(set(ran)) == 8 * (3 + 3) and len(set(who)) > 1
-    subprocess.run(command(files[2], tmp_path / "alone"), check=True, capture_output=True)
+    assert Process(run_command, command(files[2], tmp_path / "alone")).finish()[0] == 0
     several_, alone = contents(tmp_path / "o"), contents(tmp_path / "alone")
     for name in (name for name in alone if name.startswith("cells/")):
         assert several_[name] == alone[name], name
@@ -693,10 +672,14 @@ def test_two_processes_of_one_launch(tmp_path, keys):
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     environment = {**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [*launch, *command(file, tmp_path / "two")[1:]], capture_output=True, text=True, env=environment, timeout=200
+        [*launch, "-m", "tests.launched", "lm_eval_icl", *command(file, tmp_path / "two")[1:]],
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=200,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    subprocess.run(command(file, tmp_path / "one"), check=True, capture_output=True)
+    assert Process(run_command, command(file, tmp_path / "one")).finish()[0] == 0
     two, one = contents(tmp_path / "two"), contents(tmp_path / "one")
     assert two.keys() == one.keys()
     for name in one:

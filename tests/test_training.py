@@ -6,7 +6,6 @@ import os
 import random
 import resource
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -27,6 +26,7 @@ from lm_eval_icl.training.rows import RowMaker, collate, leaks, make_row, mean_l
 from lm_eval_icl.training.train import Settings, train
 from lm_eval_icl.training.trainer import EpisodeRows, LayoutTrainer, OptionRows, read_log
 from tests import harness, test_methods
+from tests.processes import Process, run_command
 from tests.test_distributed import ACCELERATE, launch
 
 # The methods that models are trained under, with further arguments.
@@ -473,15 +473,8 @@ def arguments(checkpoint, episodes_file, output, *further):
     ]
 
 
-def process(line, **kwargs):
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(
-        [sys.executable, "-m", "lm_eval_icl", *line],
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        **kwargs,
-    )
+def process(line):
+    return Process(run_command, ["lm-eval-icl", *line])
 
 
 def without_time(log):
@@ -493,20 +486,22 @@ def test_killed_and_resumed(checkpoint, episodes_file, tmp_path):
     """The same weights bit for bit, and the same log, dropout included (GPT-2 has it)."""
     kills = int(os.environ.get("LM_EVAL_ICL_KILLS", "3"))
     whole = process(arguments(checkpoint, episodes_file, tmp_path / "whole"))
-    assert whole.wait() == 0, whole.stdout.read().decode()
+    code, said = whole.finish()
+    assert code == 0, said
     rnd, at = random.Random(kills), 0
     for _ in range(kills):
         # Killed some steps on, at any moment of a step or of a save.
         running = process(arguments(checkpoint, episodes_file, tmp_path / "killed", "--resume"))
         at = min(at + rnd.randint(2, max(3, 90 // kills)), 38)
         log = tmp_path / "killed/log.jsonl"
-        while running.poll() is None and not (log.exists() and log.read_text().count('"loss"') >= at):
+        while running.process.is_alive() and not (log.exists() and log.read_text().count('"loss"') >= at):
             time.sleep(0.001)
         time.sleep(rnd.random() * 0.1)
-        running.send_signal(signal.SIGKILL)
-        running.wait()
+        running.process.kill()
+        running.finish()
     last = process(arguments(checkpoint, episodes_file, tmp_path / "killed", "--resume"))
-    assert last.wait() == 0, last.stdout.read().decode()
+    code, said = last.finish()
+    assert code == 0, said
     assert weights(tmp_path / "killed") == weights(tmp_path / "whole")
     logs = [without_time(read_log(tmp_path / name / "log.jsonl")) for name in ("killed", "whole")]
     assert logs[0] == logs[1] and len(logs[0]) == 45
@@ -518,7 +513,8 @@ def test_two_processes_do_what_one_does(checkpoint, episodes_file, tmp_path):
     line = arguments(checkpoint, episodes_file, tmp_path / "one")
     line[line.index("--model_args") + 1] = f"pretrained={checkpoint('llama')}"
     one = process(line)
-    assert one.wait() == 0, one.stdout.read().decode()
+    code, said = one.finish()
+    assert code == 0, said
     line[line.index("--output") + 1] = str(tmp_path / "two")
     two = launch(*ACCELERATE, "lm_eval_icl", *line)
     assert two.returncode == 0, two.stderr

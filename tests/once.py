@@ -1,0 +1,64 @@
+"""What lm-eval does again for every evaluation, each time with the same result, is done once by the tests.
+
+An evaluation of a tiny model takes a tenth of a second. Of the packages that are installed, which lm-eval writes into
+the results, pip makes a list in 0.8 seconds; and every command of lm-eval reads its 14,000 task files, for several
+seconds. Programs that a test starts as a user does, do all of it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import os
+import pickle
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import lm_eval.utils
+import torch.utils.collect_env
+from lm_eval.tasks import _index
+
+# Names a file in which the process that reads the task files first keeps what is in them, for all others.
+KEPT = "LM_EVAL_ICL_TASK_FILES"
+OWN = Path(_index.__file__).parent
+
+
+@functools.cache
+def install() -> None:
+    collect = torch.utils.collect_env
+    collect.get_pretty_env_info = functools.cache(collect.get_pretty_env_info)
+    # A compiled template is a function of its text.
+    lm_eval.utils.env.from_string = functools.lru_cache(1000)(lm_eval.utils.env.from_string)  # type: ignore[method-assign]
+    load = _index.load_yaml
+
+    def load_yaml(path: Path, **kwargs: Any) -> dict[str, Any]:
+        """lm-eval copies what it has read before it changes it."""
+        if kwargs == {"resolve_func": False, "recursive": True} and path.is_relative_to(OWN):
+            known = task_files(load)
+            if path in known:
+                return known[path]
+        return load(path, **kwargs)
+
+    _index.load_yaml = load_yaml
+    if KEPT not in os.environ:
+        file = Path(tempfile.gettempdir()) / f"lm_eval_task_files_{os.getpid()}"
+        os.environ[KEPT] = str(file)
+        atexit.register(file.unlink, missing_ok=True)
+
+
+@functools.cache
+def task_files(load: Any) -> dict[Path, dict[str, Any]]:
+    file = Path(os.environ[KEPT])
+    if file.exists():
+        return pickle.loads(file.read_bytes())
+    found = {}
+    for path in _index.TaskIndex._iter_yaml_files(OWN):
+        try:
+            found[path] = load(path, resolve_func=False, recursive=True)
+        except Exception:  # lm-eval leaves it out
+            continue
+    new = file.with_suffix(f".{os.getpid()}")
+    new.write_bytes(pickle.dumps(found))
+    new.replace(file)
+    return found

@@ -1,0 +1,129 @@
+"""Processes that begin with everything imported, forked from one in which nothing has run.
+
+Python takes four seconds to import what an evaluation needs. What comes of a command's arguments is tested here: its
+output, its errors, its exit status. What comes of starting it (the imports, the start-up hook, an interrupt meanwhile)
+is tested on programs that are started as users start them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+FORKED = multiprocessing.get_context("forkserver")
+FORKED.set_forkserver_preload(["tests.preloaded"])
+
+
+def start(function: Callable[..., object], *args: Any) -> Any:
+    process = FORKED.Process(target=function, args=args)
+    with contextlib.chdir(ROOT):  # where the first of them finds what is to be imported
+        process.start()
+    return process
+
+
+class Process:
+    """A function in a process of its own, and what that says."""
+
+    def __init__(self, function: Callable[..., object], *args: Any, **kwargs: Any) -> None:
+        self.said, to = FORKED.Pipe(duplex=False)
+        self.process = start(_saying, to, function, args, kwargs)
+        to.close()
+
+    def kill(self) -> None:
+        assert self.process.exitcode is None
+        self.process.kill()
+        self.process.join()
+        assert self.process.exitcode == -signal.SIGKILL
+
+    def finish(self) -> tuple[int, list[str]]:
+        """The exit code and the lines."""
+        with open(self.said.fileno(), closefd=False) as pipe:
+            lines = pipe.read().splitlines()
+        self.process.join()
+        return self.process.exitcode, lines
+
+
+def _saying(to: Any, function: Callable[..., object], args: tuple, kwargs: dict) -> None:
+    os.dup2(to.fileno(), 1)
+    os.dup2(to.fileno(), 2)
+    to.close()
+    _ending(function, *args, **kwargs)
+
+
+def _ending(function: Callable[..., object], *args: Any, **kwargs: Any) -> None:
+    """Run a function; end as Python ends, which processes of this kind do in a way of their own."""
+    assert "tests.preloaded" in sys.modules  # or each of them would be as slow as one that is started
+    try:
+        function(*args, **kwargs)
+    except Exception:
+        sys.excepthook(*sys.exc_info())
+        sys.exit(1)
+
+
+def command(
+    *arguments: object, program: str = "lm-eval-icl", cwd: Path | None = None, env: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """What `subprocess.run` says of `lm-eval-icl ARGUMENTS` or `lm_eval ARGUMENTS`."""
+    line = [program, *map(str, arguments)]
+    return _completed(run_command, line, cwd=cwd, env=env)
+
+
+def python(
+    code: str, *arguments: object, cwd: Path | None = None, env: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """What `subprocess.run` says of `python -c CODE ARGUMENTS`."""
+    return _completed(_run_python, ["-c", code, *map(str, arguments)], cwd=cwd, env=env)
+
+
+def _completed(
+    function: Callable[[list[str]], object], line: list[str], cwd: Path | None, env: dict[str, str] | None
+) -> subprocess.CompletedProcess[str]:
+    with tempfile.TemporaryDirectory() as folder:
+        said = [Path(folder) / name for name in ("output", "error")]
+        for path in said:
+            path.touch()
+        process = start(_as_started, function, line, said, cwd or Path.cwd(), {**os.environ, **(env or {})})
+        process.join()
+        return subprocess.CompletedProcess(line, process.exitcode, *(path.read_text() for path in said))
+
+
+def _as_started(
+    function: Callable[[list[str]], object], line: list[str], said: list[Path], cwd: Path, environment: dict[str, str]
+) -> None:
+    for path, number in zip(said, (1, 2), strict=True):
+        with path.open("ab") as file:
+            os.dup2(file.fileno(), number)
+    os.chdir(cwd)
+    os.environ.clear()
+    os.environ.update(environment)
+    paths = environment.get("PYTHONPATH", "").split(os.pathsep)
+    sys.path[:0] = [path for path in paths if path and path not in sys.path]
+    _ending(function, line)
+
+
+def run_command(line: list[str]) -> None:
+    """Run `lm-eval-icl ARGUMENTS` or `lm_eval ARGUMENTS` in this process."""
+    sys.argv = line
+    if line[0] == "lm_eval":
+        from lm_eval.__main__ import cli_evaluate
+
+        cli_evaluate()
+    else:
+        from lm_eval_icl.cli import main
+
+        main()
+
+
+def _run_python(line: list[str]) -> None:
+    _, code, *arguments = line
+    sys.argv = ["-c", *arguments]
+    exec(code, {"__name__": "__main__"})
