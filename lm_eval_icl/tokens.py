@@ -1,22 +1,16 @@
-"""Tokenizes a prompt and divides the token ids into the prompt's parts.
-
-A method whose results must equal those of `hf` needs the token sequence of the whole string. It is divided afterwards
-at the character offsets of the parts: a token belongs to the part that contains its first character (`split`). For a
-method that does not depend on the order of the demonstrations, every part is tokenized by itself (`PartSplitter`).
-"""
+"""Prompts and continuations as token ids, as lm-eval's `hf` has them, by the prompt's parts."""
 
 from __future__ import annotations
 
 import functools
-import itertools
-from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from transformers import PreTrainedTokenizerBase
 
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.prompt import FewShotPrompt
+from lm_eval_icl.splitting import Encode, PartSplitter, WholeSplitter, encoder, tokenizes_by_line
 
 
 @dataclass(frozen=True)
@@ -31,6 +25,13 @@ class Context:
 
     prefix: tuple[int, ...]
     demonstrations: tuple[tuple[int, ...], ...]
+
+    @functools.cached_property
+    def _hash(self) -> int:
+        return hash((self.prefix, self.demonstrations))
+
+    def __hash__(self) -> int:
+        return self._hash  # of thousands of ids, and each request of a run looks its context up
 
     @functools.cached_property
     def tokens(self) -> list[int]:
@@ -68,6 +69,11 @@ class TokenizedPrompt:
     def __len__(self) -> int:
         return len(self.context.tokens) + len(self.query)
 
+    @functools.cached_property
+    def largest(self) -> int:
+        """The largest id; -1 if there are no tokens."""
+        return max(self.context.largest, *self.query, -1)
+
     def keeping(self, some: Sequence[int]) -> TokenizedPrompt:
         """The prompt with only the demonstrations of these indices, if it has them, and otherwise the same tokens.
 
@@ -76,165 +82,6 @@ class TokenizedPrompt:
         there = self.context.demonstrations
         kept = tuple(there[i] for i in some if i < len(there))
         return TokenizedPrompt(Context(self.context.prefix, kept), self.query)
-
-
-Encode = Callable[[str], "tuple[list[int], list[int], int]"]
-
-
-def encoder(tokenizer: PreTrainedTokenizerBase, **special: bool) -> Encode:
-    """Make a function that tokenizes a text.
-
-    Args:
-        special: `add_special_tokens`, if it is to differ from the tokenizer's default.
-
-    Returns:
-        A function from a text to its ids, the index of each token's first character, and the number of special
-        tokens that the tokenizer put at the beginning. It raises an `InputError` for a text with half a surrogate
-        pair.
-    """
-
-    def encode(text: str) -> tuple[list[int], list[int], int]:
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise InputError(
-                f"{text[max(0, error.start - 20) : error.end + 20]!r} holds half a character (a surrogate that stands "
-                "alone), which no tokenizer reads: mend the task's text."
-            ) from error
-        encoding = tokenizer(
-            text,
-            return_offsets_mapping=True,
-            return_special_tokens_mask=True,
-            return_attention_mask=False,
-            verbose=False,
-            **special,
-        )
-        starts: list[int] = []
-        end = 0
-        for start, stop in encoding["offset_mapping"]:
-            # Byte-level tokenizers exclude the blanks before a word from the word's offsets. A token therefore
-            # begins no later than where the token before it ends.
-            starts.append(max(starts[-1], min(start, end)) if starts else 0)
-            end = max(end, stop)
-        added = 0
-        for mask, (start, stop) in zip(encoding["special_tokens_mask"], encoding["offset_mapping"], strict=True):
-            if not mask or stop > start:
-                break
-            added += 1
-        return encoding["input_ids"], starts, added
-
-    return encode
-
-
-def split(prompt: FewShotPrompt, text: str, encode: Encode) -> TokenizedPrompt:
-    """Tokenize a prompt as one string and divide the ids into the prompt's parts.
-
-    Args:
-        text: the prompt, or the prompt without the blanks at its end.
-    """
-    ids, starts, added = encode(text)
-    cuts, at = [], len(prompt.prefix)
-    for part in (*prompt.demonstrations, prompt.query):
-        cuts.append(max(added, bisect_left(starts, at)))
-        at += len(part)
-    cuts[-1] = min(cuts[-1], len(ids) - 1)
-    cuts = [max(0, min(cut, cuts[-1])) for cut in cuts]
-    demonstrations = tuple(tuple(ids[a:b]) for a, b in itertools.pairwise(cuts))
-    return TokenizedPrompt(_intern(Context(tuple(ids[: cuts[0]]), demonstrations)), tuple(ids[cuts[-1] :]))
-
-
-# Characters to put before a part that is tokenized by itself. They are tried in this order, until one is found that the
-# tokenizer does not merge into a token with the beginning of the part.
-_IN_FRONT = ("\n", "x", ".")
-
-
-class PartSplitter:
-    """Tokenizes every part by itself, so that the ids of a demonstration do not depend on its neighbours.
-
-    The ids equal those of the whole string, unless a token of the whole string straddles a boundary between parts. To
-    achieve this, a part is tokenized in the middle of a text (some tokenizers add a blank at the beginning of a text),
-    followed by the beginning of the query (tokenizers like GPT-2's divide blank lines depending on what follows). The
-    query follows only the last demonstration, but the others are tokenized as if it followed them too. (One case
-    remains in which the ids differ: digits on both sides of a boundary, if the tokenizer groups digits in threes.)
-    """
-
-    def __init__(self, encode: Encode, bare: Encode):
-        """`encode` adds the special tokens that the model expects, `bare` adds none."""
-        self.encode, self.bare = encode, bare
-        self._demonstration = functools.lru_cache(maxsize=10_000)(self._middle)
-
-    def __call__(self, prompt: FewShotPrompt, text: str) -> TokenizedPrompt:
-        """Tokenize a prompt that has demonstrations; `text` as in `split`.
-
-        Raises:
-            InputError: the query is empty. A token would have to be moved to it from the last demonstration, and the
-                result would then depend on the order of the demonstrations.
-        """
-        query = text[len(prompt) - len(prompt.query) :]
-        if not query:
-            raise InputError(
-                "the query is empty, so that the answer begins right behind the demonstrations; a method that does not "
-                "depend on their order needs something between them (--model icl does not)."
-            )
-        behind = self._behind(query)
-        demonstrations = tuple(self._demonstration(part, behind) for part in prompt.demonstrations)
-        context = Context(tuple(self._prefix(prompt.prefix, behind)), demonstrations)
-        return TokenizedPrompt(_intern(context), self._middle(query, ""))
-
-    def _prefix(self, prefix: str, behind: str) -> list[int]:
-        """The ids of the prefix, tokenized at the beginning of a text and followed by `behind`."""
-        if not prefix:
-            ids, _, added = self.encode("x")
-            return ids[:added]
-        ids = self.encode(prefix + behind)[0]
-        for front in _IN_FRONT:
-            tail = self._between(front, behind, "")
-            if tail and tail[0] and tuple(ids[-len(tail[0]) :]) == tail[0]:
-                return ids[: -len(tail[0])]
-        return self.encode(prefix)[0]
-
-    def _middle(self, part: str, behind: str) -> tuple[int, ...]:
-        """The ids of a part, tokenized in the middle of a text and followed by `behind`."""
-        return self._with_starts(part, behind)[0]
-
-    def before(self, part: str, query: str, ats: Sequence[int]) -> list[int]:
-        """How many of a demonstration's tokens begin before each of these characters of it.
-
-        Args:
-            part: the demonstration.
-            query: the prompt's query, which the tokenization of a demonstration takes into account.
-        """
-        starts = self._with_starts(part, self._behind(query))[1]
-        return [bisect_left(starts, at) for at in ats]
-
-    @staticmethod
-    def _behind(query: str) -> str:
-        """The beginning of the query, up to its first character that is not blank: on it depends how blanks are
-        tokenized."""
-        return query[: len(query) - len(query.lstrip()) + 1]
-
-    def _with_starts(self, part: str, behind: str) -> tuple[tuple[int, ...], list[int]]:
-        """`_middle`, and the index in the part of each token's first character."""
-        for end, front in itertools.product((behind, "") if behind else ("",), _IN_FRONT):
-            found = self._between(front, part, end)
-            if found is not None:
-                return found
-        ids, starts, _ = self.bare(part)
-        return tuple(ids), starts
-
-    def _between(self, front: str, part: str, behind: str) -> tuple[tuple[int, ...], list[int]] | None:
-        """The ids of the part, tokenized between `front` and `behind`, and the index of each token's first character.
-
-        None if the ids of `front` and `behind` are not those that they have without the part, since a token then
-        straddles a boundary. (Offsets would not show this, since some tokenizers trim blanks from them.)
-        """
-        before, outer = (self.bare(text)[0] for text in (front, front + behind))
-        ids, starts, _ = self.bare(front + part + behind)
-        after = outer[len(before) :]
-        end = len(ids) - len(after)
-        clean = outer[: len(before)] == ids[: len(before)] == before and ids[end:] == after and end >= len(before)
-        inside = slice(len(before), end)
-        return (tuple(ids[inside]), [start - len(front) for start in starts[inside]]) if clean else None
 
 
 @dataclass(frozen=True)
@@ -268,18 +115,20 @@ class PairEncoder:
     line's ids.
     """
 
-    def __init__(self, encode: Encode, bare: Encode, by_part: bool = False):
-        """`encode` adds the special tokens that the model expects, `bare` adds none. `by_part` uses `PartSplitter`."""
+    def __init__(self, encode: Encode, bare: Encode, by_part: bool = False, by_line: bool = False):
+        """`encode` adds the special tokens that the model expects, `bare` adds none. `by_part` uses `PartSplitter`;
+        `by_line` as for `WholeSplitter`."""
         self.encode, self.bare = encode, bare
+        self._split_whole = WholeSplitter(encode, bare, by_line)
         self._split_parts = PartSplitter(encode, bare) if by_part else None
         self._ids = functools.lru_cache(maxsize=100_000)(lambda text: bare(text)[0])
         self._last: _Encoded | None = None
 
     def split(self, prompt: FewShotPrompt, text: str) -> TokenizedPrompt:
         """The prompt's ids by part. `text` is the prompt, or the prompt without the blanks at its end."""
-        if self._split_parts and prompt.demonstrations:
-            return self._split_parts(prompt, text)
-        return split(prompt, text, self.encode)
+        split = self._split_parts if self._split_parts and prompt.demonstrations else self._split_whole
+        prefix, *demonstrations, query = split(prompt, text)
+        return TokenizedPrompt(_intern(Context(prefix, tuple(demonstrations))), query)
 
     def inside(self, prompt: FewShotPrompt, spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
         """For each demonstration of the prompt, (begin, end) of the tokens that begin among some characters of it.
@@ -299,7 +148,7 @@ class PairEncoder:
             for part, (begin, end) in zip(prompt.demonstrations, spans, strict=True)
             for piece in (part[:begin], part[begin:end], part[end:])
         ]
-        lengths = split(FewShotPrompt(prompt.prefix, pieces, prompt.query), text, self.encode).context.lengths
+        lengths = list(map(len, self._split_whole(FewShotPrompt(prompt.prefix, pieces, prompt.query), text)[1:-1]))
         return [(lengths[i], lengths[i] + lengths[i + 1]) for i in range(0, len(lengths), 3)]
 
     def __call__(self, prompt: FewShotPrompt, continuation: str) -> tuple[TokenizedPrompt, tuple[int, ...]]:
@@ -372,8 +221,11 @@ class PromptTokenizer:
             # A text that begins with BOS already (from a chat template) gets no second one from the tokenizer.
             return lambda text: (self.bare if bos is not None and text.startswith(bos) else default)(text)
 
-        self._pair = PairEncoder(unless_it_opens_with(str(tokenizer.decode(prefix_token_id))), self.bare, by_part)
-        self._continued = PairEncoder(unless_it_opens_with(tokenizer.bos_token), self.bare, by_part)
+        by_line = tokenizes_by_line(tokenizer)
+        self._pair = PairEncoder(
+            unless_it_opens_with(str(tokenizer.decode(prefix_token_id))), self.bare, by_part, by_line
+        )
+        self._continued = PairEncoder(unless_it_opens_with(tokenizer.bos_token), self.bare, by_part, by_line)
         # The last prompt that was arranged, so that all options of a document keep sharing one prompt object.
         nothing = FewShotPrompt("", (), "")
         self._last: tuple[FewShotPrompt, tuple[int, ...], FewShotPrompt] = nothing, (), nothing
@@ -436,10 +288,9 @@ class PromptTokenizer:
         Raises:
             InputError: an id is outside the vocabulary.
         """
-        ids = (*tokens.query, *answer)
-        if self.vocabulary is None or max(tokens.context.largest, *ids, -1) < self.vocabulary:
+        if self.vocabulary is None or max(tokens.largest, *answer, -1) < self.vocabulary:
             return
-        token = next(i for i in (*tokens.context.tokens, *ids) if i >= self.vocabulary)
+        token = next(i for i in (*tokens.context.tokens, *tokens.query, *answer) if i >= self.vocabulary)
         raise InputError(
             f"token {token} ({self.tokenizer.convert_ids_to_tokens(token)!r}) is not among the {self.vocabulary} that "
             "the model knows: the tokenizer is not the model's. Give the right one: --model_args tokenizer=..."

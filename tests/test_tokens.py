@@ -6,14 +6,57 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from lm_eval.models.huggingface import HFLM
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
+from transformers import PreTrainedTokenizerFast
 
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.prompt import FewShotPrompt
-from lm_eval_icl.tokens import PairEncoder, encoder, split
+from lm_eval_icl.splitting import encoder, tokenizes_by_line
+from lm_eval_icl.tokens import PairEncoder
 from tests import tiny
 
 TEXT = st.text(alphabet="ab Q:.\n\té12", max_size=12)
 TOKENIZERS = {name: make() for name, make in tiny.TOKENIZERS.items()}
+
+
+def unigram():
+    """SentencePiece's Unigram: words begin with "▁" and may hold a line break."""
+    tokenizer = Tokenizer(models.Unigram())
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    trainer = trainers.UnigramTrainer(vocab_size=120, special_tokens=["<s>", "<unk>"], unk_token="<unk>")
+    trainer.show_progress = False
+    tokenizer.train_from_iterator(tiny.CORPUS, trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", unk_token="<unk>")
+
+
+def word_piece():
+    """BERT's kind, special tokens at both ends."""
+    vocabulary = ["[UNK]", "[CLS]", "[SEP]", *"abq:.12é", *(f"##{letter}" for letter in "abq12é")]
+    tokenizer = Tokenizer(models.WordPiece({each: i for i, each in enumerate(vocabulary)}, unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer(strip_accents=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 1), ("[SEP]", 2)]
+    )
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="[UNK]", bos_token="[CLS]")
+
+
+def with_prefix_space():
+    """RoBERTa's kind: a blank is put before a text."""
+    tokenizer = tiny.byte_level()
+    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    return tokenizer
+
+
+def over_lines():
+    """BPE over the whole text, with an entry that holds a line break."""
+    vocabulary = {each: i for i, each in enumerate(["<s>", *"ab Q:.\n\té12", "\nb", "a\nb"])}
+    tokenizer = Tokenizer(models.BPE(vocabulary, [("\n", "b"), ("a", "\nb")]))
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>")
+
+
+BY_LINE = {**TOKENIZERS, "with_prefix_space": with_prefix_space()}
+OF_EVERY_KIND = {**BY_LINE, "word_piece": word_piece(), "unigram": unigram(), "over_lines": over_lines()}
 
 
 class Reference(HFLM):
@@ -37,8 +80,7 @@ def test_ids_are_those_of_the_whole_string(kind, prefix, parts, query, answers):
     if not prompt.strip():
         return  # lm-eval treats the empty context by itself
     tokenizer = TOKENIZERS[kind]
-    bare = encoder(tokenizer, add_special_tokens=False)
-    encode = PairEncoder(encoder(tokenizer), bare)
+    encode = pairs(tokenizer)
     for answer in answers:
         context, continuation = Reference(tokenizer)._encode_pair(str(prompt), answer)
         tokens, ids = encode(prompt, answer)
@@ -48,6 +90,64 @@ def test_ids_are_those_of_the_whole_string(kind, prefix, parts, query, answers):
         assert len(tokens.context.demonstrations) == len(parts)
 
 
+def pairs(tokenizer, by_part=False, by_line=True):
+    """What tokenizes prompts and continuations, as `PromptTokenizer` makes it."""
+    bare = encoder(tokenizer, add_special_tokens=False)
+    return PairEncoder(encoder(tokenizer), bare, by_part, by_line and tokenizes_by_line(tokenizer))
+
+
+@pytest.mark.parametrize("kind", OF_EVERY_KIND)
+@settings(max_examples=60, deadline=None)
+@given(
+    prefix=TEXT,
+    parts=st.lists(TEXT.map(lambda text: text + "\nA: b\n\n"), min_size=1, max_size=2),
+    end=st.sampled_from(["", "\n", "a", " "]),
+    queries=st.lists(st.one_of(TEXT, st.just("  "), TEXT.map(lambda text: text + "\nA:")), min_size=2, max_size=5),
+)
+def test_behind_a_shared_context_the_ids_are_those_of_the_whole_string(kind, prefix, parts, end, queries):
+    tokenizer = OF_EVERY_KIND[kind]
+    encode, alone = pairs(tokenizer), pairs(tokenizer, by_line=False)
+    for query in queries:
+        prompt = FewShotPrompt(prefix, [*parts[:-1], parts[-1] + end], query)
+        context, continuation = Reference(tokenizer)._encode_pair(str(prompt), " b")
+        tokens, ids = encode(prompt, " b")
+        assert [*tokens.context.tokens, *tokens.query] == context and list(ids) == continuation
+        assert (tokens, ids) == alone(prompt, " b")
+
+
+@pytest.mark.parametrize("kind", OF_EVERY_KIND)
+def test_a_shared_context_is_tokenized_once(kind):
+    """But for its last line, by tokenizers that go line by line and put nothing at the end of a text."""
+    tokenizer, whole = OF_EVERY_KIND[kind], []
+    plain, bare = encoder(tokenizer), encoder(tokenizer, add_special_tokens=False)
+
+    def counted(text):
+        whole.append(text)
+        return plain(text)
+
+    encode = PairEncoder(counted, bare, by_line=tokenizes_by_line(tokenizer))
+    prompts = [FewShotPrompt("Tell.\n\n", ["Q: a\nA: b\n\n"], query) for query in ("Q: 1\nA:", "Q: 2\nA:", "Q: 3\nA:")]
+    for prompt in prompts:
+        encode.split(prompt, prompt)
+    assert whole == (prompts[:1] if kind in BY_LINE else prompts)
+
+
+def test_a_tokenizer_that_merges_over_a_line_break_reads_the_whole():
+    """A vocabulary with an entry that reaches over a line break: what is behind it depends on what is before it."""
+    tokenizer = OF_EVERY_KIND["over_lines"]
+    merged = tokenizer.tokenize("a\nb")
+    assert merged == ["a\nb"] and not tokenizes_by_line(tokenizer)
+
+
+def test_the_check_of_the_first_prompt_alone_finds_such_a_tokenizer():
+    """Were it thought to go line by line, the first prompt of a context would say no."""
+    tokenizer = OF_EVERY_KIND["over_lines"]
+    encode = PairEncoder(encoder(tokenizer), encoder(tokenizer, add_special_tokens=False), by_line=True)
+    for query in ("a", "b"):
+        tokens = encode.split(prompt := FewShotPrompt("", ["a\nb"], query), prompt)
+        assert [*tokens.context.tokens, *tokens.query] == tokenizer.encode(prompt)
+
+
 @pytest.mark.parametrize("kind", TOKENIZERS)
 def test_parts_decode_to_the_parts(kind):
     """Where no token straddles a boundary, a part's tokens spell the part."""
@@ -55,7 +155,7 @@ def test_parts_decode_to_the_parts(kind):
     prompt = FewShotPrompt(
         "Task:\n", ["Review: dull film\nSentiment: no\n\n", "Review: café\nSentiment: yes\n\n"], "Q:"
     )
-    tokens = split(prompt, prompt, encoder(tokenizer))
+    tokens = pairs(tokenizer).split(prompt, prompt)
 
     def spell(ids):
         return tokenizer.decode(ids, skip_special_tokens=True)
@@ -68,7 +168,7 @@ def test_parts_decode_to_the_parts(kind):
 @pytest.mark.parametrize("kind", ["sentencepiece", "llama3"])
 def test_bos_belongs_to_the_prefix_even_if_its_text_is_empty(kind):
     tokenizer = TOKENIZERS[kind]
-    tokens = split(FewShotPrompt("", ["a b\n\n"], "c"), "a b\n\nc", encoder(tokenizer))
+    tokens = pairs(tokenizer).split(FewShotPrompt("", ["a b\n\n"], "c"), "a b\n\nc")
     assert tokens.context.prefix == (tokenizer.bos_token_id,)
 
 
@@ -76,15 +176,15 @@ def test_a_token_over_a_boundary_belongs_to_where_it_begins():
     """GPT-2's kind merges a description's last blank with the first word behind it."""
     tokenizer = TOKENIZERS["byte_level"]
     prompt = FewShotPrompt("is: ", ["the plot\n\n"], "x")
-    tokens = split(prompt, prompt, encoder(tokenizer))
+    tokens = pairs(tokenizer).split(prompt, prompt)
     assert tokenizer.decode(tokens.context.prefix) == "is: the"
     assert tokenizer.decode(tokens.context.demonstrations[0]) == " plot\n\n"
 
 
 def test_equal_contexts_are_one_object():
     """Fourteen thousand documents of MMLU have 57 sets of demonstrations."""
-    encode = encoder(TOKENIZERS["byte_level"])
-    first, second = (split(FewShotPrompt("p ", ["d\n\n"], query), f"p d\n\n{query}", encode) for query in ("a", "b"))
+    encode = pairs(TOKENIZERS["byte_level"])
+    first, second = (encode.split(FewShotPrompt("p ", ["d\n\n"], query), f"p d\n\n{query}") for query in ("a", "b"))
     assert first.context is second.context
 
 
@@ -115,7 +215,7 @@ def test_by_part_the_ids_are_those_of_the_whole_string_where_no_token_straddles(
     ids = tokenizer.encode(str(prompt))
     ends = where_parts_begin(tokenizer, ids, [prefix, *parts, query])
     assume(None not in ends)
-    tokens = PairEncoder(encoder(tokenizer), encoder(tokenizer, add_special_tokens=False), by_part=True)
+    tokens = pairs(tokenizer, by_part=True)
     context, _ = tokens(prompt, " x")
     cut = [tuple(ids[a:b]) for a, b in itertools.pairwise([0, *ends, len(ids)])]
     assert [context.context.prefix, *context.context.demonstrations, context.query] == cut
@@ -134,7 +234,7 @@ def test_by_part_nothing_depends_on_the_order(kind, prefix, parts, query, answer
     """Blanks, line breaks and punctuation at either end of a demonstration included."""
     order = data.draw(st.permutations(range(len(parts))))
     tokenizer = TOKENIZERS[kind]
-    encode = PairEncoder(encoder(tokenizer), encoder(tokenizer, add_special_tokens=False), by_part=True)
+    encode = pairs(tokenizer, by_part=True)
     tokens, ids = encode(FewShotPrompt(prefix, parts, query), answer)
     permuted, permuted_ids = encode(FewShotPrompt(prefix, [parts[i] for i in order], query), answer)
     assert permuted.context.prefix == tokens.context.prefix
@@ -148,7 +248,7 @@ def test_by_part_nothing_depends_on_the_order(kind, prefix, parts, query, answer
 
 def test_by_part_an_empty_query_is_refused():
     tokenizer = TOKENIZERS["byte_level"]
-    encode = PairEncoder(encoder(tokenizer), encoder(tokenizer, add_special_tokens=False), by_part=True)
+    encode = pairs(tokenizer, by_part=True)
     with pytest.raises(InputError, match="the query is empty"):
         encode(FewShotPrompt("p", ["a\n\n", "b\n\n"], " "), "x")
     # Without demonstrations there is no order to depend on.

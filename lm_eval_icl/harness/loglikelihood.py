@@ -24,6 +24,7 @@ def loglikelihood(
     keys = run.cache_keys("loglikelihood", instances)
     run.tokens_alone += sum({id(request): request.length for request in requests}.values())
     scores: dict[int, Score] = {}
+    dtype = runner.model.dtype  # transformers looks for it among the parameters
     with (
         tqdm(total=len(instances), desc="Running loglikelihood requests", disable=quiet) as bar,
         runner.mixed_precision(),
@@ -33,7 +34,7 @@ def loglikelihood(
             for pairs, found in runner.score(context, work):
                 for (query, answer), score in zip(pairs, found, strict=True):
                     for i in queries[query][answer]:
-                        check_finite(instances[i], score[0], runner.model.dtype)
+                        check_finite(instances[i], score[0], dtype)
                         scores[i] = score
                         hook.add_partial("loglikelihood", keys[i], score)
                         bar.update(1)

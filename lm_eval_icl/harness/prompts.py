@@ -41,6 +41,8 @@ def structure_error(task_name: str | None) -> InputError:
 # Whether prompts are recorded; and the number of turns so far in the prompt that is being built, None if none is.
 _recording: ContextVar[bool] = ContextVar("recording", default=False)
 _turns: ContextVar[int | None] = ContextVar("turns", default=None)
+# Reading a signature takes longer than dividing a prompt, and thousands of prompts come from one function.
+_signature = functools.cache(inspect.signature)
 
 
 @contextmanager
@@ -75,7 +77,7 @@ def with_parts(original: Callable[..., str | list[str]], task: Any, *args: Any, 
     """
     if not _recording.get():
         return original(task, *args, **kwargs)
-    call = inspect.signature(original).bind(task, *args, **kwargs)
+    call = _signature(original).bind(task, *args, **kwargs)
     if call.arguments.get("chat_template") is not None:
         call.arguments["chat_template"] = functools.partial(_render, call.arguments["chat_template"])
     token = _turns.set(0)

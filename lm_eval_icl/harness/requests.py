@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from lm_eval.api.instance import Instance
@@ -76,8 +75,10 @@ class RequestTokenizer:
 
     def _loglikelihood(self, instance: Instance, left_out: tuple[int, ...]) -> Request:
         prompt = self._arranged(instance, left_out)
-        with _naming(instance):
+        try:
             tokens, answer = self.prompts.pair(prompt, instance.args[1])
+        except InputError as error:
+            raise _of(instance, error) from error
         if not answer or not tokens.query:
             raise InputError(
                 f"task {instance.task_name!r}, document {instance.doc_id}, option {instance.idx}: the "
@@ -97,8 +98,10 @@ class RequestTokenizer:
         if tokens_generated < 1:
             raise InputError(f"task {instance.task_name!r}: max_gen_toks={tokens_generated}: must be 1 or more.")
         prompt = self._arranged(instance, left_out)
-        with _naming(instance):
+        try:
             tokens = self.prompts.to_continue(prompt)
+        except InputError as error:
+            raise _of(instance, error) from error
         if not tokens.query:
             raise InputError(
                 f"{_named(instance)}: the context is empty, so there is nothing to continue. Check the task's "
@@ -112,8 +115,10 @@ class RequestTokenizer:
         Raises:
             InputError: no tokenizer can read the text, or a token is not in the model's vocabulary.
         """
-        with _naming(instance):
+        try:
             self.prompts.check_known(self.prompts.nothing, tuple(self.prompts.bare(instance.args[0])[0]))
+        except InputError as error:
+            raise _of(instance, error) from error
 
     def _arranged(self, instance: Instance, left_out: tuple[int, ...]) -> FewShotPrompt:
         prompt = instance.args[0]
@@ -128,13 +133,9 @@ def _named(instance: Instance) -> str:
     return f"task {instance.task_name!r}, document {instance.doc_id}"
 
 
-@contextmanager
-def _naming(instance: Instance) -> Iterator[None]:
-    """Put the task and the document before an error's message."""
-    try:
-        yield
-    except InputError as error:
-        raise InputError(f"{_named(instance)}: {error.message}") from error
+def _of(instance: Instance, error: InputError) -> InputError:
+    """The error with the task and the document before its message."""
+    return InputError(f"{_named(instance)}: {error.message}")
 
 
 def fit_requests(

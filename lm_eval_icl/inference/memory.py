@@ -171,9 +171,16 @@ def vocabulary_of(model: PreTrainedModel) -> int:
     return int(getattr(embedding, "num_embeddings", None) or embedding.weight.shape[0])
 
 
-def additive(sees: Tensor, dtype: torch.dtype) -> Tensor:
-    """A boolean mask as numbers to add to the attention scores: eager attention takes only these, sdpa takes both."""
-    return torch.zeros(sees.shape, dtype=dtype).masked_fill_(~sees, torch.finfo(dtype).min)
+def additive(sees: Tensor, dtype: torch.dtype, memory: int = 0) -> Tensor:
+    """A boolean mask as numbers to add to the attention scores: eager attention takes only these, sdpa takes both.
+
+    Args:
+        sees: [..., rows, columns]: which columns each row attends to.
+        memory: how many columns are put before these, to which all rows attend.
+    """
+    mask = torch.zeros(*sees.shape[:-1], memory + sees.shape[-1], dtype=dtype, device=sees.device)
+    mask[..., memory:].copy_(sees).sub_(1).mul_(torch.finfo(dtype).max)
+    return mask
 
 
 def causal_pass(

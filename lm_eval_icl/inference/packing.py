@@ -43,36 +43,39 @@ def first_pack(queries: Sequence[QueryAnswers], tokens: int, at_least: int = 1) 
 class TokenTree:
     """A tree of token sequences that stores common beginnings once (a trie).
 
-    A node is an index into `tokens` and `depths`; parents come before their children.
+    A node is an index into `tokens` and `depths`. A sequence shares its beginning with the one added before it, so that
+    sorted sequences share all they can. The nodes below a node come right behind it, up to its end.
     """
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
         self.depths: list[int] = []
-        self._parents: list[int] = []
-        self._children: dict[tuple[int, int], int] = {}
+        self._ends: list[int] = []
+        # The sequence that was added last, and its nodes, which are those that have no end yet.
+        self._last: Sequence[int] = ()
+        self._path: list[int] = []
 
     def add(self, sequence: Sequence[int]) -> list[int]:
         """Add a sequence and return the node of each of its tokens."""
-        path, node = [], -1
-        for depth, token in enumerate(sequence):
-            child = self._children.setdefault((node, token), len(self.tokens))
-            if child == len(self.tokens):
-                self.tokens.append(token)
-                self.depths.append(depth)
-                self._parents.append(node)
-            path.append(node := child)
-        return path
+        pairs = enumerate(zip(self._last, sequence, strict=False))
+        shared = next((i for i, (a, b) in pairs if a != b), min(len(self._last), len(sequence)))
+        first = len(self.tokens)
+        for node in self._path[shared:]:
+            self._ends[node] = first
+        self.tokens += sequence[shared:]
+        self.depths += range(shared, len(sequence))
+        self._ends += sequence[shared:]  # any numbers
+        self._path[shared:] = range(first, len(self.tokens))
+        self._last = sequence
+        return list(self._path)
 
     def add_query(self, query: Sequence[int], answers: Collection[Sequence[int]]) -> None:
         """Add the tokens that are run for a query: the query, and each of its answers without the last token."""
-        for branch in {tuple(answer[:-1]) for answer in answers}:
+        for branch in sorted({tuple(answer[:-1]) for answer in answers}):
             self.add([*query, *branch])
 
     def ancestors(self) -> Tensor:
         """[nodes, nodes] bool: whether the column's node is the row's node or one of its ancestors."""
-        sees = torch.eye(len(self.tokens), dtype=torch.bool)
-        for node, parent in enumerate(self._parents):
-            if parent >= 0:
-                sees[node] |= sees[parent]
-        return sees
+        ends = torch.tensor(self._ends, dtype=torch.long)
+        ends[self._path] = len(ends)
+        return (torch.arange(len(ends))[:, None] < ends).tril_()

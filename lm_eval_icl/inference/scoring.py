@@ -81,14 +81,16 @@ def score_packed(
         The score of each pair, in order.
     """
     tree = TokenTree()
+    inputs = [(*query, *answer[:-1]) for query, answer in pairs]
+    paths = {sequence: tree.add(sequence) for sequence in sorted(set(inputs))}
     # nodes[i]: for each token of pair i's continuation, the node that predicts it.
-    nodes = [tree.add([*query, *answer[:-1]])[len(query) - 1 :] for query, answer in pairs]
+    nodes = [paths[sequence][len(query) - 1 :] for sequence, (query, _) in zip(inputs, pairs, strict=True)]
     predicting = sorted({node for path in nodes for node in path})
     row = {node: i for i, node in enumerate(predicting)}
     device, length = device_of(model), len(memory)
 
     sees = tree.ancestors()
-    visible = torch.cat([torch.ones(len(sees), length, dtype=torch.bool), sees], dim=1)
+    mask = additive(sees, model.dtype, memory=length)
     cache = memory.cache(once=True)
     # `reading` may replace the first token's output of the last block, which then has to run for all tokens.
     whole = not trim_last_block or memory.residual is not None
@@ -97,7 +99,7 @@ def score_packed(
         logits = model(
             input_ids=torch.tensor([tree.tokens], device=device),
             position_ids=memory.query_start + torch.tensor([tree.depths], device=device),
-            attention_mask=additive(visible, model.dtype)[None, None].to(device),
+            attention_mask=mask[None, None].to(device),
             past_key_values=cache,
             use_cache=True,
             logits_to_keep=torch.tensor(predicting),  # indices on the CPU can index a tensor on any device

@@ -1,0 +1,288 @@
+"""Tokenizes a prompt and divides the token ids into the prompt's parts.
+
+A method whose results must equal those of `hf` needs the token sequence of the whole string. It is divided afterwards
+at the character offsets of the parts: a token belongs to the part that contains its first character (`WholeSplitter`).
+For a method that does not depend on the order of the demonstrations, every part is tokenized by itself
+(`PartSplitter`).
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import re
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from tokenizers.models import BPE
+from transformers import PreTrainedTokenizerBase
+
+from lm_eval_icl.errors import InputError
+from lm_eval_icl.prompt import FewShotPrompt
+
+Ids = tuple[int, ...]
+Encode = Callable[[str], "tuple[list[int], list[int], int]"]
+
+
+def encoder(tokenizer: PreTrainedTokenizerBase, **special: bool) -> Encode:
+    """Make a function that tokenizes a text.
+
+    Args:
+        special: `add_special_tokens`, if it is to differ from the tokenizer's default.
+
+    Returns:
+        A function from a text to its ids, the index of each token's first character, and the number of special
+        tokens that the tokenizer put at the beginning. It raises an `InputError` for a text with half a surrogate
+        pair.
+    """
+
+    def encode(text: str) -> tuple[list[int], list[int], int]:
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise InputError(
+                f"{text[max(0, error.start - 20) : error.end + 20]!r} holds half a character (a surrogate that stands "
+                "alone), which no tokenizer reads: mend the task's text."
+            ) from error
+        encoding = tokenizer(
+            text,
+            return_offsets_mapping=True,
+            return_special_tokens_mask=True,
+            return_attention_mask=False,
+            verbose=False,
+            **special,
+        )
+        offsets = encoding["offset_mapping"]
+        # Byte-level tokenizers exclude the blanks before a word from the word's offsets. A token therefore begins no
+        # later than where the tokens before it end, and the first one at 0.
+        ends = itertools.accumulate((end for _, end in offsets), max, initial=0)
+        starts = itertools.accumulate(map(min, (start for start, _ in offsets), ends), max)
+        added = 0
+        for mask, (start, end) in zip(encoding["special_tokens_mask"], offsets, strict=True):
+            if not mask or end > start:
+                break
+            added += 1
+        return encoding["input_ids"], list(starts), added
+
+    return encode
+
+
+# A line break with a letter behind it; and an entry of a vocabulary that reaches over such a place. (Byte-level
+# tokenizers write "Ċ" for a line break, and other letters for other blanks.)
+_LINE_BREAK = re.compile(r"\n(?=[^\W\d_])")
+_OVER_A_LINE_BREAK = re.compile(r"[\nĊ][^\sĊčĉĠ▁]")
+# Characters of every kind, of which the texts are made on which a tokenizer is tried.
+_KINDS = ("", *"aZé漢1 \t\r\n.'_-<")
+
+
+def tokenizes_by_line(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether a text can be divided behind any line break that a letter follows, and its two pieces tokenized alone.
+
+    A tokenizer normalizes a text, divides it into words, and tokenizes each word by itself. So the pieces have the
+    text's tokens if a word ends with the line break, and if neither the words before it nor those behind it depend on
+    what is on its other side. This is tried on short texts of characters of every kind. Where words reach over the line
+    break (some tokenizers take the whole text as one word), it is as good if BPE has nothing to merge over it: an entry
+    of the vocabulary that does.
+    """
+    backend = tokenizer.backend_tokenizer
+    normalizer, divider, model = backend.normalizer, backend.pre_tokenizer, backend.model
+    if any(map(_OVER_A_LINE_BREAK.search, tokenizer.get_vocab())):
+        return False
+    merges_only = isinstance(model, BPE) and not (
+        model.dropout or model.continuing_subword_prefix or model.end_of_word_suffix
+    )
+
+    def words(text: str) -> list[str]:
+        text = normalizer.normalize_str(text) if normalizer else text
+        found = [word for word, _ in divider.pre_tokenize_str(text)] if divider else [text]
+        return [part for word in found for part in re.split(r"(?<=[\nĊ])(?=[^\W\d_])", word)] if merges_only else found
+
+    def before(text: str) -> list[str]:
+        return words(text + "a")[:-1]
+
+    def behind(line: str) -> list[str]:
+        return words("\n" + line)[len(before("\n")) :]
+
+    texts = [f"{a}{b}\n" for a, b in itertools.product(_KINDS, _KINDS)]
+    lines = [letter + kind for letter in "aZé漢" for kind in _KINDS]
+    tried = itertools.chain(itertools.product(texts, ("a", "Z1")), itertools.product(("\n", "a\n"), lines))
+    return all(words(text + line) == before(text) + behind(line) for text, line in tried)
+
+
+def _divide(prompt: FewShotPrompt, ids: Sequence[int], starts: Sequence[int], added: int) -> list[Ids]:
+    """The ids of the prefix, of each demonstration and of the query, from those of the whole prompt."""
+    cuts, at = [0], len(prompt.prefix)
+    for part in (*prompt.demonstrations, prompt.query):
+        cuts.append(max(added, bisect_left(starts, at)))
+        at += len(part)
+    last = max(0, min(cuts[-1], len(ids) - 1))  # the query has a token, even if its text is empty
+    cuts = [min(cut, last) for cut in cuts]
+    return [tuple(ids[a:b]) for a, b in itertools.pairwise([*cuts, len(ids)])]
+
+
+@dataclass(frozen=True)
+class _Beginning:
+    """The beginning that prompts with the same context share, up to a line break in the context's last part.
+
+    Attributes:
+        context: prefix and demonstrations, as text.
+        parts: the ids of prefix and demonstrations; of the last of them, only those before what is behind the break.
+        line_break: the index of the line break in the prompt; -1 if there is none at which it can be divided.
+    """
+
+    context: tuple[str, tuple[str, ...]]
+    parts: list[Ids]
+    line_break: int
+
+
+class WholeSplitter:
+    """Tokenizes a prompt as one string and divides the ids into the prompt's parts: a token belongs to the part that
+    contains its first character.
+
+    Of prompts with the same context that follow each other, the first one is tokenized as a whole, and the others only
+    from a line break near the end of the context on. This is done with tokenizers that allow it (`tokenizes_by_line`),
+    and only if it gives the first prompt the tokens that it has as a whole.
+    """
+
+    def __init__(self, encode: Encode, bare: Encode, by_line: bool = False):
+        """`encode` adds the special tokens that the model expects, `bare` adds none. `by_line`: `tokenizes_by_line`."""
+        self.encode, self.bare, self.by_line = encode, bare, by_line
+        self._of_line_break = len(bare("\n")[0])
+        self._beginning = _Beginning(("", ()), [], -1)
+
+    def __call__(self, prompt: FewShotPrompt, text: str) -> list[Ids]:
+        """The ids of the prefix, of each demonstration and of the query. The query has at least one token.
+
+        Args:
+            text: the prompt, or the prompt without the blanks at its end.
+        """
+        shared, query = self._beginning, len(prompt) - len(prompt.query)
+        if shared.context == (prompt.prefix, prompt.demonstrations) and shared.line_break >= 0 and len(text) >= query:
+            ids, starts = self._behind(text, shared.line_break)
+            cut = min(bisect_left(starts, query), len(ids) - 1)
+            return [*shared.parts[:-1], shared.parts[-1] + ids[:cut], ids[cut:]]
+        whole, starts, added = self.encode(text)
+        parts = _divide(prompt, whole, starts, added)
+        if shared.context != (prompt.prefix, prompt.demonstrations):
+            self._beginning = self._shared(prompt, text, whole, starts, parts)
+        return parts
+
+    def _behind(self, text: str, line_break: int) -> tuple[Ids, list[int]]:
+        """The ids of what is behind a line break, and the index in the text of each token's first character."""
+        ids, starts, _ = self.bare(text[line_break:])
+        n = self._of_line_break
+        return tuple(ids[n:]), [line_break + start for start in starts[n:]]
+
+    def _shared(
+        self, prompt: FewShotPrompt, text: str, ids: list[int], starts: list[int], parts: list[Ids]
+    ) -> _Beginning:
+        """What further prompts with this prompt's context share with it."""
+        context, (*others, last) = (prompt.prefix, prompt.demonstrations), parts[:-1]
+        end = len(prompt) - len(prompt.query)
+        begin = max(0, end - len((prompt.prefix, *prompt.demonstrations)[-1]) - 1)
+        line_breaks = [found.start() for found in _LINE_BREAK.finditer(text, begin, end)]
+        if self.by_line and line_breaks and len(text) >= end:
+            behind, behind_starts = self._behind(text, line_breaks[-1])
+            before = len(ids) - len(behind)
+            of_last = before - sum(map(len, others))
+            if of_last >= 0 and tuple(ids[before:]) == behind and starts[before:] == behind_starts:
+                return _Beginning(context, [*others, last[:of_last]], line_breaks[-1])
+        return _Beginning(context, [], -1)
+
+
+# Characters to put before a part that is tokenized by itself. They are tried in this order, until one is found that the
+# tokenizer does not merge into a token with the beginning of the part.
+_IN_FRONT = ("\n", "x", ".")
+
+
+class PartSplitter:
+    """Tokenizes every part by itself, so that the ids of a demonstration do not depend on its neighbours.
+
+    The ids equal those of the whole string, unless a token of the whole string straddles a boundary between parts. To
+    achieve this, a part is tokenized in the middle of a text (some tokenizers add a blank at the beginning of a text),
+    followed by the beginning of the query (tokenizers like GPT-2's divide blank lines depending on what follows). The
+    query follows only the last demonstration, but the others are tokenized as if it followed them too. (One case
+    remains in which the ids differ: digits on both sides of a boundary, if the tokenizer groups digits in threes.)
+    """
+
+    def __init__(self, encode: Encode, bare: Encode):
+        """`encode` adds the special tokens that the model expects, `bare` adds none."""
+        self.encode, self.bare = encode, bare
+        self._demonstration = functools.lru_cache(maxsize=10_000)(self._middle)
+        self._beginning = functools.lru_cache(maxsize=1_000)(self._prefix)
+        # What a part is put between: a few texts, in front of and behind thousands of queries.
+        self._around = functools.lru_cache(maxsize=1_000)(lambda text: bare(text)[0])
+
+    def __call__(self, prompt: FewShotPrompt, text: str) -> list[Ids]:
+        """The ids of the prefix, of each demonstration and of the query of a prompt that has demonstrations; `text` as
+        in `WholeSplitter`.
+
+        Raises:
+            InputError: the query is empty. A token would have to be moved to it from the last demonstration, and the
+                result would then depend on the order of the demonstrations.
+        """
+        query = text[len(prompt) - len(prompt.query) :]
+        if not query:
+            raise InputError(
+                "the query is empty, so that the answer begins right behind the demonstrations; a method that does not "
+                "depend on their order needs something between them (--model icl does not)."
+            )
+        behind = self._behind(query)
+        demonstrations = tuple(self._demonstration(part, behind) for part in prompt.demonstrations)
+        return [self._beginning(prompt.prefix, behind), *demonstrations, self._middle(query, "")]
+
+    def _prefix(self, prefix: str, behind: str) -> Ids:
+        """The ids of the prefix, tokenized at the beginning of a text and followed by `behind`."""
+        if not prefix:
+            ids, _, added = self.encode("x")
+            return tuple(ids[:added])
+        ids = tuple(self.encode(prefix + behind)[0])
+        for front in _IN_FRONT:
+            tail = self._between(front, behind, "")
+            if tail and tail[0] and ids[-len(tail[0]) :] == tail[0]:
+                return ids[: -len(tail[0])]
+        return tuple(self.encode(prefix)[0])
+
+    def _middle(self, part: str, behind: str) -> Ids:
+        """The ids of a part, tokenized in the middle of a text and followed by `behind`."""
+        return self._with_starts(part, behind)[0]
+
+    def before(self, part: str, query: str, ats: Sequence[int]) -> list[int]:
+        """How many of a demonstration's tokens begin before each of these characters of it.
+
+        Args:
+            part: the demonstration.
+            query: the prompt's query, which the tokenization of a demonstration takes into account.
+        """
+        starts = self._with_starts(part, self._behind(query))[1]
+        return [bisect_left(starts, at) for at in ats]
+
+    @staticmethod
+    def _behind(query: str) -> str:
+        """The beginning of the query, up to its first character that is not blank: on it depends how blanks are
+        tokenized."""
+        return query[: len(query) - len(query.lstrip()) + 1]
+
+    def _with_starts(self, part: str, behind: str) -> tuple[tuple[int, ...], list[int]]:
+        """`_middle`, and the index in the part of each token's first character."""
+        for end, front in itertools.product((behind, "") if behind else ("",), _IN_FRONT):
+            found = self._between(front, part, end)
+            if found is not None:
+                return found
+        ids, starts, _ = self.bare(part)
+        return tuple(ids), starts
+
+    def _between(self, front: str, part: str, behind: str) -> tuple[tuple[int, ...], list[int]] | None:
+        """The ids of the part, tokenized between `front` and `behind`, and the index of each token's first character.
+
+        None if the ids of `front` and `behind` are not those that they have without the part, since a token then
+        straddles a boundary. (Offsets would not show this, since some tokenizers trim blanks from them.)
+        """
+        before, outer = (self._around(text) for text in (front, front + behind))
+        ids, starts, _ = self.bare(front + part + behind)
+        after = outer[len(before) :]
+        end = len(ids) - len(after)
+        clean = outer[: len(before)] == ids[: len(before)] == before and ids[end:] == after and end >= len(before)
+        inside = slice(len(before), end)
+        return (tuple(ids[inside]), [start - len(front) for start in starts[inside]]) if clean else None
