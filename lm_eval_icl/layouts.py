@@ -151,9 +151,33 @@ class Layout:
         Returns:
             bool, of the broadcast shape.
         """
-        block, sees, runs = (each.to(query.device) for each in (self._block, self.sees, self._runs))
+        if query.device not in self._on:
+            parts = (self._block, self.sees, self._runs)
+            self._on[query.device] = [each.to(query.device, non_blocking=True) for each in parts]
+        block, sees, runs = self._on[query.device]
         row, column = block[query], block[key]
         return sees[row, column] | ((row == column) & (query >= key) & runs[row])
+
+    def keys(self, rows: slice) -> tuple[list[slice], list[slice]]:
+        """The tokens to which some adjacent tokens of the row attend, as slices of the row.
+
+        Args:
+            rows: the tokens that attend, at least one, which are no entries of a memory.
+
+        Returns:
+            The slices that all of these tokens see, and those that some of them see; the rest, no token of `rows` sees.
+        """
+        block = self._block
+        first, last = int(block[rows.start]), int(block[rows.stop - 1])
+        sees = self.sees[first : last + 1]
+        all_see, some_see = sees.all(dim=0)[block], sees.any(dim=0)[block]
+        if first == last:  # within one block, which sees itself causally: all see what is before the first of them
+            own = slice(int(rows.start - self._place[rows.start]), rows.start)
+            all_see[own] = True
+            some_see[rows] = True
+        else:
+            some_see |= (block >= first) & (block <= last)
+        return _slices(all_see), _slices(some_see & ~all_see)
 
     @property
     def mask_mod(self) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
@@ -172,19 +196,21 @@ class Layout:
     @cached_property
     def positions(self) -> Tensor:
         """[n] int64: the position of each token."""
-        found = [block.start + self.step * i for block in self.blocks for i in range(block.length)]
-        return torch.tensor(found, dtype=torch.long)
+        starts = torch.tensor([block.start for block in self.blocks], dtype=torch.long)
+        return starts[self._block] + self.step * self._place
 
     @cached_property
     def source(self) -> list[int]:
         """n indices into the prompt, which has every part once: the row is `[prompt[i] for i in layout.source]`."""
-        return [block.source + i for block in self.blocks for i in range(block.length)]
+        sources = torch.tensor([block.source for block in self.blocks], dtype=torch.long)
+        found: list[int] = (sources[self._block] + self._place).tolist()
+        return found
 
     @cached_property
     def kept_tokens(self) -> list[int]:
         """The indices in the row of the tokens to which tokens after the row attend."""
-        kept = [keep for block, keep in zip(self.blocks, self.kept, strict=True) for _ in range(block.length)]
-        return [i for i, keep in enumerate(kept) if keep]
+        found: list[int] = torch.tensor(self.kept, dtype=torch.bool)[self._block].nonzero()[:, 0].tolist()
+        return found
 
     @cached_property
     def causal(self) -> bool:
@@ -196,12 +222,14 @@ class Layout:
     @property
     def looks_ahead(self) -> bool:
         """Whether some token sees one behind it."""
-        return bool(self.mask.triu(1).any())
+        both_ways = torch.tensor([block.length > 1 for block in self.blocks], dtype=torch.bool) & self.sees.diagonal()
+        return bool(self.sees.triu(1).any() or both_ways.any())
 
     @property
     def sequential(self) -> bool:
         """Whether every token's position is its index, so that no `position_ids` are needed."""
-        return self.step == 1 and self.positions.tolist() == list(range(len(self))) and self.end == len(self)
+        n = len(self)
+        return self.step == 1 and self.end == n and torch.equal(self.positions, torch.arange(n))
 
     @property
     def reach(self) -> int:
@@ -231,14 +259,35 @@ class Layout:
         return replace(self, blocks=(*entries, *self.blocks), sees=sees, kept=(True,) * n + self.kept)
 
     @cached_property
+    def _lengths(self) -> Tensor:
+        return torch.tensor([block.length for block in self.blocks], dtype=torch.long)
+
+    @cached_property
     def _block(self) -> Tensor:
         """[n] int64: the index of each token's block."""
-        return torch.tensor([b for b, block in enumerate(self.blocks) for _ in range(block.length)], dtype=torch.long)
+        return torch.arange(len(self.blocks)).repeat_interleave(self._lengths)
+
+    @cached_property
+    def _place(self) -> Tensor:
+        """[n] int64: each token's place in its block, from 0 on."""
+        return torch.arange(len(self)) - (self._lengths.cumsum(0) - self._lengths)[self._block]
 
     @cached_property
     def _runs(self) -> Tensor:
         """[blocks] bool: whether a block is run through the model, which entries of a memory are not."""
         return torch.tensor([block.name != "M" for block in self.blocks], dtype=torch.bool)
+
+    @cached_property
+    def _on(self) -> dict[torch.device, list[Tensor]]:
+        """`_block`, `sees` and `_runs` on every device on which the rule was asked for."""
+        return {}
+
+
+def _slices(marked: Tensor) -> list[slice]:
+    """Where a row of booleans is True."""
+    edges = torch.diff(marked.int(), prepend=marked.new_zeros(1).int(), append=marked.new_zeros(1).int())
+    bounds = edges.nonzero()[:, 0].tolist()
+    return [slice(start, stop) for start, stop in zip(bounds[::2], bounds[1::2], strict=True)]
 
 
 def starts(prefix: int, lengths: Sequence[int], pattern: Pattern, positions: str) -> tuple[list[int], int]:

@@ -4,11 +4,14 @@
     python scripts/benchmark.py methods    # what a query costs in every method, relative to icl
     python scripts/benchmark.py growth     # time against documents, demonstrations, options, tokens an option
     python scripts/benchmark.py training   # a training step in every method, beside transformers' Trainer
+    python scripts/benchmark.py shots      # encoding hundreds to thousands of demonstrations of SST-2
+    python scripts/benchmark.py gpu        # tasks, for a GPU: a model of 8 billion parameters in bfloat16
 
 Models have random weights, made here (a GPT-2 of 124 million parameters, or a Llama-type of about that size with
 grouped-query attention); their tokenizer is trained here on the workload's own text. Contenders take turns within a
 repetition, so that whatever else the machine does meets all alike; ratios are of one repetition, their spread is
-printed. `tasks` needs the datasets, from the Hub or as folders of the same names below the working directory.
+printed. `tasks`, `shots` and `gpu` need the datasets, from the Hub or as folders of the same names below the working
+directory.
 """
 
 from __future__ import annotations
@@ -74,6 +77,23 @@ CONFIGS = {
         num_key_value_heads=4,
         max_position_embeddings=POSITIONS,
     ),
+    "llama-8b": LlamaConfig(
+        vocab_size=128256,
+        hidden_size=4096,
+        intermediate_size=14336,
+        num_hidden_layers=32,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        max_position_embeddings=POSITIONS,
+    ),
+    "toy": LlamaConfig(
+        vocab_size=1000,
+        hidden_size=96,
+        intermediate_size=256,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        max_position_embeddings=10**6,
+    ),
 }
 # name -> (tasks, shots; None for the tasks' own)
 WORKLOADS: dict[str, tuple[list[str], int | None]] = {
@@ -88,6 +108,26 @@ WORKLOADS: dict[str, tuple[list[str], int | None]] = {
 }
 WORDS = "film plot actor music story scene joke dull warm sharp slow bright long quiet odd river stone cloud".split()
 METHODS = {name: model_class(name) for name in NAMES}
+# Where a command has other defaults than the first of these.
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "": {
+        "model": "gpt2",
+        "methods": ["icl", "deepthink"],
+        "workloads": list(WORKLOADS),
+        "batch_sizes": [1, 8],
+        "pack_tokens": [1024],
+    },
+    "methods": {"methods": list(METHODS)},
+    "training": {"methods": list(METHODS)},
+    "shots": {"model": "toy", "methods": ["icl", *(name for name in METHODS if make(name).needs_mask)]},
+    "gpu": {
+        "model": "llama-8b",
+        "methods": ["icl", "deepthink", "invicl"],
+        "workloads": ["mmlu", "leaderboard_bbh", "icl_classification", "bbh"],
+        "batch_sizes": [8, 32, 128],
+        "pack_tokens": [1024, 4096, 16384],
+    },
+}
 
 
 class Measurement(NamedTuple):
@@ -257,7 +297,9 @@ def machine() -> str:
 
 
 def compare_tasks(options: argparse.Namespace, console: Console) -> dict[str, Any]:
-    """Each workload: hf at each batch size, then ours, in turns."""
+    """Each workload: hf at each batch size, on a GPU with flash attention if that is installed, then ours with packs of
+    each size, in turns."""
+    flash = options.device == "cuda" and transformers.utils.is_flash_attn_2_available()
     found: dict[str, Any] = {}
     for name in options.workloads:
         names, shots = WORKLOADS[name]
@@ -265,13 +307,22 @@ def compare_tasks(options: argparse.Namespace, console: Console) -> dict[str, An
         model = random_model(options.model, options.device)
         tokenizer = train_tokenizer(instances, model.config.vocab_size)
         shared: dict[str, Any] = {"tokenizer": tokenizer, "device": options.device}
-        theirs = {f"hf, batch {b}": HFLM(model, batch_size=b, **shared) for b in options.batch_sizes}
-        ours = {m: METHODS[m](model, batch_size=max(options.batch_sizes), **shared) for m in options.methods}
+        kind = "hf with flash attention" if flash else "hf"
+        theirs = {f"{kind}, batch {b}": HFLM(model, batch_size=b, **shared) for b in options.batch_sizes}
+        ours = {
+            m if len(options.pack_tokens) == 1 else f"{m}, packs of {n}": METHODS[m](
+                model, batch_size=max(options.batch_sizes), pack_tokens=n, **shared
+            )
+            for m in options.methods
+            for n in options.pack_tokens
+        }
         runs: dict[str, list[Measurement]] = defaultdict(list)
         limits = []
         tokens, answers = distinct(next(iter(ours.values())), instances)
         for repetition in range(options.repetitions):
             for contender, lm in (theirs | ours).items():
+                if flash:
+                    model.set_attn_implementation("flash_attention_2" if contender in theirs else "sdpa")
                 runs[contender].append(measure(lm, instances))
                 console.print(f"{name} {repetition + 1}/{options.repetitions} {contender}: {runs[contender][-1]}")
             limits.append(products(model, tokens, answers))
@@ -280,7 +331,7 @@ def compare_tasks(options: argparse.Namespace, console: Console) -> dict[str, An
         limit = statistics.median(limits)
         table = Table(
             title=f"{name}: {documents} documents, {len(instances)} requests, {tokens} distinct tokens, "
-            f"{options.model}, {machine()}; bare matrix products {limit:.1f} s"
+            f"{options.model}, {model.dtype}, {machine()}; bare matrix products {limit:.1f} s"
         )
         for column in (
             "model",
@@ -488,6 +539,68 @@ def compare_training(options: argparse.Namespace, console: Console) -> dict[str,
     return {"step": seconds, "peak": peaks}
 
 
+def compare_shots(options: argparse.Namespace, console: Console) -> dict[str, Any]:
+    """Processor seconds and memory that encoding ever more demonstrations takes in every method, up to a query."""
+    found: dict[str, dict[int, Any]] = {name: {} for name in options.methods}
+    table = Table(title=f"Encoding demonstrations of SST-2, {options.model}, {machine()}")
+    for column in ("demonstrations", "tokens", "model", "seconds", "times icl's", "peak memory, MiB"):
+        table.add_column(column, justify="left" if column == "model" else "right")
+    model = random_model(options.model, options.device)
+    requests = {n: build_requests(["icl_sst2"], n, tasks=1, documents=1, max_gen_toks=0) for n in options.shots}
+    tokenizer = train_tokenizer(requests[max(options.shots)], model.config.vocab_size)
+    for shots, instances in requests.items():
+        seconds: dict[str, list[float]] = defaultdict(list)
+        peaks: dict[str, int] = defaultdict(int)
+        for _ in range(options.repetitions):
+            for name in options.methods:
+                lm = METHODS[name](model, tokenizer=tokenizer, device=options.device)
+                method, prompt = lm.runner.method, lm.tokenize(instances[0]).prompt
+                before, start = reset_peak(), busy()
+                with lm.runner.inference_mode():
+                    method.encode_query(model, prompt.context, prompt.query, partial(method.encode, model))
+                seconds[name].append(busy() - start)
+                peaks[name] = max(peaks[name], peak() - before)
+        tokens = len(prompt.context.tokens)
+        for name, own in seconds.items():
+            ratios = [one / icl for one, icl in zip(own, seconds["icl"], strict=True)]
+            row = (str(shots), str(tokens), name, spread(own), spread(ratios), f"{peaks[name] / 2**20:.0f}")
+            table.add_row(*row)
+            found[name][shots] = {"tokens": tokens, "seconds": own, "peak": peaks[name]}
+            console.print(*row)
+        if options.figure:  # so far: the last sizes take the longest
+            draw_shots(found, options.figure)
+    console.print(table)
+    return found
+
+
+def busy() -> float:
+    """Seconds that the processor has worked for this process; on a GPU, `now`."""
+    return now() if torch.cuda.is_available() else time.process_time()
+
+
+def draw_shots(found: dict[str, Any], path: Path) -> None:
+    """Memory and time of every method against the tokens of the demonstrations."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    plt.rcParams |= {"svg.hashsalt": "shots", "svg.fonttype": "none"}
+    figure, axes = plt.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
+    for name, curve in found.items():
+        tokens = [point["tokens"] for point in curve.values()]
+        axes[0].plot(tokens, [point["peak"] / 2**20 for point in curve.values()], marker="o", markersize=3, label=name)
+        medians = [statistics.median(point["seconds"]) for point in curve.values()]
+        axes[1].plot(tokens, medians, marker="o", markersize=3)
+    for axis, label in zip(axes, ("peak memory, MiB", "processor seconds"), strict=True):
+        axis.set_xlabel("tokens of demonstrations")
+        axis.set_ylabel(label)
+        axis.set_ylim(bottom=0)
+        axis.grid(alpha=0.3)
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=len(found), frameon=False)
+    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else {})
+
+
 def draw(found: dict[str, Any], path: Path) -> None:
     """The growth curves, median of the repetitions; dotted what is left without encoding the demonstrations."""
     import matplotlib
@@ -514,30 +627,37 @@ def draw(found: dict[str, Any], path: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("tasks", "methods", "growth", "training"))
-    parser.add_argument("--model", choices=CONFIGS, default="gpt2")
-    parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS), metavar="NAME")
+    parser.add_argument("what", choices=("tasks", "methods", "growth", "training", "shots", "gpu"))
+    parser.add_argument("--model", choices=CONFIGS, help="default: gpt2; toy for shots, llama-8b for gpu")
+    parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, metavar="NAME")
     parser.add_argument(
-        "--methods", nargs="+", choices=METHODS, default=None, metavar="NAME", help="default: all, or icl and deepthink"
+        "--methods", nargs="+", choices=METHODS, metavar="NAME", help="default: all, or those that are of interest"
     )
+    parser.add_argument(
+        "--shots", nargs="+", type=int, default=[125, 250, 500, 1000, 2000], help="numbers of demonstrations, for shots"
+    )
+    parser.add_argument("--pack-tokens", nargs="+", type=int, help="of ours (default: 1024; several for gpu)")
     parser.add_argument(
         "--tasks", type=int, default=2, help="how many of a workload's tasks; 0 for all (default: %(default)s)"
     )
     parser.add_argument("--documents", type=int, default=64, help="of each task; 0 for all (default: %(default)s)")
-    parser.add_argument("--batch-sizes", nargs="+", type=int, default=[1, 8], help="of hf (default: 1 8)")
+    parser.add_argument("--batch-sizes", nargs="+", type=int, help="of hf (default: 1 8; 8 32 128 for gpu)")
     parser.add_argument("--repetitions", type=int, default=3)
     parser.add_argument("--max-gen-toks", type=int, default=32, help="of generation tasks (default: %(default)s)")
     parser.add_argument("--output", type=Path, help="write the measurements there, as JSON")
-    parser.add_argument("--figure", type=Path, help="draw the growth curves there, .svg or .png")
+    parser.add_argument("--figure", type=Path, help="draw the curves of growth or shots there, .svg or .png")
     options = parser.parse_args()
+    for name, value in (DEFAULTS[""] | DEFAULTS.get(options.what, {})).items():
+        if getattr(options, name) is None:
+            setattr(options, name, value)
+    if options.what == "gpu" and not torch.cuda.is_available():
+        parser.error("gpu: there is no GPU here (torch.cuda.is_available() is False); `tasks` runs on a CPU")
     if options.repetitions < 1 or options.documents < (0 if options.what == "tasks" else 1) or options.tasks < 0:
         parser.error(
             "--repetitions must be 1 or more, --documents and --tasks 0 or more (--documents 1, but for tasks)"
         )
     options.device = "cuda" if torch.cuda.is_available() else "cpu"
-    if options.methods is None:
-        options.methods = list(METHODS) if options.what in ("methods", "training") else ["icl", "deepthink"]
-    if options.what in ("methods", "training") and "icl" not in options.methods:
+    if options.what in ("methods", "training", "shots") and "icl" not in options.methods:
         parser.error("--methods: icl is what the others are compared with, and must be among them")
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     transformers.logging.set_verbosity_error()
@@ -547,6 +667,8 @@ def main() -> None:
         "methods": compare_methods,
         "growth": compare_growth,
         "training": compare_training,
+        "shots": compare_shots,
+        "gpu": compare_tasks,
     }
     found = compare[options.what](options, console)
     if options.output:

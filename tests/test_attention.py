@@ -15,8 +15,8 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterf
 
 from lm_eval_icl.inference import packed_attention as attention
 from lm_eval_icl.inference import scoring
-from lm_eval_icl.inference.memory import Memory, additive, causal_pass
-from lm_eval_icl.inference.packed_attention import in_parts
+from lm_eval_icl.inference.memory import Memory, causal_pass
+from lm_eval_icl.inference.packed_attention import additive, in_parts
 from tests import tiny
 from tests.test_blocks import CONTEXT, PACKING, PAIRS
 
@@ -173,7 +173,7 @@ def test_without_the_kernel_attention_runs_whole(name, monkeypatch):
         pairs = [((20 + i, *range(30, 60)), (9, 8)) for i in range(4)]
         expected = scoring.score_packed(model, memory, pairs)
         placed = ALL_ATTENTION_FUNCTIONS["sdpa"]
-        monkeypatch.setattr(attention, "_FLASH", None)
+        monkeypatch.setattr(attention, "FLASH", None)
         AttentionInterface.register("sdpa", SDPA)  # as in a process where the kernel was never there
         try:
             found = scoring.score_packed(model, memory, pairs)

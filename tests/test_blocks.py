@@ -77,7 +77,7 @@ def test_a_pass_leaves_model_and_cache_as_they_were():
 
     cache = Memory(causal_pass(model, CONTEXT), CONTEXT, len(CONTEXT)).cache(once=True)
     block.attn = Broken()
-    with pytest.raises(RuntimeError, match="broken"), last_block_at(model, cache, [0], 1):
+    with pytest.raises(RuntimeError, match="broken"), last_block_at(model, cache, torch.tensor([0]), 1):
         model(input_ids=torch.tensor([[3]]), past_key_values=cache, use_cache=True)
     assert not block._forward_pre_hooks
     assert not block._forward_hooks
@@ -123,7 +123,7 @@ def test_a_block_that_keeps_nothing_is_not_cut():
     cache = Memory([], [], 0).cache()
     with (
         pytest.raises(LookupError, match="the last block of LlamaForCausalLM does not update the cache"),
-        last_block_at(model, cache, [1], 2),
+        last_block_at(model, cache, torch.tensor([1]), 2),
     ):
         model(input_ids=torch.tensor([[3, 4]]), past_key_values=cache, use_cache=True)
 

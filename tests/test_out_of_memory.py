@@ -174,6 +174,34 @@ def test_on_an_accelerator_batch_size_queries_share_a_pass(make, monkeypatch):
     assert scored == [6]
 
 
+def test_scores_are_read_while_the_next_pack_runs(make, monkeypatch):
+    """As on an accelerator: a pack is begun before the scores of the one before it are handed on, and none is lost."""
+    lm = make("icl", pack_tokens=16)
+    begin, score, events = lm.begin, runner.score_packed, []
+
+    def begin_as_there(*run: Any) -> None:
+        begin(*run)
+        lm.runner.packs_ahead = 1
+
+    class Watched(list):
+        def __iter__(self) -> Iterator[Any]:
+            events.append("read")
+            return super().__iter__()
+
+    def watch(*given: Any) -> Any:
+        events.append("begun")
+        return Watched(score(*given))
+
+    monkeypatch.setattr(lm, "begin", begin_as_there)
+    monkeypatch.setattr(runner, "score_packed", watch)
+    expected = harness.responses(harness.run(make("icl", pack_tokens=16), "", ["many_tokens"], 3))
+    events.clear()
+    harness.assert_same(harness.responses(harness.run(lm, "", ["many_tokens"], 3)), expected, 1e-10)
+    assert events.count("begun") > 1
+    assert events[:3] == ["begun", "begun", "read"]
+    assert events.count("read") == events.count("begun")
+
+
 def test_rolling_log_likelihoods_too(make, caplog):
     instances = [
         Instance("loglikelihood_rolling", {}, ("a film of some length " * n,), n, metadata=("rolling", n, 1))

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from transformers import Cache, PreTrainedModel
 
@@ -67,7 +66,7 @@ class _Filled(Exception):
 
 
 @contextmanager
-def last_block_at(model: PreTrainedModel, cache: Cache, rows: Sequence[int], length: int) -> Iterator[None]:
+def last_block_at(model: PreTrainedModel, cache: Cache, rows: Tensor, length: int) -> Iterator[None]:
     """For one forward pass under a 4-D mask, compute the last block's keys and values for all tokens, but its
     attention, feed-forward layer and output only for the tokens `rows`. The other tokens' output is zero and not used.
 
@@ -77,7 +76,7 @@ def last_block_at(model: PreTrainedModel, cache: Cache, rows: Sequence[int], len
 
     Args:
         cache: the cache of the pass.
-        rows: indices of tokens in the pass.
+        rows: the indices of tokens in the pass.
         length: how many tokens the pass has; it has one row.
 
     Raises:
@@ -93,7 +92,7 @@ def last_block_at(model: PreTrainedModel, cache: Cache, rows: Sequence[int], len
         if not isinstance(given, Tensor) or given.dim() == 0:
             return given
         dim = {1: 0, 4: 2}.get(given.dim(), 1)
-        return given.index_select(dim, torch.tensor(rows, device=given.device)) if given.shape[dim] == length else given
+        return given.index_select(dim, rows.to(given.device)) if given.shape[dim] == length else given
 
     def begin(block: nn.Module, args: Any, kwargs: Any) -> Any:
         entries: list[Any] = []
@@ -113,7 +112,7 @@ def last_block_at(model: PreTrainedModel, cache: Cache, rows: Sequence[int], len
     def end(block: nn.Module, args: Any, output: Any) -> Any:
         stream = hidden(output)
         whole = stream.new_zeros(1, length, stream.shape[-1])
-        return with_hidden(output, whole.index_copy_(1, torch.tensor(rows, device=stream.device), stream))
+        return with_hidden(output, whole.index_copy_(1, rows.to(stream.device), stream))
 
     block = transformer_blocks(model)[-1]
     handles = [block.register_forward_pre_hook(begin, with_kwargs=True), block.register_forward_hook(end)]

@@ -14,8 +14,10 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from lm_eval_icl.errors import InputError, one_line
 from lm_eval_icl.inference.caches import has_other_states, run_rows, takes_positions, tensors
+from lm_eval_icl.inference.devices import device_of
 from lm_eval_icl.inference.generation import continue_from
-from lm_eval_icl.inference.memory import Memory, additive, device_of, read
+from lm_eval_icl.inference.memory import Memory, read
+from lm_eval_icl.inference.packed_attention import additive
 from lm_eval_icl.inference.scoring import score_packed, score_rows
 
 

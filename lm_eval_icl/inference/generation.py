@@ -12,7 +12,8 @@ from transformers import Cache, LogitsProcessor, PreTrainedModel
 
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.inference.caches import cache_argument, run_rows, takes_positions, without_adapter
-from lm_eval_icl.inference.memory import Memory, device_of
+from lm_eval_icl.inference.devices import device_of
+from lm_eval_icl.inference.memory import Memory
 
 # Arguments of transformers' `generate` that do not work with a memory, and why.
 _REFUSED = {

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -18,8 +19,16 @@ from transformers import Cache, DynamicCache, PreTrainedModel
 
 from lm_eval_icl.inference.blocks import hidden, transformer_blocks, with_hidden
 from lm_eval_icl.inference.caches import MemoryLayer, has_other_states, run_rows, select_rows, tensors
+from lm_eval_icl.inference.context_attention import ROWS, RowsAtATime
+from lm_eval_icl.inference.devices import device_of, on_device
+from lm_eval_icl.inference.packed_attention import additive, attention_by
+from lm_eval_icl.inference.positions import position_switch
 from lm_eval_icl.layouts import Layout
 
+# How many tokens run behind a memory at a time.
+PIECE = 512
+# Models of which some layers do not use transformers' function for attention, found out by running them.
+_with_other_attention: WeakSet[PreTrainedModel] = WeakSet()
 # For each layer (keys, values), both [1, key-value heads, entries, head width].
 KeyValues = list[tuple[Tensor, Tensor]]
 
@@ -128,22 +137,10 @@ def encode(model: PreTrainedModel, layout: Layout, tokens: Sequence[int]) -> Mem
         return Memory([], [], layout.end)
     if layout.causal and layout.sequential and len(layout.kept_tokens) == len(row):
         return read(model, row)
-    if layout.causal:
-        layers = causal_pass(model, row, positions=layout.positions)
-    else:
-        cache = DynamicCache()
-        model(
-            input_ids=torch.tensor([row], device=device_of(model)),
-            position_ids=layout.positions[None].to(device_of(model)),
-            attention_mask=additive(layout.mask, model.dtype)[None, None].to(device_of(model)),
-            past_key_values=cache,
-            use_cache=True,
-            logits_to_keep=1,
-        )
-        layers = _own(cache)
+    layers = causal_pass(model, row, positions=layout.positions) if layout.causal else masked_pass(model, row, layout)
     kept = layout.kept_tokens
     if len(kept) < len(row):
-        layers = [(keys[:, :, kept], values[:, :, kept]) if keys.numel() else (keys, values) for keys, values in layers]
+        layers = [(_take(keys, kept), _take(values, kept)) for keys, values in layers]
     return Memory(layers, [row[i] for i in kept], layout.end)
 
 
@@ -151,18 +148,13 @@ def read(model: PreTrainedModel, tokens: Sequence[int]) -> Memory:
     """The memory of these tokens, which the model reads in one ordinary causal pass."""
     if not has_other_states(model):
         return Memory(causal_pass(model, tokens), list(tokens), len(tokens))
-    _, state = run_rows(model, None, torch.tensor([tokens], device=device_of(model)), read=[len(tokens) - 1])
+    _, state = run_rows(model, None, on_device([tokens], device_of(model)), read=[len(tokens) - 1])
     return Memory([], list(tokens), len(tokens), state=state)
 
 
-def device_of(model: PreTrainedModel) -> torch.device:
-    """The device on which a model takes its input.
-
-    (`model.device` is the device of the first weights. It is "meta" for weights that accelerate has offloaded, which
-    are moved to the execution device only while they are used.)
-    """
-    device = getattr(getattr(model, "_hf_hook", None), "execution_device", None)
-    return model.device if device is None else torch.device(device)
+def _take(entries: Tensor, kept: Sequence[int]) -> Tensor:
+    """Some of a layer's keys or values, which are none in a layer that the model leaves out."""
+    return entries.index_select(2, on_device(kept, entries.device)) if entries.numel() else entries
 
 
 def vocabulary_of(model: PreTrainedModel) -> int:
@@ -171,16 +163,38 @@ def vocabulary_of(model: PreTrainedModel) -> int:
     return int(getattr(embedding, "num_embeddings", None) or embedding.weight.shape[0])
 
 
-def additive(sees: Tensor, dtype: torch.dtype, memory: int = 0) -> Tensor:
-    """A boolean mask as numbers to add to the attention scores: eager attention takes only these, sdpa takes both.
+def masked_pass(model: PreTrainedModel, tokens: Sequence[int], layout: Layout) -> KeyValues:
+    """Run the tokens of a layout's row through the model under the layout's mask.
 
-    Args:
-        sees: [..., rows, columns]: which columns each row attends to.
-        memory: how many columns are put before these, to which all rows attend.
+    Of a long row, the mask is not made (`inference.context_attention`), unless the model's attention cannot be
+    replaced.
+
+    Returns:
+        Keys and values of the tokens, both [1, key-value heads, n, head width] for each layer.
     """
-    mask = torch.zeros(*sees.shape[:-1], memory + sees.shape[-1], dtype=dtype, device=sees.device)
-    mask[..., memory:].copy_(sees).sub_(1).mul_(torch.finfo(dtype).max)
-    return mask
+    device = device_of(model)
+
+    def run(mask: Tensor) -> KeyValues:
+        cache = DynamicCache()
+        model(
+            input_ids=on_device([tokens], device),
+            position_ids=layout.positions[None].to(device, non_blocking=True),
+            attention_mask=mask,
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        return _own(cache)
+
+    if len(tokens) > ROWS and model.config._attn_implementation == "sdpa" and model not in _with_other_attention:
+        attention = RowsAtATime(layout)
+        with attention_by(attention):
+            layers = run(attention.mask(model.dtype, device))
+        if attention.layers == sum(keys.numel() > 0 for keys, _ in layers):
+            return layers
+        _with_other_attention.add(model)
+        del layers
+    return run(additive(layout.mask.to(device, non_blocking=True), model.dtype)[None, None])
 
 
 def causal_pass(
@@ -199,11 +213,17 @@ def causal_pass(
     Returns:
         The tokens' own keys and values, both [1, key-value heads, n, head width] for each layer.
     """
+    device = device_of(model)
     cache = memory.cache() if memory is not None else DynamicCache()
-    ids = torch.tensor([tokens], device=device_of(model))
-    position_ids = {} if positions is None else {"position_ids": positions[None].to(device_of(model))}
-    # No logits are needed, but transformers computes them for at least one token.
-    model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1, **position_ids)
+    # Behind a memory, some tokens at a time, because transformers makes a mask [tokens, memory + tokens]; all at once
+    # if the angles of rotary embeddings depend on the largest position of a pass.
+    at_once = len(tokens) if memory is None or (positions is not None and position_switch(model)) else PIECE
+    ids = on_device([tokens], device).split(at_once, dim=1)
+    at = [None] * len(ids) if positions is None else positions[None].to(device, non_blocking=True).split(at_once, dim=1)
+    for some, at_positions in zip(ids, at, strict=True):
+        given = {} if at_positions is None else {"position_ids": at_positions}
+        # No logits are needed, but transformers computes them for at least one token.
+        model(input_ids=some, past_key_values=cache, use_cache=True, logits_to_keep=1, **given)
     return _own(cache)
 
 

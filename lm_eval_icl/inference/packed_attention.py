@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -23,7 +23,7 @@ from transformers.modeling_utils import AttentionInterface
 # needs more calls of the kernel.
 ROWS = 64
 # torch's kernel that also returns the log-sum-exps. It is undocumented; if it is missing, attention is not divided.
-_FLASH: Any = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None)
+FLASH: Any = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None)
 
 
 class _PackedRow:
@@ -43,8 +43,8 @@ class _PackedRow:
         return [(some, self.sees[some].any(dim=0).nonzero()[:, 0]) for some in rows]
 
 
-# The row of the forward pass that this thread is running; None outside `in_parts`.
-_row: ContextVar[_PackedRow | None] = ContextVar("row", default=None)
+# What computes attention in the forward pass that this thread is running; None for transformers' own function.
+_attending: ContextVar[Callable[..., tuple[Tensor, Tensor | None]] | None] = ContextVar("attending", default=None)
 _installing = threading.Lock()
 
 
@@ -59,33 +59,66 @@ def in_parts(sees: Tensor) -> Iterator[None]:
     Args:
         sees: [n, n] bool: which tokens of the row each token attends to, itself included. All attend to the memory.
     """
+    with nullcontext() if FLASH is None else attention_by(partial(_attention, _PackedRow(sees))):
+        yield
+
+
+@contextmanager
+def attention_by(function: Callable[..., tuple[Tensor, Tensor | None]]) -> Iterator[None]:
+    """Inside this context, `function` computes the attention of models with `attn_implementation="sdpa"`. It is called
+    with transformers' function, which it may call, and with the arguments of that."""
     _install()
-    token = _row.set(_PackedRow(sees))
+    token = _attending.set(function)
     try:
         yield
     finally:
-        _row.reset(token)
+        _attending.reset(token)
 
 
 def _install() -> None:
-    """Replace transformers' attention function for sdpa, once in a process. Outside `in_parts`, the replacement only
-    calls the original function."""
+    """Replace transformers' attention function for sdpa, once in a process. Outside `attention_by`, the replacement
+    only calls the original function."""
     with _installing:
         whole = AttentionInterface()["sdpa"]  # that of the class; one set on an instance stays in front of it
-        if _FLASH is None or getattr(whole, "in_parts", False):
+        if getattr(whole, "replaced", False):
             return
 
-        def attention(module: nn.Module, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
-            row = _row.get()
-            return whole(module, *args, **kwargs) if row is None else _attention(whole, row, module, *args, **kwargs)
+        def attention(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
+            function = _attending.get()
+            return whole(*args, **kwargs) if function is None else function(whole, *args, **kwargs)
 
-        attention.in_parts = True  # type: ignore[attr-defined]
+        attention.replaced = True  # type: ignore[attr-defined]
         AttentionInterface.register("sdpa", attention)
 
 
+def additive(sees: Tensor, dtype: torch.dtype, memory: int = 0) -> Tensor:
+    """A boolean mask as numbers to add to the attention scores: eager attention takes only these, sdpa takes both.
+
+    Args:
+        sees: [..., rows, columns]: which columns each row attends to.
+        memory: how many columns are put before these, to which all rows attend.
+    """
+    mask = torch.zeros(*sees.shape[:-1], memory + sees.shape[-1], dtype=dtype, device=sees.device)
+    mask[..., memory:].copy_(sees).sub_(1).mul_(torch.finfo(dtype).max)
+    return mask
+
+
+def join(output: Tensor, lse: Tensor, other: Tensor, other_lse: Tensor) -> None:
+    """Make the attention to some keys that to these and other keys, given the log-sum-exps of both.
+
+    Attention to two sets of keys is the mean of the attention to each set, weighted by its share of the sum of
+    exponentials.
+
+    Args:
+        output, other: [rows, heads, n, width].
+        lse, other_lse: [rows, heads, n].
+    """
+    output.lerp_(other, torch.sigmoid(other_lse - lse)[..., None])
+
+
 def _attention(
-    whole: Callable[..., tuple[Tensor, Tensor | None]],
     row: _PackedRow,
+    whole: Callable[..., tuple[Tensor, Tensor | None]],
     module: nn.Module,
     query: Tensor,
     key: Tensor,
@@ -116,13 +149,11 @@ def _attention(
     groups = getattr(module, "num_key_value_groups", 1)
     key, value = repeat_kv(key, groups), repeat_kv(value, groups)
     over_memory, over_row = mask.split([behind, n], dim=3)
-    output, lse = _FLASH(query, key[:, :, :behind], value[:, :, :behind], attn_mask=over_memory, scale=scale)
+    output, lse = FLASH(query, key[:, :, :behind], value[:, :, :behind], attn_mask=over_memory, scale=scale)
     key, value = key[:, :, behind:], value[:, :, behind:]
     for rows, seen in row.parts:
         own_key, own_value = key.index_select(2, seen), value.index_select(2, seen)
         own_mask = over_row[:, :, rows].index_select(3, seen)
-        own, own_lse = _FLASH(query[:, :, rows], own_key, own_value, attn_mask=own_mask, scale=scale)
-        # Attention to two sets of keys is the mean of the attention to each set, weighted by its share of the sum of
-        # exponentials.
-        output[:, :, rows].lerp_(own, torch.sigmoid(own_lse - lse[:, :, rows])[..., None])
+        own, own_lse = FLASH(query[:, :, rows], own_key, own_value, attn_mask=own_mask, scale=scale)
+        join(output[:, :, rows], lse[:, :, rows], own, own_lse)
     return output.transpose(1, 2).contiguous(), None

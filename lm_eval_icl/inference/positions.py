@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from lm_eval_icl.inference.caches import without_adapter
-from lm_eval_icl.inference.memory import device_of
+from lm_eval_icl.inference.devices import device_of
 
 
 def position_switch(model: PreTrainedModel) -> tuple[int, bool] | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -14,14 +15,57 @@ from transformers import PreTrainedModel
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.inference.blocks import last_block_at
 from lm_eval_icl.inference.caches import has_other_states, run_rows, select_rows, takes_positions
-from lm_eval_icl.inference.memory import Memory, additive, device_of
-from lm_eval_icl.inference.packed_attention import in_parts
+from lm_eval_icl.inference.devices import device_of, on_device
+from lm_eval_icl.inference.memory import Memory
+from lm_eval_icl.inference.packed_attention import additive, in_parts
 from lm_eval_icl.inference.packing import QueryAnswers, TokenTree
 
 # A query and one of its continuations, as token ids; both have at least one token.
 Pair = tuple[Sequence[int], Sequence[int]]
 # The summed log-probability of a continuation (natural logarithm), and whether greedy decoding would produce it.
 Score = tuple[float, bool]
+
+
+class Scores(Sequence[Score]):
+    """The scores of some pairs, which may still be computed on a GPU: nothing waits for them until one is looked at.
+
+    They are on their way to the CPU from the beginning, so that whoever waits for them does not wait for what is begun
+    later.
+
+    Args:
+        numbers: [2, tokens]: the log-probability of each token of all continuations, one after another, and whether it
+            is the likeliest token, as 1 or 0.
+        lengths: the length of each continuation.
+    """
+
+    def __init__(self, numbers: Tensor, lengths: Sequence[int]) -> None:
+        self._numbers, self._lengths = numbers.to("cpu", non_blocking=True), lengths
+        self._there = torch.cuda.Event() if numbers.is_cuda else None
+        if self._there is not None:
+            self._there.record(torch.cuda.current_stream(numbers.device))
+
+    @cached_property
+    def _read(self) -> list[Score]:
+        if self._there is not None:
+            self._there.synchronize()
+        logprobs, greedy = self._numbers.tolist()
+        scores, start = [], 0
+        for length in self._lengths:
+            end = start + length
+            scores.append((sum(logprobs[start:end]), all(greedy[start:end])))
+            start = end
+        return scores
+
+    def __len__(self) -> int:
+        return len(self._lengths)
+
+    def __getitem__(self, i: Any) -> Any:
+        return self._read[i]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and self._read == list(other)
+
+    __hash__ = None  # type: ignore[assignment]
 
 
 class _States:
@@ -66,8 +110,8 @@ def score_packed(
     pairs: Sequence[Pair],
     softmax_dtype: torch.dtype | None = None,
     trim_last_block: bool = False,
-) -> list[Score]:
-    """Score all pairs in one forward pass over the distinct tokens among them.
+) -> Scores:
+    """Score all pairs in one forward pass over the distinct tokens among them, without waiting for a GPU.
 
     The model must obey a 4-D mask and `position_ids` (`lm_eval_icl.inference.capabilities` tests both).
 
@@ -87,30 +131,32 @@ def score_packed(
     nodes = [paths[sequence][len(query) - 1 :] for sequence, (query, _) in zip(inputs, pairs, strict=True)]
     predicting = sorted({node for path in nodes for node in path})
     row = {node: i for i, node in enumerate(predicting)}
-    device, length = device_of(model), len(memory)
+    device = device_of(model)
 
     sees = tree.ancestors()
-    mask = additive(sees, model.dtype, memory=length)
+    # Of the mask, only the part of the row itself comes from the CPU.
+    mask = additive(sees.to(device, non_blocking=True), model.dtype, memory=len(memory))
+    read_at = on_device(predicting, device)
     cache = memory.cache(once=True)
     # `reading` may replace the first token's output of the last block, which then has to run for all tokens.
     whole = not trim_last_block or memory.residual is not None
-    last = nullcontext() if whole else last_block_at(model, cache, predicting, len(tree.tokens))
+    last = nullcontext() if whole else last_block_at(model, cache, read_at, len(tree.tokens))
     with memory.reading(model), last, in_parts(sees):
         logits = model(
-            input_ids=torch.tensor([tree.tokens], device=device),
-            position_ids=memory.query_start + torch.tensor([tree.depths], device=device),
-            attention_mask=mask[None, None].to(device),
+            input_ids=on_device([tree.tokens], device),
+            position_ids=memory.query_start + on_device([tree.depths], device),
+            attention_mask=mask[None, None],
             past_key_values=cache,
             use_cache=True,
-            logits_to_keep=torch.tensor(predicting),  # indices on the CPU can index a tensor on any device
+            logits_to_keep=read_at,
         ).logits[0]  # [len(predicting), vocabulary]
     if len(logits) != len(predicting):  # the model ignores logits_to_keep
-        logits = logits[predicting]
+        logits = logits[read_at.to(logits.device)]
     if (states := _collecting.get()) is not None:
         found = states.latest.reshape(-1, states.latest.shape[-1])
         found = found if len(found) == len(predicting) else found[predicting]
         states.keep([query for query, _ in pairs], found[[row[path[0]] for path in nodes]])
-    return _read(logits, [[row[node] for node in path] for path in nodes], pairs, softmax_dtype)
+    return _scores(logits, [[row[node] for node in path] for path in nodes], pairs, softmax_dtype)
 
 
 def score_rows(
@@ -166,8 +212,10 @@ def score_rows(
 
     pairs = [(row, query, answer) for row, (query, answers) in enumerate(queries) for answer in answers]
     short = [i for i, (_, _, answer) in enumerate(pairs) if len(answer) == 1]
-    found = _read(first, [[pairs[i][0]] for i in short], [pairs[i][1:] for i in short], softmax_dtype) if short else []
-    scores = dict(zip(short, found, strict=True))
+    scores: dict[int, Score] = {}
+    if short:
+        paths = [[pairs[i][0]] for i in short]
+        scores |= zip(short, _scores(first, paths, [pairs[i][1:] for i in short], softmax_dtype), strict=True)
     long = [i for i, (_, _, answer) in enumerate(pairs) if len(answer) > 1]
     for start in range(0, len(long), rows):
         part = long[start : start + rows]
@@ -181,13 +229,11 @@ def score_rows(
             for j, i in enumerate(part)
         ]
         both = torch.cat([first, logits.flatten(0, 1)])
-        scores |= zip(part, _read(both, paths, [pairs[i][1:] for i in part], softmax_dtype), strict=True)
+        scores |= zip(part, _scores(both, paths, [pairs[i][1:] for i in part], softmax_dtype), strict=True)
     return [scores[i] for i in range(len(pairs))]
 
 
-def _read(
-    logits: Tensor, rows: Sequence[Sequence[int]], pairs: Sequence[Pair], dtype: torch.dtype | None
-) -> list[Score]:
+def _scores(logits: Tensor, rows: Sequence[Sequence[int]], pairs: Sequence[Pair], dtype: torch.dtype | None) -> Scores:
     """The score of each pair.
 
     Args:
@@ -195,17 +241,14 @@ def _read(
         rows: for each pair, the rows of the logits that predict its continuation's tokens.
     """
     dtype = dtype or torch.promote_types(logits.dtype, torch.float32)
-    at = torch.tensor([row for path in rows for row in path], device=logits.device)
-    tokens = torch.tensor([token for _, answer in pairs for token in answer], device=logits.device)
-    logprobs = torch.empty(len(at), dtype=dtype, device=logits.device)
-    for first in range(0, len(logits), 16):  # the softmax of all rows at once would take as much memory as the logits
-        here = (at >= first) & (at < first + 16)
-        part = logits[first : first + 16].log_softmax(-1, dtype=dtype)
-        logprobs[here] = part[at[here] - first, tokens[here]]
-    greedy = (logits.argmax(-1)[at] == tokens).tolist()
-    scores, start, numbers = [], 0, logprobs.tolist()
-    for path in rows:
-        end = start + len(path)
-        scores.append((sum(numbers[start:end]), all(greedy[start:end])))
-        start = end
-    return scores
+    exact = torch.promote_types(dtype, torch.float32)
+    at = on_device([row for path in rows for row in path], logits.device)
+    tokens = on_device([token for _, answer in pairs for token in answer], logits.device)
+    # A softmax of all rows at once would take as much memory as the logits, so its denominators are computed for some
+    # rows at a time.
+    highest, likeliest = logits.max(dim=-1)
+    some = zip(logits.split(16), highest.split(16), strict=True)
+    denominators = torch.cat([(part.to(exact) - top[:, None]).exp().sum(-1).log() for part, top in some])
+    logprobs = (logits[at, tokens].to(exact) - highest[at] - denominators[at]).to(dtype)
+    numbers = torch.stack([logprobs.to(exact), likeliest[at] == tokens])
+    return Scores(numbers, [len(path) for path in rows])

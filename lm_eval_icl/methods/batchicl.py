@@ -126,7 +126,7 @@ class BatchICL(Method):
             one_shot = memories(Context(context.prefix, (demonstration,)))
             with residual_stream(model, self.layer) as stream:
                 causal_pass(model, query, one_shot, positions)
-            last.append(stream[0][0, -1])
+            last.append(stream[-1][0, -1])
         mean = torch.stack(last).mean(0, dtype=torch.promote_types(last[0].dtype, torch.float32))
 
         memory = zero_shot

@@ -19,9 +19,10 @@ from lm_eval_icl.errors import InputError, Unsupported, is_whole, log
 from lm_eval_icl.inference.budget import MemoryBudget
 from lm_eval_icl.inference.caches import without_adapter
 from lm_eval_icl.inference.capabilities import probe
+from lm_eval_icl.inference.devices import device_of
 from lm_eval_icl.inference.gelu import fused_gelu
 from lm_eval_icl.inference.generation import StopOnNonFinite, continue_from
-from lm_eval_icl.inference.memory import Memory, device_of
+from lm_eval_icl.inference.memory import Memory
 from lm_eval_icl.inference.packing import Queries, QueryAnswers, cost, first_pack
 from lm_eval_icl.inference.positions import learned_positions, no_positions, position_embeddings, position_switch
 from lm_eval_icl.inference.scoring import Score, score_packed, score_rows
@@ -73,6 +74,8 @@ class MethodRunner:
         budget: how much runs at once.
         tokens_run: how many tokens were run through the model for scoring.
         passes_run: in how many forward passes.
+        packs_ahead: how many packs are begun before the scores of a pack are handed on: on an accelerator one, which
+            runs while these are read.
         without_positions: the learned position embeddings that are switched off while the model runs; None if positions
             are left as they are.
 
@@ -116,6 +119,7 @@ class MethodRunner:
         device = device_of(self.model)
         # On a CPU, larger packs are slower, since most of their attention is masked.
         queries = 1 if device.type == "cpu" else batch_size
+        self.packs_ahead = 0 if device.type == "cpu" else 1
         what = f"{type(self.model).__name__} on {device}"
         self.budget = MemoryBudget(self.store, self.pack_tokens, queries, batch_size, what, self.tensor_parallel)
         self.tokens_run = self.passes_run = 0
@@ -233,7 +237,7 @@ class MethodRunner:
 
     # Scoring.
 
-    def score(self, context: Context, queries: Queries) -> Iterator[tuple[list[QueryAnswer], list[Score]]]:
+    def score(self, context: Context, queries: Queries) -> Iterator[tuple[list[QueryAnswer], Sequence[Score]]]:
         """Score all answers of all queries behind a context.
 
         Args:
@@ -255,7 +259,7 @@ class MethodRunner:
 
     def score_memories(
         self, context: Context, queries: Queries, numbers: Collection[int]
-    ) -> Iterator[tuple[int, list[QueryAnswer], list[Score]]]:
+    ) -> Iterator[tuple[int, list[QueryAnswer], Sequence[Score]]]:
         """Score all answers of all queries on some of a context's memories (`Method.memories`), which are not stored.
 
         Args:
@@ -297,18 +301,24 @@ class MethodRunner:
 
     def _score_on(
         self, context: Context, memory: Memory, queries: Queries
-    ) -> Iterator[tuple[list[QueryAnswer], list[Score]]]:
+    ) -> Iterator[tuple[list[QueryAnswer], Sequence[Score]]]:
         # Sorted: the common beginning of queries in one pack is run once, and rows of one batch have similar lengths.
         length = (lambda query: 0) if self.capabilities.can_pack else len
         waiting = sorted(queries.items(), key=lambda item: (length(item[0]), item[0]))
+        begun: list[tuple[list[QueryAnswer], Sequence[Score]]] = []
         while waiting:
             pack, scores = self._counted(
                 partial(self._score_first, memory, waiting), partial(self._halve_pack, memory, waiting), context
             )
             waiting = waiting[len(pack) :]
-            yield [(query, answer) for query, answers in pack for answer in answers], scores
+            begun.append(([(query, answer) for query, answers in pack for answer in answers], scores))
+            if len(begun) > self.packs_ahead:
+                yield begun.pop(0)
+        yield from begun
 
-    def _score_first(self, memory: Memory, waiting: Sequence[QueryAnswers]) -> tuple[list[QueryAnswers], list[Score]]:
+    def _score_first(
+        self, memory: Memory, waiting: Sequence[QueryAnswers]
+    ) -> tuple[list[QueryAnswers], Sequence[Score]]:
         """The first of the waiting queries, as many as run together, and the scores of all their answers."""
         pack, together = self._pack(memory, waiting)
         if together:

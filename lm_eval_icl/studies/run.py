@@ -329,7 +329,7 @@ def _misses(some: Sequence[int], instances: Sequence[Instance], scores: Scores) 
 
 def _each(
     runner: MethodRunner, context: Context, queries: Queries, numbers: set[int]
-) -> Iterator[tuple[int, list[QueryAnswer], list[Score]]]:
+) -> Iterator[tuple[int, list[QueryAnswer], Sequence[Score]]]:
     """The scores on the memories of these numbers; of a method with one memory, on that."""
     if runner.method.counts_memories:
         yield from runner.score_memories(context, queries, numbers)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from lm_eval_icl.errors import InputError
-from lm_eval_icl.inference.memory import additive
+from lm_eval_icl.inference.packed_attention import additive
 from lm_eval_icl.layouts import Layout
 from lm_eval_icl.methods.base import Method
 from lm_eval_icl.methods.predictor import Predictor

@@ -1,0 +1,26 @@
+"""Where a model takes its input, and how numbers get there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+
+def device_of(model: PreTrainedModel) -> torch.device:
+    """The device on which a model takes its input.
+
+    (`model.device` is the device of the first weights. It is "meta" for weights that accelerate has offloaded, which
+    are moved to the execution device only while they are used.)
+    """
+    device = getattr(getattr(model, "_hf_hook", None), "execution_device", None)
+    return model.device if device is None else torch.device(device)
+
+
+def on_device(numbers: Sequence[Any], device: torch.device) -> Tensor:
+    """Whole numbers, or lists of them, as a tensor on a device. (`torch.tensor(..., device=...)` would wait until
+    everything that was begun on a GPU is done.)"""
+    return torch.tensor(numbers, dtype=torch.long).to(device, non_blocking=True)

@@ -1,0 +1,201 @@
+"""Contexts of many demonstrations: attention for some tokens at a time is that under the whole mask, and no array is as
+large as the square of a context; and nothing waits for a GPU before results are read, with torch's meta device for
+one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from lm_eval_icl import methods
+from lm_eval_icl.inference import context_attention, memory
+from lm_eval_icl.inference.caches import run_rows
+from lm_eval_icl.inference.context_attention import RowsAtATime
+from lm_eval_icl.inference.packed_attention import attention_by
+from lm_eval_icl.inference.scoring import score_packed
+from lm_eval_icl.layouts import Layout, Pattern, lay_out
+from lm_eval_icl.tokens import Context
+from tests import tiny
+
+METHODS = [
+    *(methods.make(name) for name in methods.NAMES if name != "batchicl"),
+    methods.make("pcw", {"window_size": 3}),
+    methods.make("invicl", {"positions": "sequential", "repeat": 2}),
+    methods.make("icl", {"positions": "symmetric"}),
+    methods.make("deepthink", {"T": 3, "restart_positions": True}),
+]
+QUERY = (5, 6, 7, 8)
+
+
+def context(demonstrations: int, longest: int = 12) -> Context:
+    lengths = [1 + (7 * i) % longest for i in range(demonstrations)]
+    return Context((3, 4), tuple(tuple(20 + (11 * i + 3 * j) % 90 for j in range(n)) for i, n in enumerate(lengths)))
+
+
+def entries(method, model, given):
+    """All keys and values that a query attends to."""
+    found, _ = method.encode_query(model, given, QUERY, lambda each: method.encode(model, each))
+    return [entry for layer in found.layers for entry in layer]
+
+
+@pytest.fixture
+def rows(monkeypatch):
+    """Sets how many tokens are taken at a time."""
+
+    def set_rows(n: int) -> None:
+        monkeypatch.setattr(memory, "ROWS", n)
+        monkeypatch.setattr(memory, "PIECE", n)
+        monkeypatch.setattr(context_attention, "ROWS", n)
+
+    return set_rows
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "opt", "mistral_window"])
+@torch.no_grad()
+def test_every_method_encodes_as_at_once(name, rows):
+    model = tiny.build(name, torch.float64)
+    for method in METHODS:
+        rows(10**6)
+        expected = entries(method, model, context(8))
+        rows(7)
+        # RMSNorm rounds to float32 where all else is float64.
+        tolerance = 1e-6 if name in ("llama", "mistral_window") else 1e-10
+        for one, other in zip(entries(method, model, context(8)), expected, strict=True):
+            torch.testing.assert_close(one, other, rtol=0, atol=tolerance)
+    assert model not in memory._with_other_attention
+
+
+LENGTHS = st.lists(st.integers(1, 6), min_size=1, max_size=6)
+
+
+@settings(deadline=None)
+@given(
+    lengths=LENGTHS,
+    prefix=st.integers(0, 9),
+    seed=st.integers(0, 2**32 - 1),
+    n=st.integers(1, 12),
+    heads=st.sampled_from([(2, 2), (4, 2)]),
+    kernel=st.booleans(),
+)
+def test_any_pattern(lengths, prefix, seed, n, heads, kernel):
+    """With torch's kernel that returns log-sum-exps, and without."""
+    generator = torch.Generator().manual_seed(seed)
+    sees = torch.rand(len(lengths), len(lengths), generator=generator) < torch.rand(1, generator=generator)
+    layout = lay_out(prefix, lengths, Pattern(sees), "sequential")
+    module = nn.Module()
+    module.num_key_value_groups = heads[0] // heads[1]
+    query = torch.randn(1, heads[0], len(layout), 8, dtype=torch.float64, generator=generator)
+    # Far from each other: what the parts weigh differs by orders of magnitude.
+    key, value = 9 * torch.randn(2, 1, heads[1], len(layout), 8, dtype=torch.float64, generator=generator)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(context_attention, "ROWS", n)
+        if not kernel:
+            patch.setattr(context_attention, "FLASH", None)
+        attention = RowsAtATime(layout)
+        with attention_by(attention):
+            mask = attention.mask(query.dtype, query.device)
+            found, _ = ALL_ATTENTION_FUNCTIONS["sdpa"](module, query, key, value, mask, scaling=0.3)
+    assert attention.layers == 1
+    expected, _ = ALL_ATTENTION_FUNCTIONS["sdpa"](module, query, key, value, layout.mask[None, None], scaling=0.3)
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
+
+
+@settings(deadline=None)
+@given(method=st.sampled_from(METHODS), lengths=LENGTHS, prefix=st.integers(0, 3), n=st.integers(1, 9))
+def test_keys_are_what_the_mask_says(method, lengths, prefix, n):
+    if method.why_not(len(lengths)):
+        return
+    layout: Layout = method.layout(prefix, lengths, 2)
+    for first in range(0, len(layout), n):
+        some = slice(first, min(first + n, len(layout)))
+        shared, others = ([i for part in parts for i in range(part.start, part.stop)] for parts in layout.keys(some))
+        mask = layout.mask[some]
+        assert mask[:, shared].all()
+        assert set(shared).isdisjoint(others)
+        assert set(mask.any(dim=0).nonzero()[:, 0].tolist()) <= {*shared, *others}
+
+
+class NoSquare(TorchDispatchMode):
+    """Refuses tensors of more bytes than allowed; an expanded tensor has those of what it was expanded from."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self.most = most
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        found = function(*args, **(kwargs or {}))
+        for each in found if isinstance(found, (tuple, list)) else [found]:
+            if isinstance(each, torch.Tensor):
+                assert each.untyped_storage().nbytes() <= self.most, (function, each.shape)
+        return found
+
+
+@torch.no_grad()
+def test_nothing_is_as_large_as_the_square(rows):
+    """A context of n tokens under all methods: no array has n * n bytes, of which a boolean takes one."""
+    model, given = tiny.build("llama", num_hidden_layers=1), context(180)
+    square = len(given.tokens) ** 2
+    assert square > 10**6
+    rows(128)
+    for method in map(methods.make, ("icl", "nope", "pcw", "prefixicl", "saicl", "invicl")):
+        with NoSquare(square):
+            entries(method, model, given)
+    with NoSquare(square):
+        entries(methods.make("deepthink", {"T": 2}), model, given)
+    rows(10**6)
+    with pytest.raises(AssertionError, match="aten"), NoSquare(square):
+        entries(methods.make("pcw"), model, given)
+
+
+@pytest.mark.parametrize("spoil", ["eager", "other"])
+@torch.no_grad()
+def test_a_model_with_attention_of_its_own_runs_under_the_whole_mask(spoil, rows):
+    """Also one of which only a layer computes attention in a way of its own, which shows in the pass."""
+    model = tiny.build("gpt2", torch.float64)
+    expected = entries(methods.make("invicl"), model, context(12))
+    if spoil == "eager":
+        model.set_attn_implementation("eager")
+    else:
+        block = model.transformer.h[1].attn
+        forward = block.forward
+        block.forward = lambda hidden, *args, attention_mask=None, **kwargs: forward(
+            hidden, *args, attention_mask=attention_mask.clone(), **kwargs
+        )
+    rows(16)
+    for one, other in zip(entries(methods.make("invicl"), model, context(12)), expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-10)
+    assert (model in memory._with_other_attention) == (spoil == "other")
+
+
+@torch.no_grad()
+def test_half_precision(rows):
+    model = tiny.build("llama", torch.bfloat16)
+    for method in (methods.make("invicl"), methods.make("pcw")):
+        rows(10**6)
+        expected = entries(method, model, context(12))
+        rows(16)
+        for one, other in zip(entries(method, model, context(12)), expected, strict=True):
+            torch.testing.assert_close(one, other, rtol=0.1, atol=0.1)
+
+
+@torch.no_grad()
+def test_nothing_waits_for_the_device_until_results_are_read(rows):
+    """The meta device raises where a number would have to come to the host: `item`, `tolist`, a boolean index."""
+    rows(16)
+    model = tiny.build("llama").to("meta")
+    for method in [*METHODS, methods.make("batchicl", {"layer": 2})]:
+        found, rest = method.encode_query(model, context(4), QUERY, lambda each, of=method: of.encode(model, each))
+        pairs = [(rest, (9, 10)), (rest, (11,))]
+        for trim in (False, True):
+            with pytest.raises(NotImplementedError, match="Cannot copy out of meta tensor") as raised:
+                score_packed(model, found, pairs, trim_last_block=trim)
+            assert raised.traceback[-1].name == "__init__"  # where `Scores` are sent to the host
+        ids = torch.zeros(3, 1, dtype=torch.long, device="meta")
+        logits, _ = run_rows(model, found.cache(3), ids, [0], found.positions(torch.zeros_like(ids)))
+        assert logits.shape[:2] == (3, 1)
+        assert logits.is_meta
