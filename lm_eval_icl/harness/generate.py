@@ -12,6 +12,7 @@ from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs, postprocess_generated_text
 from tqdm import tqdm
+from transformers import StoppingCriteriaList
 
 from lm_eval_icl.errors import refusing
 from lm_eval_icl.harness.response_cache import finished
@@ -81,8 +82,14 @@ def generate_first(
     names = [f"task {instance.task_name!r}, document {instance.doc_id}" for instance in instances]
     pad = lm.tokenizer.pad_token_id
     beams = int(kwargs.get("num_beams", 1))
-    rows = runner.generate(context, queries, names, max_gen_toks, pad, generate, beams)
+    rows = runner.generate(context, queries, names, max_gen_toks, pad, generate, beams, _stopped)
     return [_text(lm, row, until) for row in rows]
+
+
+def _stopped(criteria: StoppingCriteriaList) -> list[bool]:
+    """Which rows have reached a stop sequence: lm-eval's criteria list them, but end only all rows together."""
+    found = [criterion.done_tracker for criterion in criteria if hasattr(criterion, "done_tracker")]
+    return [any(of_row) for of_row in zip(*found, strict=True)]
 
 
 def _text(lm: HFLM, tokens: list[int], until: list[str]) -> str:

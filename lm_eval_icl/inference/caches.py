@@ -21,36 +21,66 @@ from transformers.cache_utils import (
     LinearAttentionCacheLayerMixin,
 )
 
+from lm_eval_icl.inference.packed_attention import behind
+
 
 class MemoryLayer(DynamicLayer):
     """One layer of a cache: the memory, which all rows of a batch share, followed by the entries that each row adds.
 
-    The memory is stored once and never written to. Keys and values that join it with the rows' own entries exist only
-    while the layer's attention runs. The attributes `keys` and `values` of `DynamicLayer` are the rows' own entries.
+    The memory is stored once and never written to. The attributes `keys` and `values` of `DynamicLayer` are the rows'
+    own entries.
+
+    Args:
+        keys, values: the memory.
+        once: the cache is for a single forward pass, so that the entries the pass adds are not stored.
+        shared: attention reads the memory once for all rows (`inference.packed_attention.behind`). Otherwise, keys and
+            values that join a copy of it with each row's own entries exist while the layer's attention runs.
     """
 
-    def __init__(self, keys: Tensor, values: Tensor, once: bool):
+    def __init__(self, keys: Tensor, values: Tensor, once: bool, shared: bool = False):
         super().__init__()
-        self.memory, self.once = (keys, values), once
+        self.memory, self.once, self.shared = (keys, values), once, shared
+        # Where the rows' entries are stored with room for more, and the views of it that hold them. If `keys` is no
+        # longer this view, rows were selected.
+        self._room: list[Tensor] = []
+        self._views: list[Tensor] = []
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
-        own = (key_states, value_states) if self.once else super().update(key_states, value_states)
+        keys, values = (key_states, value_states) if self.once else self._append(key_states, value_states)
+        if self.shared:
+            return behind(self.memory, keys), values
         rows = key_states.shape[0]
         keys, values = (
-            torch.cat([shared.expand(rows, -1, -1, -1), added], dim=-2)
-            for shared, added in zip(self.memory, own, strict=True)
+            torch.cat([shared.expand(rows, -1, -1, -1), own], dim=-2)
+            for shared, own in zip(self.memory, (keys, values), strict=True)
         )
         return keys, values
+
+    def _append(self, key_states: Tensor, value_states: Tensor) -> tuple[Tensor, Tensor]:
+        """Store entries behind those of earlier passes, which are not copied each time as in `DynamicLayer`."""
+        if self.keys is None or self.values is None or not self.keys.numel():  # a single pass needs no room
+            return super().update(key_states, value_states)
+        stored, start, end = (self.keys, self.values), self.keys.shape[-2], self.keys.shape[-2] + key_states.shape[-2]
+        if not self._views or self.keys is not self._views[0] or end > self._room[0].shape[-2]:
+            self._room = [part.new_empty(*part.shape[:-2], end + end // 2, part.shape[-1]) for part in stored]
+            for room, part in zip(self._room, stored, strict=True):
+                room.narrow(-2, 0, start).copy_(part)
+        for room, added in zip(self._room, (key_states, value_states), strict=True):
+            room.narrow(-2, start, end - start).copy_(added)
+        self._views = [room.narrow(-2, 0, end) for room in self._room]
+        self.keys, self.values = self._views
+        return self.keys, self.values
 
     def get_seq_length(self) -> int:
         return self.memory[0].shape[-2] + super().get_seq_length()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> MemoryLayer:
         """A copy with entries of its own. The memory itself, which is never written to, stays shared."""
-        copied = type(self)(*self.memory, self.once)
-        vars(copied).update({name: copy.deepcopy(part, memo) for name, part in vars(self).items() if name != "memory"})
+        copied = type(self)(*self.memory, self.once, self.shared)
+        ours = ("memory", "_room", "_views")
+        vars(copied).update({name: copy.deepcopy(part, memo) for name, part in vars(self).items() if name not in ours})
         return copied
 
 

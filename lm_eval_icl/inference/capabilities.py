@@ -15,7 +15,7 @@ from transformers import GenerationConfig, PreTrainedModel
 from lm_eval_icl.errors import InputError, one_line
 from lm_eval_icl.inference.caches import has_other_states, run_rows, takes_positions, tensors
 from lm_eval_icl.inference.devices import device_of
-from lm_eval_icl.inference.generation import continue_from
+from lm_eval_icl.inference.generation import Stopped, continue_from
 from lm_eval_icl.inference.memory import Memory, read
 from lm_eval_icl.inference.packed_attention import additive
 from lm_eval_icl.inference.scoring import score_packed, score_rows
@@ -40,6 +40,8 @@ class Capabilities:
             (`lm_eval_icl.inference.scoring.score_rows`).
         can_generate: transformers' `generate` goes on from the model's cache.
         can_pad: it goes on so with queries of different lengths in one batch, the shorter ones behind padding.
+        can_share: it goes on so from a memory that attention reads once for all rows of a batch.
+        can_leave: it goes on so after some rows of a batch have left it.
     """
 
     has_other_states: bool
@@ -53,6 +55,8 @@ class Capabilities:
     can_batch: bool
     can_generate: bool
     can_pad: bool
+    can_share: bool
+    can_leave: bool
 
     @property
     def can_pack(self) -> bool:
@@ -61,8 +65,16 @@ class Capabilities:
 
     def can_pack_to(self, length: int) -> bool:
         """Whether a row of `length` tokens can be packed without a window hiding tokens that should be seen."""
+        return self.can_pack and self.sees_all_of(length)
+
+    def can_share_to(self, length: int) -> bool:
+        """Whether rows of `length` tokens, the memory included, can share a memory that attention reads once."""
+        return self.can_share and self.sees_all_of(length)
+
+    def sees_all_of(self, length: int) -> bool:
+        """Whether the last token of a row of `length` tokens attends to the first, and to all alike."""
         limits = (limit for limit in (self.window, self.scaled_from) if limit is not None)
-        return self.can_pack and all(length <= limit for limit in limits)
+        return all(length <= limit for limit in limits)
 
 
 def probe(model: PreTrainedModel) -> Capabilities:
@@ -111,6 +123,11 @@ def probe(model: PreTrainedModel) -> Capabilities:
         )
     positions = not other_states and _succeeds(trial.obeys_positions)
     mask = not other_states and _succeeds(trial.obeys_mask)
+    pads = (
+        positions
+        and takes_positions(model)
+        and _succeeds(lambda: trial.generates(trial.query, [*trial.query, *trial.other]))
+    )
     return Capabilities(
         has_other_states=other_states,
         stepwise=trial.stepwise,
@@ -122,9 +139,9 @@ def probe(model: PreTrainedModel) -> Capabilities:
         can_trim_last_block=mask and positions and _succeeds(trial.trims_last_block),
         can_batch=_succeeds(trial.batches),
         can_generate=not other_states or _succeeds(lambda: trial.generates(trial.query)),
-        can_pad=positions
-        and takes_positions(model)
-        and _succeeds(lambda: trial.generates(trial.query, [*trial.query, *trial.other])),
+        can_pad=pads,
+        can_share=pads and _succeeds(trial.shares_memory),
+        can_leave=not trial.stepwise and _succeeds(lambda: trial.leaves(pads)),
     )
 
 
@@ -263,9 +280,37 @@ class _Trial:
         found += score_rows(self.model, self.memory, [self.asked] * 2, rows=4, stepwise=self.stepwise)
         return all(map(self.same, (score for score, _ in found), [*wanted, *self.expected, *self.expected]))
 
-    def generates(self, *queries: Sequence[int]) -> bool:
+    def shares_memory(self) -> bool:
+        """Whether rows, of which one begins with padding, have the logits on a shared memory that they have on copies
+        of it: those of several tokens, and those of one token more."""
+        ids = torch.tensor([self.query, self.other[: len(self.query)]], device=self.device)
+        mask = torch.ones(2, len(self.memory) + len(self.query) + 1, dtype=torch.long, device=self.device)
+        mask[0, len(self.memory) : len(self.memory) + 3] = 0
+
+        def logits(shared: bool) -> Tensor:
+            cache, given = self.memory.cache(2, shared=shared), {"use_cache": True}
+            first = self.model(input_ids=ids, attention_mask=mask[:, :-1], past_key_values=cache, **given)
+            second = self.model(input_ids=ids[:, :1], attention_mask=mask, past_key_values=cache, **given)
+            return torch.cat([first.logits[:, 3:], second.logits], dim=1)
+
+        return _relative(logits(shared=True), logits(shared=False)) <= 1000 * torch.finfo(self.model.dtype).eps
+
+    def leaves(self, pads: bool) -> bool:
+        """Whether `generates` is true of a batch of two rows that the first row leaves after its first token.
+
+        Args:
+            pads: the rows may have different lengths.
+        """
+        other = [*self.query, *self.other] if pads else self.other[: len(self.query)]
+        return self.generates(self.query, other, stopped=lambda criteria: [True, False])
+
+    def generates(self, *queries: Sequence[int], stopped: Stopped | None = None) -> bool:
         """Whether the tokens that `generate` finds behind the memory, all queries in one batch, are the likeliest ones
-        in one pass as well."""
+        in one pass as well.
+
+        Args:
+            stopped: tells which rows leave the batch; None if none does.
+        """
         asked = GenerationConfig(max_new_tokens=4, do_sample=False, pad_token_id=0)
 
         def generate(context: Tensor, **inputs: Any) -> Tensor:
@@ -278,7 +323,10 @@ class _Trial:
             logits, _ = run_rows(self.model, None, ids, range(ids.shape[1] - len(found), ids.shape[1]))
             return float((logits[0].amax(-1) - logits[0, range(len(found)), found]).max())
 
-        found = continue_from(self.model, generate, self.memory, queries, 0, stepwise=self.stepwise)
+        leaving = stopped is not None
+        found = continue_from(
+            self.model, generate, self.memory, queries, 0, stepwise=self.stepwise, leaving=leaving, stopped=stopped
+        )
         # A row that has ended is filled up.
         eos = getattr(self.model.generation_config, "eos_token_id", None)
         ends: list[int] = [] if eos is None else np.atleast_1d(eos).tolist()

@@ -8,12 +8,20 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import Cache, LogitsProcessor, PreTrainedModel
+from transformers import Cache, GenerationConfig, LogitsProcessor, PreTrainedModel, StoppingCriteriaList
+from transformers.generation import GenerationMode
 
 from lm_eval_icl.errors import InputError
-from lm_eval_icl.inference.caches import cache_argument, run_rows, takes_positions, without_adapter
+from lm_eval_icl.inference.caches import cache_argument, run_rows, select_rows, takes_positions, without_adapter
 from lm_eval_icl.inference.devices import device_of
 from lm_eval_icl.inference.memory import Memory
+
+# For each row, whether a stopping criterion has ended it; empty if there is no such criterion.
+Stopped = Callable[[StoppingCriteriaList], Sequence[bool]]
+
+# From how many bytes of a layer's keys and values on, a copy for each row, the rows share them. Copying less is quicker
+# than to call attention's kernel twice.
+SHARED_FROM = 2**19
 
 # Arguments of transformers' `generate` that do not work with a memory, and why.
 _REFUSED = {
@@ -45,6 +53,9 @@ def continue_from(
     pad: int,
     beams: int = 1,
     stepwise: bool = False,
+    shared: bool = False,
+    leaving: bool = False,
+    stopped: Stopped | None = None,
 ) -> list[list[int]]:
     """Continue every query behind the memory, all in one batch.
 
@@ -60,9 +71,12 @@ def continue_from(
         pad: the id of the padding token.
         beams: how many rows `generate` makes of each row (beam search).
         stepwise: the model reads tokens behind a memory only one by one. Then there is only one query.
+        shared: attention can read the memory once for all rows (`Memory.cache`).
+        leaving: in greedy search, a row leaves the batch when it is finished (`_Leaving`).
+        stopped: tells which rows are finished by stopping criteria that end only all rows together.
 
     Returns:
-        The generated ids of each row, in the order of `queries`; all rows are as long as the longest.
+        The generated ids of each row, in the order of `queries`. Unless rows leave, all are as long as the longest.
     """
     if stepwise and len(memory):
         *before, last = queries[0]
@@ -76,15 +90,102 @@ def continue_from(
     # Counted from the end of the memory. The memory, which is not run, and the padding, which is masked, get 0.
     at = memory.positions((mask.cumsum(-1) - 1 - len(memory)).clamp(min=0))
     positions = {} if at is None else {"position_ids": at}
+    copies = len(rows) * beams
+    shared = shared and copies * memory.nbytes >= SHARED_FROM * len(memory.layers)
     # For an empty memory `generate` makes its own cache.
-    cache: dict[str, Any] = {cache_argument(model): memory.cache(len(rows) * beams)} if len(memory) else {}
+    cache: dict[str, Any] = {cache_argument(model): memory.cache(copies, shared=shared)} if len(memory) else {}
     for given in cache.values():
         if not isinstance(given, (Cache, list)):
             given.is_compileable = False  # `generate` asks caches of every class, and xLSTM's does not say
     cut = nullcontext() if "past_key_values" in cache else _unread_only(model, len(memory))
-    with memory.reading(model), cut:
+    batch = _Leaving(model, len(rows), stopped)
+    with memory.reading(model), cut, batch.running() if leaving and len(rows) > 1 else nullcontext():
         output = generate(context=context, attention_mask=mask, **positions, **cache)
-    return output[:, context.shape[1] :].tolist()
+    return [row[len(rows[0]) : end] for row, end in zip(output.tolist(), batch.ends, strict=True)]
+
+
+class _Leaving:
+    """The rows of a batch that `generate` continues by greedy search. A row that is finished is not run through the
+    model any more, which `generate` itself does with padding until all rows are finished.
+
+    `generate` keeps all rows, so that its logits processors and stopping criteria work on them as ever. The rows are
+    taken out of the model's inputs and its cache, and the logits of those that have left are zeros. In sampling, where
+    a row's random numbers depend on how many rows there are, and in beam search no row leaves.
+
+    Args:
+        rows: how many rows there are.
+        stopped: as for `continue_from`.
+
+    Attributes:
+        staying: the rows that are run, in order.
+        ends: for each row, how many ids of `generate`'s output belong to it; None for all of them.
+    """
+
+    def __init__(self, model: PreTrainedModel, rows: int, stopped: Stopped | None = None) -> None:
+        self.model: Any = without_adapter(model)
+        self.rows, self.stopped, self.staying = rows, stopped, list(range(rows))
+        self.ends: list[int | None] = [None] * rows
+        self.index = torch.empty(0)  # `staying` on the device, as soon as rows have left
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Inside this context, rows of the next call of `generate` leave when they are finished."""
+        criteria_of = self.model._get_stopping_criteria
+
+        def watched(generation_config: GenerationConfig, *args: Any, **kwargs: Any) -> StoppingCriteriaList:
+            criteria = criteria_of(generation_config, *args, **kwargs)
+            greedy = generation_config.get_generation_mode() == GenerationMode.GREEDY_SEARCH
+            return _Watched(criteria, self) if greedy else criteria
+
+        self.model._get_stopping_criteria = watched
+        handles = [
+            self.model.register_forward_pre_hook(self._take_out, with_kwargs=True),
+            self.model.register_forward_hook(self._put_back),
+        ]
+        try:
+            yield
+        finally:
+            del self.model._get_stopping_criteria
+            for handle in handles:
+                handle.remove()
+
+    def _take_out(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
+        places = [place for place, row in enumerate(self.staying) if self.ends[row] is None]
+        # The entries of the rows that stay are copied, which is not worth it for one row of many.
+        if places and len(self.staying) <= 8 * (len(self.staying) - len(places)):
+            name = cache_argument(self.model)
+            kwargs[name] = select_rows(kwargs[name], len(self.staying), places)
+            self.staying = [self.staying[place] for place in places]
+            self.index = torch.tensor(self.staying, device=kwargs["input_ids"].device)
+        if len(self.staying) == self.rows:
+            return None
+        tensors = {name: given for name, given in kwargs.items() if isinstance(given, Tensor) and given.dim() > 1}
+        of_rows = {name: given[self.index] for name, given in tensors.items() if len(given) == self.rows}
+        return args, kwargs | of_rows
+
+    def _put_back(self, module: nn.Module, args: Any, output: Any) -> None:
+        if len(self.staying) < self.rows:
+            found = output.logits
+            output.logits = found.new_zeros(self.rows, *found.shape[1:])
+            output.logits.index_copy_(0, self.index.to(found.device), found)
+
+
+class _Watched(StoppingCriteriaList):
+    """Stopping criteria that tell a batch which rows they have ended."""
+
+    def __init__(self, criteria: StoppingCriteriaList, batch: _Leaving) -> None:
+        super().__init__(criteria)
+        self.batch = batch
+
+    def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
+        done: Tensor = super().__call__(input_ids, scores, **kwargs)
+        if self.batch.stopped is not None and (stopped := self.batch.stopped(self)):
+            done = done | torch.tensor(stopped, device=done.device)
+        ends = self.batch.ends
+        for row, ended in enumerate(done.tolist()):
+            if ended and ends[row] is None:
+                ends[row] = input_ids.shape[1]
+        return done
 
 
 @contextmanager

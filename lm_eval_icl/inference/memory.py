@@ -21,7 +21,7 @@ from lm_eval_icl.inference.blocks import hidden, transformer_blocks, with_hidden
 from lm_eval_icl.inference.caches import MemoryLayer, has_other_states, run_rows, select_rows, tensors
 from lm_eval_icl.inference.context_attention import ROWS, RowsAtATime
 from lm_eval_icl.inference.devices import device_of, on_device
-from lm_eval_icl.inference.packed_attention import additive, attention_by
+from lm_eval_icl.inference.packed_attention import additive, attention_by, reads_shared_memory
 from lm_eval_icl.inference.positions import position_switch
 from lm_eval_icl.layouts import Layout
 
@@ -64,18 +64,21 @@ class Memory:
             return sum(tensor.nbytes for tensor in tensors(self.state))
         return sum(keys.nbytes + values.nbytes for keys, values in self.layers)
 
-    def cache(self, rows: int = 1, once: bool = False) -> Cache:
+    def cache(self, rows: int = 1, once: bool = False, shared: bool = False) -> Cache:
         """A transformers cache that begins with this memory. Forward passes add entries to the cache alone.
 
         Args:
             rows: how many rows a batch that runs on the cache has.
             once: the cache is for a single forward pass, so that the entries the pass adds are not stored.
+            shared: attention reads the memory once for all rows, without copying it
+                (`lm_eval_icl.inference.capabilities` tests whether the model's attention can).
         """
         if self.state is not None:
             return select_rows(self.state, 1, [0] * rows)
         if not self.layers:
             return DynamicCache()
-        return Cache(layers=[MemoryLayer(keys, values, once) for keys, values in self.layers])
+        shared = shared and reads_shared_memory()
+        return Cache(layers=[MemoryLayer(keys, values, once, shared) for keys, values in self.layers])
 
     def followed_by(self, tokens: Sequence[int], layers: KeyValues) -> Memory:
         """This memory followed by the entries of more tokens.

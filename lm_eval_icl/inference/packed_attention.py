@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers.integrations.sdpa_attention import repeat_kv
-from transformers.modeling_utils import AttentionInterface
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
 
 # How many tokens of the row are taken at a time: about a query's length. A smaller number reads fewer hidden keys, but
 # needs more calls of the kernel.
@@ -76,16 +76,20 @@ def attention_by(function: Callable[..., tuple[Tensor, Tensor | None]]) -> Itera
 
 
 def _install() -> None:
-    """Replace transformers' attention function for sdpa, once in a process. Outside `attention_by`, the replacement
-    only calls the original function."""
+    """Replace transformers' attention function for sdpa, once in a process. Outside `attention_by`, and for keys that
+    are not `behind` a memory, the replacement only calls the original function."""
     with _installing:
         whole = AttentionInterface()["sdpa"]  # that of the class; one set on an instance stays in front of it
         if getattr(whole, "replaced", False):
             return
 
-        def attention(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
-            function = _attending.get()
-            return whole(*args, **kwargs) if function is None else function(whole, *args, **kwargs)
+        def attention(module: nn.Module, query: Tensor, key: Tensor, *args: Any, **kwargs: Any) -> Any:
+            memory, function = getattr(key, "memory", None), _attending.get()
+            if memory is not None:
+                return _on_shared_memory(whole, memory, module, query, key, *args, **kwargs)
+            if function is not None:
+                return function(whole, module, query, key, *args, **kwargs)
+            return whole(module, query, key, *args, **kwargs)
 
         attention.replaced = True  # type: ignore[attr-defined]
         AttentionInterface.register("sdpa", attention)
@@ -157,3 +161,79 @@ def _attention(
         own, own_lse = FLASH(query[:, :, rows], own_key, own_value, attn_mask=own_mask, scale=scale)
         join(output[:, :, rows], lse[:, :, rows], own, own_lse)
     return output.transpose(1, 2).contiguous(), None
+
+
+# Rows of a batch behind a memory that they share.
+
+
+def reads_shared_memory() -> bool:
+    """Whether a model with `attn_implementation="sdpa"` attends to a memory that keys are put `behind`. It does not if
+    the kernel is missing, or if a function of somebody else's stands in front of ours."""
+    _install()
+    return FLASH is not None and getattr(ALL_ATTENTION_FUNCTIONS["sdpa"], "replaced", False)
+
+
+def behind(memory: tuple[Tensor, Tensor], keys: Tensor) -> Tensor:
+    """The keys of a batch's rows, marked as being behind a memory that all rows share, which attention then reads once
+    for all of them. The model has to pass this very tensor to its attention function: the mark is not on its copies.
+
+    Args:
+        memory: keys and values, [1, key-value heads, entries, width].
+        keys: [rows, key-value heads, tokens, width].
+    """
+    marked: Any = keys[:]  # a tensor object of its own, of the same numbers
+    marked.memory = memory
+    return marked  # type: ignore[no-any-return]
+
+
+def _on_shared_memory(
+    whole: Callable[..., tuple[Tensor, Tensor | None]],
+    memory: tuple[Tensor, Tensor],
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """A layer's attention of several rows to a memory and to each row's own tokens. If it cannot be divided, it is
+    computed by `whole` on a copy of the memory for each row.
+
+    Args:
+        memory: keys and values, [1, key-value heads, entries, width].
+        query: [rows, heads, n, width].
+        key, value: [rows, key-value heads, tokens, width].
+        attention_mask: [rows or 1, 1, n, entries + tokens], boolean or to be added to the scores, which hides nothing
+            of the memory; None if a single token of each row attends to everything.
+
+    Returns:
+        The output, [rows, n, heads, width], and None in place of attention weights.
+    """
+    (rows, heads, n, width), (_, key_heads, tokens, _), mask = query.shape, key.shape, attention_mask
+    entries, groups = memory[0].shape[2], heads // key_heads
+    divides = query.device.type == "cpu" and query.dtype in (torch.float32, torch.float64)
+    divides = divides and width == value.shape[3] and heads == groups * key_heads
+    divides = divides and all(kwargs.get(name) is None for name in ("position_bias", "softcap", "cache"))
+    divides = divides and (n == 1 if mask is None else mask.shape[1:] == (1, n, entries + tokens))
+    if not divides:
+        key, value = (
+            torch.cat([shared.expand(rows, -1, -1, -1), own], dim=2)
+            for shared, own in zip(memory, (key, value), strict=True)
+        )
+        return whole(module, query, key, value, mask, **kwargs)
+    if mask is not None:
+        mask = mask[..., entries:]
+        if mask.dtype == torch.bool:
+            mask = additive(mask, query.dtype)
+        # One after another, the queries of the heads that share a key are the rows of one matrix.
+        mask = mask[:, :, None].expand(-1, -1, groups, -1, -1).flatten(2, 3)
+    scale = kwargs.get("scaling")
+    query = query.unflatten(1, (key_heads, groups))
+    # All rows' queries are the rows of one matrix.
+    of_all = query.transpose(0, 1).reshape(1, key_heads, -1, width)
+    output, lse = FLASH(of_all, *memory, scale=scale)
+    own, own_lse = FLASH(query.flatten(2, 3), key, value, attn_mask=mask, scale=scale)
+    output, lse = (part.view(key_heads, rows, groups, n, -1).transpose(0, 1) for part in (output, lse))
+    own, own_lse = (part.view(rows, key_heads, groups, n, -1) for part in (own, own_lse))
+    join(output, lse[..., 0], own, own_lse[..., 0])
+    return output.flatten(1, 2).transpose(1, 2).contiguous(), None

@@ -21,7 +21,7 @@ from lm_eval_icl.inference.caches import without_adapter
 from lm_eval_icl.inference.capabilities import probe
 from lm_eval_icl.inference.devices import device_of
 from lm_eval_icl.inference.gelu import fused_gelu
-from lm_eval_icl.inference.generation import StopOnNonFinite, continue_from
+from lm_eval_icl.inference.generation import StopOnNonFinite, Stopped, continue_from
 from lm_eval_icl.inference.memory import Memory
 from lm_eval_icl.inference.packing import Queries, QueryAnswers, cost, first_pack
 from lm_eval_icl.inference.positions import learned_positions, no_positions, position_embeddings, position_switch
@@ -370,6 +370,7 @@ class MethodRunner:
         pad: int,
         generate: Callable[..., Tensor],
         beams: int = 1,
+        stopped: Stopped | None = None,
     ) -> list[list[int]]:
         """Generate a continuation for the first of these queries, as many as fit into one batch.
 
@@ -379,7 +380,7 @@ class MethodRunner:
             max_new_tokens: how many tokens are generated at most.
             pad: the id of the padding token.
             generate: as for `continue_from`, with `logits_processor` as a further argument.
-            beams: as for `continue_from`.
+            beams, stopped: as for `continue_from`.
 
         Returns:
             The generated ids, one row for each query of the batch.
@@ -400,8 +401,10 @@ class MethodRunner:
             stop = StopOnNonFinite(names[:n], self.model.dtype)
             with _own_cache(self.model):
                 checked = partial(generate, logits_processor=[stop])
-                rest, stepwise = [first, *queries[1:n]], self.capabilities.stepwise
-                return continue_from(self.model, checked, memory, rest, pad, beams, stepwise)
+                rest, can = [first, *queries[1:n]], self.capabilities
+                shared = can.can_share_to(len(memory) + max(map(len, rest)) + max_new_tokens)
+                ways = {"stepwise": can.stepwise, "shared": shared, "leaving": can.can_leave}
+                return continue_from(self.model, checked, memory, rest, pad, beams, stopped=stopped, **ways)
 
         def halve() -> str:
             return self.budget.halve_texts(self._batch(context, queries, max_new_tokens))
