@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import argparse
-import difflib
-import hashlib
 import json
 import os
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from lm_eval_icl import version
+from lm_eval_icl.demonstrations.how import How, make
+from lm_eval_icl.demonstrations.select import near
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.harness.arguments import check_folders, pairs
-from lm_eval_icl.harness.choosing import HOW, Choice, Chooser, PoolOfTask, as_json
+from lm_eval_icl.harness.choosing import HOW, Choice, Chooser, PoolOfTask, about, about_model, as_json
 from lm_eval_icl.harness.identity import fingerprint
 from lm_eval_icl.harness.training import ARGUMENTS, load_model, tasks_of
 from lm_eval_icl.methods import ICL, Predictor
@@ -47,44 +45,37 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     parser.add_argument("--metadata", default="", metavar="K=V,...", help="of the tasks, as for lm_eval")
     given = parser.parse_args(arguments)
     _check(given)
-    of_method = pairs("args", given.args)
-    balance = of_method.pop("balance", True)
-    if not isinstance(balance, bool):
-        raise InputError(f"--args balance={balance}: must be True or False.")
+    given_arguments = pairs("args", given.args)
+    if given.how in _DRAWN:
+        how = How(given.how, given_arguments, pool=given.pool)
+    else:
+        how = make(given.how, {"pool": given.pool, **given_arguments})
     seeds = _seeds(given.seeds)
     check_folders(given.include_path, None)
     names = [name for name in given.tasks.split(",") if name]
     tasks = tasks_of(names, given.include_path, pairs("metadata", given.metadata))
     pools = [PoolOfTask(task) for task in tasks]
     shots = [_shots(task, pool, given.num_fewshot) for task, pool in zip(tasks, pools, strict=True)]
-    about: dict[str, Any] = {"how": given.how, "arguments": of_method, "balance": balance, "pool": given.pool}
-    predictor = None
-    if given.how not in _DRAWN:
-        predictor, about["model"] = _load(given)
-    about["version"] = version.version()
+    predictor, model = (None, None) if given.how in _DRAWN else _load(given)
+    said = about(how, model)
     found: dict[str, Any] = {}
     for pool, n in zip(pools, shots, strict=True):
-        chooser, chosen = Chooser(pool, predictor, given.pool), dict[int, Choice]()
+        chooser, chosen = Chooser(pool, predictor, how.pool), dict[int, Choice]()
         for seed in seeds:
-            begun, before = time.perf_counter(), predictor.runner.tokens_run if predictor else 0
             try:
-                chosen[seed] = chooser.choose(given.how, n, seed, balance, **of_method)
+                chosen[seed] = chooser.choose(how.name, n, seed, how.balance, **how.arguments)
             except InputError as error:
                 raise InputError(f"task {pool.name!r}: {error.message}") from error
-            tokens = predictor.runner.tokens_run - before if predictor else 0
-            _say(pool, seed, chosen[seed], time.perf_counter() - begun, tokens)
+            _say(pool, seed, chosen[seed])
         found[pool.name] = as_json(pool, n, chosen)
-        _write(given.output, {"about": about, "tasks": found})
+        _write(given.output, {"about": said, "tasks": found})
     print(f"{given.output}: lm_eval ... --metadata demonstrations={given.output} --seed 0,1234,1234,{seeds[0]}")
 
 
 def _check(given: argparse.Namespace) -> None:
     """Refuse what can be seen to be wrong before anything is loaded."""
     if given.how not in HOW:
-        near = difflib.get_close_matches(given.how.lower(), HOW, n=1)
-        raise InputError(
-            f"{given.how!r}: " + (f"did you mean {near[0]!r}?" if near else f"there are {', '.join(HOW)}.")
-        )
+        raise InputError(f"{given.how!r}: {near(given.how, HOW)}")
     if given.pool < 1:
         raise InputError(f"--pool {given.pool}: must be 1 or more.")
     if given.num_fewshot is not None and given.num_fewshot < 1:
@@ -112,17 +103,13 @@ def _shots(task: Any, pool: PoolOfTask, num_fewshot: int | None) -> int:
     return int(n)
 
 
-def _load(given: argparse.Namespace) -> tuple[Predictor, dict[str, Any]]:
+def _load(given: argparse.Namespace) -> tuple[Predictor, dict[str, str]]:
     """The model under plain ICL, and what tells it from others."""
     arguments: Mapping[str, Any] = pairs("model_args", given.model_args)
     if not arguments.get("pretrained"):
         raise InputError("--model_args: has no pretrained=...: give the name or folder of a checkpoint.")
     for name in sorted(arguments.keys() - ARGUMENTS):
-        near = difflib.get_close_matches(name, sorted(ARGUMENTS), n=1)
-        raise InputError(
-            f"--model_args: unknown argument {name!r}: "
-            + (f"did you mean {near[0]!r}?" if near else f"there are {', '.join(sorted(ARGUMENTS))}.")
-        )
+        raise InputError(f"--model_args: unknown argument {name!r}: {near(name, sorted(ARGUMENTS))}")
     model: Any
     model, tokenizer = load_model(arguments)
     try:
@@ -131,17 +118,16 @@ def _load(given: argparse.Namespace) -> tuple[Predictor, dict[str, Any]]:
         raise InputError(f"--device {given.device}: {str(error).splitlines()[0]}") from error
     limits = {name: arguments[name] for name in ("max_length", "add_bos_token") if name in arguments}
     predictor = Predictor(model, tokenizer, ICL(), batch_size=given.batch_size, **limits)
-    said = json.dumps(fingerprint(model, tokenizer), sort_keys=True, default=str)
-    return predictor, {"pretrained": str(arguments["pretrained"]), "sha256": hashlib.sha256(said.encode()).hexdigest()}
+    return predictor, about_model(str(arguments["pretrained"]), fingerprint(model, tokenizer))
 
 
-def _say(pool: PoolOfTask, seed: int, choice: Choice, seconds: float, tokens: int) -> None:
+def _say(pool: PoolOfTask, seed: int, choice: Choice) -> None:
     said = [f"rows {', '.join(map(str, choice.indices))}"]
     if choice.margin is not None:
         said.append(f"the closest decision would change with relative noise of {choice.margin:.1e}")
     if choice.accuracy is not None:
         said.append(f"accuracy {choice.accuracy:.3f} where it was chosen")
-    said.append(f"{seconds:.1f} s, {tokens:,} tokens")
+    said.append(f"{choice.seconds:.1f} s, {choice.tokens:,} tokens")
     print(f"{pool.name}, seed {seed}: {'; '.join(said)}", flush=True)
 
 

@@ -39,6 +39,7 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     parser.add_argument("--tasks", metavar="T,...", help="other tasks")
     parser.add_argument("--num_fewshot", type=int, metavar="N", help="another number of demonstrations")
     parser.add_argument("--seeds", metavar="N,A..B", help="other seeds of the demonstrations")
+    parser.add_argument("--demonstrations", metavar="HOW,...", help="other ways of choosing the demonstrations")
     parser.add_argument("--orders", type=int, metavar="N", help="another number of orders")
     parser.add_argument("--limit", type=float, metavar="N", help="documents of each task, or a share of them below 1")
     parser.add_argument("--batch_size", metavar="N|auto", help="as for lm_eval")
@@ -62,8 +63,9 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     }
     if given.seeds is not None:
         overrides["seeds"] = [int(seed) if seed.isdecimal() else seed for seed in given.seeds.split(",")]
-    if given.tasks is not None:
-        overrides["tasks"] = [task for task in given.tasks.split(",") if task]
+    for name in ("tasks", "demonstrations"):
+        if (several := getattr(given, name)) is not None:
+            overrides[name] = [each for each in several.split(",") if each]
     study = read(given.study, overrides)
     options = Options(given.device, given.batch_size, _whole(given.limit))
     if given.dry_run:
@@ -99,6 +101,8 @@ def _say_plan(plan: Plan, console: Console) -> None:
         numbers = (row["cells"], row["passes"], row["tokens"], row["tokens_one_by_one"])
         table.add_row(escape(row["model"]), *(f"{number:,}" for number in numbers))
     console.print(table)
+    if plan.conductor.choices.pools:
+        console.print("What the models take to choose demonstrations is not counted.")
     if plan.conductor.study.dev:
         console.print("Cells that depend on the dev set are counted with the values that take most.")
 

@@ -68,6 +68,12 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
     return make
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """What a run's model chooses is not kept in the user's cache. (Commands that tests start inherit this.)"""
+    os.environ["LM_EVAL_ICL_CACHE"] = str(tmp_path_factory.mktemp("cache"))
+
+
 @pytest.fixture(autouse=True)
 def _quiet() -> None:
     torch.manual_seed(0)

@@ -31,7 +31,13 @@ ROLLING = harness.task("rolling", output_type="loglikelihood_rolling", doc_to_te
 LIKELY = harness.task(  # standard errors by bootstrap, which depend on the order of the documents
     "likely", output_type="loglikelihood", doc_to_text="{{text}}", doc_to_target="then {{other}}"
 )
-TASKS = {**harness.TASKS, "filtered": FILTERED, "rolling": ROLLING, "likely": LIKELY}
+CHOSEN = {  # demonstrations that the model chooses
+    **harness.TASKS["one_token"],
+    "task": "chosen",
+    "doc_to_choice": ["no", "yes"],
+    "metadata": {"version": 1, "demonstrations": "herding"},
+}
+TASKS = {**harness.TASKS, "filtered": FILTERED, "rolling": ROLLING, "likely": LIKELY, "chosen": CHOSEN}
 
 
 def save(folder: Path) -> None:
@@ -72,6 +78,12 @@ def everything(folder: Path) -> dict[str, Any]:
             max_batch_size=2,
             args={"max_length": 512},
         )
+    os.environ["LM_EVAL_ICL_CACHE"] = str(folder / "chosen")  # one process reads nothing of what two have chosen
+    found["chosen"] = run("icl", folder / "llama", ["chosen"])
+    try:
+        run("icl", folder / "llama", ["chosen"], num_fewshot=20)
+    except InputError as error:  # of the first process, which all processes raise
+        found["cannot choose"] = str(error)
     try:
         run("icl", folder / "llama", ["generate", "one_token"], limit=1)
     except InputError as error:

@@ -18,6 +18,7 @@ from lm_eval_icl.demo import model_path
 from lm_eval_icl.demonstrations import choices
 from lm_eval_icl.demonstrations.pool import Pool
 from lm_eval_icl.demonstrations.select import SELECTORS, in_prompt_order, select
+from lm_eval_icl.errors import InputError
 from lm_eval_icl.harness.choosing import HOW, Chooser, PoolOfTask
 from lm_eval_icl.harness.plugin import task_dir
 from lm_eval_icl.inference.scoring import query_states
@@ -26,6 +27,8 @@ from lm_eval_icl.prompt import FewShotPrompt
 from tests import harness, tiny
 
 TASK = "icl_demo_four"
+# Positions that four demonstrations of it and a query take sometimes, and sometimes not.
+NARROW = 84
 
 
 def load(task: str = TASK):
@@ -181,6 +184,64 @@ def test_best_random_is_the_best_of_its_sets(predictor, pool):
     assert set(other) == dev  # whatever the seed
 
 
+def test_calibrated_by_what_the_model_says_without_a_text(predictor, pool):
+    chooser = Chooser(pool, predictor, 40)
+    probabilities, features, rows = chooser._pass(chooser._rows(0))
+    prompt, options, _ = pool.query(rows[0])
+    empty = prompt.query.replace(pool.docs[rows[0]]["text"], "N/A")
+    assert empty != prompt.query
+    ((*scores,),) = predictor.score([], [str(empty)], [options], prefix=prompt.prefix)
+    null = np.exp([value for value, _ in scores])
+    labels = np.array([pool.query(row)[2] for row in rows])
+    expected = select(
+        "entropy", Pool(labels, features, np.stack(probabilities), null / null.sum()), 4, 0, calibrated=True
+    )
+    found = chooser.choose("entropy", 4, 0, calibrated=True)
+    assert found.picked == tuple(rows[i] for i in expected.rows) != chooser.choose("entropy", 4, 0).picked
+    assert found.tokens > 0
+
+
+def fits(pool, predictor, rows, others) -> bool:
+    texts = [pool.demonstration(row) for row in rows]
+    pairs = [
+        predictor.tokenizer.pair(FewShotPrompt(prompt.prefix, texts, prompt.query), option)
+        for prompt, options, _ in map(pool.query, others)
+        for option in options
+    ]
+    return all(predictor.limits.too_long(tokens, len(answer) - 1) is None for tokens, answer in pairs)
+
+
+@pytest.mark.parametrize(
+    ("how", "arguments"),
+    [("best_random", {"sets": 12, "dev": 10}), ("lens", {"m": 12, "l": 2, "beams": 2, "iterations": 2, "dev": 8})],
+)
+def test_a_set_that_does_not_fit_cannot_win(how, arguments, predictor, pool, caplog):
+    """The search goes on without it, and says how many there were. It ends if none fits."""
+    model, tokenizer = predictor.runner.model, predictor.tokenizer.tokenizer
+    tried = []
+
+    def chooser(positions):
+        found = Chooser(pool, Predictor(model, tokenizer, ICL(), max_length=positions), 40)
+        of_set = found._of_set
+        found._of_set = lambda rows, dev: tried.append((rows, dev, of_set(rows, dev))) or tried[-1][2]
+        return found
+
+    narrow = chooser(NARROW)
+    with caplog.at_level("WARNING", "lm_eval"):
+        choice = narrow.choose(how, 4, 0, **arguments)
+    too_long = [rows for rows, _, (accuracy, _) in tried if accuracy == -np.inf]
+    assert 0 < len(too_long) < len(tried)
+    for rows, dev, (accuracy, _) in tried:
+        assert (accuracy > -np.inf) == fits(pool, narrow.predictor, rows, dev)
+    assert choice.indices not in too_long and choice.accuracy == max(accuracy for _, _, (accuracy, _) in tried)
+    assert f"{len(too_long)} sets of demonstrations do not fit the model" in caplog.text
+    with pytest.raises(
+        InputError, match=f"{how}: none of the .* sets that were tried fits the model .*Lower --num_"
+    ) as e:
+        chooser(NARROW - 24).choose(how, 4, 0, **arguments)
+    assert "\n" not in str(e.value)
+
+
 def test_lens_chooses_and_is_the_same_again(predictor, pool):
     small = {"m": 24, "l": 3, "beams": 2, "iterations": 2, "dev": 12}
     first, second = (Chooser(pool, predictor, 80).choose("lens", 4, 5, **small) for _ in range(2))
@@ -308,7 +369,7 @@ def test_a_file_of_other_tasks_is_refused(pool, tmp_path):
             "unknown argument 'units': did you mean 'unit'?",
         ),
         (["herding", *MODEL, "--tasks", TASK, "--args", "{bad"], "--args {bad: must be K=V"),
-        (["herding", *MODEL, "--tasks", TASK, "--args", "balance=3"], "--args balance=3: must be True or False."),
+        (["herding", *MODEL, "--tasks", TASK, "--args", "balance=3"], "herding: balance=3: must be true or false."),
         (["entropy", *MODEL, "--tasks", TASK, "--num_fewshot", 300], "demonstrations asked for"),
         (["random", "--tasks", TASK, "--num_fewshot", 300], "300 demonstrations asked for, 200 in the pool"),
         (["best_random", *MODEL, "--tasks", TASK, "--args", "dev=500"], "dev=500: the pool has 200 documents"),

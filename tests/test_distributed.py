@@ -92,8 +92,16 @@ def runs(tmp_path_factory):
 @pytest.mark.slow
 def test_two_processes_give_what_one_gives(runs):
     two, one = runs
-    for name in [*NAMES, "other tasks", "left out", "cache written", "cache read by one process"]:
+    for name in [*NAMES, "other tasks", "left out", "cache written", "cache read by one process", "chosen"]:
         assert_same_run(two[name], one[name])
+
+
+@pytest.mark.slow
+def test_one_process_chooses_demonstrations_for_all(runs):
+    two, one = (each["chosen"]["config"]["icl"]["chosen"]["chosen"] for each in runs)
+    for key in ("indices", "picked", "tokens", "made_now"):
+        assert two[key] == one[key], key
+    assert two["made_now"] and runs[0]["cannot choose"] == runs[1]["cannot choose"]
 
 
 @pytest.mark.slow

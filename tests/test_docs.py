@@ -24,9 +24,9 @@ from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 from lm_eval.utils import simple_parse_args_string
 
-from lm_eval_icl import methods, tiny, train, version
+from lm_eval_icl import cli, methods, tiny, train, version
 from lm_eval_icl.demo import model_path
-from lm_eval_icl.harness import patches
+from lm_eval_icl.harness import patches, training
 from lm_eval_icl.harness.arguments import CommonArguments
 from lm_eval_icl.harness.patches import PATCHES
 from lm_eval_icl.methods import NAMES
@@ -415,3 +415,17 @@ def test_tests_that_are_named_are_there(command):
     names = re.findall(r"^def (test_\w+)", "".join((ROOT / file).read_text() for file in files.split()), re.MULTILINE)
     for word in words.strip('"').split(" or "):
         assert any(word in name for name in names), word
+
+
+def test_the_choice_that_the_page_shows_is_what_is_chosen(tmp_path, monkeypatch, capsys):
+    """With other seconds, and a margin that differs in its last digits."""
+    (shown,) = (text for _, language, text in blocks(DOCS / "selecting.md") if language == "console")
+    command, _, expected = shown.removeprefix("$ ").partition("\n")
+    ours = TaskManager(include_path=ROOT / "task_configs/demo", include_defaults=False)
+    monkeypatch.setattr(training, "_manager", lambda *_: ours)  # lm-eval's index of all tasks takes seconds
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "lm_eval_icl").symlink_to(ROOT / "lm_eval_icl")
+    monkeypatch.setattr(sys, "argv", [*shlex.split(command), "--device", "cpu"])
+    cli.main()
+    times = r"noise of \S+; [\d.]+ s"
+    assert lines(re.sub(times, "#", capsys.readouterr().out)) == lines(re.sub(times, "#", expected))

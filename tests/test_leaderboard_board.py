@@ -143,7 +143,7 @@ def labels(board):
         {"arguments": {"T": 5.0, "eta": 0.01}},
         {"arguments": {"batch_size": 8, "device": "cuda:1", "pack_tokens": 99, "attn_implementation": "eager"}},
         {"icl": {"version": "9", "commit": "x", "method": "deepthink", "positions": "sequential", "T": 5, "eta": 0.01,
-                 "overflow": "error", "tokens_run": 3, "left_out": {}, "trained": {"steps": 1}}},
+                 "overflow": "error", "tokens_run": 3, "left_out": {}, "trained": {"steps": 1}, "chosen": {"a": {}}}},
         {"date": 5.0},
         {"samples": False, "limit": None},
     ],

@@ -10,6 +10,8 @@ from lm_eval.tasks import TaskManager
 
 import lm_eval_icl
 from lm_eval_icl import methods
+from lm_eval_icl.demonstrations import how
+from lm_eval_icl.demonstrations.select import SELECTORS
 from lm_eval_icl.harness.plugin import task_dir
 
 FILES = sorted(Path(lm_eval_icl.__file__).parent.joinpath("studies", "named").glob("*.yaml"))
@@ -120,6 +122,22 @@ def test_expected_numbers_are_of_cells_of_the_study(name, entry):
     assert "dev" in study or "chosen" not in entry
 
 
+def test_ways_of_choosing_demonstrations_are_known(study):
+    """Drawn, given by their rows, or chosen by a method; and the paper's numbers are of some of them."""
+    ways = listed(study.get("demonstrations", "stratified"))
+    drawn = {way for way in ways if way in how.DRAWN}
+    assert all(how.read(way) is not None for way in ways if way not in drawn)
+    assert {entry.get("demonstrations", ways[0]) for entry in study.get("expected", [])} <= set(ways)
+    if len(ways) > 1:
+        assert all("demonstrations" in entry for entry in study["expected"])
+
+
+def test_the_methods_of_table_1_are_all_there():
+    without, with_dev = STUDIES["deep-thinking-table1-no-dev"], STUDIES["deep-thinking-table1"]
+    assert set(without["demonstrations"]) == {"stratified", *SELECTORS}
+    assert set(with_dev["demonstrations"]) == {"stratified", "lens"}
+
+
 @pytest.mark.parametrize(("name", "entry"), [case for case in EXPECTED if "average" in case.values[1]["values"]])
 def test_averages_are_the_means_of_their_rows(name, entry):
     """The papers round to 0.1%, averages too."""
@@ -131,11 +149,11 @@ def test_averages_are_the_means_of_their_rows(name, entry):
 def test_rows_of_a_table_are_complete():
     """As many rows as the papers' tables have for these methods, none of them twice."""
     rows = {
-        name: [(row["model"], row["method"]) for row in STUDIES[name]["expected"]]
+        name: [(row["model"], row["method"], row.get("demonstrations")) for row in STUDIES[name]["expected"]]
         for name in STUDIES
         if "table" in name and "expected" in STUDIES[name]
     }
-    counts = {"1": 2, "1-no-dev": 2, "2": 16, "3": 14}
+    counts = {"1": 3, "1-no-dev": 12, "2": 16, "3": 14}
     assert {name: len(set(found)) for name, found in rows.items()} == {
         f"deep-thinking-table{table}": count for table, count in counts.items()
     }

@@ -282,6 +282,38 @@ def test_with_two_labels_the_measures_of_uncertainty_agree():
     assert len({select(name, three, 12, 0).rows for name in ("entropy", "least_confidence", "margin")}) == 3
 
 
+UNCERTAIN = ("entropy", "least_confidence", "margin")
+
+
+@pytest.mark.parametrize("name", UNCERTAIN)
+def test_calibrated_probabilities(name):
+    """A softmax of log-probabilities less those without a text; and noise below the margin changes nothing."""
+    changed, generator = 0, np.random.default_rng(0)
+    for seed in range(4):
+        pool, null = make_pool(seed), generator.dirichlet([1, 1, 1])
+        logs = [[math.log(p) - math.log(of) for p, of in zip(row, null, strict=True)] for row in pool.probabilities]
+        expected = np.array([[math.exp(each) for each in row] for row in logs])
+        by_hand = Pool(pool.labels, pool.features, expected / expected.sum(1, keepdims=True))
+        given = Pool(pool.labels, pool.features, pool.probabilities, null)
+        choice = select(name, given, 9, seed, balance=False, calibrated=True)
+        assert list(choice.rows) == SLOW[name](by_hand, 9, None)
+        assert choice.rows == select(name, by_hand, 9, seed, balance=False).rows
+        changed += choice.rows != select(name, given, 9, seed, balance=False).rows
+        for _ in range(20):
+            noise = [1 + 0.9 * choice.margin * generator.uniform(-1, 1, of.shape) for of in (pool.probabilities, null)]
+            moved = pool.probabilities * noise[0]
+            moved = Pool(pool.labels, pool.features, moved / moved.sum(1, keepdims=True), null * noise[1])
+            assert set(select(name, moved, 9, seed, balance=False, calibrated=True).rows) == set(choice.rows)
+    assert changed
+    two = make_pool(0, size=60, classes=2)
+    two = Pool(two.labels, two.features, two.probabilities, np.array([0.9, 0.1]))
+    assert len({select(each, two, 12, 0, calibrated=True).rows for each in UNCERTAIN}) == 1
+    with pytest.raises(InputError, match="needs the probabilities of the labels without a text"):
+        select(name, make_pool(0), 3, 0, calibrated=True)
+    with pytest.raises(InputError, match="must be one above 0 for each of 2 labels"):
+        Pool(two.labels, two.features, two.probabilities, np.array([1.0, 0.0]))
+
+
 # Rules for all.
 
 

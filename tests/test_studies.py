@@ -700,8 +700,11 @@ def test_a_named_study_runs(name, hub, checkpoint, tmp_path, monkeypatch, capsys
     """To its end, with a tiny model that has positions enough, and four documents a task."""
     arguments = ["--model_args", f"pretrained={checkpoint('llama')},max_length=2048,overflow=truncate"]
     arguments += ["--limit", "4", "--device", "cpu", "--seeds", "0", "--output", str(tmp_path / "o")]
-    if grid.read(name, {}).orders > 2:
+    study = grid.read(name, {})
+    if study.orders > 2:
         arguments += ["--orders", "2"]
+    if len(study.demonstrations) > 1:  # of which most take thousands of documents and more
+        arguments += ["--demonstrations", "k_center:pool=500"]
     monkeypatch.setattr(sys, "argv", ["lm-eval-icl", "study", name, *arguments])
     monkeypatch.chdir(hub)
     cli.main()

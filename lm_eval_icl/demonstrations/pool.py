@@ -21,11 +21,13 @@ class Pool:
         labels: (N,) whole numbers from 0.
         features: (N, d) one vector a document, such as the hidden state that its answer is predicted from.
         probabilities: (N, C) of each label, given the document alone.
+        without_text: (C,) the probability of each label, given a document without a text.
     """
 
     labels: np.ndarray
     features: np.ndarray | None = None
     probabilities: np.ndarray | None = None
+    without_text: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         if self.labels.ndim != 1 or self.labels.dtype.kind not in "iu" or self.labels.min(initial=0) < 0:
@@ -54,6 +56,11 @@ class Pool:
                 f"probabilities of a pool: {self.probabilities[row].tolist()} in row {row}: must be 0 or more and "
                 "sum to 1."
             )
+        null = self.without_text
+        if null is not None and (null.shape != (self.classes,) or not (np.isfinite(null) & (null > 0)).all()):
+            raise InputError(
+                f"probabilities without a text: {null.tolist()}: must be one above 0 for each of {self.classes} labels."
+            )
 
     @property
     def classes(self) -> int:
@@ -66,6 +73,7 @@ class Pool:
             self.labels[rows],
             None if self.features is None else self.features[rows],
             None if self.probabilities is None else self.probabilities[rows],
+            self.without_text,
         )
 
     def vectors(self, unit: bool = False) -> np.ndarray:
@@ -77,10 +85,19 @@ class Pool:
             vectors /= np.where(lengths > 0, lengths, 1)
         return vectors
 
-    def distributions(self) -> np.ndarray:
-        """The probabilities in float64, each row divided by its sum."""
+    def distributions(self, calibrated: bool = False) -> np.ndarray:
+        """The probabilities in float64, each row divided by its sum; if `calibrated`, after division by those without
+        a text.
+
+        Raises:
+            InputError: there are none without a text.
+        """
         assert self.probabilities is not None
         probabilities = self.probabilities.astype(np.float64)
+        if calibrated:
+            if self.without_text is None:
+                raise InputError("calibrated=True: needs the probabilities of the labels without a text.")
+            probabilities = probabilities / self.without_text.astype(np.float64)
         return probabilities / probabilities.sum(1, keepdims=True)
 
     @cached_property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from random import Random
@@ -82,7 +82,7 @@ def select(how: str, pool: Pool, n: int, seed: int, balance: bool = True, **argu
         InputError: there is no such method or argument, or the pool is not enough for it.
     """
     if how not in SELECTORS:
-        raise InputError(f"unknown selector {how!r}: {_near(how, SELECTORS)}")
+        raise InputError(f"unknown selector {how!r}: {near(how, SELECTORS)}")
     selector = SELECTORS[how]
     given = checked(how, arguments, selector.arguments)
     for need in selector.needs:
@@ -154,8 +154,8 @@ def checked(how: str, given: dict[str, Any], defaults: dict[str, Any]) -> dict[s
     values = {}
     for name, value in given.items():
         if name not in defaults:
-            near = _near(name, defaults) if defaults else "it takes none."
-            raise InputError(f"{how}: unknown argument {name!r}: {near}")
+            said = near(name, defaults) if defaults else "it takes none."
+            raise InputError(f"{how}: unknown argument {name!r}: {said}")
         kind = type(defaults[name])
         if kind is bool:
             good, must = isinstance(value, bool), "true or false"
@@ -169,6 +169,7 @@ def checked(how: str, given: dict[str, Any], defaults: dict[str, Any]) -> dict[s
     return values
 
 
-def _near(name: str, names: dict[str, Any]) -> str:
-    near = difflib.get_close_matches(str(name).lower(), names, n=1)
-    return f"did you mean {near[0]!r}?" if near else f"there are {', '.join(names)}."
+def near(name: str, names: Iterable[str], otherwise: str = "there are ") -> str:
+    """What is said of a name that is none of these: the nearest of them, or all."""
+    found = difflib.get_close_matches(str(name).lower(), list(names), n=1)
+    return f"did you mean {found[0]!r}?" if found else f"{otherwise}{', '.join(names)}."

@@ -17,6 +17,7 @@ from lm_eval.models.huggingface import HFLM
 from lm_eval.utils import simple_parse_args_string
 
 from lm_eval_icl import methods
+from lm_eval_icl.demonstrations import how
 from lm_eval_icl.errors import InputError, is_whole
 from lm_eval_icl.harness.hf_arguments import check_effects, check_values
 from lm_eval_icl.harness.plugin import is_ours
@@ -103,6 +104,8 @@ def checked_first(original: Callable[..., Any], config: Any, *args: Any, **kwarg
         if twice := sorted(options.keys() & config.model_args.keys()):
             raise InputError(f"model argument {twice[0]!r}: lm-eval has an option for it: give --{twice[0]} instead.")
         read_arguments(methods.find(config.model), {**config.model_args, **options})
+        if (given := (config.metadata or {}).get("demonstrations")) is not None:
+            how.read(given)
     return original(config, *args, **kwargs)
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import inspect
+import hashlib
+import json
 import math
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cache
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache, cached_property
 from random import Random
 from typing import Any
 
@@ -16,32 +17,23 @@ import numpy as np
 from lm_eval.api.task import ConfigurableTask
 from tqdm import tqdm
 
+from lm_eval_icl import version
 from lm_eval_icl.demonstrations import best_random, choices, lens
 from lm_eval_icl.demonstrations.draw import stratified
+from lm_eval_icl.demonstrations.how import METHODS, SEARCHES, How
 from lm_eval_icl.demonstrations.pool import Pool
 from lm_eval_icl.demonstrations.select import SELECTORS, checked, in_prompt_order, select
 from lm_eval_icl.errors import InputError, log
+from lm_eval_icl.harness.tasks import pool_of
 from lm_eval_icl.harness.training import Examples
 from lm_eval_icl.inference.scoring import query_states
-from lm_eval_icl.methods.predictor import Predictor
+from lm_eval_icl.methods.predictor import DoesNotFit, Predictor
 from lm_eval_icl.prompt import FewShotPrompt
 
-HOW = ("random", "stratified", "best_random", *SELECTORS, "lens")
-# Of the methods that try demonstrations: those of their arguments that a user does not give.
-_OURS = {"balance", "ordered", "progress"}
+HOW = ("random", "stratified", *METHODS)
 _AT_ONCE = 256  # queries between two steps of the progress bar
-
-
-def _defaults(search: Callable[..., Any]) -> dict[str, Any]:
-    parameters = inspect.signature(search).parameters.values()
-    return {each.name: each.default for each in parameters if each.kind == each.KEYWORD_ONLY and each.name not in _OURS}
-
-
-# Of the methods that try demonstrations, the arguments that a user may give, with their defaults.
-_SEARCHES: Mapping[str, dict[str, Any]] = {
-    "best_random": {**_defaults(best_random.best_random), "dev": 1000},
-    "lens": _defaults(lens.lens),
-}
+# What stands for a text where there is none (Zhao et al. 2021).
+_NO_TEXT = "N/A"
 
 
 @dataclass(frozen=True)
@@ -53,12 +45,16 @@ class Choice:
         picked: the same in the order of picking; None where that is the prompt's.
         margin: see `demonstrations.pool.Selection`; None where nothing is decided by features.
         accuracy: of the choice, on the documents that sets were scored on; None where none were.
+        seconds: what choosing took.
+        tokens: how many tokens were run through the model for it.
     """
 
     indices: tuple[int, ...]
     picked: tuple[int, ...] | None = None
     margin: float | None = None
     accuracy: float | None = None
+    seconds: float = field(default=0.0, compare=False)
+    tokens: int = field(default=0, compare=False)
 
 
 class PoolOfTask:
@@ -66,22 +62,41 @@ class PoolOfTask:
 
     Args:
         task: a task with options to choose from.
+        without: documents that are not chosen.
 
     Raises:
-        InputError: it has none, or no few-shot documents.
+        InputError: it has no options, or no few-shot documents.
     """
 
-    def __init__(self, task: ConfigurableTask) -> None:
+    def __init__(self, task: ConfigurableTask, without: Sequence[Mapping[str, Any]] = ()) -> None:
         self.name = str(getattr(task, "task_name", None) or type(task).__name__)
         if not isinstance(task, ConfigurableTask) or task.OUTPUT_TYPE != "multiple_choice" or task.multiple_input:
             raise InputError(f"task {self.name!r}: demonstrations are chosen for tasks with options alone.")
-        self.docs: list[dict[str, Any]] = list(task.fewshot_docs() or [])
+        self.task, self.docs = task, pool_of(task)
         if not self.docs:
             raise InputError(f"task {self.name!r}: has no few-shot documents to choose from.")
-        self._examples = Examples(task, self.docs)
+        closed = {_said(doc) for doc in without}
+        self.rows = [row for row, doc in enumerate(self.docs) if not (closed and _said(doc) in closed)]
         self.demonstration = cache(self._demonstration)
         self.query = cache(self._query)
-        self.right = self._examples.right
+
+    @cached_property
+    def _examples(self) -> Examples:
+        return Examples(self.task, self.docs)
+
+    @cached_property
+    def sha256(self) -> str:
+        """What tells these documents from others."""
+        return choices.digest(self.docs)
+
+    def right(self, row: int) -> int:
+        """The index of a document's right option."""
+        return self._examples.right(row)
+
+    def without_text(self) -> tuple[FewShotPrompt, tuple[str, ...]]:
+        """The prompt of a document whose texts are all "N/A", and the options."""
+        doc = {name: _NO_TEXT if isinstance(value, str) else value for name, value in self.docs[0].items()}
+        return self._examples.prompt((), doc), self.query(0)[1]
 
     def _query(self, row: int) -> tuple[FewShotPrompt, tuple[str, ...], int]:
         """A document's prompt without demonstrations, its options, and which is right."""
@@ -116,6 +131,15 @@ class Chooser:
         Raises:
             InputError: they cannot be chosen, or an argument is wrong.
         """
+        begun, before = time.perf_counter(), self._tokens_run
+        choice = self._choose(how, n, seed, balance, arguments)
+        return replace(choice, seconds=time.perf_counter() - begun, tokens=self._tokens_run - before)
+
+    @property
+    def _tokens_run(self) -> int:
+        return self.predictor.runner.tokens_run if self.predictor else 0
+
+    def _choose(self, how: str, n: int, seed: int, balance: bool, arguments: dict[str, Any]) -> Choice:
         if how in ("random", "stratified"):
             checked(how, arguments, {})
             return self._drawn(how, n, seed)
@@ -129,8 +153,8 @@ class Chooser:
         if balance and not fixed:
             log.warning("%s: the options differ by document, so the choice is not balanced.", self.pool.name)
             balance = False
-        if how in _SEARCHES:
-            return self._searched(how, n, seed, rows, balance, checked(how, arguments, _SEARCHES[how]))
+        if how in SEARCHES:
+            return self._searched(how, n, seed, rows, balance, checked(how, arguments, SEARCHES[how]))
         if tuple(rows) not in self._read:  # seeds have the same rows, unless the pool is a part of the split
             self._read = {tuple(rows): self._pass(rows)}
         probabilities, features, rows = self._read[tuple(rows)]
@@ -138,10 +162,22 @@ class Chooser:
         # Of options that differ by document, there may be more for some.
         widest = max(map(len, probabilities))
         padded = np.stack([np.pad(each, (0, widest - len(each))) for each in probabilities])
-        of_pool = Pool(labels, features, padded)
+        without_text = None
+        if arguments.get("calibrated"):
+            if not fixed:
+                raise InputError(f"{how}: calibrated=True: needs the same options for all documents.")
+            without_text = self._without_text()
+        of_pool = Pool(labels, features, padded, without_text)
         selection = select(how, of_pool, n, seed, balance, **arguments)
         picked = tuple(rows[i] for i in selection.rows)
         return Choice(in_prompt_order(picked, seed), picked, selection.margin)
+
+    def _without_text(self) -> np.ndarray:
+        """The probabilities of the options behind a prompt without a text."""
+        assert self.predictor is not None
+        prompt, options = self.pool.without_text()
+        ((*scores,),) = self.predictor.score([], [str(prompt.query)], [options], prefix=prompt.prefix)
+        return _softmax(np.array([value for value, _ in scores]))
 
     def _drawn(self, how: str, n: int, seed: int) -> Choice:
         """As `demonstrations=random` and `stratified` draw them in a run with this seed."""
@@ -154,7 +190,7 @@ class Chooser:
 
     def _rows(self, seed: int) -> list[int]:
         """The rows that are chosen from: without documents that are there twice."""
-        rows = list(range(len(self.pool.docs)))
+        rows = self.pool.rows
         if len(rows) > self.most:
             rows = sorted(Random(f"pool {seed}").sample(rows, self.most))
         first: dict[str, int] = {}
@@ -229,17 +265,34 @@ class Chooser:
         return np.array(correct), np.array([_softmax(each)[gold] for each, gold in zip(scores, right, strict=True)])
 
     def _scored(self, sets: Sequence[Sequence[int]], rows: Sequence[int]) -> best_random.Scores:
-        """The accuracy of each set of demonstrations, and the mean log-probability of the right option."""
-        found = [self._right(demonstrations, rows) for demonstrations in sets]
-        logs = [float(np.log(np.maximum(of_right, 1e-300)).mean()) for _, of_right in found]
-        return [float(correct.mean()) for correct, _ in found], logs
+        """The accuracy of each set of demonstrations, and the mean log-probability of the right option. A set that does
+        not fit the model with one of the documents is below all that do."""
+        found = [self._of_set(demonstrations, rows) for demonstrations in sets]
+        return [accuracy for accuracy, _ in found], [logs for _, logs in found]
+
+    def _of_set(self, demonstrations: Sequence[int], rows: Sequence[int]) -> tuple[float, float]:
+        try:
+            correct, of_right = self._right(demonstrations, rows)
+        except DoesNotFit as error:
+            self._too_long.append(error.message)
+            return -math.inf, -math.inf
+        return float(correct.mean()), float(np.log(np.maximum(of_right, 1e-300)).mean())
+
+    def _tells(self, one: int, rows: Sequence[int], alone: np.ndarray) -> np.ndarray:
+        """By how much a document, as the only demonstration, raises the probability of others' right options. One that
+        does not fit the model with all of them tells the least that is possible."""
+        try:
+            return self._right((one,), rows)[1] - alone
+        except DoesNotFit:
+            return np.full(len(rows), -1.0)
 
     # The methods that try demonstrations.
 
     def _searched(
         self, how: str, n: int, seed: int, rows: Sequence[int], balance: bool, given: dict[str, Any]
     ) -> Choice:
-        settings = {**_SEARCHES[how], **given}
+        settings = {**SEARCHES[how], **given}
+        self._too_long: list[str] = []  # why a set does not fit, for each
         dev_rows: list[int] = []
         if how == "best_random":
             dev_rows, rows = self._apart(rows, settings.pop("dev"))
@@ -274,7 +327,7 @@ class Chooser:
 
                 def info(some: Sequence[int], others: Sequence[int]) -> np.ndarray:
                     columns = [at(other) for other in others]
-                    return np.stack([self._right((at(one),), columns)[1] - alone[list(others)] for one in some])
+                    return np.stack([self._tells(at(one), columns, alone[list(others)]) for one in some])
 
                 found = lens.lens(
                     pool,
@@ -286,11 +339,22 @@ class Chooser:
                     progress=told,
                     **settings,
                 )
+        if self._too_long:
+            if not math.isfinite(found.accuracy):
+                raise InputError(
+                    f"{how}: none of the {len(self._too_long)} sets that were tried fits the model "
+                    f"({self._too_long[-1]}) Lower --num_fewshot, or take a model with more positions."
+                )
+            log.warning(
+                "%s: %d sets of demonstrations do not fit the model with every document that they were tried on, and "
+                "were not chosen.",
+                *(self.pool.name, len(self._too_long)),
+            )
         return Choice(tuple(at(i) for i in found.rows), accuracy=found.accuracy)
 
     def _apart(self, rows: Sequence[int], dev: int) -> tuple[list[int], list[int]]:
         """Documents to score sets on, the same for all seeds, and the rest."""
-        there = range(len(self.pool.docs))
+        there = self.pool.rows
         if dev >= len(there):
             raise InputError(f"best_random: dev={dev}: the pool has {len(there)} documents, demonstrations included.")
         kept = sorted(Random("dev").sample(there, dev))
@@ -312,6 +376,10 @@ class Chooser:
         )
 
 
+def _said(doc: Mapping[str, Any]) -> str:
+    return json.dumps(doc, sort_keys=True, default=str)
+
+
 def _time(seconds: float) -> str:
     for unit, size in (("hours", 3600), ("minutes", 60)):
         if seconds >= 2 * size:
@@ -328,11 +396,34 @@ def as_json(pool: PoolOfTask, n: int, of_seeds: Mapping[int, Choice]) -> dict[st
     """A task's part of a file of choices."""
     seeds: dict[str, Any] = {}
     for seed, choice in of_seeds.items():
-        said = {"indices": list(choice.indices)}
+        said: dict[str, Any] = {"indices": list(choice.indices)}
         if choice.picked is not None:
             said["picked"] = list(choice.picked)
         for name in ("margin", "accuracy"):
             if (value := getattr(choice, name)) is not None and math.isfinite(value):
                 said[name] = value
+        said |= {"seconds": round(choice.seconds, 3), "tokens": choice.tokens}
         seeds[str(seed)] = said
-    return {"n": n, "pool": {"rows": len(pool.docs), "sha256": choices.digest(pool.docs)}, "seeds": seeds}
+    return {"n": n, "pool": {"rows": len(pool.docs), "sha256": pool.sha256}, "seeds": seeds}
+
+
+def about(how: How, model: Mapping[str, Any] | None) -> dict[str, Any]:
+    """What a file of choices says of all of them: how they were chosen, and by which model."""
+    return {
+        "how": how.name,
+        "arguments": dict(how.arguments),
+        "balance": how.balance,
+        "pool": how.pool,
+        **({} if model is None else {"model": dict(model)}),
+        "version": version.version(),
+    }
+
+
+def about_model(pretrained: str, of_model: Mapping[str, Any]) -> dict[str, str]:
+    """What a file of choices says of the model.
+
+    Args:
+        of_model: `harness.identity.fingerprint` of it.
+    """
+    said = json.dumps(of_model, sort_keys=True, default=str)
+    return {"pretrained": pretrained, "sha256": hashlib.sha256(said.encode()).hexdigest()}

@@ -13,6 +13,7 @@ from lm_eval.evaluator_utils import get_sample_size
 
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.harness.distributed import check_shares
+from lm_eval_icl.harness.kept import give_chosen
 from lm_eval_icl.harness.models import ICLModel
 from lm_eval_icl.harness.prompts import recording
 from lm_eval_icl.harness.response_cache import ResumableLM
@@ -20,6 +21,7 @@ from lm_eval_icl.harness.response_cache import ResumableLM
 
 def announced(original: Callable[..., Any], lm: LM, task_dict: Any, *args: Any, **kwargs: Any) -> Any:
     """Wrapper of `lm_eval.evaluate`: tell a model of this package that a run over some tasks begins, and that it ends.
+    In between, before lm-eval builds requests, the model chooses the demonstrations of tasks that ask for it.
 
     Raises:
         InputError: a run with these numbers of documents, demonstrations or processes, or with these arguments, is not
@@ -40,6 +42,7 @@ def announced(original: Callable[..., Any], lm: LM, task_dict: Any, *args: Any, 
     check_shares(tasks, limit, samples, model.world_size)
     if lm is model:
         model.set_cache_hook(CacheHook(None))  # removes that of an earlier run, which may have had other weights
+    model.chosen = give_chosen(model, tasks.values())
     documents = functools.cache(lambda name: _documents(tasks[name], limit, samples.get(name)))
     model.begin(list(tasks.values()), documents)
     with recording():

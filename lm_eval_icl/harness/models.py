@@ -66,6 +66,8 @@ class ICLModel(DividedDocuments, CheckedHFLM):
         self.common.is_canonical(method)  # refused before the model is loaded
         super().__init__(**forwarded)
         self.trained = record.read(self.config)
+        # Which demonstrations the model has chosen for the tasks of a run (`harness.kept`).
+        self.chosen: dict[str, Any] = {}
         self._set_method(method)
 
     def _set_method(self, method: Method) -> None:
@@ -76,7 +78,7 @@ class ICLModel(DividedDocuments, CheckedHFLM):
             self.model,
             method,
             pack_tokens=self.common.pack_tokens,
-            batch_size=self._texts,
+            batch_size=self.texts,
             store_bytes=self.common.store_bytes,
             softmax_dtype=self.softmax_dtype,
             mixed_precision_dtype=self.mixed_precision_dtype,
@@ -119,7 +121,8 @@ class ICLModel(DividedDocuments, CheckedHFLM):
         return self.runner.method
 
     @property
-    def _texts(self) -> int:
+    def texts(self) -> int:
+        """How many texts are in one batch, to begin with."""
         return int(self.max_batch_size if self.batch_size == "auto" else self.batch_size)
 
     @property
@@ -135,7 +138,7 @@ class ICLModel(DividedDocuments, CheckedHFLM):
         Args:
             documents: which documents of a task the run is over; None if this is not known.
         """
-        self.runner.begin(self._texts)
+        self.runner.begin(self.texts)
         limits = self.runner.limits(self.max_length)
         self.run = PreparedRun(tasks, self.tokenize, limits, self.common.overflow, self.rank == 0, documents)
         # What all processes did; empty until the run ends.
@@ -191,6 +194,7 @@ class ICLModel(DividedDocuments, CheckedHFLM):
                 **dataclasses.asdict(self.common),
                 "canonical_order": self.canonical_order,
                 **({"trained": self.trained} if self.trained else {}),
+                **({"chosen": self.chosen} if self.chosen else {}),
                 **self.counts,
             }
         }

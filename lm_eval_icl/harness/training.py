@@ -49,11 +49,7 @@ class Examples:
 
     def example(self, demonstrations: Sequence[int], query: int) -> Example:
         task, doc = self._task, self._docs[query]
-        task.sampler = These([self._docs[i] for i in demonstrations])
-        with recording():
-            prompt = task.fewshot_context(doc, len(demonstrations), gen_prefix=task.doc_to_prefix(doc))
-        if not isinstance(prompt, FewShotPrompt):
-            raise structure_error(self.name)
+        prompt = self.prompt(demonstrations, doc)
         delimiter = task.config.target_delimiter
         if task.OUTPUT_TYPE == "multiple_choice":
             options = task.doc_to_choice(doc)
@@ -62,6 +58,16 @@ class Examples:
         text = answer[0] if isinstance(answer, list) else answer
         # Where lm-eval scores a text, the text begins with its own blank.
         return Example(prompt, (f"{'' if task.OUTPUT_TYPE == 'loglikelihood' else delimiter}{text}",), 0)
+
+    def prompt(self, demonstrations: Sequence[int], doc: Any) -> FewShotPrompt:
+        """The prompt of a document, which need not be one of these, behind some of these."""
+        task = self._task
+        task.sampler = These([self._docs[i] for i in demonstrations])
+        with recording():
+            prompt = task.fewshot_context(doc, len(demonstrations), gen_prefix=task.doc_to_prefix(doc))
+        if not isinstance(prompt, FewShotPrompt):
+            raise structure_error(self.name)
+        return prompt
 
     def right(self, row: int) -> int:
         """The index of a row's right option."""

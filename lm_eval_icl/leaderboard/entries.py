@@ -18,8 +18,8 @@ Key = TypeVar("Key")
 
 # Of `config.icl`: what says nothing about which numbers come out, or is said elsewhere.
 _NOT_OF_METHOD = {
-    *("version", "commit", "method", "pack_tokens", "store_bytes", "trained", "study", "left_out", "truncated"),
-    *("contexts_encoded", "contexts_reused", "tokens_run", "tokens_saved"),
+    *("version", "commit", "method", "pack_tokens", "store_bytes", "trained", "study", "chosen"),
+    *("left_out", "truncated", "contexts_encoded", "contexts_reused", "tokens_run", "tokens_saved"),
 }
 # Of `model_args`: how a model is run, not which.
 _NEUTRAL = {

@@ -21,6 +21,10 @@ from lm_eval_icl.prompt import FewShotPrompt
 from lm_eval_icl.tokens import PromptTokenizer, TokenizedPrompt
 
 
+class DoesNotFit(InputError):
+    """A prompt is longer than the model's positions."""
+
+
 class Predictor:
     """Scores options and generates texts behind demonstrations, with any method.
 
@@ -210,7 +214,7 @@ class Predictor:
         if reason is not None:
             advice = "Give fewer demonstrations." if tokens.context.demonstrations else "Shorten the query."
             advice = f"Shorten the {reason.longest}, or leave it out." if reason.longest else advice
-            raise InputError(f"prompts {reason.why}; this one needs {reason.sum(answer)}. {reason.hint}{advice}")
+            raise DoesNotFit(f"prompts {reason.why}; this one needs {reason.sum(answer)}. {reason.hint}{advice}")
 
 
 def _check_texts(prefix: str = "", **given: Sequence[str]) -> None:
@@ -238,4 +242,4 @@ def _naming(what: str) -> Iterator[None]:
     try:
         yield
     except InputError as error:
-        raise InputError(f"{what}: {error.message}") from error
+        raise type(error)(f"{what}: {error.message}") from error

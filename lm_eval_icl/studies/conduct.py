@@ -16,9 +16,11 @@ import transformers
 from tqdm import tqdm
 
 from lm_eval_icl import version
+from lm_eval_icl.demonstrations import how
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.harness.distributed import of_first
 from lm_eval_icl.studies import tasks as study_tasks
+from lm_eval_icl.studies.choices import Choices, ToChoose
 from lm_eval_icl.studies.folder import Cell, Folder, digest, model_folder
 from lm_eval_icl.studies.grid import HF, Study, Variant
 from lm_eval_icl.studies.row import Row
@@ -62,8 +64,8 @@ class Conductor:
         self.leaves = {leaf.name: leaf for leaf in study_tasks.load(study.tasks, include_path)}
         for leaf in self.leaves.values():
             for shots in self.shots(leaf):
-                for how in study.demonstrations:
-                    study_tasks.draw(leaf, shots, how, study.seeds[0], study.orders - 1)
+                for drawn_by in study.demonstrations:
+                    study_tasks.draw(leaf, shots, drawn_by, study.seeds[0], study.orders - 1)
         for metric in {study.metric, *([study.dev.metric] if study.dev else [])}:
             for leaf in self.leaves.values():
                 if metric not in (there := leaf.task.aggregation()):
@@ -75,15 +77,28 @@ class Conductor:
                     f"columns: {column!r} is no task of this study, and no group: {', '.join(sorted(known))}."
                 )
         self._read: dict[str, dict[str, Any]] = {}
+        # The ways in which the models themselves choose demonstrations.
+        self._by_model = {each for each in study.demonstrations if each is not None and how.read(each) is not None}
         self.dev = {name: self._dev_rows(leaf) for name, leaf in self.leaves.items()} if study.dev else {}
         self._rows = {name: study_tasks.contents_of_rows(self.leaves[name], rows) for name, rows in self.dev.items()}
+        self.choices = Choices(folder, {name: self._to_choose(leaf) for name, leaf in self.leaves.items()})
+
+    def _to_choose(self, leaf: Leaf) -> ToChoose:
+        """What the models of this study choose for a task: no documents of its dev set."""
+        hows = [found for each in self.study.demonstrations if each and (found := how.read(each)) is not None]
+        rows = self.dev.get(leaf.name, [])
+        documents = leaf.task.training_docs() if rows else []
+        without = [documents[i] for i in rows]
+        return ToChoose(leaf, without, tuple(self.shots(leaf)), tuple(hows), self.study.seeds)
 
     def _dev_rows(self, leaf: Leaf) -> list[int]:
         used: set[int] = set()
         for shots in self.shots(leaf):
-            for how in self.study.demonstrations:
+            for drawn_by in self.study.demonstrations:
+                if drawn_by in self._by_model:  # which chooses outside the dev set
+                    continue
                 for seed in self.study.seeds:
-                    drawn = study_tasks.draw(leaf, shots, how, seed)
+                    drawn = study_tasks.draw(leaf, shots, drawn_by, seed)
                     own = leaf.task.fewshot_cfg
                     training = own.samples is None and own.split in (None, leaf.task.config.training_split)
                     if drawn is None and training:
@@ -106,11 +121,12 @@ class Conductor:
         study = self.study
         for leaf in self.leaves.values():
             for shots in self.shots(leaf):
-                for how in study.demonstrations:
+                for drawn_by in study.demonstrations:
                     for one in study.seeds if seed is None else [seed]:
                         for order in range(study.orders):
-                            of_task = (shots, how, one, order, split, self.options.limit, leaf.changes)
-                            rows = self._rows[leaf.name] if split == "dev" else ""
+                            of_task = (shots, drawn_by, one, order, split, self.options.limit, leaf.changes)
+                            depends = split == "dev" or drawn_by in self._by_model
+                            rows = self._rows.get(leaf.name, "") if depends else ""
                             yield Cell(model, variant, leaf.name, *of_task, rows)
 
     def _cells_of(self, split: str, model: Mapping[str, Any]) -> list[Cell]:
@@ -208,6 +224,7 @@ class Conductor:
             with tqdm(total=sum(map(len, works.values())), desc=f"{name}, cells ({split})", disable=quiet) as bar:
                 while works:
                     before = len(works)
+                    self.choices.make(models)
                     for key in list(works):
                         if self._run_work(models, works[key]):
                             bar.update(len(works.pop(key)))
@@ -218,15 +235,21 @@ class Conductor:
         """Refuse to go on with cells of a task that had other documents, demonstrations or prompts."""
 
         @functools.cache
-        def drawn(task: str, *how: Any) -> list[int] | None:
-            return study_tasks.draw(self.leaves[task], *how)
+        def drawn(task: str, *given: Any) -> list[int] | None:
+            return study_tasks.draw(self.leaves[task], *given)
+
+        def indices(cell: Cell) -> list[int] | None:
+            of_cell = (cell.num_fewshot, cell.demonstrations, cell.seed, cell.order)
+            if cell.demonstrations not in self._by_model:
+                return drawn(cell.task, *of_cell)
+            choice = self.choices.of(cell)  # which nobody needs any more, if its file has been removed
+            return None if choice is None else study_tasks.draw(self.leaves[cell.task], *of_cell, choice)
 
         for cell in filter(self.folder.is_done, self.all_cells()):
             said = self._results(cell)["config"]["icl"]["study"]
-            now = drawn(cell.task, cell.num_fewshot, cell.demonstrations, cell.seed, cell.order)
             for what, differs in (
                 ("configuration or data", said["contents"] != study_tasks.contents(self.leaves[cell.task])),
-                ("demonstrations", said["indices"] != now),
+                ("demonstrations", (now := indices(cell)) is not None and said["indices"] != now),
             ):
                 if differs:
                     raise InputError(
@@ -251,6 +274,9 @@ class Conductor:
         missing = of_first(lambda: [i for i, cell in enumerate(cells) if not self.folder.is_done(cell)])
         if not missing:
             return True
+        choice = of_first(lambda: self.choices.of(cells[0]))
+        if choice is None and cells[0].demonstrations in self._by_model and cells[0].num_fewshot:
+            return False  # another process chooses
         with self.folder.claimed(work) if models.rank == 0 else nullcontext(False) as claimed:
             if not of_first(lambda: claimed):
                 return False
@@ -259,7 +285,7 @@ class Conductor:
                 run_cells(
                     models,
                     [cells[i] for i in missing],
-                    self._prepare(models, cells[0]),
+                    self._prepare(models, cells[0], choice),
                     self.folder,
                     self.options,
                     work,
@@ -268,8 +294,9 @@ class Conductor:
                 self.folder.drop_work(work)
         return True
 
-    def _prepare(self, models: Models, cell: Cell) -> Callable[[int], Prepared]:
-        """The task of an order. Those of the latest demonstrations are kept, since the next method has the same."""
+    def _prepare(self, models: Models, cell: Cell, choice: Mapping[str, Any] | None) -> Callable[[int], Prepared]:
+        """The task of an order, with demonstrations that are drawn or that a model has chosen. Those of the latest
+        demonstrations are kept, since the next method has the same."""
         key = (work_of(cell)[0], id(models))
         if getattr(self, "_prepared_for", None) != key:
             self._prepared_for: Any = key
@@ -288,6 +315,7 @@ class Conductor:
                     self.options.limit,
                     models.rank,
                     models.world_size,
+                    choice,
                 )
             return self._prepared[order]
 

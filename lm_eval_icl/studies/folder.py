@@ -2,6 +2,7 @@
 
     cells/MODEL/METHOD/TASK,.../results_ID.json   what lm-eval writes, one folder a cell
     cells/MODEL/METHOD/TASK,.../samples_TASK_ID.jsonl
+    choices/MODEL/TASK,....json                   demonstrations that a model has chosen
     work/...                                      responses of cells that are not finished
     claims/...                                    who works on what
 
@@ -45,7 +46,8 @@ class Cell:
         task: the name of the leaf task.
         split: "test" or "dev".
         changes: as of `Leaf`.
-        rows: a digest of the dev set's rows, which depend on all demonstrations of a study; empty on the test set.
+        rows: a digest of the dev set's rows, which depend on all demonstrations of a study; on the test set only of a
+            cell whose demonstrations a model chooses outside the dev set, and empty otherwise.
         chosen: the arguments (or "seeds") of a cell on the test set whose values were chosen on the dev set.
     """
 
@@ -72,10 +74,10 @@ class Cell:
             "order": self.order,
             **({"changes": self.changes} if self.changes else {}),
             **({} if self.limit is None else {"limit": self.limit}),
-            **({} if self.split == "test" else {"split": f"{self.split}-{self.rows}"}),
+            **({} if self.split == "test" and not self.rows else {"split": f"{self.split}-{self.rows}"}),
         }
         task = ",".join([self.task, *(f"{name}={value}" for name, value in of_task.items())])
-        return "/".join([model_folder(self.model), _plain(self.variant.name), _plain(task)])
+        return "/".join([model_folder(self.model), plain(self.variant.name), plain(task)])
 
     @property
     def id(self) -> str:
@@ -86,14 +88,14 @@ class Cell:
 def model_folder(arguments: Mapping[str, Any]) -> str:
     """The folder of a model: its name, and a digest of all its arguments."""
     text = json.dumps(arguments, sort_keys=True, default=str)
-    return f"{_plain(str(arguments['pretrained']).strip('/'), 60)}-{digest(text)}"
+    return f"{plain(str(arguments['pretrained']).strip('/'), 60)}-{digest(text)}"
 
 
 def digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:10]
 
 
-def _plain(text: str, longest: int = 150) -> str:
+def plain(text: str, longest: int = 150) -> str:
     """Text as a file's name. What is shortened or has other characters gets a digest."""
     plain = re.sub(r"[^\w.,=+-]+", "-", text, flags=re.ASCII).lstrip(".-")[-longest:]
     return plain if plain == text else f"{plain}-{digest(text)}"

@@ -15,6 +15,7 @@ import yaml
 from lm_eval.utils import simple_parse_args_string
 
 from lm_eval_icl import methods
+from lm_eval_icl.demonstrations import how
 from lm_eval_icl.errors import InputError, is_number, is_whole
 
 _NAMED = "named"
@@ -65,7 +66,8 @@ class Study:
     Attributes:
         models: the arguments of each model.
         tasks: names of tasks or groups, or overrides of a task's configuration.
-        num_fewshot, demonstrations: None for the task's own.
+        num_fewshot: None for the task's own.
+        demonstrations: how they are drawn, given or chosen; None for the task's own way.
         expected: the paper's numbers.
     """
 
@@ -173,10 +175,7 @@ def _study(given: Mapping[str, Any], overrides: Mapping[str, Any]) -> Study:
         num_fewshot=tuple(None if each is None else int(each) for each in shots),
         seeds=tuple(map(int, seeds)),  # 1.0 is 1
         orders=int(orders),
-        demonstrations=tuple(
-            None if each is None else str(each)
-            for each in expanded("demonstrations", given.get("demonstrations", [None]))
-        ),
+        demonstrations=tuple(_demonstrations(given.get("demonstrations", [None]))),
         dev=_dev(given.get("dev"), metric),
         metric=metric,
         title=str(given.get("title", "")),
@@ -225,6 +224,19 @@ def _task(given: Any) -> str | Mapping[str, Any]:
     if not isinstance(given, str):
         raise InputError(f"tasks: {given!r}: must be a name, or a mapping with `task` and what is changed of it.")
     return given
+
+
+def _demonstrations(given: Any) -> Iterator[str | None]:
+    """The ways in which demonstrations are chosen, each as a text."""
+    for entry in expanded("demonstrations", given):
+        if not isinstance(entry, Mapping):
+            found = how.read(entry) if isinstance(entry, str) else None
+            yield None if entry is None else str(found or entry)
+            continue
+        name, arguments = next(iter(entry.items()), ("", None))
+        lists = {key: expanded(f"demonstrations: {name}: {key}", each) for key, each in dict(arguments or {}).items()}
+        for values in itertools.product(*lists.values()):
+            yield str(how.read({name: dict(zip(lists, values, strict=True))} if len(entry) == 1 else entry))
 
 
 def _variants(entries: Sequence[Any]) -> Iterator[Variant]:

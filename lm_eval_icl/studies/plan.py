@@ -9,6 +9,7 @@ from typing import Any
 
 from transformers import AutoTokenizer
 
+from lm_eval_icl.demonstrations.how import read
 from lm_eval_icl.errors import refusing
 from lm_eval_icl.harness.models import model_class
 from lm_eval_icl.prompt import FewShotPrompt
@@ -115,7 +116,10 @@ class Plan:
         key = (str(cell.model["pretrained"]), cell.task, cell.num_fewshot, cell.demonstrations)
         if key not in self._prompts:
             leaf = self.conductor.leaves[cell.task]
-            given = (cell.num_fewshot, cell.demonstrations, cell.seed, 0, None, cell.limit)
+            # What a model chooses is not known before it is loaded: rows that are drawn stand for it.
+            how = cell.demonstrations
+            drawn = "random" if how is not None and read(how) is not None else how
+            given = (cell.num_fewshot, drawn, cell.seed, 0, None, cell.limit)
             prepared = study_tasks.prepare(leaf, *given)
             self._prompts[key] = self._count(cell, prepared)
         return self._prompts[key]

@@ -163,6 +163,11 @@ class Models:
     def world_size(self) -> int:
         return self._first.world_size
 
+    @property
+    def first(self) -> ICLModel:
+        """The model under plain ICL."""
+        return self._first
+
     def forget_requests(self) -> None:
         for tokenize in self._tokenizers.values():
             tokenize.forget()
@@ -377,6 +382,7 @@ def save(
         "num_fewshot": cell.num_fewshot,
         "demonstrations": cell.demonstrations,
         "indices": prepared.demonstrations,
+        **({"choice": prepared.choice} if prepared.choice else {}),
         "contents": prepared.contents,
         "seed": cell.seed,
         "order": cell.order,

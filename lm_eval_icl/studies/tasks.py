@@ -22,14 +22,14 @@ from lm_eval.tasks import TaskManager
 from lm_eval_icl.errors import InputError, refusing
 from lm_eval_icl.harness.distributed import check_shares
 from lm_eval_icl.harness.prompts import recording
-from lm_eval_icl.harness.tasks import FixedSampler, ICLTask, These
+from lm_eval_icl.harness.tasks import FixedSampler, ICLTask, These, is_its_own_pool, template_of
 from lm_eval_icl.studies.folder import digest
 
 Doc = dict[str, Any]
 # The dev set is the same for all seeds of the demonstrations.
 _DEV_SEED = 0
-# Keys of a task's configuration that name or place it, or that a cell says itself.
-_NAMES = r"task|task_alias|tag|group|class|dataset_.*|custom_dataset|\w*_split|num_fewshot|metadata"
+# What a cell says of a choice, besides the rows that were chosen.
+_OF_CHOICE = ("picked", "margin", "accuracy", "seconds", "tokens")
 
 
 @dataclass(frozen=True)
@@ -58,11 +58,13 @@ class Prepared:
         demonstrations: the indices of the demonstrations in the task's pool, in their order; None if every document has
             its own.
         contents: of the task, see `contents`.
+        choice: how sure and how costly the choice was, if a model has chosen the demonstrations.
     """
 
     task: ConfigurableTask
     demonstrations: list[int] | None
     contents: str
+    choice: Mapping[str, Any]
 
     def forget_responses(self) -> None:
         for instance in self.task.instances:
@@ -107,18 +109,17 @@ def _manager(include_path: str | None) -> TaskManager:
 @functools.cache
 def contents(leaf: Leaf) -> str:
     """A digest of what a task says, and of its documents and pool of demonstrations; not of what they are called."""
-    config = {key: value for key, value in leaf.task.dump_config().items() if not re.fullmatch(_NAMES, key)}
     pool = leaf.task.sampler.df if hasattr(leaf.task, "sampler") else []
-    return _digest([config, list(leaf.task.eval_docs), list(pool)])
+    return digest_of([template_of(leaf.task), list(leaf.task.eval_docs), list(pool)])
 
 
 def contents_of_rows(leaf: Leaf, rows: Sequence[int]) -> str:
     """A digest of rows of the training split: which they are, and what they say."""
     documents = leaf.task.training_docs()
-    return _digest([rows, [documents[i] for i in rows]])
+    return digest_of([rows, [documents[i] for i in rows]])
 
 
-def _digest(said: Any) -> str:
+def digest_of(said: Any) -> str:
     return digest(re.sub(r" at 0x[0-9a-f]+", "", json.dumps(said, sort_keys=True, default=str)))
 
 
@@ -138,6 +139,7 @@ def prepare(
     limit: float | None,
     rank: int = 0,
     world_size: int = 1,
+    choice: Mapping[str, Any] | None = None,
 ) -> Prepared:
     """A task with its demonstrations and requests.
 
@@ -145,6 +147,7 @@ def prepare(
         how: how the demonstrations are drawn (`demonstrations.draw`); None for the task's own way.
         order: 0 for the order in which they are drawn; otherwise the number of a permutation.
         dev: the indices of the dev set's documents in the training split; None for the test set.
+        choice: what a model has chosen, if `how` is a method by which one does.
 
     Raises:
         InputError: the demonstrations cannot be drawn, there are not as many orders, or fewer documents than processes.
@@ -152,7 +155,7 @@ def prepare(
     task = copy.copy(leaf.task)
     task._config = copy.deepcopy(leaf.task.config)
     task.set_config("num_fewshot", shots)
-    indices = draw(leaf, shots, how, seed, order)
+    indices = draw(leaf, shots, how, seed, order, choice)
     if indices is not None:
         pool = list(leaf.task.sampler.df)
         task.sampler = These([pool[i] for i in indices])
@@ -168,7 +171,8 @@ def prepare(
     with recording(), _quiet():
         task.build_all_requests(limit=get_sample_size(task, limit), rank=rank, world_size=world_size)
     task.build_all_requests = lambda **_: None
-    return Prepared(task, indices, contents(leaf))
+    of_choice = {key: choice[key] for key in _OF_CHOICE if key in choice} if choice else {}
+    return Prepared(task, indices, contents(leaf), of_choice)
 
 
 @contextmanager
@@ -182,24 +186,34 @@ def _quiet() -> Iterator[None]:
         module.tqdm = bar
 
 
-def draw(leaf: Leaf, shots: int, how: str | None, seed: int, order: int = 0) -> list[int] | None:
-    """The indices of a task's demonstrations in its pool; None if lm-eval draws others for every document.
+def draw(
+    leaf: Leaf, shots: int, how: str | None, seed: int, order: int = 0, choice: Mapping[str, Any] | None = None
+) -> list[int] | None:
+    """The indices of a task's demonstrations in its pool; None if lm-eval draws others for every document, or a model
+    is still to choose them.
 
     Raises:
         InputError: as for `prepare`.
     """
     if shots == 0 and order == 0:
         return []
-    if not isinstance(leaf.task, ICLTask):
-        if how is not None or order:
+    if choice is not None:
+        return permuted(choice["indices"], order, seed, leaf.name)
+    if not isinstance(leaf.task, ICLTask) and how is None:
+        if order:
             raise InputError(
-                f"task {leaf.name!r} draws demonstrations of its own for every document: demonstrations and orders "
-                "are for tasks with the same demonstrations for all documents, such as this package's."
+                f"task {leaf.name!r} draws demonstrations of its own for every document: orders are for tasks with the "
+                "same demonstrations for all documents, such as this package's, or with `demonstrations`."
             )
         return None
     sampler = leaf.task.sampler
     if how is not None:
         sampler = FixedSampler(list(sampler.df), how, leaf.task.doc_to_target, str(leaf.task.config.task))
+        if is_its_own_pool(leaf.task):
+            sampler.refuse_own_documents()
+        if sampler.method is not None:
+            permuted(list(range(shots)), order, seed, leaf.name)  # refuses more orders than there are
+            return None
     drawn = sampler.set_rnd(seed).sample(shots)
     indices = [next(i for i, doc in enumerate(sampler.df) if doc is each) for each in drawn]
     return permuted(indices, order, seed, leaf.name)

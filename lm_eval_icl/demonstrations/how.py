@@ -1,0 +1,113 @@
+"""How a model chooses demonstrations, as users write it: `herding`, `lens:m=500:rho=2`, or {lens: {m: 500, rho: 2}}."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from lm_eval_icl.demonstrations import best_random, lens
+from lm_eval_icl.demonstrations.select import SELECTORS, checked, near
+from lm_eval_icl.errors import InputError
+
+# Of the methods that try demonstrations: those of their arguments that a user does not give.
+_OURS = {"balance", "ordered", "progress"}
+# What every method takes, with its default: class balance, and how many documents are chosen from.
+_OF_ALL: dict[str, Any] = {"balance": True, "pool": 5000}
+
+
+def _defaults(search: Callable[..., Any]) -> dict[str, Any]:
+    parameters = inspect.signature(search).parameters.values()
+    return {each.name: each.default for each in parameters if each.kind == each.KEYWORD_ONLY and each.name not in _OURS}
+
+
+# The methods that try demonstrations, with the arguments that a user may give and their defaults.
+SEARCHES: Mapping[str, dict[str, Any]] = {
+    "best_random": {**_defaults(best_random.best_random), "dev": 1000},
+    "lens": _defaults(lens.lens),
+}
+# What is drawn without a model, or given; and the methods that ask a model.
+DRAWN = ("stratified", "random", "first")
+METHODS = ("best_random", *SELECTORS, "lens")
+
+
+@dataclass(frozen=True)
+class How:
+    """A method that chooses demonstrations, with its arguments.
+
+    Attributes:
+        name: one of `METHODS`.
+        arguments: of the method, by name; those with their default are left out.
+        balance: choose inside each class.
+        pool: how many documents are chosen from.
+    """
+
+    name: str
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    balance: bool = _OF_ALL["balance"]
+    pool: int = _OF_ALL["pool"]
+
+    def __str__(self) -> str:
+        """The same text for the same choice, whatever the order in which arguments were given."""
+        every = {**self.arguments, "balance": self.balance, "pool": self.pool}
+        said = [f"{name}={value}" for name, value in sorted(every.items()) if _OF_ALL.get(name) != value]
+        return ":".join([self.name, *said])
+
+
+def make(name: str, given: Mapping[str, Any]) -> How:
+    """The method of this name with these arguments, `balance` and `pool` among them.
+
+    Raises:
+        InputError: there is no such argument, or its value is of another type or below its range.
+    """
+    own = SEARCHES[name] if name in SEARCHES else SELECTORS[name].arguments
+    values = checked(name, dict(given), {**own, **_OF_ALL})
+    of_all = {key: values.pop(key) for key in _OF_ALL if key in values}
+    return How(name, {key: value for key, value in sorted(values.items()) if own[key] != value}, **of_all)
+
+
+def read(given: Any) -> How | None:
+    """The method that `demonstrations` names; None for what is drawn without a model, and for a file.
+
+    Raises:
+        InputError: it is nothing of these, or an argument cannot be used.
+    """
+    try:
+        return _read(given)
+    except InputError as error:
+        said = given if isinstance(given, str) else json.dumps(given, default=str)
+        raise InputError(f"demonstrations={said}: {error.message}") from error
+
+
+def _read(given: Any) -> How | None:
+    if isinstance(given, Mapping):
+        name, arguments = next(iter(given.items()), ("", None))
+        if len(given) != 1 or not isinstance(arguments, Mapping | None):
+            raise InputError('must be one method with its arguments, such as {"lens": {"m": 500}}.')
+        if name not in METHODS:
+            raise InputError(f"{name!r}: {near(str(name), METHODS)}")
+        return make(name, arguments or {})
+    name, *parts = str(given).split(":")
+    if name not in METHODS:
+        if given not in DRAWN and not Path(str(given)).is_file():
+            said = near(name, (*DRAWN, *METHODS), "or a method that chooses: ")
+            raise InputError(f"must be stratified, random, first, or a JSON file of indices that exists; {said}")
+        return None
+    values = {}
+    for part in parts:
+        key, equals, value = part.partition("=")
+        if not equals:
+            raise InputError(f"{part!r}: must be NAME=VALUE, as in lens:m=500:rho=2.")
+        values[key] = _value(value)
+    return make(name, values)
+
+
+def _value(text: str) -> Any:
+    """A number or a truth value; any other text as it is."""
+    try:
+        return json.loads(text.lower())
+    except ValueError:
+        return text

@@ -1,0 +1,165 @@
+"""The demonstrations that the models of a study choose: each choice is made once, and kept in the study's folder."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lm_eval_icl.demonstrations.how import How, read
+from lm_eval_icl.errors import InputError, log
+from lm_eval_icl.harness import kept
+from lm_eval_icl.harness.choosing import Chooser, PoolOfTask, about_model
+from lm_eval_icl.harness.distributed import of_first
+from lm_eval_icl.studies import tasks as study_tasks
+from lm_eval_icl.studies.folder import Cell, Folder, digest, model_folder, plain
+from lm_eval_icl.studies.run import Models
+from lm_eval_icl.studies.tasks import Leaf
+
+# model's folder, task, number of demonstrations, seed, how
+Key = tuple[str, str, int, int, str]
+
+
+@dataclass(frozen=True)
+class ToChoose:
+    """What a study's models choose for a task.
+
+    Attributes:
+        without: documents that are not chosen, those of the dev set.
+        shots, hows, seeds: a choice for each.
+    """
+
+    leaf: Leaf
+    without: Sequence[Mapping[str, Any]]
+    shots: tuple[int, ...]
+    hows: tuple[How, ...]
+    seeds: tuple[int, ...]
+
+    def __iter__(self) -> Iterator[tuple[int, How, int]]:
+        """Seed by seed, as the documents that are chosen from depend on it."""
+        for seed in self.seeds:
+            for how in self.hows:
+                yield from ((shots, how, seed) for shots in self.shots if shots)
+
+
+class Choices:
+    """The choices of a study.
+
+    Args:
+        folder: the study's folder.
+        tasks: what is chosen, by task.
+
+    Raises:
+        InputError: a task's demonstrations cannot be chosen.
+    """
+
+    def __init__(self, folder: Folder, tasks: Mapping[str, ToChoose]) -> None:
+        self.folder, self.tasks = folder, tasks
+        self.pools = {name: PoolOfTask(of.leaf.task, of.without) for name, of in tasks.items() if any(True for _ in of)}
+        self._known: dict[Key, dict[str, Any]] = {}
+        for name, pool in self.pools.items():
+            if study_tasks.is_its_own_pool(pool.task):
+                raise InputError(f"task {name!r}: its demonstrations would come from the documents that are evaluated.")
+            most = max(shots for shots, _, _ in tasks[name])
+            if most > len(pool.rows):
+                raise InputError(
+                    f"task {name!r}: {most} demonstrations asked for, {len(pool.rows)} there: lower num_fewshot."
+                )
+
+    def of(self, cell: Cell) -> dict[str, Any] | None:
+        """What was chosen for a cell; None if it is not yet, or if nobody is to choose.
+
+        Raises:
+            InputError: the file is damaged.
+        """
+        how = read(cell.demonstrations) if cell.demonstrations else None
+        if how is None or not cell.num_fewshot:
+            return None
+        return self._find((model_folder(cell.model), cell.task, cell.num_fewshot, cell.seed, str(how)))
+
+    def _find(self, key: Key) -> dict[str, Any] | None:
+        if key not in self._known:
+            _, task, shots, seed, _ = key
+            found = kept.read(self._path(key), self.pools[task], shots, seed)
+            if found is None:
+                return None
+            self._known[key] = found
+        return self._known[key]
+
+    def _path(self, key: Key) -> Path:
+        model, task, shots, seed, how = key
+        of = self.tasks[task]
+        said = digest(study_tasks.contents(of.leaf) + str([study_tasks.digest_of(doc) for doc in of.without]))
+        return self.folder.path / "choices" / model / f"{plain(f'{task},{how}')},n={shots},seed={seed},{said}.json"
+
+    def make(self, models: Models) -> None:
+        """Choose what is missing, unless other processes do. All processes of a launch call this.
+
+        Raises:
+            InputError: it cannot be chosen; or another checkpoint of the same name has chosen before.
+        """
+        model = model_folder(models.arguments)
+        for name, of in self.tasks.items():
+            error = of_first(lambda name=name, of=of: self._make(models, model, name, of))  # type: ignore[misc]
+            if error is not None:  # which all processes raise: they would wait for this one
+                raise InputError(error)
+
+    def _make(self, models: Models, model: str, name: str, of: ToChoose) -> str | None:
+        """Choose for one task. Returns what is wrong, if anything is."""
+        try:
+            missing = []
+            for shots, how, seed in of:
+                found = self._find(key := (model, name, shots, seed, str(how)))
+                if found is None:
+                    missing.append((key, how))
+                elif found["model"] != self._said(models):
+                    raise InputError(
+                        f"--output {self.folder.path}: the weights or the tokenizer of "
+                        f"{models.arguments['pretrained']} have changed since it chose demonstrations: give another "
+                        "folder."
+                    )
+            if not missing:
+                return None
+            with self.folder.claimed(f"choices-{digest(f'{model} {name}')}") as claimed:
+                if claimed:
+                    with _told():
+                        self._choose(models, name, missing)
+        except InputError as error:
+            return error.message
+        return None
+
+    def _choose(self, models: Models, name: str, missing: Sequence[tuple[Key, How]]) -> None:
+        pool, predictor = self.pools[name], kept.predictor(models.first)
+        choosers: dict[int, Chooser] = {}
+        for key, how in missing:
+            if self._find(key) is not None:  # another process has been faster
+                continue
+            _, _, shots, seed, _ = key
+            chooser = choosers.setdefault(how.pool, Chooser(pool, predictor, how.pool))
+            try:
+                choice = chooser.choose(how.name, shots, seed, how.balance, **how.arguments)
+            except InputError as error:
+                raise InputError(f"task {name!r}: demonstrations={how}: {error.message}") from error
+            path = self._path(key)
+            try:
+                kept.write(path, how, pool, shots, seed, choice, self._said(models))
+            except OSError as error:
+                raise InputError(f"--output {self.folder.path}: cannot be written ({error.strerror}).") from error
+
+    @staticmethod
+    def _said(models: Models) -> dict[str, str]:
+        return about_model(str(models.arguments["pretrained"]), models.first.fingerprint())
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """Inside this context, what a search will cost and what does not fit is said, which a study's cells keep quiet."""
+    level = log.level
+    log.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
