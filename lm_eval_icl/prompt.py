@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Self
 
 
 class FewShotPrompt(str):
@@ -20,7 +21,7 @@ class FewShotPrompt(str):
     demonstrations: tuple[str, ...]
     query: str
 
-    def __new__(cls, prefix: str, demonstrations: Sequence[str], query: str) -> FewShotPrompt:
+    def __new__(cls, prefix: str, demonstrations: Sequence[str], query: str) -> Self:
         self = super().__new__(cls, prefix + "".join(demonstrations) + query)
         self.prefix, self.demonstrations, self.query = prefix, tuple(demonstrations), query
         return self

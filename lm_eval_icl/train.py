@@ -18,9 +18,14 @@ from lm_eval_icl import methods
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.harness.arguments import check_folders, pairs
 from lm_eval_icl.harness.hf_arguments import check_values
+from lm_eval_icl.harness.metaicl import skips
 from lm_eval_icl.harness.training import ARGUMENTS, load_model, load_tasks
+from lm_eval_icl.metaicl.files import Folder, Row, setting_of
+from lm_eval_icl.metaicl.reading import reader
 from lm_eval_icl.methods.base import Method
+from lm_eval_icl.methods.predictor import Predictor
 from lm_eval_icl.training.episodes import Task, read_file
+from lm_eval_icl.training.metaicl import SettingTask, load_rows
 from lm_eval_icl.training.rows import check_trainable
 from lm_eval_icl.training.train import Settings, train
 
@@ -29,12 +34,20 @@ OPTIONS = {
     "model_args": ("K=V,...", "pretrained=M, the method's arguments, and others as for hf"),
     "tasks": ("T1,T2", "tasks of lm-eval with a training split, or groups of them"),
     "episodes": ("FILE.jsonl", "in place of tasks: rows with task, input, output and options"),
+    "metaicl": ("SETTING", "in place of tasks: MetaICL's training tasks of a setting, such as hr_to_lr"),
+    "data": ("DIR", "with --metaicl: the folder of MetaICL's data"),
+    "train_k": ("K", "with --metaicl: the K in the names of the training files (default: 16384)"),
+    "channel": ("", "with --metaicl: give the output, and train on the input"),
     "output": ("DIR", "the folder of the trained checkpoint"),
     "fits": ("METHOD,...", "use only episodes that fit the model under these methods too"),
     "include_path": ("DIR", "a folder of further tasks"),
     "metadata": ("K=V,...", "metadata of the tasks, as for lm-eval"),
     "device": ("DEVICE", "cpu, or the accelerator that is there (the default)"),
 }
+
+# What is otherwise by default with --metaicl, which is MetaICL's own way; and the K in the names of its training files.
+METAICL = {"num_fewshot": 16, "draw": "row", "eval_steps": 0}
+TRAIN_K = 16384
 
 
 def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
@@ -48,9 +61,11 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     """
     parser.description = "Fine-tune a model under the layout of a method, on episodes of demonstrations and a query."
     given = read_options(parser, arguments)
-    settings = Settings(
-        **{field.name: given.pop(field.name) for field in dataclasses.fields(Settings) if field.name in given}
-    )
+    defaults: dict[str, Any] = METAICL if "metaicl" in given else {}
+    named: dict[str, Any] = {
+        field.name: given.pop(field.name) for field in dataclasses.fields(Settings) if field.name in given
+    }
+    settings = Settings(**(defaults | named))
     model_args = pairs("model_args", given.get("model_args", {}))
     if not model_args.get("pretrained"):
         raise InputError("--model_args: has no pretrained=...: give the name or folder of a checkpoint.")
@@ -63,21 +78,34 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
         raise InputError("--output: give the folder of the trained checkpoint.")
     if not isinstance(given.get("resume", False), bool):
         raise InputError(f"--resume {given['resume']!r}: must be true or false.")
-    if ("tasks" in given) == ("episodes" in given):
-        raise InputError("--tasks, --episodes: give one of them.")
+    if sum(name in given for name in ("tasks", "episodes", "metaicl")) != 1:
+        raise InputError("--tasks, --episodes, --metaicl: give one of them.")
+    files = _metaicl_files(given, settings)
     _check_device(given.get("device"))
 
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    tasks: Sequence[Task]
+    tasks: Sequence[Task] = ()
+    rows: Mapping[str, tuple[Row, ...]] = {}
     metadata = pairs("metadata", given.get("metadata", {}))
     if "episodes" in given:
         tasks = read_file(Path(str(given["episodes"])))
+    elif files is not None:
+        rows = load_rows(str(given["metaicl"]), files, int(given.get("train_k", TRAIN_K)), skips(metadata))
     else:
         check_folders(given.get("include_path"), None)
         if not (names := _names(given["tasks"])):
             raise InputError("--tasks: names no task.")
         tasks = load_tasks(names, given.get("include_path"), metadata)
     model, tokenizer = load_model(model_args)
+    if files is not None:
+        limits = Predictor(model, tokenizer, method, max_length=model_args.get("max_length")).limits
+        read = dataclasses.replace(
+            reader(tokenizer, model_args.get("add_bos_token"), limits.positions),
+            alike=method.treats_demonstrations_alike,
+            longest_first=limits.longest_go_first,
+            canonical=method.invariant,
+        )
+        tasks = [SettingTask(name, some, read, given.get("channel", False)) for name, some in rows.items()]
     output = Path(str(given["output"]))
     train(
         model,
@@ -88,7 +116,11 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
         settings,
         fits=fits,
         source=str(model_args["pretrained"]),
-        identity={"model_args": {name: str(model_args[name]) for name in sorted(model_args)}, "metadata": metadata},
+        identity={
+            "model_args": {name: str(model_args[name]) for name in sorted(model_args)},
+            "metadata": metadata,
+            **{name: given[name] for name in ("metaicl", "channel") if name in given},
+        },
         max_length=model_args.get("max_length"),
         add_bos_token=model_args.get("add_bos_token"),
         resume=given.get("resume", False),
@@ -110,7 +142,10 @@ def read_options(parser: argparse.ArgumentParser, arguments: list[str]) -> dict[
     parser.add_argument("--config", type=Path, metavar="FILE.yaml", help="arguments, by name")
     parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint in --output")
     for name, (metavar, what) in OPTIONS.items():
-        parser.add_argument(f"--{name}", metavar=metavar, help=what)
+        if metavar:
+            parser.add_argument(f"--{name}", metavar=metavar, help=what)
+        else:
+            parser.add_argument(f"--{name}", action="store_true", help=what)
     helps = {line.strip().partition(": ")[0]: line.partition(": ")[2] for line in (Settings.__doc__ or "").splitlines()}
     for field in dataclasses.fields(Settings):
         what = helps[field.name].rstrip(".").replace("%", "%%").replace("`", "")
@@ -165,6 +200,31 @@ def _method(name: str, model_args: Mapping[str, Any]) -> Method:
         raise InputError(f"unknown model argument {argument!r}: {what}")
     check_values({key: value for key, value in model_args.items() if key not in own})
     return methods.make(name, {key: value for key, value in model_args.items() if key in own})
+
+
+def _metaicl_files(given: Mapping[str, Any], settings: Settings) -> Folder | None:
+    """The folder of MetaICL's data, if its rows are trained on.
+
+    Raises:
+        InputError: an argument cannot be used.
+    """
+    if "metaicl" not in given:
+        for name in ("data", "train_k", "channel"):
+            if name in given:
+                raise InputError(f"--{name}: goes with --metaicl.")
+        return None
+    if "data" not in given:
+        raise InputError("--data: give the folder of MetaICL's data.")
+    if settings.loss != "query":
+        raise InputError(f"--loss {settings.loss}: MetaICL's loss is that of the query: leave it out.")
+    for name, fine, must in (
+        ("train_k", str(given.get("train_k", TRAIN_K)).isdigit(), "a whole number, 1 or more"),
+        ("channel", isinstance(given.get("channel", False), bool), "true or false"),
+    ):
+        if not fine:
+            raise InputError(f"--{name} {given[name]}: must be {must}.")
+    setting_of(str(given["metaicl"]))
+    return Folder(str(given["data"]), "--data")
 
 
 def _check_device(device: str | None) -> None:

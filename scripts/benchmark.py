@@ -518,7 +518,7 @@ def compare_training(options: argparse.Namespace, console: Console) -> dict[str,
                 )
             else:
                 maker = RowMaker(Predictor(model, tokenizer, make(name)))
-                data = EpisodeRows(pools, maker, [], 0, steps * options.documents)
+                data = EpisodeRows(partial(draw_episode, pools, 0), maker, [], steps * options.documents)
                 collate_rows = partial(collate, dtype=model.dtype)
                 trainer = LayoutTrainer(
                     model, arguments, None, train_dataset=data, data_collator=collate_rows, callbacks=[watch]

@@ -29,6 +29,7 @@ from lm_eval_icl.demo import model_path
 from lm_eval_icl.harness import patches, training
 from lm_eval_icl.harness.arguments import CommonArguments
 from lm_eval_icl.harness.patches import PATCHES
+from lm_eval_icl.metaicl.files import SETTINGS
 from lm_eval_icl.methods import NAMES
 from lm_eval_icl.methods.drawing import drawing, picture
 from lm_eval_icl.smoke import Result, result_of
@@ -123,7 +124,10 @@ def test_commands_are_ones_that_we_take(page):
         elif "train" in words[:10]:
             options = train.read_options(argparse.ArgumentParser(), words[words.index("train") + 1 :])
             methods.find(options["method"])
-            assert all(task in known_tasks() for task in options["tasks"].split(","))
+            if "metaicl" in options:
+                assert options["metaicl"] in SETTINGS
+            else:
+                assert all(task in known_tasks() for task in options["tasks"].split(","))
         elif words[0] == "lm_eval":
             own = methods.arguments_of(methods.find(given["--model"]))
             arguments = simple_parse_args_string(given["--model_args"])

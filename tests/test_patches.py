@@ -30,6 +30,7 @@ ARGUMENTS = {
     "get_model": {"model_name"},
     "EvaluatorConfig.from_cli": set(),
     "evaluate": {"lm", "task_dict", "limit", "samples"},
+    "TemplateLM._encode_pair": {"context", "continuation"},
     "ConfigurableTask.build_qa_turn": set(),
     "ConfigurableTask.fewshot_context": {"num_fewshot", "chat_template"},
     "CachingLM.__new__": set(),

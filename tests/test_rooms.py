@@ -12,7 +12,8 @@ import lm_eval_icl
 PACKAGE = Path(lm_eval_icl.__file__).parent
 # From the first to the last: a room may import from itself and from those before it.
 ROOMS = [
-    {"__init__", "version", "errors", "prompt", "splitting", "tokens", "layouts"},
+    {"__init__", "version", "errors", "prompt", "splitting", "tokens", "encoded", "layouts"},
+    {"metaicl"},
     {"inference"},
     {"methods"},
     {"demonstrations"},

@@ -8,6 +8,7 @@ import resource
 import signal
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -258,7 +259,7 @@ def test_only_what_fits_every_method_is_used(checkpoint):
             RowMaker(Predictor(model, tokenizer, methods.make(name, arguments), max_length=positions))
             for name, arguments in (("icl", {}), ("invicl", {"positions": "sequential"}))
         )
-        made = EpisodeRows(pools, icl, [other] if fits else [], 0, 30)
+        made = EpisodeRows(partial(draw, pools, 0), icl, [other] if fits else [], 30)
         return [made[number] for number in range(30)], icl, other
 
     alone, *_ = rows(False)

@@ -2,7 +2,8 @@
 
 Importing this module imports neither lm-eval nor torch: patched functions and wrappers are given by name, and are
 looked up when they are needed. `lm_eval --model hf` behaves as if this package were not installed, except that it finds
-this package's tasks and reads `--metadata demonstrations=...`.
+this package's tasks and reads `--metadata demonstrations=...`. (For MetaICL's tasks, which bring token ids, it runs
+these.)
 """
 
 from __future__ import annotations
@@ -91,6 +92,22 @@ PATCHES = (
         "The model is told that a run over some tasks begins, so that every prompt is checked before the first pass, "
         "and that it ends, so that what all processes did can be counted.",
         "lm-eval calls a model at the start and at the end of a run.",
+    ),
+    Patch(
+        "lm_eval.evaluator:evaluate",
+        "metaicl:told_the_model",
+        EVERYBODY,
+        "MetaICL's tasks are told the model, whose tokenizer cuts their sequences and counts tokens.",
+        "lm-eval tells a task which model is evaluated.",
+        early=True,
+    ),
+    Patch(
+        "lm_eval.api.model:TemplateLM._encode_pair",
+        "metaicl:own_ids",
+        EVERYBODY,
+        "A request that comes with its token ids, as MetaICL's do, is not tokenized again.",
+        "lm-eval takes requests of token ids.",
+        early=True,
     ),
     Patch(
         "lm_eval.api.task:ConfigurableTask.build_qa_turn",

@@ -71,3 +71,7 @@ def with_our_tasks(original: Callable[..., None], *args: Any, **kwargs: Any) -> 
         if all(path.resolve() != ours.resolve() for path in paths):
             call.arguments["include_path"] = [ours, *paths]
     original(*call.args, **call.kwargs)
+    if "metaicl" in (call.arguments["metadata"] or {}):
+        from lm_eval_icl.harness.metaicl import leave_out_missing
+
+        leave_out_missing(args[0])

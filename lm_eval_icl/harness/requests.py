@@ -11,6 +11,7 @@ from lm_eval.api.instance import Instance
 from lm_eval.models.utils import normalize_gen_kwargs
 from tqdm import tqdm
 
+from lm_eval_icl.encoded import EncodedPrompt
 from lm_eval_icl.errors import InputError, log
 from lm_eval_icl.harness.prompts import structure_error
 from lm_eval_icl.inference.generation import check_arguments
@@ -74,9 +75,13 @@ class RequestTokenizer:
         return self._loglikelihood(instance, left_out)
 
     def _loglikelihood(self, instance: Instance, left_out: tuple[int, ...]) -> Request:
-        prompt = self._arranged(instance, left_out)
+        prompt, continuation = instance.args
         try:
-            tokens, answer = self.prompts.pair(prompt, instance.args[1])
+            if isinstance(prompt, EncodedPrompt):
+                tokens, answer = prompt.without(left_out), continuation.ids
+                self.prompts.check_known(tokens, answer)
+            else:
+                tokens, answer = self.prompts.pair(self._arranged(instance, left_out), continuation)
         except InputError as error:
             raise _of(instance, error) from error
         if not answer or not tokens.query:

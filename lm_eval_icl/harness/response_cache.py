@@ -23,6 +23,7 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.model import CacheHook, CachingLM
 from lm_eval.models.utils import normalize_gen_kwargs
 
+from lm_eval_icl.encoded import EncodedPrompt
 from lm_eval_icl.errors import InputError, log
 from lm_eval_icl.prompt import FewShotPrompt
 
@@ -180,7 +181,9 @@ def _sampled(kind: str, args: tuple[Any, ...]) -> bool:
 def response_key(kind: str, args: tuple[Any, ...]) -> str:
     """The key of a response: a digest of the request with the prompt's parts, since equal texts may differ in parts."""
     prompt, *rest = args
-    if isinstance(prompt, FewShotPrompt):
+    if isinstance(prompt, EncodedPrompt):
+        prompt, rest = [prompt.ids, prompt.tokens.context.lengths], [getattr(each, "ids", each) for each in rest]
+    elif isinstance(prompt, FewShotPrompt):
         prompt = [prompt.prefix, prompt.demonstrations, prompt.query]
     return hashlib.sha256(json.dumps([kind, prompt, *rest], sort_keys=True, default=str).encode()).hexdigest()
 

@@ -15,6 +15,8 @@ class _Finder:
             "lm_eval.models",
             "lm_eval.tasks.manager",
             "lm_eval.api.task",
+            "lm_eval.api.model",
+            "lm_eval.evaluator",
             "lm_eval.api.registry",
             "lm_eval.config.evaluate_config",
             "lm_eval._cli.run",

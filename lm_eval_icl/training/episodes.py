@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import json
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -149,6 +149,58 @@ def draw(pools: Sequence[Pool], seed: int, number: int, attempt: int = 0) -> Epi
     """
     pool = Random(f"{seed} {number}").choice(pools)
     return pool.draw(Random(f"{seed} {number} {attempt}"))
+
+
+class RowDraw:
+    """Draws every row once an epoch, all in random order: a task's weight is its number of rows (MetaICL).
+
+    A row has the same demonstrations in every epoch, other rows of its task in random order.
+
+    Args:
+        pools: the tasks.
+        seed: of the draw.
+        remains: by name, whether an episode remains untouched; the shares are counted.
+        all_remain: only rows that remain untouched under all of these names are drawn.
+
+    Attributes:
+        shares: by name, the share of the rows that remain.
+
+    Raises:
+        InputError: none do.
+    """
+
+    def __init__(
+        self,
+        pools: Sequence[Pool],
+        seed: int,
+        remains: Mapping[str, Callable[[Episode], bool]],
+        all_remain: bool,
+    ) -> None:
+        self.seed = seed
+        rows = [(pool, row) for pool in pools for row in pool.rows]
+        kept = {name: [which(self._episode(*each)) for each in rows] for name, which in remains.items()}
+        self.shares = {name: sum(found) / len(rows) for name, found in kept.items()}
+        if all_remain:
+            rows = [each for each, *found in zip(rows, *kept.values(), strict=True) if all(found)]
+        if not rows:
+            raise InputError(f"--fits: no row is short enough under {', '.join(remains)}: lower --num_fewshot.")
+        self.rows = rows
+        self._order = functools.lru_cache(maxsize=2)(self._shuffled)
+
+    def __call__(self, number: int, attempt: int = 0) -> Episode:
+        epoch, at = divmod(number, len(self.rows))
+        if attempt:  # in place of one that did not fit
+            return self._episode(*Random(f"{self.seed} {number} {attempt}").choice(self.rows))
+        return self._episode(*self.rows[self._order(epoch)[at]])
+
+    def _shuffled(self, epoch: int) -> list[int]:
+        order = list(range(len(self.rows)))
+        Random(f"{self.seed} epoch {epoch}").shuffle(order)
+        return order
+
+    def _episode(self, pool: Pool, row: int) -> Episode:
+        drawn = Random(f"{self.seed} {pool.task.name} {row}").sample(pool.rows, pool.shots + 1)
+        return Episode(pool.task, tuple([other for other in drawn if other != row][: pool.shots]), row)
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lm_eval_icl.encoded import EncodedPrompt, EncodedText
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.inference.packed_attention import additive
 from lm_eval_icl.layouts import Layout
@@ -112,7 +113,7 @@ class RowMaker:
 
     def fits(self, episode: Episode, option: int | None = None) -> bool:
         """Whether the model has room for an episode with its right answer, or with one of its options."""
-        prompt, ids = self._tokens(episode, option)
+        prompt, ids = self.tokens(episode, option)
         if not ids or self.limits.too_long(prompt, len(ids) - 1) is not None:
             return False
         # From the switch on, rotary angles depend on the longest row of a batch.
@@ -121,15 +122,19 @@ class RowMaker:
 
     def row(self, episode: Episode, option: int | None = None) -> TrainingRow:
         """The row of an episode with its right answer, or with one of its options, which then alone is the target."""
-        prompt, ids = self._tokens(episode, option)
+        prompt, ids = self.tokens(episode, option)
         row = make_row(self.method, prompt, ids)
         if option is None and self.loss == "all":
             row.targets[:0] = self._of_demonstrations(episode, row, prompt)
         return row
 
-    def _tokens(self, episode: Episode, option: int | None) -> tuple[TokenizedPrompt, tuple[int, ...]]:
+    def tokens(self, episode: Episode, option: int | None) -> tuple[TokenizedPrompt, tuple[int, ...]]:
+        """The ids of an episode's prompt, and of its right answer or of one of its options."""
         example = episode.example
         answer = example.options[example.right if option is None else option]
+        if isinstance(example.prompt, EncodedPrompt) and isinstance(answer, EncodedText):
+            self.tokenizer.check_known(example.prompt.tokens, answer.ids)
+            return example.prompt.tokens, answer.ids
         return self.tokenizer.pair(self.tokenizer.arranged(example.prompt), answer)
 
     def _of_demonstrations(self, episode: Episode, row: TrainingRow, prompt: TokenizedPrompt) -> list[tuple[int, int]]:

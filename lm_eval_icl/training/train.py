@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,8 @@ from transformers.trainer_callback import PrinterCallback, ProgressCallback
 from lm_eval_icl.errors import InputError, is_number, is_whole, one_line, refusing
 from lm_eval_icl.methods.base import Method
 from lm_eval_icl.methods.predictor import Predictor
-from lm_eval_icl.training.episodes import Episode, Pool, Task
+from lm_eval_icl.training.episodes import Episode, Pool, RowDraw, Task, draw
+from lm_eval_icl.training.metaicl import SettingTask
 from lm_eval_icl.training.record import write
 from lm_eval_icl.training.rows import RowMaker, check_trainable, collate, target_losses
 from lm_eval_icl.training.trainer import (
@@ -48,6 +49,7 @@ class Settings:
         weight_decay: of AdamW.
         max_grad_norm: the norm at which gradients are clipped.
         seed: of the episodes, and of dropout.
+        draw: "task" draws a task first, all equally likely; "row" draws every row once an epoch.
         loss: "query", or "all" for the answers of the demonstrations too.
         gradient_accumulation_steps: in how many passes a process runs its part of a batch.
         gradient_checkpointing: compute activations twice instead of keeping them.
@@ -71,6 +73,7 @@ class Settings:
     weight_decay: float = 0.0
     max_grad_norm: float = 1.0
     seed: int = 0
+    draw: str = "task"
     loss: str = "query"
     gradient_accumulation_steps: int = 1
     gradient_checkpointing: bool = False
@@ -92,6 +95,8 @@ class Settings:
                 if not (is_whole(value) and value >= least.get(name, 1)):
                     raise InputError(f"--{name} {value}: must be a whole number, {least.get(name, 1)} or more.")
                 object.__setattr__(self, name, int(value))  # 2.0 is 2
+            if name == "draw" and value not in ("task", "row"):
+                raise InputError(f"--draw {value}: must be task or row.")
             if field.type == "float" and not (is_number(value) and value >= 0):
                 raise InputError(f"--{name} {value}: must be a number, 0 or more.")
 
@@ -212,9 +217,11 @@ def train(
     predictor = make_predictor(method)
     make = RowMaker(predictor, settings.loss)
     others = [RowMaker(make_predictor(other)) for other in fits if other != method]
-    rows = EpisodeRows(pools, make, others, settings.seed, settings.steps * settings.batch_size)
+    drawn, shares = _drawn(pools, method, fits, settings)
+    rows = EpisodeRows(drawn, make, others, settings.steps * settings.batch_size)
     for pool in pools:
-        EpisodeRows([pool], make, others, settings.seed, 1)[0]  # raises an error if nothing of a task fits
+        # raises an error if nothing of a task fits
+        EpisodeRows(partial(draw, [pool], settings.seed), make, others, 1)[0]
     _check_forward(predictor, pools[0].draw(Random(0)), make)
     held_out = OptionRows([each for pool in pools for each in pool.evaluation()], make, others)
 
@@ -236,6 +243,8 @@ def train(
     arguments.eval_on_start = arguments.do_eval and resume_from is None
     if first:
         print(_summary(method, pools, held_out, settings, resume_from))
+        if shares:
+            print(_shares(shares, len(drawn.rows) if isinstance(drawn, RowDraw) else 0))
     write(model.config, record)
     with quiet(), predictor.runner.own_positions():
         unused = [table.weight for table in predictor.runner.without_positions or () if table.weight.requires_grad]
@@ -263,20 +272,45 @@ def train(
             draw_loss(read_log(output / "log.jsonl"), output / "loss.png", method.name)
 
 
+def _drawn(
+    pools: Sequence[Pool], method: Method, fits: Sequence[Method], settings: Settings
+) -> tuple[Callable[[int, int], Episode], Mapping[str, float]]:
+    """The draw of episodes; and if rows are cut, the share of rows that remain untouched under each method."""
+    if settings.draw == "task":
+        return partial(draw, pools, settings.seed), {}
+    tasks = [pool.task for pool in pools]
+    cut = all(isinstance(task, SettingTask) for task in tasks)
+    remains: dict[str, Callable[[Episode], bool]] = {}
+    for each in (method, *fits) if cut else ():
+        remains[each.name] = partial(_remains, each)
+    found = RowDraw(pools, settings.seed, remains, all_remain=bool(cut and fits))
+    return found, found.shares
+
+
+def _remains(method: Method, episode: Episode) -> bool:
+    assert isinstance(episode.task, SettingTask)
+    return episode.task.remains(method, episode)
+
+
+def _shares(shares: Mapping[str, float], drawn: int) -> str:
+    each = ", ".join(f"{name} {share:.0%}" for name, share in shares.items())
+    return f"rows of which nothing is cut, by the tokens that they have under a method: {each}; {drawn:,} rows are used"
+
+
 def _check_forward(predictor: Predictor, episode: Episode, make: RowMaker) -> None:
     """Refuse a method or a model with which training would run something else than scoring does.
 
     Raises:
         InputError: the log-probabilities of an answer differ.
     """
-    example = episode.example
     if not make.fits(episode):
         return
-    row = make.row(episode, example.right)
+    right = episode.example.right
+    row = make.row(episode, right)
     with predictor.runner.inference_mode():
         losses, _ = target_losses(predictor.runner.model, collate([row], predictor.runner.model.dtype))
-    prompt = example.prompt
-    [[(scored, _)]] = predictor.score(prompt.demonstrations, [prompt.query], [example.answer], prefix=prompt.prefix)
+    prompt, answer = make.tokens(episode, right)
+    [(_, [(scored, _)])] = predictor.runner.score(prompt.context, {prompt.query: [answer]})
     tolerance = 1e-3 if predictor.runner.model.dtype in (torch.float32, torch.float64) else 0.1
     trained = -float(losses.sum())
     if not abs(trained - scored) <= tolerance * max(1.0, abs(scored)):

@@ -8,7 +8,7 @@ import math
 import shutil
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from transformers.trainer_utils import EvalPrediction
 from transformers.utils import logging
 
 from lm_eval_icl.errors import InputError, one_line
-from lm_eval_icl.training.episodes import Episode, Pool, draw
+from lm_eval_icl.training.episodes import Episode
 from lm_eval_icl.training.rows import RowMaker, TrainingRow, mean_loss, target_losses
 
 # So many episodes of one number are drawn until it is said that none fits.
@@ -33,25 +33,26 @@ class EpisodeRows(Dataset[TrainingRow]):
     """The rows of the episodes 0, 1, ..., of which each fits under every method of `fits`.
 
     Args:
-        pools: the tasks.
+        draw: the episode of a number, and of an attempt if those before it did not fit.
         make: makes the rows.
         fits: for other methods under which an episode has to fit too.
-        seed: of the draw.
         size: how many episodes there are.
 
     Raises:
         InputError: (when a row is made) of a hundred draws none fits.
     """
 
-    def __init__(self, pools: Sequence[Pool], make: RowMaker, fits: Sequence[RowMaker], seed: int, size: int) -> None:
-        self.pools, self.make, self.fits, self.seed, self.size = pools, make, fits, seed, size
+    def __init__(
+        self, draw: Callable[[int, int], Episode], make: RowMaker, fits: Sequence[RowMaker], size: int
+    ) -> None:
+        self.draw, self.make, self.fits, self.size = draw, make, fits, size
 
     def __len__(self) -> int:
         return self.size
 
     def __getitem__(self, number: int) -> TrainingRow:
         for attempt in range(_ATTEMPTS):
-            episode = draw(self.pools, self.seed, number, attempt)
+            episode = self.draw(number, attempt)
             if all(maker.fits(episode) for maker in (self.make, *self.fits)):
                 return replace(self.make.row(episode), number=number, left_out=attempt)
         methods = ", ".join(dict.fromkeys(each.method.name for each in (self.make, *self.fits)))

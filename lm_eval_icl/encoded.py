@@ -1,0 +1,58 @@
+"""Prompts and continuations that come with their token ids.
+
+Most prompts are texts, and the model tokenizes them. Where a protocol says how each piece is tokenized and cut
+(MetaICL's), its task does that itself, and the model runs the ids that it is given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Self
+
+from lm_eval_icl.prompt import FewShotPrompt
+from lm_eval_icl.tokens import Context, TokenizedPrompt
+
+
+class EncodedText(str):
+    """A continuation as a text, with its token ids."""
+
+    ids: tuple[int, ...]
+
+    def __new__(cls, text: str, ids: Sequence[int]) -> Self:
+        self = super().__new__(cls, text)
+        self.ids = tuple(ids)
+        return self
+
+    def __reduce__(self) -> tuple[type[EncodedText], tuple[str, tuple[int, ...]]]:
+        return EncodedText, (str(self), self.ids)
+
+
+class EncodedPrompt(FewShotPrompt):
+    """A prompt by part, with the token ids of every part. The text is for the reader, and the ids are what is run.
+
+    Attributes:
+        tokens: the ids by part, as many demonstrations as the text has.
+    """
+
+    tokens: TokenizedPrompt
+
+    def __new__(cls, demonstrations: Sequence[str], query: str, tokens: TokenizedPrompt) -> Self:  # type: ignore[override]
+        self = super().__new__(cls, "", demonstrations, query)
+        self.tokens = tokens
+        return self
+
+    def __reduce__(self) -> tuple[type, tuple[object, ...]]:  # type: ignore[override]
+        return EncodedPrompt, (self.demonstrations, self.query, self.tokens)
+
+    @property
+    def ids(self) -> list[int]:
+        """The ids of all parts, in one list."""
+        return [*self.tokens.context.tokens, *self.tokens.query]
+
+    def without(self, left_out: Collection[int]) -> TokenizedPrompt:
+        """The ids without the demonstrations of these indices."""
+        if not left_out:
+            return self.tokens
+        there = self.tokens.context
+        kept = tuple(ids for i, ids in enumerate(there.demonstrations) if i not in left_out)
+        return TokenizedPrompt(Context(there.prefix, kept), self.tokens.query)

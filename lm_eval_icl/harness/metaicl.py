@@ -1,0 +1,303 @@
+"""MetaICL's tasks in lm-eval: its files, its sequences, its decision and its metric, for every model with a tokenizer.
+
+The requests carry their token ids (`lm_eval_icl.encoded`), because MetaICL tokenizes and cuts piece by piece. So the
+model has to be known before requests are built: the patch of `evaluate` tells the tasks (`told_the_model`), and a patch
+of lm-eval's tokenization hands the ids to models of lm-eval's own (`own_ids`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from datasets import Dataset
+from lm_eval.api.instance import Instance
+from lm_eval.api.metrics import mean
+from lm_eval.api.model import LM, CachingLM, TemplateLM
+from lm_eval.api.task import ConfigurableTask
+from lm_eval.tasks._index import Kind
+from lm_eval.tasks.manager import TaskManager
+from transformers import PreTrainedTokenizerBase
+
+from lm_eval_icl.encoded import EncodedPrompt, EncodedText
+from lm_eval_icl.errors import InputError, log
+from lm_eval_icl.harness.tasks import These
+from lm_eval_icl.metaicl.files import SHOTS, Folder, Row, checked_seed, classifies, refuse_missing, setting_of
+from lm_eval_icl.metaicl.metric import decision, macro_f1, mean_losses
+from lm_eval_icl.metaicl.reading import Reader, encoded, reader
+from lm_eval_icl.metaicl.strings import Example, Sequences
+from lm_eval_icl.tokens import Context
+
+Doc = dict[str, Any]
+OPTION = "--metadata metaicl=..."
+
+
+class MetaICLTask(ConfigurableTask):
+    """A target task of MetaICL.
+
+    `--metadata` says where the files are (`metaicl=DATA`), whether a group goes on without tasks that have none
+    (`missing=skip`), and whether the loss behind the input "N/A" is subtracted (`pmi=True`). The YAML file says which
+    task it is (`dataset_name`) and whether it is in the channel form (`channel`); a group says of which setting and
+    list it is (`setting`, `split`).
+
+    Args:
+        config: the configuration of the YAML file, with `--metadata`.
+
+    Raises:
+        InputError: there are no files of this task, or they cannot be used.
+    """
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        config = {key: value for key, value in config.items() if key != "class"}
+        self.channel = bool(config.pop("channel", False))
+        setting, split = config.pop("setting", None), config.pop("split", "test")
+        self.source = str(config["dataset_name"])
+        metadata = config.get("metadata") or {}
+        self.files = folder(metadata, str(config["task"]))
+        if "demonstrations" in metadata:
+            raise InputError(
+                f"--metadata demonstrations={metadata['demonstrations']}: those of MetaICL's tasks are the rows of the "
+                "seed's training file: leave it out."
+            )
+        self.pmi = _flag(metadata, "pmi")
+        if setting is not None:
+            _check_group(self.files, setting, split, skips(metadata))
+        elif self.files.without_test([self.source]):
+            refuse_missing(OPTION, "tasks", [self.source], 1, "")
+        self._seed: int | None = None
+        self._rows: tuple[Row, ...] = ()
+        self._sequences: Sequences | None = None
+        self._prefix: tuple[int, ...] = ()
+        self._shown: dict[int, list[Example]] = {}
+        self._contexts: dict[Context, Context] = {}
+        # By document: for every request, how many tokens are scored; what was cut and left out.
+        self._made: dict[int, tuple[list[int], int, int]] = {}
+        super().__init__(config=config)
+        self.sampler = These([])
+
+    def download(self, dataset_kwargs: dict[str, Any] | None = None, **_: Any) -> None:
+        self.dataset = {"test": _dataset(self.files.test(self.source))}
+
+    def fewshot_docs(self) -> list[Doc] | None:
+        return [_doc(i, row) for i, row in enumerate(self._rows)] or None
+
+    def set_fewshot_seed(self, seed: int | None = None) -> None:
+        """Take the files of this seed.
+
+        Raises:
+            InputError: there are none, or they cannot be used.
+        """
+        self._seed = checked_seed(seed)
+        self._rows = self.files.shown(self.source, self._seed)
+        self.dataset = {"test": _dataset(self.files.test(self.source, self._seed))}
+        self.sampler = These(self.fewshot_docs() or [])
+        self._shown.clear()
+        super().set_fewshot_seed(seed)
+
+    # Requests.
+
+    def bind(self, lm: LM) -> None:
+        """Take the tokenizer and the limits of the model that is evaluated.
+
+        Raises:
+            InputError: its tokens are not known, and neither would be the mean loss of a token.
+        """
+        reader = _reader(lm, str(self.config.task))
+        self._prefix = reader.prefix
+        self._sequences = reader.sequences(self.channel)
+        self._shown.clear()
+
+    def build_all_requests(self, **kwargs: Any) -> None:
+        """As lm-eval's, for the model that `bind` was told.
+
+        Raises:
+            InputError: there is no seed or no model, or an option of lm-eval is given that would change the sequences.
+        """
+        name, shots = self.config.task, int(self.config.num_fewshot or 0)
+        if self._sequences is None:
+            raise InputError(
+                f"task {name!r}: its sequences are cut by the model's tokenizer, which is not known here: run it with "
+                "lm_eval, or with lm_eval.evaluate of lm_eval 0.4.13."
+            )
+        if shots > SHOTS:
+            raise InputError(f"task {name!r}: num_fewshot={shots}: MetaICL's training files have {SHOTS} rows.")
+        for option in ("apply_chat_template", "system_instruction", "cache_requests"):
+            if kwargs.get(option):
+                raise InputError(f"task {name!r}: --{option}: MetaICL's sequences are fixed: leave it out.")
+        if self._seed is None:
+            checked_seed(None)
+        if shots not in self._shown:
+            self._shown[shots] = self._sequences.shown(self._rows[:shots])
+        self._made.clear()
+        super().build_all_requests(**kwargs)
+        self._contexts.clear()
+
+    def fewshot_context(self, doc: Doc, num_fewshot: int, *args: Any, **kwargs: Any) -> str:
+        """The number of demonstrations: `construct_requests` makes the prompts, one for each option."""
+        return str(num_fewshot)
+
+    def construct_requests(self, doc: Doc, ctx: Any, **kwargs: Any) -> list[Instance]:
+        assert self._sequences is not None
+        shots = int(ctx)
+        row = Row(doc["input"], doc["output"], tuple(doc["options"]))
+        rows = [row, dataclasses.replace(row, input="N/A")] if self.pmi else [row]
+        try:
+            of_rows = [
+                self._sequences.join(self._shown[shots], self._sequences.asked(each, not shots)) for each in rows
+            ]
+        except InputError as error:
+            raise InputError(f"task {self.config.task!r}, document {doc['row']}: {error.message}") from error
+        joined = [each for found in of_rows for each in found]
+        cut, left_out = (max(getattr(each, name) for each in of_rows[0]) for name in ("cut", "left_out"))
+        self._made[doc["row"]] = [len(each.target.ids) for each in joined], cut, left_out
+        arguments = [encoded(each, self._prefix, self._contexts) for each in joined]
+        kwargs = {name: value for name, value in kwargs.items() if name == "metadata"}
+        return [
+            Instance(request_type="loglikelihood", doc=doc, arguments=each, idx=i, **kwargs)
+            for i, each in enumerate(arguments)
+        ]
+
+    # The metric.
+
+    def process_results(self, doc: Doc, results: Sequence[tuple[float, bool]]) -> dict[str, Any]:
+        tokens, cut, left_out = self._made[doc["row"]]
+        losses = mean_losses([logprob for logprob, _ in results], tokens)
+        if self.pmi:
+            losses = losses[: len(doc["options"])] - losses[len(doc["options"]) :]
+        right, answer = doc["output"].strip(), doc["options"][decision(losses)].strip()
+        correct = float(right == answer)
+        return {
+            "metaicl": (right, answer) if classifies(self.source) else correct,
+            "acc": correct,
+            "tokens_cut": float(cut),
+            "left_out": float(left_out),
+        }
+
+    def aggregation(self) -> dict[str, Callable[..., float]]:
+        return {
+            "metaicl": macro_f1 if classifies(self.source) else mean,
+            **dict.fromkeys(("acc", "tokens_cut", "left_out"), mean),
+        }
+
+    def higher_is_better(self) -> dict[str, bool]:
+        return {"metaicl": True, "acc": True, "tokens_cut": False, "left_out": False}
+
+
+# The files.
+
+
+def folder(metadata: Mapping[str, Any], task: str) -> Folder:
+    """The folder that `--metadata metaicl=...` names.
+
+    Raises:
+        InputError: there is none, or it is not one of MetaICL's.
+    """
+    if not metadata.get("metaicl"):
+        raise InputError(f"task {task!r}: needs the folder of MetaICL's data: give --metadata metaicl=DATA_DIR.")
+    return _folder(str(metadata["metaicl"]))
+
+
+@functools.cache
+def _folder(path: str) -> Folder:
+    return Folder(path, OPTION)
+
+
+def skips(metadata: Mapping[str, Any]) -> bool:
+    """Whether tasks without files are left out.
+
+    Raises:
+        InputError: `missing` is something else than skip.
+    """
+    if metadata.get("missing") not in (None, "skip"):
+        raise InputError(f"--metadata missing={metadata['missing']}: must be skip, or be left out.")
+    return metadata.get("missing") == "skip"
+
+
+def _flag(metadata: Mapping[str, Any], name: str) -> bool:
+    value = metadata.get(name, False)
+    if not isinstance(value, bool):
+        raise InputError(f"--metadata {name}={value}: must be True or False.")
+    return value
+
+
+@functools.cache
+def _check_group(files: Folder, setting: str, split: str, skip: bool) -> None:
+    """Refuse a group with tasks that have no files, or say once which are left out."""
+    tasks = setting_of(setting)[split]
+    missing = files.without_test(tasks)
+    what = f"{'test' if split == 'test' else 'unseen-domain'} tasks of {setting}"
+    if not skip or len(missing) == len(tasks):
+        refuse_missing(OPTION, what, missing, len(tasks), "missing=skip in --metadata")
+    elif missing:
+        log.warning("the %s: goes on without %s, which have no files.", what, ", ".join(missing))
+
+
+def leave_out_missing(manager: TaskManager) -> None:
+    """With `--metadata missing=skip`, take the tasks without files out of MetaICL's groups."""
+    metadata = manager.metadata or {}
+    if not metadata.get("metaicl") or not skips(metadata):
+        return
+    files, index = folder(metadata, "metaicl"), manager.task_index
+    for name, entry in list(index.items()):
+        config = entry.cfg or {}
+        if entry.kind != Kind.GROUP or not name.startswith("metaicl_") or "setting" not in config:
+            continue
+        tasks = {task: index[task].cfg or {} for task in config["task"]}
+        missing = set(files.without_test([str(each["dataset_name"]) for each in tasks.values()]))
+        kept = [task for task, each in tasks.items() if each["dataset_name"] not in missing]
+        if missing and kept:
+            index[name] = dataclasses.replace(entry, yaml_path=None, cfg={**config, "task": kept})
+
+
+def _doc(number: int, row: Row) -> Doc:
+    return {"row": number, **dataclasses.asdict(row), "options": list(row.options), "right": row.right}
+
+
+@functools.lru_cache(maxsize=64)
+def _dataset(rows: tuple[Row, ...]) -> Dataset:
+    return Dataset.from_list([_doc(i, row) for i, row in enumerate(rows)])
+
+
+# The model.
+
+
+def _reader(lm: LM, task: str) -> Reader:
+    from lm_eval_icl.harness.models import ICLModel
+
+    model = lm.lm if isinstance(lm, CachingLM) else lm
+    if isinstance(model, ICLModel):
+        found = reader(model.tokenizer, model.add_bos_token, model.max_length)
+        limits = model.runner.limits(model.max_length)
+        return dataclasses.replace(
+            found,
+            alike=model.method.treats_demonstrations_alike,
+            longest_first=limits.longest_go_first,
+            canonical=model.canonical_order,
+        )
+    tokenizer: Any = getattr(model, "tokenizer", None)
+    given = isinstance(tokenizer, PreTrainedTokenizerBase) and isinstance(model, TemplateLM)
+    if not given or type(model)._encode_pair is not TemplateLM._encode_pair or model.backend != "causal":
+        raise InputError(
+            f"task {task!r}: MetaICL compares options by the mean loss of a token, and {type(model).__name__} does not "
+            "tell its tokens: run it under hf, or under a method of this package."
+        )
+    return reader(tokenizer, getattr(model, "add_bos_token", None), int(model.max_length))
+
+
+def told_the_model(original: Callable[..., Any], lm: LM, task_dict: Any, *args: Any, **kwargs: Any) -> Any:
+    """Wrapper of `lm_eval.evaluate`: MetaICL's tasks are told which model is evaluated."""
+    tasks = task_dict.get("tasks", {}) if isinstance(task_dict, dict) else {}
+    for task in tasks.values():
+        if isinstance(task, MetaICLTask):
+            task.bind(lm)
+    return original(lm, task_dict, *args, **kwargs)
+
+
+def own_ids(original: Callable[..., Any], lm: Any, context: str, continuation: str) -> tuple[list[int], list[int]]:
+    """Wrapper of `TemplateLM._encode_pair`: a request that comes with its token ids is not tokenized again."""
+    if isinstance(context, EncodedPrompt) and isinstance(continuation, EncodedText):
+        return context.ids, list(continuation.ids)
+    found: tuple[list[int], list[int]] = original(lm, context, continuation)
+    return found

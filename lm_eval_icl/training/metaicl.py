@@ -1,0 +1,94 @@
+"""The tasks of a setting of MetaICL, to train on."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from lm_eval_icl.errors import log
+from lm_eval_icl.metaicl.files import Folder, Row, refuse_missing, setting_of
+from lm_eval_icl.metaicl.reading import Reader, encoded
+from lm_eval_icl.metaicl.strings import Sequences
+from lm_eval_icl.methods.base import Method
+from lm_eval_icl.training.episodes import Episode, Example
+
+
+@dataclass(frozen=True, eq=False)
+class SettingTask:
+    """The rows of a task, and the sequences that MetaICL makes of them for training.
+
+    Attributes:
+        reader: how the model reads them.
+        channel: the output is given, and the input is the answer.
+    """
+
+    name: str
+    rows: tuple[Row, ...]
+    reader: Reader
+    channel: bool
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def example(self, demonstrations: Sequence[int], query: int) -> Example:
+        sequences, row = self._sequences, self.rows[query]
+        shown = sequences.shown([self.rows[i] for i in demonstrations])
+        [joined] = sequences.join(shown, sequences.asked(row, not shown, [row.output]))
+        prompt, answer = encoded(joined, self.reader.prefix, {})
+        if self.channel or not row.options:
+            return Example(prompt, (answer,), 0)
+        others = [sequences.asked(row, not shown, [option])[0].said for option in row.options]
+        options = [encoded(replace(joined, target=each), self.reader.prefix, {})[1] for each in others]
+        options[row.right] = answer
+        return Example(prompt, tuple(options), row.right)
+
+    def remains(self, method: Method, episode: Episode) -> bool:
+        """Whether nothing of a row would be cut if its tokens under the method had to fit, copies included (InvICL,
+        appendix A.4 and Table 4)."""
+        shots = len(episode.demonstrations)
+        shown = sum(map(self._length, episode.demonstrations))
+        limit = self._sequences.limit(shots)
+        return copies(method, shots) * shown + self._length(episode.query) <= limit
+
+    @functools.cached_property
+    def _sequences(self) -> Sequences:
+        return self.reader.sequences(self.channel)
+
+    @functools.cached_property
+    def _lengths(self) -> dict[int, int]:
+        return {}
+
+    def _length(self, row: int) -> int:
+        """The tokens of a row with the separator before it, when its own input has been cut."""
+        if row not in self._lengths:
+            [example] = self._sequences.asked(self.rows[row], False, [self.rows[row].output])
+            parts = (example.between, example.given, example.said)
+            self._lengths[row] = sum(len(part.ids) for part in parts)
+        return self._lengths[row]
+
+
+@functools.cache
+def copies(method: Method, shots: int) -> int:
+    """How often a demonstration is in a row of a method: once, or twice under InvICL."""
+    return len(method.layout(0, [1] * shots)) // shots if shots else 1
+
+
+def load_rows(setting: str, folder: Folder, k: int, skip_missing: bool) -> dict[str, tuple[Row, ...]]:
+    """The rows of the tasks that MetaICL trains on in a setting, by task.
+
+    Args:
+        k: of the names of the training files.
+        skip_missing: go on without tasks that have no file.
+
+    Raises:
+        InputError: there is no such setting, or a file is missing or cannot be used.
+    """
+    names = setting_of(setting)["train"]
+    missing = folder.without_train(names, k)
+    if not skip_missing or len(missing) == len(names):
+        what = f"training tasks of {setting} (TASK_{k}_100_train.jsonl: --train_k)"
+        refuse_missing(folder.option, what, missing, len(names), "--metadata missing=skip")
+    elif missing:
+        log.warning("%s: goes on without %s, which have no files.", setting, ", ".join(missing))
+    return {name: folder.train(name, k) for name in names if name not in missing}
