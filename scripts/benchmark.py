@@ -2,7 +2,9 @@
 
     python scripts/benchmark.py tasks      # workloads: each model against hf
     python scripts/benchmark.py methods    # what a query costs in every method, relative to icl
+    python scripts/benchmark.py outside    # processor time a document outside the model, by part
     python scripts/benchmark.py growth     # time against documents, demonstrations, options, tokens an option
+    python scripts/benchmark.py generation # texts behind 1,000 tokens of demonstrations, beside hf
     python scripts/benchmark.py training   # a training step in every method, beside transformers' Trainer
     python scripts/benchmark.py shots      # encoding hundreds to thousands of demonstrations of SST-2
     python scripts/benchmark.py gpu        # tasks, for a GPU: a model of 8 billion parameters in bfloat16
@@ -10,8 +12,8 @@
 Models have random weights, made here (a GPT-2 of 124 million parameters, or a Llama-type of about that size with
 grouped-query attention); their tokenizer is trained here on the workload's own text. Contenders take turns within a
 repetition, so that whatever else the machine does meets all alike; ratios are of one repetition, their spread is
-printed. `tasks`, `shots` and `gpu` need the datasets, from the Hub or as folders of the same names below the working
-directory.
+printed. `tasks`, `outside`, `shots` and `gpu` need the datasets, from the Hub or as folders of the same names below the
+working directory.
 """
 
 from __future__ import annotations
@@ -95,6 +97,8 @@ CONFIGS = {
         max_position_embeddings=10**6,
     ),
 }
+# A model that takes next to no time, with a vocabulary as large as real ones.
+TINY = GPT2Config(vocab_size=50_000, n_positions=POSITIONS, n_embd=32, n_layer=1, n_head=2)
 # name -> (tasks, shots; None for the tasks' own)
 WORKLOADS: dict[str, tuple[list[str], int | None]] = {
     "mmlu": (["mmlu"], 5),
@@ -156,7 +160,7 @@ def build_requests(
     return instances
 
 
-def train_tokenizer(instances: Sequence[Instance], vocabulary: int) -> PreTrainedTokenizerFast:
+def train_tokenizer(instances: Sequence[Instance], vocabulary: int, most: int = 16_000) -> PreTrainedTokenizerFast:
     """Byte-level BPE on the workload's own text, so that prompts have the lengths they have on a real model."""
     tokenizer = Tokenizer(BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -166,7 +170,7 @@ def train_tokenizer(instances: Sequence[Instance], vocabulary: int) -> PreTraine
     # Options as often as they are asked for: one that is a single token to real tokenizers is one here too.
     options = [i.args[1] for i in instances if i.request_type == "loglikelihood"]
     trainer = trainers.BpeTrainer(
-        vocab_size=min(vocabulary, 16000),
+        vocab_size=min(vocabulary, most),
         special_tokens=["<|endoftext|>"],
         initial_alphabet=alphabet,
         show_progress=False,
@@ -339,6 +343,7 @@ def compare_tasks(options: argparse.Namespace, console: Console) -> dict[str, An
             f"times {best}",
             "limit reached",
             "outside",
+            "outside, ms a document",
             "tokens / distinct",
             "peak, MiB",
         ):
@@ -352,6 +357,7 @@ def compare_tasks(options: argparse.Namespace, console: Console) -> dict[str, An
                 spread(ratios),
                 f"{statistics.median(shares):.0%}",
                 f"{statistics.median(run.outside / run.seconds for run in measured):.1%}",
+                f"{1e3 * statistics.median(run.outside for run in measured) / documents:.2f}",
                 f"{measured[0].tokens / tokens:.2f}",
                 f"{max(run.peak for run in measured) / 2**20:.0f}",
             )
@@ -363,6 +369,53 @@ def compare_tasks(options: argparse.Namespace, console: Console) -> dict[str, An
             "limit": limits,
             "runs": {contender: [run._asdict() for run in measured] for contender, measured in runs.items()},
         }
+    return found
+
+
+def compare_outside(options: argparse.Namespace, console: Console) -> dict[str, Any]:
+    """Processor milliseconds a document, with a model of one layer: turning requests into ids and checking them, the
+    model, and the rest (grouping, packing, masks, reading scores)."""
+    found: dict[str, Any] = {}
+    for workload in options.workloads:
+        names, shots = WORKLOADS[workload]
+        instances = build_requests(names, shots, options.tasks, options.documents, options.max_gen_toks)
+        documents = len({(i.task_name, i.doc_id) for i in instances})
+        torch.manual_seed(0)
+        model = transformers.AutoModelForCausalLM.from_config(TINY).eval()
+        tokenizer = train_tokenizer(instances, TINY.vocab_size, most=TINY.vocab_size)
+        lms = {m: METHODS[m](model, tokenizer=tokenizer, device="cpu") for m in options.methods}
+        inside = 0.0
+
+        def enter(module: nn.Module, args: Any) -> None:
+            nonlocal inside
+            inside -= time.process_time()
+
+        def leave(module: nn.Module, args: Any, output: Any) -> None:
+            nonlocal inside
+            inside += time.process_time()
+
+        model.register_forward_pre_hook(enter)
+        model.register_forward_hook(leave)
+        parts: dict[str, dict[str, list[float]]] = {name: defaultdict(list) for name in lms}
+        for _ in range(options.repetitions):
+            for name, lm in lms.items():
+                gc.collect()
+                lm.begin([SimpleNamespace(instances=instances)])
+                inside, start = 0.0, time.process_time()
+                lm.run.check()
+                checked = time.process_time()
+                lm.loglikelihood(instances, disable_tqdm=True)
+                end = time.process_time()
+                times = {"requests": checked - start, "model": inside, "rest": end - checked - inside}
+                times["outside"] = times["requests"] + times["rest"]
+                for part, seconds in times.items():
+                    parts[name][part].append(1e3 * seconds / documents)
+        title = f"{workload}: processor milliseconds a document, {documents} documents, {machine()}"
+        table = Table("model", "requests as ids", "model", "rest", "outside", title=title)
+        for name, times_of in parts.items():
+            table.add_row(name, *map(spread, times_of.values()))
+        console.print(table)
+        found[workload] = {"documents": documents, "milliseconds": parts}
     return found
 
 
@@ -457,6 +510,71 @@ def compare_growth(options: argparse.Namespace, console: Console) -> dict[str, A
     if options.figure:
         draw(found, options.figure)
     return found
+
+
+def generated(texts: int, demonstrations: int, tokens: int) -> list[Instance]:
+    """Requests for texts of so many tokens, behind demonstrations of about 50 tokens each. Nothing ends them before."""
+    asked = {"until": [], "max_gen_toks": tokens, "min_new_tokens": tokens, "do_sample": False}
+    found = synthetic(documents=texts, demonstrations=demonstrations, options=1, shot=48)
+    return [Instance("generate_until", {}, (i.args[0], asked), 0, metadata=i.metadata) for i in found]
+
+
+def measure_generation(lm: Any, instances: list[Instance]) -> tuple[float, float]:
+    """The seconds of all, and in the median those of a pass over one token of each text. On a CPU they are seconds of
+    the processor, which what else runs on the machine does not count in."""
+    clock = now if torch.cuda.is_available() else time.process_time
+    steps: list[float] = []
+
+    def enter(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        steps.append(-clock() if kwargs["input_ids"].shape[1] == 1 else math.nan)
+
+    def leave(module: nn.Module, args: Any, output: Any) -> None:
+        steps[-1] += clock()
+
+    handles = [lm.model.register_forward_pre_hook(enter, with_kwargs=True), lm.model.register_forward_hook(leave)]
+    start = clock()
+    run(lm, instances)
+    seconds = clock() - start
+    for handle in handles:
+        handle.remove()
+    return seconds, statistics.median(step for step in steps if not math.isnan(step))
+
+
+def compare_generation(options: argparse.Namespace, console: Console) -> dict[str, Any]:
+    """1, 16 and 64 texts behind 20 demonstrations, and the same texts behind none.
+
+    `hf` continues the first 16 texts at most, and what it takes is multiplied: its batches share nothing.
+    """
+    model, tokens = random_model(options.model, options.device), options.max_gen_toks
+    tokenizer = train_tokenizer(synthetic(), model.config.vocab_size)
+    shared: dict[str, Any] = {"tokenizer": tokenizer, "device": options.device}
+    table = Table(title=f"texts of {tokens} tokens behind 20 demonstrations; {options.model}, {machine()}")
+    for column in ("texts", "model", "seconds", "times hf", "a step, ms", "of a step without demonstrations"):
+        table.add_column(column, justify="left" if column == "model" else "right")
+    hf = {n: HFLM(model, batch_size=n, **shared) for n in {min(texts, 16) for texts in options.texts}}
+    ours = {m: METHODS[m](model, batch_size=max(options.texts), **shared) for m in options.methods}
+    runs: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    for repetition in range(options.repetitions):
+        theirs = {n: measure_generation(lm, generated(n, 20, tokens)) for n, lm in hf.items()}
+        for texts in options.texts:
+            seconds, step = theirs[min(texts, 16)]
+            runs[f"{texts} hf"].append((seconds * texts / min(texts, 16), step))
+            for name, lm in ours.items():
+                runs[f"{texts} {name}"].append(measure_generation(lm, generated(texts, 20, tokens)))
+                runs[f"{texts} {name} alone"].append(measure_generation(lm, generated(texts, 0, tokens)))
+            console.print(f"{texts} texts, {repetition + 1}/{options.repetitions}: {dict(runs)}")
+    for texts, name in ((texts, name) for texts in options.texts for name in ("hf", *ours)):
+        measured, alone = runs[f"{texts} {name}"], runs[f"{texts} {name} alone"]
+        table.add_row(
+            str(texts),
+            name,
+            spread([seconds for seconds, _ in measured]),
+            spread([a / b for (a, _), (b, _) in zip(runs[f"{texts} hf"], measured, strict=True)]),
+            spread([1e3 * step for _, step in measured]),
+            spread([a / b for (_, a), (_, b) in zip(measured, alone, strict=True)]) if alone else "",
+        )
+    console.print(table)
+    return runs
 
 
 class Stopwatch(transformers.TrainerCallback):
@@ -625,9 +743,21 @@ def draw(found: dict[str, Any], path: Path) -> None:
     figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else {})
 
 
+COMPARE = {
+    "tasks": compare_tasks,
+    "outside": compare_outside,
+    "methods": compare_methods,
+    "growth": compare_growth,
+    "generation": compare_generation,
+    "training": compare_training,
+    "shots": compare_shots,
+    "gpu": compare_tasks,
+}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("tasks", "methods", "growth", "training", "shots", "gpu"))
+    parser.add_argument("what", choices=COMPARE)
     parser.add_argument("--model", choices=CONFIGS, help="default: gpt2; toy for shots, llama-8b for gpu")
     parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, metavar="NAME")
     parser.add_argument(
@@ -644,6 +774,7 @@ def main() -> None:
     parser.add_argument("--batch-sizes", nargs="+", type=int, help="of hf (default: 1 8; 8 32 128 for gpu)")
     parser.add_argument("--repetitions", type=int, default=3)
     parser.add_argument("--max-gen-toks", type=int, default=32, help="of generation tasks (default: %(default)s)")
+    parser.add_argument("--texts", nargs="+", type=int, default=[1, 16, 64], help="of generation (default: 1 16 64)")
     parser.add_argument("--output", type=Path, help="write the measurements there, as JSON")
     parser.add_argument("--figure", type=Path, help="draw the curves of growth or shots there, .svg or .png")
     options = parser.parse_args()
@@ -652,9 +783,10 @@ def main() -> None:
             setattr(options, name, value)
     if options.what == "gpu" and not torch.cuda.is_available():
         parser.error("gpu: there is no GPU here (torch.cuda.is_available() is False); `tasks` runs on a CPU")
-    if options.repetitions < 1 or options.documents < (0 if options.what == "tasks" else 1) or options.tasks < 0:
+    least = 0 if options.what in ("tasks", "outside") else 1
+    if options.repetitions < 1 or options.documents < least or options.tasks < 0:
         parser.error(
-            "--repetitions must be 1 or more, --documents and --tasks 0 or more (--documents 1, but for tasks)"
+            "--repetitions must be 1 or more, --tasks 0 or more, --documents 1 or more (0 for tasks and outside)"
         )
     options.device = "cuda" if torch.cuda.is_available() else "cpu"
     if options.what in ("methods", "training", "shots") and "icl" not in options.methods:
@@ -662,15 +794,7 @@ def main() -> None:
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     transformers.logging.set_verbosity_error()
     console = Console(width=150)
-    compare = {
-        "tasks": compare_tasks,
-        "methods": compare_methods,
-        "growth": compare_growth,
-        "training": compare_training,
-        "shots": compare_shots,
-        "gpu": compare_tasks,
-    }
-    found = compare[options.what](options, console)
+    found = COMPARE[options.what](options, console)
     if options.output:
         settings = {k: str(v) if isinstance(v, Path) else v for k, v in vars(options).items()}
         record = {"machine": machine(), "torch": torch.__version__, "options": settings, "found": found}

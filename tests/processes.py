@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,10 @@ FORKED.set_forkserver_preload(["tests.preloaded"])
 
 
 def start(function: Callable[..., object], *args: Any) -> Any:
+    with contextlib.chdir(ROOT):  # where it finds what is to be imported
+        forkserver.ensure_running()
     process = FORKED.Process(target=function, args=args)
-    with contextlib.chdir(ROOT):  # where the first of them finds what is to be imported
-        process.start()
+    process.start()
     return process
 
 

@@ -18,6 +18,7 @@ ROOMS = [
     {"methods"},
     {"demonstrations"},
     {"training"},
+    {"regression"},
     {"harness"},
     {"leaderboard"},
     {"studies"},
@@ -63,6 +64,11 @@ def test_imports_go_up(file):
             assert room(name) <= here, f"{file.relative_to(PACKAGE)} imports {module}, which is further down"
         if here < HARNESS:
             assert module.split(".")[0] not in FOREIGN, f"{file.relative_to(PACKAGE)} imports {module}"
+
+
+def test_regression_knows_nothing_of_text():
+    for file in (PACKAGE / "regression").glob("*.py"):
+        assert not imported(file) & {"lm_eval_icl.prompt", "lm_eval_icl.tokens", "lm_eval_icl.methods.predictor"}
 
 
 def test_the_test_sees_an_import_that_goes_down(tmp_path):

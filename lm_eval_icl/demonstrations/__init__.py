@@ -1,7 +1,7 @@
 """Which rows of a pool become demonstrations: drawn, chosen by a published method, or given.
 
-`draw.py` draws rows or reads them from a file. `select.py` has the methods that choose them, one file a paper, as
-functions of arrays:
+`draw.py` draws rows or reads them from a file, and `how.py` reads what a user writes of a method. `select.py` has the
+methods that choose rows, one file a paper, as functions of arrays:
 
     Pool(labels, features, probabilities)   what a method may see of the pool's N documents
     SELECTORS                               name -> Selector: the function, what it needs, its arguments, its paper

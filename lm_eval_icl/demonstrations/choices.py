@@ -1,9 +1,9 @@
-"""The file in which `lm-eval-icl select` writes what it has chosen, and from which runs read it.
+"""The file in which `lm-eval-icl select`, a run or a study writes what was chosen, and from which runs read it.
 
 {"about": {"how": "herding", "arguments": {}, "model": {...}, "version": "..."},
  "tasks": {"icl_sst2": {"n": 8, "pool": {"rows": 6920, "sha256": "..."},
                         "seeds": {"0": {"indices": [in the order of the prompt], "picked": [in that of picking],
-                                        "margin": 0.01}}}}}
+                                        "margin": 0.01, "seconds": 2.1, "tokens": 45000}}}}}
 """
 
 from __future__ import annotations
@@ -29,12 +29,15 @@ def is_file_of_choices(found: Any) -> TypeGuard[dict[str, Any]]:
     return isinstance(found, dict) and isinstance(found.get("about"), dict) and isinstance(found.get("tasks"), dict)
 
 
-def indices(found: dict[str, Any], n: int, pool: Sequence[Any], task: str, seed: int | None) -> list[int]:
+def indices(
+    found: dict[str, Any], n: int, pool: Sequence[Any], task: str, seed: int | None, sha256: str | None = None
+) -> list[int]:
     """What was chosen for a task and a seed, in the order of the prompt.
 
     Args:
         found: the contents of a file of choices.
         pool: the rows that demonstrations are taken from.
+        sha256: their `digest`, if it is known.
 
     Raises:
         InputError: nothing was chosen for this task or seed, another number was chosen, or from another pool.
@@ -50,7 +53,7 @@ def indices(found: dict[str, Any], n: int, pool: Sequence[Any], task: str, seed:
             f"{of_task.get('n')} demonstrations were chosen and {n} are asked for, and a part of a choice is none: "
             f"give --num_fewshot {of_task.get('n')}, or choose {n}."
         )
-    if chosen_from.get("sha256") != digest(pool):
+    if chosen_from.get("sha256") != (sha256 or digest(pool)):
         raise InputError(
             f"the demonstrations were chosen from another pool (of {chosen_from.get('rows')} rows; this one has "
             f"{len(pool)}): the data has changed since. Choose anew."

@@ -80,7 +80,7 @@ def read(path: Path, pool: PoolOfTask, n: int, seed: int) -> dict[str, Any] | No
         raise InputError(f"{path}: cannot be read ({error}).") from error
     if not choices.is_file_of_choices(found):
         raise InputError(f"{path}: no file of choices.")
-    choices.indices(found, n, pool.docs, pool.name, seed)
+    choices.indices(found, n, pool.docs, pool.name, seed, pool.sha256)
     of_seed: dict[str, Any] = found["tasks"][pool.name]["seeds"][str(seed)]
     return {**of_seed, "model": found["about"].get("model")}
 

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,11 @@ class ToChoose:
     shots: tuple[int, ...]
     hows: tuple[How, ...]
     seeds: tuple[int, ...]
+
+    @cached_property
+    def contents(self) -> str:
+        """A digest of what is chosen from."""
+        return study_tasks.digest_of([study_tasks.contents(self.leaf), *self.without])
 
     def __iter__(self) -> Iterator[tuple[int, How, int]]:
         """Seed by seed, as the documents that are chosen from depend on it."""
@@ -91,8 +97,7 @@ class Choices:
 
     def _path(self, key: Key) -> Path:
         model, task, shots, seed, how = key
-        of = self.tasks[task]
-        said = digest(study_tasks.contents(of.leaf) + str([study_tasks.digest_of(doc) for doc in of.without]))
+        said = self.tasks[task].contents
         return self.folder.path / "choices" / model / f"{plain(f'{task},{how}')},n={shots},seed={seed},{said}.json"
 
     def make(self, models: Models) -> None:

@@ -1,0 +1,152 @@
+"""How large the errors of trained models are: by the number of examples, under shifts, and of linear probes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+from tqdm import tqdm
+
+from lm_eval_icl.errors import InputError, refusing
+from lm_eval_icl.regression.baselines import baselines
+from lm_eval_icl.regression.configuration import Configuration
+from lm_eval_icl.regression.functions import SHIFTS, draw, generator, mean_square
+from lm_eval_icl.regression.model import Regressor
+from lm_eval_icl.regression.training import Run, write_tensors
+
+PROBES_FITTED_ON = 512  # functions
+_BATCH = 128
+
+Errors = dict[str, Tensor]
+
+
+def test_points(configuration: Configuration, shift: str = "none") -> tuple[Tensor, Tensor]:
+    """The functions that all models are tested on: x [tested, longest + 1, d], y [tested, longest + 1]."""
+    random = generator("testing", shift)
+    return draw(configuration, random, configuration.tested, configuration.longest + 1, shift=shift)
+
+
+def shifts(configuration: Configuration) -> Sequence[str]:
+    """The shifts under which models of the configuration are tested: those of Figure 7 are of linear functions."""
+    return SHIFTS if configuration.function == "linear" else SHIFTS[:1]
+
+
+@torch.no_grad()
+def errors(model: Regressor, shift: str = "none") -> Tensor:
+    """The squared error by function and number of examples, divided by that of predicting 0: [tested, numbers]."""
+    configuration = model.configuration
+    found = []
+    for x, y in _batches(model, *test_points(configuration, shift)):
+        found.append((model.predict(configuration.numbers, x, y) - y[:, configuration.numbers]).square())
+    return torch.cat(found).cpu().double() / mean_square(configuration, shift)
+
+
+@torch.no_grad()
+def probes(model: Regressor) -> dict[int, Tensor]:
+    """The errors, as of `errors`, of linear functions of the hidden states of a layer (InvICL, B.5 and Figure 10).
+
+    One function a layer, for all numbers of examples: the least squares fit to queries behind as many examples as there
+    are in training.
+    """
+    configuration, layers = model.configuration, model.configuration.probed
+    numbers = [n for n in configuration.numbers if n <= configuration.examples]
+    x, y = draw(configuration, generator("probing"), PROBES_FITTED_ON, configuration.examples + 1)
+    size = configuration.width + 1
+    gram, moment = torch.zeros(len(layers), size, size).double(), torch.zeros(len(layers), size, 1).double()
+    for x_i, y_i in _batches(model, x, y):
+        states = _with_one(model.states_with(numbers, x_i, y_i, layers))
+        gram += states.mT @ states
+        moment += states.mT @ y_i[:, numbers].cpu().double().reshape(-1, 1)
+    # A trace of a penalty, since hidden states may lie in a subspace.
+    penalty = 1e-9 * gram.diagonal(dim1=1, dim2=2).mean(dim=1)[:, None, None] * torch.eye(size).double()
+    probe = torch.linalg.solve(gram + penalty, moment)
+    found = []
+    for x_i, y_i in _batches(model, *test_points(configuration)):
+        read = (_with_one(model.states_with(configuration.numbers, x_i, y_i, layers)) @ probe)[:, :, 0]
+        found.append((read.reshape(len(layers), len(y_i), -1) - y_i[:, configuration.numbers].cpu()).square())
+    return dict(zip(layers, torch.cat(found, dim=1) / mean_square(configuration), strict=True))
+
+
+def _with_one(states: Tensor) -> Tensor:
+    """Hidden states [b, numbers, layers, width] as inputs of a linear function: [layers, b * numbers, width + 1]."""
+    states = states.flatten(0, 1).transpose(0, 1).cpu().double()
+    return torch.cat([states, torch.ones_like(states[:, :, :1])], dim=2)
+
+
+def _batches(model: Regressor, x: Tensor, y: Tensor) -> list[tuple[Tensor, Tensor]]:
+    weight = model.read_in.weight
+    return [(x_i.to(weight), y_i.to(weight)) for x_i, y_i in zip(x.split(_BATCH), y.split(_BATCH), strict=True)]
+
+
+def evaluate(run: Run, device: str) -> Errors:
+    """Everything that the figures show of a run, from its folder if it was measured before.
+
+    Returns:
+        "STEP SHIFT" and "probe LAYER": the errors, [functions, numbers of examples].
+    """
+    file = run.folder / "errors.safetensors"
+    if not file.is_file():
+        configuration = run.configuration
+        asked = [(step, shift) for step in configuration.kept for shift in shifts(configuration)]
+        asked = [(step, shift) for step, shift in asked if shift == "none" or step in configuration.shown]
+        found = {}
+        for step, shift in tqdm(asked, desc=run.name, unit="test"):
+            found[f"{step} {shift}"] = errors(run.load(step, device), shift)
+        for layer, of in probes(run.load(configuration.steps, device)).items():
+            found[f"probe {layer}"] = of.contiguous()
+        write_tensors(file, found)
+    return _read(file)
+
+
+def evaluate_baselines(output: Path, configuration: Configuration) -> Errors:
+    """The errors of the baselines, from the folder if they were measured before.
+
+    Returns:
+        "NAME, SHIFT": the errors, [functions, numbers of examples].
+    """
+    file = output / "baselines.safetensors"
+    if not file.is_file():
+        found: Errors = {}
+        for shift in shifts(configuration):
+            of_shift = baselines(configuration, configuration.numbers, *test_points(configuration, shift))
+            found |= {f"{name}, {shift}": of / mean_square(configuration, shift) for name, of in of_shift.items()}
+        write_tensors(file, found)
+    return _read(file)
+
+
+def _read(file: Path) -> Errors:
+    with refusing(f"{file}: cannot be read", "Delete it to measure again."):
+        return load_file(file)
+
+
+def measured(run: Run) -> Errors:
+    """The errors of a run that was evaluated.
+
+    Raises:
+        InputError: it was not.
+    """
+    if not (run.folder / "errors.safetensors").is_file():
+        raise InputError(f"{run.folder}: is not evaluated: run `evaluate` with this folder first.")
+    return _read(run.folder / "errors.safetensors")
+
+
+def interval(of_seeds: Sequence[Tensor], trials: int = 1000) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The mean error for each number of examples, and the ends of its 95% bootstrap interval.
+
+    Seeds and functions are drawn again, independently of each other, since all seeds are tested on the same functions.
+
+    Args:
+        of_seeds: for each seed, [functions, numbers].
+    """
+    data = torch.stack(list(of_seeds)).numpy()
+    seeds, functions, _ = data.shape
+    random = np.random.default_rng(0)
+    of_seed = random.multinomial(seeds, [1 / seeds] * seeds, trials) / seeds
+    of_function = random.multinomial(functions, [1 / functions] * functions, trials) / functions
+    means = sum(of_seed[:, s, None] * (of_function @ data[s]) for s in range(seeds))
+    low, high = np.percentile(means, [2.5, 97.5], axis=0)
+    return data.mean(axis=(0, 1)), low, high
