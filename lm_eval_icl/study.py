@@ -15,13 +15,14 @@ from rich.markup import escape
 from rich.table import Table
 
 from lm_eval_icl.errors import InputError
-from lm_eval_icl.harness.arguments import check_folders
+from lm_eval_icl.harness.arguments import check_folders, pairs
 from lm_eval_icl.studies import figures, outcome
 from lm_eval_icl.studies.conduct import Conductor
 from lm_eval_icl.studies.folder import Folder
-from lm_eval_icl.studies.grid import Study, named, read
+from lm_eval_icl.studies.grid import Study, named, read, trained_under
 from lm_eval_icl.studies.plan import Plan
 from lm_eval_icl.studies.run import Options
+from lm_eval_icl.train import training
 
 
 def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
@@ -44,6 +45,8 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     parser.add_argument("--limit", type=float, metavar="N", help="documents of each task, or a share of them below 1")
     parser.add_argument("--batch_size", metavar="N|auto", help="as for lm_eval")
     parser.add_argument("--device", help="as for lm_eval")
+    parser.add_argument("--train", metavar="K=V,...", help="options of `lm-eval-icl train`, for models trained first")
+    parser.add_argument("--metadata", metavar="K=V,...", help="metadata of the tasks, as for lm_eval")
     parser.add_argument("--include_path", metavar="DIR", help="a folder of further tasks")
     given = parser.parse_args(arguments)
     console = Console()
@@ -66,16 +69,17 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     for name in ("tasks", "demonstrations"):
         if (several := getattr(given, name)) is not None:
             overrides[name] = [each for each in several.split(",") if each]
+    overrides |= {name: pairs(name, getattr(given, name)) for name in ("train", "metadata") if getattr(given, name)}
     study = read(given.study, overrides)
     options = Options(given.device, given.batch_size, _whole(given.limit))
     if given.dry_run:
         with tempfile.TemporaryDirectory() as folder:
-            conductor = Conductor(study, Folder(Path(folder)), options, given.include_path)
+            conductor = Conductor(study, Folder(Path(folder)), options, given.include_path, training)
             _say_plan(Plan(conductor), console)
         return
     if given.output is None:
         raise InputError("--output: give the study's folder.")
-    conductor = Conductor(study, Folder(given.output), options, given.include_path)
+    conductor = Conductor(study, Folder(given.output), options, given.include_path, training)
     first = os.environ.get("RANK", "0") == "0"  # of several processes, one writes and prints
     plan = Plan(conductor).record() if first else []
     try:
@@ -90,7 +94,9 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
 
 def _say_plan(plan: Plan, console: Console) -> None:
     """Print the cells, and a table of what they take."""
-    for model in plan.conductor.study.models:
+    for model in plan.conductor.models:
+        if model.training:
+            console.print(f"to be trained: {model.checkpoint}", markup=False, highlight=False, soft_wrap=True)
         for cell in plan.cells(model):
             console.print(cell.path, markup=False, highlight=False, soft_wrap=True)
     table = Table(title="estimate of forward passes and tokens")
@@ -113,13 +119,22 @@ def _conclude(study: Study, conductor: Conductor, console: Console) -> None:
     outcome.write_csv(rows, folder.path / "study.csv")
     (folder.path / "figures").mkdir(exist_ok=True)
     drawn = figures.draw(rows, folder.path / "figures", study.metric, study.figures)
-    columns = study.columns or conductor.columns()
-    summary = outcome.summarize(rows, study.expected, columns)
-    console.print(outcome.table(summary, " ".join(filter(None, [study.paper, study.title]))))
+    summary = outcome.summarize(rows, study.expected, conductor.columns(), conductor.alike())
+    console.print(outcome.table(summary, " ".join(filter(None, [study.paper, study.title])), _notes(study)))
     for sentence in study.deviates:
         console.print(f"Deviates: {sentence}", markup=False, highlight=False)
     console.print(f"{folder.path}: study.json, study.csv, {len(drawn)} figures, cells", markup=False, highlight=False)
     folder.tidy()
+
+
+def _notes(study: Study) -> list[str]:
+    """What the table says about training."""
+    if not study.trainings:
+        return []
+    under = {each.method: trained_under(each).method for each in study.variants}
+    others = sorted(name for name, trained in under.items() if name != trained)
+    but = f" ({', '.join(others)}: under {under[others[0]]})" if others else ""
+    return [f"Each line's model was trained from the one above it under the line's method{but}."]
 
 
 def _whole(limit: float | None) -> float | None:

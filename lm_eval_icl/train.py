@@ -6,7 +6,7 @@ import argparse
 import dataclasses
 import difflib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +19,15 @@ from lm_eval_icl.errors import InputError
 from lm_eval_icl.harness.arguments import check_folders, pairs
 from lm_eval_icl.harness.hf_arguments import check_values
 from lm_eval_icl.harness.metaicl import skips
-from lm_eval_icl.harness.training import ARGUMENTS, load_model, load_tasks
-from lm_eval_icl.metaicl.files import Folder, Row, setting_of
+from lm_eval_icl.harness.training import ARGUMENTS, check_tasks, load_model, load_tasks
+from lm_eval_icl.metaicl.files import Folder, setting_of
 from lm_eval_icl.metaicl.reading import reader
 from lm_eval_icl.methods.base import Method
 from lm_eval_icl.methods.predictor import Predictor
 from lm_eval_icl.training.episodes import Task, read_file
 from lm_eval_icl.training.metaicl import SettingTask, load_rows
 from lm_eval_icl.training.rows import check_trainable
-from lm_eval_icl.training.train import Settings, train
+from lm_eval_icl.training.train import Settings, train, with_numbers
 
 # The options that are not settings of the training itself. Each may stand in the file of --config too.
 OPTIONS = {
@@ -46,7 +46,7 @@ OPTIONS = {
 }
 
 # What is otherwise by default with --metaicl, which is MetaICL's own way; and the K in the names of its training files.
-METAICL = {"num_fewshot": 16, "draw": "row", "eval_steps": 0}
+METAICL: dict[str, Any] = {"num_fewshot": 16, "draw": "row", "eval_steps": 0}
 TRAIN_K = 16384
 
 
@@ -61,11 +61,32 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     """
     parser.description = "Fine-tune a model under the layout of a method, on episodes of demonstrations and a query."
     given = read_options(parser, arguments)
-    defaults: dict[str, Any] = METAICL if "metaicl" in given else {}
-    named: dict[str, Any] = {
-        field.name: given.pop(field.name) for field in dataclasses.fields(Settings) if field.name in given
-    }
-    settings = Settings(**(defaults | named))
+    training(given)()
+    processes = PartialState()
+    processes.wait_for_everyone()
+    if processes.is_main_process:
+        method, output = given["method"], given["output"]
+        print(f"{output}: trained under {method}. lm_eval --model {method} --model_args pretrained={output}")
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()  # a process that ends before the others would abort them
+
+
+def training(given: Mapping[str, Any]) -> Callable[[], None]:
+    """A training with these options, which are checked as far as can be done without the model and the data.
+
+    Args:
+        given: the options of the command, by name.
+
+    Returns:
+        What trains the model and writes the checkpoint.
+
+    Raises:
+        InputError: an option cannot be used.
+    """
+    check_known(given, "")
+    defaults = METAICL if "metaicl" in given else {}
+    named = {field.name: given[field.name] for field in dataclasses.fields(Settings) if field.name in given}
+    settings = Settings(**defaults | named)
     model_args = pairs("model_args", given.get("model_args", {}))
     if not model_args.get("pretrained"):
         raise InputError("--model_args: has no pretrained=...: give the name or folder of a checkpoint.")
@@ -82,56 +103,54 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
         raise InputError("--tasks, --episodes, --metaicl: give one of them.")
     files = _metaicl_files(given, settings)
     _check_device(given.get("device"))
-
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    tasks: Sequence[Task] = ()
-    rows: Mapping[str, tuple[Row, ...]] = {}
     metadata = pairs("metadata", given.get("metadata", {}))
-    if "episodes" in given:
-        tasks = read_file(Path(str(given["episodes"])))
-    elif files is not None:
-        rows = load_rows(str(given["metaicl"]), files, int(given.get("train_k", TRAIN_K)), skips(metadata))
-    else:
+    names = _names(given.get("tasks", ()))
+    if "tasks" in given:
         check_folders(given.get("include_path"), None)
-        if not (names := _names(given["tasks"])):
+        if not names:
             raise InputError("--tasks: names no task.")
-        tasks = load_tasks(names, given.get("include_path"), metadata)
-    model, tokenizer = load_model(model_args)
-    if files is not None:
-        limits = Predictor(model, tokenizer, method, max_length=model_args.get("max_length")).limits
-        read = dataclasses.replace(
-            reader(tokenizer, model_args.get("add_bos_token"), limits.positions),
-            alike=method.treats_demonstrations_alike,
-            longest_first=limits.longest_go_first,
-            canonical=method.invariant,
+        check_tasks(names, given.get("include_path"), metadata)
+
+    def run() -> None:
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+        tasks: Sequence[Task]
+        if "episodes" in given:
+            tasks = read_file(Path(str(given["episodes"])))
+        elif files is None:
+            tasks = load_tasks(names, given.get("include_path"), metadata)
+        else:
+            rows = load_rows(str(given["metaicl"]), files, int(given.get("train_k", TRAIN_K)), skips(metadata))
+        model, tokenizer = load_model(model_args)
+        if files is not None:
+            limits = Predictor(model, tokenizer, method, max_length=model_args.get("max_length")).limits
+            read = dataclasses.replace(
+                reader(tokenizer, model_args.get("add_bos_token"), limits.positions),
+                alike=method.treats_demonstrations_alike,
+                longest_first=limits.longest_go_first,
+                canonical=method.invariant,
+            )
+            tasks = [SettingTask(name, some, read, given.get("channel", False)) for name, some in rows.items()]
+        train(
+            model,
+            tokenizer,
+            method,
+            tasks,
+            Path(str(given["output"])),
+            settings,
+            fits=fits,
+            source=str(model_args["pretrained"]),
+            identity={
+                "model_args": {name: str(model_args[name]) for name in sorted(model_args)},
+                "metadata": metadata,
+                **{name: given[name] for name in ("metaicl", "channel") if name in given},
+            },
+            max_length=model_args.get("max_length"),
+            add_bos_token=model_args.get("add_bos_token"),
+            resume=given.get("resume", False),
+            cpu=given.get("device") == "cpu",
         )
-        tasks = [SettingTask(name, some, read, given.get("channel", False)) for name, some in rows.items()]
-    output = Path(str(given["output"]))
-    train(
-        model,
-        tokenizer,
-        method,
-        tasks,
-        output,
-        settings,
-        fits=fits,
-        source=str(model_args["pretrained"]),
-        identity={
-            "model_args": {name: str(model_args[name]) for name in sorted(model_args)},
-            "metadata": metadata,
-            **{name: given[name] for name in ("metaicl", "channel") if name in given},
-        },
-        max_length=model_args.get("max_length"),
-        add_bos_token=model_args.get("add_bos_token"),
-        resume=given.get("resume", False),
-        cpu=given.get("device") == "cpu",
-    )
-    processes = PartialState()
-    processes.wait_for_everyone()
-    if processes.is_main_process:
-        print(f"{output}: trained under {method.name}. lm_eval --model {method.name} --model_args pretrained={output}")
-    if torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()  # a process that ends before the others would abort them
+
+    return run
 
 
 def read_options(parser: argparse.ArgumentParser, arguments: list[str]) -> dict[str, Any]:
@@ -157,15 +176,22 @@ def read_options(parser: argparse.ArgumentParser, arguments: list[str]) -> dict[
             parser.add_argument(f"--{field.name}", type=kind, metavar=str(field.type).upper(), help=what)
     line = vars(parser.parse_args(arguments))
     given = _file(line.pop("config")) | line if "config" in line else line
-    known = {*OPTIONS, "method", "resume", *(field.name for field in dataclasses.fields(Settings))}
-    if unknown := sorted(given.keys() - known):
-        near = difflib.get_close_matches(unknown[0], known, n=1)
-        raise InputError(
-            f"--config: unknown argument {unknown[0]!r}" + (f": did you mean {near[0]!r}?" if near else ".")
-        )
+    check_known(given, "--config: ")
     if not given.get("method"):
         raise InputError("give the METHOD to train under, such as invicl (train --help).")
     return given
+
+
+def check_known(given: Mapping[str, Any], where: str) -> None:
+    """Refuse an option that there is not.
+
+    Args:
+        where: what stands before the message.
+    """
+    known = {*OPTIONS, "method", "resume", *(field.name for field in dataclasses.fields(Settings))}
+    if unknown := sorted(given.keys() - known):
+        near = difflib.get_close_matches(unknown[0], known, n=1)
+        raise InputError(f"{where}unknown argument {unknown[0]!r}" + (f": did you mean {near[0]!r}?" if near else "."))
 
 
 def _file(path: Path) -> dict[str, Any]:
@@ -175,16 +201,10 @@ def _file(path: Path) -> dict[str, Any]:
         raise InputError(f"--config {path}: cannot be read ({' '.join(str(error).split())}).") from error
     if not isinstance(found, dict) or not all(isinstance(name, str) for name in found):
         raise InputError(f"--config {path}: must hold arguments by name, such as tasks: [icl_sst2].")
-    found = {name: value for name, value in found.items() if value is not None}
-    # YAML reads 1e-5 as a text.
-    kinds = {field.name: field.type for field in dataclasses.fields(Settings)}
-    for name, value in found.items():
-        if kinds.get(name) == "float" and isinstance(value, str):
-            try:
-                found[name] = float(value)
-            except ValueError as error:
-                raise InputError(f"--config {path}: {name}: {value!r}: must be a number.") from error
-    return found
+    try:
+        return with_numbers({name: value for name, value in found.items() if value is not None})
+    except InputError as error:
+        raise InputError(f"--config {path}: {error.message}") from error
 
 
 def _names(given: Any) -> list[str]:

@@ -119,12 +119,39 @@ def test_one_document_has_no_interval() -> None:
 # The table's numbers.
 
 
+def test_trainings_with_columns_of_their_own_share_a_line() -> None:
+    """A task that is a target of both counts in each column with the training that the column is of."""
+    rows = [
+        row(score, training=name, task=task, groups=(f"of {name}",), documents=n)
+        for name, of in (("one", (0.1, 0.2)), ("two", (0.5, 0.8)))
+        for task, score, n in zip("ab", of, (10, 30), strict=True)
+    ]
+    columns = {"first": ["of one", "of two"]}
+    expected = [{"training": "one", "values": {"of one": 0.7}}, {"values": {"average, first": 0.9, "of two": 0.6}}]
+    summary = summarize(rows, expected, columns, alike={"of two"})
+    assert summary.columns == ("of one", "of two", "average, first")
+    (line,) = summary.lines
+    found = {name: (round(cell.mean, 6), cell.paper) for name, cell in line.cells.items() if cell}
+    assert found == {"of one": (0.175, 0.7), "of two": (0.65, 0.6), "average, first": (0.4125, 0.9)}
+
+
+def test_trainings_of_one_column_have_lines_of_their_own() -> None:
+    rows = [row(score, training=name) for name, score in (("one", 0.1), ("two", 0.5))]
+    found = {line.variant.label: line.cells["a"] for line in summarize(rows, [], {"": ["a"]}).lines}
+    assert {label: cell.mean for label, cell in found.items() if cell} == {
+        "icl trained: one": 0.1,
+        "icl trained: two": 0.5,
+    }
+    predictions = [row(training=name, order=i, predictions=(i,)) for i, name in enumerate(("one", "two"))]
+    assert order_sensitivity(predictions) is None, "another model is no other order"
+
+
 def test_means_and_spreads() -> None:
     """Task a: seeds 0.3 (orders 0.2 and 0.4) and 0.7; task b, with thrice the documents: 0.6 and 0.6."""
     rows = [row(0.2), row(0.4, order=1), row(0.6, seed=1), row(0.8, seed=1, order=1)]
     rows += [row(0.6, task="b", seed=seed, documents=30) for seed in range(2)]
     rows += [row(0.9, split="dev"), row(0.9, chosen=False, arguments={"T": 1}, method="deepthink")]
-    summary = summarize(rows, [], ["a", "b", "group"])
+    summary = summarize(rows, [], {"": ["a", "b", "group"]})
     assert summary.columns == ("a", "b", "group", "average")
     (line,) = summary.lines
     found = {name: (cell.mean, cell.spread) for name, cell in line.cells.items() if cell}
@@ -138,33 +165,33 @@ def test_means_and_spreads() -> None:
 
 
 def test_one_column_has_no_average_and_one_seed_no_spread() -> None:
-    summary = summarize([row(0.25)], [], ["a"])
+    summary = summarize([row(0.25)], [], {"": ["a"]})
     assert summary.columns == ("a",)
     assert summary.lines[0].cells == {"a": Cell(0.25, None, None)}
 
 
 def test_a_group_without_all_its_tasks_has_no_number() -> None:
     rows = [row(0.2), row(0.4, task="b"), row(0.6, method="nope")]
-    summary = lines(summarize(rows, [], ["a", "b", "group", "unknown"]))
+    summary = lines(summarize(rows, [], {"": ["a", "b", "group", "unknown"]}))
     assert {name for name, cell in summary["icl"].cells.items() if cell} == {"a", "b", "group"}
     assert {name for name, cell in summary["nope"].cells.items() if cell} == {"a"}
 
 
 def test_arguments_that_were_chosen_are_one_line() -> None:
     rows = study()
-    summary = lines(summarize(rows, [], ["a", "b"]))
+    summary = lines(summarize(rows, [], {"": ["a", "b"]}))
     assert list(summary) == ["icl", "deepthink eta=0.1 (T chosen on dev)"]
     for T, task in ((1, "a"), (2, "b")):
         own = [r.score for r in rows if r.task == task and r.arguments.get("T") == T and r.split == "test"]
         cell = summary["deepthink eta=0.1 (T chosen on dev)"].cells[task]
         assert cell is not None and cell.mean == pytest.approx(statistics.mean(own)) and len(own) == 4
     # The same from the rows that were chosen and dev alone: a study may leave out the test rows of the others.
-    assert lines(summarize([r for r in rows if r.chosen or r.split == "dev"], [], ["a", "b"])) == summary
+    assert lines(summarize([r for r in rows if r.chosen or r.split == "dev"], [], {"": ["a", "b"]})) == summary
 
 
 def test_arguments_of_which_nothing_is_chosen_are_lines_of_their_own() -> None:
     rows = [replace(r, chosen=True) for r in study()]
-    found = lines(summarize(rows, [], ["a", "b"]))
+    found = lines(summarize(rows, [], {"": ["a", "b"]}))
     assert list(found) == ["icl", *(f"deepthink T={T}, eta=0.1" for T in (1, 2, 3))]
 
 
@@ -175,7 +202,7 @@ def test_what_is_not_chosen_stays_apart() -> None:
         chosen = T == {("a", 0.0): 1, ("b", 0.0): 2, ("a", 0.9): 3, ("b", 0.9): 1}[task, momentum]
         rows.append(row(method="deepthink", arguments={"T": T, "momentum": momentum}, task=task, chosen=chosen))
     rows += [row(seed=s, task=t, chosen=s == {"a": 0, "b": 2}[t], score=s / 10) for t in "ab" for s in range(3)]
-    found = lines(summarize(rows, [], ["a", "b"]))
+    found = lines(summarize(rows, [], {"": ["a", "b"]}))
     expected = {"deepthink eta=1.0", "icl (seed chosen on dev)"}
     assert set(found) == expected | {f"deepthink momentum={m} (T chosen on dev)" for m in (0.0, 0.9)}
     # Tasks have different seeds, so there is no mean of one seed.
@@ -185,7 +212,7 @@ def test_what_is_not_chosen_stays_apart() -> None:
 def test_two_values_of_one_argument_are_never_averaged() -> None:
     """One entry of the study gives T=3, and for another T is chosen."""
     rows = [row(T / 10, method="deepthink", arguments={"T": T}, chosen=T > 1) for T in (1, 2, 3)]
-    found = lines(summarize(rows, [], ["a"]))
+    found = lines(summarize(rows, [], {"": ["a"]}))
     assert {name: line.cells["a"] for name, line in found.items()} == {
         f"deepthink T={T}": Cell(T / 10, None, None) for T in (2, 3)
     }
@@ -193,11 +220,11 @@ def test_two_values_of_one_argument_are_never_averaged() -> None:
 
 def test_shots_are_lines_unless_each_task_has_its_own() -> None:
     rows = [row(num_fewshot=4), row(num_fewshot=8, task="b")]
-    (line,) = summarize(rows, [], ["a", "b"]).lines
+    (line,) = summarize(rows, [], {"": ["a", "b"]}).lines
     assert line.num_fewshot is None and all(line.cells.values())
-    found = summarize([*rows, row(num_fewshot=16)], [], ["a", "b"]).lines
+    found = summarize([*rows, row(num_fewshot=16)], [], {"": ["a", "b"]}).lines
     assert [line.num_fewshot for line in found] == [4, 8, 16]
-    found = summarize([row(), row(demonstrations="random")], [], ["a"]).lines
+    found = summarize([row(), row(demonstrations="random")], [], {"": ["a"]}).lines
     assert [line.demonstrations for line in found] == ["stratified", "random"]
 
 
@@ -205,7 +232,7 @@ def test_the_papers_numbers() -> None:
     values = {"a": 0.1, "average": 0.3}
 
     def paper(entry: dict[str, Any], label: str = "icl") -> dict[str, float | None]:
-        line = lines(summarize(study(), [{"values": values, **entry}], ["a", "b"]))[label]
+        line = lines(summarize(study(), [{"values": values, **entry}], {"": ["a", "b"]}))[label]
         return {name: cell.paper for name, cell in line.cells.items() if cell}
 
     there, none = {"a": 0.1, "b": None, "average": 0.3}, {"a": None, "b": None, "average": None}
@@ -222,7 +249,7 @@ def test_the_papers_numbers() -> None:
 
 def test_of_two_entries_the_first_counts() -> None:
     entries = [{"method": "hf", "values": {"a": 0.1}}, {"values": {"b": 0.2}}, {"values": {"a": 0.3, "b": 0.4}}]
-    (line,) = summarize([row(), row(task="b")], entries, ["a", "b"]).lines
+    (line,) = summarize([row(), row(task="b")], entries, {"": ["a", "b"]}).lines
     assert [cell.paper for cell in line.cells.values() if cell] == [0.3, 0.2, None]
 
 
@@ -240,7 +267,7 @@ def printed(summary: Summary, title: str = "Title") -> str:
 def test_five_tasks_fit_eighty_columns() -> None:
     columns = ["icl_sst2", "icl_sst5", "icl_trec", "icl_mr", "icl_agnews"]
     rows = [replace(r, task=columns["abcde".index(r.task)]) for r in study(T=range(1, 6), tasks="abcde", seeds=3)]
-    summary = summarize(rows, [{"method": "icl", "values": {"icl_sst2": 0.596}}], columns)
+    summary = summarize(rows, [{"method": "icl", "values": {"icl_sst2": 0.596}}], {"": columns})
     text = printed(summary)
     assert max(map(len, text.splitlines())) <= 80
     for line in summary.lines:
@@ -256,7 +283,7 @@ def test_five_tasks_fit_eighty_columns() -> None:
 
 def test_many_columns_are_printed_in_parts() -> None:
     rows = [row(0.123 + i / 100, task=f"task_number_{i}") for i in range(12)]
-    text = printed(summarize(rows, [], [f"task_number_{i}" for i in range(12)]))
+    text = printed(summarize(rows, [], {"": [f"task_number_{i}" for i in range(12)]}))
     assert max(map(len, text.splitlines())) <= 80
     numbers = [f"{12.3 + i:.1f}" for i in range(12)]
     assert [word for word in text.split() if word in numbers] == numbers
@@ -265,7 +292,7 @@ def test_many_columns_are_printed_in_parts() -> None:
 
 def test_names_are_no_markup_and_cannot_command_a_terminal() -> None:
     rows = [row(model="[red]m[/red]", task="[b]", method="[i]", arguments={"x": "[/]\x1b[31m"})]
-    text = printed(summarize(rows, [], ["[b]"]), title="[bold]title[/bold]\x1b]0;x\x07")
+    text = printed(summarize(rows, [], {"": ["[b]"]}), title="[bold]title[/bold]\x1b]0;x\x07")
     for name in ("[red]m[/red]", "[b]", "[i]", "x=[/]", "[bold]title[/bold]"):
         assert name in text
     assert "\x1b" not in text and "\x07" not in text
@@ -273,12 +300,12 @@ def test_names_are_no_markup_and_cannot_command_a_terminal() -> None:
 
 def test_a_metric_that_is_no_share_is_not_in_percent() -> None:
     rows = [row(12.345), row(0.5, method="nope"), row(15.3, seed=1)]
-    text = printed(summarize(rows, [], ["a"]))
+    text = printed(summarize(rows, [], {"": ["a"]}))
     assert {"13.8", "±2.09", "0.5"} <= set(text.split()) and "percent" not in text
 
 
 def test_a_summary_without_lines_can_be_printed() -> None:
-    assert "Title" in printed(summarize([], [], ["a", "b"]))
+    assert "Title" in printed(summarize([], [], {"": ["a", "b"]}))
 
 
 # ---------------------------------------------------------------------------------------------------------------

@@ -80,6 +80,12 @@ class MetaICLTask(ConfigurableTask):
     def download(self, dataset_kwargs: dict[str, Any] | None = None, **_: Any) -> None:
         self.dataset = {"test": _dataset(self.files.test(self.source))}
 
+    def __copy__(self) -> MetaICLTask:
+        """A task with the same files, and no requests."""
+        copied = object.__new__(type(self))
+        copied.__dict__ = {**self.__dict__, "_shown": {}, "_contexts": {}, "_made": {}}
+        return copied
+
     def fewshot_docs(self) -> list[Doc] | None:
         return [_doc(i, row) for i, row in enumerate(self._rows)] or None
 
@@ -96,6 +102,11 @@ class MetaICLTask(ConfigurableTask):
         self._shown.clear()
         super().set_fewshot_seed(seed)
 
+    def reorder(self, indices: Sequence[int]) -> None:
+        """Take these rows of the seed's training file as demonstrations, in this order."""
+        self._rows = tuple(self._rows[i] for i in indices)
+        self._shown.clear()
+
     # Requests.
 
     def bind(self, lm: LM) -> None:
@@ -104,7 +115,10 @@ class MetaICLTask(ConfigurableTask):
         Raises:
             InputError: its tokens are not known, and neither would be the mean loss of a token.
         """
-        reader = _reader(lm, str(self.config.task))
+        self.read_by(_reader(lm, str(self.config.task)))
+
+    def read_by(self, reader: Reader) -> None:
+        """Take the tokenizer and the limits of a model."""
         self._prefix = reader.prefix
         self._sequences = reader.sequences(self.channel)
         self._shown.clear()
@@ -166,7 +180,9 @@ class MetaICLTask(ConfigurableTask):
         losses = mean_losses([logprob for logprob, _ in results], tokens)
         if self.pmi:
             losses = losses[: len(doc["options"])] - losses[len(doc["options"]) :]
-        right, answer = doc["output"].strip(), doc["options"][decision(losses)].strip()
+        # Documents go into the samples, and nobody else could say which option has the smallest mean loss.
+        doc["prediction"] = decision(losses)
+        right, answer = doc["output"].strip(), doc["options"][doc["prediction"]].strip()
         correct = float(right == answer)
         return {
             "metaicl": (right, answer) if classifies(self.source) else correct,

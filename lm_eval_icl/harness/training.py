@@ -115,10 +115,8 @@ def tasks_of(names: Sequence[str], include_path: str | None, metadata: Mapping[s
     Raises:
         InputError: there is no such task, or its data cannot be loaded.
     """
-    manager = _manager(include_path, json.dumps(dict(metadata), sort_keys=True, default=str))
-    unknown = [name for name in names if name not in manager.all_tasks and not Path(name).is_file()]
-    if unknown:
-        raise InputError(f"--tasks: there is no {unknown[0]!r}. `lm-eval-icl ls tasks` lists those there are.")
+    check_tasks(names, include_path, metadata)
+    manager = task_manager(include_path, metadata)
     found: dict[str, ConfigurableTask] = {}
     for name in names:
         with refusing(f"--tasks {name}: the task cannot be loaded"):
@@ -126,9 +124,25 @@ def tasks_of(names: Sequence[str], include_path: str | None, metadata: Mapping[s
     return list(found.values())
 
 
+def check_tasks(names: Sequence[str], include_path: str | None, metadata: Mapping[str, Any]) -> None:
+    """Refuse names of tasks and groups that there are not.
+
+    Raises:
+        InputError: there is no such task.
+    """
+    known = task_manager(include_path, metadata).all_tasks
+    unknown = [name for name in names if name not in known and not Path(name).is_file()]
+    if unknown:
+        raise InputError(f"--tasks: there is no {unknown[0]!r}. `lm-eval-icl ls tasks` lists those there are.")
+
+
+def task_manager(include_path: str | None, metadata: Mapping[str, Any]) -> TaskManager:
+    """lm-eval's index of tasks, for which it reads thousands of files."""
+    return _manager(include_path, json.dumps(dict(metadata), sort_keys=True, default=str))
+
+
 @functools.cache
 def _manager(include_path: str | None, metadata: str) -> TaskManager:
-    """lm-eval's index of tasks, for which it reads thousands of files."""
     return TaskManager(include_path=include_path, metadata=json.loads(metadata))
 
 

@@ -16,7 +16,7 @@ from lm_eval_icl.harness import kept
 from lm_eval_icl.harness.choosing import Chooser, PoolOfTask, about_model
 from lm_eval_icl.harness.distributed import of_first
 from lm_eval_icl.studies import tasks as study_tasks
-from lm_eval_icl.studies.folder import Cell, Folder, digest, model_folder, plain
+from lm_eval_icl.studies.folder import Cell, Folder, Model, digest, plain
 from lm_eval_icl.studies.run import Models
 from lm_eval_icl.studies.tasks import Leaf
 
@@ -42,7 +42,7 @@ class ToChoose:
     @cached_property
     def contents(self) -> str:
         """A digest of what is chosen from."""
-        return study_tasks.digest_of([study_tasks.contents(self.leaf), *self.without])
+        return study_tasks.digest_of([study_tasks.contents(self.leaf, self.seeds[0]), *self.without])
 
     def __iter__(self) -> Iterator[tuple[int, How, int]]:
         """Seed by seed, as the documents that are chosen from depend on it."""
@@ -84,7 +84,7 @@ class Choices:
         how = read(cell.demonstrations) if cell.demonstrations else None
         if how is None or not cell.num_fewshot:
             return None
-        return self._find((model_folder(cell.model), cell.task, cell.num_fewshot, cell.seed, str(how)))
+        return self._find((cell.model.folder, cell.task, cell.num_fewshot, cell.seed, str(how)))
 
     def _find(self, key: Key) -> dict[str, Any] | None:
         if key not in self._known:
@@ -100,15 +100,14 @@ class Choices:
         said = self.tasks[task].contents
         return self.folder.path / "choices" / model / f"{plain(f'{task},{how}')},n={shots},seed={seed},{said}.json"
 
-    def make(self, models: Models) -> None:
+    def make(self, model: Model, models: Models) -> None:
         """Choose what is missing, unless other processes do. All processes of a launch call this.
 
         Raises:
             InputError: it cannot be chosen; or another checkpoint of the same name has chosen before.
         """
-        model = model_folder(models.arguments)
         for name, of in self.tasks.items():
-            error = of_first(lambda name=name, of=of: self._make(models, model, name, of))  # type: ignore[misc]
+            error = of_first(lambda name=name, of=of: self._make(models, model.folder, name, of))  # type: ignore[misc]
             if error is not None:  # which all processes raise: they would wait for this one
                 raise InputError(error)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import os
 import platform
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,22 +14,29 @@ from typing import Any
 
 import torch
 import transformers
+from accelerate import PartialState
 from tqdm import tqdm
 
 from lm_eval_icl import version
 from lm_eval_icl.demonstrations import how
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.harness.distributed import of_first
+from lm_eval_icl.harness.metaicl import MetaICLTask
 from lm_eval_icl.studies import tasks as study_tasks
 from lm_eval_icl.studies.choices import Choices, ToChoose
-from lm_eval_icl.studies.folder import Cell, Folder, digest, model_folder
-from lm_eval_icl.studies.grid import HF, Study, Variant
+from lm_eval_icl.studies.folder import Cell, Folder, Model, digest
+from lm_eval_icl.studies.grid import HF, Study, Variant, trained_under
 from lm_eval_icl.studies.row import Row
 from lm_eval_icl.studies.run import Models, Options, by_work, naming, run_cells, without_passes, work_of
 from lm_eval_icl.studies.tasks import Leaf, Prepared
 
-# How long to wait, in seconds, before looking again whether other processes have finished their cells.
+# How long to wait, in seconds, before looking again whether other processes have finished their work.
 _PATIENCE = 2.0
+# Of lm-eval's model arguments, those that put other weights in place of a checkpoint's, or on top of them.
+_OTHER_WEIGHTS = {"peft", "delta", "gguf_file", "gptqmodel", "autogptq"}
+
+# Checks the options of `lm-eval-icl train`, and gives what trains.
+Trainer = Callable[[Mapping[str, Any]], Callable[[], None]]
 
 
 @dataclass(frozen=True)
@@ -54,14 +62,31 @@ class Conductor:
         folder: its folder.
         options: where and how fast it runs.
         include_path: a folder of further tasks.
+        trainer: trains the models of a study that has trainings.
+
+    Attributes:
+        models: those that are there, or those that are trained from them; one for each method that is trained under.
 
     Raises:
-        InputError: a task cannot be loaded, or its demonstrations or dev set cannot be drawn.
+        InputError: an option of a training is not possible, a task cannot be loaded, or its demonstrations or dev set
+            cannot be drawn.
     """
 
-    def __init__(self, study: Study, folder: Folder, options: Options, include_path: str | None) -> None:
+    def __init__(
+        self,
+        study: Study,
+        folder: Folder,
+        options: Options,
+        include_path: str | None,
+        trainer: Trainer | None = None,
+    ) -> None:
         self.study, self.folder, self.options = study, folder, options
-        self.leaves = {leaf.name: leaf for leaf in study_tasks.load(study.tasks, include_path)}
+        self.include_path, self.trainer = include_path, trainer
+        self.models = [model for arguments in study.models for model in self._models(arguments)]
+        for model in self.models:
+            if model.training:
+                self._training(model)
+        self.leaves = {leaf.name: leaf for leaf in study_tasks.load(study.tasks, include_path, study.metadata)}
         for leaf in self.leaves.values():
             for shots in self.shots(leaf):
                 for drawn_by in study.demonstrations:
@@ -70,8 +95,8 @@ class Conductor:
             for leaf in self.leaves.values():
                 if metric not in (there := leaf.task.aggregation()):
                     raise InputError(f"metric: task {leaf.name!r} has no {metric!r}, only {', '.join(sorted(there))}.")
-        known = {*self.leaves, *(group for leaf in self.leaves.values() for group in leaf.groups)}
-        for column in study.columns:
+        known = {*self.leaves, *(group for leaf in self.leaves.values() for group in leaf.groups())}
+        for column in (column for part in study.columns.values() for column in part):
             if column not in known:
                 raise InputError(
                     f"columns: {column!r} is no task of this study, and no group: {', '.join(sorted(known))}."
@@ -90,6 +115,57 @@ class Conductor:
         documents = leaf.task.training_docs() if rows else []
         without = [documents[i] for i in rows]
         return ToChoose(leaf, without, tuple(self.shots(leaf)), tuple(hows), self.study.seeds)
+
+    # Models.
+
+    def _models(self, arguments: Mapping[str, Any]) -> list[Model]:
+        """The models that one of the study's models stands for: itself, or one for each training and method."""
+        found = [Model(arguments)] if not self.study.trainings else []
+        for training in self.study.trainings:
+            for variant in self.study.variants:
+                if (model := Model(arguments, training, trained_under(variant))) not in found:
+                    found.append(model)
+        return found
+
+    def variants(self, model: Model) -> list[Variant]:
+        """The variants that run on a model."""
+        return [each for each in self.study.variants if model.training is None or trained_under(each) == model.under]
+
+    def leaves_of(self, model: Model) -> list[Leaf]:
+        """The tasks that a model is evaluated on."""
+        if model.training is None:
+            return list(self.leaves.values())
+        return [leaf for leaf in self.leaves.values() if not {*model.training.targets}.isdisjoint(leaf.inside)]
+
+    def _training(self, model: Model) -> Callable[[], None]:
+        """What trains a model, its options checked.
+
+        Raises:
+            InputError: an option cannot be used.
+        """
+        assert model.training and model.under and self.trainer
+        where = f"train: {model.training.name}"
+        if other := sorted(_OTHER_WEIGHTS & model.arguments.keys()):
+            raise InputError(f"models: {other[0]}: {where} makes weights of its own: leave it out.")
+        device, options = self.options.device, dict(model.training.options)
+        if "metaicl" in options and "data" not in options:
+            if "metaicl" not in self.study.metadata:
+                raise InputError(f"{where}: needs the folder of MetaICL's data: give --metadata metaicl=DATA_DIR.")
+            options["data"] = self.study.metadata["metaicl"]
+        given = {
+            **options,
+            "method": model.under.method,
+            "model_args": model.training_arguments,
+            "output": str(self.folder.unfinished(model)),
+            "resume": True,
+            "metadata": self.study.metadata,
+            "include_path": self.include_path,
+            "device": device.removesuffix(":0") if device else None,
+        }
+        try:
+            return self.trainer({name: value for name, value in given.items() if value is not None})
+        except InputError as error:
+            raise InputError(f"{where}: {error.message}") from error
 
     def _dev_rows(self, leaf: Leaf) -> list[int]:
         used: set[int] = set()
@@ -116,10 +192,10 @@ class Conductor:
 
     # Cells.
 
-    def cells(self, split: str, model: Mapping[str, Any], variant: Variant, seed: int | None = None) -> Iterator[Cell]:
+    def cells(self, split: str, model: Model, variant: Variant, seed: int | None = None) -> Iterator[Cell]:
         """The cells of a model and a method, over tasks, numbers of demonstrations, seeds and orders."""
         study = self.study
-        for leaf in self.leaves.values():
+        for leaf in self.leaves_of(model):
             for shots in self.shots(leaf):
                 for drawn_by in study.demonstrations:
                     for one in study.seeds if seed is None else [seed]:
@@ -127,21 +203,22 @@ class Conductor:
                             of_task = (shots, drawn_by, one, order, split, self.options.limit, leaf.changes)
                             depends = split == "dev" or drawn_by in self._by_model
                             rows = self._rows.get(leaf.name, "") if depends else ""
-                            yield Cell(model, variant, leaf.name, *of_task, rows)
+                            alone = isinstance(leaf.task, MetaICLTask)
+                            yield Cell(model, variant, leaf.name, *of_task, rows, alone=alone)
 
-    def _cells_of(self, split: str, model: Mapping[str, Any]) -> list[Cell]:
+    def _cells_of(self, split: str, model: Model) -> list[Cell]:
         return self.dev_cells(model) if split == "dev" else self.test_cells(model) or []
 
-    def dev_cells(self, model: Mapping[str, Any]) -> list[Cell]:
+    def dev_cells(self, model: Model) -> list[Cell]:
         """All cells on the dev set; none if there is none."""
-        return [cell for variant in self.study.variants if self.dev for cell in self.cells("dev", model, variant)]
+        return [cell for variant in self.variants(model) if self.dev for cell in self.cells("dev", model, variant)]
 
-    def test_cells(self, model: Mapping[str, Any]) -> list[Cell] | None:
+    def test_cells(self, model: Model) -> list[Cell] | None:
         """All cells on the test set, of which some may depend on the dev set; None if that is not yet finished."""
         if not all(map(self.folder.is_done, self.dev_cells(model))):
             return None
         found = []
-        for variant in self.study.variants:
+        for variant in self.variants(model):
             for cell in self.cells("test", model, variant):
                 if not self.study.chooses(variant):
                     found.append(cell)
@@ -194,37 +271,88 @@ class Conductor:
     # Running.
 
     def run(self) -> None:
-        """Run all cells that are missing, and wait for those that other processes run.
+        """Train the models and run the cells that are missing, and wait for those that other processes work on.
 
         Raises:
-            InputError: a cell cannot be run. What was finished stays.
+            InputError: a model cannot be trained, or a cell cannot be run. What was finished stays.
         """
         self._check_tasks()
-        for arguments in self.study.models:
-            if not of_first(functools.partial(self._finished, arguments)):
-                self._run_model(arguments)
-                gc.collect()  # the model refers to itself, and the next one needs its place
-                torch.cuda.empty_cache()
+        if self.study.trainings and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            PartialState()  # the processes agree on who trains what before the first model is loaded
+        left = self.models
+        while left:
+            before, left = left, [model for model in left if not self._run(model)]
+            if len(left) == len(before):
+                time.sleep(_PATIENCE)  # other processes train the others
 
-    def _finished(self, model: Mapping[str, Any]) -> bool:
+    def _run(self, model: Model) -> bool:
+        """Train a model and run its cells, unless another process trains it. Returns whether they are all there."""
+        if of_first(functools.partial(self._finished, model)):
+            return True
+        if not self._train(model):
+            return False
+        self._run_model(model)
+        _make_room()
+        return True
+
+    def _finished(self, model: Model) -> bool:
         cells = self.test_cells(model)
         return cells is not None and all(map(self.folder.is_done, cells))
 
-    def _run_model(self, arguments: Mapping[str, Any]) -> None:
-        models = Models(arguments, self.options)
-        for variant in {without_passes(each): each for each in self.study.variants}.values():
+    def _train(self, model: Model) -> bool:
+        """Train a model that is missing, unless another process does. Returns whether it is there."""
+
+        def is_trained() -> bool:
+            return of_first(functools.partial(self.folder.is_trained, model))
+
+        if not is_trained():
+            first = os.environ.get("RANK", "0") == "0"
+            with self.folder.claimed(digest(model.checkpoint)) if first else nullcontext(False) as claimed:
+                if not of_first(lambda: claimed):
+                    return False
+                if not is_trained():
+                    train = self._training(model)
+                    try:
+                        train()
+                    except InputError as error:
+                        raise InputError(f"training of {model.checkpoint}: {error.message}") from error
+                    del train
+                    _make_room()
+                    of_first(lambda: self.folder.finish_training(model))
+        if model.training:
+            self._check_beginning(model)
+        return True
+
+    def _check_beginning(self, model: Model) -> None:
+        """Refuse models that began from other weights, or were trained on other rows, than others of this study."""
+        mine = self.folder.training_record(model)
+        for other in self.models:
+            if other.arguments == model.arguments and self.folder.is_trained(other):
+                theirs = self.folder.training_record(other)
+                both = mine["rows"].keys() & theirs["rows"]
+                same_rows = all(mine["rows"][task] == theirs["rows"][task] for task in both)
+                if not same_rows or mine["weights"] != theirs["weights"]:
+                    what = f"the weights of {model.name}" if same_rows else "the rows of the training tasks"
+                    raise InputError(
+                        f"--output {self.folder.path}: {what} changed between the trainings of {other.checkpoint} and "
+                        f"{model.checkpoint}: give another folder."
+                    )
+
+    def _run_model(self, model: Model) -> None:
+        models = Models(self.folder.arguments(model), self.options)
+        for variant in {without_passes(each): each for each in self.variants(model)}.values():
             if variant.method != HF:
                 with naming(models, variant):  # a method that the model cannot run is refused now
                     models.under(variant)
         quiet = models.rank != 0
-        name = str(arguments["pretrained"])
-        self._check_weights(models)
+        name = model.checkpoint or model.name
+        self._check_weights(model, models)
         for split in ("dev", "test") if self.dev else ("test",):
-            works = by_work(of_first(functools.partial(self._cells_of, split, arguments)))
+            works = by_work(of_first(functools.partial(self._cells_of, split, model)))
             with tqdm(total=sum(map(len, works.values())), desc=f"{name}, cells ({split})", disable=quiet) as bar:
                 while works:
                     before = len(works)
-                    self.choices.make(models)
+                    self.choices.make(model, models)
                     for key in list(works):
                         if self._run_work(models, works[key]):
                             bar.update(len(works.pop(key)))
@@ -248,7 +376,7 @@ class Conductor:
         for cell in filter(self.folder.is_done, self.all_cells()):
             said = self._results(cell)["config"]["icl"]["study"]
             for what, differs in (
-                ("configuration or data", said["contents"] != study_tasks.contents(self.leaves[cell.task])),
+                ("configuration or data", said["contents"] != study_tasks.contents(self.leaves[cell.task], cell.seed)),
                 ("demonstrations", (now := indices(cell)) is not None and said["indices"] != now),
             ):
                 if differs:
@@ -257,20 +385,20 @@ class Conductor:
                         "give another folder."
                     )
 
-    def _check_weights(self, models: Models) -> None:
+    def _check_weights(self, model: Model, models: Models) -> None:
         """Refuse to add cells to those that another checkpoint of the same name has given."""
-        cells = [*self.dev_cells(models.arguments), *(self.test_cells(models.arguments) or ())]
+        cells = [*self.dev_cells(model), *(self.test_cells(model) or ())]
         for cell in filter(self.folder.is_done, cells):
             if self._results(cell)["config"]["icl"]["study"]["weights"] != models.weights:
                 raise InputError(
-                    f"--output {self.folder.path}: the weights or the tokenizer of {models.arguments['pretrained']} "
+                    f"--output {self.folder.path}: the weights or the tokenizer of {model.checkpoint or model.name} "
                     f"have changed since {cell.path} was run: give another folder."
                 )
 
     def _run_work(self, models: Models, cells: Sequence[Cell]) -> bool:
         """Run cells that share work, unless another process does. Returns whether they are all there."""
         # Not by all of these cells: another study may have others of the same work.
-        work = digest(f"{model_folder(cells[0].model)} {work_of(cells[0])}")
+        work = digest(f"{cells[0].model.folder} {work_of(cells[0])}")
         missing = of_first(lambda: [i for i, cell in enumerate(cells) if not self.folder.is_done(cell)])
         if not missing:
             return True
@@ -316,6 +444,7 @@ class Conductor:
                     models.rank,
                     models.world_size,
                     choice,
+                    lambda task: task.bind(models.hf() if cell.variant.method == HF else models.under(cell.variant)),
                 )
             return self._prepared[order]
 
@@ -325,22 +454,30 @@ class Conductor:
 
     def all_cells(self) -> list[Cell]:
         """The cells of all models that are known so far, those on the dev set first."""
-        return [
-            cell for model in self.study.models for cell in (*self.dev_cells(model), *(self.test_cells(model) or ()))
-        ]
+        return [cell for model in self.models for cell in (*self.dev_cells(model), *(self.test_cells(model) or ()))]
 
     def rows(self) -> list[Row]:
-        """What the finished cells gave."""
-        return [self._row(cell) for cell in self.all_cells() if self.folder.is_done(cell)]
+        """What the finished cells gave, in the order of the study's models and methods."""
+        models, variants = list(self.study.models), list(self.study.variants)
+        cells = [cell for cell in self.all_cells() if self.folder.is_done(cell)]
+        cells.sort(key=lambda cell: (models.index(cell.model.arguments), variants.index(cell.variant)))
+        return [self._row(cell) for cell in cells]
 
-    def columns(self) -> list[str]:
-        """The columns of the table: the tasks, or the entries of the study's `tasks` if there are more than eight."""
+    def columns(self) -> Mapping[str, Sequence[str]]:
+        """The columns of each part of the table. If the study does not say: the tasks, or the entries of the study's
+        `tasks` if there are more than eight."""
+        if self.study.columns:
+            return self.study.columns
         if len(self.leaves) <= 8:
-            return list(self.leaves)
-        return [each if isinstance(each, str) else each["task"] for each in self.study.tasks]
+            return {"": list(self.leaves)}
+        return {"": [each if isinstance(each, str) else each["task"] for each in self.study.tasks]}
+
+    def alike(self) -> set[str]:
+        """The groups whose tasks count alike."""
+        return {group for leaf in self.leaves.values() for group in leaf.alike}
 
     def _row(self, cell: Cell) -> Row:
-        leaf = self.leaves[cell.task]
+        leaf, training = self.leaves[cell.task], cell.model.training
         found = self._results(cell)
         shared = found["config"]["icl"]["study"]["shared"]
         chosen = not self.study.chooses(cell.variant) or cell.split == "test"
@@ -348,11 +485,11 @@ class Conductor:
             choice = self.choice(cell) if all(map(self.folder.is_done, self.dev_cells(cell.model))) else None
             chosen = choice is not None and (choice.variant, choice.seed) == (cell.variant, cell.seed)
         return Row(
-            model=str(cell.model["pretrained"]),
+            model=cell.model.name,
             method=cell.variant.method,
             arguments=cell.variant.arguments,
             task=cell.task,
-            groups=leaf.groups,
+            groups=leaf.groups(training.targets if training else None),
             num_fewshot=cell.num_fewshot,
             demonstrations=str(cell.demonstrations or "as the task says"),
             seed=cell.seed,
@@ -363,6 +500,7 @@ class Conductor:
             score=self.score(cell),
             predictions=self._predictions(cell),
             seconds=float(shared.get("seconds", 0.0)) / shared["cells"],
+            training=training.name if training else "",
         )
 
     def _predictions(self, cell: Cell) -> tuple[int, ...]:
@@ -370,6 +508,8 @@ class Conductor:
         if task.OUTPUT_TYPE != "multiple_choice":
             return ()
         samples = self.folder.samples(cell, task.task_name)
+        if isinstance(task, MetaICLTask):
+            return tuple(int(sample["doc"]["prediction"]) for sample in samples)
         # With acc_mutual_info, those of the options without the question follow.
         parts = 2 if "acc_mutual_info" in self.leaves[cell.task].task.aggregation() else 1
         options = (sample["resps"][: len(sample["resps"]) // parts] for sample in samples)
@@ -396,6 +536,11 @@ class Conductor:
                 "transformers": transformers.__version__,
             },
             "limit": self.options.limit,
+            "checkpoints": {
+                model.checkpoint: "done" if self.folder.is_trained(model) else "missing"
+                for model in self.models
+                if model.training
+            },
             "cells": {cell.path: "done" if self.folder.is_done(cell) else "missing" for cell in cells},
             "dev": self.dev,
             "choices": choices,
@@ -412,6 +557,12 @@ class Conductor:
                 total["passes"] += shared["passes"] / shared["cells"]
                 total["tokens"] += icl["tokens_run"] / shared["cells"]
         return {name: round(number) for name, number in total.items()}
+
+
+def _make_room() -> None:
+    """Free the memory of a model that is no longer used: it refers to itself, and the next one needs its place."""
+    gc.collect()
+    torch.cuda.empty_cache()
 
 
 def _best(scores: Sequence[float]) -> int:

@@ -129,6 +129,7 @@ def _figure(drawing: _Drawing) -> Figure:
 def _panels(rows: Sequence[Row], *further: str) -> dict[Key, list[Row]]:
     """The rows of each panel, by model and task, and what else of `further` the rows of these differ in."""
     found: dict[Key, list[Row]] = {}
+    further = ("training", *further)
     for (model, task), some in grouped(rows, lambda row: (row.model, row.task)).items():
         differing = [name for name in further if len({getattr(row, name) for row in some}) > 1]
         for values, part in _by_values(some, differing).items():

@@ -3,12 +3,13 @@
     cells/MODEL/METHOD/TASK,.../results_ID.json   what lm-eval writes, one folder a cell
     cells/MODEL/METHOD/TASK,.../samples_TASK_ID.jsonl
     choices/MODEL/TASK,....json                   demonstrations that a model has chosen
+    checkpoints/MODEL,TRAINING,METHOD-ID          models that the study has trained; NAME.part is not finished
     work/...                                      responses of cells that are not finished
     claims/...                                    who works on what
 
-A cell's folder appears whole or not at all. Several processes, also of several machines on one file system, share the
-cells: each claims what it works on by creating a file, which fails if the file is there, and touches the file as long
-as it lives. The claim of a process that has died is taken over by creating the next one.
+A cell's or a checkpoint's folder appears whole or not at all. Several processes, also of several machines on one file
+system, share the work: each claims what it works on by creating a file, which fails if the file is there, and touches
+the file as long as it lives. The claim of a process that has died is taken over by creating the next one.
 """
 
 from __future__ import annotations
@@ -31,10 +32,55 @@ from lm_eval.loggers import EvaluationTracker
 
 from lm_eval_icl.errors import InputError, one_line
 from lm_eval_icl.harness.saving import whole_lines
-from lm_eval_icl.studies.grid import Variant
+from lm_eval_icl.harness.training import ARGUMENTS
+from lm_eval_icl.studies.grid import Training, Variant
 
 # How often a claim is touched, and after how long without that its process counts as dead, in seconds.
 TOUCH, DEAD = 10.0, 120.0
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model of a study: one that is there, or one that the study trains from that.
+
+    Attributes:
+        arguments: as of `--model_args`, of the model that is there.
+        training: how it is trained; None if it is not.
+        under: the method that it is trained under.
+    """
+
+    arguments: Mapping[str, Any]
+    training: Training | None = None
+    under: Variant | None = None
+
+    @property
+    def name(self) -> str:
+        """The name of the model that is there."""
+        return str(self.arguments["pretrained"])
+
+    @property
+    def folder(self) -> str:
+        """The folder of its cells: its name, the training's, and a digest of all arguments and the checkpoint."""
+        said = json.dumps(self.arguments, sort_keys=True, default=str)
+        if self.training is None:
+            return f"{_short(self.name)}-{digest(said)}"
+        return f"{_short(self.name)},{plain(self.training.name, 60)}-{digest(said + self.checkpoint)}"
+
+    @property
+    def training_arguments(self) -> dict[str, Any]:
+        """As of `--model_args` of `lm-eval-icl train`: the arguments that training knows, and those of the method."""
+        of_model = {key: value for key, value in self.arguments.items() if key in ARGUMENTS}
+        return {**of_model, **(self.under.arguments if self.under else {})}
+
+    @property
+    def checkpoint(self) -> str:
+        """The name of the checkpoint that is trained, with a digest of all that its weights depend on."""
+        if self.training is None or self.under is None:
+            return ""
+        options = {key: value for key, value in self.training.options.items() if key not in ("save_steps", "data")}
+        said = json.dumps([self.training_arguments, self.under.method, options], sort_keys=True, default=str)
+        names = _short(self.name), plain(self.training.name, 60), plain(self.under.name, 60)
+        return f"{','.join(names)}-{digest(said)}"
 
 
 @dataclass(frozen=True)
@@ -42,16 +88,16 @@ class Cell:
     """One evaluation of a study.
 
     Attributes:
-        model: the arguments of the model.
         task: the name of the leaf task.
         split: "test" or "dev".
         changes: as of `Leaf`.
         rows: a digest of the dev set's rows, which depend on all demonstrations of a study; on the test set only of a
             cell whose demonstrations a model chooses outside the dev set, and empty otherwise.
         chosen: the arguments (or "seeds") of a cell on the test set whose values were chosen on the dev set.
+        alone: its task makes the requests for one method, so that it shares none with cells of others.
     """
 
-    model: Mapping[str, Any]
+    model: Model
     variant: Variant
     task: str
     num_fewshot: int
@@ -63,6 +109,7 @@ class Cell:
     changes: str = ""
     rows: str = ""
     chosen: tuple[str, ...] = ()
+    alone: bool = False
 
     @property
     def path(self) -> str:
@@ -77,7 +124,7 @@ class Cell:
             **({} if self.split == "test" and not self.rows else {"split": f"{self.split}-{self.rows}"}),
         }
         task = ",".join([self.task, *(f"{name}={value}" for name, value in of_task.items())])
-        return "/".join([model_folder(self.model), plain(self.variant.name), plain(task)])
+        return "/".join([self.model.folder, plain(self.variant.name), plain(task)])
 
     @property
     def id(self) -> str:
@@ -85,10 +132,8 @@ class Cell:
         return digest(self.path)
 
 
-def model_folder(arguments: Mapping[str, Any]) -> str:
-    """The folder of a model: its name, and a digest of all its arguments."""
-    text = json.dumps(arguments, sort_keys=True, default=str)
-    return f"{plain(str(arguments['pretrained']).strip('/'), 60)}-{digest(text)}"
+def _short(model: str) -> str:
+    return plain(model.strip("/"), 60)
 
 
 def digest(text: str) -> str:
@@ -113,6 +158,7 @@ class Folder:
 
     def __init__(self, path: Path) -> None:
         self.path, self.cells, self.work, self.claims = path, path / "cells", path / "work", path / "claims"
+        self.checkpoints = path / "checkpoints"
         try:
             for each in (self.cells, self.work, self.claims):
                 each.mkdir(parents=True, exist_ok=True)
@@ -188,6 +234,49 @@ class Folder:
             raise InputError(
                 f"--output {self.path}: {cell.path} is not whole ({one_line(error)}): remove that folder below "
                 "cells/, and the same command runs it again."
+            ) from error
+
+    def is_trained(self, model: Model) -> bool:
+        """Whether the checkpoint of a model is there, or none is needed."""
+        return model.training is None or (self.checkpoints / model.checkpoint).is_dir()
+
+    def finish_training(self, model: Model) -> None:
+        """Let the checkpoint of a model, whose training has ended, be there, without the training's own checkpoints.
+
+        Raises:
+            InputError: it cannot be written.
+        """
+        there = self.checkpoints / model.checkpoint
+        try:
+            self.unfinished(model).rename(there)
+        except OSError as error:
+            raise InputError(f"--output {self.path}: cannot be written ({error.strerror}).") from error
+        shutil.rmtree(there / "checkpoints", ignore_errors=True)  # those have the optimizer's state too
+
+    def unfinished(self, model: Model) -> Path:
+        """The folder in which a model is trained."""
+        return self.checkpoints / f"{model.checkpoint}.part"
+
+    def arguments(self, model: Model) -> dict[str, Any]:
+        """The arguments of `--model_args` with which a model is evaluated."""
+        if model.training is None:
+            return dict(model.arguments)
+        of_base = ("tokenizer", "revision", "subfolder")
+        own = {key: value for key, value in model.arguments.items() if key not in of_base}
+        return {**own, "pretrained": str(self.checkpoints / model.checkpoint)}
+
+    def training_record(self, model: Model) -> dict[str, Any]:
+        """What the training of a model was made with.
+
+        Raises:
+            InputError: somebody has changed or removed it.
+        """
+        path = self.checkpoints / model.checkpoint / "training.json"
+        try:
+            return dict(json.loads(path.read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError) as error:
+            raise InputError(
+                f"{path}: is not whole ({one_line(error)}): remove its folder, and the same command trains again."
             ) from error
 
     def drop_work(self, name: str) -> None:

@@ -6,7 +6,7 @@ import difflib
 import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -17,11 +17,15 @@ from lm_eval.utils import simple_parse_args_string
 from lm_eval_icl import methods
 from lm_eval_icl.demonstrations import how
 from lm_eval_icl.errors import InputError, is_number, is_whole
+from lm_eval_icl.studies.outcome import AVERAGE
+from lm_eval_icl.training.train import with_numbers
 
 _NAMED = "named"
 FIGURES = ("T", "shots", "seeds", "orders", "sensitivity")
 HF = "hf"
 _DEV = ("size", "choose", "metric")
+# Options of `lm-eval-icl train` that a study gives itself.
+_GIVEN = ("method", "model_args", "output", "resume", "device", "include_path", "metadata")
 
 
 @dataclass(frozen=True)
@@ -60,6 +64,21 @@ class Dev:
 
 
 @dataclass(frozen=True)
+class Training:
+    """How the models of a study are trained under each method before they are evaluated.
+
+    Attributes:
+        name: tells the trainings of a study apart.
+        options: those of `lm-eval-icl train`.
+        targets: the names in the study's `tasks` that the trained models are evaluated on.
+    """
+
+    name: str
+    options: Mapping[str, Any]
+    targets: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Study:
     """A study, every range and list of its file expanded.
 
@@ -68,6 +87,10 @@ class Study:
         tasks: names of tasks or groups, or overrides of a task's configuration.
         num_fewshot: None for the task's own.
         demonstrations: how they are drawn, given or chosen; None for the task's own way.
+        trainings: empty if the models are evaluated as they are.
+        metadata: of the tasks, as for `lm_eval`.
+        columns: tasks and groups, in parts of which each has a name and an average of its own; one part without a name
+            if the file has a list.
         expected: the paper's numbers.
     """
 
@@ -83,7 +106,9 @@ class Study:
     title: str = ""
     paper: str = ""
     deviates: tuple[str, ...] = ()
-    columns: tuple[str, ...] = ()
+    trainings: tuple[Training, ...] = ()
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    columns: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     figures: tuple[str, ...] | None = None
     expected: tuple[Mapping[str, Any], ...] = field(default=(), repr=False)
 
@@ -97,7 +122,8 @@ class Study:
 
 
 KEYS = (
-    *("models", "methods", "tasks", "num_fewshot", "seeds", "orders", "demonstrations", "dev", "metric"),
+    *("models", "methods", "tasks", "num_fewshot", "seeds", "orders", "demonstrations", "train", "dev", "metric"),
+    "metadata",
     *("title", "paper", "deviates", "columns", "figures", "expected"),
 )
 
@@ -116,7 +142,8 @@ def read(source: str, overrides: Mapping[str, Any]) -> Study:
 
     Args:
         overrides: values by key, which replace those of the file. `model_args` with `pretrained` replaces the models,
-            without it is added to each.
+            without it is added to each. `train` and `metadata` are added to those of the file. With other `tasks`,
+            those of the file's columns stay that are among them, and averages of the paper go.
 
     Raises:
         InputError: there is no such study, or it cannot be run; the message names the key.
@@ -151,7 +178,8 @@ def _study(given: Mapping[str, Any], overrides: Mapping[str, Any]) -> Study:
             near = difflib.get_close_matches(str(key), KEYS, n=1)
             what = f"did you mean {near[0]!r}?" if near else f"the keys are {', '.join(KEYS)}."
             raise InputError(f"unknown key {key!r}: {what}")
-    given = {**given, **{key: value for key, value in overrides.items() if key != "model_args"}}
+    added = ("model_args", "train", "metadata")
+    given = {**given, **{key: value for key, value in overrides.items() if key not in added}}
     models = [_model(each) for each in expanded("models", given.get("models"), needed="model_args" not in overrides)]
     if "model_args" in overrides:
         more = _model(overrides["model_args"])
@@ -168,10 +196,18 @@ def _study(given: Mapping[str, Any], overrides: Mapping[str, Any]) -> Study:
     if not is_whole(orders) or orders < 1:
         raise InputError(f"orders: {orders!r}: must be a whole number, 1 or more.")
     metric = str(given.get("metric", "acc"))
+    metadata = given.get("metadata") or {}
+    if not isinstance(metadata, Mapping):
+        raise InputError(f"metadata: {metadata!r}: must be a mapping, such as {{metaicl: DIR}}.")
+    tasks = [_task(each) for each in expanded("tasks", given.get("tasks"))]
+    columns = _columns(given.get("columns"))
+    if "tasks" in overrides:
+        some = {part: tuple(each for each in of if each in overrides["tasks"]) for part, of in columns.items()}
+        columns = {part: of for part, of in some.items() if of}
     study = Study(
         models=tuple(models),
         variants=tuple(_variants(expanded("methods", given.get("methods")))),
-        tasks=tuple(_task(each) for each in expanded("tasks", given.get("tasks"))),
+        tasks=tuple(tasks),
         num_fewshot=tuple(None if each is None else int(each) for each in shots),
         seeds=tuple(map(int, seeds)),  # 1.0 is 1
         orders=int(orders),
@@ -181,12 +217,19 @@ def _study(given: Mapping[str, Any], overrides: Mapping[str, Any]) -> Study:
         title=str(given.get("title", "")),
         paper=str(given.get("paper", "")),
         deviates=tuple(map(str, expanded("deviates", given.get("deviates"), needed=False))),
-        columns=tuple(map(str, expanded("columns", given.get("columns"), needed=False))),
+        trainings=tuple(_trainings(given.get("train"), overrides.get("train"), tasks, "tasks" in overrides)),
+        metadata={**metadata, **overrides.get("metadata", {})},
+        columns=columns,
         figures=None if given.get("figures") is None else tuple(expanded("figures", given["figures"])),
         expected=tuple(expanded("expected", given.get("expected"), needed=False)),
     )
     _check(study)
-    return study
+    return study if "tasks" not in overrides else replace(study, expected=tuple(map(_no_average, study.expected)))
+
+
+def _no_average(entry: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The paper's numbers without averages, which are those of the file's columns."""
+    return {**entry, "values": {name: v for name, v in entry["values"].items() if not name.startswith(AVERAGE)}}
 
 
 def expanded(key: str, given: Any, needed: bool = True) -> list[Any]:
@@ -237,6 +280,73 @@ def _demonstrations(given: Any) -> Iterator[str | None]:
         lists = {key: expanded(f"demonstrations: {name}: {key}", each) for key, each in dict(arguments or {}).items()}
         for values in itertools.product(*lists.values()):
             yield str(how.read({name: dict(zip(lists, values, strict=True))} if len(entry) == 1 else entry))
+
+
+def _columns(given: Any) -> dict[str, tuple[str, ...]]:
+    """The columns of each part of the table."""
+    if isinstance(given, Mapping):
+        return {str(name): tuple(map(str, expanded(f"columns: {name}", some))) for name, some in given.items()}
+    some = expanded("columns", given, needed=False)
+    return {"": tuple(map(str, some))} if some else {}
+
+
+def _trainings(
+    given: Any, more: Mapping[str, Any] | None, tasks: Sequence[str | Mapping[str, Any]], others: bool
+) -> Iterator[Training]:
+    """The trainings of a study: one, or several, each with a name.
+
+    Args:
+        more: options of all trainings, which replace those of the file.
+        others: whether the tasks are others than the file's, so that trainings without targets among them are left out.
+    """
+    if given is None and not more:
+        return
+    if not isinstance(given, Mapping | None):
+        raise InputError(f"train: {given!r}: must be options of `lm-eval-icl train`, such as {{steps: 100}}.")
+    names = list(dict.fromkeys(each if isinstance(each, str) else str(each["task"]) for each in tasks))
+    common: dict[str, Any] = {}
+    several: dict[str, Mapping[str, Any]] = {}
+    for key, value in (given or {}).items():
+        (several if isinstance(value, Mapping) else common)[str(key)] = value
+    found = []
+    for name, own in (several or {"": {}}).items():
+        where = f"train: {name}" if name else "train"
+        options = {**common, **own, **(more or {})}
+        targets = [str(each) for each in expanded(f"{where}: targets", options.pop("targets", names))]
+        for option in options:
+            if option in _GIVEN:
+                raise InputError(f"{where}: {option}: the study gives this itself: leave it out.")
+        for target in targets:
+            if target not in names and not others:
+                raise InputError(f"{where}: targets: {target!r} is none of the study's tasks: {', '.join(names)}.")
+        try:
+            options = with_numbers({key: value for key, value in options.items() if value is not None})
+        except InputError as error:
+            raise InputError(f"{where}: {error.message}") from error
+        what = next((str(options[key]) for key in ("metaicl", "tasks", "episodes") if key in options), "trained")
+        if there := tuple(target for target in targets if target in names):
+            found.append(Training(name or what, options, there))
+    for name in names:
+        if not any(name in each.targets for each in found):
+            raise InputError(f"train: no training has {name!r} among its targets, so that nothing would run it.")
+    yield from found
+
+
+def trained_under(variant: Variant) -> Variant:
+    """The method that the model of a variant is trained under, with those arguments that are not its defaults.
+
+    It is the method itself, with all its arguments, if it is one forward pass over one layout. The others (`hf`,
+    `deepthink` and `batchicl`) run on a model trained under `icl`, with those of their arguments that `icl` has too.
+    """
+    if variant.method == HF:
+        return Variant("icl", {}, 0)
+    method = methods.make(variant.method, dict(variant.arguments))
+    name = variant.method
+    if not method.is_one_pass:
+        name = "icl"
+    trained = methods.make(name)
+    own = {field.name: getattr(method, field.name) for field in fields(trained)}
+    return Variant(name, {key: value for key, value in own.items() if value != getattr(trained, key)}, 0)
 
 
 def _variants(entries: Sequence[Any]) -> Iterator[Variant]:
@@ -304,6 +414,12 @@ def _check(study: Study) -> None:
     for name in study.dev.choose if study.dev else ():
         if name != "seeds" and not any(name in each.arguments for each in study.variants):
             raise InputError(f"dev: choose: no method of this study has the argument {name!r}.")
+        alike: dict[str, Variant] = {}
+        for variant in study.variants if study.trainings else ():
+            others = {key: value for key, value in variant.arguments.items() if key != name}
+            trained = trained_under(variant)
+            if alike.setdefault(f"{variant.entry} {others}", trained) != trained:
+                raise InputError(f"dev: choose: {name!r}: `train` trains a model for each value: give each by itself.")
     for entry in study.expected:
         if not isinstance(entry, Mapping) or not isinstance(entry.get("values"), Mapping):
             raise InputError(f"expected: {entry!r}: must be a mapping with `values`, numbers by column.")

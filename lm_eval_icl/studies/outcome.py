@@ -9,7 +9,7 @@ import re
 import statistics
 import uuid
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -79,7 +79,8 @@ def order_sensitivity(rows: Sequence[Row]) -> Sensitivity | None:
     def of_set(row: Row) -> tuple[Hashable, ...]:
         settings = json.dumps(row.arguments, sort_keys=True, default=str)
         of_task = row.task, row.split, len(row.predictions)  # the first three
-        return *of_task, row.model, row.method, settings, row.num_fewshot, row.demonstrations, row.seed
+        of_model = row.model, row.training, row.method, settings
+        return *of_task, *of_model, row.num_fewshot, row.demonstrations, row.seed
 
     tasks: dict[tuple[Hashable, ...], list[list[float]]] = defaultdict(list)
     for key, orders in grouped((row for row in rows if row.predictions), of_set).items():
@@ -111,18 +112,21 @@ class Variant:
     Attributes:
         arguments: those that were not chosen, as text: "T=3, eta=0.01".
         chosen: the names of those that were chosen on dev and may differ from task to task; "seed" may be among them.
+        training: the name of the training, if each training makes variants of its own.
     """
 
     model: str
     method: str
     arguments: str
     chosen: tuple[str, ...]
+    training: str = ""
 
     @property
     def details(self) -> list[str]:
-        """The arguments, and what was chosen, if there are any."""
+        """The arguments, what was chosen, and the training, if there are any."""
         chosen = f"({', '.join(self.chosen)} chosen on dev)" if self.chosen else ""
-        return [part for part in (self.arguments, chosen) if part]
+        training = f"trained: {self.training}" if self.training else ""
+        return [part for part in (self.arguments, chosen, training) if part]
 
     @property
     def label(self) -> str:
@@ -135,11 +139,12 @@ def shown(arguments: Mapping[str, Any]) -> str:
     return ", ".join(f"{name}={value}" for name, value in arguments.items())
 
 
-def variants(rows: Sequence[Row]) -> dict[Variant, list[Row]]:
+def variants(rows: Sequence[Row], apart: bool = False) -> dict[Variant, list[Row]]:
     """The chosen rows of the test split by variant.
 
     Args:
         rows: all rows: those that were not chosen show what was to be chosen.
+        apart: whether each training makes variants of its own.
     """
     found: dict[Variant, list[Row]] = defaultdict(list)
     for (model, method, _), some in grouped(
@@ -150,7 +155,8 @@ def variants(rows: Sequence[Row]) -> dict[Variant, list[Row]]:
         chosen = tuple(name for name in names if name not in kept)
         for row in _tested(some):
             arguments = {name: value for name, value in row.arguments.items() if name in kept}
-            found[Variant(model, method, shown(arguments), chosen)].append(row)
+            training = row.training if apart else ""
+            found[Variant(model, method, shown(arguments), chosen, training)].append(row)
     return dict(found)
 
 
@@ -174,7 +180,7 @@ def _kept(rows: Sequence[Row], names: Sequence[str]) -> tuple[str, ...]:
         return json.dumps([values[name] for name in some], default=str)
 
     cells = []
-    for cell in grouped(rows, lambda row: (row.task, row.num_fewshot, row.demonstrations)).values():
+    for cell in grouped(rows, lambda row: (row.training, row.task, row.num_fewshot, row.demonstrations)).values():
         # Dev rows of what was chosen show nothing: a study that is not finished may lack their test rows.
         if tested := _tested(cell):
             cells.append((tested, [row for row in cell if row.split == "test" or not row.chosen]))
@@ -230,28 +236,46 @@ class Summary:
     """The table's numbers.
 
     Attributes:
-        columns: with the average, if there is one.
+        columns: with the averages, if there are any.
     """
 
     columns: tuple[str, ...]
     lines: tuple[Line, ...]
 
 
-def summarize(rows: Sequence[Row], expected: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> Summary:
+Trained = tuple[str, str]  # the name of a training, and a task
+
+
+def summarize(
+    rows: Sequence[Row],
+    expected: Sequence[Mapping[str, Any]],
+    columns: Mapping[str, Sequence[str]],
+    alike: Collection[str] = (),
+) -> Summary:
     """A line for each model, method, arguments, shots and demonstrations; of the test split, after choosing.
+
+    If several trainings have a column, each has lines of its own; otherwise every column is of one training.
 
     Args:
         expected: the paper's numbers, as in the study file. The first that matches and has the
             column counts.
-        columns: tasks, or groups: the mean over a group's tasks weighted by documents, as lm-eval's groups. If there
-            are several, their unweighted mean is added.
+        columns: the columns of each part of the table. They are tasks, or groups: the mean over a group's tasks
+            weighted by documents, as lm-eval's groups. If a part has several, their unweighted mean is added.
+        alike: the groups whose tasks are not weighted.
     """
-    in_columns = {column: {row.task for row in rows if column in (row.task, *row.groups)} for column in columns}
+    averages = {part: f"{AVERAGE}, {part}" if part else AVERAGE for part, some in columns.items() if len(some) > 1}
+    every = [each for part, some in columns.items() for each in (*some, averages.get(part)) if each is not None]
+    in_columns: dict[str, set[Trained]] = {
+        column: {(row.training, row.task) for row in rows if column in (row.task, *row.groups)}
+        for some in columns.values()
+        for column in some
+    }
     tasks = set().union(*in_columns.values())
+    apart = any(len({training for training, _ in some}) > 1 for some in in_columns.values())
     by_variant = {
         variant: some
-        for variant, of_all in variants(rows).items()
-        if (some := [row for row in of_all if row.task in tasks])
+        for variant, of_all in variants(rows, apart).items()
+        if (some := [row for row in of_all if (row.training, row.task) in tasks])
     }
     # Shots make lines of their own, but not if they only differ from task to task.
     shots = grouped((row for some in by_variant.values() for row in some), lambda row: row.task)
@@ -261,33 +285,52 @@ def summarize(rows: Sequence[Row], expected: Sequence[Mapping[str, Any]], column
         parts = grouped(some, lambda row: (None if own else row.num_fewshot, row.demonstrations))
         for (_, demonstrations), part in parts.items():
             used = {row.num_fewshot for row in part}
-            cells = _cells(part, in_columns, [entry for entry in expected if _marked(entry, variant)])
+            mine = in_columns
+            if variant.training:
+                mine = {column: {each for each in some if each[0] == variant.training} for column, some in mine.items()}
+            parts_of = {name: columns[part] for part, name in averages.items()}
+            papers = [entry for entry in expected if _marked(entry, variant)]
+            cells = _cells(part, every, mine, parts_of, papers, alike)
             sensitivity = order_sensitivity(part)
             lines.append(Line(variant, used.pop() if len(used) == 1 else None, demonstrations, cells, sensitivity))
-    return Summary((*columns, *([AVERAGE] if len(columns) > 1 else [])), tuple(lines))
+    return Summary(tuple(every), tuple(lines))
 
 
 _Scores = Mapping[int | None, float]  # by seed; by None if it is the mean over seeds that differ from task to task
 
 
 def _cells(
-    rows: Sequence[Row], in_columns: Mapping[str, set[str]], expected: Sequence[Mapping[str, Any]]
+    rows: Sequence[Row],
+    columns: Sequence[str],
+    in_columns: Mapping[str, set[Trained]],
+    averages: Mapping[str, Sequence[str]],
+    expected: Sequence[Mapping[str, Any]],
+    alike: Collection[str],
 ) -> dict[str, Cell | None]:
-    """The cells of a line."""
-    by_task = grouped(rows, lambda row: row.task)
+    """The cells of a line.
+
+    Args:
+        columns: all, with averages.
+        in_columns: the tasks of each column that is no average.
+        averages: the columns that each average is of.
+    """
+    by_task: dict[Trained, list[Row]] = grouped(rows, lambda row: (row.training, row.task))
     scores: dict[str, _Scores] = {}
     for column, tasks in in_columns.items():
         if tasks and tasks <= by_task.keys():
             some = [by_task[task] for task in by_task if task in tasks]
-            scores[column] = _together([(of_task[0].documents, _by_seed(of_task)) for of_task in some])
-    if len(in_columns) > 1 and len(scores) == len(in_columns):
-        scores[AVERAGE] = _together([(1, of_column) for of_column in scores.values()])
+            weights = [1 if column in alike else of_task[0].documents for of_task in some]
+            scores[column] = _together(list(zip(weights, map(_by_seed, some), strict=True)))
+    for average, of in averages.items():
+        if scores.keys() >= {*of}:
+            scores[average] = _together([(1, scores[column]) for column in of])
     cells: dict[str, Cell | None] = {}
-    for column in (*in_columns, *([AVERAGE] if len(in_columns) > 1 else [])):
+    for column in columns:
         if column in scores:
             values = list(scores[column].values())
             spread = statistics.stdev(values) if len(values) > 1 else None
-            of_column = [row for row in rows if column == AVERAGE or row.task in in_columns[column]]
+            tasks = set().union(*(in_columns[each] for each in averages.get(column, [column])))
+            of_column = [row for row in rows if (row.training, row.task) in tasks]
             cells[column] = Cell(statistics.fmean(values), spread, _paper(expected, of_column, column))
         else:
             cells[column] = None
@@ -322,7 +365,7 @@ def _paper(expected: Iterable[Mapping[str, Any]], rows: Sequence[Row], column: s
 
 def _matches(entry: Mapping[str, Any], row: Row) -> bool:
     """Whether a row has all that an entry of `expected` names."""
-    for name in ("model", "method", "num_fewshot", "demonstrations"):
+    for name in ("model", "training", "method", "num_fewshot", "demonstrations"):
         if entry.get(name) is not None and entry[name] != getattr(row, name):
             return False
     wanted = entry.get("arguments") or {}
@@ -337,8 +380,12 @@ _NUMBER, _INTERVAL = 8, 9  # the widths of "57.9±1.2" and "36.3-38.6"
 _AT_A_TIME = 7  # columns of numbers side by side: five tasks, their average, the order sensitivity
 
 
-def table(summary: Summary, title: str) -> Table:
-    """The table, 80 columns wide at most: a part for each model, and for columns that do not fit beside the others."""
+def table(summary: Summary, title: str, notes: Sequence[str] = ()) -> Table:
+    """The table, 80 columns wide at most: a part for each model, and for columns that do not fit beside the others.
+
+    Args:
+        notes: further sentences of the legend.
+    """
     from rich import box  # imported here, since only the command prints
     from rich.table import Table
     from rich.text import Text
@@ -375,7 +422,7 @@ def table(summary: Summary, title: str) -> Table:
             grid.add_row(Text(_plain(model), style="bold"))
             grid.add_row(part)
     grid.add_row("")
-    grid.add_row(Text(_legend(summary), style="dim"))
+    grid.add_row(Text(" ".join([_legend(summary), *map(_plain, notes)]), style="dim"))
     return grid
 
 

@@ -10,12 +10,15 @@ from typing import Any
 from transformers import AutoTokenizer
 
 from lm_eval_icl.demonstrations.how import read
+from lm_eval_icl.encoded import EncodedPrompt
 from lm_eval_icl.errors import refusing
 from lm_eval_icl.harness.models import model_class
+from lm_eval_icl.metaicl.reading import Reader, reader
+from lm_eval_icl.metaicl.strings import PER_SEQUENCE
 from lm_eval_icl.prompt import FewShotPrompt
 from lm_eval_icl.studies import tasks as study_tasks
 from lm_eval_icl.studies.conduct import Conductor
-from lm_eval_icl.studies.folder import Cell
+from lm_eval_icl.studies.folder import Cell, Model
 from lm_eval_icl.studies.grid import HF
 from lm_eval_icl.studies.run import by_work, passes_of
 from lm_eval_icl.tokens import Context, PromptTokenizer
@@ -66,12 +69,12 @@ class Plan:
         self._prompts: dict[tuple[Any, ...], Prompts] = {}
         self._tokenizers: dict[str, PromptTokenizer] = {}
 
-    def cells(self, model: Mapping[str, Any]) -> list[Cell]:
+    def cells(self, model: Model) -> list[Cell]:
         """All cells of a model. Where the dev set will choose, the first of the values stand for the chosen ones."""
         study = self.conductor.study
         found = self.conductor.dev_cells(model)
         taken = set()
-        for variant in study.variants:
+        for variant in self.conductor.variants(model):
             if study.chooses(variant):
                 if variant.entry in taken:
                     continue
@@ -81,7 +84,7 @@ class Plan:
             found += self.conductor.cells("test", model, variant, one)
         return found
 
-    def shared(self, model: Mapping[str, Any]) -> Work:
+    def shared(self, model: Model) -> Work:
         """What a study runs for a model, `hf` not counted."""
         total = Work()
         for cells in by_work(self.cells(model)).values():
@@ -113,22 +116,27 @@ class Plan:
 
     def _of(self, cell: Cell) -> Prompts:
         """The prompts of a cell. Those of other seeds and orders, and of the dev set, count as many."""
-        key = (str(cell.model["pretrained"]), cell.task, cell.num_fewshot, cell.demonstrations)
+        key = (cell.model.name, cell.task, cell.num_fewshot, cell.demonstrations)
         if key not in self._prompts:
             leaf = self.conductor.leaves[cell.task]
             # What a model chooses is not known before it is loaded: rows that are drawn stand for it.
             how = cell.demonstrations
             drawn = "random" if how is not None and read(how) is not None else how
             given = (cell.num_fewshot, drawn, cell.seed, 0, None, cell.limit)
-            prepared = study_tasks.prepare(leaf, *given)
+            prepared = study_tasks.prepare(leaf, *given, bind=lambda task: task.read_by(self._reader(cell.model)))
             self._prompts[key] = self._count(cell, prepared)
         return self._prompts[key]
 
     def _count(self, cell: Cell, prepared: study_tasks.Prepared) -> Prompts:
-        tokenizer = self._tokenizer(cell.model)
+        tokenizer = self._tokenizer(cell.model.arguments)
         contexts, queries = Counter[Context](), dict[tuple[int, ...], int]()
         for instance in prepared.task.instances:
             prompt = instance.args[0]
+            if isinstance(prompt, EncodedPrompt):
+                contexts[prompt.tokens.context] += 1
+                query = prompt.tokens.query
+                queries[query] = queries.get(query, len(query)) + len(instance.args[1].ids) - 1
+                continue
             if not isinstance(prompt, FewShotPrompt):  # a text that is scored as a whole, for example
                 prompt = FewShotPrompt("", (), prompt)
             text = instance.args[1] if instance.request_type == "loglikelihood" else ""
@@ -137,6 +145,12 @@ class Plan:
             queries[found.query] = queries.get(found.query, len(found.query)) + max(0, len(answer) - 1)
         (example, _), *_ = contexts.most_common(1)
         return Prompts(example, len(contexts), len(queries), sum(queries.values()))
+
+    def _reader(self, model: Model) -> Reader:
+        """How a model reads MetaICL's sequences, if it takes as many tokens as these may have."""
+        tokenizer = self._tokenizer(model.arguments).tokenizer
+        longest = int(model.arguments.get("max_length", PER_SEQUENCE))
+        return reader(tokenizer, model.arguments.get("add_bos_token"), longest)
 
     def _tokenizer(self, model: Mapping[str, Any]) -> PromptTokenizer:
         name = str(model.get("tokenizer", model["pretrained"]))
@@ -148,15 +162,15 @@ class Plan:
 
     def record(self) -> list[dict[str, Any]]:
         """For each model: its cells, and the passes and tokens of the study and of the same cells run one by one, `hf`
-        not counted."""
+        and training not counted."""
         found = []
-        for model in self.conductor.study.models:
+        for model in self.conductor.models:
             cells = self.cells(model)
             ours = [cell for cell in cells if cell.variant.method != HF]
             alone, shared = sum(map(self.alone, ours), Work()), self.shared(model)
             found.append(
                 {
-                    "model": str(model["pretrained"]),
+                    "model": model.checkpoint or model.name,
                     "cells": len(cells),
                     "passes": shared.passes,
                     "tokens": shared.tokens,

@@ -12,11 +12,11 @@ class Row:
     """What one cell gave: one method on one task, with one set of demonstrations in one order.
 
     Attributes:
-        model: the `pretrained` of the model.
+        model: the `pretrained` of the model, of one that the study has trained that of the model it began from.
         method: "hf", "icl", ...
         arguments: of the method, as given in the study: {"T": 3, "eta": 0.01}.
         task: the task, no group.
-        groups: the groups that the task is in, from the study's `tasks`.
+        groups: the groups that the task is in, from the study's `tasks`, of those that are the training's targets.
         num_fewshot: how many demonstrations a prompt has.
         demonstrations: how they are drawn.
         seed: of the draw.
@@ -27,6 +27,7 @@ class Row:
         score: the metric; in 0..1 for accuracy.
         predictions: the option with the highest log-likelihood, document by document; empty if there are no options.
         seconds: what scoring took.
+        training: the name of the study's training; empty if the model was not trained.
     """
 
     model: str
@@ -44,3 +45,4 @@ class Row:
     score: float
     predictions: tuple[int, ...]
     seconds: float
+    training: str = ""

@@ -376,7 +376,8 @@ def save(
         return
     arguments = {**models.arguments, **cell.variant.arguments}
     study = {
-        "model": str(models.arguments["pretrained"]),
+        "model": cell.model.name,
+        **({"training": cell.model.training.name, "checkpoint": cell.model.checkpoint} if cell.model.training else {}),
         "arguments": dict(cell.variant.arguments),
         "task": cell.task,
         "num_fewshot": cell.num_fewshot,
@@ -426,7 +427,8 @@ Key = tuple[Any, ...]
 def work_of(cell: Cell) -> tuple[Key, Key]:
     """What cells of one model have in common that are run together: of their requests, and of their method."""
     of_task = (cell.task, cell.changes, cell.num_fewshot, cell.demonstrations, cell.seed)
-    return (*of_task, cell.split, cell.rows, cell.limit), without_passes(cell.variant)
+    of_method = cell.variant.name if cell.alone else ""
+    return (*of_task, cell.split, cell.rows, cell.limit, of_method), without_passes(cell.variant)
 
 
 def by_work(cells: Iterable[Cell]) -> dict[tuple[Key, Key], list[Cell]]:

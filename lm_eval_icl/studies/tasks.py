@@ -7,7 +7,7 @@ import functools
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,12 +17,14 @@ from typing import Any
 import lm_eval.api.task
 from lm_eval.api.task import ConfigurableTask
 from lm_eval.evaluator_utils import get_sample_size
-from lm_eval.tasks import TaskManager
 
 from lm_eval_icl.errors import InputError, refusing
 from lm_eval_icl.harness.distributed import check_shares
+from lm_eval_icl.harness.metaicl import MetaICLTask
 from lm_eval_icl.harness.prompts import recording
 from lm_eval_icl.harness.tasks import FixedSampler, ICLTask, These, is_its_own_pool, template_of
+from lm_eval_icl.harness.training import task_manager
+from lm_eval_icl.metaicl.files import checked_seed
 from lm_eval_icl.studies.folder import digest
 
 Doc = dict[str, Any]
@@ -38,15 +40,22 @@ class Leaf:
 
     Attributes:
         name: its name; if a study has it twice, with the names of what is changed of its configuration.
-        groups: the groups of the study's `tasks` that contain it.
+        inside: the names in the study's `tasks` that it comes from, each with its groups that contain it.
+        alike: those of its groups whose tasks count alike, however many documents they have.
         task: as it was loaded, which is never changed.
         changes: a digest of what is changed of its configuration; empty if nothing is.
     """
 
     name: str
-    groups: tuple[str, ...]
+    inside: Mapping[str, tuple[str, ...]]
     task: ConfigurableTask
     changes: str = ""
+    alike: frozenset[str] = frozenset()
+
+    def groups(self, asked: Collection[str] | None = None) -> tuple[str, ...]:
+        """The groups that contain it, of those names in the study's `tasks`, or of all."""
+        of = [groups for name, groups in self.inside.items() if asked is None or name in asked]
+        return tuple(dict.fromkeys(group for groups in of for group in groups))
 
 
 @dataclass
@@ -71,13 +80,15 @@ class Prepared:
             instance.resps, instance.filtered_resps = [], {}
 
 
-def load(specs: Sequence[str | Mapping[str, Any]], include_path: str | None) -> list[Leaf]:
+def load(
+    specs: Sequence[str | Mapping[str, Any]], include_path: str | None, metadata: Mapping[str, Any] | None = None
+) -> list[Leaf]:
     """The leaf tasks of these names, groups and changed configurations.
 
     Raises:
         InputError: there is no such task, or its data cannot be loaded.
     """
-    manager = _manager(include_path)
+    manager = task_manager(include_path, metadata or {})
     found: dict[str, Leaf] = {}
     for spec in specs:
         asked, changes = (spec, {}) if isinstance(spec, str) else (spec["task"], {**spec})
@@ -88,6 +99,9 @@ def load(specs: Sequence[str | Mapping[str, Any]], include_path: str | None) -> 
             # As part of a group, a task's configuration is merged with the changes.
             loaded = manager.load([{"group": "study", "task": [{"task": asked, **changes}]}] if changes else [asked])
         groups = {name: {task.task_name for task in group.get_all_tasks()} for name, group in loaded["groups"].items()}
+        means = {name: group.aggregate_metric_list or () for name, group in loaded["groups"].items()}
+        weighted = {name for name, some in means.items() if not some or any(each.weight_by_size for each in some)}
+        alike = frozenset(means.keys() - weighted)
         for name, task in loaded["tasks"].items():
             label = "+".join([name, *changes]) if changes and name in found else name
             inside = tuple(group for group, tasks in groups.items() if name in tasks and not changes)
@@ -95,22 +109,28 @@ def load(specs: Sequence[str | Mapping[str, Any]], include_path: str | None) -> 
                 raise InputError(f"tasks: {name}: its own class builds its prompts, so that a study cannot run it.")
             if label in found and (changes or found[label].changes):
                 raise InputError(f"tasks: {label} is there twice: two cells would write one file.")
-            before = found[label].groups if label in found else ()
-            found[label] = Leaf(label, (*before, *inside), task, digest(str(changes)) if changes else "")
+            before = found[label].inside if label in found else {}
+            everywhere = {**before, asked: inside}
+            even = alike | (found[label].alike if label in found else frozenset())
+            found[label] = Leaf(label, everywhere, task, digest(str(changes)) if changes else "", even)
     return list(found.values())
 
 
-@functools.cache
-def _manager(include_path: str | None) -> TaskManager:
-    """lm-eval's index of tasks, for which it reads thousands of files."""
-    return TaskManager(include_path=include_path)
+def contents(leaf: Leaf, seed: int) -> str:
+    """A digest of what a task says, and of its documents and pool of demonstrations; not of what they are called.
+
+    Args:
+        seed: of the demonstrations, where each seed has a pool of its own.
+    """
+    if isinstance(leaf.task, MetaICLTask):
+        return digest_of([_contents(leaf.task), leaf.task.files.shown(leaf.task.source, seed)])
+    return _contents(leaf.task)
 
 
 @functools.cache
-def contents(leaf: Leaf) -> str:
-    """A digest of what a task says, and of its documents and pool of demonstrations; not of what they are called."""
-    pool = leaf.task.sampler.df if hasattr(leaf.task, "sampler") else []
-    return digest_of([template_of(leaf.task), list(leaf.task.eval_docs), list(pool)])
+def _contents(task: ConfigurableTask) -> str:
+    pool = task.sampler.df if hasattr(task, "sampler") else []
+    return digest_of([template_of(task), list(task.eval_docs), list(pool)])
 
 
 def contents_of_rows(leaf: Leaf, rows: Sequence[int]) -> str:
@@ -140,6 +160,7 @@ def prepare(
     rank: int = 0,
     world_size: int = 1,
     choice: Mapping[str, Any] | None = None,
+    bind: Callable[[MetaICLTask], None] | None = None,
 ) -> Prepared:
     """A task with its demonstrations and requests.
 
@@ -148,6 +169,7 @@ def prepare(
         order: 0 for the order in which they are drawn; otherwise the number of a permutation.
         dev: the indices of the dev set's documents in the training split; None for the test set.
         choice: what a model has chosen, if `how` is a method by which one does.
+        bind: tells a task that makes its requests for one model which this is.
 
     Raises:
         InputError: the demonstrations cannot be drawn, there are not as many orders, or fewer documents than processes.
@@ -156,7 +178,13 @@ def prepare(
     task._config = copy.deepcopy(leaf.task.config)
     task.set_config("num_fewshot", shots)
     indices = draw(leaf, shots, how, seed, order, choice)
-    if indices is not None:
+    if isinstance(task, MetaICLTask) and indices is not None and bind is not None:
+        task.set_fewshot_seed(seed)
+        task.reorder(indices)
+        bind(task)
+        # The requests are made below, once, whatever lm-eval tells the task then.
+        task.__dict__.update(bind=lambda lm: None, set_fewshot_seed=lambda seed: None)
+    elif indices is not None:
         pool = list(leaf.task.sampler.df)
         task.sampler = These([pool[i] for i in indices])
     else:
@@ -172,7 +200,7 @@ def prepare(
         task.build_all_requests(limit=get_sample_size(task, limit), rank=rank, world_size=world_size)
     task.build_all_requests = lambda **_: None
     of_choice = {key: choice[key] for key in _OF_CHOICE if key in choice} if choice else {}
-    return Prepared(task, indices, contents(leaf), of_choice)
+    return Prepared(task, indices, contents(leaf, seed), of_choice)
 
 
 @contextmanager
@@ -195,6 +223,11 @@ def draw(
     Raises:
         InputError: as for `prepare`.
     """
+    if isinstance(leaf.task, MetaICLTask):
+        if how is not None:
+            raise InputError(f"demonstrations: {how}: task {leaf.name!r} has those of MetaICL's files: leave it out.")
+        there = len(leaf.task.files.shown(leaf.task.source, checked_seed(seed)))
+        return permuted(list(range(min(shots, there))), order, seed, leaf.name)
     if shots == 0 and order == 0:
         return []
     if choice is not None:
