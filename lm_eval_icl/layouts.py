@@ -153,7 +153,7 @@ class Layout:
         """
         if query.device not in self._on:
             parts = (self._block, self.sees, self._runs)
-            self._on[query.device] = [each.to(query.device, non_blocking=True) for each in parts]
+            self._on[query.device] = [each.to(query.device, non_blocking=query.is_cuda) for each in parts]
         block, sees, runs = self._on[query.device]
         row, column = block[query], block[key]
         return sees[row, column] | ((row == column) & (query >= key) & runs[row])

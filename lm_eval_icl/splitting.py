@@ -56,14 +56,18 @@ def encoder(tokenizer: PreTrainedTokenizerBase, **special: bool) -> Encode:
         offsets = encoding["offset_mapping"]
         # Byte-level tokenizers exclude the blanks before a word from the word's offsets. A token therefore begins no
         # later than where the tokens before it end, and the first one at 0.
-        ends = itertools.accumulate((end for _, end in offsets), max, initial=0)
-        starts = itertools.accumulate(map(min, (start for start, _ in offsets), ends), max)
+        starts, begun, ended = list[int](), 0, 0
+        for start, end in offsets:
+            at = start if start < ended else ended  # min and max would take seven times as long
+            begun = at if at > begun else begun
+            starts.append(begun)
+            ended = end if end > ended else ended
         added = 0
         for mask, (start, end) in zip(encoding["special_tokens_mask"], offsets, strict=True):
             if not mask or end > start:
                 break
             added += 1
-        return encoding["input_ids"], list(starts), added
+        return encoding["input_ids"], starts, added
 
     return encode
 
@@ -158,8 +162,9 @@ class WholeSplitter:
             text: the prompt, or the prompt without the blanks at its end.
         """
         shared, query = self._beginning, len(prompt) - len(prompt.query)
-        if shared.context == (prompt.prefix, prompt.demonstrations) and shared.line_break >= 0 and len(text) >= query:
-            ids, starts = self._behind(text, shared.line_break)
+        begun = shared.context == (prompt.prefix, prompt.demonstrations) and shared.line_break >= 0
+        if begun and len(text) >= query and (behind := self._behind(text, shared.line_break)):
+            ids, starts = behind
             cut = min(bisect_left(starts, query), len(ids) - 1)
             return [*shared.parts[:-1], shared.parts[-1] + ids[:cut], ids[cut:]]
         whole, starts, added = self.encode(text)
@@ -168,11 +173,15 @@ class WholeSplitter:
             self._beginning = self._shared(prompt, text, whole, starts, parts)
         return parts
 
-    def _behind(self, text: str, line_break: int) -> tuple[Ids, list[int]]:
-        """The ids of what is behind a line break, and the index in the text of each token's first character."""
+    def _behind(self, text: str, line_break: int) -> tuple[Ids, list[int]] | None:
+        """The ids of what is behind a line break, and the index in the text of each token's first character.
+
+        None if the first of these tokens does not begin right behind the line break. Then the line break is a part of
+        it, or is left out, or has other tokens than by itself.
+        """
         ids, starts, _ = self.bare(text[line_break:])
         n = self._of_line_break
-        return tuple(ids[n:]), [line_break + start for start in starts[n:]]
+        return (tuple(ids[n:]), [line_break + start for start in starts[n:]]) if starts[n : n + 1] == [1] else None
 
     def _shared(
         self, prompt: FewShotPrompt, text: str, ids: list[int], starts: list[int], parts: list[Ids]
@@ -182,11 +191,11 @@ class WholeSplitter:
         end = len(prompt) - len(prompt.query)
         begin = max(0, end - len((prompt.prefix, *prompt.demonstrations)[-1]) - 1)
         line_breaks = [found.start() for found in _LINE_BREAK.finditer(text, begin, end)]
-        if self.by_line and line_breaks and len(text) >= end:
-            behind, behind_starts = self._behind(text, line_breaks[-1])
-            before = len(ids) - len(behind)
+        possible = self.by_line and line_breaks and len(text) >= end
+        if possible and (behind := self._behind(text, line_breaks[-1])):
+            before = len(ids) - len(behind[0])
             of_last = before - sum(map(len, others))
-            if of_last >= 0 and tuple(ids[before:]) == behind and starts[before:] == behind_starts:
+            if of_last >= 0 and (tuple(ids[before:]), starts[before:]) == behind:
                 return _Beginning(context, [*others, last[:of_last]], line_breaks[-1])
         return _Beginning(context, [], -1)
 
@@ -235,8 +244,8 @@ class PartSplitter:
     def _prefix(self, prefix: str, behind: str) -> Ids:
         """The ids of the prefix, tokenized at the beginning of a text and followed by `behind`."""
         if not prefix:
-            ids, _, added = self.encode("x")
-            return tuple(ids[:added])
+            alone, _, added = self.encode("x")
+            return tuple(alone[:added])
         ids = tuple(self.encode(prefix + behind)[0])
         for front in _IN_FRONT:
             tail = self._between(front, behind, "")

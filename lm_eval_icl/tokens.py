@@ -238,6 +238,8 @@ class PromptTokenizer:
     def arranged(self, prompt: FewShotPrompt, left_out: tuple[int, ...] = ()) -> FewShotPrompt:
         """The prompt with its demonstrations in canonical order, if `canonical` is set, and without those whose indices
         in that order are in `left_out`."""
+        if not (self.canonical or left_out):
+            return prompt
         last, without, arranged = self._last
         if last is not prompt or without != left_out:
             demonstrations = sorted(prompt.demonstrations) if self.canonical else prompt.demonstrations

@@ -175,6 +175,9 @@ def tables(results: Results) -> str:
                 at = [configuration.numbers.index(n) for _, n in columns.values()]
                 rows[name.partition(",")[0]] = _written([results.baselines[name]], at)
         parts.append(_table("method" if shift == "none" else f"shift: {shift}", list(columns), rows))
+    both = (configuration.examples, configuration.longest)
+    rows = {f"`{name}`": [_of_seeds(results, name, f"{last} none", n) for n in both] for name in results.of}
+    parts.append(_table(f"seed by seed, {last:,} steps", [f"{n} examples" for n in both], rows))
     probed = {f"layer {layer}": (f"probe {layer}", configuration.examples) for layer in configuration.probed}
     probed["the model"] = (f"{last} none", configuration.examples)
     rows = {f"`{name}`": _cells(results, name, list(probed.values())) for name in results.of}
@@ -185,6 +188,11 @@ def tables(results: Results) -> str:
 def _cells(results: Results, method: str, columns: Sequence[tuple[str, int]]) -> list[str]:
     where = results.configuration.numbers
     return [_written(results.errors(method, what), [where.index(n)])[0] for what, n in columns]
+
+
+def _of_seeds(results: Results, method: str, what: str, n: int) -> str:
+    at = results.configuration.numbers.index(n)
+    return ", ".join(f"{errors[:, at].mean():.3f}" for errors in results.errors(method, what))
 
 
 def _written(of_seeds: Sequence[Tensor], at: Sequence[int]) -> list[str]:
@@ -204,9 +212,10 @@ _DASHES = {
     "averaging": ":",
     "3 nearest neighbours": "-.",
     "Lasso": (0, (6, 2, 1, 2, 1, 2)),
-    "greedy tree": "--",
-    "boosted trees": (0, (6, 2, 1, 2, 1, 2)),
+    "greedy tree": "-",
+    "boosted trees": (0, (9, 3)),
 }
+_LIGHT = "0.75"
 _TITLES = {
     "none": "as in training",
     "offset": "label offset",
@@ -239,6 +248,8 @@ def _finish(figure: Figure, grid: np.ndarray, x: str) -> Figure:
         axes.set_xlabel(x)
     for axes in grid[:, 0]:
         axes.set_ylabel("squared error\n(predicting 0: 1)")
+    drawn = [line for axes in grid.flat for line in axes.lines if line.get_color() not in (GREY, _LIGHT)]
+    grid[0, 0].set_ylim(0.7 * min(min(line.get_ydata()) for line in drawn), 2.5)  # least squares goes down to 0
     named: dict[str, Artist] = {}
     for axes in grid.flat:
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
@@ -270,8 +281,8 @@ def _against_examples(axes: Axes, results: Results, title: str, methods: Sequenc
 def _frame(axes: Axes, results: Results, title: str) -> None:
     axes.set_title(title)
     most = results.configuration.examples
-    axes.axvline(most, color="0.75", linewidth=0.8, zorder=0, label="most in training")
-    axes.set(yscale="log", ylim=(3e-3, 3), xlim=(0, results.configuration.longest))
+    axes.axvline(most, color=_LIGHT, linewidth=0.8, zorder=0, label="most in training")
+    axes.set(yscale="log", xlim=(0, results.configuration.longest))
 
 
 def _baselines(axes: Axes, results: Results, shift: str, names: Sequence[str] | None = None) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import json
 import logging
 import os
 import signal
@@ -13,7 +15,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # as the test does.
 os.environ["OMP_NUM_THREADS"] = "1"
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -52,6 +54,23 @@ def hub(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("hub")
     runpy.run_path(str(shared / "tools/local_hub.py"))["main"](out)
     return out
+
+
+@pytest.fixture(scope="module")
+def own_tasks() -> Iterator[None]:
+    """The index of tasks has this package's alone. That of all of lm-eval's takes six seconds, for each metadata."""
+    from lm_eval.tasks import TaskManager
+
+    from lm_eval_icl.harness.plugin import task_dir
+
+    @functools.cache
+    def manager(include_path: str | None, metadata: str) -> TaskManager:
+        paths = [str(task_dir()), *([include_path] if include_path else [])]
+        return TaskManager(include_defaults=False, include_path=paths, metadata=json.loads(metadata))
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("lm_eval_icl.harness.training._manager", manager)
+        yield
 
 
 @pytest.fixture(scope="session")

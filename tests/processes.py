@@ -107,8 +107,6 @@ def _as_started(
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(environment)
-    paths = environment.get("PYTHONPATH", "").split(os.pathsep)
-    sys.path[:0] = [path for path in paths if path and path not in sys.path]
     _ending(function, line)
 
 

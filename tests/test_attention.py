@@ -202,3 +202,13 @@ def test_threads_do_not_see_each_others_rows():
     with ThreadPoolExecutor(6) as pool:
         for _ in range(10):
             assert list(pool.map(score, runs)) == expected
+
+
+@pytest.mark.parametrize("vocabulary", [1, 2, 3, 15, 16, 17, 399, 400, 50_257])
+def test_the_likeliest_token_is_the_first_of_the_highest(vocabulary):
+    """Most rows have several tokens of the same, highest logit."""
+    torch.manual_seed(vocabulary)
+    logits = torch.randint(0, 5, (30, vocabulary)).float()
+    logits[0, -1] = logits[1, 0] = logits[2, vocabulary // 2] = 6
+    highest, likeliest = scoring._highest(logits)
+    assert torch.equal(highest, logits.amax(-1)) and torch.equal(likeliest, logits.argmax(-1))

@@ -270,16 +270,16 @@ def installed(tmp_path_factory) -> dict[str, str]:
 @pytest.mark.slow
 def test_an_installed_method_is_like_ours(installed, tmp_path):
     """The smoke test takes it in; an unknown name is near it; an entry point of another name is refused."""
-    line = ["lm-eval-icl", "smoke", "--arch", "gpt2", "--limit", "1"]
-    done = subprocess.run(line, capture_output=True, text=True, cwd=tmp_path, env=installed, check=False)
+    run = functools.partial(subprocess.run, capture_output=True, text=True, cwd=tmp_path, env=installed, check=False)
+    done = run(["lm-eval-icl", "smoke", "--arch", "gpt2", "--limit", "1"])
     assert "neighbours on gpt2: ok (smoke_loglikelihood, smoke_generation)" in done.stdout, done.stderr
-    done = processes.command("show", "neighbors", cwd=tmp_path, env=installed)
+    done = run(["lm-eval-icl", "show", "neighbors"])
     assert done.stderr == "lm-eval-icl: show: unknown method 'neighbors': did you mean 'neighbours'?\n"
     (entries,) = Path(installed["PYTHONPATH"].split(os.pathsep)[0]).glob("*/entry_points.txt")
     text = entries.read_text()
     try:
         entries.write_text(text.replace("neighbours =", "others ="))
-        done = processes.command("show", "others", cwd=tmp_path, env=installed)
+        done = run(["lm-eval-icl", "show", "others"])
         assert done.returncode == 1 and "call the entry point 'neighbours'" in done.stderr
     finally:
         entries.write_text(text)

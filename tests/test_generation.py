@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import DynamicCache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from lm_eval_icl import tiny as smoke_models
 from lm_eval_icl.harness.models import model_class
 from lm_eval_icl.inference import generation, packed_attention
 from lm_eval_icl.inference.caches import MemoryLayer
@@ -131,6 +132,14 @@ def test_who_shares(name, shares):
         assert found.window == 24
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@torch.no_grad()
+def test_attention_that_leaves_the_memory_out_is_found_in_every_precision(dtype):
+    """DiffLlama's attention is a function of its own, which knows nothing of keys that are behind a memory."""
+    assert not probe(smoke_models.build("diffllama").to(dtype)).can_share
+    assert probe(tiny.build("llama3", dtype)).can_share
+
+
 def build(name: str) -> Any:
     model = tiny.build(name, torch.float64)
     model.generation_config.eos_token_id = None
@@ -217,9 +226,9 @@ def test_one_row_of_many_waits_for_others():
     assert [len(text) for text in texts] == [1, 2, 3, 4, 5, *[6] * 11]
 
 
-@pytest.mark.parametrize("asked", [{"do_sample": True}, {"num_beams": 2}], ids=str)
+@pytest.mark.parametrize("asked", [{"do_sample": True}, {"num_beams": 2}, {"guidance_scale": 1.5}], ids=str)
 @torch.no_grad()
-def test_in_sampling_and_beam_search_no_row_leaves(asked):
+def test_in_sampling_beam_search_and_guidance_no_row_leaves(asked):
     beams = asked.get("num_beams", 1)
     found = []
     for leaving in (True, False):

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from lm_eval_icl import methods
+from lm_eval_icl import tiny as smoke_models
 from lm_eval_icl.errors import Unsupported
 from lm_eval_icl.inference import caches, capabilities
 from lm_eval_icl.inference.capabilities import probe
@@ -37,6 +38,17 @@ def test_every_query_goes_on_from_the_same_state(name, rows):
             for (query, answer), (found, _) in zip(pairs, scores, strict=True):
                 assert found == pytest.approx(in_one_pass(model, [*CONTEXT.tokens, *query], answer), rel=2e-6)
     assert runner.store.encoded == 1
+
+
+@torch.no_grad()
+def test_rows_that_a_model_mixes_run_one_by_one():
+    """transformers' RWKV mixes the rows of a batch as soon as a single token of each is run."""
+    model = smoke_models.build("rwkv")
+    runner = MethodRunner(model, methods.make("icl"), batch_size=4)
+    assert not runner.capabilities.can_batch
+    for pairs, scores in runner.score(CONTEXT, QUERIES):
+        for (query, answer), (found, _) in zip(pairs, scores, strict=True):
+            assert found == pytest.approx(in_one_pass(model, [*CONTEXT.tokens, *query], answer), rel=2e-6)
 
 
 @pytest.mark.parametrize("name", HYBRIDS)

@@ -8,7 +8,7 @@ import random
 import runpy
 from collections import Counter
 
-import lm_eval
+import lm_eval.evaluator
 import numpy as np
 import pytest
 import torch
@@ -23,6 +23,8 @@ from lm_eval_icl.errors import InputError
 from lm_eval_icl.harness import patches
 from lm_eval_icl.harness.models import model_class
 from lm_eval_icl.harness.plugin import task_dir
+from lm_eval_icl.leaderboard.read import _template
+from lm_eval_icl.leaderboard.samples import Asked, read_answers
 from lm_eval_icl.metaicl.files import SEEDS, SETTINGS, TASKS, Folder, Row, targets
 from lm_eval_icl.metaicl.metric import decision, macro_f1, mean_losses
 from lm_eval_icl.metaicl.reading import reader
@@ -173,35 +175,32 @@ def read(folder, task, seed, split):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def load(names, folder, seed=100, **metadata):
-    """Tasks by name, with the demonstrations of a seed."""
+@functools.cache
+def manager(folder, metadata):
     patches.install_early("lm_eval.tasks.manager")
-    return TaskManager(
-        include_defaults=False,
-        include_path=str(task_dir() / "metaicl"),
-        metadata={"metaicl": str(folder), **metadata},
-    )
+    metadata = {"metaicl": str(folder), **dict(metadata)}
+    return TaskManager(include_defaults=False, include_path=str(task_dir() / "metaicl"), metadata=metadata)
 
 
-def evaluate(lm, names, folder, seed=100, shots=None, limit=None, **metadata):
-    patches.install_early("lm_eval.evaluator")
-    patches.install_early("lm_eval.api.model")
-    return lm_eval.simple_evaluate(
-        model=lm,
-        tasks=list(names),
-        task_manager=load(names, folder, **metadata),
-        num_fewshot=shots,
-        fewshot_random_seed=seed,
-        limit=limit,
-        bootstrap_iters=0,
-        batch_size=4,
-        device="cpu",
-    )
+def load(names, folder, **metadata):
+    """The tasks and groups of these names."""
+    return manager(folder, tuple(metadata.items())).load(list(names))
+
+
+def evaluate(lm, names, folder, seed=100, shots=16, limit=None, **metadata):
+    """As lm-eval's `simple_evaluate`, without a look at the machine."""
+    for module in ("lm_eval.evaluator", "lm_eval.api.model"):
+        patches.install_early(module)
+    loaded = load(names, folder, **metadata)
+    for task in loaded["tasks"].values():
+        task.set_config("num_fewshot", shots)
+        task.set_fewshot_seed(seed)
+    return lm_eval.evaluator.evaluate(lm, loaded, limit=limit, bootstrap_iters=0)
 
 
 def built(lm, name, folder, seed=100, shots=16, limit=None, **metadata):
     """The requests of a task, by document."""
-    [task] = load([name], folder, **metadata).load([name])["tasks"].values()
+    [task] = load([name], folder, **metadata)["tasks"].values()
     task.set_config("num_fewshot", shots)
     task.set_fewshot_seed(seed)
     task.bind(lm)
@@ -368,6 +367,22 @@ def test_pmi_subtracts_the_loss_behind_nothing(made, model):
     assert results["results"][name]["metaicl,none"] == pytest.approx(np.mean(right))
 
 
+def test_a_leaderboard_has_the_tasks_own_decisions(made, model):
+    """Not the option with the highest log-probability, nor of twice as many; with PMI it is another row."""
+    name = "metaicl_openbookqa"
+    results = evaluate(ours("icl", model, max_length=SHORT), [name], made, shots=2, pmi=True)
+    samples, config = results["samples"][name], results["configs"][name]
+    asked = Asked("acc", "none", True, True, False, 2, (), config["fewshot_delimiter"])
+    answers = read_answers(samples, asked)
+    assert answers.predictions.tolist() == [sample["doc"]["prediction"] for sample in samples]
+    assert answers.chance == pytest.approx(np.mean([1 / len(sample["doc"]["options"]) for sample in samples]))
+    raw = read_answers(samples, dataclasses.replace(asked, decided=False)).predictions
+    assert raw.tolist() != answers.predictions.tolist()
+    assert _template(results, config) != _template(
+        results, {**config, "metadata": {**config["metadata"], "pmi": False}}
+    )
+
+
 @pytest.mark.parametrize("name", methods.NAMES)
 def test_every_method_runs_them(made, model, name):
     """With what was cut in the results."""
@@ -410,12 +425,13 @@ def test_the_yaml_files_are_made_of_the_settings():
         ("metaicl_qa_to_qa_unseen", {"missing": "skip"}, "there are no files of "),
         ("metaicl_hr_to_lr", {"missing": "no"}, "missing=no: must be skip"),
         ("metaicl_openbookqa", {"pmi": 3}, "pmi=3: must be True or False"),
+        ("metaicl_openbookqa", {"PMI": True}, "PMI=True: did you mean 'pmi'?"),
         ("metaicl_openbookqa", {"demonstrations": "random"}, "demonstrations=random: .* leave it out"),
     ],
 )
 def test_bad_folders_and_metadata(made, names, change, says):
     with pytest.raises(InputError, match=says):
-        load([names], made, **change).load([names])
+        load([names], made, **change)
 
 
 @pytest.mark.parametrize(
@@ -454,7 +470,7 @@ def test_bad_seeds_and_runs(made, model, tmp_path):
     write(tmp_path, "openbookqa", 16, 13, "train", made_rows("openbookqa", 15, 0))
     with pytest.raises(InputError, match="has 15 rows, and MetaICL's training files of target tasks have 16"):
         evaluate(hf(model), [name], tmp_path, 13)
-    [task] = load([name], made).load([name])["tasks"].values()
+    [task] = load([name], made)["tasks"].values()
     with pytest.raises(InputError, match="cut by the model's tokenizer, which is not known here"):
         task.build_all_requests(limit=1)
     with pytest.raises(InputError, match="the mean loss of a token, and Other does not tell its tokens"):

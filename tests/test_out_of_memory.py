@@ -15,7 +15,7 @@ from lm_eval_icl import methods
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.harness.models import ICLModel, model_class
 from lm_eval_icl.inference.memory import Memory
-from lm_eval_icl.inference.packing import cost, first_pack
+from lm_eval_icl.inference.packing import first_pack
 from lm_eval_icl.inference.store import MemoryStore
 from lm_eval_icl.methods import runner
 from lm_eval_icl.tokens import Context
@@ -125,19 +125,20 @@ def test_other_errors_stay_what_they_are(make):
 
 def test_a_pack_holds_so_many_tokens_or_the_least_number_of_queries():
     queries = [((n,) * n, [(2, 3), (4,)]) for n in (9, 7, 5, 3)]  # each costs one more
-    assert first_pack(queries, 100) == queries
-    assert first_pack(queries, 18) == queries[:2]
-    assert first_pack(queries, 17) == queries[:1]
-    assert first_pack(queries, 1) == queries[:1]
-    assert first_pack(queries, 2, at_least=3) == queries[:3]
-    assert first_pack(queries, 2, at_least=30) == queries  # 28 tokens
-    assert first_pack(queries, 1, at_least=30) == queries[:1]  # 16 times as many tokens at most
+    assert first_pack(queries, 100) == (queries, 28)
+    assert first_pack(queries, 18) == (queries[:2], 18)
+    assert first_pack(queries, 17) == (queries[:1], 10)
+    assert first_pack(queries, 1) == (queries[:1], 10)
+    assert first_pack(queries, 2, at_least=3) == (queries[:3], 24)
+    assert first_pack(queries, 2, at_least=30) == (queries, 28)
+    assert first_pack(queries, 1, at_least=30) == (queries[:1], 10)  # 16 times as many tokens at most
 
 
 def test_a_pack_counts_what_its_queries_share_once():
     queries = [((5, 5, 5, n), [(2, 3), (2, 4), (6,)]) for n in range(10)]
-    assert [cost(queries[:n]) for n in range(4)] == [0, 5, 7, 9]  # "5 5 5", and a query's own token and the "2" behind
-    assert [len(first_pack(queries, tokens)) for tokens in (4, 5, 6, 7, 9, 100)] == [1, 1, 1, 2, 3, 10]
+    packs = [first_pack(queries, tokens) for tokens in (4, 5, 6, 7, 9, 100)]
+    assert [len(pack) for pack, _ in packs] == [1, 1, 1, 2, 3, 10]
+    assert [tokens for _, tokens in packs] == [5, 5, 5, 7, 9, 23]  # "5 5 5", a query's own token and the "2" behind
 
 
 def test_auto_generates_as_many_side_by_side_as_fit(make):
@@ -172,34 +173,6 @@ def test_on_an_accelerator_batch_size_queries_share_a_pass(make, monkeypatch):
     monkeypatch.setattr(runner, "score_packed", count)
     harness.assert_same(harness.responses(harness.run(lm, "", ["many_tokens"], 2)), expected, 1e-10)
     assert scored == [6]
-
-
-def test_scores_are_read_while_the_next_pack_runs(make, monkeypatch):
-    """As on an accelerator: a pack is begun before the scores of the one before it are handed on, and none is lost."""
-    lm = make("icl", pack_tokens=16)
-    begin, score, events = lm.begin, runner.score_packed, []
-
-    def begin_as_there(*run: Any) -> None:
-        begin(*run)
-        lm.runner.packs_ahead = 1
-
-    class Watched(list):
-        def __iter__(self) -> Iterator[Any]:
-            events.append("read")
-            return super().__iter__()
-
-    def watch(*given: Any) -> Any:
-        events.append("begun")
-        return Watched(score(*given))
-
-    monkeypatch.setattr(lm, "begin", begin_as_there)
-    monkeypatch.setattr(runner, "score_packed", watch)
-    expected = harness.responses(harness.run(make("icl", pack_tokens=16), "", ["many_tokens"], 3))
-    events.clear()
-    harness.assert_same(harness.responses(harness.run(lm, "", ["many_tokens"], 3)), expected, 1e-10)
-    assert events.count("begun") > 1
-    assert events[:3] == ["begun", "begun", "read"]
-    assert events.count("read") == events.count("begun")
 
 
 def test_rolling_log_likelihoods_too(make, caplog):

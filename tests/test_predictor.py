@@ -42,8 +42,8 @@ def test_it_gives_what_the_lm_eval_model_gives(checkpoint, name, architecture):
     found = predictor.score(DEMONSTRATIONS, QUERIES, OPTIONS, prefix="Tell. ")
     assert [score for scores in found for score in scores] == lm.loglikelihood(scored, disable_tqdm=True)
 
-    texts = [Instance("generate_until", {}, (prompt, {"until": ["i"], "max_gen_toks": 6}), 0) for prompt in prompts]
-    assert predictor.generate(DEMONSTRATIONS, QUERIES, prefix="Tell. ", max_new_tokens=6, stop=["i"]) == (
+    texts = [Instance("generate_until", {}, (prompt, {"until": ["e"], "max_gen_toks": 6}), 0) for prompt in prompts]
+    assert predictor.generate(DEMONSTRATIONS, QUERIES, prefix="Tell. ", max_new_tokens=6, stop=["e"]) == (
         lm.generate_until(texts, disable_tqdm=True)
     )
 

@@ -303,8 +303,9 @@ def test_training_lowers_the_error_and_probes_of_the_last_layer_find_it(name: st
     assert before[:, 2:6].median() > 0.2 > 0.12 > after[:, 2:6].median()
     of_layers = probes(model)
     assert list(of_layers) == [1, 2, 3, 4] and of_layers[4].shape == after.shape
-    assert of_layers[4][:, 2:6].mean() < of_layers[1][:, 2:6].mean()
-    assert of_layers[4][:, 2:6].mean() == pytest.approx(float(after[:, 2:6].mean()), rel=0.3)
+    # What the model reads from the last layer is a linear function of it, and no other fits better than the probe.
+    assert of_layers[4][:, :6].mean() < 1.1 * after[:, :6].mean()
+    assert of_layers[4][:, :6].mean() < 0.9 * before[:, :6].mean()
 
 
 def test_the_interval_is_of_seeds_and_functions() -> None:
@@ -345,7 +346,7 @@ def test_commands(
     for folder in (linear, linear, sparse):
         assert script.main(["evaluate", "--output", folder, "--device", "cpu"]) == 0
         tables.append(capsys.readouterr().out)
-    assert tables[0] == tables[1] and tables[0].count("| `invicl` |") == 5 and tables[2].count("| `invicl` |") == 2
+    assert tables[0] == tables[1] and tables[0].count("| `invicl` |") == 6 and tables[2].count("| `invicl` |") == 3
     cells = re.findall(r"(\d\.\d+) \((\d\.\d+) to (\d\.\d+)\)", tables[0])
     assert len(cells) > 40 and all(float(low) <= float(mean) <= float(high) for mean, low, high in cells)
     for figure in script.FIGURES:

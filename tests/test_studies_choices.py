@@ -6,14 +6,12 @@ import sys
 import pytest
 import transformers
 import yaml
-from lm_eval.tasks import TaskManager
 
 from lm_eval_icl import cli
 from lm_eval_icl.demo import model_path
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.harness import kept
 from lm_eval_icl.harness.choosing import Chooser, PoolOfTask
-from lm_eval_icl.harness.plugin import task_dir
 from lm_eval_icl.methods import ICL, Predictor
 from lm_eval_icl.studies import grid
 from lm_eval_icl.studies import tasks as study_tasks
@@ -26,11 +24,9 @@ KEYS = {"models": f"pretrained={model_path()}", "tasks": "icl_demo_short", "num_
 OPTIONS = Options("cpu", 8, 3)
 
 
-@pytest.fixture(autouse=True)
-def _no_index(monkeypatch):
-    """lm-eval's index of all its tasks takes seconds to read."""
-    ours = TaskManager(include_path=task_dir() / "demo", include_defaults=False)
-    monkeypatch.setattr(study_tasks, "_manager", lambda _: ours)
+@pytest.fixture(scope="module", autouse=True)
+def _own_tasks(own_tasks):
+    pass
 
 
 @pytest.fixture
@@ -149,6 +145,7 @@ def test_other_weights_are_refused(tmp_path, checkpoint):
         ({"demonstrations": "herdin"}, "demonstrations=herdin: must be"),
         ({"demonstrations": {"lens": {"mm": 3}}}, "lens: unknown argument 'mm': did you mean 'm'?"),
         ({"demonstrations": {"lens": {}, "cal": {}}}, "must be one method with its arguments"),
+        ({"demonstrations": {"lens": ["m"]}}, "must be one method with its arguments"),
         ({"demonstrations": ["herding", {"herding": {"unit": False}}]}, "herding is there twice"),
         ({"demonstrations": "herding", "num_fewshot": 300}, "300 demonstrations asked for, 200 there"),
         ({"demonstrations": "herding", "orders": 7}, "has 3 demonstrations: give fewer orders"),

@@ -4,6 +4,7 @@ import json
 import random
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,6 +16,7 @@ from lm_eval.tasks import TaskManager
 from lm_eval_icl import cli
 from lm_eval_icl.demo import model_path
 from lm_eval_icl.errors import InputError
+from lm_eval_icl.harness.choosing import Chooser
 from lm_eval_icl.harness.plugin import task_dir
 from lm_eval_icl.metaicl.files import SEEDS, TASKS
 from lm_eval_icl.studies import conduct as conducting
@@ -31,13 +33,18 @@ from tests.test_studies import refused
 FEW = {"steps": 3, "num_fewshot": 2, "batch_size": 2, "eval_steps": 0, "save_steps": 1, "learning_rate": "1e-3"}
 STUDY = {
     "models": f"pretrained={model_path()}",
-    "methods": ["hf", "icl", "invicl", {"deepthink": {"T": "1..2", "eta": 0.5}}],
+    "methods": ["hf", "invicl", {"deepthink": {"T": 2, "eta": 0.5}}],
     "tasks": "icl_demo_short",
     "train": {"tasks": "icl_demo_short", **FEW},
     "num_fewshot": 3,
     "seeds": 0,
 }
 OPTIONS = Options("cpu", 8, 6)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _own_tasks(own_tasks):
+    pass
 
 
 def read(output: Path, metadata: dict | None = None, **keys: object) -> grid.Study:
@@ -98,13 +105,12 @@ def test_a_cell_is_train_followed_by_lm_eval(study, tmp_path, monkeypatch):
     """Of every method; hf and deepthink run on the model that was trained under icl."""
     there = {path.name.rsplit("-", 1)[0].split(",", 1)[1]: path for path in study.folder.checkpoints.iterdir()}
     assert there.keys() == {"short,icl", "short,invicl", "four,icl", "four,invicl"}
-    for method in ("icl", "invicl"):
-        options = {**FEW, "model_args": f"pretrained={model_path()}", "tasks": "icl_demo_short", "device": "cpu"}
-        said = [text for name, value in options.items() for text in (f"--{name}", str(value))]
-        monkeypatch.setattr(sys, "argv", ["lm-eval-icl", "train", method, *said, "--output", str(tmp_path / method)])
-        cli.main()
-        assert weights(tmp_path / method) == weights(there[f"short,{method}"])
-        assert not (there[f"short,{method}"] / "checkpoints").exists()
+    options = {**FEW, "model_args": f"pretrained={model_path()}", "tasks": "icl_demo_short", "device": "cpu"}
+    said = [text for name, value in options.items() for text in (f"--{name}", str(value))]
+    monkeypatch.setattr(sys, "argv", ["lm-eval-icl", "train", "invicl", *said, "--output", str(tmp_path / "alone")])
+    cli.main()
+    assert weights(tmp_path / "alone") == weights(there["short,invicl"])
+    assert not (there["short,invicl"] / "checkpoints").exists()
     for cell in study.all_cells():
         found = json.loads(study.folder.results(cell).read_text())
         facts = found["config"]["icl"]["study"]
@@ -113,9 +119,10 @@ def test_a_cell_is_train_followed_by_lm_eval(study, tmp_path, monkeypatch):
             assert facts["training"] == "four"
             continue
         under = "invicl" if cell.variant.method == "invicl" else "icl"
+        folder = tmp_path / "alone" if under == "invicl" else there["short,icl"]
         alone = lm_eval.simple_evaluate(
             model=cell.variant.method,
-            model_args={"pretrained": str(tmp_path / under), **cell.variant.arguments},
+            model_args={"pretrained": str(folder), **cell.variant.arguments},
             tasks=[cell.task],
             num_fewshot=3,
             batch_size=8,
@@ -138,12 +145,31 @@ def test_each_column_has_the_training_that_it_is_a_target_of(study):
     assert {(row.training, row.task) for row in rows} == {("short", "icl_demo_short"), ("four", "icl_demo_four")}
     assert {row.model for row in rows} == {str(model_path())}
     summary = summarize(rows, [], study.columns())
-    assert [line.variant.method for line in summary.lines] == ["hf", "icl", "invicl", "deepthink", "deepthink"]
+    assert [line.variant.method for line in summary.lines] == ["hf", "invicl", "deepthink"]
     for line in summary.lines:
         mine = [row for row in rows if row.method == line.variant.method]
         for task in ("icl_demo_short", "icl_demo_four"):
             assert line.cells[task].mean in [row.score for row in mine if row.task == task]
     assert study.record()["checkpoints"].keys() == {model.checkpoint for model in study.models}
+
+
+def test_each_trained_model_chooses_for_its_own_targets(tmp_path, monkeypatch):
+    """Once for all methods that run on it."""
+    chosen, choose = [], Chooser.choose
+
+    def counted(self, *args, **kwargs):
+        chosen.append(self.pool.name)
+        return choose(self, *args, **kwargs)
+
+    monkeypatch.setattr(Chooser, "choose", counted)
+    tasks = ["icl_demo_short", "icl_demo_four"]
+    train = {each: {**FEW, "steps": 1, "tasks": "icl_demo_short", "targets": each} for each in tasks}
+    train["icl_demo_four"]["learning_rate"] = 0.1
+    conductor = conduct(tmp_path / "o", methods=["hf", "icl"], tasks=tasks, train=train, demonstrations="herding")
+    assert sorted(chosen) == sorted(tasks) and len(conductor.all_cells()) == 4
+    for cell in conductor.all_cells():
+        said = json.loads(conductor.folder.results(cell).read_text())["config"]["icl"]["study"]
+        assert said["indices"] == conductor.choices.of(cell)["indices"]
 
 
 def test_what_was_interrupted_goes_on(tmp_path, study, steps, monkeypatch):
@@ -207,8 +233,14 @@ def test_two_at_once_train_nothing_twice(tmp_path, steps, monkeypatch):
     assert all(map(conductor.folder.is_done, conductor.all_cells())) and len(conductor.rows()) == 2
 
 
+def test_processes_of_one_launch_do_not_train(tmp_path, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(InputError, match="is not trained yet, and a study does not train in several processes"):
+        conduct(tmp_path / "o", methods="icl")
+
+
 def test_models_of_other_beginnings_or_rows_are_refused(study, tmp_path):
-    keys = {"methods": ["icl", "pcw"], "train": {"short": STUDY["train"]}}
+    keys = {"methods": ["icl", "invicl"], "train": {"short": STUDY["train"]}}
     for key, changed, says in (
         ("weights", "x", "the weights of .*demo_model changed between"),
         ("rows", {"icl_demo_short": "x"}, "the rows of the training tasks changed between"),
@@ -402,6 +434,9 @@ def test_a_study_on_metaicl(data, tmp_path, checkpoint):
     assert line.cells[f"metaicl_{setting}_unseen"].mean == pytest.approx(
         sum(row.score for row in rows if row.method == "hf" and row.task == "metaicl_medical_questions_pairs") / 4
     )
+    conductor.study = replace(conductor.study, metadata={"metaicl": str(data)})
+    with pytest.raises(InputError, match=r"was trained without .*, which had no files: give another folder"):
+        conductor._check_beginning(conductor.models[0])
 
 
 @pytest.mark.parametrize("name", [name for name in grid.named() if grid.read(name, {}).trainings])
@@ -433,6 +468,8 @@ def test_other_demonstrations_of_metaicl_are_refused(data, tmp_path, checkpoint)
     }
     conduct(tmp_path / "o", **keys)
     conduct(tmp_path / "o", **keys)
+    with pytest.raises(InputError, match="metaicl_paws: its configuration or data have changed since"):
+        conduct(tmp_path / "o", **{**keys, "metadata": {"metaicl": str(folder), "pmi": True}})
     file = folder / "paws/paws_16_21_train.jsonl"
     file.write_text(file.read_text().replace("film", "book"))
     from lm_eval_icl.metaicl import files
@@ -442,3 +479,5 @@ def test_other_demonstrations_of_metaicl_are_refused(data, tmp_path, checkpoint)
         conduct(tmp_path / "o", **keys)
     with pytest.raises(InputError, match="seed 22: MetaICL's files are of the seeds"):
         conduct(tmp_path / "p", **{**keys, "seeds": 22})
+    with pytest.raises(InputError, match="dev: task 'metaicl_paws': MetaICL's tasks have no split to draw it from"):
+        conduct(tmp_path / "p", **{**keys, "dev": {"size": 2}})

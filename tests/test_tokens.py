@@ -6,7 +6,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from lm_eval.models.huggingface import HFLM
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
 from lm_eval_icl.errors import InputError
@@ -19,10 +19,12 @@ TEXT = st.text(alphabet="ab Q:.\n\té12", max_size=12)
 TOKENIZERS = {name: make() for name, make in tiny.TOKENIZERS.items()}
 
 
-def unigram():
+def unigram(normalizer=None):
     """SentencePiece's Unigram: words begin with "▁" and may hold a line break."""
     tokenizer = Tokenizer(models.Unigram())
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    if normalizer is not None:
+        tokenizer.normalizer = normalizer
     trainer = trainers.UnigramTrainer(vocab_size=120, special_tokens=["<s>", "<unk>"], unk_token="<unk>")
     trainer.show_progress = False
     tokenizer.train_from_iterator(tiny.CORPUS, trainer)
@@ -48,6 +50,11 @@ def with_prefix_space():
     return tokenizer
 
 
+def without_lines():
+    """T5's kind: a line break is a blank, and the blank is a part of the word behind it."""
+    return unigram(normalizers.Sequence([normalizers.Replace("\n", " "), normalizers.Replace(Regex(" {2,}"), " ")]))
+
+
 def over_lines():
     """BPE over the whole text, with an entry that holds a line break."""
     vocabulary = {each: i for i, each in enumerate(["<s>", *"ab Q:.\n\té12", "\nb", "a\nb"])}
@@ -56,7 +63,8 @@ def over_lines():
 
 
 BY_LINE = {**TOKENIZERS, "with_prefix_space": with_prefix_space()}
-OF_EVERY_KIND = {**BY_LINE, "word_piece": word_piece(), "unigram": unigram(), "over_lines": over_lines()}
+OTHERS = (word_piece, unigram, without_lines, over_lines)
+OF_EVERY_KIND = {**BY_LINE, **{make.__name__: make() for make in OTHERS}}
 
 
 class Reference(HFLM):
@@ -97,7 +105,7 @@ def pairs(tokenizer, by_part=False, by_line=True):
 
 
 @pytest.mark.parametrize("kind", OF_EVERY_KIND)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     prefix=TEXT,
     parts=st.lists(TEXT.map(lambda text: text + "\nA: b\n\n"), min_size=1, max_size=2),
@@ -145,6 +153,16 @@ def test_the_check_of_the_first_prompt_alone_finds_such_a_tokenizer():
     encode = PairEncoder(encoder(tokenizer), encoder(tokenizer, add_special_tokens=False), by_line=True)
     for query in ("a", "b"):
         tokens = encode.split(prompt := FewShotPrompt("", ["a\nb"], query), prompt)
+        assert [*tokens.context.tokens, *tokens.query] == tokenizer.encode(prompt)
+
+
+def test_a_word_that_takes_in_the_line_break_before_it_is_not_the_end_of_a_shared_context():
+    """The context's last word goes on in the query, and its first token holds the line break."""
+    tokenizer = OF_EVERY_KIND["without_lines"]
+    assert tokenizes_by_line(tokenizer) and "▁Q" in tokenizer.tokenize("a\nQ: b")
+    encode = pairs(tokenizer)
+    for query in ("", ": a", "uestion: b"):
+        tokens = encode.split(prompt := FewShotPrompt("", ["a\nQ"], query), prompt)
         assert [*tokens.context.tokens, *tokens.query] == tokenizer.encode(prompt)
 
 

@@ -8,6 +8,7 @@ of lm-eval's tokenization hands the ids to models of lm-eval's own (`own_ids`).
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -61,6 +62,7 @@ class MetaICLTask(ConfigurableTask):
                 f"--metadata demonstrations={metadata['demonstrations']}: those of MetaICL's tasks are the rows of the "
                 "seed's training file: leave it out."
             )
+        _refuse_misspelt(metadata)
         self.pmi = _flag(metadata, "pmi")
         if setting is not None:
             _check_group(self.files, setting, split, skips(metadata))
@@ -229,6 +231,14 @@ def skips(metadata: Mapping[str, Any]) -> bool:
     if metadata.get("missing") not in (None, "skip"):
         raise InputError(f"--metadata missing={metadata['missing']}: must be skip, or be left out.")
     return metadata.get("missing") == "skip"
+
+
+def _refuse_misspelt(metadata: Mapping[str, Any]) -> None:
+    """Refuse what is nearly one of the names, since without PMI, for example, a run has numbers that look right."""
+    known = ("metaicl", "missing", "pmi")
+    for name in metadata:
+        if name not in known and (near := difflib.get_close_matches(str(name).lower(), known, n=1)):
+            raise InputError(f"--metadata {name}={metadata[name]}: did you mean {near[0]!r}?")
 
 
 def _flag(metadata: Mapping[str, Any], name: str) -> bool:

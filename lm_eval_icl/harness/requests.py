@@ -76,12 +76,14 @@ class RequestTokenizer:
 
     def _loglikelihood(self, instance: Instance, left_out: tuple[int, ...]) -> Request:
         prompt, continuation = instance.args
+        encoded = isinstance(prompt, EncodedPrompt)
+        arranged = prompt if encoded else self._arranged(instance, left_out)
         try:
-            if isinstance(prompt, EncodedPrompt):
+            if encoded:
                 tokens, answer = prompt.without(left_out), continuation.ids
                 self.prompts.check_known(tokens, answer)
             else:
-                tokens, answer = self.prompts.pair(self._arranged(instance, left_out), continuation)
+                tokens, answer = self.prompts.pair(arranged, continuation)
         except InputError as error:
             raise _of(instance, error) from error
         if not answer or not tokens.query:

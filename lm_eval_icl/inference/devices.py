@@ -23,4 +23,10 @@ def device_of(model: PreTrainedModel) -> torch.device:
 def on_device(numbers: Sequence[Any], device: torch.device) -> Tensor:
     """Whole numbers, or lists of them, as a tensor on a device. (`torch.tensor(..., device=...)` would wait until
     everything that was begun on a GPU is done.)"""
-    return torch.tensor(numbers, dtype=torch.long).to(device, non_blocking=True)
+    return to_device(torch.tensor(numbers, dtype=torch.long), device)
+
+
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """A tensor of the CPU on a device. Only CUDA is not waited for: it has read the tensor when `to` returns, and
+    others may read it later, when its memory holds something else (pytorch issue 189690, of MPS)."""
+    return tensor.to(device, non_blocking=device.type == "cuda")

@@ -110,7 +110,8 @@ class _Leaving:
 
     `generate` keeps all rows, so that its logits processors and stopping criteria work on them as ever. The rows are
     taken out of the model's inputs and its cache, and the logits of those that have left are zeros. In sampling, where
-    a row's random numbers depend on how many rows there are, and in beam search no row leaves.
+    a row's random numbers depend on how many rows there are, in beam search, and under classifier-free guidance, which
+    runs the model on a cache of its own as well, no row leaves.
 
     Args:
         rows: how many rows there are.
@@ -135,7 +136,8 @@ class _Leaving:
         def watched(generation_config: GenerationConfig, *args: Any, **kwargs: Any) -> StoppingCriteriaList:
             criteria = criteria_of(generation_config, *args, **kwargs)
             greedy = generation_config.get_generation_mode() == GenerationMode.GREEDY_SEARCH
-            return _Watched(criteria, self) if greedy else criteria
+            guided = generation_config.guidance_scale not in (None, 1)
+            return _Watched(criteria, self) if greedy and not guided else criteria
 
         self.model._get_stopping_criteria = watched
         handles = [

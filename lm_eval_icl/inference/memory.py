@@ -20,7 +20,7 @@ from transformers import Cache, DynamicCache, PreTrainedModel
 from lm_eval_icl.inference.blocks import hidden, transformer_blocks, with_hidden
 from lm_eval_icl.inference.caches import MemoryLayer, has_other_states, run_rows, select_rows, tensors
 from lm_eval_icl.inference.context_attention import ROWS, RowsAtATime
-from lm_eval_icl.inference.devices import device_of, on_device
+from lm_eval_icl.inference.devices import device_of, on_device, to_device
 from lm_eval_icl.inference.packed_attention import additive, attention_by, reads_shared_memory
 from lm_eval_icl.inference.positions import position_switch
 from lm_eval_icl.layouts import Layout
@@ -181,7 +181,7 @@ def masked_pass(model: PreTrainedModel, tokens: Sequence[int], layout: Layout) -
         cache = DynamicCache()
         model(
             input_ids=on_device([tokens], device),
-            position_ids=layout.positions[None].to(device, non_blocking=True),
+            position_ids=to_device(layout.positions[None], device),
             attention_mask=mask,
             past_key_values=cache,
             use_cache=True,
@@ -197,7 +197,7 @@ def masked_pass(model: PreTrainedModel, tokens: Sequence[int], layout: Layout) -
             return layers
         _with_other_attention.add(model)
         del layers
-    return run(additive(layout.mask.to(device, non_blocking=True), model.dtype)[None, None])
+    return run(additive(to_device(layout.mask, device), model.dtype)[None, None])
 
 
 def causal_pass(
@@ -219,10 +219,11 @@ def causal_pass(
     device = device_of(model)
     cache = memory.cache() if memory is not None else DynamicCache()
     # Behind a memory, some tokens at a time, because transformers makes a mask [tokens, memory + tokens]; all at once
-    # if the angles of rotary embeddings depend on the largest position of a pass.
+    # if the angles of rotary embeddings depend on the largest position of a pass. (Consecutive positions are then on
+    # one side of the switch: `methods.limits` refuses a context that crosses it behind a memory.)
     at_once = len(tokens) if memory is None or (positions is not None and position_switch(model)) else PIECE
     ids = on_device([tokens], device).split(at_once, dim=1)
-    at = [None] * len(ids) if positions is None else positions[None].to(device, non_blocking=True).split(at_once, dim=1)
+    at = [None] * len(ids) if positions is None else to_device(positions[None], device).split(at_once, dim=1)
     for some, at_positions in zip(ids, at, strict=True):
         given = {} if at_positions is None else {"position_ids": at_positions}
         # No logits are needed, but transformers computes them for at least one token.

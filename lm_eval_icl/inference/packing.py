@@ -7,7 +7,8 @@ memory and its own ancestors, and has the position that it would have if its que
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -17,27 +18,23 @@ QueryAnswers = tuple[tuple[int, ...], Collection[tuple[int, ...]]]
 Queries = Mapping[tuple[int, ...], Collection[tuple[int, ...]]]
 
 
-def cost(queries: Iterable[QueryAnswers]) -> int:
-    """How many tokens are run through the model in one forward pass over these queries."""
-    tree = TokenTree()
-    for query, answers in queries:
-        tree.add_query(query, answers)
-    return len(tree.tokens)
-
-
-def first_pack(queries: Sequence[QueryAnswers], tokens: int, at_least: int = 1) -> list[QueryAnswers]:
+def first_pack(queries: Sequence[QueryAnswers], tokens: int, at_least: int = 1) -> tuple[list[QueryAnswers], int]:
     """The first of these queries, to share one forward pass: as many as have `tokens` tokens together, but no fewer
     than `at_least`.
 
     Queries after the first are packed only up to 16 times `tokens`, since the mask of a pass of n tokens is [n, n].
+
+    Returns:
+        The queries, and how many tokens are run for them.
     """
-    tree = TokenTree()
+    tree, before = TokenTree(), 0
     for n, item in enumerate(queries):
         tree.add_query(*item)
         used = len(tree.tokens)
         if n and (used > 16 * tokens or (used > tokens and n >= at_least)):
-            return list(queries[:n])
-    return list(queries)
+            return list(queries[:n]), before
+        before = used
+    return list(queries), before
 
 
 class TokenTree:
@@ -76,6 +73,11 @@ class TokenTree:
 
     def ancestors(self) -> Tensor:
         """[nodes, nodes] bool: whether the column's node is the row's node or one of its ancestors."""
-        ends = torch.tensor(self._ends, dtype=torch.long)
-        ends[self._path] = len(ends)
-        return (torch.arange(len(ends))[:, None] < ends).tril_()
+        n = len(self.tokens)
+        ends, nodes = torch.tensor(self._ends, dtype=torch.long), torch.arange(n)
+        ends[self._path] = n
+        sees = torch.zeros(n, n, dtype=torch.bool)
+        roots = [node for node, depth in enumerate(self.depths) if depth == 0]
+        for first, end in pairwise([*roots, n]):  # no node is below one of another root
+            sees[first:end, first:end] = nodes[first:end, None] < ends[first:end]
+        return sees.tril_()

@@ -389,6 +389,7 @@ def _answers(
         metric=result.metric,
         filter=result.filter,
         options=config.get("output_type") == "multiple_choice",
+        decided=f"metaicl,{result.filter}" in _of(results, "results", result.task),
         unconditional=any(entry.get("metric") == "acc_mutual_info" for entry in _entries(config)),
         shots=result.shots,
         front=tuple(
@@ -437,6 +438,8 @@ def _template(results: Mapping[str, Any], config: Mapping[str, Any]) -> str:
         "description": config.get("description") or "",
         "system": results.get("system_instruction") or results.get("system_instruction_sha"),
         "chat": [chat, bool(results.get("fewshot_as_multiturn"))] if chat else None,
+        # MetaICL's: the options are compared by other scores.
+        **({"pmi": True} if _mapping(config.get("metadata")).get("pmi") is True else {}),
     }
     return digest([json.dumps(parts, sort_keys=True)])
 

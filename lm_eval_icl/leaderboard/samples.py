@@ -31,6 +31,7 @@ class Asked:
         metric: the metric whose values are read.
         filter: only samples of this filter are read.
         options: the requests of a document are options, of which the one with the highest log-likelihood is predicted.
+        decided: the task decides otherwise, and its documents say which option it predicts (MetaICL's).
         unconditional: there may be a second request for each option, without the prompt (`acc_mutual_info`).
         shots: demonstrations a prompt.
         front: texts before the demonstrations, in this order: the system instruction, a delimiter, the description.
@@ -40,6 +41,7 @@ class Asked:
     metric: str
     filter: str
     options: bool
+    decided: bool
     unconditional: bool
     shots: int
     front: tuple[str, ...]
@@ -144,16 +146,31 @@ def digest(texts: Iterable[str]) -> str:
 
 def _row(sample: Mapping[str, Any], asked: Asked, split: _Demonstrations) -> _Row:
     prompt = first_prompt(sample.get("arguments"))
-    scores = _log_likelihoods(sample.get("filtered_resps"), asked) if asked.options else []
+    prediction, options = _decision(sample.get("doc")) if asked.decided else _likeliest(sample, asked)
     return _Row(
         item=_item(sample.get(asked.metric), asked.metric, sample["doc_id"]),
         document=_hash(sample, "doc_hash", lambda: json.dumps(sample.get("doc"), indent=2, ensure_ascii=False)),
         prompt=_hash(sample, "prompt_hash", lambda: prompt),
         target=_hash(sample, "target_hash", lambda: str(sample.get("target"))),
         demonstrations=split.digest(prompt) if asked.shots else b"",
-        prediction=scores.index(max(scores)) if scores else None,  # the first of equals, as lm-eval's `acc`
-        options=len(scores),
+        prediction=prediction,
+        options=options,
     )
+
+
+def _decision(document: Any) -> tuple[int | None, int]:
+    """The option that a document says was predicted, and how many there are; None if it says none."""
+    said = document if isinstance(document, dict) else {}
+    prediction, options = said.get("prediction"), said.get("options")
+    if type(prediction) is int and isinstance(options, list) and 0 <= prediction < len(options):
+        return prediction, len(options)
+    return None, 0
+
+
+def _likeliest(sample: Mapping[str, Any], asked: Asked) -> tuple[int | None, int]:
+    """The option with the highest log-likelihood, and how many there are; None if there are no options."""
+    scores = _log_likelihoods(sample.get("filtered_resps"), asked) if asked.options else []
+    return scores.index(max(scores)) if scores else None, len(scores)  # the first of equals, as lm-eval's `acc`
 
 
 def _hash(sample: Mapping[str, Any], name: str, text: Callable[[], str]) -> str:

@@ -23,7 +23,7 @@ from lm_eval_icl.inference.devices import device_of
 from lm_eval_icl.inference.gelu import fused_gelu
 from lm_eval_icl.inference.generation import StopOnNonFinite, Stopped, continue_from
 from lm_eval_icl.inference.memory import Memory
-from lm_eval_icl.inference.packing import Queries, QueryAnswers, cost, first_pack
+from lm_eval_icl.inference.packing import Queries, QueryAnswers, first_pack
 from lm_eval_icl.inference.positions import learned_positions, no_positions, position_embeddings, position_switch
 from lm_eval_icl.inference.scoring import Score, score_packed, score_rows
 from lm_eval_icl.inference.store import MemoryStore
@@ -320,25 +320,24 @@ class MethodRunner:
         self, memory: Memory, waiting: Sequence[QueryAnswers]
     ) -> tuple[list[QueryAnswers], Sequence[Score]]:
         """The first of the waiting queries, as many as run together, and the scores of all their answers."""
-        pack, together = self._pack(memory, waiting)
-        if together:
+        pack, tokens = self._pack(memory, waiting)
+        if tokens:
             pairs = [(query, answer) for query, answers in pack for answer in answers]
             trim = self.capabilities.can_trim_last_block
             return pack, score_packed(self.model, memory, pairs, self.softmax_dtype, trim)
         rows, stepwise = self._most_rows, self.capabilities.stepwise
         return pack, score_rows(self.model, memory, pack, self.softmax_dtype, rows, stepwise)
 
-    def _pack(self, memory: Memory, waiting: Sequence[QueryAnswers]) -> tuple[list[QueryAnswers], bool]:
-        """The first of the waiting queries, as many as run together, and whether they run in one packed pass. If not,
-        they are the rows of a batch."""
+    def _pack(self, memory: Memory, waiting: Sequence[QueryAnswers]) -> tuple[list[QueryAnswers], int]:
+        """The first of the waiting queries, as many as run together, and of how many tokens the packed pass is in which
+        they run. If it is 0, they are the rows of a batch."""
         if not self.capabilities.can_pack:
-            return self._rows(waiting), False
-        pack = first_pack(waiting, self.budget.pack_tokens, self.budget.queries)
-        tokens = cost(pack)
+            return self._rows(waiting), 0
+        pack, tokens = first_pack(waiting, self.budget.pack_tokens, self.budget.queries)
         # A query longer than a pack gains nothing from packing, and its mask would be large.
         together = len(pack) > 1 or tokens <= self.budget.pack_tokens
         together = together and self.capabilities.can_pack_to(len(memory) + tokens)
-        return (pack, True) if together else (pack[:1], False)
+        return (pack, tokens) if together else (pack[:1], 0)
 
     @property
     def _most_rows(self) -> int:
@@ -353,9 +352,9 @@ class MethodRunner:
         return [row for row in rows if len(row[0]) == len(rows[0][0])]
 
     def _halve_pack(self, memory: Memory, waiting: Sequence[QueryAnswers]) -> str:
-        pack, together = self._pack(memory, waiting)
-        if together:
-            return self.budget.halve_pack(cost(pack))
+        pack, tokens = self._pack(memory, waiting)
+        if tokens:
+            return self.budget.halve_pack(tokens)
         most = max(len(pack), *(len(answers) for _, answers in pack))
         return self.budget.halve_texts(min(most, self._most_rows))
 

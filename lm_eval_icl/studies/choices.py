@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -100,13 +100,14 @@ class Choices:
         said = self.tasks[task].contents
         return self.folder.path / "choices" / model / f"{plain(f'{task},{how}')},n={shots},seed={seed},{said}.json"
 
-    def make(self, model: Model, models: Models) -> None:
-        """Choose what is missing, unless other processes do. All processes of a launch call this.
+    def make(self, model: Model, models: Models, tasks: Collection[str]) -> None:
+        """Choose what is missing for these tasks, unless other processes do. All processes of a launch call this.
 
         Raises:
             InputError: it cannot be chosen; or another checkpoint of the same name has chosen before.
         """
-        for name, of in self.tasks.items():
+        for name in tasks:
+            of = self.tasks[name]
             error = of_first(lambda name=name, of=of: self._make(models, model.folder, name, of))  # type: ignore[misc]
             if error is not None:  # which all processes raise: they would wait for this one
                 raise InputError(error)

@@ -14,14 +14,14 @@ from typing import Any
 
 import torch
 import transformers
-from accelerate import PartialState
 from tqdm import tqdm
 
 from lm_eval_icl import version
 from lm_eval_icl.demonstrations import how
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.harness.distributed import of_first
-from lm_eval_icl.harness.metaicl import MetaICLTask
+from lm_eval_icl.harness.metaicl import MetaICLTask, skips
+from lm_eval_icl.metaicl.files import setting_of
 from lm_eval_icl.studies import tasks as study_tasks
 from lm_eval_icl.studies.choices import Choices, ToChoose
 from lm_eval_icl.studies.folder import Cell, Folder, Model, digest
@@ -168,6 +168,8 @@ class Conductor:
             raise InputError(f"{where}: {error.message}") from error
 
     def _dev_rows(self, leaf: Leaf) -> list[int]:
+        if isinstance(leaf.task, MetaICLTask):
+            raise InputError(f"dev: task {leaf.name!r}: MetaICL's tasks have no split to draw it from: leave it out.")
         used: set[int] = set()
         for shots in self.shots(leaf):
             for drawn_by in self.study.demonstrations:
@@ -277,8 +279,6 @@ class Conductor:
             InputError: a model cannot be trained, or a cell cannot be run. What was finished stays.
         """
         self._check_tasks()
-        if self.study.trainings and int(os.environ.get("WORLD_SIZE", "1")) > 1:
-            PartialState()  # the processes agree on who trains what before the first model is loaded
         left = self.models
         while left:
             before, left = left, [model for model in left if not self._run(model)]
@@ -301,36 +301,44 @@ class Conductor:
 
     def _train(self, model: Model) -> bool:
         """Train a model that is missing, unless another process does. Returns whether it is there."""
-
-        def is_trained() -> bool:
-            return of_first(functools.partial(self.folder.is_trained, model))
-
-        if not is_trained():
-            first = os.environ.get("RANK", "0") == "0"
-            with self.folder.claimed(digest(model.checkpoint)) if first else nullcontext(False) as claimed:
-                if not of_first(lambda: claimed):
+        if not self.folder.is_trained(model):
+            if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+                raise InputError(
+                    f"train: {model.checkpoint} is not trained yet, and a study does not train in several processes of "
+                    "one launch: run the same command once without the launcher."
+                )
+            with self.folder.claimed(digest(model.checkpoint)) as claimed:
+                if not claimed:
                     return False
-                if not is_trained():
-                    train = self._training(model)
+                if not self.folder.is_trained(model):
                     try:
-                        train()
+                        self._training(model)()
                     except InputError as error:
                         raise InputError(f"training of {model.checkpoint}: {error.message}") from error
-                    del train
                     _make_room()
-                    of_first(lambda: self.folder.finish_training(model))
+                    self.folder.finish_training(model)
         if model.training:
             self._check_beginning(model)
         return True
 
     def _check_beginning(self, model: Model) -> None:
-        """Refuse models that began from other weights, or were trained on other rows, than others of this study."""
+        """Refuse models that began from other weights, or were trained on other rows, than others of this study; and
+        those that were trained on a part of MetaICL's tasks, unless this is said."""
         mine = self.folder.training_record(model)
+        options = model.training.options if model.training else {}
+        if "metaicl" in options and not skips(self.study.metadata):
+            tasks = setting_of(str(options["metaicl"]))["train"]
+            if without := [task for task in tasks if task not in mine["rows"]]:
+                raise InputError(
+                    f"--output {self.folder.path}: {model.checkpoint} was trained without {', '.join(without)}, which "
+                    "had no files: give another folder, or missing=skip in --metadata."
+                )
         for other in self.models:
             if other.arguments == model.arguments and self.folder.is_trained(other):
                 theirs = self.folder.training_record(other)
-                both = mine["rows"].keys() & theirs["rows"]
-                same_rows = all(mine["rows"][task] == theirs["rows"][task] for task in both)
+                every = other.training == model.training
+                both = mine["rows"].keys() | theirs["rows"] if every else mine["rows"].keys() & theirs["rows"]
+                same_rows = all(mine["rows"].get(task) == theirs["rows"].get(task) for task in both)
                 if not same_rows or mine["weights"] != theirs["weights"]:
                     what = f"the weights of {model.name}" if same_rows else "the rows of the training tasks"
                     raise InputError(
@@ -352,7 +360,7 @@ class Conductor:
             with tqdm(total=sum(map(len, works.values())), desc=f"{name}, cells ({split})", disable=quiet) as bar:
                 while works:
                     before = len(works)
-                    self.choices.make(model, models)
+                    self.choices.make(model, models, [leaf.name for leaf in self.leaves_of(model)])
                     for key in list(works):
                         if self._run_work(models, works[key]):
                             bar.update(len(works.pop(key)))

@@ -277,9 +277,12 @@ def _demonstrations(given: Any) -> Iterator[str | None]:
             yield None if entry is None else str(found or entry)
             continue
         name, arguments = next(iter(entry.items()), ("", None))
-        lists = {key: expanded(f"demonstrations: {name}: {key}", each) for key, each in dict(arguments or {}).items()}
+        if len(entry) != 1 or not isinstance(arguments, Mapping):
+            yield str(how.read(entry))  # which refuses what is no method with its arguments
+            continue
+        lists = {key: expanded(f"demonstrations: {name}: {key}", each) for key, each in arguments.items()}
         for values in itertools.product(*lists.values()):
-            yield str(how.read({name: dict(zip(lists, values, strict=True))} if len(entry) == 1 else entry))
+            yield str(how.read({name: dict(zip(lists, values, strict=True))}))
 
 
 def _columns(given: Any) -> dict[str, tuple[str, ...]]:

@@ -123,7 +123,7 @@ def contents(leaf: Leaf, seed: int) -> str:
         seed: of the demonstrations, where each seed has a pool of its own.
     """
     if isinstance(leaf.task, MetaICLTask):
-        return digest_of([_contents(leaf.task), leaf.task.files.shown(leaf.task.source, seed)])
+        return digest_of([_contents(leaf.task), leaf.task.pmi, leaf.task.files.shown(leaf.task.source, seed)])
     return _contents(leaf.task)
 
 
