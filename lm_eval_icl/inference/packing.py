@@ -61,7 +61,7 @@ class TokenTree:
             self._ends[node] = first
         self.tokens += sequence[shared:]
         self.depths += range(shared, len(sequence))
-        self._ends += sequence[shared:]  # any numbers
+        self._ends += [0] * (len(sequence) - shared)  # known when the next sequence leaves the path
         self._path[shared:] = range(first, len(self.tokens))
         self._last = sequence
         return list(self._path)
