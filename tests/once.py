@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import atexit
 import functools
+import json
 import os
-import pickle
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -49,16 +49,19 @@ def install() -> None:
 
 @functools.cache
 def task_files(load: Any) -> dict[Path, dict[str, Any]]:
+    """What is in lm-eval's task files."""
     file = Path(os.environ[KEPT])
-    if file.exists():
-        return pickle.loads(file.read_bytes())
-    found = {}
-    for path in _index.TaskIndex._iter_yaml_files(OWN):
-        try:
-            found[path] = load(path, resolve_func=False, recursive=True)
-        except Exception:  # lm-eval leaves it out
-            continue
-    new = file.with_suffix(f".{os.getpid()}")
-    new.write_bytes(pickle.dumps(found))
-    new.replace(file)
-    return found
+    if not file.exists():
+        found = {}
+        for path in _index.TaskIndex._iter_yaml_files(OWN):
+            try:
+                config = load(path, resolve_func=False, recursive=True)
+                if json.loads(json.dumps(config)) == config:
+                    found[str(path)] = config
+            except Exception:  # lm-eval leaves it out; or it holds more than JSON can, and is read again
+                continue
+        new = file.with_suffix(f".{os.getpid()}")
+        new.write_text(json.dumps(found), encoding="utf-8")
+        new.replace(file)
+    known: dict[str, dict[str, Any]] = json.loads(file.read_text(encoding="utf-8"))
+    return {Path(path): config for path, config in known.items()}
