@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from transformers.integrations.sdpa_attention import repeat_kv
 
-from lm_eval_icl.inference.packed_attention import FLASH, additive, join
+from lm_eval_icl.inference.packed_attention import FLASH, additive, has_kernel, join
 from lm_eval_icl.layouts import Layout
 
 # How many tokens are taken at a time. A smaller number reads fewer hidden keys; keys that do not lie side by side are
@@ -67,8 +67,7 @@ class RowsAtATime:
         if not (own and plain and query.shape[2] == key.shape[2] == n):
             return whole(module, query, key, value, attention_mask, **kwargs)
         self.layers += 1
-        exact = query.dtype in (torch.float32, torch.float64) and kwargs.get("softcap") is None
-        if FLASH is not None and query.device.type == "cpu" and exact and query.shape[3] == value.shape[3]:
+        if has_kernel(query, value, kwargs):
             groups = getattr(module, "num_key_value_groups", 1)
             key, value = repeat_kv(key, groups), repeat_kv(value, groups)
             found = [self._joined(*part, query, key, value, kwargs.get("scaling")) for part in self.parts]

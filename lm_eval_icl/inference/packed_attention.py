@@ -9,7 +9,7 @@ log-sum-exps, as FlashAttention joins blocks of keys (Dao et al., 2022, section 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from functools import cached_property, partial
@@ -123,6 +123,19 @@ def join(output: Tensor, lse: Tensor, other: Tensor, other_lse: Tensor) -> None:
     output.lerp_(other, torch.sigmoid(other_lse - lse)[..., None])
 
 
+def has_kernel(query: Tensor, value: Tensor, kwargs: Mapping[str, Any]) -> bool:
+    """Whether `FLASH`, which gives the log-sum-exps that `join` needs, computes a layer's attention as the model does.
+
+    Args:
+        query: [rows, heads, n, width].
+        value: [rows, key-value heads, tokens, width].
+        kwargs: the further arguments of the attention function.
+    """
+    fits = FLASH is not None and query.device.type == "cpu" and query.dtype in (torch.float32, torch.float64)
+    plain = all(kwargs.get(name) is None for name in ("position_bias", "softcap", "cache"))
+    return fits and plain and query.shape[3] == value.shape[3]
+
+
 def _attention(
     row: _PackedRow,
     whole: Callable[..., tuple[Tensor, Tensor | None]],
@@ -146,10 +159,7 @@ def _attention(
     n = len(row.sees)
     behind = key.shape[2] - n
     divides = n > ROWS and behind > 0 and (query.shape[0], query.shape[2]) == (1, n)
-    divides = divides and query.device.type == "cpu" and query.dtype in (torch.float32, torch.float64)
-    divides = divides and query.shape[3] == value.shape[3]
-    divides = divides and all(kwargs.get(name) is None for name in ("position_bias", "softcap", "cache"))
-    mask = attention_mask
+    divides, mask = divides and has_kernel(query, value, kwargs), attention_mask
     if not divides or mask is None or mask.dtype != query.dtype or mask.shape[2:] != (n, behind + n):
         return whole(module, query, key, value, attention_mask, **kwargs)
     scale = kwargs.get("scaling")
@@ -214,9 +224,7 @@ def _on_shared_memory(
     """
     (rows, heads, n, width), (_, key_heads, tokens, _), mask = query.shape, key.shape, attention_mask
     entries, groups = memory[0].shape[2], heads // key_heads
-    divides = query.device.type == "cpu" and query.dtype in (torch.float32, torch.float64)
-    divides = divides and width == value.shape[3] and heads == groups * key_heads
-    divides = divides and all(kwargs.get(name) is None for name in ("position_bias", "softcap", "cache"))
+    divides = has_kernel(query, value, kwargs) and heads == groups * key_heads
     divides = divides and (n == 1 if mask is None else mask.shape[1:] == (1, n, entries + tokens))
     if not divides:
         key, value = (
