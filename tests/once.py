@@ -28,7 +28,7 @@ OWN = Path(_index.__file__).parent
 def install() -> None:
     collect = torch.utils.collect_env
     collect.get_pretty_env_info = functools.cache(collect.get_pretty_env_info)
-    # A compiled template is a function of its text.
+    # A compiled template is a function of its text. Our models keep them; here, others do, too.
     lm_eval.utils.env.from_string = functools.lru_cache(1000)(lm_eval.utils.env.from_string)  # type: ignore[method-assign]
     load = _index.load_yaml
 

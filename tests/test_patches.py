@@ -33,6 +33,7 @@ ARGUMENTS = {
     "TemplateLM._encode_pair": {"context", "continuation"},
     "ConfigurableTask.build_qa_turn": set(),
     "ConfigurableTask.fewshot_context": {"num_fewshot", "chat_template"},
+    "env.from_string": {"source"},
     "CachingLM.__new__": set(),
     "ConfigurableTask.download": set(),
     "ConfigurableTask.__init__": set(),

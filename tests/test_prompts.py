@@ -4,12 +4,15 @@ import copy
 import pickle
 
 import pytest
+from jinja2 import Environment, UndefinedError
+from lm_eval import utils
 from lm_eval.api.task import ConfigurableTask
 from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 
 from lm_eval_icl.errors import InputError
-from lm_eval_icl.harness.prompts import _MARK, recording
+from lm_eval_icl.harness import patches
+from lm_eval_icl.harness.prompts import _MARK, _compiled, recording
 from lm_eval_icl.prompt import FewShotPrompt
 from tests import harness
 
@@ -142,3 +145,38 @@ def test_the_request_cache_is_refused(checkpoint):
     """lm-eval's --cache_requests knows prompts by task and shots, so one seed would read another's demonstrations."""
     with pytest.raises(InputError, match=r"--cache_requests: .*not by seed"):
         harness.run("icl", checkpoint("gpt2"), ["one_token"], 2, cache_requests=True)
+
+
+TEMPLATES = [
+    "Review: {{text}}\nSentiment:",
+    "{{question.strip()}}\nA. {{choices[0]}}\nB. {{choices[1]}}\nAnswer:\n",  # a line break at the end stays
+    "{{['A', 'B'][label]}}",
+    "{% set n = namespace(i=0) %}{% for c in choices %}{% set n.i = n.i + label %}{{c}}{{n.i}} {% endfor %}",
+    "{{text | regex_replace('[aeiou]', '_')}}",
+]
+
+
+def test_templates_are_compiled_once_and_rendered_as_before(monkeypatch):
+    """In runs of our models; others compile a template anew for each document, as lm-eval does."""
+    documents = [{"text": f" été {i}", "question": f"{i}? ", "choices": [i, "x"], "label": i % 2} for i in range(4)]
+    compiled, compile_template = [], Environment.compile
+
+    def counted(environment, source, *args):
+        compiled.append(source)
+        return compile_template(environment, source, *args)
+
+    def rendered():
+        return [utils.apply_template(template, doc) for doc in documents for template in TEMPLATES]
+
+    monkeypatch.setattr(Environment, "compile", counted)
+    monkeypatch.delattr(utils.env, "from_string")  # which the tests replace by one that compiles once (`once.py`)
+    patches.install()
+    _compiled.cache_clear()
+    expected = rendered()
+    assert compiled == TEMPLATES * 4
+    with recording():
+        assert rendered() == expected and compiled == TEMPLATES * 5
+        with pytest.raises(UndefinedError):  # of a name that the document does not have
+            utils.apply_template(TEMPLATES[0], {})
+        assert compiled == TEMPLATES * 5
+    assert rendered() == expected and compiled == TEMPLATES * 9

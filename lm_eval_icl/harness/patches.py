@@ -26,7 +26,7 @@ class Patch:
     """A function of lm-eval, and the wrapper that replaces it.
 
     Attributes:
-        place: the function of lm-eval, as MODULE:CLASS.FUNCTION or MODULE:FUNCTION.
+        place: the function of lm-eval, as MODULE:CLASS.FUNCTION, MODULE:OBJECT.FUNCTION or MODULE:FUNCTION.
         wrapper: MODULE:FUNCTION below `lm_eval_icl.harness`, called as `wrapper(original, *args, **kwargs)`.
         concerns: the runs that the patch affects: `OURS`, `EVERYBODY` or `COMMANDS`.
         what: what the patch does.
@@ -122,6 +122,13 @@ PATCHES = (
         OURS,
         "The marks are read back from the joined prompt, which becomes a FewShotPrompt.",
         "lm-eval hands a model the turns of a prompt.",
+    ),
+    Patch(
+        "lm_eval.utils:env.from_string",
+        "prompts:compiled_once",
+        OURS,
+        "A Jinja template is compiled once, not for every document and field.",
+        "lm-eval keeps compiled templates.",
     ),
     Patch(
         "lm_eval.api.model:CachingLM.__new__",

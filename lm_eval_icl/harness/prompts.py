@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
+from jinja2 import Template
 from lm_eval.api.utils import Message
 
 from lm_eval_icl.errors import InputError
@@ -92,6 +93,16 @@ def with_parts(original: Callable[..., str | list[str]], task: Any, *args: Any, 
     if isinstance(joined, list):  # one prompt for each option, all with the same demonstrations
         return [_with_parts(text, turns - len(joined) + 1) for text in joined]
     return _with_parts(joined, turns)
+
+
+def compiled_once(original: Callable[..., Template], *args: Any, **kwargs: Any) -> Template:
+    """Wrapper of `from_string` of lm-eval's Jinja environment: inside `recording`, compiled templates are kept."""
+    return _compiled(original, *args, **kwargs) if _recording.get() else original(*args, **kwargs)
+
+
+@functools.lru_cache  # of the last 128: those of a task are used together
+def _compiled(compile_template: Callable[..., Template], *args: Any, **kwargs: Any) -> Template:
+    return compile_template(*args, **kwargs)
 
 
 def _refuse_too_many(task: Any, shots: int, error: Exception) -> None:
