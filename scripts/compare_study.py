@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from benchmark import CONFIGS, build_requests, machine, random_model, train_tokenizer
+from benchmarks.measuring import machine
+from benchmarks.workloads import CONFIGS, build_requests, random_model, train_tokenizer
 
 from lm_eval_icl.studies.grid import read
 

@@ -1,0 +1,138 @@
+"""Models, tokenizers and requests for the benchmark's commands."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from random import Random
+
+import torch
+import transformers
+from lm_eval.api.instance import Instance
+from lm_eval.tasks import TaskManager
+from tokenizers import Tokenizer, decoders, pre_tokenizers, trainers
+from tokenizers.models import BPE
+from transformers import GPT2Config, LlamaConfig, PreTrainedModel, PreTrainedTokenizerFast
+
+from lm_eval_icl.harness.models import model_class
+from lm_eval_icl.harness.prompts import recording
+from lm_eval_icl.methods import NAMES
+from lm_eval_icl.prompt import FewShotPrompt
+
+POSITIONS = 4096
+CONFIGS = {
+    "gpt2": GPT2Config(n_positions=POSITIONS),
+    "llama": LlamaConfig(
+        vocab_size=32000,
+        hidden_size=768,
+        intermediate_size=2048,
+        num_hidden_layers=12,
+        num_attention_heads=12,
+        num_key_value_heads=4,
+        max_position_embeddings=POSITIONS,
+    ),
+    "llama-1b": LlamaConfig(
+        vocab_size=32000,
+        hidden_size=2048,
+        intermediate_size=5632,
+        num_hidden_layers=22,
+        num_attention_heads=32,
+        num_key_value_heads=4,
+        max_position_embeddings=POSITIONS,
+    ),
+    "llama-8b": LlamaConfig(
+        vocab_size=128256,
+        hidden_size=4096,
+        intermediate_size=14336,
+        num_hidden_layers=32,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        max_position_embeddings=POSITIONS,
+    ),
+    "toy": LlamaConfig(
+        vocab_size=1000,
+        hidden_size=96,
+        intermediate_size=256,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        max_position_embeddings=10**6,
+    ),
+}
+# A model that takes next to no time, with a vocabulary as large as real ones.
+TINY = GPT2Config(vocab_size=50_000, n_positions=POSITIONS, n_embd=32, n_layer=1, n_head=2)
+# name -> (tasks, shots; None for the tasks' own)
+WORKLOADS: dict[str, tuple[list[str], int | None]] = {
+    "mmlu": (["mmlu"], 5),
+    "leaderboard_bbh": (["leaderboard_bbh"], 3),
+    "icl_mmlu": (["icl_mmlu"], 5),
+    "icl_bbh": (["icl_bbh"], 3),
+    "icl_classification": (["icl_classification"], None),
+    "mmlu_continuation": (["mmlu_continuation"], 5),
+    "bbh": (["bbh_cot_fewshot"], 3),  # chain of thought, generated
+    "adverse": (["sst2"], 8),  # lm-eval's own SST-2: new random demonstrations for every document
+}
+WORDS = "film plot actor music story scene joke dull warm sharp slow bright long quiet odd river stone cloud".split()
+METHODS = {name: model_class(name) for name in NAMES}
+
+
+def build_requests(
+    names: list[str], shots: int | None, tasks: int, documents: int, max_gen_toks: int
+) -> list[Instance]:
+    """The requests of some of the tasks, evenly spaced, and of their first documents."""
+    loaded = list(TaskManager().load(names)["tasks"].values())
+    chosen = loaded[:: max(1, len(loaded) // tasks)][:tasks] if tasks else loaded
+    instances: list[Instance] = []
+    for task in chosen:
+        if shots is not None:
+            task.set_config(key="num_fewshot", value=shots)
+        if task.OUTPUT_TYPE == "generate_until":
+            task.set_config(key="generation_kwargs", value={"max_gen_toks": max_gen_toks}, update=True)
+        task.set_fewshot_seed(1234)
+        with recording():
+            task.build_all_requests(limit=documents or None, rank=0, world_size=1)
+        instances += task.instances
+    return instances
+
+
+def synthetic(
+    documents: int = 64, demonstrations: int = 8, options: int = 4, length: int = 1, shot: int = 60, query: int = 50
+) -> list[Instance]:
+    """Requests of chosen sizes, in words of about one token: `length` of an option, `shot` of a demonstration."""
+    random = Random(0)
+
+    def words(n: int) -> str:
+        return " ".join(random.choice(WORDS) for _ in range(n))
+
+    shots = [f"{words(shot)}\n\n" for _ in range(demonstrations)]
+    answers = [f" {words(length)}" for _ in range(options)]
+    instances = []
+    for document in range(documents):
+        prompt = FewShotPrompt("", shots, words(query))
+        for i, answer in enumerate(answers):
+            metadata = ("synthetic", document, 1)
+            instances.append(Instance("loglikelihood", {}, (prompt, answer), i, metadata=metadata))
+    return instances
+
+
+def train_tokenizer(instances: Sequence[Instance], vocabulary: int, most: int = 16_000) -> PreTrainedTokenizerFast:
+    """Byte-level BPE on the workload's own text, so that prompts have the lengths they have on a real model."""
+    tokenizer = Tokenizer(BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    texts = {part for i in instances for part in (i.args[0].prefix, *i.args[0].demonstrations, i.args[0].query)}
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    # Options as often as they are asked for: one that is a single token to real tokenizers is one here too.
+    options = [i.args[1] for i in instances if i.request_type == "loglikelihood"]
+    trainer = trainers.BpeTrainer(
+        vocab_size=min(vocabulary, most),
+        special_tokens=["<|endoftext|>"],
+        initial_alphabet=alphabet,
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator([*sorted(texts), *options], trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<|endoftext|>", eos_token="<|endoftext|>")
+
+
+def random_model(kind: str, device: str) -> PreTrainedModel:
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(CONFIGS[kind])
+    return model.to(device, torch.bfloat16 if device == "cuda" else torch.float32).eval()
