@@ -3,6 +3,7 @@
     python scripts/benchmark.py tasks      # workloads: each model against hf
     python scripts/benchmark.py methods    # what a query costs in every method, relative to icl
     python scripts/benchmark.py outside    # processor time a document outside the model, by part
+    python scripts/benchmark.py whole      # a whole lm_eval command beside --model hf, by part
     python scripts/benchmark.py growth     # time against documents, demonstrations, options, tokens an option
     python scripts/benchmark.py generation # texts behind 1,000 tokens of demonstrations, beside hf
     python scripts/benchmark.py training   # a training step in every method, beside transformers' Trainer
@@ -12,8 +13,8 @@
 Models have random weights, made here (a GPT-2 of 124 million parameters, or a Llama-type of about that size with
 grouped-query attention); their tokenizer is trained here on the workload's own text. Contenders take turns within a
 repetition, so that whatever else the machine does meets all alike; ratios are of one repetition, their spread is
-printed. `tasks`, `outside`, `shots` and `gpu` need the datasets, from the Hub or as folders of the same names below the
-working directory.
+printed. `tasks`, `outside`, `whole`, `shots` and `gpu` need the datasets, from the Hub or as folders of the same names
+below the working directory.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from typing import Any
 
 import torch
 import transformers
-from benchmarks import generation, growth, methods, outside, shots, tasks, training
+from benchmarks import generation, growth, methods, outside, shots, tasks, training, whole
 from benchmarks.measuring import machine
 from benchmarks.workloads import CONFIGS, METHODS, WORKLOADS
 from rich.console import Console
@@ -42,6 +43,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "batch_sizes": [1, 8],
         "pack_tokens": [1024],
     },
+    "whole": {"methods": ["icl"], "workloads": ["mmlu"], "batch_sizes": [1]},
     "methods": {"methods": list(METHODS)},
     "training": {"methods": list(METHODS)},
     "shots": {"model": "toy", "methods": ["icl", *(name for name in METHODS if make(name).needs_mask)]},
@@ -56,6 +58,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 COMPARE = {
     "tasks": tasks.compare,
     "outside": outside.compare,
+    "whole": whole.compare,
     "methods": methods.compare,
     "growth": growth.compare,
     "generation": generation.compare,
@@ -81,7 +84,9 @@ def main() -> None:
         "--tasks", type=int, default=2, help="how many of a workload's tasks; 0 for all (default: %(default)s)"
     )
     parser.add_argument("--documents", type=int, default=64, help="of each task; 0 for all (default: %(default)s)")
-    parser.add_argument("--batch-sizes", nargs="+", type=int, help="of hf (default: 1 8; 8 32 128 for gpu)")
+    parser.add_argument(
+        "--batch-sizes", nargs="+", type=int, help="of hf (default: 1 8; 1 for whole, 8 32 128 for gpu)"
+    )
     parser.add_argument("--repetitions", type=int, default=3)
     parser.add_argument("--max-gen-toks", type=int, default=32, help="of generation tasks (default: %(default)s)")
     parser.add_argument("--texts", nargs="+", type=int, default=[1, 16, 64], help="of generation (default: 1 16 64)")
@@ -93,10 +98,10 @@ def main() -> None:
             setattr(options, name, value)
     if options.what == "gpu" and not torch.cuda.is_available():
         parser.error("gpu: there is no GPU here (torch.cuda.is_available() is False); `tasks` runs on a CPU")
-    least = 0 if options.what in ("tasks", "outside") else 1
+    least = 0 if options.what in ("tasks", "outside", "whole") else 1
     if options.repetitions < 1 or options.documents < least or options.tasks < 0:
         parser.error(
-            "--repetitions must be 1 or more, --tasks 0 or more, --documents 1 or more (0 for tasks and outside)"
+            "--repetitions must be 1 or more, --tasks 0 or more, --documents 1 or more (0 for tasks, outside and whole)"
         )
     options.device = "cuda" if torch.cuda.is_available() else "cpu"
     if options.what in ("methods", "training", "shots") and "icl" not in options.methods:

@@ -1,23 +1,81 @@
-"""The benchmark's command for a GPU, where there is none."""
+"""The benchmark's commands: one for a GPU, where there is none, and a whole `lm_eval` on four documents."""
 
 from __future__ import annotations
 
 import importlib
+import json
+import logging
+import subprocess
 import sys
+import time
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
+import transformers
+
+from tests import processes
+
+SCRIPTS = Path(__file__).resolve().parents[1] / "scripts"
 
 
-def test_without_a_gpu_the_command_for_one_says_so_in_a_line(monkeypatch, capsys):
-    monkeypatch.syspath_prepend(Path(__file__).resolve().parents[1] / "scripts")
+@pytest.fixture
+def benchmark(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(SCRIPTS)
+    monkeypatch.setattr(logging.getLogger("lm_eval"), "setLevel", lambda level: None)  # also that of other tests
+    monkeypatch.setattr(transformers.logging, "set_verbosity_error", lambda: None)
+    return importlib.import_module("benchmark")
+
+
+def test_without_a_gpu_the_command_for_one_says_so_in_a_line(benchmark, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["benchmark.py", "gpu"])
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(SystemExit) as ended:
-        importlib.import_module("benchmark").main()
+        benchmark.main()
     assert ended.value.code == 2
     *_, last = capsys.readouterr().err.splitlines()
     assert last == (
         "benchmark.py: error: gpu: there is no GPU here (torch.cuda.is_available() is False); `tasks` runs on a CPU"
     )
+
+
+def forked(arguments: list[str]) -> subprocess.CompletedProcess[str]:
+    """`python -m benchmarks.clocked ARGUMENTS`, in a process that has imported most of it."""
+    code = f"import sys; sys.path.insert(0, {str(SCRIPTS)!r}); from benchmarks import clocked; clocked.main()"
+    return processes.python(code, *arguments)
+
+
+def test_a_whole_command_by_part(benchmark, monkeypatch, capsys, tmp_path):
+    """Both contenders go through every part, and the parts of each are all of its time."""
+    whole = importlib.import_module("benchmarks.whole")
+    monkeypatch.setattr(whole, "run", forked)
+    monkeypatch.setitem(whole.WORKLOADS, "demo", (["icl_demo_short", "icl_demo_long"], 2))
+    line = ["benchmark.py", "whole", "--workloads", "demo", "--tasks", "0", "--documents", "2", "--repetitions", "1"]
+    monkeypatch.setattr(sys, "argv", [*line, "--output", str(tmp_path / "found.json")])
+    start = time.monotonic()
+    benchmark.main()
+    elapsed = time.monotonic() - start
+    printed = capsys.readouterr().out
+    rows = dict(row.strip("| ").split(" | ", 1) for row in printed.splitlines() if row.startswith("| "))
+    assert rows["processor seconds"] == "`icl` | `hf, batch 1`"
+    found = json.loads((tmp_path / "found.json").read_text())["found"]["demo"]
+    assert (found["documents"], found["requests"]) == (4, 8)
+    (icl,), (hf,) = found["wall, processor"].values()
+    for seconds in (icl, hf):
+        assert list(rows)[2:-2] == list(seconds)
+        assert all(0 < kind < elapsed for part in seconds.values() for kind in part)
+    assert sum(wall for wall, _ in [*icl.values(), *hf.values()]) < elapsed
+    busy = [sum(processor for _, processor in seconds.values()) for seconds in (icl, hf)]
+    assert rows["everything"] == " | ".join(f"{total:.2f} ({total:.2f} to {total:.2f})" for total in busy)
+
+
+def test_a_second_counts_in_the_innermost_part(benchmark, monkeypatch):
+    clocked = importlib.import_module("benchmarks.clocked")
+    clock = iter([12.0, 15.0, 19.0, 24.0])
+    monkeypatch.setattr(clocked.time, "monotonic", lambda: next(clock))
+    clocks = clocked.Clocks(10.0)
+    inner = clocks.around(clocked.BUILDING, lambda: 1)
+    assert clocks.around(clocked.LOADING, inner)() == 1
+    wall = {part: seconds for part, (seconds, _) in clocks.seconds.items() if seconds}
+    assert wall == {clocked.IMPORTING: 2.0, clocked.LOADING: 3.0 + 5.0, clocked.BUILDING: 4.0}

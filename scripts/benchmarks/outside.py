@@ -9,14 +9,12 @@ from collections import defaultdict
 from types import SimpleNamespace
 from typing import Any
 
-import torch
-import transformers
 from rich.console import Console
 from rich.table import Table
 from torch import nn
 
 from benchmarks.measuring import machine, spread
-from benchmarks.workloads import METHODS, TINY, WORKLOADS, build_requests, train_tokenizer
+from benchmarks.workloads import METHODS, WORKLOADS, build_requests, tiny_model
 
 
 def compare(options: argparse.Namespace, console: Console) -> dict[str, Any]:
@@ -27,9 +25,7 @@ def compare(options: argparse.Namespace, console: Console) -> dict[str, Any]:
         names, shots = WORKLOADS[workload]
         instances = build_requests(names, shots, options.tasks, options.documents, options.max_gen_toks)
         documents = len({(i.task_name, i.doc_id) for i in instances})
-        torch.manual_seed(0)
-        model = transformers.AutoModelForCausalLM.from_config(TINY).eval()
-        tokenizer = train_tokenizer(instances, TINY.vocab_size, most=TINY.vocab_size)
+        model, tokenizer = tiny_model(instances)
         lms = {m: METHODS[m](model, tokenizer=tokenizer, device="cpu") for m in options.methods}
         inside = 0.0
 

@@ -136,3 +136,10 @@ def random_model(kind: str, device: str) -> PreTrainedModel:
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(CONFIGS[kind])
     return model.to(device, torch.bfloat16 if device == "cuda" else torch.float32).eval()
+
+
+def tiny_model(instances: Sequence[Instance]) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
+    """A random model that takes next to no time, and a tokenizer as large as real ones."""
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(TINY).eval()
+    return model, train_tokenizer(instances, TINY.vocab_size, most=TINY.vocab_size)
