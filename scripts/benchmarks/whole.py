@@ -34,6 +34,7 @@ def compare(options: argparse.Namespace, console: Console) -> dict[str, Any]:
         shared += ["--limit", str(options.documents)] if options.documents else []
         if any(i.request_type == "generate_until" for i in instances):
             shared += ["--gen_kwargs", f"max_gen_toks={options.max_gen_toks}"]
+        command = " ".join(["lm_eval --model ...", *shared])
         contenders = {name: ["--model", name] for name in options.methods}
         contenders |= {f"hf, batch {n}": ["--model", "hf", "--batch_size", str(n)] for n in options.batch_sizes}
         runs: dict[str, list[dict[str, list[float]]]] = defaultdict(list)
@@ -46,7 +47,7 @@ def compare(options: argparse.Namespace, console: Console) -> dict[str, Any]:
                     runs[contender].append(timed([*arguments, *shared], Path(folder) / "seconds.json"))
                     wall = sum(wall for wall, _ in runs[contender][-1].values())
                     console.print(f"{workload} {repetition + 1}/{options.repetitions} {contender}: {wall:.1f} s")
-        title = f"{workload}: {documents} documents, {len(instances)} requests, {machine()}"
+        title = f"{command}\n\n{documents} documents, {len(instances)} requests, {machine()}"
         # As a table in Markdown, whose lines must not be broken.
         console.print(f"\n{title}\n\n{table(runs)}\n", markup=False, highlight=False, soft_wrap=True)
         found[workload] = {"documents": documents, "requests": len(instances), "wall, processor": runs}
