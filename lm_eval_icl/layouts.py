@@ -231,6 +231,11 @@ class Layout:
         n = len(self)
         return self.step == 1 and self.end == n and torch.equal(self.positions, torch.arange(n))
 
+    @cached_property
+    def entries(self) -> int:
+        """How many entries of a memory the row begins with, which are not run again."""
+        return int((~self._runs[self._block]).sum())
+
     @property
     def reach(self) -> int:
         """How many positions the row takes: its largest position plus 1."""
@@ -288,6 +293,35 @@ def _slices(marked: Tensor) -> list[slice]:
     edges = torch.diff(marked.int(), prepend=marked.new_zeros(1).int(), append=marked.new_zeros(1).int())
     bounds = edges.nonzero()[:, 0].tolist()
     return [slice(start, stop) for start, stop in zip(bounds[::2], bounds[1::2], strict=True)]
+
+
+def side_by_side(layouts: Sequence[Layout]) -> Layout:
+    """Several rows as one, in which no token sees those of another row: first the entries of all memories, then the
+    tokens of all rows. Its prompt is that of all rows, one after another.
+
+    Args:
+        layouts: at least one; all have the same `step`.
+    """
+    if len(layouts) == 1:
+        return layouts[0]
+    found: list[tuple[Block, bool, int, int]] = []  # a block, whether it is kept, its row, and its index in the row
+    prompt = 0
+    for row, layout in enumerate(layouts):
+        for i, (block, keep) in enumerate(zip(layout.blocks, layout.kept, strict=True)):
+            found.append((replace(block, source=prompt + block.source), keep, row, i))
+        prompt += max((block.source + block.length for block in layout.blocks), default=0)
+    found.sort(key=lambda block: block[0].name != "M")  # stable: all else stays in order
+    sees = nothing(len(found))
+    for row, layout in enumerate(layouts):
+        at, which = zip(*((n, i) for n, (_, _, of, i) in enumerate(found) if of == row), strict=True)
+        sees[torch.tensor(at)[:, None], torch.tensor(at)] = layout.sees[list(which)][:, list(which)]
+    return Layout(
+        blocks=tuple(block for block, *_ in found),
+        sees=sees,
+        kept=tuple(keep for _, keep, *_ in found),
+        end=max(layout.end for layout in layouts),
+        step=layouts[0].step,
+    )
 
 
 def starts(prefix: int, lengths: Sequence[int], pattern: Pattern, positions: str) -> tuple[list[int], int]:

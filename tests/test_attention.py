@@ -46,18 +46,18 @@ def divided(monkeypatch):
 def test_all_architectures_score_as_under_the_whole_mask(name, cut, divided, monkeypatch):
     model = tiny.build(name, torch.float64)
     memory = Memory(causal_pass(model, CONTEXT), CONTEXT, len(CONTEXT))
-    scores = scoring.score_packed(model, memory, PAIRS, torch.float64, cut)
+    scores = scoring.score_packed(model, [(memory, PAIRS)], torch.float64, cut)
     layers = model.config.num_hidden_layers - cut
     assert divided() == (layers if model.config._attn_implementation == "sdpa" else 0)
-    monkeypatch.setattr(scoring, "in_parts", lambda sees: nullcontext())
-    whole = scoring.score_packed(model, memory, PAIRS, torch.float64, cut)
+    monkeypatch.setattr(scoring, "in_parts", lambda sees, groups: nullcontext())
+    whole = scoring.score_packed(model, [(memory, PAIRS)], torch.float64, cut)
     assert [greedy for _, greedy in scores] == [greedy for _, greedy in whole]
     assert [score for score, _ in scores] == pytest.approx([score for score, _ in whole], abs=1e-12, rel=0)
 
 
 @given(
     parents=st.lists(st.integers(-1, 10**6), min_size=1, max_size=150),
-    behind=st.integers(1, 40),
+    behind=st.integers(0, 40),
     heads=st.sampled_from([(1, 1), (4, 4), (4, 2), (6, 1)]),
     scaling=st.sampled_from([None, 0.3]),
     seed=st.integers(0, 2**32 - 1),
@@ -74,7 +74,7 @@ def test_any_tree_behind_any_memory(parents, behind, heads, scaling, seed):
     query = torch.randn(1, heads[0], n, 8, dtype=torch.float64, generator=generator)
     # Far from each other: what the memory and the row weigh differs by orders of magnitude.
     key, value = 9 * torch.randn(2, 1, heads[1], behind + n, 8, dtype=torch.float64, generator=generator)
-    with in_parts(sees):
+    with in_parts(sees, [(slice(0, n), slice(0, behind))]):
         found, _ = ALL_ATTENTION_FUNCTIONS["sdpa"](module, query, key, value, mask, scaling=scaling)
     expected = scaled_dot_product_attention(query, key, value, mask, scale=scaling, enable_gqa=True)
     torch.testing.assert_close(found, expected.transpose(1, 2), rtol=1e-12, atol=1e-12)
@@ -84,7 +84,7 @@ def test_what_no_token_of_a_part_sees_is_not_read(divided):
     sees = torch.eye(9, dtype=torch.bool)
     mask = torch.zeros(1, 1, 9, 10)  # hides nothing, so that what is read shows
     query, key, value = torch.randn(3, 1, 1, 10, 4)
-    with in_parts(sees):
+    with in_parts(sees, [(slice(0, 9), slice(0, 1))]):
         found, _ = ALL_ATTENTION_FUNCTIONS["sdpa"](nn.Module(), query[:, :, :9], key, value, mask)
     for first in (0, 3, 6):
         at = [0, *range(first + 1, first + 4)]
@@ -103,7 +103,6 @@ def test_what_no_token_of_a_part_sees_is_not_read(divided):
         {"mask": torch.zeros(1, 1, 5, 1)},
         {"width": 6},
         {"tokens": 3},
-        {"memory": 0},
         {"position_bias": torch.ones(1, 2, 5, 12)},
     ],
     ids=lambda change: next(iter(change)),
@@ -115,7 +114,7 @@ def test_what_cannot_be_divided_runs_whole(change, divided):
     value = torch.randn(rows, 2, keys, change.get("width", 4), dtype=dtype)
     mask = change.get("mask", torch.randn(1, 1, queries, keys, dtype=dtype))
     more = {name: change[name] for name in ("position_bias",) if name in change}
-    with in_parts(torch.eye(n, dtype=torch.bool)):
+    with in_parts(torch.eye(n, dtype=torch.bool), [(slice(0, n), slice(0, keys - n))]):
         found, _ = ALL_ATTENTION_FUNCTIONS["sdpa"](nn.Module(), query, key, value, mask, is_causal=False, **more)
     assert divided() == 0
     assert torch.equal(found, SDPA(nn.Module(), query, key, value, mask, is_causal=False, **more)[0])
@@ -123,11 +122,11 @@ def test_what_cannot_be_divided_runs_whole(change, divided):
 
 def test_outside_a_packed_row_it_is_the_librarys_function(monkeypatch):
     """The function stays in place, and does nothing of its own without a row."""
-    with pytest.raises(RuntimeError), in_parts(torch.eye(3, dtype=torch.bool)):
+    with pytest.raises(RuntimeError), in_parts(torch.eye(3, dtype=torch.bool), [(slice(0, 3), slice(0, 1))]):
         raise RuntimeError
     placed = ALL_ATTENTION_FUNCTIONS["sdpa"]
     assert placed is not SDPA
-    with in_parts(torch.eye(3, dtype=torch.bool)):
+    with in_parts(torch.eye(3, dtype=torch.bool), [(slice(0, 3), slice(0, 1))]):
         assert ALL_ATTENTION_FUNCTIONS["sdpa"] is placed  # once in a process
     monkeypatch.setattr(attention, "_attention", None)
     query, key = torch.randn(1, 2, 100, 4), torch.randn(1, 2, 130, 4)
@@ -144,7 +143,7 @@ def test_somebody_elses_function_is_called(on_the_instance):
         calls.append(args)
         return SDPA(*args, **kwargs)
 
-    with in_parts(torch.eye(3, dtype=torch.bool)):
+    with in_parts(torch.eye(3, dtype=torch.bool), [(slice(0, 3), slice(0, 1))]):
         pass
     before = AttentionInterface()["sdpa"]
     if on_the_instance:
@@ -154,7 +153,7 @@ def test_somebody_elses_function_is_called(on_the_instance):
     try:
         inputs = [torch.randn(1, 2, 3, 4) for _ in range(3)]
         ALL_ATTENTION_FUNCTIONS["sdpa"](nn.Module(), *inputs, None)
-        with in_parts(torch.eye(3, dtype=torch.bool)):
+        with in_parts(torch.eye(3, dtype=torch.bool), [(slice(0, 3), slice(0, 1))]):
             ALL_ATTENTION_FUNCTIONS["sdpa"](nn.Module(), *inputs, None)
         assert len(calls) == 2
     finally:
@@ -171,12 +170,12 @@ def test_without_the_kernel_attention_runs_whole(name, monkeypatch):
     with torch.no_grad():
         memory = Memory(causal_pass(model, context), context, len(context))
         pairs = [((20 + i, *range(30, 60)), (9, 8)) for i in range(4)]
-        expected = scoring.score_packed(model, memory, pairs)
+        expected = scoring.score_packed(model, [(memory, pairs)])
         placed = ALL_ATTENTION_FUNCTIONS["sdpa"]
         monkeypatch.setattr(attention, "FLASH", None)
         AttentionInterface.register("sdpa", SDPA)  # as in a process where the kernel was never there
         try:
-            found = scoring.score_packed(model, memory, pairs)
+            found = scoring.score_packed(model, [(memory, pairs)])
             assert ALL_ATTENTION_FUNCTIONS["sdpa"] is SDPA
         finally:
             AttentionInterface.register("sdpa", placed)
@@ -192,7 +191,7 @@ def test_threads_do_not_see_each_others_rows():
         with torch.no_grad():
             memory = Memory(causal_pass(model, context), context, len(context))
         for n in (2, 3, 4):
-            runs.append((model, memory, [((20 + i + n, *range(30, 60)), (9, 8)) for i in range(n)]))
+            runs.append((model, [(memory, [((20 + i + n, *range(30, 60)), (9, 8)) for i in range(n)])]))
 
     def score(run):
         with torch.no_grad():

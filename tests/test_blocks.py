@@ -27,7 +27,7 @@ ATTENTIONS = [  # Gemma 2 has no sdpa
 @torch.no_grad()
 def scores(model, context, cut):
     memory = Memory(causal_pass(model, context), context, len(context)) if context else Memory([], [], 0)
-    return score_packed(model, memory, PAIRS, torch.float64, cut)
+    return score_packed(model, [(memory, PAIRS)], torch.float64, cut)
 
 
 @pytest.mark.parametrize("context", [CONTEXT, []], ids=["memory", "no memory"])
@@ -75,7 +75,7 @@ def test_a_pass_leaves_model_and_cache_as_they_were():
         def forward(self, *args, **kwargs):
             raise RuntimeError("broken")
 
-    cache = Memory(causal_pass(model, CONTEXT), CONTEXT, len(CONTEXT)).cache(once=True)
+    cache = Memory(causal_pass(model, CONTEXT), CONTEXT, len(CONTEXT)).cache()
     block.attn = Broken()
     with pytest.raises(RuntimeError, match="broken"), last_block_at(model, cache, torch.tensor([0]), 1):
         model(input_ids=torch.tensor([[3]]), past_key_values=cache, use_cache=True)
@@ -92,7 +92,7 @@ def test_a_pass_keeps_no_memory_alive():
     gc.collect()
     gc.disable()
     try:
-        score_packed(model, memory, PAIRS, trim_last_block=True)
+        score_packed(model, [(memory, PAIRS)], trim_last_block=True)
         del memory
         assert keys() is None
     finally:

@@ -57,8 +57,8 @@ def test_smoke_says_why_there_is_no_tiny_model(arch, says):
 def test_smoke_notices_numbers_that_are_not_finite(monkeypatch):
     from lm_eval_icl.methods import runner
 
-    def broken(model, memory, pairs, *rest):
-        return [(float("nan"), False)] * len(pairs)
+    def broken(model, work, *rest):
+        return [(float("nan"), False)] * sum(len(pairs) for _, pairs in work)
 
     monkeypatch.setattr(runner, "score_packed", broken)
     with pytest.raises(InputError, match=r"smoke test on llama: icl: task 'smoke_loglik.*; deepthink: .*bility is nan"):

@@ -83,7 +83,7 @@ def test_literal(name, arguments):
         harness.assert_same(score_rows(model, memory, [(query, answers)]), expected, 1e-6)
         if name not in WINDOWED:
             pairs = [(query, answer) for query, answers in QUERIES.items() for answer in answers]
-            packed = dict(zip(pairs, score_packed(model, memory, pairs), strict=True))
+            packed = dict(zip(pairs, score_packed(model, [(memory, pairs)]), strict=True))
             harness.assert_same([packed[query, answer] for answer in answers], expected, 1e-6)
 
 

@@ -158,7 +158,7 @@ def run(model: Any, queries: Any, new: int = 6, asked: Any = None, **ways: Any) 
     embedding = model.get_input_embeddings()
     handle = embedding.register_forward_pre_hook(lambda module, args: rows.append(len(args[0])))
     try:
-        return continue_from(model, generate, memory, queries, 0, **ways), rows
+        return continue_from(model, generate, [memory], queries, 0, **ways), rows
     finally:
         handle.remove()
 

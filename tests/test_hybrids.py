@@ -34,8 +34,8 @@ def test_every_query_goes_on_from_the_same_state(name, rows):
     model = tiny.build(name)
     runner = MethodRunner(model, methods.make("icl"), batch_size=rows)
     for queries in (QUERIES, dict(reversed(QUERIES.items()))):
-        for pairs, scores in runner.score(CONTEXT, queries):
-            for (query, answer), (found, _) in zip(pairs, scores, strict=True):
+        for asked, scores in runner.score({CONTEXT: queries}):
+            for (_, query, answer), (found, _) in zip(asked, scores, strict=True):
                 assert found == pytest.approx(in_one_pass(model, [*CONTEXT.tokens, *query], answer), rel=2e-6)
     assert runner.store.encoded == 1
 
@@ -46,8 +46,8 @@ def test_rows_that_a_model_mixes_run_one_by_one():
     model = smoke_models.build("rwkv")
     runner = MethodRunner(model, methods.make("icl"), batch_size=4)
     assert not runner.capabilities.can_batch
-    for pairs, scores in runner.score(CONTEXT, QUERIES):
-        for (query, answer), (found, _) in zip(pairs, scores, strict=True):
+    for asked, scores in runner.score({CONTEXT: QUERIES}):
+        for (_, query, answer), (found, _) in zip(asked, scores, strict=True):
             assert found == pytest.approx(in_one_pass(model, [*CONTEXT.tokens, *query], answer), rel=2e-6)
 
 
@@ -55,7 +55,7 @@ def test_rows_that_a_model_mixes_run_one_by_one():
 @torch.no_grad()
 def test_the_demonstrations_are_run_once(name):
     runner = MethodRunner(tiny.build(name), methods.make("icl"))
-    list(runner.score(CONTEXT, {query: [(7,)] for query in QUERIES}))
+    list(runner.score({CONTEXT: {query: [(7,)] for query in QUERIES}}))
     assert runner.tokens_run == len(CONTEXT.tokens) + sum(map(len, QUERIES))
 
 
@@ -89,7 +89,7 @@ def test_how_models_go_on(name, stepwise, dtype):
 @torch.no_grad()
 def test_states_that_are_not_copied_are_noticed(monkeypatch):
     """One cache for all queries, whose state the first query changes."""
-    monkeypatch.setattr(capabilities.Memory, "cache", lambda memory, rows=1, once=False: memory.state)
+    monkeypatch.setattr(capabilities.Memory, "cache", lambda memory, rows=1: memory.state)
     with pytest.raises(ValueError, match="Qwen3NextForCausalLM cannot be used"):
         probe(tiny.build("qwen3_next"))
 

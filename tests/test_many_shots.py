@@ -99,7 +99,7 @@ def test_any_pattern(lengths, prefix, seed, n, heads, kernel):
         patch.setattr(context_attention, "ROWS", n)
         if not kernel:
             patch.setattr(context_attention, "has_kernel", lambda *given: False)
-        attention = RowsAtATime(layout)
+        attention = RowsAtATime([layout])
         with attention_by(attention):
             mask = attention.mask(query.dtype, query.device)
             found, _ = ALL_ATTENTION_FUNCTIONS["sdpa"](module, query, key, value, mask, scaling=0.3)
@@ -196,7 +196,7 @@ def test_nothing_waits_for_the_device_until_results_are_read(rows):
         pairs = [(rest, (9, 10)), (rest, (11,))]
         for trim in (False, True):
             with pytest.raises(NotImplementedError, match="Cannot copy out of meta tensor") as raised:
-                score_packed(model, found, pairs, trim_last_block=trim)
+                score_packed(model, [(found, pairs)], trim_last_block=trim)
             assert raised.traceback[-1].name == "__init__"  # where `Scores` are sent to the host
         ids = torch.zeros(3, 1, dtype=torch.long, device="meta")
         logits, _ = run_rows(model, found.cache(3), ids, [0], found.positions(torch.zeros_like(ids)))
@@ -224,7 +224,7 @@ def test_all_devices_but_cuda_are_waited_for(rows):
     model, method = tiny.build("llama"), methods.make("invicl")
     with Copies() as copies:
         found, rest = method.encode_query(model, context(4), QUERY, lambda each: method.encode(model, each))
-        score_packed(model, found, [(rest, (9, 10)), (rest, (11,))])
+        score_packed(model, [(found, [(rest, (9, 10)), (rest, (11,))])])
     assert copies.waited and all(copies.waited)
 
 
@@ -232,7 +232,7 @@ def test_scores_are_handed_on_while_the_next_pack_runs(monkeypatch):
     """As on an accelerator: a pack is begun before the scores of the one before it are handed on, and none is lost."""
     tried = MethodRunner(tiny.build("gpt2"), methods.make("icl"), pack_tokens=40)
     queries = {(i, *range(30, 48)): [(9,), (10, 11)] for i in range(5)}
-    expected = list(tried.score(context(2), queries))
+    expected = list(tried.score({context(2): queries}))
     assert len(expected) == 3
     events = []
 
@@ -243,7 +243,7 @@ def test_scores_are_handed_on_while_the_next_pack_runs(monkeypatch):
     monkeypatch.setattr(runner, "score_packed", watch)
     tried.packs_ahead = 1
     found = []
-    for pairs, scores in tried.score(context(2), queries):
+    for pairs, scores in tried.score({context(2): queries}):
         events.append("handed on")
         found.append((pairs, scores))
     assert found == expected

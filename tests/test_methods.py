@@ -397,7 +397,7 @@ def scored(name, case, context, answers):
         packs.setdefault(query if method.memory_depends_on_query else None, []).append((memory, rest, query))
     for pack in packs.values():
         of = [(query, rest, option) for _, rest, query in pack for option in answers[query]]
-        scores = score_packed(model, pack[0][0], [(rest, option) for _, rest, option in of])
+        scores = score_packed(model, [(pack[0][0], [(rest, option) for _, rest, option in of])])
         for (query, _, option), score in zip(of, scores, strict=True):
             packed.setdefault(query, {})[option] = score
     return alone, packed
@@ -607,7 +607,7 @@ def test_generation_goes_on_from_any_memory(name, case):
                 continue  # min_new_tokens keeps it from being said
             with as_run(name, case):
                 memory, rest = method.encode_query(model, context, query, lambda c: method.encode(model, c))
-                ours = continue_from(model, generate, memory, [rest], 0)
+                ours = continue_from(model, generate, [memory], [rest], 0)
             assert ours == [list(expected)], (context, query)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -83,8 +83,8 @@ def test_the_least_that_holds_a_prompt_suffices(make, method, caplog):
 
 
 def test_the_memory_in_use_is_kept():
-    def encode(context: Context) -> Memory:
-        return Memory([(torch.zeros(1, 1, 10, 2), torch.zeros(1, 1, 10, 2))], [0] * 10, 10)
+    def encode(contexts: Sequence[Context]) -> list[Memory]:
+        return [Memory([(torch.zeros(1, 1, 10, 2), torch.zeros(1, 1, 10, 2))], [0] * 10, 10)] * len(contexts)
 
     store = MemoryStore(encode, max_bytes=10**6)
     contexts = [Context((i,), ()) for i in range(4)]
@@ -166,9 +166,9 @@ def test_on_an_accelerator_batch_size_queries_share_a_pass(make, monkeypatch):
     scored: list[int] = []
     score = runner.score_packed
 
-    def count(model: Any, memory: Any, pairs: Any, *rest: Any) -> Any:
-        scored.append(len({tuple(query) for query, _ in pairs}))
-        return score(model, memory, pairs, *rest)
+    def count(model: Any, work: Any, *rest: Any) -> Any:
+        scored.append(len({tuple(query) for _, pairs in work for query, _ in pairs}))
+        return score(model, work, *rest)
 
     monkeypatch.setattr(runner, "score_packed", count)
     harness.assert_same(harness.responses(harness.run(lm, "", ["many_tokens"], 2)), expected, 1e-10)

@@ -97,7 +97,6 @@ def test_bad_input_is_one_line(checkpoint, call, says):
         (lambda p: p.generate([], ["a"], use_cache=False), "generation argument use_cache=False would switch off"),
         (lambda p: p.generate([], ["a"], prompt_lookup_num_tokens=3), "generation argument prompt_lookup_num_tokens=3"),
         (lambda p: p.generate([], ["a"], return_dict_in_generate=True), "generation argument return_dict_in_generate"),
-        (lambda p: p.generate([], ["a"], logits_processor=[]), "generation arguments .*refused by transformers"),
         (lambda p: p.generate([], ["a"], nonsense=1), "generation arguments .*refused by transformers"),
         (lambda p: p.generate([], ["half \ud83d"]), "query 0: .*half a character"),
         (lambda p: p.score([], ["a"], " yes"), "options=' yes': must be a list of texts"),

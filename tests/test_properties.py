@@ -48,7 +48,7 @@ def answered(name, method, context, query=(60, 61), answers=((70,), (71, 72))):
     model = tiny_model(name)
     method = method.bind(model)
     memory, rest = method.encode_query(model, context, query, lambda context: method.encode(model, context))
-    packed = score_packed(model, memory, [(rest, answer) for answer in answers])
+    packed = score_packed(model, [(memory, [(rest, answer) for answer in answers])])
     scores = [*score_rows(model, memory, [(rest, answers)]), *packed]
     return torch.tensor([score for score, _ in scores], dtype=torch.float64)
 

@@ -86,9 +86,9 @@ def memory(size: int) -> Memory:
 def test_store_forgets_the_least_recently_used():
     made = []
 
-    def encode(context):
-        made.append(context)
-        return memory(10)
+    def encode(contexts):
+        made.extend(contexts)
+        return [memory(10)] * len(contexts)
 
     a, b, c = (Context((i,), ()) for i in range(3))
     store = MemoryStore(encode, max_bytes=2 * memory(10).nbytes)
@@ -99,7 +99,7 @@ def test_store_forgets_the_least_recently_used():
 
 
 def test_store_uses_but_does_not_keep_what_is_too_large():
-    store = MemoryStore(lambda context: memory(10), max_bytes=1)
+    store = MemoryStore(lambda contexts: [memory(10)], max_bytes=1)
     assert len(store[Context((1,), ())]) == 10
     assert len(store[Context((1,), ())]) == 10
     assert store.encoded == 2
@@ -107,7 +107,7 @@ def test_store_uses_but_does_not_keep_what_is_too_large():
 
 def test_a_run_forgets_what_never_comes_up_again(checkpoint, monkeypatch):
     """Other demonstrations for every document: at no time more than one memory is kept."""
-    lm = ICL(str(checkpoint("gpt2")), device="cpu", batch_size=4)
+    lm = ICL(str(checkpoint("gpt2")), device="cpu", batch_size=4, pack_tokens=1)  # one context at a time
     kept: list[int] = []
     lm.model.register_forward_pre_hook(lambda *_: kept.append(len(lm.runner.store._kept)))
     harness.run(lm, "", ["described"], 2)

@@ -145,7 +145,7 @@ def test_invariant_methods_encode_and_score_orders_once(study):
 def test_all_passes_in_one_thinking(tmp_path, monkeypatch):
     """T of 1 to 5 takes five passes over the context, as T of 5 by itself does."""
     seen = []
-    forward = memory.encode, memory.causal_pass
+    forward = memory.encode_all, memory.causal_pass
 
     def counted(number):
         def call(*args, **kwargs):
@@ -154,7 +154,7 @@ def test_all_passes_in_one_thinking(tmp_path, monkeypatch):
 
         return call
 
-    monkeypatch.setattr("lm_eval_icl.methods.base.encode", counted(0))
+    monkeypatch.setattr("lm_eval_icl.methods.base.encode_all", counted(0))
     monkeypatch.setattr("lm_eval_icl.methods.deepthink.causal_pass", counted(1))
     conduct(tmp_path / "curve", methods={"deepthink": {"T": "1..5"}}, seeds=0)
     assert sorted(seen) == [0, 1, 1, 1, 1]

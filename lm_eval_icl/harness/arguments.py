@@ -31,7 +31,8 @@ class CommonArguments:
     """The arguments that every model takes besides those of its method and of `hf`.
 
     Args:
-        pack_tokens: how many tokens of queries and options share one forward pass that scores log-likelihoods.
+        pack_tokens: how many tokens of queries and options, and of contexts that run side by side, share one forward
+            pass that scores log-likelihoods.
         store_bytes: how many bytes of keys and values are stored for contexts that occur again.
         overflow: what is done if a prompt does not fit the model's positions: "error" refuses the run, "drop" leaves
             out whole demonstrations (`methods.limits.PromptLimits.leaves_out`), "truncate" does so too, and if no

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections import defaultdict
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -17,8 +17,8 @@ from transformers import StoppingCriteriaList
 from lm_eval_icl.errors import refusing
 from lm_eval_icl.harness.response_cache import finished
 from lm_eval_icl.harness.run import PreparedRun
-from lm_eval_icl.methods.runner import MethodRunner
-from lm_eval_icl.tokens import Context
+from lm_eval_icl.methods.runner import MethodRunner, in_order
+from lm_eval_icl.tokens import Context, TokenizedPrompt
 
 
 def generate_until(
@@ -27,26 +27,28 @@ def generate_until(
     """The text that follows each prompt, up to a stop sequence or `max_gen_toks`, in the order of `instances`."""
     requests = run.requests(instances)
     keys = run.cache_keys("generate_until", instances)
-    # context -> generation arguments -> requests.
-    work: dict[Context, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
-    for i, request in enumerate(requests):
-        work[request.prompt.context][json.dumps(instances[i].args[1], sort_keys=True, default=str)].append(i)
+    of_kind: dict[str, list[int]] = defaultdict(list)  # generation arguments -> requests
+    for i in in_order([request.prompt for request in requests]):
+        of_kind[json.dumps(instances[i].args[1], sort_keys=True, default=str)].append(i)
+    uses = Counter(request.prompt.context for request in requests)
 
     texts: dict[int, str] = {}
     with tqdm(total=len(instances), desc="Running generate_until requests", disable=quiet) as bar:
-        for context, of_kind in sorted(work.items(), key=lambda item: -len(item[0].tokens)):
-            for indices in of_kind.values():
-                waiting = sorted(indices, key=lambda i: -len(requests[i].prompt.query))
-                while waiting:
-                    queries = [requests[i].prompt.query for i in waiting]
-                    found = generate_first(lm, runner, context, queries, [instances[i] for i in waiting])
-                    for i, text in zip(waiting, found, strict=False):
-                        texts[i] = text
-                        lm.cache_hook.add_partial("generate_until", keys[i], text)
-                        bar.update(1)
-                    waiting = waiting[len(found) :]
-                    finished(lm.cache_hook)
-            run.release_context(context, runner.store)
+        for waiting in of_kind.values():
+            prompts, asked = [requests[i].prompt for i in waiting], [instances[i] for i in waiting]
+            while waiting:
+                found = generate_first(lm, runner, prompts, asked, run.own)
+                n = len(found)
+                for i, text in zip(waiting[:n], found, strict=True):
+                    texts[i] = text
+                    lm.cache_hook.add_partial("generate_until", keys[i], text)
+                    bar.update(1)
+                finished(lm.cache_hook)
+                for prompt in prompts[:n]:
+                    uses[prompt.context] -= 1
+                    if not uses[prompt.context]:
+                        run.release_context(prompt.context, runner.store)
+                waiting, prompts, asked = waiting[n:], prompts[n:], asked[n:]
     run.release(instances)
     return [texts[i] for i in range(len(instances))]
 
@@ -54,15 +56,16 @@ def generate_until(
 def generate_first(
     lm: HFLM,
     runner: MethodRunner,
-    context: Context,
-    queries: Sequence[tuple[int, ...]],
+    prompts: Sequence[TokenizedPrompt],
     instances: Sequence[Instance],
+    own: Callable[[Context], bool],
 ) -> list[str]:
     """The texts for the first of these requests, as many as fit into one batch.
 
     Args:
-        queries: the ids of each request's query, the longest query first.
+        prompts: the prompts of the requests (`in_order`).
         instances: the requests, all with the same generation arguments.
+        own: as for `MethodRunner.score`.
 
     Raises:
         InputError: transformers refuses the arguments.
@@ -79,10 +82,12 @@ def generate_first(
         with refusing(what, kinds=(TypeError, ValueError)):
             return lm._model_generate(context, context.shape[1] + max_gen_toks, until, **cache, **kwargs)
 
-    names = [f"task {instance.task_name!r}, document {instance.doc_id}" for instance in instances]
+    names = [
+        f"task {instance.task_name!r}, document {instance.doc_id}" for instance in instances[: runner.budget.texts]
+    ]
     pad = lm.tokenizer.pad_token_id
     beams = int(kwargs.get("num_beams", 1))
-    rows = runner.generate(context, queries, names, max_gen_toks, pad, generate, beams, _stopped)
+    rows = runner.generate(prompts, names, max_gen_toks, pad, generate, beams, _stopped, own)
     return [_text(lm, row, until) for row in rows]
 
 

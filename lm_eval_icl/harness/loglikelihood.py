@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import torch
 from lm_eval.api.instance import Instance
@@ -29,17 +30,16 @@ def loglikelihood(
         tqdm(total=len(instances), desc="Running loglikelihood requests", disable=quiet) as bar,
         runner.mixed_precision(),
     ):
-        for context, queries in grouped((request.prompt, request.answer) for request in requests).items():
-            work = {query: list(answers) for query, answers in queries.items()}
-            for pairs, found in runner.score(context, work):
-                for (query, answer), score in zip(pairs, found, strict=True):
-                    for i in queries[query][answer]:
-                        check_finite(instances[i], score[0], dtype)
-                        scores[i] = score
-                        hook.add_partial("loglikelihood", keys[i], score)
-                        bar.update(1)
-                finished(hook)
-            run.release_context(context, runner.store)
+        asked_by = grouped((request.prompt, request.answer) for request in requests)
+        done = partial(run.release_context, store=runner.store)
+        for asked, found in runner.score(asked_by, done, run.own):
+            for (context, query, answer), score in zip(asked, found, strict=True):
+                for i in asked_by[context][query][answer]:
+                    check_finite(instances[i], score[0], dtype)
+                    scores[i] = score
+                    hook.add_partial("loglikelihood", keys[i], score)
+                    bar.update(1)
+            finished(hook)
     run.release(instances)
     return [scores[i] for i in range(len(instances))]
 

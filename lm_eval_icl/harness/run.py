@@ -59,6 +59,7 @@ class PreparedRun:
         self._prepared: dict[int, tuple[Instance, Request]] = {}
         # How many kinds of requests (log-likelihood, generation) are still to come with a context.
         self._uses: Counter[Context] = Counter()
+        self._shared: set[Context] = set()
 
     def check(self) -> None:
         """Tokenize and check the requests of all tasks, once.
@@ -73,11 +74,16 @@ class PreparedRun:
             return
         tasks, self._unchecked = self._unchecked, []
         instances = [instance for task in tasks for instance in task.instances or ()]
+        first: dict[Context, tuple[str, tuple[int, ...]]] = {}
         for kind in ("loglikelihood", "generate_until"):
             contexts: set[Context] = set()
             for some in _apart(tasks):
                 of_kind = [instance for instance in some if instance.request_type == kind]
-                contexts |= {request.prompt.context for request in self.requests(of_kind)}
+                for request in self.requests(of_kind):
+                    context, asked = request.prompt.context, (kind, request.prompt.query)
+                    contexts.add(context)
+                    if first.setdefault(context, asked) != asked:
+                        self._shared.add(context)
             self._uses.update(contexts)
         for instance in instances:
             if instance.request_type == "loglikelihood_rolling":
@@ -118,6 +124,11 @@ class PreparedRun:
         if self._uses[context] == 0:
             del self._uses[context]
             store.forget(context)
+
+    def own(self, context: Context) -> bool:
+        """Whether a single query of the run has this context. (Only such contexts run side by side with others: the
+        memory of one that several queries have must be the same to the bit if a run is stopped after some of these.)"""
+        return context in self._uses and context not in self._shared
 
     def cache_keys(self, kind: str, instances: Sequence[Instance]) -> list[tuple[Any, ...]]:
         """The keys under which a cache stores the responses to these requests: the arguments of a request, and what was

@@ -18,7 +18,8 @@ class MemoryBudget:
     """How much runs at once on a device. On out-of-memory a number is halved, and stays so for the rest of the run.
 
     Attributes:
-        pack_tokens: how many tokens of queries and options share one forward pass that scores.
+        pack_tokens: how many tokens of queries and options, and of contexts side by side, share one forward pass that
+            scores.
         queries: how many queries share such a pass at least, even if they have more tokens.
         texts: how many texts are generated, or queries scored that cannot be packed, in one batch.
 

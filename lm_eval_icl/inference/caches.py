@@ -45,12 +45,22 @@ class MemoryLayer(DynamicLayer):
         self._room: list[Tensor] = []
         self._views: list[Tensor] = []
 
+    @classmethod
+    def of_rows(cls, keys: Tensor, values: Tensor) -> MemoryLayer:
+        """A layer without a memory that all rows share, whose rows have these entries already."""
+        layer = cls(keys[:1, :, :0], values[:1, :, :0], once=False)
+        layer.lazy_initialization(keys, values)
+        layer.keys, layer.values = keys, values
+        return layer
+
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
         keys, values = (key_states, value_states) if self.once else self._append(key_states, value_states)
         if self.shared:
             return behind(self.memory, keys), values
+        if not self.memory[0].shape[-2]:
+            return keys, values
         rows = key_states.shape[0]
         keys, values = (
             torch.cat([shared.expand(rows, -1, -1, -1), own], dim=-2)

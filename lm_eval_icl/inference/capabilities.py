@@ -252,7 +252,7 @@ class _Trial:
 
     def packed(self, beside: Sequence[int], trim: bool = False) -> float:
         pairs = [(beside, self.answers[0]), (self.query, self.answers[0])]
-        return score_packed(self.model, self.memory, pairs, trim_last_block=trim)[1][0]
+        return score_packed(self.model, [(self.memory, pairs)], trim_last_block=trim)[1][0]
 
     def obeys_mask(self) -> bool:
         allowed = self.rounding if _has_experts(self.model) else 0.0
@@ -332,7 +332,7 @@ class _Trial:
 
         leaving = stopped is not None
         found = continue_from(
-            self.model, generate, self.memory, queries, 0, stepwise=self.stepwise, leaving=leaving, stopped=stopped
+            self.model, generate, [self.memory], queries, 0, stepwise=self.stepwise, leaving=leaving, stopped=stopped
         )
         # A row that has ended is filled up.
         eos = getattr(self.model.generation_config, "eos_token_id", None)

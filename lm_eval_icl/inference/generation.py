@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import Cache, GenerationConfig, LogitsProcessor, PreTrainedModel, StoppingCriteriaList
+from transformers import Cache, GenerationConfig, PreTrainedModel, StoppingCriteriaList
 from transformers.generation import GenerationMode
 
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.inference.caches import cache_argument, run_rows, select_rows, takes_positions, without_adapter
 from lm_eval_icl.inference.devices import device_of
-from lm_eval_icl.inference.memory import Memory
+from lm_eval_icl.inference.memory import Memory, cache_of_rows
 
 # For each row, whether a stopping criterion has ended it; empty if there is no such criterion.
 Stopped = Callable[[StoppingCriteriaList], Sequence[bool]]
@@ -48,7 +48,7 @@ def check_arguments(arguments: Mapping[str, Any]) -> None:
 def continue_from(
     model: PreTrainedModel,
     generate: Callable[..., Tensor],
-    memory: Memory,
+    memories: Sequence[Memory],
     queries: Sequence[Sequence[int]],
     pad: int,
     beams: int = 1,
@@ -57,49 +57,58 @@ def continue_from(
     leaving: bool = False,
     stopped: Stopped | None = None,
 ) -> list[list[int]]:
-    """Continue every query behind the memory, all in one batch.
+    """Continue every query behind its memory, all in one batch.
 
-    A row of the batch is `memory | padding | query`. The padding is masked. `generate` counts positions by the mask,
-    so a query starts directly after the memory; only if it is to start elsewhere are `position_ids` passed. The
-    memory's token ids are part of the row because `generate` takes the length of the cache from them and logits
+    A row of the batch is `padding | memory | padding | query`. The padding is masked. `generate` counts positions by
+    the mask, so a query starts directly after the memory; only if it is to start elsewhere are `position_ids` passed.
+    The memory's token ids are part of the row because `generate` takes the length of the cache from them and logits
     processors may read them; they are not run through the model again.
 
     Args:
         generate: calls the model's `generate`. Its arguments are `context` [rows, tokens], `attention_mask` of the same
             shape, a cache, and `position_ids` if needed; it returns [rows, tokens + generated tokens].
+        memories: one for all rows, or one of keys and values for each.
         queries: the ids of each row's query, at least one.
         pad: the id of the padding token.
         beams: how many rows `generate` makes of each row (beam search).
         stepwise: the model reads tokens behind a memory only one by one. Then there is only one query.
-        shared: attention can read the memory once for all rows (`Memory.cache`).
+        shared: attention can read a memory once for all rows (`Memory.cache`).
         leaving: in greedy search, a row leaves the batch when it is finished (`_Leaving`).
         stopped: tells which rows are finished by stopping criteria that end only all rows together.
 
     Returns:
         The generated ids of each row, in the order of `queries`. Unless rows leave, all are as long as the longest.
     """
-    if stepwise and len(memory):
+    if stepwise and len(memories[0]):
         *before, last = queries[0]
-        memory, queries = _followed_by(model, memory, before), [[last]]
-    longest = max(map(len, queries))
-    rows = [[*memory.tokens, *[pad] * (longest - len(query)), *query] for query in queries]
-    mask = torch.ones(len(rows), len(rows[0]), dtype=torch.long, device=device_of(model))
-    for row, query in zip(mask, queries, strict=True):
-        row[len(memory) : len(row) - len(query)] = 0
-    context = torch.tensor(rows, device=device_of(model))
-    # Counted from the end of the memory. The memory, which is not run, and the padding, which is masked, get 0.
-    at = memory.positions((mask.cumsum(-1) - 1 - len(memory)).clamp(min=0))
-    positions = {} if at is None else {"position_ids": at}
-    copies = len(rows) * beams
-    shared = shared and copies * memory.nbytes >= SHARED_FROM * len(memory.layers)
-    # For an empty memory `generate` makes its own cache.
-    cache: dict[str, Any] = {cache_argument(model): memory.cache(copies, shared=shared)} if len(memory) else {}
+        memories, queries = [_followed_by(model, memories[0], before)], [[last]]
+    of_row = list(memories) * (len(queries) if len(memories) == 1 else 1)
+    entries, longest, device = max(map(len, memories)), max(map(len, queries)), device_of(model)
+    rows, seen, places = [], [], []
+    for memory, query in zip(of_row, queries, strict=True):
+        unused, gap = entries - len(memory), longest - len(query)
+        rows.append([*[pad] * unused, *memory.tokens, *[pad] * gap, *query])
+        seen.append([*[0] * unused, *[1] * len(memory), *[0] * gap, *[1] * len(query)])
+        # The memory, which is not run, and the padding, which is masked, get the query's first position.
+        places.append([memory.query_start + i for i in [*[0] * (entries + gap), *range(len(query))]])
+    context, mask = (torch.tensor(each, device=device) for each in (rows, seen))
+    counts = all(memory.query_start == len(memory) for memory in memories)  # as `generate` does by itself
+    positions = {} if counts else {"position_ids": torch.tensor(places, device=device)}
+    cache: dict[str, Any] = {}  # for an empty memory `generate` makes its own
+    if entries:
+        name = cache_argument(model)
+        copies = [memory for memory in of_row for _ in range(beams)]
+        if memories[0].state is None and (len(memories) > 1 or len(copies) == 1):
+            cache = {name: cache_of_rows(copies)}
+        else:
+            shared = shared and len(copies) * memories[0].nbytes >= SHARED_FROM * len(memories[0].layers)
+            cache = {name: memories[0].cache(len(copies), shared=shared)}
     for given in cache.values():
         if not isinstance(given, (Cache, list)):
             given.is_compileable = False  # `generate` asks caches of every class, and xLSTM's does not say
-    cut = nullcontext() if "past_key_values" in cache else _unread_only(model, len(memory))
+    cut = nullcontext() if "past_key_values" in cache else _unread_only(model, entries)
     batch = _Leaving(model, len(rows), stopped)
-    with memory.reading(model), cut, batch.running() if leaving and len(rows) > 1 else nullcontext():
+    with memories[0].reading(model), cut, batch.running() if leaving and len(rows) > 1 else nullcontext():
         output = generate(context=context, attention_mask=mask, **positions, **cache)
     return [row[len(rows[0]) : end] for row, end in zip(output.tolist(), batch.ends, strict=True)]
 
@@ -142,7 +151,7 @@ class _Leaving:
         self.model._get_stopping_criteria = watched
         handles = [
             self.model.register_forward_pre_hook(self._take_out, with_kwargs=True),
-            self.model.register_forward_hook(self._put_back),
+            self.model.register_forward_hook(self._put_back, prepend=True),
         ]
         try:
             yield
@@ -217,26 +226,30 @@ def _followed_by(model: PreTrainedModel, memory: Memory, tokens: Sequence[int]) 
     return Memory([], [*memory.tokens, *tokens], len(memory) + len(tokens), state=state)
 
 
-class StopOnNonFinite(LogitsProcessor):
-    """A logits processor that raises an error if the largest score is NaN or infinite; argmax would return a token.
+@contextmanager
+def stop_on_nonfinite(model: PreTrainedModel, names: Sequence[str]) -> Iterator[None]:
+    """Inside this context, a forward pass raises an error if the largest score of a next token is NaN or infinite, for
+    which `generate` would take a token. (It is no logits processor, since `generate` inspects the signature of each in
+    every step.)
 
     Args:
         names: the names of the rows in order, for the message. A name may belong to several adjacent rows (beams).
-        dtype: the model's dtype, for the message.
 
     Raises:
-        InputError: a row of the scores, [rows, vocabulary], contains NaN or infinity, or only minus infinity.
+        InputError: the scores of a row contain NaN or infinity, or only minus infinity.
     """
 
-    def __init__(self, names: Sequence[str], dtype: torch.dtype) -> None:
-        self.names, self.dtype = names, dtype
-
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        greatest = scores.amax(-1)  # NaN if the row contains one
+    def check(module: nn.Module, args: Any, output: Any) -> None:
+        greatest = output.logits[:, -1].amax(-1)  # NaN if the row contains one
         if not greatest.isfinite().all():
-            row = int(greatest.isfinite().int().argmin()) * len(self.names) // len(scores)
+            row = int(greatest.isfinite().int().argmin()) * len(names) // len(greatest)
             raise InputError(
-                f"{self.names[row]}: the scores of the next token are {float(greatest[~greatest.isfinite()][0])} "
-                f"({self.dtype}): the checkpoint is broken, or its numbers overflow. Try --model_args dtype=float32."
+                f"{names[row]}: the scores of the next token are {float(greatest[~greatest.isfinite()][0])} "
+                f"({model.dtype}): the checkpoint is broken, or its numbers overflow. Try --model_args dtype=float32."
             )
-        return scores
+
+    handle = without_adapter(model).register_forward_hook(check)
+    try:
+        yield
+    finally:
+        handle.remove()

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any
 from weakref import WeakSet
 
@@ -64,21 +65,17 @@ class Memory:
             return sum(tensor.nbytes for tensor in tensors(self.state))
         return sum(keys.nbytes + values.nbytes for keys, values in self.layers)
 
-    def cache(self, rows: int = 1, once: bool = False, shared: bool = False) -> Cache:
+    def cache(self, rows: int = 1, shared: bool = False) -> Cache:
         """A transformers cache that begins with this memory. Forward passes add entries to the cache alone.
 
         Args:
             rows: how many rows a batch that runs on the cache has.
-            once: the cache is for a single forward pass, so that the entries the pass adds are not stored.
             shared: attention reads the memory once for all rows, without copying it
                 (`lm_eval_icl.inference.capabilities` tests whether the model's attention can).
         """
         if self.state is not None:
             return select_rows(self.state, 1, [0] * rows)
-        if not self.layers:
-            return DynamicCache()
-        shared = shared and reads_shared_memory()
-        return Cache(layers=[MemoryLayer(keys, values, once, shared) for keys, values in self.layers])
+        return cache_of([self], shared=shared and reads_shared_memory())
 
     def followed_by(self, tokens: Sequence[int], layers: KeyValues) -> Memory:
         """This memory followed by the entries of more tokens.
@@ -140,7 +137,29 @@ def encode(model: PreTrainedModel, layout: Layout, tokens: Sequence[int]) -> Mem
         return Memory([], [], layout.end)
     if layout.causal and layout.sequential and len(layout.kept_tokens) == len(row):
         return read(model, row)
-    layers = causal_pass(model, row, positions=layout.positions) if layout.causal else masked_pass(model, row, layout)
+    if layout.causal:
+        return _kept(layout, row, causal_pass(model, row, positions=layout.positions))
+    return _kept(layout, row, masked_pass(model, [row], [layout])[0])
+
+
+def encode_all(model: PreTrainedModel, layouts: Sequence[Layout], prompts: Sequence[Sequence[int]]) -> list[Memory]:
+    """`encode` for several contexts, which run through the model side by side in one forward pass.
+
+    The model must obey a 4-D mask and `position_ids`.
+
+    Args:
+        layouts: at least one; each has at least one token.
+        prompts: the ids of each one's prompt.
+    """
+    if len(layouts) == 1:
+        return [encode(model, layouts[0], prompts[0])]
+    rows = [[tokens[i] for i in layout.source] for layout, tokens in zip(layouts, prompts, strict=True)]
+    found = masked_pass(model, rows, layouts)
+    return [_kept(layout, row, layers) for layout, row, layers in zip(layouts, rows, found, strict=True)]
+
+
+def _kept(layout: Layout, row: Sequence[int], layers: KeyValues) -> Memory:
+    """The memory of a layout that was run, of the entries to which later tokens attend."""
     kept = layout.kept_tokens
     if len(kept) < len(row):
         layers = [(_take(keys, kept), _take(values, kept)) for keys, values in layers]
@@ -166,22 +185,34 @@ def vocabulary_of(model: PreTrainedModel) -> int:
     return int(getattr(embedding, "num_embeddings", None) or embedding.weight.shape[0])
 
 
-def masked_pass(model: PreTrainedModel, tokens: Sequence[int], layout: Layout) -> KeyValues:
-    """Run the tokens of a layout's row through the model under the layout's mask.
+def masked_pass(
+    model: PreTrainedModel,
+    rows: Sequence[Sequence[int]],
+    layouts: Sequence[Layout],
+    memories: Sequence[Memory] = (),
+) -> list[KeyValues]:
+    """Run several rows through the model side by side in one forward pass, each under its layout.
 
-    Of a long row, the mask is not made (`inference.context_attention`), unless the model's attention cannot be
+    Of a long pass, the mask is not made (`inference.context_attention`), unless the model's attention cannot be
     replaced.
 
+    Args:
+        rows: the ids of each row, at least one.
+        layouts: the layout of each row.
+        memories: the memory before each row, if the layouts have entries of a memory.
+
     Returns:
-        Keys and values of the tokens, both [1, key-value heads, n, head width] for each layer.
+        Keys and values of the tokens of each row, both [1, key-value heads, n, head width] for each layer.
     """
-    device = device_of(model)
+    device, lengths = device_of(model), [len(row) for row in rows]
+    attention = RowsAtATime(layouts)
+    layout = attention.layout
 
     def run(mask: Tensor) -> KeyValues:
-        cache = DynamicCache()
+        cache = cache_of(memories)
         model(
-            input_ids=on_device([tokens], device),
-            position_ids=to_device(layout.positions[None], device),
+            input_ids=on_device([[token for row in rows for token in row]], device),
+            position_ids=to_device(layout.positions[None, layout.entries :], device),
             attention_mask=mask,
             past_key_values=cache,
             use_cache=True,
@@ -189,15 +220,66 @@ def masked_pass(model: PreTrainedModel, tokens: Sequence[int], layout: Layout) -
         )
         return _own(cache)
 
-    if len(tokens) > ROWS and model.config._attn_implementation == "sdpa" and model not in _with_other_attention:
-        attention = RowsAtATime(layout)
+    replaceable = model.config._attn_implementation == "sdpa" and model not in _with_other_attention
+    if len(layout) > ROWS and replaceable:
         with attention_by(attention):
             layers = run(attention.mask(model.dtype, device))
         if attention.layers == sum(keys.numel() > 0 for keys, _ in layers):
-            return layers
+            return _apart(layers, lengths)
         _with_other_attention.add(model)
         del layers
-    return run(additive(to_device(layout.mask, device), model.dtype)[None, None])
+    mask = to_device(layout.mask[layout.entries :], device)
+    return _apart(run(additive(mask, model.dtype)[None, None]), lengths)
+
+
+def cache_of(memories: Sequence[Memory], once: bool = False, shared: bool = False) -> Cache:
+    """A transformers cache that begins with these memories of keys and values, one after another.
+
+    Args:
+        once: the cache is for a single forward pass, so that the entries the pass adds are not stored.
+        shared: as for `Memory.cache`.
+    """
+    found = [memory.layers for memory in memories if memory.layers]
+    if not found:
+        return DynamicCache()
+    layers = [
+        layer[0] if len(layer) == 1 else tuple(torch.cat(parts, dim=-2) for parts in zip(*layer, strict=True))
+        for layer in zip(*found, strict=True)
+    ]
+    return Cache(layers=[MemoryLayer(keys, values, once, shared) for keys, values in layers])
+
+
+def cache_of_rows(memories: Sequence[Memory]) -> Cache:
+    """A transformers cache for a batch of which every row begins with a memory of its own, at its end: the shorter ones
+    have zeros in front, which a mask has to hide.
+
+    Args:
+        memories: of keys and values, one for each row.
+    """
+    some = next(memory.layers for memory in memories if memory.layers)
+
+    def padded(parts: Sequence[Tensor]) -> Tensor:
+        longest = max(part.shape[-2] for part in parts)  # 0 in a layer that the model leaves out
+        return torch.cat([nn.functional.pad(part, (0, 0, longest - part.shape[-2], 0)) for part in parts])
+
+    layers: list[Any] = []
+    for i, (keys, values) in enumerate(some):
+        none = keys[:, :, :0], values[:, :, :0]
+        of_rows = [memory.layers[i] if memory.layers else none for memory in memories]
+        layers.append(MemoryLayer.of_rows(*map(padded, zip(*of_rows, strict=True))))
+    return Cache(layers=layers)
+
+
+def _apart(layers: KeyValues, lengths: Sequence[int]) -> list[KeyValues]:
+    """The keys and values of rows of these lengths, from those of all rows. They are copies, since each row would keep
+    the keys and values of all the others from being freed."""
+    if len(lengths) == 1:
+        return [layers]
+    ends = list(accumulate(lengths))
+    return [
+        [(keys[:, :, end - length : end].clone(), values[:, :, end - length : end].clone()) for keys, values in layers]
+        for end, length in zip(ends, lengths, strict=True)
+    ]
 
 
 def causal_pass(

@@ -9,7 +9,7 @@ log-sum-exps, as FlashAttention joins blocks of keys (Dao et al., 2022, section 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from functools import cached_property, partial
@@ -32,10 +32,11 @@ class _PackedRow:
 
     Args:
         sees: [n, n] bool: which tokens of the row each token attends to.
+        groups: adjacent tokens of the row, and the entries in front of the row to which they attend.
     """
 
-    def __init__(self, sees: Tensor) -> None:
-        self.sees = sees
+    def __init__(self, sees: Tensor, groups: Sequence[tuple[slice, slice]]) -> None:
+        self.sees, self.groups = sees, groups
 
     @cached_property
     def parts(self) -> list[tuple[slice, Tensor]]:
@@ -51,17 +52,19 @@ _installing = threading.Lock()
 
 
 @contextmanager
-def in_parts(sees: Tensor) -> Iterator[None]:
+def in_parts(sees: Tensor, groups: Sequence[tuple[slice, slice]]) -> Iterator[None]:
     """Inside this context, a model with `attn_implementation="sdpa"` skips keys of a packed row that the mask hides.
     These are most of the row's keys: a token sees only its own query, and the row has many queries.
 
-    Attention is not divided where this gains nothing or is not known to be possible: few tokens, no memory, a device
-    other than the CPU, half precision, or a last block that runs for some of the tokens only.
+    Attention is not divided where this gains nothing or is not known to be possible: few tokens, a device other than
+    the CPU, half precision, or a last block that runs for some of the tokens only.
 
     Args:
-        sees: [n, n] bool: which tokens of the row each token attends to, itself included. All attend to the memory.
+        sees: [n, n] bool: which tokens of the row each token attends to, itself included.
+        groups: slices of the row, one behind the other, and for each the slice of the entries in front of the row to
+            which its tokens attend: their memory.
     """
-    with nullcontext() if FLASH is None else attention_by(partial(_attention, _PackedRow(sees))):
+    with nullcontext() if FLASH is None else attention_by(partial(_attention, _PackedRow(sees, groups))):
         yield
 
 
@@ -158,21 +161,30 @@ def _attention(
     """
     n = len(row.sees)
     behind = key.shape[2] - n
-    divides = n > ROWS and behind > 0 and (query.shape[0], query.shape[2]) == (1, n)
+    divides = n > ROWS and behind >= 0 and (query.shape[0], query.shape[2]) == (1, n)
     divides, mask = divides and has_kernel(query, value, kwargs), attention_mask
     if not divides or mask is None or mask.dtype != query.dtype or mask.shape[2:] != (n, behind + n):
         return whole(module, query, key, value, attention_mask, **kwargs)
     scale = kwargs.get("scaling")
     groups = getattr(module, "num_key_value_groups", 1)
     key, value = repeat_kv(key, groups), repeat_kv(value, groups)
-    over_memory, over_row = mask.split([behind, n], dim=3)
-    output, lse = FLASH(query, key[:, :, :behind], value[:, :, :behind], attn_mask=over_memory, scale=scale)
-    key, value = key[:, :, behind:], value[:, :, behind:]
+    output, lse = torch.empty_like(query), torch.empty(0)
+    if behind:
+        over_memory = [
+            # The model may have added numbers of its own to the mask, which hides nothing of a group's memory.
+            FLASH(query[:, :, rows], key[:, :, some], value[:, :, some], attn_mask=mask[:, :, rows, some], scale=scale)
+            for rows, some in row.groups
+        ]
+        output, lse = (torch.cat(part, 2) if len(part) > 1 else part[0] for part in zip(*over_memory, strict=True))
+    over_row, key, value = mask[..., behind:], key[:, :, behind:], value[:, :, behind:]
     for rows, seen in row.parts:
         own_key, own_value = key.index_select(2, seen), value.index_select(2, seen)
         own_mask = over_row[:, :, rows].index_select(3, seen)
         own, own_lse = FLASH(query[:, :, rows], own_key, own_value, attn_mask=own_mask, scale=scale)
-        join(output[:, :, rows], lse[:, :, rows], own, own_lse)
+        if behind:
+            join(output[:, :, rows], lse[:, :, rows], own, own_lse)
+        else:
+            output[:, :, rows] = own
     return output.transpose(1, 2).contiguous(), None
 
 

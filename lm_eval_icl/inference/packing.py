@@ -66,6 +66,10 @@ class TokenTree:
         self._last = sequence
         return list(self._path)
 
+    def leave(self) -> None:
+        """Begin another tree: the sequences that follow share nothing with those before them."""
+        self.add([])
+
     def add_query(self, query: Sequence[int], answers: Collection[Sequence[int]]) -> None:
         """Add the tokens that are run for a query: the query, and each of its answers without the last token."""
         for branch in sorted({tuple(answer[:-1]) for answer in answers}):

@@ -17,7 +17,7 @@ from lm_eval_icl.errors import InputError
 from lm_eval_icl.inference.blocks import last_block_at
 from lm_eval_icl.inference.caches import has_other_states, run_rows, select_rows, takes_positions
 from lm_eval_icl.inference.devices import device_of, on_device, to_device
-from lm_eval_icl.inference.memory import Memory
+from lm_eval_icl.inference.memory import Memory, cache_of
 from lm_eval_icl.inference.packed_attention import additive, in_parts
 from lm_eval_icl.inference.packing import QueryAnswers, TokenTree
 
@@ -107,45 +107,58 @@ def query_states(model: PreTrainedModel) -> Iterator[dict[tuple[int, ...], Tenso
 
 def score_packed(
     model: PreTrainedModel,
-    memory: Memory,
-    pairs: Sequence[Pair],
+    work: Sequence[tuple[Memory, Sequence[Pair]]],
     softmax_dtype: torch.dtype | None = None,
     trim_last_block: bool = False,
 ) -> Scores:
-    """Score all pairs in one forward pass over the distinct tokens among them, without waiting for a GPU.
+    """Score pairs behind one memory or several in one forward pass over the distinct tokens among those of each memory,
+    without waiting for a GPU.
 
     The model must obey a 4-D mask and `position_ids` (`lm_eval_icl.inference.capabilities` tests both).
 
     Args:
-        memory: what every query attends to.
-        pairs: queries with continuations. The tokens of a common beginning of several pairs are run once.
+        work: memories, and for each the queries with continuations that attend to it. The tokens of a common beginning
+            of several pairs of one memory are run once. If there are several memories, each has entries, and none a
+            `residual`.
         softmax_dtype: the dtype of the softmax over the vocabulary; if None, at least float32.
         trim_last_block: run the last block only for tokens that predict an answer (`inference.blocks.last_block_at`).
 
     Returns:
         The score of each pair, in order.
     """
-    tree = TokenTree()
-    inputs = [(*query, *answer[:-1]) for query, answer in pairs]
-    paths = {sequence: tree.add(sequence) for sequence in sorted(set(inputs))}
-    # nodes[i]: for each token of pair i's continuation, the node that predicts it.
-    nodes = [paths[sequence][len(query) - 1 :] for sequence, (query, _) in zip(inputs, pairs, strict=True)]
+    tree, positions = TokenTree(), []
+    nodes: list[list[int]] = []  # for each token of a pair's continuation, the node that predicts it
+    groups: list[tuple[slice, slice]] = []  # the nodes of each memory, and its entries
+    entries = 0
+    for memory, pairs in work:
+        first = len(tree.tokens)
+        tree.leave()
+        inputs = [(*query, *answer[:-1]) for query, answer in pairs]
+        paths = {sequence: tree.add(sequence) for sequence in sorted(set(inputs))}
+        nodes += [paths[sequence][len(query) - 1 :] for sequence, (query, _) in zip(inputs, pairs, strict=True)]
+        positions += [memory.query_start + depth for depth in tree.depths[first:]]
+        groups.append((slice(first, len(tree.tokens)), slice(entries, entries + len(memory))))
+        entries += len(memory)
     predicting = sorted({node for path in nodes for node in path})
     row = {node: i for i, node in enumerate(predicting)}
     device = device_of(model)
 
     sees = tree.ancestors()
     # Of the mask, only the part of the row itself comes from the CPU.
-    mask = additive(to_device(sees, device), model.dtype, memory=len(memory))
+    mask = additive(to_device(sees, device), model.dtype, memory=entries)
+    if len(work) > 1:
+        mask[:, :entries] = torch.finfo(model.dtype).min
+        for nodes_of, entries_of in groups:
+            mask[nodes_of, entries_of] = 0
     read_at = on_device(predicting, device)
-    cache = memory.cache(once=True)
+    cache = cache_of([memory for memory, _ in work], once=True)
     # `reading` may replace the first token's output of the last block, which then has to run for all tokens.
-    whole = not trim_last_block or memory.residual is not None
+    whole = not trim_last_block or work[0][0].residual is not None
     last = nullcontext() if whole else last_block_at(model, cache, read_at, len(tree.tokens))
-    with memory.reading(model), last, in_parts(sees):
+    with work[0][0].reading(model), last, in_parts(sees, groups):
         logits = model(
             input_ids=on_device([tree.tokens], device),
-            position_ids=memory.query_start + on_device([tree.depths], device),
+            position_ids=on_device([positions], device),
             attention_mask=mask[None, None],
             past_key_values=cache,
             use_cache=True,
@@ -153,11 +166,12 @@ def score_packed(
         ).logits[0]  # [len(predicting), vocabulary]
     if len(logits) != len(predicting):  # the model ignores logits_to_keep
         logits = logits[read_at.to(logits.device)]
+    all_pairs = [pair for _, pairs in work for pair in pairs]
     if (states := _collecting.get()) is not None:
         found = states.latest.reshape(-1, states.latest.shape[-1])
         found = found if len(found) == len(predicting) else found[predicting]
-        states.keep([query for query, _ in pairs], found[[row[path[0]] for path in nodes]])
-    return _scores(logits, [[row[node] for node in path] for path in nodes], pairs, softmax_dtype)
+        states.keep([query for query, _ in all_pairs], found[[row[path[0]] for path in nodes]])
+    return _scores(logits, [[row[node] for node in path] for path in nodes], all_pairs, softmax_dtype)
 
 
 def score_rows(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from lm_eval_icl.inference.memory import Memory
 from lm_eval_icl.tokens import Context
@@ -12,6 +12,9 @@ from lm_eval_icl.tokens import Context
 class MemoryStore:
     """Memories by context. A context is encoded only once in a run, unless its memory had to be dropped.
 
+    Args:
+        encode: computes the memories of several contexts.
+
     Attributes:
         max_bytes: how many bytes of keys and values are stored at most. If there are more, the least recently used
             memories are dropped. A memory that is larger by itself is returned, but not stored.
@@ -19,7 +22,7 @@ class MemoryStore:
         reused: how often a stored memory was returned.
     """
 
-    def __init__(self, encode: Callable[[Context], Memory], max_bytes: int):
+    def __init__(self, encode: Callable[[Sequence[Context]], Sequence[Memory]], max_bytes: int):
         self.encode, self.max_bytes = encode, max_bytes
         self.encoded = self.reused = 0
         self._kept: OrderedDict[Context, Memory] = OrderedDict()
@@ -30,14 +33,19 @@ class MemoryStore:
             self.reused += 1
             self._kept.move_to_end(context)
             return self._kept[context]
-        memory = self.encode(context)
-        self.encoded += 1
+        (memory,) = self.once([context])
         if memory.nbytes <= self.max_bytes:
             self._kept[context] = memory
             self._bytes += memory.nbytes
             while self._bytes > self.max_bytes:
                 self._bytes -= self._kept.popitem(last=False)[1].nbytes
         return memory
+
+    def once(self, contexts: Sequence[Context]) -> Sequence[Memory]:
+        """The memories of several contexts that do not occur again, encoded together and not stored."""
+        memories = self.encode(contexts)
+        self.encoded += len(contexts)
+        return memories
 
     def forget(self, context: Context) -> None:
         """Drop the memory of a context, if it is stored."""

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Self
 from transformers import PreTrainedModel
 
 from lm_eval_icl.errors import InputError, is_whole, one_line_with_place
-from lm_eval_icl.inference.memory import Memory, encode
+from lm_eval_icl.inference.memory import Memory, encode_all
 from lm_eval_icl.layouts import POSITIONS, Layout, Pattern, check_pattern, lay_out
 from lm_eval_icl.tokens import Context
 
@@ -179,13 +179,43 @@ class Method(ABC):
         """
         return [("", self.layout(prefix, demonstrations, query, answer))]
 
+    def is_ordinary(self, context: Context) -> bool:
+        """Whether this context and a query are an ordinary causal pass, as `hf` runs it."""
+        row = self.layout(len(context.prefix), context.lengths, 1)
+        once = len(row) == len(context.tokens) + 1
+        return self.is_one_pass and not self.makes_its_memory and row.causal and row.sequential and once
+
     def footprint(self, context: Context) -> Footprint:
         """How many tokens and positions encoding a context takes, and where queries start."""
         return _footprint(self, len(context.prefix), context.lengths)
 
     def encode(self, model: PreTrainedModel, context: Context) -> Memory:
         """The memory to which all queries of this context attend, from one forward pass over the context's layout."""
-        return encode(model, self.layout(len(context.prefix), context.lengths), context.tokens)
+        return self.in_one_pass(model, [context])[0]
+
+    def encode_all(self, model: PreTrainedModel, contexts: Sequence[Context]) -> list[Memory]:
+        """`encode` for several contexts, each with demonstrations: side by side in one forward pass, unless a subclass
+        overrides `encode` alone.
+
+        If there are several contexts, the model obeys a 4-D mask and `position_ids`.
+
+        Raises:
+            InputError: a subclass's `encode` returns a memory with a residual, which contexts side by side cannot have.
+        """
+        if type(self).encode is Method.encode:
+            return self.in_one_pass(model, contexts)
+        memories = [self.encode(model, context) for context in contexts]
+        if any(memory.residual for memory in memories):
+            raise InputError(
+                f"{self.name}: encode returns a memory with a residual: set memory_depends_on_query = True and return "
+                "it from encode_query, as batchicl does."
+            )
+        return memories
+
+    def in_one_pass(self, model: PreTrainedModel, contexts: Sequence[Context]) -> list[Memory]:
+        """The memories that one forward pass over the layouts of these contexts leaves."""
+        layouts = [self.layout(len(context.prefix), context.lengths) for context in contexts]
+        return encode_all(model, layouts, [context.tokens for context in contexts])
 
     def memories(self, model: PreTrainedModel, context: Context) -> Iterator[Memory]:
         """The memories that this context's queries could be scored on one after another; the last is that of `encode`.

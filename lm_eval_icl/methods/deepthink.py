@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from lm_eval_icl.errors import is_number
-from lm_eval_icl.inference.memory import KeyValues, Memory, causal_pass
+from lm_eval_icl.inference.memory import KeyValues, Memory, causal_pass, masked_pass
 from lm_eval_icl.layouts import Layout
 from lm_eval_icl.methods.icl import ICL
 from lm_eval_icl.tokens import Context
@@ -75,40 +75,68 @@ class DeepThink(ICL):
             ("query and answer on the last M", row.take("QA").on_memory(first)),
         ]
 
+    def is_ordinary(self, context: Context) -> bool:
+        """As for `icl` where there is one pass."""
+        one_pass = self.T == 1 or not context.demonstrations
+        return one_pass and ICL(self.positions, self.repeat).is_ordinary(context)
+
     def encode(self, model: PreTrainedModel, context: Context) -> Memory:
         """Run T passes over the context, or one if there are no demonstrations."""
-        *_, memory = self.memories(model, context)
-        return memory
+        return self.encode_all(model, [context])[0]
+
+    def encode_all(self, model: PreTrainedModel, contexts: Sequence[Context]) -> list[Memory]:
+        """Run T passes over several contexts side by side, each with demonstrations."""
+        *_, memories = self._iterations(model, contexts)
+        return memories
 
     def memories(self, model: PreTrainedModel, context: Context) -> Iterator[Memory]:
         """The memory after each of the T passes. Without demonstrations, the first one is that of all."""
-        memory = super().encode(model, context)
-        yield memory
-        # The memory is empty if the context's only token was moved to an empty query.
-        if self.T == 1 or not (context.demonstrations and memory.layers):
-            return
-        # None is for consecutive positions after the memory, which the model computes by itself.
-        positions = None
-        if self.restart_positions or self.positions != "sequential":
-            _, (_, again), _ = self.passes(len(context.prefix), context.lengths)
-            positions = again.positions[len(memory) :]
-        # The steps are small: in half precision they would be rounded away.
-        dtype = memory.layers[0][0].dtype
-        history = [entry.to(torch.promote_types(dtype, torch.float32)) for entry in _flat(memory.layers)]
-        velocity: list[Tensor | float] = [0.0] * len(history)
-        for _ in range(2, self.T + 1):
-            present = _flat(causal_pass(model, memory.tokens, memory, positions))
-            for i, entry in enumerate(history):
-                # `pop` frees the pass's tensors one by one: the keys and values of a long context are large.
-                step = present.pop(0) - entry + self.momentum * velocity[i]
-                history[i] = entry + self.eta * step
-                if self.momentum:
-                    velocity[i] = step
-            refined = [entry.to(dtype) for entry in history]
-            memory = replace(memory, layers=list(zip(refined[::2], refined[1::2], strict=True)))
+        for (memory,) in self._iterations(model, [context]):
             yield memory
+
+    def _iterations(self, model: PreTrainedModel, contexts: Sequence[Context]) -> Iterator[list[Memory]]:
+        """The memories of all contexts after each pass."""
+        memories = self.in_one_pass(model, contexts)
+        yield memories
+        # A memory is empty if the context's only token was moved to an empty query.
+        if self.T == 1 or not contexts[0].demonstrations or not memories[0].layers:
+            return
+        layouts = [self.passes(len(context.prefix), context.lengths)[1][1] for context in contexts]
+        # The steps are small: in half precision they would be rounded away.
+        dtype = memories[0].layers[0][0].dtype
+        wide = torch.promote_types(dtype, torch.float32)
+        histories = [[entry.to(wide) for entry in _flat(memory.layers)] for memory in memories]
+        velocities: list[list[Tensor | float]] = [[0.0] * len(history) for history in histories]
+        for _ in range(2, self.T + 1):
+            passes = [_flat(layers) for layers in self._again(model, memories, layouts)]
+            for history, velocity, present in zip(histories, velocities, passes, strict=True):
+                for i, entry in enumerate(history):
+                    # `pop` frees the pass's tensors one by one: the keys and values of a long context are large.
+                    step = present.pop(0) - entry + self.momentum * velocity[i]
+                    history[i] = entry + self.eta * step
+                    if self.momentum:
+                        velocity[i] = step
+            memories = [
+                replace(memory, layers=_layers([entry.to(dtype) for entry in history]))
+                for memory, history in zip(memories, histories, strict=True)
+            ]
+            yield memories
+
+    def _again(self, model: PreTrainedModel, memories: Sequence[Memory], layouts: Sequence[Layout]) -> list[KeyValues]:
+        """The keys and values of one more pass over all contexts, each behind its memory."""
+        if len(memories) > 1:
+            return masked_pass(model, [memory.tokens for memory in memories], layouts, memories)
+        # None is for consecutive positions after the memory, which the model computes by itself.
+        own = self.restart_positions or self.positions != "sequential"
+        positions = layouts[0].positions[len(memories[0]) :] if own else None
+        return [causal_pass(model, memories[0].tokens, memories[0], positions)]
 
 
 def _flat(layers: KeyValues) -> list[Tensor]:
     """The list keys, values, keys, values, ... of all layers, since the update is the same for both."""
     return [entry for layer in layers for entry in layer]
+
+
+def _layers(flat: Sequence[Tensor]) -> KeyValues:
+    """The opposite of `_flat`."""
+    return list(zip(flat[::2], flat[1::2], strict=True))

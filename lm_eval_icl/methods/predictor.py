@@ -16,7 +16,7 @@ from lm_eval_icl.inference.generation import check_arguments
 from lm_eval_icl.inference.memory import vocabulary_of
 from lm_eval_icl.inference.scoring import Score
 from lm_eval_icl.methods.base import Method
-from lm_eval_icl.methods.runner import MethodRunner, grouped
+from lm_eval_icl.methods.runner import MethodRunner, grouped, in_order
 from lm_eval_icl.prompt import FewShotPrompt
 from lm_eval_icl.tokens import PromptTokenizer, TokenizedPrompt
 
@@ -129,11 +129,10 @@ class Predictor:
                 prompts.append((tokens, answer))
 
         scores: dict[int, Score] = {}
-        for context, of_context in grouped(prompts).items():
-            work = {query: list(answers) for query, answers in of_context.items()}
-            for pairs, found in self.runner.score(context, work):
-                for (tokens_of_query, tokens_of_answer), score in zip(pairs, found, strict=True):
-                    scores |= dict.fromkeys(of_context[tokens_of_query][tokens_of_answer], score)
+        asked_by = grouped(prompts)
+        for asked, found in self.runner.score(asked_by):
+            for (context, tokens_of_query, tokens_of_answer), score in zip(asked, found, strict=True):
+                scores |= dict.fromkeys(asked_by[context][tokens_of_query][tokens_of_answer], score)
         for i, name in enumerate(names):
             if not math.isfinite(scores[i][0]):
                 raise InputError(
@@ -187,17 +186,15 @@ class Predictor:
             return output
 
         texts = [""] * len(queries)
-        for context in dict.fromkeys(tokens.context for tokens in prompts):
-            waiting = [q for q, tokens in enumerate(prompts) if tokens.context == context]
-            waiting.sort(key=lambda q: -len(prompts[q].query))
-            while waiting:
-                names = [f"query {q}" for q in waiting]
-                ids = [prompts[q].query for q in waiting]
-                rows = self.runner.generate(context, ids, names, max_new_tokens, self._pad, generate)
-                for q, row in zip(waiting[: len(rows)], rows, strict=True):
-                    text = str(self.tokenizer.tokenizer.decode(row, skip_special_tokens=True))
-                    texts[q] = text[: min((text.find(end) for end in stop if end and end in text), default=len(text))]
-                waiting = waiting[len(rows) :]
+        waiting = in_order(prompts)
+        while waiting:
+            names = [f"query {q}" for q in waiting[: self.runner.budget.texts]]
+            some = [prompts[q] for q in waiting]
+            rows = self.runner.generate(some, names, max_new_tokens, self._pad, generate)
+            for q, row in zip(waiting[: len(rows)], rows, strict=True):
+                text = str(self.tokenizer.tokenizer.decode(row, skip_special_tokens=True))
+                texts[q] = text[: min((text.find(end) for end in stop if end and end in text), default=len(text))]
+            waiting = waiting[len(rows) :]
         return texts
 
     def forget(self) -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
-from itertools import count, islice
+from itertools import count, groupby, islice, takewhile
 from typing import Any, TypeVar
 
 import torch
@@ -21,9 +21,9 @@ from lm_eval_icl.inference.caches import without_adapter
 from lm_eval_icl.inference.capabilities import probe
 from lm_eval_icl.inference.devices import device_of
 from lm_eval_icl.inference.gelu import fused_gelu
-from lm_eval_icl.inference.generation import StopOnNonFinite, Stopped, continue_from
+from lm_eval_icl.inference.generation import Stopped, continue_from, stop_on_nonfinite
 from lm_eval_icl.inference.memory import Memory
-from lm_eval_icl.inference.packing import Queries, QueryAnswers, first_pack
+from lm_eval_icl.inference.packing import Queries, QueryAnswers, TokenTree, first_pack
 from lm_eval_icl.inference.positions import learned_positions, no_positions, position_embeddings, position_switch
 from lm_eval_icl.inference.scoring import Score, score_packed, score_rows
 from lm_eval_icl.inference.store import MemoryStore
@@ -39,6 +39,8 @@ _making_locks = threading.Lock()
 
 
 QueryAnswer = tuple[tuple[int, ...], tuple[int, ...]]
+# A context, a query behind it, and an answer.
+Asked = tuple[Context, tuple[int, ...], tuple[int, ...]]
 # context -> query -> answer -> the indices of the prompts that ask for it.
 Grouped = dict[Context, dict[tuple[int, ...], dict[tuple[int, ...], list[int]]]]
 
@@ -54,13 +56,26 @@ def grouped(prompts: Iterable[tuple[TokenizedPrompt, tuple[int, ...]]]) -> Group
     return dict(sorted(found.items(), key=lambda item: -len(item[0].tokens)))
 
 
+def in_order(prompts: Sequence[TokenizedPrompt]) -> list[int]:
+    """The indices of prompts in the order in which they are continued: the longest context first, so that out-of-memory
+    occurs at the beginning of a run, and behind each context the longest query."""
+    of_context = {prompt.context: i for i, prompt in enumerate(prompts)}
+
+    def key(i: int) -> tuple[int, int, int]:
+        context, query = prompts[i].context, prompts[i].query
+        return -len(context.tokens), of_context[context], -len(query)
+
+    return sorted(range(len(prompts)), key=key)
+
+
 class MethodRunner:
     """Runs a method on a model.
 
     Args:
         model: a causal language model of transformers.
         method: the method; arguments that depend on the model are filled in (`Method.bind`).
-        pack_tokens: how many tokens of queries and options share one forward pass that scores.
+        pack_tokens: how many tokens of queries and options, and of contexts that run side by side, share one forward
+            pass that scores.
         batch_size: how many texts are generated in one batch; how many queries that cannot be packed are scored in one
             batch; and, on an accelerator, how many queries at least share one packed pass.
         store_bytes: how many bytes of keys and values are stored for contexts that occur again.
@@ -115,7 +130,7 @@ class MethodRunner:
 
     def begin(self, batch_size: int) -> None:
         """Begin a run. The memories of an earlier run are dropped, since the model's weights may have changed."""
-        self.store = MemoryStore(lambda context: self.method.encode(self.model, context), self.store_bytes)
+        self.store = MemoryStore(lambda contexts: self.method.encode_all(self.model, contexts), self.store_bytes)
         device = device_of(self.model)
         # On a CPU, larger packs are slower, since most of their attention is masked.
         queries = 1 if device.type == "cpu" else batch_size
@@ -237,18 +252,108 @@ class MethodRunner:
 
     # Scoring.
 
-    def score(self, context: Context, queries: Queries) -> Iterator[tuple[list[QueryAnswer], Sequence[Score]]]:
-        """Score all answers of all queries behind a context.
+    def score(
+        self,
+        work: Mapping[Context, Queries],
+        done: Callable[[Context], None] = lambda context: None,
+        own: Callable[[Context], bool] = lambda context: False,
+    ) -> Iterator[tuple[list[Asked], Sequence[Score]]]:
+        """Score all answers of all queries behind all contexts.
 
         Args:
-            queries: the ids of each query -> the ids of each of its answers.
+            work: contexts -> the ids of each query -> the ids of each of its answers.
+            done: called with each context when its memory is not needed any more.
+            own: tells which contexts are known to come with a single query. They are run side by side, and their
+                memories are not stored.
 
         Yields:
-            For each forward pass, its pairs of query and answer, and their scores in the same order.
+            For each forward pass, what it scored, and the scores in the same order.
 
         Raises:
             InputError: the device's memory does not suffice.
         """
+        begun: list[tuple[list[Asked], Sequence[Score]]] = []
+        for each in self._passes(list(work.items()), done, own):
+            begun.append(each)
+            if len(begun) > self.packs_ahead:
+                yield begun.pop(0)
+        yield from begun
+
+    def _passes(
+        self,
+        waiting: Sequence[tuple[Context, Queries]],
+        done: Callable[[Context], None],
+        own: Callable[[Context], bool],
+    ) -> Iterator[tuple[list[Asked], Sequence[Score]]]:
+        """The forward passes of `score`, whose scores may still be computed when they are yielded."""
+        while waiting:
+            context, queries = waiting[0]
+            together = self._counted(
+                partial(self._score_together, waiting, own), partial(self._halve_together, waiting, own)
+            )
+            if together is not None:
+                some, asked, scores = together
+                yield asked, scores
+            else:
+                some = 1
+                for pairs, scores in self._score_one(context, queries):
+                    yield [(context, *pair) for pair in pairs], scores
+            for context, _ in waiting[:some]:
+                done(context)
+            waiting = waiting[some:]
+
+    def _together(self, waiting: Iterable[tuple[Context, Queries]], own: Callable[[Context], bool]) -> tuple[int, int]:
+        """How many of the first contexts run side by side, with their queries, and how many tokens they have together;
+        0 if this is not possible, or if the first context does not fit into a pass."""
+        if self.method.memory_depends_on_query or not self.capabilities.can_pack or position_switch(self.model):
+            return 0, 0
+        found, used, tokens, tree = 0, 0, 0, TokenTree()
+        for context, queries in waiting:
+            if not (own(context) and context.demonstrations and context.tokens):
+                break
+            tokens += self.method.footprint(context).tokens
+            tree.leave()
+            for query in sorted(queries):
+                tree.add_query(query, queries[query])
+            total = tokens + len(tree.tokens)
+            if total > self.budget.pack_tokens or not self.capabilities.sees_all_of(total):
+                break
+            found, used = found + 1, total
+        return found, used
+
+    def _score_together(
+        self, waiting: Sequence[tuple[Context, Queries]], own: Callable[[Context], bool]
+    ) -> tuple[int, list[Asked], Sequence[Score]] | None:
+        """Score the answers of the first contexts in one pass; None if only one context is to be run at a time."""
+        n, _ = self._together(waiting, own)
+        if not n:
+            return None
+        asked = [
+            (context, query, answer)
+            for context, queries in waiting[:n]
+            for query in sorted(queries)
+            for answer in queries[query]
+        ]
+        if all(self.method.is_ordinary(context) for context, _ in waiting[:n]):
+            # An ordinary pass reads the contexts with the queries.
+            pairs = [((*context.tokens, *query), answer) for context, query, answer in asked]
+            work = [(Memory([], [], 0), pairs)]
+        elif n < 2:
+            return None
+        else:
+            contexts = [context for context, _ in waiting[:n]]
+            memories = dict(zip(contexts, self.store.once(contexts), strict=True))
+            of_context = groupby(asked, key=lambda each: each[0])
+            work = [(memories[context], [each[1:] for each in some]) for context, some in of_context]
+        trim = self.capabilities.can_trim_last_block
+        return n, asked, score_packed(self.model, work, self.softmax_dtype, trim)
+
+    def _halve_together(self, waiting: Sequence[tuple[Context, Queries]], own: Callable[[Context], bool]) -> str:
+        n, tokens = self._together(waiting, own)
+        return self.budget.halve_pack(tokens) if n else ""
+
+    def _score_one(self, context: Context, queries: Queries) -> Iterator[tuple[list[QueryAnswer], Sequence[Score]]]:
+        """Score the answers of one context's queries, as many in a pass as run together."""
         if not self.method.memory_depends_on_query:
             yield from self._score_on(context, self._counted(lambda: self.store[context]), queries)
             return
@@ -305,16 +410,12 @@ class MethodRunner:
         # Sorted: the common beginning of queries in one pack is run once, and rows of one batch have similar lengths.
         length = (lambda query: 0) if self.capabilities.can_pack else len
         waiting = sorted(queries.items(), key=lambda item: (length(item[0]), item[0]))
-        begun: list[tuple[list[QueryAnswer], Sequence[Score]]] = []
         while waiting:
             pack, scores = self._counted(
                 partial(self._score_first, memory, waiting), partial(self._halve_pack, memory, waiting), context
             )
             waiting = waiting[len(pack) :]
-            begun.append(([(query, answer) for query, answers in pack for answer in answers], scores))
-            if len(begun) > self.packs_ahead:
-                yield begun.pop(0)
-        yield from begun
+            yield [(query, answer) for query, answers in pack for answer in answers], scores
 
     def _score_first(
         self, memory: Memory, waiting: Sequence[QueryAnswers]
@@ -324,7 +425,7 @@ class MethodRunner:
         if tokens:
             pairs = [(query, answer) for query, answers in pack for answer in answers]
             trim = self.capabilities.can_trim_last_block
-            return pack, score_packed(self.model, memory, pairs, self.softmax_dtype, trim)
+            return pack, score_packed(self.model, [(memory, pairs)], self.softmax_dtype, trim)
         rows, stepwise = self._most_rows, self.capabilities.stepwise
         return pack, score_rows(self.model, memory, pack, self.softmax_dtype, rows, stepwise)
 
@@ -362,27 +463,28 @@ class MethodRunner:
 
     def generate(
         self,
-        context: Context,
-        queries: Sequence[tuple[int, ...]],
+        prompts: Sequence[TokenizedPrompt],
         names: Sequence[str],
         max_new_tokens: int,
         pad: int,
         generate: Callable[..., Tensor],
         beams: int = 1,
         stopped: Stopped | None = None,
+        own: Callable[[Context], bool] = lambda context: False,
     ) -> list[list[int]]:
-        """Generate a continuation for the first of these queries, as many as fit into one batch.
+        """Generate a continuation for the first of these prompts, as many as fit into one batch.
 
         Args:
-            queries: the ids of each query, the longest query first.
-            names: the queries' names, for errors.
+            prompts: the prompts that are waiting, those of one context side by side, the longest query first
+                (`in_order`).
+            names: the names of the prompts, for errors.
             max_new_tokens: how many tokens are generated at most.
             pad: the id of the padding token.
-            generate: as for `continue_from`, with `logits_processor` as a further argument.
-            beams, stopped: as for `continue_from`.
+            generate, beams, stopped: as for `continue_from`.
+            own: as for `score`.
 
         Returns:
-            The generated ids, one row for each query of the batch.
+            The generated ids, one row for each prompt of the batch.
 
         Raises:
             Unsupported: transformers' `generate` does not go on from this model's cache.
@@ -395,31 +497,57 @@ class MethodRunner:
             )
 
         def run() -> list[list[int]]:
-            n = self._batch(context, queries, max_new_tokens)
-            memory, first = self._encode_query(context, queries[0])  # the queries of one batch share a memory
-            stop = StopOnNonFinite(names[:n], self.model.dtype)
-            with _own_cache(self.model):
-                checked = partial(generate, logits_processor=[stop])
-                rest, can = [first, *queries[1:n]], self.capabilities
-                shared = can.can_share_to(len(memory) + max(map(len, rest)) + max_new_tokens)
-                ways = {"stepwise": can.stepwise, "shared": shared, "leaving": can.can_leave}
-                return continue_from(self.model, checked, memory, rest, pad, beams, stopped=stopped, **ways)
+            some = prompts[: self._batch(prompts, max_new_tokens, own)]
+            if own(some[0].context):
+                memories, queries = self._of_own_contexts(some, own)
+            else:
+                memory, first = self._encode_query(some[0].context, some[0].query)
+                memories, queries = [memory], [first, *(prompt.query for prompt in some[1:])]
+            can, longest = self.capabilities, max(map(len, memories)) + max(map(len, queries)) + max_new_tokens
+            ways = {"stepwise": can.stepwise, "shared": can.can_share_to(longest), "leaving": can.can_leave}
+            with _own_cache(self.model), stop_on_nonfinite(self.model, names[: len(some)]):
+                return continue_from(self.model, generate, memories, queries, pad, beams, stopped=stopped, **ways)
 
-        def halve() -> str:
-            return self.budget.halve_texts(self._batch(context, queries, max_new_tokens))
+        def halve_texts() -> str:
+            return self.budget.halve_texts(self._batch(prompts, max_new_tokens, own))
 
-        return self.fit(run, halve, context)
+        return self.fit(run, halve_texts, prompts[0].context)
 
-    def _batch(self, context: Context, queries: Sequence[tuple[int, ...]], max_new_tokens: int) -> int:
-        """How many of the first queries can be continued in one batch."""
-        batch = queries[: self.budget.texts]
+    def _of_own_contexts(
+        self, prompts: Sequence[TokenizedPrompt], own: Callable[[Context], bool]
+    ) -> tuple[list[Memory], list[tuple[int, ...]]]:
+        """The memory of each of these prompts, and what is to be run behind it. Where the memory would be that of an
+        ordinary causal pass, there is none: the context is run with the query."""
+        contexts = [prompt.context for prompt in prompts]
+        if all(map(self.method.is_ordinary, contexts)):
+            whole = [(*prompt.context.tokens, *prompt.query) for prompt in prompts]
+            return [Memory([], [], 0)], whole
+        if self.method.memory_depends_on_query:
+            memory, rest = self._encode_query(contexts[0], prompts[0].query)
+            return [memory], [rest]
+        memories: list[Memory] = []
+        while len(memories) < len(contexts):
+            waiting = contexts[len(memories) :]
+            n, _ = self._together([(context, {}) for context in waiting], own)
+            memories += self.store.once(waiting[: max(n, 1)])
+        return memories, [prompt.query for prompt in prompts]
+
+    def _batch(self, prompts: Sequence[TokenizedPrompt], max_new_tokens: int, own: Callable[[Context], bool]) -> int:
+        """How many of the first prompts can be continued in one batch: those of one context, whose memory they share,
+        or those of which each has a context of its own."""
+        batch = prompts[: self.budget.texts]
         if self.method.memory_depends_on_query or self._most_rows == 1 or self.capabilities.stepwise:
             return 1
-        kept = self.method.footprint(context).kept
-        pads = self.capabilities.can_pad and self.capabilities.can_pack_to(kept + len(batch[0]) + max_new_tokens)
+        together = own if own(batch[0].context) else batch[0].context.__eq__
+        batch = list(takewhile(lambda prompt: together(prompt.context), batch))
+        kept = max(self.method.footprint(prompt.context).kept for prompt in batch)
+        longest = max(len(prompt.query) for prompt in batch)
+        pads = self.capabilities.can_pad and self.capabilities.can_pack_to(kept + longest + max_new_tokens)
+        if own(batch[0].context):
+            return len(batch) if pads and not position_switch(self.model) else 1
         if not pads:
-            # Padding would shift a query's tokens, so all queries of a batch must have the same length.
-            return sum(len(query) == len(batch[0]) for query in batch)
+            # Padding would shift a query's tokens, so all rows of a batch must have the same length.
+            return sum(len(prompt.query) == len(batch[0].query) for prompt in batch)
         return len(batch)
 
     def fit(self, run: Callable[[], T], halve: Callable[[], str] = str, context: Context | None = None) -> T:

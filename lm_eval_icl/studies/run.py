@@ -339,8 +339,8 @@ def _each(
     if runner.method.counts_memories:
         yield from runner.score_memories(context, queries, numbers)
         return
-    for pairs, found in runner.score(context, queries):
-        yield 1, pairs, found
+    for asked, found in runner.score({context: queries}):
+        yield 1, [(query, answer) for _, query, answer in asked], found
 
 
 def evaluate(lm: LM, cell: Cell, prepared: Prepared, models: Models, options: Options) -> dict[str, Any] | None:

@@ -327,7 +327,7 @@ def _check_forward(predictor: Predictor, episode: Episode, make: RowMaker) -> No
     with predictor.runner.inference_mode():
         losses, _ = target_losses(predictor.runner.model, collate([row], predictor.runner.model.dtype))
     prompt, answer = make.tokens(episode, right)
-    [(_, [(scored, _)])] = predictor.runner.score(prompt.context, {prompt.query: [answer]})
+    [(_, [(scored, _)])] = predictor.runner.score({prompt.context: {prompt.query: [answer]}})
     tolerance = 1e-3 if predictor.runner.model.dtype in (torch.float32, torch.float64) else 0.1
     trained = -float(losses.sum())
     if not abs(trained - scored) <= tolerance * max(1.0, abs(scored)):

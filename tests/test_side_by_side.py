@@ -1,0 +1,378 @@
+"""Several short contexts in one pass: every number is that of a context that runs alone."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn.functional import scaled_dot_product_attention
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from lm_eval_icl import methods
+from lm_eval_icl import tiny as smoke_models
+from lm_eval_icl.errors import InputError
+from lm_eval_icl.inference import context_attention, memory, packed_attention
+from lm_eval_icl.inference.context_attention import RowsAtATime
+from lm_eval_icl.inference.packed_attention import additive, attention_by, in_parts
+from lm_eval_icl.inference.scoring import score_packed
+from lm_eval_icl.layouts import Pattern, lay_out, side_by_side
+from lm_eval_icl.methods.deepthink import DeepThink
+from lm_eval_icl.methods.icl import ICL
+from lm_eval_icl.methods.runner import MethodRunner, in_order
+from lm_eval_icl.tokens import Context, TokenizedPrompt
+from tests import tiny
+
+METHODS = [
+    *(methods.make(name) for name in methods.NAMES if name not in ("deepthink", "batchicl", "saicl")),
+    methods.make("pcw", {"window_size": 2}),
+    methods.make("invicl", {"positions": "sequential", "repeat": 2}),
+    methods.make("icl", {"positions": "symmetric"}),
+    methods.make("deepthink", {"T": 3, "eta": 0.3, "momentum": 0.5}),
+    methods.make("deepthink", {"T": 2, "eta": 0.3, "restart_positions": True}),
+]
+GENERATING = [("invicl",), ("pcw", {"window_size": 2}), ("deepthink", {"T": 3, "eta": 0.9}), ("saicl",)]
+ANSWERS = [(9,), (10, 11, 12), (10, 11, 13)]
+
+
+def context(seed: int, demonstrations: int, longest: int = 9) -> Context:
+    random = torch.Generator().manual_seed(seed)
+    draw = partial(torch.randint, 5, 110, generator=random)
+    lengths = torch.randint(1, longest + 1, (demonstrations,), generator=random).tolist()
+    return Context(tuple(draw((seed % 3,)).tolist()), tuple(tuple(draw((n,)).tolist()) for n in lengths))
+
+
+# One has a single token, one no demonstrations, two have the same query.
+WORK = {
+    **{context(seed, n): {(5, 6, 7, seed): ANSWERS, (5, 6): ANSWERS[:2]} for seed, n in enumerate((4, 2, 3, 1))},
+    Context((), ((8,),)): {(5, 6): ANSWERS},
+    Context((3, 4), ()): {(5, 6): ANSWERS},
+}
+
+
+def every(context: Context) -> bool:
+    return True
+
+
+def none(context: Context) -> bool:
+    return False
+
+
+def scores(runner: MethodRunner, work=WORK, own=every) -> dict:
+    passes = runner.score(work, own=own)
+    return {which: score for asked, found in passes for which, score in zip(asked, found, strict=True)}
+
+
+@pytest.mark.parametrize(
+    ("name", "rows"),
+    [("gpt2", 7), ("gpt2", 256), ("llama3", 7), ("opt", 256), ("gemma2_window", 7), ("bloom", 7), ("qwen3_next", 7)],
+)
+@torch.no_grad()
+def test_scores_are_those_of_contexts_that_run_alone(name, rows, monkeypatch):
+    """The contexts of some do run alone: Gemma 2 has a window here, BLOOM counts positions by itself, and Qwen3-Next
+    keeps other states."""
+    monkeypatch.setattr(memory, "ROWS", rows)
+    monkeypatch.setattr(context_attention, "ROWS", rows)
+    monkeypatch.setattr(packed_attention, "ROWS", rows)
+    model = tiny.build(name, torch.float64 if name != "qwen3_next" else torch.float32)
+    for method in METHODS if name not in ("bloom", "qwen3_next") else [ICL()]:
+        together, alone = MethodRunner(model, method), MethodRunner(model, method)
+        found, expected = scores(together), scores(alone, own=none)
+        assert found.keys() == expected.keys()
+        # RMSNorm rounds to float32 where all else is float64.
+        within = {"gpt2": 1e-10, "opt": 1e-10, "bloom": 0, "qwen3_next": 0}.get(name, 1e-5)
+        for which, (logprob, greedy) in expected.items():
+            assert found[which][0] == pytest.approx(logprob, abs=within, rel=0)
+            assert found[which][1] == greedy
+        assert together.tokens_run <= alone.tokens_run  # contexts that begin alike share their beginning in one pass
+        assert together.passes_run <= alone.passes_run - together.capabilities.can_pack_to(120)
+
+
+@torch.no_grad()
+def test_how_many_passes_run():
+    """Five contexts with demonstrations side by side: their passes, and one for the queries, unless contexts and
+    queries are an ordinary pass. Two passes for the context without demonstrations."""
+    model = tiny.build("gpt2")
+    for method, encoded, passes in ((ICL(), 1, 1), (methods.make("invicl"), 6, 2), (DeepThink(T=4), 6, 5)):
+        runner = MethodRunner(model, method)
+        scores(runner)
+        assert (runner.passes_run, runner.store.encoded) == (passes + 2, encoded)
+
+
+@torch.no_grad()
+def test_a_pass_has_as_many_contexts_as_fit(monkeypatch):
+    model, runs = tiny.build("mistral_window"), []
+    work = {context(seed, 2, longest=3): {(5, 6): ANSWERS[:1]} for seed in range(6)}
+    lengths = [len(each.tokens) + 2 for each in work]
+
+    def counted(model, work, *rest):
+        runs.append([len(each) + 2 for each, _ in work])
+        return score_packed(model, work, *rest)
+
+    monkeypatch.setattr("lm_eval_icl.methods.runner.score_packed", counted)
+    for most in (1024, 11):
+        runs.clear()
+        runner = MethodRunner(model, methods.make("prefixicl"), pack_tokens=most)
+        scores(runner, work)
+        assert [length for each in runs for length in each] == lengths
+        assert any(len(each) > 1 for each in runs) == (most == 1024)
+        limit = min(runner.capabilities.window, most)
+        for this, following in pairwise(runs):
+            assert len(this) == 1 or sum(this) <= limit
+            assert sum(this) + following[0] > limit  # one more would not have fitted
+
+
+@pytest.mark.parametrize("method", [ICL(), methods.make("invicl"), methods.make("deepthink", {"T": 2})])
+def test_what_is_left_of_a_run_has_the_same_bits(method):
+    """Whatever passes are done already: the same contexts run together."""
+    model = tiny.build("gpt2")
+    shared = context(50, 3)
+    work = {context(seed, 2 + seed % 3): {(5, 6, seed): ANSWERS} for seed in range(7)}
+    work[shared] = {(40 + seed, *range(60, 80)): ANSWERS for seed in range(6)}
+    work = dict(sorted(work.items(), key=lambda item: -len(item[0].tokens)))
+
+    def passes(work):
+        runner = MethodRunner(model, method, pack_tokens=100)
+        return [dict(zip(*each, strict=True)) for each in runner.score(work, own=lambda each: each != shared)]
+
+    expected = passes(work)
+    assert max(len({which for which, _, _ in each}) for each in expected) > 1
+    assert sum(shared in {which for which, _, _ in each} for each in expected) == 2
+    for stopped in range(1, len(expected)):
+        done = {asked for each in expected[:stopped] for asked in each}
+        left = {
+            each: {query: answers for query, answers in queries.items() if (each, query, answers[0]) not in done}
+            for each, queries in work.items()
+        }
+        assert passes({each: queries for each, queries in left.items() if queries}) == expected[stopped:]
+
+
+@torch.no_grad()
+def test_another_context_changes_no_bit():
+    """Not even through rounding: what is hidden is not a number of any weight."""
+    model = tiny.build("gpt2")
+    other = Context((7, 7), ((50, 51, 52), (53, 54)))
+    for method in METHODS:
+        first = []
+        for tokens in ((60, 61, 62), (90, 91, 92)):
+            runner = MethodRunner(model, method)
+            beside = Context((1, 2), (tokens, tokens[::-1]))
+            found = scores(runner, {other: {(5, 6): ANSWERS}, beside: {tokens: ANSWERS}})
+            assert runner.passes_run == (1 if method.is_ordinary(other) else getattr(method, "T", 1) + 1)
+            first.append([found[other, (5, 6), answer] for answer in ANSWERS])
+        assert first[0] == first[1]
+
+
+@dataclass(frozen=True)
+class Scaled(ICL):
+    """A method of somebody's own, which overrides `encode` alone."""
+
+    def encode(self, model, context):
+        found = super().encode(model, context)
+        return memory.Memory([(keys, 2 * values) for keys, values in found.layers], found.tokens, found.query_start)
+
+
+@torch.no_grad()
+def test_a_method_that_overrides_encode_alone():
+    model = tiny.build("gpt2", torch.float64)
+    runner, alone = MethodRunner(model, Scaled()), MethodRunner(model, Scaled())
+    found, expected = scores(runner), scores(alone, own=none)
+    assert runner.passes_run < alone.passes_run
+    for which, (logprob, _) in expected.items():
+        assert found[which][0] == pytest.approx(logprob, abs=1e-10)
+
+
+def test_a_residual_from_encode_is_refused():
+    class Replacing(ICL):
+        def encode(self, model, context):
+            return replace(super().encode(model, context), residual=(1, torch.zeros(32)))
+
+    runner = MethodRunner(tiny.build("gpt2"), Replacing())
+    with pytest.raises(InputError, match=r"replacing: encode returns a memory with a residual: set memory_depends_on"):
+        scores(runner)
+
+
+LENGTHS = st.lists(st.lists(st.integers(1, 5), min_size=1, max_size=4), min_size=1, max_size=4)
+
+
+@settings(deadline=None)
+@given(
+    lengths=LENGTHS, seed=st.integers(0, 2**32 - 1), n=st.integers(1, 12), behind=st.booleans(), kernel=st.booleans()
+)
+def test_any_patterns_side_by_side(lengths, seed, n, behind, kernel):
+    """Under the mask that is block-diagonal by construction, with memories in front of the rows and without."""
+    random = torch.Generator().manual_seed(seed)
+    layouts = []
+    for each in lengths:
+        sees = torch.rand(len(each), len(each), generator=random) < 0.5
+        layouts.append(lay_out(len(each) % 3, each, Pattern(sees), "sequential"))
+        if behind:
+            layouts[-1] = layouts[-1].on_memory(lay_out(1, each[:1], Pattern(sees[:1, :1]), "sequential"))
+    entries = [layout.entries for layout in layouts]
+    rows = [len(layout) - layout.entries for layout in layouts]
+    expected = torch.cat(
+        [
+            torch.block_diag(*(layout.mask[layout.entries :, : layout.entries].int() for layout in layouts)),
+            torch.block_diag(*(layout.mask[layout.entries :, layout.entries :].int() for layout in layouts)),
+        ],
+        dim=1,
+    ).bool()
+    joint = side_by_side(layouts)
+    assert joint.entries == sum(entries) and torch.equal(joint.mask[joint.entries :], expected)
+    positions = torch.cat([layout.positions[layout.entries :] for layout in layouts])
+    assert torch.equal(joint.positions[joint.entries :], positions)
+
+    module = nn.Module()
+    query = torch.randn(1, 2, sum(rows), 8, dtype=torch.float64, generator=random)
+    key, value = 9 * torch.randn(2, 1, 2, len(joint), 8, dtype=torch.float64, generator=random)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(context_attention, "ROWS", n)
+        if not kernel:
+            patch.setattr(context_attention, "has_kernel", lambda *given: False)
+        attention = RowsAtATime(layouts)
+        with attention_by(attention):
+            mask = attention.mask(query.dtype, query.device)
+            found, _ = ALL_ATTENTION_FUNCTIONS["sdpa"](module, query, key, value, mask)
+        pieces = [(some.start - joint.entries, some.stop - joint.entries) for some, *_ in attention.parts]
+    assert attention.layers == 1
+    torch.testing.assert_close(found, scaled_dot_product_attention(query, key, value, expected).transpose(1, 2))
+    # No row is in two pieces that would have fitted into one, and all tokens are in one piece each.
+    assert [i for piece in pieces for i in range(*piece)] == list(range(sum(rows)))
+    ends = torch.tensor(rows).cumsum(0).tolist()
+    for start, length in zip([0, *ends], rows, strict=False):
+        holding = [piece for piece in pieces if piece[0] < start + length and piece[1] > start]
+        assert len(holding) == max(1, math.ceil(length / n))
+
+
+@settings(deadline=None)
+@given(sizes=st.lists(st.tuples(st.integers(1, 6), st.integers(1, 6)), min_size=1, max_size=4), seed=st.integers(0, 99))
+def test_a_packed_row_behind_several_memories(sizes, seed):
+    """Attention in parts, where each token sees one memory and the tokens of its own group before it."""
+    random = torch.Generator().manual_seed(seed)
+    entries, rows = zip(*sizes, strict=True)
+    behind = torch.block_diag(*(torch.ones(n, k) for k, n in sizes)).bool()
+    sees = torch.block_diag(*(torch.ones(n, n).tril() for n in rows)).bool()
+    ends, lasts = torch.tensor(rows).cumsum(0).tolist(), torch.tensor(entries).cumsum(0).tolist()
+    groups = [(slice(a - n, a), slice(b - k, b)) for a, b, (k, n) in zip(ends, lasts, sizes, strict=True)]
+    query = torch.randn(1, 2, sum(rows), 8, dtype=torch.float64, generator=random)
+    key, value = 9 * torch.randn(2, 1, 2, sum(entries) + sum(rows), 8, dtype=torch.float64, generator=random)
+    mask = additive(torch.cat([behind, sees], dim=1), torch.float64)[None, None]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(packed_attention, "ROWS", 3)
+        with in_parts(sees, groups):
+            found, _ = ALL_ATTENTION_FUNCTIONS["sdpa"](nn.Module(), query, key, value, mask)
+    torch.testing.assert_close(found, scaled_dot_product_attention(query, key, value, mask).transpose(1, 2))
+
+
+@torch.no_grad()
+def test_nothing_waits_for_the_device(monkeypatch):
+    """Scoring several contexts on the meta device comes to the place where scores are sent to the host."""
+    monkeypatch.setattr(memory, "ROWS", 16)
+    monkeypatch.setattr(context_attention, "ROWS", 16)
+    model = tiny.build("llama").to("meta")
+    contexts = [context(seed, 2) for seed in range(3)]
+    for method in METHODS:
+        memories = method.encode_all(model, contexts)
+        with pytest.raises(NotImplementedError, match="Cannot copy out of meta tensor") as raised:
+            score_packed(model, [(each, [((5, 6), answer) for answer in ANSWERS]) for each in memories])
+        assert raised.traceback[-1].name == "__init__"
+
+
+def generated(runner, prompts: list[TokenizedPrompt], own, beams: int = 1) -> tuple[list[list[int]], list[int]]:
+    """What follows each prompt, and how many rows each batch had."""
+    found: dict[int, list[int]] = {}
+    batches = []
+
+    def generate(context, **given):
+        given |= {"max_new_tokens": 6, "do_sample": False, "num_beams": beams, "pad_token_id": 0, "eos_token_id": None}
+        return runner.model.generate(input_ids=context, **given)
+
+    waiting = in_order(prompts)
+    while waiting:
+        some = [prompts[i] for i in waiting]
+        rows = runner.generate(some, [f"prompt {i}" for i in waiting], 6, 0, generate, beams, own=own)
+        found |= zip(waiting[: len(rows)], rows, strict=True)
+        batches.append(len(rows))
+        waiting = waiting[len(rows) :]
+    return [found[i] for i in range(len(prompts))], batches
+
+
+# One behind no demonstrations, one behind nothing, and two behind the same context.
+SHARED = context(9, 3)
+PROMPTS = [
+    *(TokenizedPrompt(context(seed, 1 + seed % 3), tuple(range(20, 22 + seed))) for seed in range(5)),
+    TokenizedPrompt(Context((3, 4, 5), ()), (20, 21)),
+    TokenizedPrompt(Context((), ()), (20, 21, 22)),
+    TokenizedPrompt(SHARED, (30, 31)),
+    TokenizedPrompt(SHARED, (40, 41, 42)),
+]
+
+
+def not_shared(context: Context) -> bool:
+    return context != SHARED
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama3", "opt", "gemma2_window", "llama4_text", "bloom", "qwen3_next"])
+@torch.no_grad()
+def test_texts_are_those_of_prompts_that_run_alone(name):
+    """Rows with a context of their own are one batch, rows that share one another; those of some models run alone."""
+    model = smoke_models.build(name) if name == "llama4_text" else tiny.build(name)
+    for method in (ICL(), *(methods.make(*each) for each in GENERATING)):
+        if name in ("bloom", "qwen3_next") and type(method) is not ICL:
+            continue
+        for beams in (1, 2) if type(method) is ICL else (1,):
+            runner = MethodRunner(model, method, batch_size=4)
+            found, batches = generated(runner, PROMPTS, not_shared, beams)
+            alone, ones = generated(MethodRunner(model, method), PROMPTS, none, beams)
+            assert found == alone
+            assert ones == [1] * len(PROMPTS)
+            if name in ("gpt2", "llama3", "opt") and not method.memory_depends_on_query:
+                assert sorted(batches) == [2, 3, 4]
+
+
+@torch.no_grad()
+def test_rotary_angles_that_change_with_length():
+    """Contexts on both sides of the position where they change are neither encoded nor continued together."""
+    parameters = {"rope_type": "longrope", "rope_theta": 1e4, "factor": 8.0, "original_max_position_embeddings": 64}
+    parameters |= {"short_factor": [1.0] * 6, "long_factor": [4.0] * 6}
+    model = tiny.build("llama", rope_parameters=parameters, max_position_embeddings=512)
+    lengths = ([35] * 2, [20] * 2, [30] * 3, [5] * 4)
+    contexts = [Context((), tuple(tuple(range(5 + i, 5 + i + n)) for i, n in enumerate(each))) for each in lengths]
+    prompts = [TokenizedPrompt(each, (20, 21, 22)) for each in contexts]
+    for method in (ICL(), methods.make("pcw", {"window_size": 2})):
+        together, alone = MethodRunner(model, method, batch_size=4), MethodRunner(model, method)
+        assert generated(together, prompts, every)[0] == generated(alone, prompts, none)[0]
+        work = {each: {(20, 21, 22): ANSWERS} for each in contexts}
+        assert scores(together, work) == scores(alone, work, none)
+
+
+@torch.no_grad()
+def test_how_texts_begin():
+    """An ordinary pass reads a context of its own with the query; contexts of a batch are encoded side by side."""
+    model = tiny.build("gpt2")
+    passes = []
+    model.register_forward_pre_hook(lambda module, args: passes.append(module))
+    prompts = [TokenizedPrompt(context(seed, 2), (20, 21)) for seed in range(4)]
+    for method, encoding in ((ICL(), 0), (methods.make("invicl"), 1), (methods.make("deepthink", {"T": 5}), 5)):
+        for rows in (1, 4):
+            runner = MethodRunner(model, method, batch_size=rows)
+            passes.clear()
+            generated(runner, prompts, every)
+            assert len(passes) == (encoding + 6) * 4 // rows
+
+
+@torch.no_grad()
+def test_a_mask_to_which_the_model_adds():
+    """Doge adds numbers of its own to the mask over the memory. There are more tokens than are divided."""
+    model = smoke_models.build("doge").double()
+    given, work = context(1, 4), {(20 + i, *range(30, 34)): ANSWERS for i in range(20)}
+    together, alone = (MethodRunner(model, ICL(), pack_tokens=n) for n in (1024, 1))
+    found, expected = scores(together, {given: work}, none), scores(alone, {given: work}, none)
+    for which, (logprob, _) in expected.items():
+        assert found[which][0] == pytest.approx(logprob, abs=1e-9)
