@@ -6,6 +6,7 @@
     python scripts/benchmark.py whole      # a whole lm_eval command beside --model hf, by part
     python scripts/benchmark.py growth     # time against documents, demonstrations, options, tokens an option
     python scripts/benchmark.py generation # texts behind 1,000 tokens of demonstrations, beside hf
+    python scripts/benchmark.py own        # documents with demonstrations of their own, beside hf
     python scripts/benchmark.py training   # a training step in every method, beside transformers' Trainer
     python scripts/benchmark.py shots      # encoding hundreds to thousands of demonstrations of SST-2
     python scripts/benchmark.py gpu        # tasks, for a GPU: a model of 8 billion parameters in bfloat16
@@ -27,7 +28,7 @@ from typing import Any
 
 import torch
 import transformers
-from benchmarks import generation, growth, methods, outside, shots, tasks, training, whole
+from benchmarks import generation, growth, methods, outside, own, shots, tasks, training, whole
 from benchmarks.measuring import machine
 from benchmarks.workloads import CONFIGS, METHODS, WORKLOADS
 from rich.console import Console
@@ -42,7 +43,9 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "workloads": list(WORKLOADS),
         "batch_sizes": [1, 8],
         "pack_tokens": [1024],
+        "shots": [125, 250, 500, 1000, 2000],
     },
+    "own": {"model": "toy", "shots": [1, 2, 4, 8, 16]},
     "whole": {"methods": ["icl"], "workloads": ["mmlu"], "batch_sizes": [1]},
     "methods": {"methods": list(METHODS)},
     "training": {"methods": list(METHODS)},
@@ -62,6 +65,7 @@ COMPARE = {
     "methods": methods.compare,
     "growth": growth.compare,
     "generation": generation.compare,
+    "own": own.compare,
     "training": training.compare,
     "shots": shots.compare,
     "gpu": tasks.compare,
@@ -71,13 +75,16 @@ COMPARE = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=COMPARE)
-    parser.add_argument("--model", choices=CONFIGS, help="default: gpt2; toy for shots, llama-8b for gpu")
+    parser.add_argument("--model", choices=CONFIGS, help="default: gpt2; toy for shots and own, llama-8b for gpu")
     parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, metavar="NAME")
     parser.add_argument(
         "--methods", nargs="+", choices=METHODS, metavar="NAME", help="default: all, or those that are of interest"
     )
     parser.add_argument(
-        "--shots", nargs="+", type=int, default=[125, 250, 500, 1000, 2000], help="numbers of demonstrations, for shots"
+        "--shots",
+        nargs="+",
+        type=int,
+        help="numbers of demonstrations, for shots and own (default: 125 to 2000, 1 to 16)",
     )
     parser.add_argument("--pack-tokens", nargs="+", type=int, help="of ours (default: 1024; several for gpu)")
     parser.add_argument(
@@ -85,7 +92,10 @@ def main() -> None:
     )
     parser.add_argument("--documents", type=int, default=64, help="of each task; 0 for all (default: %(default)s)")
     parser.add_argument(
-        "--batch-sizes", nargs="+", type=int, help="of hf (default: 1 8; 1 for whole, 8 32 128 for gpu)"
+        "--batch-sizes",
+        nargs="+",
+        type=int,
+        help="of hf, and of ours for own (default: 1 8; 1 for whole, 8 32 128 for gpu)",
     )
     parser.add_argument("--repetitions", type=int, default=3)
     parser.add_argument("--max-gen-toks", type=int, default=32, help="of generation tasks (default: %(default)s)")

@@ -94,10 +94,16 @@ def build_requests(
 
 
 def synthetic(
-    documents: int = 64, demonstrations: int = 8, options: int = 4, length: int = 1, shot: int = 60, query: int = 50
+    documents: int = 64,
+    demonstrations: int = 8,
+    options: int = 4,
+    length: int = 1,
+    shot: int = 60,
+    query: int = 50,
+    seed: int = 0,
 ) -> list[Instance]:
     """Requests of chosen sizes, in words of about one token: `length` of an option, `shot` of a demonstration."""
-    random = Random(0)
+    random = Random(seed)
 
     def words(n: int) -> str:
         return " ".join(random.choice(WORDS) for _ in range(n))
