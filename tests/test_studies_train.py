@@ -305,6 +305,10 @@ def test_a_dry_run_says_what_would_be_trained(tmp_path, capsys, monkeypatch):
             "dev: choose: 'windows': `train` trains a model for each value: give each by itself.",
         ),
         ({"metadata": "x"}, "metadata: 'x': must be a mapping"),
+        (
+            {"metadata": {"demonstrations": "herding"}},
+            "metadata: demonstrations=herding: a method by which the model chooses is a key of the study itself: give",
+        ),
         ({"train": {"step": 3}}, "train: trained: unknown argument 'step': did you mean 'steps'?"),
         (
             {"train": {"tasks": "icl_demo_short", "steps": 0}},

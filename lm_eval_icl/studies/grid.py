@@ -199,6 +199,12 @@ def _study(given: Mapping[str, Any], overrides: Mapping[str, Any]) -> Study:
     metadata = given.get("metadata") or {}
     if not isinstance(metadata, Mapping):
         raise InputError(f"metadata: {metadata!r}: must be a mapping, such as {{metaicl: DIR}}.")
+    metadata = {**metadata, **overrides.get("metadata", {})}
+    if (drawn := metadata.get("demonstrations")) is not None and how.read(drawn) is not None:
+        raise InputError(
+            f"metadata: demonstrations={drawn}: a method by which the model chooses is a key of the study itself: give "
+            f"demonstrations: [{drawn}] in the file, or --demonstrations {drawn}."
+        )
     tasks = [_task(each) for each in expanded("tasks", given.get("tasks"))]
     columns = _columns(given.get("columns"))
     if "tasks" in overrides:
@@ -218,7 +224,7 @@ def _study(given: Mapping[str, Any], overrides: Mapping[str, Any]) -> Study:
         paper=str(given.get("paper", "")),
         deviates=tuple(map(str, expanded("deviates", given.get("deviates"), needed=False))),
         trainings=tuple(_trainings(given.get("train"), overrides.get("train"), tasks, "tasks" in overrides)),
-        metadata={**metadata, **overrides.get("metadata", {})},
+        metadata=metadata,
         columns=columns,
         figures=None if given.get("figures") is None else tuple(expanded("figures", given["figures"])),
         expected=tuple(expanded("expected", given.get("expected"), needed=False)),
