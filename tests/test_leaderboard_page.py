@@ -371,10 +371,11 @@ def test_an_address_restores_the_state(show: Open) -> None:
         assert each.locator("tbody input:checked").count() == 2
     assert shown(again, 5) == shown(opened, 5)
     assert again.locator("dialog").inner_text() == opened.locator("dialog").inner_text()
+    # The page hears of another address after the browser has gone there.
     opened.go_back()
-    assert not opened.locator("dialog").is_visible()
+    opened.locator("dialog").wait_for(state="hidden")
     opened.go_forward()
-    assert opened.locator("dialog").is_visible()
+    opened.locator("dialog").wait_for(state="visible")
     nonsense = show(None, "#sort=c99:up&row=nobody&cell=nobody/nothing&compare=1&hide=nothing&show=x&method=x")
     assert nonsense.locator("#status span").inner_text() == "0 of 12 entries shown, 12 hidden"
     assert not nonsense.locator("dialog").is_visible()
