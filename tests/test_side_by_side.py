@@ -174,18 +174,28 @@ class Scaled(ICL):
     """A method of somebody's own, which overrides `encode` alone."""
 
     def encode(self, model, context):
-        found = super().encode(model, context)
+        (found,) = self.encode_all(model, [context])
         return memory.Memory([(keys, 2 * values) for keys, values in found.layers], found.tokens, found.query_start)
 
 
+@dataclass(frozen=True)
+class ScaledThinking(DeepThink):
+    """The same, of a method that encodes several contexts at once."""
+
+    def encode(self, model, context):
+        return Scaled.encode(self, model, context)
+
+
+@pytest.mark.parametrize("method", [Scaled(), ScaledThinking(T=1), ScaledThinking(T=2)])
 @torch.no_grad()
-def test_a_method_that_overrides_encode_alone():
+def test_a_method_that_overrides_encode_alone(method):
+    """Its `encode` is what makes the memories, together and alone."""
     model = tiny.build("gpt2", torch.float64)
-    runner, alone = MethodRunner(model, Scaled()), MethodRunner(model, Scaled())
-    found, expected = scores(runner), scores(alone, own=none)
-    assert runner.passes_run < alone.passes_run
-    for which, (logprob, _) in expected.items():
-        assert found[which][0] == pytest.approx(logprob, abs=1e-10)
+    found, expected = scores(MethodRunner(model, method)), scores(MethodRunner(model, method), own=none)
+    for (behind, query, answer), (logprob, _) in expected.items():
+        assert found[behind, query, answer][0] == pytest.approx(logprob, abs=1e-10)
+        (itself, _), *_ = score_packed(model, [(method.encode(model, behind), [(query, answer)])])
+        assert logprob == pytest.approx(itself, abs=1e-10)
 
 
 def test_a_residual_from_encode_is_refused():

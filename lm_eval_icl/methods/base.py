@@ -121,12 +121,14 @@ class Method(ABC):
     def is_one_pass(self) -> bool:
         """Whether context, query and answer are one forward pass over `layout`, so that models can be trained under the
         method. Others run on models that were trained under `icl`."""
-        return all(getattr(type(self), name) is getattr(Method, name) for name in ("layout", "passes", "encode"))
+        names = ("layout", "passes", "encode", "encode_all")
+        return all(getattr(type(self), name) is getattr(Method, name) for name in names)
 
     @property
     def makes_its_memory(self) -> bool:
         """Whether the method does more than run the model once over a layout, so that it works on keys and values."""
-        return (type(self).encode, type(self).encode_query) != (Method.encode, Method.encode_query)
+        names = ("encode", "encode_all", "encode_query")
+        return any(getattr(type(self), name) is not getattr(Method, name) for name in names)
 
     def why_not(self, n: int) -> str:
         """Why these arguments do not allow a prompt of n demonstrations; empty if they do."""
@@ -191,19 +193,24 @@ class Method(ABC):
 
     def encode(self, model: PreTrainedModel, context: Context) -> Memory:
         """The memory to which all queries of this context attend, from one forward pass over the context's layout."""
-        return self.in_one_pass(model, [context])[0]
+        return self.encode_all(model, [context])[0]
 
     def encode_all(self, model: PreTrainedModel, contexts: Sequence[Context]) -> list[Memory]:
-        """`encode` for several contexts, each with demonstrations: side by side in one forward pass, unless a subclass
-        overrides `encode` alone.
+        """The memories of several contexts, each with demonstrations, side by side in one forward pass. It is not
+        called for a method that overrides `encode`.
 
         If there are several contexts, the model obeys a 4-D mask and `position_ids`.
+        """
+        return self.in_one_pass(model, contexts)
+
+    def encoded(self, model: PreTrainedModel, contexts: Sequence[Context]) -> list[Memory]:
+        """The memories of several contexts, by `encode` if a subclass overrides it, else by `encode_all`.
 
         Raises:
             InputError: a subclass's `encode` returns a memory with a residual, which contexts side by side cannot have.
         """
         if type(self).encode is Method.encode:
-            return self.in_one_pass(model, contexts)
+            return self.encode_all(model, contexts)
         memories = [self.encode(model, context) for context in contexts]
         if any(memory.residual for memory in memories):
             raise InputError(

@@ -77,15 +77,11 @@ class DeepThink(ICL):
 
     def is_ordinary(self, context: Context) -> bool:
         """As for `icl` where there is one pass."""
-        one_pass = self.T == 1 or not context.demonstrations
+        one_pass = type(self) is DeepThink and (self.T == 1 or not context.demonstrations)
         return one_pass and ICL(self.positions, self.repeat).is_ordinary(context)
 
-    def encode(self, model: PreTrainedModel, context: Context) -> Memory:
-        """Run T passes over the context, or one if there are no demonstrations."""
-        return self.encode_all(model, [context])[0]
-
     def encode_all(self, model: PreTrainedModel, contexts: Sequence[Context]) -> list[Memory]:
-        """Run T passes over several contexts side by side, each with demonstrations."""
+        """Run T passes over the contexts side by side, or one if there are no demonstrations."""
         *_, memories = self._iterations(model, contexts)
         return memories
 

@@ -130,7 +130,7 @@ class MethodRunner:
 
     def begin(self, batch_size: int) -> None:
         """Begin a run. The memories of an earlier run are dropped, since the model's weights may have changed."""
-        self.store = MemoryStore(lambda contexts: self.method.encode_all(self.model, contexts), self.store_bytes)
+        self.store = MemoryStore(lambda contexts: self.method.encoded(self.model, contexts), self.store_bytes)
         device = device_of(self.model)
         # On a CPU, larger packs are slower, since most of their attention is masked.
         queries = 1 if device.type == "cpu" else batch_size
