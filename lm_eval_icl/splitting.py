@@ -37,6 +37,14 @@ def encoder(tokenizer: PreTrainedTokenizerBase, **special: bool) -> Encode:
         pair.
     """
 
+    @functools.cache
+    def owns_blanks_before(token: int, first: str) -> bool:
+        """Whether characters that lie between two tokens' offsets belong to the second token, whose offsets begin with
+        the character `first`. Byte-level tokenizers exclude a token's own blanks from its offsets, and of several
+        blanks that become one, the offsets hold one. Other tokenizers drop the blanks between words."""
+        spelled = str(tokenizer.convert_ids_to_tokens(token))[:1]
+        return spelled == "Ġ" or spelled.isspace() or (spelled == "▁" and first.isspace())
+
     def encode(text: str) -> tuple[list[int], list[int], int]:
         try:
             text.encode()
@@ -54,12 +62,10 @@ def encoder(tokenizer: PreTrainedTokenizerBase, **special: bool) -> Encode:
             **special,
         )
         offsets = encoding["offset_mapping"]
-        # Byte-level tokenizers exclude the blanks before a word from the word's offsets. A token therefore begins no
-        # later than where the tokens before it end, and the first one at 0.
         starts, begun, ended = list[int](), 0, 0
-        for start, end in offsets:
-            at = start if start < ended else ended  # min and max would take seven times as long
-            begun = at if at > begun else begun
+        for token, (start, end) in zip(encoding["input_ids"], offsets, strict=True):
+            at = ended if start > ended and owns_blanks_before(token, text[start : start + 1]) else start
+            begun = at if at > begun else begun  # max would take seven times as long
             starts.append(begun)
             ended = end if end > ended else ended
         added = 0
@@ -286,7 +292,8 @@ class PartSplitter:
         """The ids of the part, tokenized between `front` and `behind`, and the index of each token's first character.
 
         None if the ids of `front` and `behind` are not those that they have without the part, since a token then
-        straddles a boundary. (Offsets would not show this, since some tokenizers trim blanks from them.)
+        straddles a boundary (offsets would not show this, since some tokenizers trim blanks from them); or if the first
+        of the part's ids begins in `front`, since blanks that have no id at the end of a text may have one within it.
         """
         before, outer = (self._around(text) for text in (front, front + behind))
         ids, starts, _ = self.bare(front + part + behind)
@@ -294,4 +301,5 @@ class PartSplitter:
         end = len(ids) - len(after)
         clean = outer[: len(before)] == ids[: len(before)] == before and ids[end:] == after and end >= len(before)
         inside = slice(len(before), end)
+        clean = clean and all(start >= len(front) for start in starts[inside])
         return (tuple(ids[inside]), [start - len(front) for start in starts[inside]]) if clean else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from transformers import PreTrainedTokenizerBase
@@ -92,33 +92,34 @@ class _Encoded:
         prompt: the prompt.
         end: the index of the first of the blanks at the prompt's end.
         tokens: the prompt's ids by part.
-        encode, text: a function that tokenizes, and the text that it must be given together with a continuation.
-        line: the last line of `text` with the line break before it, if it can be used in place of all of `text`;
-            else empty.
+        ids, text: a function from a text to its ids, and the text that it must be given together with a continuation:
+            the prompt, or its last line.
+        before: how many of these ids are the text's own.
     """
 
     prompt: FewShotPrompt
     end: int
     tokens: TokenizedPrompt
-    encode: Encode
+    ids: Callable[[str], Sequence[int]]
     text: str
-    line: str
+    before: int
 
 
 class PairEncoder:
     """Tokenizes context and continuation as lm-eval's `TemplateLM._encode_pair` does, but each context only once.
 
     Blanks at the end of the context are moved to the continuation, and the continuation's ids are
-    `ids(context + continuation)[len(ids(context)):]`. The whole context need not be tokenized again for every option:
-    no token of a BPE tokenizer reaches across a line break into the word after it. The context's last line, with the
-    line break before it, is therefore used in place of the context, provided that the context's ids end with the
-    line's ids.
+    `ids(context + continuation)[len(ids(context)):]`. The whole context need not be tokenized again for every option
+    by tokenizers that go line by line (`tokenizes_by_line`) and put nothing at the end of a text: the context's last
+    line, with the line break before it, is used in its place, provided that the context's ids end with the line's ids.
     """
 
     def __init__(self, encode: Encode, bare: Encode, by_part: bool = False, by_line: bool = False):
         """`encode` adds the special tokens that the model expects, `bare` adds none. `by_part` uses `PartSplitter`;
         `by_line` as for `WholeSplitter`."""
-        self.encode, self.bare = encode, bare
+        self.encode, self.bare, self.by_line = encode, bare, by_line
+        alone, _, added = encode("x")
+        self._closes = len(alone) > added + len(bare("x")[0])  # a token is put at the end of every text
         self._split_whole = WholeSplitter(encode, bare, by_line)
         self._split_parts = PartSplitter(encode, bare) if by_part else None
         self._ids = functools.lru_cache(maxsize=100_000)(lambda text: bare(text)[0])
@@ -156,24 +157,32 @@ class PairEncoder:
         last = self._last
         if last is None or last.prompt is not prompt:  # all options of a document have the same prompt object
             last = self._last = self._tokenize(prompt)
-        continuation = prompt[last.end :] + continuation
-        if last.line:
-            return last.tokens, tuple(self._ids(last.line + continuation)[len(self._ids(last.line)) :])
-        return last.tokens, tuple(last.encode(last.text + continuation)[0][len(last.encode(last.text)[0]) :])
+        return last.tokens, tuple(last.ids(last.text + prompt[last.end :] + continuation)[last.before :])
 
     def _tokenize(self, prompt: FewShotPrompt) -> _Encoded:
         text = prompt.rstrip()
-        end, encode, tokens = len(text), self.encode, self.split(prompt, text)
-        if self._split_parts and prompt.demonstrations:  # the answer's ids may not depend on the last demonstration
-            encode, text = self.bare, "\n" + text[len(prompt) - len(prompt.query) :]
-        found = ""
-        if "\n" in text:
+        end, tokens = len(text), self.split(prompt, text)
+        alone = self._split_parts is not None and bool(prompt.demonstrations)
+        if alone:  # the answer's ids may not depend on the last demonstration
+            text = "\n" + text[len(prompt) - len(prompt.query) :]
+        if "\n" in text and self.by_line and (alone or not self._closes):
             line = "\n" + text.rpartition("\n")[2]
             tail = self._ids(line)[len(self._ids("\n")) :]
             ids = [*tokens.context.tokens, *tokens.query]
             if tail and not line[1].isspace() and ids[-len(tail) :] == tail:
-                found = line
-        return _Encoded(prompt, end, tokens, encode, text, found)
+                return _Encoded(prompt, end, tokens, self._ids, line, len(self._ids(line)))
+        encode = self.bare if alone else self.encode
+        return _Encoded(prompt, end, tokens, lambda text: encode(text)[0], text, len(encode(text)[0]))
+
+
+def line_break_at_end(prompt: str) -> str:
+    """A warning about a prompt whose end, a line break, is scored with every answer; empty for other prompts."""
+    if "\n" not in prompt[len(prompt.rstrip()) :]:
+        return ""
+    return (
+        f"the prompt ends in a line break ({prompt[-20:]!r}; chat templates often end so). As for hf, the break is "
+        "moved to the beginning of every answer: its log-probability is part of each score."
+    )
 
 
 class PromptTokenizer:

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import json
 from copy import deepcopy
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from lm_eval.api.instance import Instance
+from lm_eval.models.huggingface import HFLM
 from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import DynamicCache
+from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, GPT2Config, GPT2LMHeadModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from lm_eval_icl import methods
 from lm_eval_icl import tiny as smoke_models
+from lm_eval_icl.errors import InputError, Unsupported
 from lm_eval_icl.harness.models import model_class
 from lm_eval_icl.inference import generation, packed_attention
 from lm_eval_icl.inference.caches import MemoryLayer
@@ -22,6 +28,7 @@ from lm_eval_icl.inference.capabilities import probe
 from lm_eval_icl.inference.generation import continue_from
 from lm_eval_icl.inference.memory import read
 from lm_eval_icl.inference.packed_attention import behind, reads_shared_memory
+from lm_eval_icl.methods import Predictor
 from lm_eval_icl.prompt import FewShotPrompt
 from tests import harness, tiny
 
@@ -158,7 +165,7 @@ def run(model: Any, queries: Any, new: int = 6, asked: Any = None, **ways: Any) 
     embedding = model.get_input_embeddings()
     handle = embedding.register_forward_pre_hook(lambda module, args: rows.append(len(args[0])))
     try:
-        return continue_from(model, generate, [memory], queries, 0, **ways), rows
+        return continue_from(model, generate, [memory], queries, **ways), rows
     finally:
         handle.remove()
 
@@ -291,3 +298,171 @@ def test_entries_are_appended_in_place():
     # Room for more after the first pass, more room, and new rooms for the rows that were selected.
     assert [step for step in range(1, 12) if places[step] != places[step - 1]] == [1, 4, 6, 8]
     assert ours.get_seq_length() == 5 + 15
+
+
+# Against lm-eval's `hf`, one text at a time.
+
+DEMONSTRATIONS = ["Review: a dull film\nSentiment: no\n\n", "Review: warm , 12 + 30\nSentiment: yes\n\n"]
+PROMPTS = [
+    FewShotPrompt("Tell. ", DEMONSTRATIONS, f"Review: {text}\nSentiment:")
+    for text in ("odd", "a sharp , slow and funny film", "the plot is flat", "quiet jokes")
+]
+
+
+def saved(folder: Path, model: Any, tokenizer: Any, **settings: Any) -> Path:
+    """A checkpoint with these settings in its generation_config.json."""
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    path = folder / "generation_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **settings}))
+    return folder
+
+
+def texts_of(lm: Any, prompts: Any = PROMPTS, **asked: Any) -> list[str]:
+    asked = {"until": [], "max_gen_toks": 8, **asked}
+    requests = [
+        Instance("generate_until", {}, (prompt, asked), 0, ("a task", i, 1)) for i, prompt in enumerate(prompts)
+    ]
+    return lm.generate_until(requests, disable_tqdm=True)
+
+
+def hf(path: Path) -> Any:
+    return HFLM(str(path), device="cpu", dtype="float64", batch_size=1)
+
+
+def icl(path: Path, method: str = "icl", batch_size: int = 8) -> Any:
+    return model_class(method)(str(path), device="cpu", dtype="float64", batch_size=batch_size)
+
+
+def predictor(path: Path, method: str = "icl") -> Predictor:
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float64)
+    return Predictor(model, AutoTokenizer.from_pretrained(path), methods.make(method))
+
+
+def predicted(path: Path, prompts: Any = PROMPTS, **asked: Any) -> list[list[str]]:
+    """The texts of the Python API, in one batch and one query at a time."""
+    ours, queries = predictor(path), [prompt.query for prompt in prompts]
+    given = {"prefix": prompts[0].prefix, "max_new_tokens": 8, **asked}
+    one_by_one = [ours.generate(prompts[0].demonstrations, [query], **given)[0] for query in queries]
+    return [ours.generate(prompts[0].demonstrations, queries, **given), one_by_one]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"use_cache": False},  # as gradient checkpointing leaves it, and as MPT has it
+        {"num_beams": 3},
+        {"repetition_penalty": 1.5},
+        {"no_repeat_ngram_size": 2},
+        {"bad_words_ids": [[45], [60, 61]]},
+        {"do_sample": True, "temperature": 0.5, "top_k": 5},  # which lm-eval sets to greedy
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("name", ["gpt2", "llama3", "gpt_neox"])
+def test_settings_of_a_checkpoint(name, settings, tmp_path):
+    path = saved(tmp_path, tiny.build(name), tiny.TOKENIZERS[tiny.ARCHITECTURES[name][2]](), **settings)
+    expected = texts_of(hf(path))
+    assert len(set(expected)) > 1
+    assert texts_of(icl(path)) == expected
+    assert predicted(path) == [expected] * 2
+
+
+@pytest.mark.parametrize("asked", [{"num_beams": 2}, {"no_repeat_ngram_size": 1}, {"repetition_penalty": 1.3}], ids=str)
+def test_arguments_go_before_the_settings_of_a_checkpoint(asked, tmp_path):
+    path = saved(tmp_path, tiny.build("gpt2"), tiny.byte_level(), num_beams=3, repetition_penalty=2.0)
+    expected = texts_of(hf(path), **asked)
+    assert texts_of(icl(path), **asked) == expected
+    assert predicted(path, **asked) == [expected] * 2
+
+
+@pytest.mark.parametrize(
+    ("setting", "says"),
+    [
+        ({"prompt_lookup_num_tokens": 3}, "does not work on existing keys and values"),
+        ({"num_return_sequences": 2, "num_beams": 2}, "gives more than one text for a prompt"),
+        ({"return_dict_in_generate": True}, "gives more than a text"),
+    ],
+)
+def test_settings_of_a_checkpoint_that_are_refused(setting, says, tmp_path):
+    """Before anything is run, also what is scored: nobody waits for hours for this line."""
+    path = saved(tmp_path, tiny.build("gpt2"), tiny.byte_level(), **setting)
+    (name, value), *_ = setting.items()
+    line = f"the checkpoint's generation_config.json: {name}={value!r} {says}; leave it out\\.$"
+    with pytest.raises(InputError, match=f"^lm-eval-icl: {line}"):
+        predicted(path)
+    ran: list[Any] = []
+    lm = icl(path)
+    lm.model.register_forward_pre_hook(lambda module, args: ran.append(args))
+    request = Instance("generate_until", {}, (PROMPTS[0], {"until": []}), 0, ("a task", 0, 1))
+    scored = Instance("loglikelihood", {}, (PROMPTS[0], " no"), 0, ("a task", 0, 1))
+    with pytest.raises(InputError, match=f"^lm-eval-icl: task 'a task': {line}"):
+        lm.begin([SimpleNamespace(instances=[scored, request])])
+        lm.loglikelihood([scored], disable_tqdm=True)
+    assert not ran
+
+
+def by_last_token(folder: Path, tokenizer: Any, **following: str) -> Path:
+    """A GPT-2 whose next token depends on nothing but the last one: `following` says which it is for some tokens. There
+    is a second choice for every token, little less likely. The states are the embeddings, which are orthogonal;
+    positions change all scores a little, so that the model is seen to obey them."""
+    size = len(tokenizer)
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=size, n_embd=512, n_layer=1, n_head=4, tie_word_embeddings=False))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+        model.transformer.ln_f.weight.fill_(1)
+        model.transformer.wte.weight[:, :size] = torch.eye(size)
+        model.transformer.wpe.weight[:, size] = torch.linspace(0, 1, len(model.transformer.wpe.weight))
+        model.lm_head.weight[:, size] = torch.linspace(0, 0.1, size)
+        for token, spelled in enumerate(tokenizer.convert_ids_to_tokens(range(size))):
+            first = tokenizer.convert_tokens_to_ids(following.get(spelled, "a"))
+            model.lm_head.weight[first, token] = 2.0
+            model.lm_head.weight[(7 * token + 20) % size, token] += 1.8
+    return saved(folder, model, tokenizer, eos_token_id=0)
+
+
+@pytest.mark.parametrize(
+    ("asked", "following"),
+    [
+        ({"no_repeat_ngram_size": 2}, {"x": "q"}),  # a bigram that lies across demonstrations | query
+        ({"repetition_penalty": 1.5}, {"x": "<|endoftext|>"}),  # which rows are padded with
+        ({"min_length": 15}, {"x": "<|endoftext|>", "q": "x"}),
+    ],
+    ids=str,
+)
+def test_padding_is_no_part_of_a_row(asked, following, tmp_path):
+    tokenizer = tiny.byte_level()
+    path = by_last_token(tmp_path, tokenizer, **following)
+    prompts = [FewShotPrompt("", ["(A) Yes\nx"], query) for query in ("qx", "q: 1 2 3 4 5 x", "q: no. x")]
+    expected = texts_of(hf(path), prompts, **asked)
+    assert (expected == texts_of(hf(path), prompts)) == ("repetition_penalty" in asked)
+    assert texts_of(icl(path), prompts, **asked) == expected
+    assert predicted(path, prompts, **asked) == [expected] * 2
+
+
+ROBERTAS = ["roberta", "camembert", "xlm-roberta", "xlm-roberta-xl", "xmod", "roberta-prelayernorm", "data2vec-text"]
+
+
+@pytest.mark.parametrize("kind", ROBERTAS)
+def test_positions_that_begin_behind_the_padding_token(kind, tmp_path, monkeypatch):
+    """`generate` gives RoBERTa's decoders positions from 0 on, and in scoring they count from 2 on."""
+    monkeypatch.setitem(smoke_models.TYPES, kind, {**smoke_models.TYPES.get(kind, {}), "is_decoder": True})
+    smoke_models.save(kind, tmp_path)
+    expected = texts_of(hf(tmp_path))
+    assert len(set(expected)) > 1
+    assert texts_of(icl(tmp_path)) == expected
+    assert predicted(tmp_path) == [expected] * 2
+    says = "deepthink generates no text with .*: transformers' generate does not go on from its cache"
+    with pytest.raises(Unsupported, match=says):
+        texts_of(icl(tmp_path, "deepthink"))
+    with pytest.raises(Unsupported, match=says):
+        predictor(tmp_path, "deepthink").generate(DEMONSTRATIONS, ["a"])
+
+
+def test_settings_of_a_checkpoint_do_not_hide_what_the_model_can_do(tmp_path):
+    """With these, the texts that are tried are not the likeliest ones."""
+    plain = saved(tmp_path / "plain", tiny.build("llama3"), tiny.llama3())
+    settings = {"repetition_penalty": 5.0, "num_beams": 2, "use_cache": False, "forced_eos_token_id": 1}
+    other = saved(tmp_path / "other", tiny.build("llama3"), tiny.llama3(), **settings)
+    assert predictor(other).runner.capabilities == predictor(plain).runner.capabilities

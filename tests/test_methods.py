@@ -14,13 +14,14 @@ import pytest
 import torch
 from lm_eval.api.instance import Instance
 from torch.nn.functional import layer_norm
-from transformers import DynamicCache
+from transformers import AutoTokenizer, DynamicCache
 
 from lm_eval_icl import methods
 from lm_eval_icl.harness.models import model_class
 from lm_eval_icl.inference.generation import continue_from
 from lm_eval_icl.inference.positions import no_positions, position_embeddings
 from lm_eval_icl.inference.scoring import score_packed, score_rows
+from lm_eval_icl.methods.predictor import Predictor
 from lm_eval_icl.tokens import Context
 from tests import harness, processes, tiny
 
@@ -607,7 +608,7 @@ def test_generation_goes_on_from_any_memory(name, case):
                 continue  # min_new_tokens keeps it from being said
             with as_run(name, case):
                 memory, rest = method.encode_query(model, context, query, lambda c: method.encode(model, c))
-                ours = continue_from(model, generate, [memory], [rest], 0)
+                ours = continue_from(model, generate, [memory], [rest])
             assert ours == [list(expected)], (context, query)
 
 
@@ -652,3 +653,24 @@ def test_a_method_in_a_file_of_ones_own_on_the_command_line(checkpoint, tmp_path
         line += ["--model_args", f"pretrained={checkpoint('gpt2')},reach=2"]
         done = processes.command(*line, program=program, cwd=tmp_path)
         assert done.returncode == 0 and "|icl_demo_short|" in done.stdout, done.stderr
+
+
+# One begins another, two begin alike, one is a single token.
+SHARING = ["good film indeed", "good film", "good", "what a long and dull evening that was", "what a long day"]
+
+
+@pytest.mark.parametrize("case", [case for case in PLAIN + TURNED if case[0] in ("SAICL", "BatchICL")], ids=title)
+@pytest.mark.parametrize("name", TOLERANCE)
+def test_queries_share_passes_and_change_nothing(checkpoint, name, case):
+    """All queries of a context run together where each ran alone, with the scores it has alone."""
+    model, tokenizer = copy.deepcopy(tiny_model(name)), AutoTokenizer.from_pretrained(checkpoint("gpt2"))
+    method = getattr(methods, case[0])(**case[1])
+    shown, options = ["a b\n", "c d e\n", "f g\n"], [" one", " one two", " three"]
+    together, alone = (Predictor(model, tokenizer, method) for _ in range(2))
+    found = together.score(shown, SHARING, options, prefix="Say. ")
+    expected = [alone.score(shown, [query], options, prefix="Say. ")[0] for query in SHARING]
+    for ours, theirs in zip(found, expected, strict=True):
+        harness.assert_same(ours, theirs, TOLERANCE[name])
+    # Those of the prefix and of each demonstration, one behind all demonstrations, and one with the answers.
+    assert together.runner.passes_run <= 6 < alone.runner.passes_run
+    assert together.score(shown[::-1], SHARING, options, prefix="Say. ") == found or not method.invariant

@@ -1,7 +1,9 @@
 """The Python API gives what lm-eval's model gives, without any of it."""
 
 import itertools
+import logging
 import math
+import re
 from concurrent.futures import ThreadPoolExecutor
 
 import peft
@@ -15,7 +17,7 @@ from lm_eval_icl.errors import InputError, Unsupported
 from lm_eval_icl.harness.models import model_class
 from lm_eval_icl.methods import Predictor
 from lm_eval_icl.prompt import FewShotPrompt
-from tests import tiny
+from tests import processes, tiny
 
 DEMONSTRATIONS = [
     "Review: dull and long\nSentiment: no\n\n",
@@ -55,6 +57,78 @@ def test_one_memory_for_many_calls(checkpoint):
     predictor.generate(DEMONSTRATIONS, QUERIES)
     assert predictor.runner.store.encoded == 1
     assert [score for score, _ in again[0]] == pytest.approx([score for score, _ in first[0]], abs=1e-12)
+
+
+def test_options_without_their_blank(checkpoint, caplog, monkeypatch):
+    """Said once, of what would be tokenized as another text than the prompt's."""
+    monkeypatch.setattr(logging.getLogger("lm_eval"), "propagate", True)
+    model = load(checkpoint("gpt2"))
+    for queries, options in ((QUERIES, ["no", "yes"]), (["a film"], ["no"])):
+        caplog.clear()
+        predictor = Predictor(*model, methods.make("icl"))
+        for _ in range(2):
+            predictor.score(DEMONSTRATIONS, queries, options)
+        (line,) = [line for line in caplog.messages if "without a blank" in line]
+        assert line.startswith(
+            f"option 'no' follows {queries[0][-20:]!r} without a blank: options begin with the blank"
+        )
+    caplog.clear()
+    predictor = Predictor(*model, methods.make("icl"))
+    predictor.score(DEMONSTRATIONS, QUERIES, OPTIONS)
+    predictor.score(DEMONSTRATIONS, ["a film ", "a film ("], ["no", "\nyes"])
+    predictor.score(DEMONSTRATIONS, ["a film"], [", no", "\nno"])
+    assert not caplog.messages
+
+
+SLOW = """
+import sys, time
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from lm_eval_icl.methods import Predictor, make
+model, tokenizer = AutoModelForCausalLM.from_pretrained(sys.argv[1]), AutoTokenizer.from_pretrained(sys.argv[1])
+predictor = Predictor(model, tokenizer, make(sys.argv[2]))
+for block in model.transformer.h:
+    block.register_forward_pre_hook(lambda *_: time.sleep(0.8))
+demonstrations = ["Review: dull and long\\nSentiment: no\\n\\n"] * int(sys.argv[3])
+print(predictor.score(demonstrations, ["Review: a\\nSentiment:"], [" no"]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "demonstrations", "tokens", "rank"),
+    [
+        ("icl", 60, 1, "0"),
+        ("invicl", 60, 2, "0"),
+        ("saicl", 60, 1, "0"),
+        ("deepthink", 60, 5, "0"),
+        ("invicl", 60, 0, "1"),
+        ("invicl", 4, 0, "0"),
+    ],
+)
+def test_a_bar_while_a_long_context_is_encoded(checkpoint, name, demonstrations, tokens, rank):
+    """On standard error, with the time that is left; for all passes together; of one process; not for a short one."""
+    done = processes.python(SLOW, checkpoint("gpt2"), name, demonstrations, env={"RANK": rank})
+    assert done.returncode == 0 and "Encoding" not in done.stdout, done.stderr
+    bars = re.findall(r"Encoding ([\d,]+) tokens: +(\d+)%\|[^|]*\| \d\d:\d\d<(\d\d:\d\d)", done.stderr)
+    assert bool(bars) == bool(tokens)
+    if tokens:
+        length = len(
+            AutoTokenizer.from_pretrained(checkpoint("gpt2"))("Review: dull and long\nSentiment: no\n\n").input_ids
+        )
+        assert {int(number.replace(",", "")) // (60 * length) for number, _, _ in bars} == {tokens}
+        percent = [int(share) for _, share, _ in bars]
+        assert percent == sorted(percent) and percent[-1] <= 100
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "bloom"])
+def test_a_query_longer_than_a_piece_of_a_pass(checkpoint, name):
+    """Of what runs in several passes, the last one has the query's last token."""
+    query = f"Review: {'a long film ' * 200}\nSentiment:"
+    long = Predictor(*load(checkpoint(name)), methods.make("batchicl"))
+    other = Predictor(*load(checkpoint(name)), methods.make("batchicl"), pack_tokens=20_000)
+    assert len(long.tokenizer.tokenizer(query).input_ids) > 512
+    mine, theirs = (predictor.score(DEMONSTRATIONS, [query], OPTIONS)[0] for predictor in (long, other))
+    assert [score for score, _ in mine] == pytest.approx([score for score, _ in theirs], abs=1e-5)
+    assert long.generate(DEMONSTRATIONS, [query], max_new_tokens=2)
 
 
 def test_options_of_each_query_and_no_demonstrations(checkpoint):

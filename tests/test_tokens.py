@@ -3,17 +3,23 @@
 import itertools
 
 import pytest
+import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
+from lm_eval_icl import methods
 from lm_eval_icl.errors import InputError
+from lm_eval_icl.harness.models import model_class
+from lm_eval_icl.methods import Predictor
 from lm_eval_icl.prompt import FewShotPrompt
 from lm_eval_icl.splitting import encoder, tokenizes_by_line
-from lm_eval_icl.tokens import PairEncoder
-from tests import tiny
+from lm_eval_icl.tokens import Context, PairEncoder
+from tests import harness, tiny
+from tests.test_methods import REFERENCES, read
 
 TEXT = st.text(alphabet="ab Q:.\n\té12", max_size=12)
 TOKENIZERS = {name: make() for name, make in tiny.TOKENIZERS.items()}
@@ -134,6 +140,7 @@ def test_a_shared_context_is_tokenized_once(kind):
         return plain(text)
 
     encode = PairEncoder(counted, bare, by_line=tokenizes_by_line(tokenizer))
+    whole.clear()  # what the tokenizer was tried on
     prompts = [FewShotPrompt("Tell.\n\n", ["Q: a\nA: b\n\n"], query) for query in ("Q: 1\nA:", "Q: 2\nA:", "Q: 3\nA:")]
     for prompt in prompts:
         encode.split(prompt, prompt)
@@ -271,3 +278,142 @@ def test_by_part_an_empty_query_is_refused():
         encode(FewShotPrompt("p", ["a\n\n", "b\n\n"], " "), "x")
     # Without demonstrations there is no order to depend on.
     assert encode(FewShotPrompt("p", [], " "), "x")[0] == encode(FewShotPrompt("", [], "p "), "x")[0]
+
+
+# Tokenizers whose offsets and ends of texts are unlike those of GPT-2's and Llama's, in whole computations.
+
+
+def dropping_blanks(pre_tokenizer):
+    """WordPiece that drops the blanks and line breaks between words."""
+    letters = sorted({letter for text in tiny.CORPUS for letter in text if not letter.isspace()})
+    vocabulary = ["[UNK]", "[BOS]", *letters, *(f"##{letter}" for letter in letters)]
+    tokenizer = Tokenizer(models.WordPiece({each: i for i, each in enumerate(vocabulary)}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizer
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="[UNK]", bos_token="[BOS]")
+
+
+def marking_words():
+    """XLM-RoBERTa's kind: blanks are dropped, and then words begin with a mark that is no character of the text."""
+    tokenizer = unigram()
+    split = [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()]
+    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(split)
+    return tokenizer
+
+
+def stripping_the_end():
+    """Keeps line breaks, but not at the end of a text."""
+    return unigram(normalizers.Strip(left=False, right=True))
+
+
+def closing(tokenizer, end):
+    """The tokenizer with a token at the end of every text."""
+    special = [(end, tokenizer.convert_tokens_to_ids(end))]
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(f"$A {end}", special_tokens=special)
+    return tokenizer
+
+
+ODD = {
+    "BertPreTokenizer": lambda: dropping_blanks(pre_tokenizers.BertPreTokenizer()),
+    "WhitespaceSplit": lambda: dropping_blanks(pre_tokenizers.WhitespaceSplit()),
+    "marking_words": marking_words,
+    "stripping_the_end": stripping_the_end,
+}
+WORDS = [["Review:", "dull"], ["Review:", "warm", "and", "funny"], ["Review:", "odd"]]
+DEMONSTRATIONS = [f"{' '.join(words)}\nSentiment: no\n\n" for words in WORDS]
+
+
+def ids_of_parts(kind, tokenizer, prompt):
+    """Prefix, demonstrations and query, word by word or letter by letter."""
+    parts = [prompt.prefix, *prompt.demonstrations, prompt.query]
+    if kind != "stripping_the_end":
+        return [tuple(tokenizer(part, add_special_tokens=False).input_ids) for part in parts]
+    ids = tokenizer(prompt, add_special_tokens=False).input_ids  # every token spells itself, but for a mark in front
+    ends, spelled = list(itertools.accumulate(map(len, parts))), -1
+    found = [[] for _ in parts]
+    for token in ids:
+        found[next(i for i, end in enumerate(ends) if spelled < end)].append(token)
+        spelled += len(tokenizer.convert_ids_to_tokens(token))
+    return [tuple(part) for part in found]
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        ("ICL", {"positions": "symmetric"}),
+        ("DeepThink", {"T": 3, "eta": 0.5}),
+        ("BatchICL", {"layer": 2}),
+        *((name, {}) for name in ("PrefixICL", "PCW", "SAICL", "InvICL")),
+    ],
+    ids=lambda case: case[0],
+)
+@pytest.mark.parametrize("kind", ODD)
+@torch.no_grad()
+def test_scores_are_those_of_the_parts_of_the_prompt(kind, case):
+    tokenizer = ODD[kind]()
+    model = tiny.build("gpt2", torch.float64, vocab_size=500)
+    method = getattr(methods, case[0])(**case[1])
+    demonstrations = sorted(DEMONSTRATIONS)  # the canonical order
+    prompt = FewShotPrompt("Tell.\n\n", demonstrations, "Review: quiet\nSentiment:")
+    prefix, *parts, query = ids_of_parts(kind, tokenizer, prompt)
+    (((found, greedy),),) = Predictor(model, tokenizer, method).score(
+        demonstrations, [prompt.query], [" yes"], prefix=prompt.prefix
+    )
+    answer = tuple(
+        tokenizer(prompt + " yes", add_special_tokens=False).input_ids[len([*prefix, *sum(parts, ()), *query]) :]
+    )
+    assert answer
+    expected = read(REFERENCES[case[0]](model, Context(prefix, tuple(parts)), **case[1])(query, answer), answer)
+    assert (found, greedy) == (pytest.approx(expected[0], abs=1e-9), expected[1])
+
+
+@pytest.mark.parametrize("query", ["Review: odd\n</s>", "</s>", "Review: odd</s>", "Review: odd\nSentiment:"])
+@pytest.mark.parametrize("kind", ["unigram", "sentencepiece", "marking_words"])
+def test_scores_of_a_tokenizer_that_ends_every_text_are_those_of_hf(kind, query, tmp_path):
+    """The prompt may end with the same token."""
+    tokenizer = {"unigram": unigram, "sentencepiece": tiny.sentencepiece, "marking_words": marking_words}[kind]()
+    tokenizer.add_special_tokens({"eos_token": "</s>"})
+    closing(tokenizer, "</s>").save_pretrained(tmp_path)
+    tiny.build("gpt2", vocab_size=600).save_pretrained(tmp_path)
+    prompt = FewShotPrompt("", DEMONSTRATIONS, query)
+    asked = [Instance("loglikelihood", {}, (prompt, answer), 0) for answer in (" no", "yes indeed", "\nyes")]
+    given = {"device": "cpu", "dtype": "float64"}
+    found, expected = (
+        make(str(tmp_path), **given).loglikelihood(asked, disable_tqdm=True) for make in (model_class("icl"), HFLM)
+    )
+    harness.assert_same(found, expected, 1e-9)
+
+
+def test_scores_of_a_tokenizer_whose_words_reach_over_line_breaks_are_those_of_hf(tmp_path):
+    """Unigram with a token in which the context's last line, a line break and the answer's first letters are one."""
+    pieces = ["<s>", "<unk>", *"abcdQ\n", "a\nbc"]
+    scores = [0.0, -10.0, *[-3.0] * 6, -1.0]
+    backend = Tokenizer(models.Unigram(list(zip(pieces, scores, strict=True)), unk_id=1))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>", unk_token="<unk>")
+    prompt = FewShotPrompt("", ["Qd\n"], "a\nb")
+    tokenizer.save_pretrained(tmp_path)
+    tiny.build("gpt2", vocab_size=9).save_pretrained(tmp_path)
+    asked = [Instance("loglikelihood", {}, (prompt, "cdddd"), 0)]
+    given = {"device": "cpu", "dtype": "float64"}
+    found, expected = (
+        make(str(tmp_path), **given).loglikelihood(asked, disable_tqdm=True) for make in (model_class("icl"), HFLM)
+    )
+    harness.assert_same(found, expected, 1e-9)
+
+
+def test_a_line_break_that_is_scored_with_every_option_is_said_once(chat_checkpoint, caplog):
+    """A chat template ends in one, and lm-eval moves it to the options."""
+    path = chat_checkpoint("gpt2")
+    harness.run("icl", path, ["one_token", "generate"], 2, apply_chat_template=True, fewshot_as_multiturn=True)
+    said = [record.getMessage() for record in caplog.records if "line break" in record.getMessage()]
+    (line,) = said
+    assert line.startswith("one_token: the prompt ends in a line break (") and "<|assistant|>\\n'" in line
+    assert line.endswith("moved to the beginning of every answer: its log-probability is part of each score.")
+    caplog.clear()
+    harness.run("icl", path, ["one_token"], 2)
+    model, tokenizer = tiny.build("gpt2"), TOKENIZERS["byte_level"]
+    ours = Predictor(model, tokenizer, methods.make("icl"))
+    ours.score([], ["a"], [" b"])
+    assert not [record for record in caplog.records if "line break" in record.getMessage()]
+    for _ in range(2):
+        ours.score([], ["a\n", "b"], [" b"])
+    assert len([record for record in caplog.records if "line break" in record.getMessage()]) == 1

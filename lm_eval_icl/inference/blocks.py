@@ -1,13 +1,15 @@
-"""A model's transformer blocks: reading the residual stream, and running the last block only for some tokens."""
+"""A model's transformer blocks: the residual stream read and replaced, and the last block run only for some tokens."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
 from torch import Tensor, nn
 from transformers import Cache, PreTrainedModel
+
+from lm_eval_icl.inference.devices import on_device
 
 
 def transformer_blocks(model: PreTrainedModel) -> nn.ModuleList:
@@ -47,6 +49,33 @@ def residual_stream(model: PreTrainedModel, layer: int) -> Iterator[list[Tensor]
     handle = transformer_blocks(model)[layer - 1].register_forward_hook(keep)
     try:
         yield found
+    finally:
+        handle.remove()
+
+
+@contextmanager
+def replaced_stream(model: PreTrainedModel, layer: int, at: Sequence[int], vectors: Tensor) -> Iterator[None]:
+    """Inside this context, replace the residual stream of some tokens after the block `layer` (counted from 1), in all
+    rows of a batch.
+
+    Args:
+        at: the tokens, counted from the first one that runs in this context. All of them are in the same pass.
+        vectors: [len(at), width].
+    """
+    ran = 0
+
+    def replace(module: nn.Module, args: Any, output: Any) -> Any:
+        nonlocal ran
+        stream, first = hidden(output), ran
+        ran += stream.shape[1]
+        if not first <= at[0] < ran:
+            return None
+        rows = on_device([i - first for i in at], stream.device)
+        return with_hidden(output, stream.index_copy(1, rows, vectors.to(stream).expand(len(stream), -1, -1)))
+
+    handle = transformer_blocks(model)[layer - 1].register_forward_hook(replace)
+    try:
+        yield
     finally:
         handle.remove()
 
@@ -115,7 +144,9 @@ def last_block_at(model: PreTrainedModel, cache: Cache, rows: Tensor, length: in
         return with_hidden(output, whole.index_copy_(1, rows.to(stream.device), stream))
 
     block = transformer_blocks(model)[-1]
-    handles = [block.register_forward_pre_hook(begin, with_kwargs=True), block.register_forward_hook(end)]
+    # `end` comes before the hooks that read or replace the residual stream, which is that of all tokens then.
+    begins = block.register_forward_pre_hook(begin, with_kwargs=True)
+    handles = [begins, block.register_forward_hook(end, prepend=True)]
     try:
         yield
     finally:

@@ -21,6 +21,7 @@ from transformers.cache_utils import (
     LinearAttentionCacheLayerMixin,
 )
 
+from lm_eval_icl.inference.devices import device_of_states, on_device
 from lm_eval_icl.inference.packed_attention import behind
 
 
@@ -169,7 +170,7 @@ def run_rows(
     if positions is not None:
         given["position_ids"] = positions
     at_end = list(read) == list(range(n - len(read), n))
-    keep = len(read) if at_end else torch.tensor(read)  # on the CPU: such indices fit a tensor on any device
+    keep = len(read) if at_end else on_device(read, device_of_states(model))
     output = model(input_ids=ids, use_cache=True, logits_to_keep=keep, **given)
     logits = output.logits if output.logits.shape[1] == len(read) else output.logits[:, list(read)]
     # A model that is given a cache writes to it, and some do not return it.

@@ -7,18 +7,21 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import torch
+from accelerate.utils.memory import should_reduce_batch_size
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 
-from lm_eval_icl.errors import InputError, one_line
-from lm_eval_icl.inference.caches import has_other_states, run_rows, takes_positions, tensors
+from lm_eval_icl.errors import InputError, log, one_line
+from lm_eval_icl.inference.caches import has_other_states, run_rows, takes_positions, tensors, without_adapter
 from lm_eval_icl.inference.devices import device_of
 from lm_eval_icl.inference.generation import Stopped, continue_from
 from lm_eval_icl.inference.memory import Memory, read
 from lm_eval_icl.inference.packed_attention import additive
 from lm_eval_icl.inference.scoring import score_packed, score_rows
+
+# What models raise for a mask, a cache or an argument that they do not take.
+_REFUSALS = (TypeError, ValueError, LookupError, AttributeError, AssertionError, RuntimeError)
 
 
 @dataclass(frozen=True)
@@ -38,7 +41,8 @@ class Capabilities:
             (`lm_eval_icl.inference.blocks.last_block_at`).
         can_batch: queries of different lengths can be the rows of one batch behind a memory
             (`lm_eval_icl.inference.scoring.score_rows`).
-        can_generate: transformers' `generate` goes on from the model's cache.
+        can_generate: transformers' `generate` goes on from the model's cache, with the positions that the model has
+            read the tokens in the cache at.
         can_pad: it goes on so with queries of different lengths in one batch, the shorter ones behind padding.
         can_share: it goes on so from a memory that attention reads once for all rows of a batch.
         can_leave: it goes on so after some rows of a batch have left it.
@@ -88,11 +92,14 @@ def probe(model: PreTrainedModel) -> Capabilities:
     Raises:
         InputError: the model is bidirectional or cannot continue from its cache, or its log-probabilities are NaN or
             infinite.
+        RuntimeError: the device ran out of memory (`inference.budget.room_for_trials` makes it an `InputError`).
     """
     name, trial = type(model).__name__, _Trial(model)
     try:
         trial.run_in_one_pass()
     except Exception as error:
+        if should_reduce_batch_size(error):
+            raise
         raise InputError(
             f"{name} cannot be used: it does not run on a row of tokens ({one_line(error)[:200]})."
         ) from error
@@ -111,6 +118,8 @@ def probe(model: PreTrainedModel) -> Capabilities:
             raise ValueError("its cache does not hold one key and one value a token")
         trial.go_on()
     except Exception as error:
+        if should_reduce_batch_size(error):
+            raise
         kept = "the cache after them" if other_states else "keys and values of every layer"
         raise InputError(
             f"{name} cannot be used: the demonstrations are kept as {kept}, which this model does not continue from "
@@ -138,7 +147,7 @@ def probe(model: PreTrainedModel) -> Capabilities:
         scaled_from=_scaled_from(model),
         can_trim_last_block=mask and positions and _succeeds(trial.trims_last_block),
         can_batch=_succeeds(trial.batches),
-        can_generate=not other_states or _succeeds(lambda: trial.generates(trial.query)),
+        can_generate=pads or _succeeds(lambda: trial.counts_from_zero() and trial.generates(trial.query)),
         can_pad=pads,
         can_share=pads and _succeeds(trial.shares_memory),
         can_leave=not trial.stepwise and _succeeds(lambda: trial.leaves(pads)),
@@ -146,10 +155,13 @@ def probe(model: PreTrainedModel) -> Capabilities:
 
 
 def _succeeds(test: Callable[[], bool]) -> bool:
-    """The result of a test; False if the model does not take its arguments."""
+    """The result of a test; False if the model does not take its arguments. Out of memory says nothing of the model."""
     try:
         return test()
-    except Exception:
+    except _REFUSALS as error:
+        if should_reduce_batch_size(error):
+            raise
+        log.debug("%s: %s", test, one_line(error))
         return False
 
 
@@ -238,17 +250,26 @@ class _Trial:
             read(self.model, self.another)  # a state that is kept in the model, not in the cache, is lost here
             _, found = run_rows(self.model, self.memory.cache(), ids, [ids.shape[1] - 1], positions, stepwise)
             return max(_relative(one, other) for one, other in zip(tensors(found), tensors(expected), strict=True))
-        except Exception:
+        except _REFUSALS as error:
+            if should_reduce_batch_size(error):
+                raise
             return math.inf
 
     def obeys_positions(self) -> bool:
+        if not self.counts_from_zero():
+            return False
+        moved = replace(self.memory, query_start=len(self.context) + 7)
+        return score_rows(self.model, moved, [self.asked]) != score_rows(self.model, self.memory, [self.asked])
+
+    def counts_from_zero(self) -> bool:
+        """Whether the positions that the model counts by itself begin at 0, as `generate` counts them. (RoBERTa's begin
+        behind the index of its padding token.)"""
+        if not takes_positions(self.model):
+            return True
         ids = torch.tensor([[*self.context, *self.query]], device=self.device)
         counted = torch.arange(ids.shape[1], device=self.device)[None]
         one, other = (run_rows(self.model, None, ids, [ids.shape[1] - 1], at)[0] for at in (None, counted))
-        if _differ(one, other):
-            return False  # its own positions do not begin at 0 (RoBERTa's)
-        moved = replace(self.memory, query_start=len(self.context) + 7)
-        return score_rows(self.model, moved, [self.asked]) != score_rows(self.model, self.memory, [self.asked])
+        return not _differ(one, other)
 
     def packed(self, beside: Sequence[int], trim: bool = False) -> float:
         pairs = [(beside, self.answers[0]), (self.query, self.answers[0])]
@@ -313,16 +334,16 @@ class _Trial:
 
     def generates(self, *queries: Sequence[int], stopped: Stopped | None = None) -> bool:
         """Whether the tokens that `generate` finds behind the memory, all queries in one batch, are the likeliest ones
-        in one pass as well.
+        in one pass as well, if nothing but the scores decides (none of the checkpoint's own settings).
 
         Args:
             stopped: tells which rows leave the batch; None if none does.
         """
-        asked = GenerationConfig(max_new_tokens=4, do_sample=False, pad_token_id=0)
+        model: Any = self.model
+        inner: Any = without_adapter(model)
 
         def generate(context: Tensor, **inputs: Any) -> Tensor:
-            model: Any = self.model
-            found: Tensor = model.generate(context, generation_config=asked, **inputs)
+            found: Tensor = model.generate(context, **inputs)
             return found
 
         def short(query: Sequence[int], found: list[int]) -> float:
@@ -330,18 +351,14 @@ class _Trial:
             logits, _ = run_rows(self.model, None, ids, range(ids.shape[1] - len(found), ids.shape[1]))
             return float((logits[0].amax(-1) - logits[0, range(len(found)), found]).max())
 
-        leaving = stopped is not None
-        found = continue_from(
-            self.model, generate, [self.memory], queries, 0, stepwise=self.stepwise, leaving=leaving, stopped=stopped
-        )
-        # A row that has ended is filled up.
-        eos = getattr(self.model.generation_config, "eos_token_id", None)
-        ends: list[int] = [] if eos is None else np.atleast_1d(eos).tolist()
-        for query, row in zip(queries, found, strict=True):
-            end = next((i for i, token in enumerate(row) if token in ends), len(row) - 1)
-            if not short(query, row[: end + 1]) <= self.noise:
-                return False
-        return True
+        ways = {"stepwise": self.stepwise, "leaving": stopped is not None}
+        checkpoint, plain = inner.generation_config, GenerationConfig(max_new_tokens=4, do_sample=False, pad_token_id=0)
+        inner.generation_config = plain
+        try:
+            found = continue_from(model, generate, [self.memory], queries, stopped=stopped, **ways)
+        finally:
+            inner.generation_config = checkpoint
+        return all(short(query, row) <= self.noise for query, row in zip(queries, found, strict=True))
 
 
 def _has_an_entry_a_token(memory: Memory) -> bool:

@@ -39,6 +39,7 @@ class RowsAtATime:
     def __init__(self, layouts: Sequence[Layout]) -> None:
         self.layout, self.layers = side_by_side(layouts), 0
         self.first = self.layout.entries
+        self._masks: dict[int, Tensor] = {}  # of a short row, the masks that all layers use, by the first token
         self._lengths = [len(layout) - layout.entries for layout in layouts]
 
     @cached_property
@@ -119,8 +120,12 @@ class RowsAtATime:
 
     def _mask(self, rows: slice, keys: Sequence[slice], like: Tensor) -> Tensor:
         """[1, 1, rows, keys]: the mask of these rows and keys, on the device of `like` and of its dtype."""
-        row, *columns = (torch.arange(some.start, some.stop, device=like.device) for some in (rows, *keys))
-        return additive(self.layout.rule(row[:, None], torch.cat(columns)), like.dtype)[None, None]
+        if (found := self._masks.get(rows.start)) is None or (found.device, found.dtype) != (like.device, like.dtype):
+            row, *columns = (torch.arange(some.start, some.stop, device=like.device) for some in (rows, *keys))
+            found = additive(self.layout.rule(row[:, None], torch.cat(columns)), like.dtype)[None, None]
+            if len(self.layout) <= 8 * ROWS:
+                self._masks[rows.start] = found
+        return found
 
 
 def _pieces(first: int, lengths: Sequence[int]) -> list[slice]:

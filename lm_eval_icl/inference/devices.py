@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
+
+# The device of the last hidden states of models that accelerate has spread over devices.
+_of_states: WeakKeyDictionary[PreTrainedModel, torch.device] = WeakKeyDictionary()
 
 
 def device_of(model: PreTrainedModel) -> torch.device:
@@ -18,6 +22,32 @@ def device_of(model: PreTrainedModel) -> torch.device:
     """
     device = getattr(getattr(model, "_hf_hook", None), "execution_device", None)
     return model.device if device is None else torch.device(device)
+
+
+def device_of_states(model: PreTrainedModel) -> torch.device:
+    """The device on which a model has its last hidden states, from which `logits_to_keep` takes some: an index on
+    another device raises an error, and one on the CPU waits for the device.
+
+    Of a model that accelerate has spread over devices, it is neither that of the input nor, with tied weights, that of
+    the vocabulary projection. It is seen in a pass of one token, once for a model.
+    """
+    if not hasattr(model, "_hf_hook"):
+        return device_of(model)
+    if model not in _of_states:
+        hooks: list[Any] = [module._hf_hook for module in model.modules() if hasattr(module, "_hf_hook")]
+        for hook in hooks:
+            # The hook at the entrance would move the index, as everything else, to the device of the input.
+            skipped = getattr(hook, "skip_keys", None) or []
+            hook.skip_keys = [*([skipped] if isinstance(skipped, str) else skipped), "logits_to_keep"]
+        found = [torch.device("cpu")]
+        head: Any = model.get_output_embeddings()
+        handle = head.register_forward_pre_hook(lambda module, args: found.append(args[0].device))
+        try:
+            model(input_ids=on_device([[0]], device_of(model)), use_cache=False)
+        finally:
+            handle.remove()
+        _of_states[model] = found[-1]
+    return _of_states[model]
 
 
 def on_device(numbers: Sequence[Any], device: torch.device) -> Tensor:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 from transformers.activations import FastGELUActivation, NewGELUActivation
 
 
+def gelus(model: nn.Module) -> list[nn.Module]:
+    """The modules of a model that compute GELU's tanh approximation step by step."""
+    return [m for m in model.modules() if type(m) in (NewGELUActivation, FastGELUActivation)]
+
+
 @contextmanager
-def fused_gelu(model: PreTrainedModel) -> Iterator[None]:
+def fused_gelu(modules: Sequence[nn.Module]) -> Iterator[None]:
     """Inside this context, GELU's tanh approximation (`gelu_new` and `gelu_fast` of GPT-2, GPT-J, Phi and others) is
     computed by torch's own kernel, which is the same function up to rounding.
 
@@ -26,8 +30,7 @@ def fused_gelu(model: PreTrainedModel) -> Iterator[None]:
         return type(module).forward(module, x)
 
     # A module that has `forward` as an instance attribute was patched by accelerate, or by an enclosing `fused_gelu`.
-    found = [m for m in model.modules() if type(m) in (NewGELUActivation, FastGELUActivation)]
-    found = [m for m in found if "forward" not in vars(m)]
+    found = [m for m in modules if "forward" not in vars(m)]
     for module in found:
         module.forward = partial(fused, module)
     try:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers import Cache, GenerationConfig, PreTrainedModel, StoppingCriteriaList
 from transformers.generation import GenerationMode
 
-from lm_eval_icl.errors import InputError
+from lm_eval_icl.errors import InputError, is_whole
 from lm_eval_icl.inference.caches import cache_argument, run_rows, select_rows, takes_positions, without_adapter
 from lm_eval_icl.inference.devices import device_of
 from lm_eval_icl.inference.memory import Memory, cache_of_rows
@@ -24,25 +24,59 @@ Stopped = Callable[[StoppingCriteriaList], Sequence[bool]]
 SHARED_FROM = 2**19
 
 # Arguments of transformers' `generate` that do not work with a memory, and why.
-_REFUSED = {
+_REFUSED_ARGUMENTS = {
     "max_length": "counts the prompt and its padding too; give the number of new tokens instead (max_gen_toks)",
     "use_cache": "would switch off the keys and values that the demonstrations are kept in; leave it out",
+    "generation_config": "would replace the checkpoint's settings; give the settings one by one",
+}
+# The same, and a checkpoint's `generation_config` may have them, too. (Its length and `use_cache` do not count: every
+# call of ours sets them.)
+_REFUSED = {
     "num_return_sequences": "gives more than one text for a prompt; leave it out",
     "return_dict_in_generate": "gives more than a text; leave it out",
     "prompt_lookup_num_tokens": "does not work on existing keys and values; leave it out",
     "assistant_model": "does not work on existing keys and values; leave it out",
+    "assistant_early_exit": "does not work on existing keys and values; leave it out",
+    "use_mtp": "does not work on existing keys and values; leave it out",
 }
+# Settings under which `generate` reads the order of a row's tokens, or counts them. Padding would be read, too.
+_READ_ROWS = (
+    "no_repeat_ngram_size",
+    "encoder_no_repeat_ngram_size",
+    "min_length",
+    "sequence_bias",
+    "bad_words_ids",
+    "watermarking_config",
+    "prefix_allowed_tokens_fn",
+    "logits_processor",
+    "stopping_criteria",
+)
 
 
-def check_arguments(arguments: Mapping[str, Any]) -> None:
-    """Refuse arguments of `generate` that do not work with a memory.
+def settings_in_force(model: PreTrainedModel, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a call of `generate`: its arguments, over the checkpoint's `generation_config`.
 
     Raises:
-        InputError: there is one.
+        InputError: a setting does not work with a memory.
     """
-    for name, why in _REFUSED.items():
+    for name, why in {**_REFUSED_ARGUMENTS, **_REFUSED}.items():
         if name in arguments:
             raise InputError(f"generation argument {name}={arguments[name]!r} {why}.")
+    checkpoint = getattr(model, "generation_config", None) or GenerationConfig()
+    settings: dict[str, Any] = {**checkpoint.to_dict(), **arguments}
+    for name, why in _REFUSED.items():
+        value = settings.get(name)
+        if value and (name, value) != ("num_return_sequences", 1):
+            why = why.replace("leave it out", "take it out of that file")
+            raise InputError(f"the checkpoint's generation_config.json: {name}={value!r} {why}.")
+    if not is_whole(beams := settings.get("num_beams") or 1):
+        raise InputError(f"generation argument num_beams={beams!r}: must be a whole number, 1 or more.")
+    return settings
+
+
+def reads_rows(settings: Mapping[str, Any]) -> bool:
+    """Whether `generate` reads the order of a row's tokens under these settings, so that a row must have no padding."""
+    return any(settings.get(name) for name in _READ_ROWS)
 
 
 def continue_from(
@@ -50,7 +84,6 @@ def continue_from(
     generate: Callable[..., Tensor],
     memories: Sequence[Memory],
     queries: Sequence[Sequence[int]],
-    pad: int,
     beams: int = 1,
     stepwise: bool = False,
     shared: bool = False,
@@ -62,14 +95,14 @@ def continue_from(
     A row of the batch is `padding | memory | padding | query`. The padding is masked. `generate` counts positions by
     the mask, so a query starts directly after the memory; only if it is to start elsewhere are `position_ids` passed.
     The memory's token ids are part of the row because `generate` takes the length of the cache from them and logits
-    processors may read them; they are not run through the model again.
+    processors may read them; they are not run through the model again. Padding repeats a token of the query, so that
+    processors that ask which tokens a row has (`repetition_penalty`) find no others.
 
     Args:
         generate: calls the model's `generate`. Its arguments are `context` [rows, tokens], `attention_mask` of the same
             shape, a cache, and `position_ids` if needed; it returns [rows, tokens + generated tokens].
         memories: one for all rows, or one of keys and values for each.
         queries: the ids of each row's query, at least one.
-        pad: the id of the padding token.
         beams: how many rows `generate` makes of each row (beam search).
         stepwise: the model reads tokens behind a memory only one by one. Then there is only one query.
         shared: attention can read a memory once for all rows (`Memory.cache`).
@@ -87,7 +120,7 @@ def continue_from(
     rows, seen, places = [], [], []
     for memory, query in zip(of_row, queries, strict=True):
         unused, gap = entries - len(memory), longest - len(query)
-        rows.append([*[pad] * unused, *memory.tokens, *[pad] * gap, *query])
+        rows.append([*[query[0]] * unused, *memory.tokens, *[query[0]] * gap, *query])
         seen.append([*[0] * unused, *[1] * len(memory), *[0] * gap, *[1] * len(query)])
         # The memory, which is not run, and the padding, which is masked, get the query's first position.
         places.append([memory.query_start + i for i in [*[0] * (entries + gap), *range(len(query))]])

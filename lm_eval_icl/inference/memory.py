@@ -8,7 +8,7 @@ each query goes on from a copy of it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
@@ -16,9 +16,10 @@ from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
+from tqdm import tqdm
 from transformers import Cache, DynamicCache, PreTrainedModel
 
-from lm_eval_icl.inference.blocks import hidden, transformer_blocks, with_hidden
+from lm_eval_icl.inference.blocks import hidden, replaced_stream, transformer_blocks
 from lm_eval_icl.inference.caches import MemoryLayer, has_other_states, run_rows, select_rows, tensors
 from lm_eval_icl.inference.context_attention import ROWS, RowsAtATime
 from lm_eval_icl.inference.devices import device_of, on_device, to_device
@@ -43,8 +44,8 @@ class Memory:
             model leaves out has no entries (Mllama's cross-attention layers, which do not run without a picture).
         tokens: the token id of each entry, in order.
         query_start: the position of a query's first token.
-        residual: (k, [width]): the vector that replaces the residual stream of the first token behind the memory
-            after block k, counted from 1 (see `reading`); None if nothing is replaced.
+        residual: (k, i, [1, width]): the vector that replaces the residual stream of the token i behind the memory,
+            counted from 0, after block k, counted from 1 (see `reading`); None if nothing is replaced.
         state: the cache of a model that keeps more than keys and values (`has_other_states`), as it is after the
             context, as a batch of one row; None for an empty context and for other models.
     """
@@ -52,7 +53,7 @@ class Memory:
     layers: KeyValues
     tokens: list[int]
     query_start: int
-    residual: tuple[int, Tensor] | None = None
+    residual: tuple[int, int, Tensor] | None = None
     state: Cache | None = None
 
     def __len__(self) -> int:
@@ -77,20 +78,6 @@ class Memory:
             return select_rows(self.state, 1, [0] * rows)
         return cache_of([self], shared=shared and reads_shared_memory())
 
-    def followed_by(self, tokens: Sequence[int], layers: KeyValues) -> Memory:
-        """This memory followed by the entries of more tokens.
-
-        Args:
-            tokens: n ids.
-            layers: their keys and values, n entries in each layer.
-        """
-        if self.layers:
-            layers = [
-                (torch.cat([before[0], after[0]], dim=-2), torch.cat([before[1], after[1]], dim=-2))
-                for before, after in zip(self.layers, layers, strict=True)
-            ]
-        return Memory(layers, [*self.tokens, *tokens], self.query_start + len(tokens))
-
     def without_last(self, query_start: int) -> Memory:
         """This memory without its last entry, whose token is to be run again at the position `query_start`."""
         layers = [(keys[:, :, :-1], values[:, :, :-1]) for keys, values in self.layers]
@@ -101,26 +88,44 @@ class Memory:
         by itself."""
         return None if self.query_start == len(self) else self.query_start + depths
 
-    @contextmanager
-    def reading(self, model: PreTrainedModel) -> Iterator[None]:
-        """Inside this context, queries run on the memory: if `residual` is set, it replaces the residual stream of the
-        first token in the next forward pass."""
+    def reading(self, model: PreTrainedModel) -> AbstractContextManager[None]:
+        """Inside this context, a query runs on the memory: if `residual` is set, it replaces the residual stream of its
+        token."""
         if self.residual is None:
-            yield
-            return
-        layer, residual = self.residual
+            return nullcontext()
+        layer, token, vector = self.residual
+        return replaced_stream(model, layer, [token], vector)
 
-        def replace_first(module: nn.Module, args: Any, output: Any) -> Any:
-            handle.remove()  # only the first pass behind the memory contains the token
-            stream = hidden(output).clone()
-            stream[:, 0] = residual.to(stream)
-            return with_hidden(output, stream)
 
-        handle = transformer_blocks(model)[layer - 1].register_forward_hook(replace_first)
+@contextmanager
+def progress(model: PreTrainedModel, tokens: int, quiet: bool) -> Iterator[None]:
+    """Inside this context, passes through the model show a bar on standard error, with the time that is left, once they
+    have taken two seconds. Fewer tokens than `PIECE` show none.
+
+    Args:
+        tokens: how many tokens run through the model.
+        quiet: show nothing.
+    """
+    blocks: Sequence[nn.Module] = []
+    if tokens >= PIECE and not quiet:
+        with suppress(LookupError):  # a model without a list of blocks
+            blocks = list(transformer_blocks(model))
+    if not blocks:
+        yield
+        return
+    form = "{l_bar}{bar}| {elapsed}<{remaining}"
+    bar = tqdm(total=tokens * len(blocks), desc=f"Encoding {tokens:,} tokens", bar_format=form, delay=2, leave=False)
+
+    def ran(module: nn.Module, args: Any, output: Any) -> None:
+        bar.update(hidden(output).shape[-2])
+
+    handles = [block.register_forward_hook(ran) for block in blocks]
+    with bar:
         try:
             yield
         finally:
-            handle.remove()
+            for handle in handles:
+                handle.remove()
 
 
 def encode(model: PreTrainedModel, layout: Layout, tokens: Sequence[int]) -> Memory:

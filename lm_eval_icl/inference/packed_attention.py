@@ -163,6 +163,7 @@ def _attention(
     behind = key.shape[2] - n
     divides = n > ROWS and behind >= 0 and (query.shape[0], query.shape[2]) == (1, n)
     divides, mask = divides and has_kernel(query, value, kwargs), attention_mask
+    divides = divides and (not behind or all(some.start < some.stop for _, some in row.groups))
     if not divides or mask is None or mask.dtype != query.dtype or mask.shape[2:] != (n, behind + n):
         return whole(module, query, key, value, attention_mask, **kwargs)
     scale = kwargs.get("scaling")

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from accelerate.utils.memory import should_reduce_batch_size
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -63,7 +64,9 @@ def learned_positions(model: PreTrainedModel) -> int | None:
     """How many positions a model with learned position embeddings has; None for any other model."""
     try:
         return min(position_embeddings(model).values(), default=None)
-    except Exception:  # the model takes no `position_ids`, so it has no position embeddings
+    except Exception as error:  # the model takes no `position_ids`, so it has no position embeddings
+        if should_reduce_batch_size(error):
+            raise
         return None
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from functools import cached_property
 from math import isqrt
@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from lm_eval_icl.errors import InputError
-from lm_eval_icl.inference.blocks import last_block_at
+from lm_eval_icl.inference.blocks import last_block_at, replaced_stream, residual_stream
 from lm_eval_icl.inference.caches import has_other_states, run_rows, select_rows, takes_positions
-from lm_eval_icl.inference.devices import device_of, on_device, to_device
+from lm_eval_icl.inference.devices import device_of, device_of_states, on_device, to_device
 from lm_eval_icl.inference.memory import Memory, cache_of
 from lm_eval_icl.inference.packed_attention import additive, in_parts
 from lm_eval_icl.inference.packing import QueryAnswers, TokenTree
@@ -105,73 +105,137 @@ def query_states(model: PreTrainedModel) -> Iterator[dict[tuple[int, ...], Tenso
         handle.remove()
 
 
+class PackedRow:
+    """The distinct tokens among many sequences, each behind a memory, as the row of one forward pass.
+
+    The model must obey a 4-D mask and `position_ids` (`lm_eval_icl.inference.capabilities` tests both).
+
+    Args:
+        work: memories, and for each the sequences that attend to it. The tokens of a common beginning of several
+            sequences of one memory are in the row once. Memories one after another that have the same `layers` share
+            the entries. Behind a memory with a `residual` there is one query.
+
+    Attributes:
+        paths: for each memory of `work`, each sequence -> the index in the row of each of its tokens.
+    """
+
+    def __init__(self, work: Sequence[tuple[Memory, Iterable[tuple[int, ...]]]]) -> None:
+        self.tree, self.paths = TokenTree(), list[dict[tuple[int, ...], list[int]]]()
+        self._positions: list[int] = []
+        self._memories: list[Memory] = []
+        self._groups: list[tuple[slice, slice]] = []  # tokens of the row, and the entries to which they attend
+        self._replaced: list[tuple[int, Tensor]] = []  # tokens whose residual stream is replaced, and by what
+        self._layer = 0  # after this block
+        entries = 0
+        for memory, sequences in work:
+            first = len(self.tree.tokens)
+            self.tree.leave()
+            self.paths.append({sequence: self.tree.add(sequence) for sequence in sorted(set(sequences))})
+            self._positions += [memory.query_start + depth for depth in self.tree.depths[first:]]
+            if memory.residual is not None:
+                self._layer, token, vector = memory.residual
+                self._replaced.append((next(iter(self.paths[-1].values()))[token], vector))
+            if self._memories and memory.layers is self._memories[-1].layers:
+                first = self._groups.pop()[0].start
+            else:
+                self._memories.append(memory)
+                entries += len(memory)
+            self._groups.append((slice(first, len(self.tree.tokens)), slice(entries - len(memory), entries)))
+
+    def run(self, model: PreTrainedModel, read: Sequence[int], trim_last_block: bool, logits: bool = True) -> Tensor:
+        """Run the row, without waiting for a GPU.
+
+        Args:
+            read: the indices of tokens whose output is read, in ascending order.
+            trim_last_block: run the last block only for these (`inference.blocks.last_block_at`).
+            logits: their logits are returned, [len(read), vocabulary]; else some that mean nothing.
+        """
+        device, entries = device_of(model), self._groups[-1][1].stop
+        sees = self.tree.ancestors()
+        # Of the mask, only the part of the row itself comes from the CPU.
+        mask = additive(to_device(sees, device), model.dtype, memory=entries)
+        if len(self._groups) > 1:
+            mask[:, :entries] = torch.finfo(model.dtype).min
+            for tokens, behind in self._groups:
+                mask[tokens, behind] = 0
+        read_at = on_device(read, device_of_states(model))
+        cache = cache_of(self._memories, once=True)
+        last = last_block_at(model, cache, read_at, len(self.tree.tokens)) if trim_last_block else nullcontext()
+        replaced: AbstractContextManager[None] = nullcontext()
+        if self._replaced:
+            at, vectors = zip(*self._replaced, strict=True)
+            replaced = replaced_stream(model, self._layer, at, torch.cat(vectors))
+        with last, replaced, in_parts(sees, self._groups):
+            found: Tensor = model(
+                input_ids=on_device([self.tree.tokens], device),
+                position_ids=on_device([self._positions], device),
+                attention_mask=mask[None, None],
+                past_key_values=cache,
+                use_cache=True,
+                logits_to_keep=read_at if logits else 1,
+            ).logits[0]
+        if logits and len(found) != len(read):  # the model ignores logits_to_keep
+            found = found[read_at.to(found.device)]
+        return found
+
+
 def score_packed(
     model: PreTrainedModel,
     work: Sequence[tuple[Memory, Sequence[Pair]]],
     softmax_dtype: torch.dtype | None = None,
     trim_last_block: bool = False,
 ) -> Scores:
-    """Score pairs behind one memory or several in one forward pass over the distinct tokens among those of each memory,
-    without waiting for a GPU.
-
-    The model must obey a 4-D mask and `position_ids` (`lm_eval_icl.inference.capabilities` tests both).
+    """Score pairs behind one memory or several in one forward pass over the distinct tokens among those of each memory
+    (`PackedRow`), without waiting for a GPU.
 
     Args:
-        work: memories, and for each the queries with continuations that attend to it. The tokens of a common beginning
-            of several pairs of one memory are run once. If there are several memories, each has entries, and none a
-            `residual`.
+        work: memories, and for each the queries with continuations that attend to it.
         softmax_dtype: the dtype of the softmax over the vocabulary; if None, at least float32.
         trim_last_block: run the last block only for tokens that predict an answer (`inference.blocks.last_block_at`).
 
     Returns:
         The score of each pair, in order.
     """
-    tree, positions = TokenTree(), []
-    nodes: list[list[int]] = []  # for each token of a pair's continuation, the node that predicts it
-    groups: list[tuple[slice, slice]] = []  # the nodes of each memory, and its entries
-    entries = 0
-    for memory, pairs in work:
-        first = len(tree.tokens)
-        tree.leave()
-        inputs = [(*query, *answer[:-1]) for query, answer in pairs]
-        paths = {sequence: tree.add(sequence) for sequence in sorted(set(inputs))}
-        nodes += [paths[sequence][len(query) - 1 :] for sequence, (query, _) in zip(inputs, pairs, strict=True)]
-        positions += [memory.query_start + depth for depth in tree.depths[first:]]
-        groups.append((slice(first, len(tree.tokens)), slice(entries, entries + len(memory))))
-        entries += len(memory)
+    packed = PackedRow([(memory, [(*query, *answer[:-1]) for query, answer in pairs]) for memory, pairs in work])
+    # For each token of a pair's continuation, the node that predicts it.
+    nodes = [
+        paths[(*query, *answer[:-1])][len(query) - 1 :]
+        for paths, (_, pairs) in zip(packed.paths, work, strict=True)
+        for query, answer in pairs
+    ]
     predicting = sorted({node for path in nodes for node in path})
     row = {node: i for i, node in enumerate(predicting)}
-    device = device_of(model)
-
-    sees = tree.ancestors()
-    # Of the mask, only the part of the row itself comes from the CPU.
-    mask = additive(to_device(sees, device), model.dtype, memory=entries)
-    if len(work) > 1:
-        mask[:, :entries] = torch.finfo(model.dtype).min
-        for nodes_of, entries_of in groups:
-            mask[nodes_of, entries_of] = 0
-    read_at = on_device(predicting, device)
-    cache = cache_of([memory for memory, _ in work], once=True)
-    # `reading` may replace the first token's output of the last block, which then has to run for all tokens.
-    whole = not trim_last_block or work[0][0].residual is not None
-    last = nullcontext() if whole else last_block_at(model, cache, read_at, len(tree.tokens))
-    with work[0][0].reading(model), last, in_parts(sees, groups):
-        logits = model(
-            input_ids=on_device([tree.tokens], device),
-            position_ids=on_device([positions], device),
-            attention_mask=mask[None, None],
-            past_key_values=cache,
-            use_cache=True,
-            logits_to_keep=read_at,
-        ).logits[0]  # [len(predicting), vocabulary]
-    if len(logits) != len(predicting):  # the model ignores logits_to_keep
-        logits = logits[read_at.to(logits.device)]
+    logits = packed.run(model, predicting, trim_last_block)
     all_pairs = [pair for _, pairs in work for pair in pairs]
     if (states := _collecting.get()) is not None:
         found = states.latest.reshape(-1, states.latest.shape[-1])
         found = found if len(found) == len(predicting) else found[predicting]
         states.keep([query for query, _ in all_pairs], found[[row[path[0]] for path in nodes]])
     return _scores(logits, [[row[node] for node in path] for path in nodes], all_pairs, softmax_dtype)
+
+
+def streams_packed(
+    model: PreTrainedModel,
+    work: Sequence[tuple[Memory, Sequence[tuple[int, ...]]]],
+    layer: int,
+    trim_last_block: bool = False,
+) -> list[Tensor]:
+    """The residual stream of queries' last tokens after the block `layer` (counted from 1), from one forward pass over
+    all queries behind all memories (`PackedRow`).
+
+    Args:
+        work: memories, and for each the queries that attend to it.
+        trim_last_block: run the last block only for the tokens that are read (`inference.blocks.last_block_at`).
+
+    Returns:
+        For each memory [queries, width].
+    """
+    packed = PackedRow(work)
+    nodes = [[paths[query][-1] for query in queries] for paths, (_, queries) in zip(packed.paths, work, strict=True)]
+    with residual_stream(model, layer) as found:
+        packed.run(model, sorted({node for path in nodes for node in path}), trim_last_block, logits=False)
+    (stream,) = found
+    return [stream[0].index_select(0, on_device(path, stream.device)) for path in nodes]
 
 
 def score_rows(

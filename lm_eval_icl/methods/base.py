@@ -11,9 +11,15 @@ from typing import Any, ClassVar, Self
 from transformers import PreTrainedModel
 
 from lm_eval_icl.errors import InputError, is_whole, one_line_with_place
+from lm_eval_icl.inference.capabilities import Capabilities
 from lm_eval_icl.inference.memory import Memory, encode_all
 from lm_eval_icl.layouts import POSITIONS, Layout, Pattern, check_pattern, lay_out
 from lm_eval_icl.tokens import Context
+
+# A context, and the ids of a query behind it.
+Asked = tuple[Context, tuple[int, ...]]
+# Returns the memories of several contexts, as `Method.encode` computes them.
+Memories = Callable[[Sequence[Context]], Sequence[Memory]]
 
 
 @dataclass(frozen=True)
@@ -127,7 +133,7 @@ class Method(ABC):
     @property
     def makes_its_memory(self) -> bool:
         """Whether the method does more than run the model once over a layout, so that it works on keys and values."""
-        names = ("encode", "encode_all", "encode_query")
+        names = ("encode", "encode_all", "encode_query", "encode_queries")
         return any(getattr(type(self), name) is not getattr(Method, name) for name in names)
 
     def why_not(self, n: int) -> str:
@@ -244,7 +250,35 @@ class Method(ABC):
             query: the query's ids.
             memories: returns a context's memory, as `encode` computes it, and keeps it for the next query.
         """
-        return memories(context), query
+        return self.encode_queries(model, [(context, query)], lambda contexts: [*map(memories, contexts)])[0]
+
+    def encode_queries(
+        self, model: PreTrainedModel, asked: Sequence[Asked], memories: Memories, can: Capabilities | None = None
+    ) -> list[tuple[Memory, tuple[int, ...]]]:
+        """`encode_query` for several queries, each behind a context. It is not called for a method that overrides
+        `encode_query`.
+
+        Args:
+            asked: contexts, each with the ids of a query. If there are several, the model obeys a 4-D mask and
+                `position_ids`.
+            memories: returns the memories of several contexts.
+            can: what the model can do, if queries may be packed into one row; None to run them one by one.
+        """
+        found = memories([context for context, _ in asked])
+        return [(memory, query) for memory, (_, query) in zip(found, asked, strict=True)]
+
+    def encoded_queries(
+        self, model: PreTrainedModel, asked: Sequence[Asked], memories: Memories, can: Capabilities | None = None
+    ) -> list[tuple[Memory, tuple[int, ...]]]:
+        """`encode_queries`, or `encode_query` for one after another if a subclass overrides that."""
+        if type(self).encode_query is Method.encode_query:
+            return self.encode_queries(model, asked, memories, can)
+        return [self.encode_query(model, *each, lambda context: memories([context])[0]) for each in asked]
+
+    def tokens_for(self, context: Context, query: int) -> tuple[int, int]:
+        """How many tokens run for a query of `query` tokens, if what it attends to depends on it, and behind how many
+        entries of memories that several queries share."""
+        return len(self.layout(len(context.prefix), context.lengths, query)), 0
 
 
 @dataclass(frozen=True)

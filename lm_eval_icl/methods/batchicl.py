@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from lm_eval_icl.errors import Unsupported
 from lm_eval_icl.inference.blocks import residual_stream
+from lm_eval_icl.inference.capabilities import Capabilities
 from lm_eval_icl.inference.memory import Memory, causal_pass
+from lm_eval_icl.inference.scoring import streams_packed
 from lm_eval_icl.layouts import Layout, Pattern, before, lay_out
-from lm_eval_icl.methods.base import Method
+from lm_eval_icl.methods.base import Asked, Memories, Method
 from lm_eval_icl.tokens import Context
 
 DEFAULT_LAYER = 15
@@ -106,32 +111,67 @@ class BatchICL(Method):
             blocks = [replace(b, name=f"D{i + 1}", source=source) if b.name == "D1" else b for b in blocks]
         return replace(layout, blocks=tuple(blocks))
 
-    def encode_query(
-        self,
-        model: PreTrainedModel,
-        context: Context,
-        query: tuple[int, ...],
-        memories: Callable[[Context], Memory],
-    ) -> tuple[Memory, tuple[int, ...]]:
-        """Run a pass for each demonstration, and the last pass without the query's last token, which is run later."""
-        assert self.layer is not None  # `bind` has filled it in
-        zero_shot = memories(Context(context.prefix, ()))
-        if not context.demonstrations:
-            return zero_shot, query
-        # Unless positions are symmetric, the query's positions are those that the model computes by itself.
-        row = self._pass(None, len(context.prefix), context.lengths, len(query)).positions[-len(query) :]
-        positions = row if self.positions == "symmetric" else None
-        last = []  # for each demonstration, the residual stream of the query's last token, [width]
-        for demonstration in context.demonstrations:
-            one_shot = memories(Context(context.prefix, (demonstration,)))
-            with residual_stream(model, self.layer) as stream:
-                causal_pass(model, query, one_shot, positions)
-            last.append(stream[-1][0, -1])
-        mean = torch.stack(last).mean(0, dtype=torch.promote_types(last[0].dtype, torch.float32))
+    def tokens_for(self, context: Context, query: int) -> tuple[int, int]:
+        """A query runs behind every demonstration, and in the last pass."""
+        passes = len(context.demonstrations) + 1
+        return passes * query, passes * len(context.prefix) + sum(context.lengths)
 
-        memory = zero_shot
-        if len(query) > 1:
-            memory = memory.followed_by(
-                query[:-1], causal_pass(model, query[:-1], zero_shot, None if positions is None else positions[:-1])
-            )
-        return replace(memory, query_start=int(row[-1]), residual=(self.layer, mean)), query[-1:]
+    def encode_queries(
+        self, model: PreTrainedModel, asked: Sequence[Asked], memories: Memories, can: Capabilities | None = None
+    ) -> list[tuple[Memory, tuple[int, ...]]]:
+        """Run every query behind every demonstration, all in one pass if they may be packed. What is left to be run is
+        the last pass, in which the average replaces the residual stream of the query's last token."""
+        assert self.layer is not None  # `bind` has filled it in
+        zero_shot = [self._shot(context, ()) for context, _ in asked]
+        one_shot = [[self._shot(context, (each,)) for each in context.demonstrations] for context, _ in asked]
+        contexts = dict.fromkeys(context for context, _ in (*zero_shot, *chain(*one_shot)) if context.tokens)
+        memory_of, nothing = dict(zip(contexts, memories([*contexts]), strict=True)), Memory([], [], 0)
+
+        def memory(shot: tuple[Context, int | None]) -> Memory:
+            found = memory_of.get(shot[0], nothing)
+            return found if shot[1] is None else replace(found, query_start=shot[1])
+
+        queries: dict[tuple[Context, int | None], dict[tuple[int, ...], None]] = defaultdict(dict)  # behind each memory
+        for (_, query), shots in zip(asked, one_shot, strict=True):
+            for shot in shots:
+                queries[shot][query] = None
+        work = [(memory(shot), [*behind]) for shot, behind in queries.items()]
+        streams = self._streams(model, work, can) if work else []
+        last = {  # the residual stream of a query's last token, [width]
+            (shot, query): stream
+            for (shot, behind), of_memory in zip(queries.items(), streams, strict=True)
+            for query, stream in zip(behind, of_memory, strict=True)
+        }
+        left = []
+        for (_, query), zero, shots in zip(asked, zero_shot, one_shot, strict=True):
+            residual = None
+            if shots:
+                each = torch.stack([last[shot, query] for shot in shots])
+                mean = each.mean(0, keepdim=True, dtype=torch.promote_types(each.dtype, torch.float32))
+                residual = (self.layer, len(query) - 1, mean)
+            left.append((replace(memory(zero), residual=residual), query))
+        return left
+
+    def _shot(self, context: Context, demonstrations: tuple[tuple[int, ...], ...]) -> tuple[Context, int | None]:
+        """The context of a pass with one demonstration or none, and the query's first position, which with symmetric
+        positions is after the longest demonstration of all; None for the position after this context."""
+        start = len(context.prefix) + max(context.lengths, default=0)
+        return Context(context.prefix, demonstrations), start if self.positions == "symmetric" else None
+
+    def _streams(
+        self, model: PreTrainedModel, work: Sequence[tuple[Memory, Sequence[tuple[int, ...]]]], can: Capabilities | None
+    ) -> Iterable[Tensor]:
+        """After block k, the residual stream of the last token of each memory's queries, [queries, width]."""
+        assert self.layer is not None
+        if can is not None:
+            yield from streams_packed(model, work, self.layer, can.can_trim_last_block)
+            return
+        for memory, queries in work:
+            of_queries = []
+            for query in queries:
+                # Unless positions are symmetric, the model computes the query's positions by itself.
+                places = torch.arange(len(query)) + memory.query_start if self.positions == "symmetric" else None
+                with residual_stream(model, self.layer) as last:
+                    causal_pass(model, query, memory, places)
+                of_queries.append(last[-1][0, -1])  # a long query runs in several pieces
+            yield torch.stack(of_queries)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -11,14 +12,14 @@ from typing import Any
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from lm_eval_icl.errors import InputError, is_whole, refusing
-from lm_eval_icl.inference.generation import check_arguments
+from lm_eval_icl.errors import InputError, is_whole, log, refusing
+from lm_eval_icl.inference.generation import settings_in_force
 from lm_eval_icl.inference.memory import vocabulary_of
 from lm_eval_icl.inference.scoring import Score
 from lm_eval_icl.methods.base import Method
 from lm_eval_icl.methods.runner import MethodRunner, grouped, in_order
 from lm_eval_icl.prompt import FewShotPrompt
-from lm_eval_icl.tokens import PromptTokenizer, TokenizedPrompt
+from lm_eval_icl.tokens import PromptTokenizer, TokenizedPrompt, line_break_at_end
 
 
 class DoesNotFit(InputError):
@@ -75,6 +76,8 @@ class Predictor:
             vocabulary=vocabulary_of(model),
         )
         self._batch_size = int(batch_size)
+        self._said_blanks = False  # about options without their blank
+        self._said_line_breaks = False  # about queries that end in a line break
         pad = tokenizer.pad_token_id
         self._pad = self.tokenizer.prefix_token_id if pad is None else pad
         if max_length is not None:
@@ -116,10 +119,15 @@ class Predictor:
             _check_texts(options=each)
         if len(of_query) != len(queries):
             raise InputError(f"options: {len(of_query)} lists for {len(queries)} queries: give one list, or one each.")
+        said = next(filter(None, map(line_break_at_end, queries)), "")
+        if said and not self._said_line_breaks:
+            log.warning("%s", said)
+            self._said_line_breaks = True
         names, prompts = [], []
         for q, query in enumerate(queries):
             prompt = self._prompt(prefix, demonstrations, query)
             for o, option in enumerate(of_query[q]):
+                self._warn_of_missing_blank(query, option)
                 names.append(f"query {q}, option {o}")
                 with _naming(names[-1]):
                     tokens, answer = self.tokenizer.pair(prompt, option)
@@ -130,9 +138,10 @@ class Predictor:
 
         scores: dict[int, Score] = {}
         asked_by = grouped(prompts)
-        for asked, found in self.runner.score(asked_by):
-            for (context, tokens_of_query, tokens_of_answer), score in zip(asked, found, strict=True):
-                scores |= dict.fromkeys(asked_by[context][tokens_of_query][tokens_of_answer], score)
+        with self.runner.inference_mode():
+            for asked, found in self.runner.score(asked_by):
+                for (context, tokens_of_query, tokens_of_answer), score in zip(asked, found, strict=True):
+                    scores |= dict.fromkeys(asked_by[context][tokens_of_query][tokens_of_answer], score)
         for i, name in enumerate(names):
             if not math.isfinite(scores[i][0]):
                 raise InputError(
@@ -166,7 +175,7 @@ class Predictor:
         Raises:
             InputError: a prompt cannot be used, or the scores of a next token are NaN or infinite.
         """
-        check_arguments(kwargs)
+        in_force = settings_in_force(self.runner.model, kwargs)
         _check_texts(prefix, demonstrations=demonstrations, queries=queries, stop=stop)
         _check_whole("max_new_tokens", max_new_tokens)
         prompts = []
@@ -180,6 +189,7 @@ class Predictor:
 
         def generate(context: Tensor, **given: Any) -> Tensor:
             settings = {"do_sample": False, "pad_token_id": self._pad, "max_new_tokens": max_new_tokens, **kwargs}
+            settings["use_cache"] = True  # as lm-eval says it: the checkpoint may say otherwise
             model: Any = self.runner.model
             with refusing(f"generation arguments {kwargs}: refused by transformers", kinds=(TypeError, ValueError)):
                 output: Tensor = model.generate(input_ids=context, **given, **settings)
@@ -190,7 +200,7 @@ class Predictor:
         while waiting:
             names = [f"query {q}" for q in waiting[: self.runner.budget.texts]]
             some = [prompts[q] for q in waiting]
-            rows = self.runner.generate(some, names, max_new_tokens, self._pad, generate)
+            rows = self.runner.generate(some, names, max_new_tokens, generate, in_force)
             for q, row in zip(waiting[: len(rows)], rows, strict=True):
                 text = str(self.tokenizer.tokenizer.decode(row, skip_special_tokens=True))
                 texts[q] = text[: min((text.find(end) for end in stop if end and end in text), default=len(text))]
@@ -205,6 +215,16 @@ class Predictor:
         if why := self.runner.method.why_not(len(demonstrations)):
             raise InputError(f"{self.runner.method.name}: {why}.")
         return self.tokenizer.arranged(FewShotPrompt(prefix, demonstrations, query))
+
+    def _warn_of_missing_blank(self, query: str, option: str) -> None:
+        """Warn, once, about an option that would stand behind its query without a blank."""
+        if not self._said_blanks and re.search(r"[\w:;,.?!]\Z", query) and re.match(r"\w", option):
+            self._said_blanks = True
+            log.warning(
+                "option %r follows %r without a blank: options begin with the blank that separates them from the "
+                "query, as in %r, unless the language has none.",
+                *(option, query[-20:], f" {option}"),
+            )
 
     def _check_fits(self, tokens: TokenizedPrompt, behind: int, answer: str) -> None:
         reason = self.limits.too_long(tokens, behind)

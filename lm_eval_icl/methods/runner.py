@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import weakref
 from collections import defaultdict
@@ -16,18 +17,18 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from lm_eval_icl.errors import InputError, Unsupported, is_whole, log
-from lm_eval_icl.inference.budget import MemoryBudget
+from lm_eval_icl.inference.budget import MemoryBudget, room_for_trials
 from lm_eval_icl.inference.caches import without_adapter
-from lm_eval_icl.inference.capabilities import probe
+from lm_eval_icl.inference.capabilities import Capabilities, probe
 from lm_eval_icl.inference.devices import device_of
-from lm_eval_icl.inference.gelu import fused_gelu
-from lm_eval_icl.inference.generation import Stopped, continue_from, stop_on_nonfinite
-from lm_eval_icl.inference.memory import Memory
+from lm_eval_icl.inference.gelu import fused_gelu, gelus
+from lm_eval_icl.inference.generation import Stopped, continue_from, reads_rows, stop_on_nonfinite
+from lm_eval_icl.inference.memory import Memory, progress
 from lm_eval_icl.inference.packing import Queries, QueryAnswers, TokenTree, first_pack
 from lm_eval_icl.inference.positions import learned_positions, no_positions, position_embeddings, position_switch
 from lm_eval_icl.inference.scoring import Score, score_packed, score_rows
 from lm_eval_icl.inference.store import MemoryStore
-from lm_eval_icl.methods.base import Method
+from lm_eval_icl.methods.base import Memories, Method
 from lm_eval_icl.methods.limits import PromptLimits
 from lm_eval_icl.tokens import Context, TokenizedPrompt
 
@@ -89,6 +90,7 @@ class MethodRunner:
         budget: how much runs at once.
         tokens_run: how many tokens were run through the model for scoring.
         passes_run: in how many forward passes.
+        quiet: no bar is shown while a long context is encoded. Of several processes, the first one shows it.
         packs_ahead: how many packs are begun before the scores of a pack are handed on: on an accelerator one, which
             runs while these are read.
         without_positions: the learned position embeddings that are switched off while the model runs; None if positions
@@ -117,8 +119,10 @@ class MethodRunner:
         self.model, self.pack_tokens, self.store_bytes = model, int(pack_tokens), int(store_bytes)
         self.softmax_dtype, self.mixed_precision_dtype = softmax_dtype, mixed_precision_dtype
         self.tensor_parallel = tensor_parallel
+        self.quiet = os.environ.get("RANK", "0") != "0"
         self.without_positions: list[nn.Embedding] | None = None
-        with self.inference_mode():
+        self._gelus, self._inside, self._counting = gelus(model), False, False
+        with self.inference_mode(), room_for_trials(model):
             self.capabilities = probe(model)
             self._learned_positions = learned_positions(model)
         self._check_capabilities(method)
@@ -130,7 +134,7 @@ class MethodRunner:
 
     def begin(self, batch_size: int) -> None:
         """Begin a run. The memories of an earlier run are dropped, since the model's weights may have changed."""
-        self.store = MemoryStore(lambda contexts: self.method.encoded(self.model, contexts), self.store_bytes)
+        self.store = MemoryStore(self._encode, self.store_bytes)
         device = device_of(self.model)
         # On a CPU, larger packs are slower, since most of their attention is masked.
         queries = 1 if device.type == "cpu" else batch_size
@@ -211,12 +215,18 @@ class MethodRunner:
                 "batches of batch_size instead of packed into one row, exactly but more slowly.",
                 *(model, attention),
             )
+        if not self.capabilities.can_generate:
+            log.warning(
+                "%s: transformers' generate does not go on from its cache as the model itself does. Texts are "
+                "generated from whole prompts, exactly but more slowly; methods that change the memory generate none.",
+                model,
+            )
 
     def _take_positions_away(self, method: Method) -> None:
-        with self.inference_mode():
+        with self.inference_mode(), room_for_trials(self.model):
             embeddings = list(position_embeddings(self.model))
         self.without_positions = embeddings
-        with self.inference_mode():
+        with self.inference_mode(), room_for_trials(self.model):
             still_obeys = probe(self.model).obeys_positions
         if still_obeys:
             raise Unsupported(
@@ -230,14 +240,31 @@ class MethodRunner:
         faster GELU, and, if this runner is set up for it, in mixed precision and without positional information.
 
         Only one thread at a time can be inside, since positions and GELU are patched on the model itself, which other
-        runners may share.
+        runners may share. A run is inside from its beginning to its end: what is done to the model is done once, and
+        not for every pass.
         """
-        if self.model.training:  # dropout would change every number
-            self.model.eval()
         with _making_locks:
             lock = _locks.setdefault(without_adapter(self.model), threading.RLock())
-        with lock, torch.no_grad(), self.mixed_precision(), self.own_positions(), fused_gelu(self.model):
-            yield
+        with lock, torch.no_grad(), self.mixed_precision():
+            if self._inside:
+                yield
+                return
+            if self.model.training:  # dropout would change every number
+                self.model.eval()
+            self._inside = True
+            counter = self.model.register_forward_pre_hook(self._count, with_kwargs=True)
+            try:
+                with self.own_positions(), fused_gelu(self._gelus):
+                    yield
+            finally:
+                counter.remove()
+                self._inside = False
+
+    def _count(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        """Count a pass that scores."""
+        if self._counting:
+            self.tokens_run += kwargs["input_ids"].numel()
+            self.passes_run += 1
 
     def own_positions(self) -> AbstractContextManager[None]:
         """Inside this context, the model has no positional information if the method is one with `positions=none`."""
@@ -286,6 +313,8 @@ class MethodRunner:
         own: Callable[[Context], bool],
     ) -> Iterator[tuple[list[Asked], Sequence[Score]]]:
         """The forward passes of `score`, whose scores may still be computed when they are yielded."""
+        if self.method.memory_depends_on_query:  # two queries share nothing but a pass
+            waiting = [(context, {query: queries[query]}) for context, queries in waiting for query in sorted(queries)]
         while waiting:
             context, queries = waiting[0]
             together = self._counted(
@@ -298,25 +327,47 @@ class MethodRunner:
                 some = 1
                 for pairs, scores in self._score_one(context, queries):
                     yield [(context, *pair) for pair in pairs], scores
-            for context, _ in waiting[:some]:
-                done(context)
+            goes_on = waiting[some][0] if some < len(waiting) else None
+            for context in dict.fromkeys(context for context, _ in waiting[:some]):
+                if context is not goes_on:
+                    done(context)
             waiting = waiting[some:]
 
-    def _together(self, waiting: Iterable[tuple[Context, Queries]], own: Callable[[Context], bool]) -> tuple[int, int]:
+    def _together(self, waiting: Sequence[tuple[Context, Queries]], own: Callable[[Context], bool]) -> tuple[int, int]:
         """How many of the first contexts run side by side, with their queries, and how many tokens they have together;
         0 if this is not possible, or if the first context does not fit into a pass."""
-        if self.method.memory_depends_on_query or not self.capabilities.can_pack or position_switch(self.model):
-            return 0, 0
-        found, used, tokens, tree = 0, 0, 0, TokenTree()
-        for context, queries in waiting:
-            if not (own(context) and context.demonstrations and context.tokens):
-                break
-            tokens += self.method.footprint(context).tokens
+        first, _ = waiting[0]
+        if not self.method.memory_depends_on_query:
+            return self._side_by_side(self._rows_of(takewhile(lambda item: own(item[0]), waiting)))
+        # Not behind another context that several queries have: what is left of a run may have these in another order.
+        some = takewhile((lambda item: own(item[0])) if own(first) else (lambda item: item[0] is first), waiting)
+        return self._side_by_side(
+            (*self.method.tokens_for(context, len(query)), queries) for context, queries in some for query in queries
+        )
+
+    def _rows_of(self, items: Iterable[tuple[Context, Queries]]) -> Iterator[tuple[int, int, Queries]]:
+        """How many tokens encoding each context takes, behind no entries, and its queries, up to the first context that
+        runs alone."""
+        for context, queries in takewhile(lambda item: item[0].demonstrations and item[0].tokens, items):
+            yield self.method.footprint(context).tokens, 0, queries
+
+    def _side_by_side(self, rows: Iterable[tuple[int, int, Queries]]) -> tuple[int, int]:
+        """How many of the first rows share a pass, and how many tokens they have together.
+
+        Args:
+            rows: how many tokens are run for each, behind how many entries of memories, and the queries that are scored
+                behind it.
+        """
+        found, used, tokens, entries, tree = 0, 0, 0, 0, TokenTree()
+        if not self.capabilities.can_pack or position_switch(self.model):
+            return found, used
+        for of_row, behind, queries in rows:
+            tokens, entries = tokens + of_row, entries + behind
             tree.leave()
             for query in sorted(queries):
                 tree.add_query(query, queries[query])
             total = tokens + len(tree.tokens)
-            if total > self.budget.pack_tokens or not self.capabilities.sees_all_of(total):
+            if total > self.budget.pack_tokens or not self.capabilities.sees_all_of(entries + total):
                 break
             found, used = found + 1, total
         return found, used
@@ -334,7 +385,16 @@ class MethodRunner:
             for query in sorted(queries)
             for answer in queries[query]
         ]
-        if all(self.method.is_ordinary(context) for context, _ in waiting[:n]):
+        if self.method.memory_depends_on_query:
+            encoding = self._alone if own(waiting[0][0]) else self._stored
+            behind = [(context, query) for context, queries in waiting[:n] for query in queries]
+            encoded = self._encode_queries(behind, encoding, self.capabilities)
+            answers = [queries[query] for _, queries in waiting[:n] for query in queries]
+            work = [
+                (memory, [(rest, answer) for answer in of_query])
+                for (memory, rest), of_query in zip(encoded, answers, strict=True)
+            ]
+        elif all(self.method.is_ordinary(context) for context, _ in waiting[:n]):
             # An ordinary pass reads the contexts with the queries.
             pairs = [((*context.tokens, *query), answer) for context, query, answer in asked]
             work = [(Memory([], [], 0), pairs)]
@@ -347,6 +407,21 @@ class MethodRunner:
             work = [(memories[context], [each[1:] for each in some]) for context, some in of_context]
         trim = self.capabilities.can_trim_last_block
         return n, asked, score_packed(self.model, work, self.softmax_dtype, trim)
+
+    def _stored(self, contexts: Sequence[Context]) -> list[Memory]:
+        """The memories of contexts that come up again, each encoded alone: they have the same bits in whatever is left
+        of a run."""
+        return [self.store[context] for context in contexts]
+
+    def _alone(self, contexts: Sequence[Context]) -> list[Memory]:
+        """The memories of contexts that come with a single query, encoded side by side as far as they fit into a pass,
+        and not stored."""
+        memories: list[Memory] = []
+        while len(memories) < len(contexts):
+            waiting = contexts[len(memories) :]
+            n, _ = self._side_by_side(self._rows_of((context, {}) for context in waiting))
+            memories += self.store.once(waiting[: max(n, 1)])
+        return memories
 
     def _halve_together(self, waiting: Sequence[tuple[Context, Queries]], own: Callable[[Context], bool]) -> str:
         n, tokens = self._together(waiting, own)
@@ -383,7 +458,8 @@ class MethodRunner:
         def following() -> Memory | None:
             nonlocal memories
             try:
-                return next(memories, None)
+                with progress(self.model, self._pass_length(context), self.quiet):
+                    return next(memories, None)
             except BaseException:  # an iterator that has raised an error has ended: out of memory, begin anew
                 memories = islice(self.method.memories(self.model, context), number - 1, None)
                 raise
@@ -401,8 +477,29 @@ class MethodRunner:
             for pairs, scores in self._score_on(context, last, queries):
                 yield number - 1, pairs, scores
 
+    def _pass_length(self, context: Context) -> int:
+        """How many tokens a pass over a context runs."""
+        footprint = self.method.footprint(context)
+        return footprint.kept if self.method.counts_memories else footprint.tokens
+
+    def _encode(self, contexts: Sequence[Context]) -> list[Memory]:
+        """The memories of contexts that are not stored."""
+        passes = getattr(self.method, self.method.counts_memories) if self.method.counts_memories else 1
+        with progress(self.model, passes * sum(map(self._pass_length, contexts)), self.quiet):
+            return self.method.encoded(self.model, contexts)
+
+    def _encode_queries(
+        self, asked: Sequence[tuple[Context, tuple[int, ...]]], memories: Memories, can: Capabilities | None = None
+    ) -> list[tuple[Memory, tuple[int, ...]]]:
+        """What is run behind which memory, for each of several queries (`Method.encode_queries`)."""
+        tokens = 0
+        if self.method.memory_depends_on_query:
+            tokens = sum(self.method.tokens_for(context, len(query))[0] for context, query in asked)
+        with progress(self.model, tokens, self.quiet):
+            return self.method.encoded_queries(self.model, asked, memories, can)
+
     def _encode_query(self, context: Context, query: tuple[int, ...]) -> tuple[Memory, tuple[int, ...]]:
-        return self.method.encode_query(self.model, context, query, self.store.__getitem__)
+        return self._encode_queries([(context, query)], self._stored)[0]
 
     def _score_on(
         self, context: Context, memory: Memory, queries: Queries
@@ -466,38 +563,36 @@ class MethodRunner:
         prompts: Sequence[TokenizedPrompt],
         names: Sequence[str],
         max_new_tokens: int,
-        pad: int,
         generate: Callable[..., Tensor],
-        beams: int = 1,
+        settings: Mapping[str, Any],
         stopped: Stopped | None = None,
         own: Callable[[Context], bool] = lambda context: False,
     ) -> list[list[int]]:
         """Generate a continuation for the first of these prompts, as many as fit into one batch.
+
+        A model whose cache `generate` does not go on from reads every prompt as a whole, alone.
 
         Args:
             prompts: the prompts that are waiting, those of one context side by side, the longest query first
                 (`in_order`).
             names: the names of the prompts, for errors.
             max_new_tokens: how many tokens are generated at most.
-            pad: the id of the padding token.
-            generate, beams, stopped: as for `continue_from`.
+            generate, stopped: as for `continue_from`.
+            settings: the settings under which `generate` runs (`settings_in_force`).
             own: as for `score`.
 
         Returns:
             The generated ids, one row for each prompt of the batch.
 
         Raises:
-            Unsupported: transformers' `generate` does not go on from this model's cache.
+            Unsupported: as `check_generates`.
             InputError: the scores of a next token are NaN or infinite, or the device's memory does not suffice.
         """
-        if not self.capabilities.can_generate:
-            raise Unsupported(
-                f"{type(self.model).__name__} generates no text behind demonstrations: transformers' generate does not "
-                "go on from its cache. Tasks that are scored by log-likelihood work."
-            )
+        self.check_generates(prompts[0].context)
+        own = own if self.capabilities.can_generate else (lambda context: True)
 
         def run() -> list[list[int]]:
-            some = prompts[: self._batch(prompts, max_new_tokens, own)]
+            some = prompts[: self._batch(prompts, max_new_tokens, settings, own)]
             if own(some[0].context):
                 memories, queries = self._of_own_contexts(some, own)
             else:
@@ -505,13 +600,26 @@ class MethodRunner:
                 memories, queries = [memory], [first, *(prompt.query for prompt in some[1:])]
             can, longest = self.capabilities, max(map(len, memories)) + max(map(len, queries)) + max_new_tokens
             ways = {"stepwise": can.stepwise, "shared": can.can_share_to(longest), "leaving": can.can_leave}
+            beams = int(settings.get("num_beams") or 1)
             with _own_cache(self.model), stop_on_nonfinite(self.model, names[: len(some)]):
-                return continue_from(self.model, generate, memories, queries, pad, beams, stopped=stopped, **ways)
+                return continue_from(self.model, generate, memories, queries, beams, stopped=stopped, **ways)
 
         def halve_texts() -> str:
-            return self.budget.halve_texts(self._batch(prompts, max_new_tokens, own))
+            return self.budget.halve_texts(self._batch(prompts, max_new_tokens, settings, own))
 
         return self.fit(run, halve_texts, prompts[0].context)
+
+    def check_generates(self, context: Context) -> None:
+        """Check that text can be generated behind a context.
+
+        Raises:
+            Unsupported: transformers' `generate` does not go on from this model's cache, and the method needs that.
+        """
+        if not (self.capabilities.can_generate or (self.model.can_generate() and self.method.is_ordinary(context))):
+            raise Unsupported(
+                f"{self.method.name} generates no text with {type(self.model).__name__}: transformers' generate does "
+                "not go on from its cache as the model itself does. Tasks that are scored by log-likelihood work."
+            )
 
     def _of_own_contexts(
         self, prompts: Sequence[TokenizedPrompt], own: Callable[[Context], bool]
@@ -525,14 +633,15 @@ class MethodRunner:
         if self.method.memory_depends_on_query:
             memory, rest = self._encode_query(contexts[0], prompts[0].query)
             return [memory], [rest]
-        memories: list[Memory] = []
-        while len(memories) < len(contexts):
-            waiting = contexts[len(memories) :]
-            n, _ = self._together([(context, {}) for context in waiting], own)
-            memories += self.store.once(waiting[: max(n, 1)])
-        return memories, [prompt.query for prompt in prompts]
+        return self._alone(contexts), [prompt.query for prompt in prompts]
 
-    def _batch(self, prompts: Sequence[TokenizedPrompt], max_new_tokens: int, own: Callable[[Context], bool]) -> int:
+    def _batch(
+        self,
+        prompts: Sequence[TokenizedPrompt],
+        max_new_tokens: int,
+        settings: Mapping[str, Any],
+        own: Callable[[Context], bool],
+    ) -> int:
         """How many of the first prompts can be continued in one batch: those of one context, whose memory they share,
         or those of which each has a context of its own."""
         batch = prompts[: self.budget.texts]
@@ -543,6 +652,7 @@ class MethodRunner:
         kept = max(self.method.footprint(prompt.context).kept for prompt in batch)
         longest = max(len(prompt.query) for prompt in batch)
         pads = self.capabilities.can_pad and self.capabilities.can_pack_to(kept + longest + max_new_tokens)
+        pads = pads and not reads_rows(settings)
         if own(batch[0].context):
             return len(batch) if pads and not position_switch(self.model) else 1
         if not pads:
@@ -557,17 +667,12 @@ class MethodRunner:
 
     def _counted(self, run: Callable[[], T], halve: Callable[[], str] = str, context: Context | None = None) -> T:
         """`fit`, with the tokens that are run through the model added to `tokens_run`."""
-
-        def add(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-            self.tokens_run += kwargs["input_ids"].numel()
-            self.passes_run += 1
-
         with self.inference_mode():
-            handle = self.model.register_forward_pre_hook(add, with_kwargs=True)
+            self._counting = True
             try:
                 return self.budget.fit(run, halve, context)
             finally:
-                handle.remove()
+                self._counting = False
 
 
 @contextmanager

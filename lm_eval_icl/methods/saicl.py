@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from transformers import PreTrainedModel
 
-from lm_eval_icl.inference.memory import Memory, encode
+from lm_eval_icl.inference.capabilities import Capabilities
+from lm_eval_icl.inference.memory import Memory, encode_all
 from lm_eval_icl.layouts import Pattern, nothing
-from lm_eval_icl.methods.base import Method
-from lm_eval_icl.tokens import Context
+from lm_eval_icl.methods.base import Asked, Memories, Method
 
 
 @dataclass(frozen=True)
@@ -29,14 +29,13 @@ class SAICL(Method):
     def pattern(self, n: int) -> Pattern:
         return Pattern(nothing(n), query=True)
 
-    def encode_query(
-        self,
-        model: PreTrainedModel,
-        context: Context,
-        query: tuple[int, ...],
-        memories: Callable[[Context], Memory],
-    ) -> tuple[Memory, tuple[int, ...]]:
+    def encode_queries(
+        self, model: PreTrainedModel, asked: Sequence[Asked], memories: Memories, can: Capabilities | None = None
+    ) -> list[tuple[Memory, tuple[int, ...]]]:
         """Run demonstrations and query in one pass. The query's last token runs again later, to predict the answer."""
-        layout = self.layout(len(context.prefix), context.lengths, len(query))
-        memory = encode(model, layout, [*context.tokens, *query])
-        return memory.without_last(query_start=int(layout.positions[-1])), query[-1:]
+        layouts = [self.layout(len(context.prefix), context.lengths, len(query)) for context, query in asked]
+        found = encode_all(model, layouts, [[*context.tokens, *query] for context, query in asked])
+        return [
+            (memory.without_last(query_start=int(layout.positions[-1])), query[-1:])
+            for memory, layout, (_, query) in zip(found, layouts, asked, strict=True)
+        ]
