@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import importlib.metadata
 import os
 import re
 import signal
 import sys
+import traceback
 from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import NoReturn
 
-from lm_eval_icl import methods
+from lm_eval_icl import methods, version
 from lm_eval_icl.errors import InputError, one_line
 from lm_eval_icl.harness import interrupt, patches
+from lm_eval_icl.harness.shim import give_way  # which also registers our models and tasks, without the `.pth` file
 
 # What is said after a Ctrl-C, of the commands that go on where they were stopped.
 _GO_ON = {
@@ -27,6 +30,7 @@ _GO_ON = {
 
 def main() -> None:
     """Run a command. An `InputError` becomes one line on standard error, and exit status 1."""
+    give_way()
     try:
         try:
             _run(sys.argv[1:])
@@ -48,9 +52,15 @@ def _run(arguments: list[str]) -> None:
         except KeyboardInterrupt as stopped:
             interrupt.end(stopped, lambda: line)
         return
+    if arguments == ["--version"]:
+        print(f"lm-eval-icl {version.version()} (commit {version.commit() or 'unknown'})")
+        for name in ("lm-eval", "transformers", "torch"):  # without importing them, which takes seconds
+            print(name, importlib.metadata.version(name))
+        return
     if arguments in ([], ["-h"], ["--help"]):
         for name, (what, _) in COMMANDS.items():
             print(f"lm-eval-icl {name} --help: {what}")
+        print("lm-eval-icl --version: the versions of this package, lm-eval, transformers and torch")
         print("All other arguments are lm-eval's own:\n")
     _lm_eval(arguments)
 
@@ -59,8 +69,6 @@ def _lm_eval(arguments: list[str]) -> None:
     """Run lm-eval's command line, with models and tasks registered even if the `.pth` file is not installed."""
     with ExitStack() as stack:
         try:
-            import lm_eval_icl.harness.shim  # noqa: F401  before anything of lm-eval
-
             _check_command(arguments)
             stack.enter_context(patches.of_our_commands())
         except KeyboardInterrupt as stopped:
@@ -72,9 +80,19 @@ def _lm_eval(arguments: list[str]) -> None:
         try:
             cli_evaluate()
         except ValueError as error:
-            if str(error).startswith(("Tasks not found", "No tasks specified")):
+            if str(error).startswith("No tasks specified"):
                 message = str(error).partition(".")[0]
                 raise InputError(f"--tasks: {message}. `lm-eval-icl ls tasks` lists those there are.") from error
+            if missing := re.match("Tasks not found: ([^,]*)", str(error)):
+                from lm_eval_icl.harness.task_errors import unknown_task
+
+                # The index of tasks, which takes seconds to make, is in the frame where a task was looked for.
+                frames = {frame.f_code.co_name: frame.f_locals for frame, _ in traceback.walk_tb(error.__traceback__)}
+                manager, config = (frames.get("process_tasks", {}).get(name) for name in ("task_manager", "self"))
+                known = manager.all_tasks if manager else ()
+                raise InputError(
+                    f"--tasks: {unknown_task(missing[1], known, config and config.include_path)}"
+                ) from error
             if unknown := re.match("Attempted to load model '(.*?)'", str(error)):
                 near = difflib.get_close_matches(unknown[1].lower(), list(model_registry), n=1)
                 known = f"did you mean {near[0]!r}?" if near else f"the methods are {', '.join(methods.NAMES)}."
@@ -259,8 +277,6 @@ def _draw(options: argparse.Namespace) -> None:
 def _train(arguments: list[str]) -> None:
     import logging
 
-    # Threads that wait give way: beside other programs, training on a CPU is ten times as fast so.
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     logging.getLogger("lm_eval").setLevel(logging.WARNING)
     from lm_eval_icl import train
 

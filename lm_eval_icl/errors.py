@@ -30,6 +30,10 @@ class InputError(ValueError):
         return f"lm-eval-icl: {self.message}"
 
 
+class CannotWrite(InputError):
+    """What is made cannot be kept, on a full disk for example, and neither could what follows."""
+
+
 class Unsupported(InputError):
     """The loaded model does not do what the method needs; another method may work on it."""
 

@@ -17,8 +17,19 @@ from datasets import Dataset, DatasetDict
 from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, T5Config, T5ForConditionalGeneration
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    CLIPVisionConfig,
+    LlamaConfig,
+    LlavaConfig,
+    LlavaForConditionalGeneration,
+    T5Config,
+    T5ForConditionalGeneration,
+)
 
+from lm_eval_icl import cli
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.harness import hf_arguments, patches
 from lm_eval_icl.harness.models import model_class
@@ -73,7 +84,11 @@ def test_a_model_without_a_chat_template(checkpoint):
         ("momentun", 0.1, "unknown model argument 'momentun': did you mean 'momentum'?"),
         ("t", 5, "unknown model argument 't': did you mean 'T'?"),
         ("attn_implementatoin", "eager", "did you mean 'attn_implementation'?"),
-        ("zzzzzz", 1, "unknown model argument 'zzzzzz': docs/arguments.md lists the arguments."),
+        (
+            *("zzzzzz", 1),
+            "unknown model argument 'zzzzzz': there are T, canonical_order, eta, momentum, overflow, pack_tokens, "
+            "positions, pretrained, repeat, restart_positions, store_bytes, and those of hf.",
+        ),
     ],
 )
 def test_arguments(checkpoint, argument, value, says):
@@ -341,7 +356,7 @@ def test_a_file_in_place_of_its_folder(checkpoint):
         ({"backend": "seq2seq"}, "backend='seq2seq': must be causal"),
         ({"backend": "cusal"}, "backend='cusal': must be causal"),
         ({"device": "gpu"}, "device='gpu': there is no such device here: give cpu, cuda"),
-        ({"device": "cuda:99"}, "device='cuda:99': there is no such device here"),
+        ({"device": "cuda:99"}, "device='cuda:99': (there is no such device here|here is no GPU)"),
     ],
 )
 def test_arguments_of_hf(checkpoint, args, says):
@@ -548,9 +563,34 @@ def test_prefix_token(checkpoint, token):
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_a_device_that_is_not_there(checkpoint):
-    with pytest.raises(InputError, match=r"cannot be (loaded|made of these arguments) .*(CUDA|NVIDIA)"):
-        ICL(str(checkpoint("gpt2")), device="cuda")
+@pytest.mark.parametrize("device", ["cuda", "cuda:0", "cuda:1"])
+def test_a_device_that_is_not_there(checkpoint, device):
+    """lm-eval's `hf` takes the CPU in place of `cuda:0`."""
+    with pytest.raises(InputError, match=f"device='{device}': here is no GPU that torch can use: give cpu, or leave"):
+        ICL(str(checkpoint("gpt2")), device=device)
+
+
+def vision_model(folder):
+    text = LlamaConfig(vocab_size=600, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2)
+    vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    seen = CLIPVisionConfig(**vision, image_size=8, patch_size=4)
+    LlavaForConditionalGeneration(LlavaConfig(vision_config=seen, text_config=text)).save_pretrained(folder)
+    tiny.byte_level().save_pretrained(folder)
+
+
+def test_a_vision_model(tmp_path, capsys, monkeypatch):
+    """Said in one short line, to those who evaluate and to those who train."""
+    vision_model(tmp_path)
+    says = "'llava' is a vision model (images and text), and these methods are defined for causal language models only"
+    with pytest.raises(InputError) as error:
+        ICL(str(tmp_path), device="cpu")
+    line = error.value.message
+    assert line.startswith(f"pretrained={str(tmp_path)!r}: {says}") and len(line) < 350 + len(str(tmp_path))
+    command = ["train", "icl", "--model_args", f"pretrained={tmp_path}", "--tasks", "icl_demo_short"]
+    monkeypatch.setattr(sys, "argv", ["lm-eval-icl", *command, "--output", str(tmp_path / "out")])
+    with pytest.raises(SystemExit) as stopped:
+        cli.main()
+    assert says in str(stopped.value)
 
 
 def test_arguments_that_loading_fails_on(checkpoint, tmp_path):

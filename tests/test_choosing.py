@@ -363,7 +363,7 @@ def test_a_file_of_other_tasks_is_refused(pool, tmp_path):
         (["xyz", *MODEL, "--tasks", TASK], f"'xyz': there are {', '.join(HOW)}."),
         (["herding", "--tasks", TASK], "--model_args: herding asks a model"),
         (["random", *MODEL, "--tasks", TASK], "--model_args: random is drawn without a model"),
-        (["herding", *MODEL, "--tasks", "nothing"], "there is no 'nothing'"),
+        (["herding", *MODEL, "--tasks", "nothing"], "there is no task 'nothing'"),
         (
             ["herding", *MODEL, "--tasks", TASK, "--args", "units=True"],
             "unknown argument 'units': did you mean 'unit'?",
@@ -371,7 +371,7 @@ def test_a_file_of_other_tasks_is_refused(pool, tmp_path):
         (["herding", *MODEL, "--tasks", TASK, "--args", "{bad"], "--args {bad: must be K=V"),
         (["herding", *MODEL, "--tasks", TASK, "--args", "balance=3"], "herding: balance=3: must be true or false."),
         (["entropy", *MODEL, "--tasks", TASK, "--num_fewshot", 300], "demonstrations asked for"),
-        (["random", "--tasks", TASK, "--num_fewshot", 300], "300 demonstrations asked for, 200 in the pool"),
+        (["random", "--tasks", TASK, "--num_fewshot", 300], "300 demonstrations asked for, 200 there"),
         (["best_random", *MODEL, "--tasks", TASK, "--args", "dev=500"], "dev=500: the pool has 200 documents"),
         (["lens", *MODEL, "--tasks", TASK, "--args", "dev=500"], "dev=500 rows to score on asked for"),
         (["herding", *MODEL, "--tasks", TASK, "--pool", 0], "--pool 0: must be 1 or more."),

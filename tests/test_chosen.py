@@ -160,7 +160,7 @@ def test_without_a_method_nothing_is_asked(checkpoint, chosen):
     [
         ("herdin", {}, 3, "demonstrations=herdin: must be .*; did you mean 'herding'?"),
         ("lens:mm=3", {}, 3, "demonstrations=lens:mm=3: lens: unknown argument 'mm': did you mean 'm'?"),
-        ("herding", {}, 13, "demonstrations=herding: herding: 13 demonstrations asked for, 12 in the pool"),
+        ("herding", {}, 13, "demonstrations=herding: herding: 13 demonstrations asked for, 10 in the pool"),
         ("best_random", {}, 3, "demonstrations=best_random: best_random: dev=1000: the pool has 12 documents"),
         ("herding", {"doc_to_choice": ["a", "b", "c"]}, 3, "demonstrations=herding: label 2 has no rows in"),
         ("herding", {"fewshot_split": "test"}, 3, "would come from the documents that are evaluated"),
@@ -230,4 +230,6 @@ def test_the_file_is_one_that_select_writes(checkpoint, cache):
     assert found["about"]["how"] == "cal" and found["about"]["arguments"] == {"k": 2}
     assert found["about"]["model"]["pretrained"] == str(checkpoint("gpt2"))
     assert set(found["tasks"]["chosen"]) == {"n", "pool", "seeds"}
-    assert {"indices", "picked", "margin", "seconds", "tokens"} == set(found["tasks"]["chosen"]["seeds"]["0"])
+    assert {"indices", "picked", "margin", "evaluated", "seconds", "tokens"} == set(
+        found["tasks"]["chosen"]["seeds"]["0"]
+    )

@@ -1,5 +1,6 @@
 """The console command and the smoke test."""
 
+import json
 import os
 import re
 import signal
@@ -7,13 +8,15 @@ import subprocess
 import sys
 import time
 from contextlib import nullcontext
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from transformers import AutoConfig, AutoTokenizer
 
-from lm_eval_icl import cli, methods, smoke, tiny
+from lm_eval_icl import cli, methods, smoke, tiny, version
 from lm_eval_icl.demo import model_path
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.methods import NAMES, PrefixICL
@@ -236,11 +239,87 @@ def test_command_line_failure_is_one_line(tmp_path, archs):
 # lm-eval's own commands.
 
 
-def test_a_task_that_is_not_there_is_one_line(tmp_path):
-    done = command("--model", "icl", "--model_args", "pretrained=none", "--tasks", "icl_sst22", cwd=tmp_path)
-    assert done.returncode == 1
-    assert done.stderr.splitlines()[-1].startswith("lm-eval-icl: --tasks: Tasks not found: icl_sst22. `lm-eval-icl ls")
-    assert "Traceback" not in done.stderr
+@pytest.mark.parametrize(
+    ("options", "advice"),
+    [
+        (
+            [],
+            "`lm-eval-icl ls tasks` lists those there are. For tasks in a folder of your own, give --include_path DIR.",
+        ),
+        (["--include_path", "own"], "`lm-eval-icl ls tasks --include_path own` lists those there are."),
+    ],
+)
+def test_a_task_that_is_not_there_is_one_line(tmp_path, options, advice):
+    """With the nearest name, of lm-eval's tasks, ours and those of the folder."""
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own/t.yaml").write_text("task: of_my_own")
+    line = ["--model", "icl", "--model_args", "pretrained=none", *options, "--tasks"]
+    for name, near in (("icl_sst22", "icl_sst2"), ("of_my_onw", "of_my_own" if options else "")):
+        done = command(*line, name, cwd=tmp_path)
+        assert done.returncode == 1 and "Traceback" not in done.stderr
+        said = done.stderr.splitlines()[-1].removeprefix(f"lm-eval-icl: --tasks: there is no task {name!r}")
+        assert said == f": did you mean {near!r}? {advice}" if near else near or said.endswith(advice)
+
+
+@pytest.mark.parametrize(
+    ("key", "template", "says"),
+    [
+        ("doc_to_text", "Q: {{qestion}}\nA:", "'qestion' is undefined: did you mean 'question'?"),
+        ("doc_to_target", "{{lable}}", "'lable' is undefined: did you mean 'label'?"),
+        ("doc_to_choice", "{{zzz}}", "'zzz' is undefined."),
+        ("doc_to_text", "{{question", "unexpected end of template, expected 'end of print statement'."),
+        ("fewshot_config: doc_to_text", "{{quest}}", "'quest' is undefined: did you mean 'question'?"),
+        ("description", "{{queston}}", "'queston' is undefined: did you mean 'question'?"),
+    ],
+)
+def test_a_template_of_fields_that_there_are_not_is_one_line(tmp_path, key, template, says):
+    """In a YAML file of the user's: the task, its file, the template, the field and those there are."""
+    outer, _, inner = key.partition(": ")
+    config = {
+        "task": "mine",
+        "dataset_path": "json",
+        "dataset_kwargs": {"data_files": {name: str(tmp_path / "rows.jsonl") for name in ("train", "test")}},
+        "training_split": "train",
+        "fewshot_split": "train",
+        "test_split": "test",
+        "output_type": "multiple_choice",
+        "doc_to_text": "{{question}}",
+        "doc_to_target": "label",
+        "doc_to_choice": ["no", "yes"],
+        outer: {inner: template} if inner else template,
+    }
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own/mine.yaml").write_text(yaml.safe_dump(config))
+    rows = [{"question": f"is {i} odd?", "label": i % 2} for i in range(8)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    line = ["--model", "icl", "--model_args", f"pretrained={model_path()}", "--device", "cpu", "--num_fewshot", "2"]
+    done = command(*line, "--tasks", "mine", "--include_path", "own", cwd=tmp_path)
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith(f"lm-eval-icl: task 'mine' (own/mine.yaml): {key}: {template!r}: {says}")
+    assert last.endswith("A document has the fields question, label.")
+
+
+def test_the_versions_at_once():
+    """Of this package and of what it runs on, without the seconds that it takes to import these."""
+    program = "import sys; from lm_eval_icl import cli; cli.main(); print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program, "--version"], capture_output=True, text=True, check=True)
+    ours, *others, imported = done.stdout.splitlines()
+    assert ours == f"lm-eval-icl {version.version()} (commit {version.commit()})" and imported == "False"
+    assert others == [f"{name} {metadata.version(name)}" for name in ("lm-eval", "transformers", "torch")]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.parametrize("program", ["lm_eval", "lm-eval-icl"])
+def test_a_gpu_that_is_not_there_is_one_line(tmp_path, program):
+    """lm-eval would take the CPU; it does so for its own models."""
+    arguments = ["--model_args", f"pretrained={model_path()}", "--tasks", "icl_demo_short", "--limit", "1"]
+    arguments += ["--device", "cuda:0"]
+    done = command("--model", "invicl", *arguments, program=program, cwd=tmp_path)
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    says = "lm-eval-icl: device='cuda:0': here is no GPU that torch can use: give cpu, or leave it out."
+    assert done.stderr.splitlines()[-1] == says
+    assert command("--model", "hf", *arguments, program=program, cwd=tmp_path).returncode == 0
 
 
 def test_models_of_lm_eval_run_under_our_command_too():

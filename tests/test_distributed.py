@@ -171,6 +171,36 @@ def test_a_command_line(tmp_path):
 
 
 @pytest.mark.slow
+def test_whatever_the_first_process_cannot_do_ends_all(tmp_path):
+    """An error that nobody foresaw, in the process whose choice of demonstrations the others wait for."""
+    module = tmp_path / "chooses.py"
+    module.write_text(
+        "from lm_eval_icl.harness import choosing\n"
+        "def choose(*args, **kwargs):\n    raise ZeroDivisionError('unforeseen')\n"
+        "choosing.Chooser.choose = choose\n"
+        "from lm_eval.__main__ import cli_evaluate\ncli_evaluate()\n"
+    )
+    environment = {**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
+    environment |= {
+        "LM_EVAL_ICL_CACHE": str(tmp_path / "cache"),
+        "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)]),
+    }
+    line = ["--model", "icl", "--model_args", f"pretrained={model_path()}", "--tasks", "icl_demo_short", "--limit", "4"]
+    line += ["--num_fewshot", "2", "--metadata", "demonstrations=herding"]
+    done = subprocess.run(
+        [sys.executable, "-m", *TORCHRUN, "tests.launched", "chooses", *line],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=200,  # in place of a hang
+    )
+    assert done.returncode != 0
+    assert (
+        "the first process stops, and with it all others (ZeroDivisionError: unforeseen)." in done.stderr
+    )  # of the other one
+
+
+@pytest.mark.slow
 def test_what_one_process_refuses_ends_all(checkpoint, tmp_path):
     """The second document, which is the second process's, does not fit."""
     documents = [{"text": "word " * (500 if i == 1 else 3)} for i in range(5)]
@@ -195,6 +225,49 @@ def test_what_one_process_refuses_ends_all(checkpoint, tmp_path):
     # The launcher's own traceback, and none of ours.
     assert done.stderr.count("Traceback (most recent call last)") == 1
     assert "lm_eval_icl/" not in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("error", ["RuntimeError('the kernel has failed')", "KeyboardInterrupt()"])
+def test_what_fails_in_the_process_that_acts_for_all_ends_all(tmp_path, error):
+    """Demonstrations are chosen by the first process, in which something fails that is not the user's input. It stays
+    alive, as in a notebook: the others must not wait for it."""
+    divided.save(tmp_path)
+    program = tmp_path / "program.py"
+    program.write_text(f"""
+import os, sys, time
+from pathlib import Path
+from lm_eval_icl.harness.models import icl
+from tests import divided, harness
+import lm_eval
+folder, rank = Path(sys.argv[1]), os.environ["RANK"]
+lm = icl(str(folder / "llama"), device="cpu", batch_size=4)
+def fail(module, args, kwargs):
+    if kwargs["input_ids"].numel() > 80:  # more tokens than a model is tried with
+        raise {error}
+if rank == "0":
+    lm.model.register_forward_pre_hook(fail, with_kwargs=True)
+try:
+    lm_eval.simple_evaluate(
+        lm, tasks=[dict(divided.CHOSEN)], task_manager=harness.manager(False), num_fewshot=2, limit=4
+    )
+except BaseException as error:
+    said = repr(error) if rank == "0" else str(error)
+(folder / "said").mkdir(exist_ok=True)
+(folder / f"said/{{rank}}.new").write_text(said)
+(folder / f"said/{{rank}}.new").rename(folder / f"said/{{rank}}")
+end = time.monotonic() + 60
+while len(list((folder / "said").glob("[01]"))) < 2 and time.monotonic() < end:
+    time.sleep(0.1)
+os._exit(0)
+""")
+    done = launch(*TORCHRUN[:-1], str(program), str(tmp_path))
+    said = {path.name: path.read_text() for path in (tmp_path / "said").glob("[01]")}
+    inside = "RuntimeError: the kernel has failed" if "kernel" in error else "KeyboardInterrupt"
+    assert said == {
+        "0": error,
+        "1": f"lm-eval-icl: the first process stops, and with it all others ({inside}).",
+    }, done.stderr[-3000:]
 
 
 @given(st.integers(0, 20), st.integers(1, 5))

@@ -30,6 +30,8 @@ ARGUMENTS = {
     "get_model": {"model_name"},
     "EvaluatorConfig.from_cli": set(),
     "evaluate": {"lm", "task_dict", "limit", "samples"},
+    "HFLM.__init__": {"pretrained", "subfolder", "gguf_file", "tokenizer", "peft", "delta"},
+    "HFLM.get_model_info": set(),
     "TemplateLM._encode_pair": {"context", "continuation"},
     "ConfigurableTask.build_qa_turn": set(),
     "ConfigurableTask.fewshot_context": {"num_fewshot", "chat_template"},
@@ -70,7 +72,7 @@ def test_what_is_patched_is_there(patch):
 
 def test_early_patches_are_put_in_when_their_module_is_imported():
     early = {patch.place.partition(":")[0] for patch in patches.PATCHES if patch.early}
-    assert shim._Finder.waiting == early | {"lm_eval.models"}
+    assert shim._Finder.waiting == early | {"lm_eval.models", "lm_eval.__main__"}
     code = "import lm_eval._cli.run as run, sys; print(len(run.Run._execute.wrappers), 'torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "1 False\n"

@@ -1,5 +1,9 @@
 """`lm-eval-icl select` on large splits: what is chosen costs what is chosen from, not what the split has."""
 
+import os
+import shutil
+
+import pytest
 import transformers
 from lm_eval.tasks import TaskManager
 
@@ -7,6 +11,7 @@ from lm_eval_icl.demo import model_path
 from lm_eval_icl.harness.choosing import Chooser, PoolOfTask
 from lm_eval_icl.harness.plugin import task_dir
 from lm_eval_icl.methods import ICL, Predictor
+from tests import processes
 
 
 def pool() -> PoolOfTask:
@@ -25,6 +30,21 @@ def test_prompts_are_made_of_the_pool_alone():
     assert len(large.docs) > 24
     Chooser(large, predictor, 24).choose("herding", 4, 0)
     assert large.query.cache_info().currsize == 24
+
+
+@pytest.mark.parametrize("command", ["select", "train"])
+def test_a_chat_template_that_is_not_applied_is_said(chat_checkpoint, checkpoint, tmp_path, command):
+    """Once, in one line, if the tokenizer has one."""
+    line = ["--tasks", "icl_demo_short", "--num_fewshot", "2", "--device", "cpu", "--output", tmp_path / "out"]
+    line += ["--pool", "20"] if command == "select" else ["--steps", "1", "--eval_steps", "0"]
+    what = "herding" if command == "select" else "icl"
+    for folder, times in ((chat_checkpoint("gpt2"), 1), (checkpoint("gpt2"), 0)):
+        (tmp_path / "out").exists() and (shutil.rmtree if command == "train" else os.remove)(tmp_path / "out")
+        done = processes.command(command, what, "--model_args", f"pretrained={folder}", *line)
+        assert done.returncode == 0, done.stderr
+        said = [text for text in done.stderr.splitlines() if "has a chat template" in text]
+        assert len(said) == times
+        assert all("not applied here: prompts are those of an evaluation without --apply_chat" in text for text in said)
 
 
 def test_drawing_makes_no_prompts():

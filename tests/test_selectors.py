@@ -614,7 +614,7 @@ def slow_lens(pool, n, generator, worth, m, rho, l, beams, iterations, substitut
     want = {label: n // len(classes) + (at < n % len(classes)) for at, label in enumerate(classes)}
 
     def c(row, other):
-        return 0.0 if row == other else worth.info([row], [other])[0][0]
+        return worth.info([row], [other])[0][0]
 
     def mean_of_others(row, inform):
         values = [c(row, other) for other in inform if other != row]
@@ -637,7 +637,7 @@ def slow_lens(pool, n, generator, worth, m, rho, l, beams, iterations, substitut
     dev_rows = generator.sample([row for row in range(size) if row not in rows], dev)
 
     features = {row: [c(row, other) for other in inform] for row in rows}
-    mean = {row: mean_of_others(row, inform) for row in rows}
+    mean = {row: sum(features[row]) / len(inform) for row in rows}  # with what it tells about itself
     sim = {(a, b): sum(x * y for x, y in zip(features[a], features[b], strict=True))
            / math.hypot(*features[a]) / math.hypot(*features[b]) for a in rows for b in rows}  # fmt: skip
 

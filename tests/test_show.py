@@ -1,7 +1,6 @@
 """The drawing shows the layout that is run, and bad input is one line."""
 
 import dataclasses
-import itertools
 import json
 import sys
 import xml.etree.ElementTree as ET
@@ -171,11 +170,9 @@ def test_drawing_is_what_the_model_does(model, name, arguments):
         expected = [part_of(passes[0], 0, once), *again, *(part_of(last, *ab) for ab in tail)]
     elif name == "batchicl":
         expected = [part_of(last, 0, behind)]
-        for layout in passes[:-1]:
-            shot = len(layout) - q
-            expected += [part_of(layout, 0, shot), part_of(layout, shot, shot + q)]
-        cuts = [behind, behind + q - 1, behind + q, n - 1]
-        expected += [part_of(last, a, b) for a, b in itertools.pairwise(cuts)]
+        expected += [part_of(layout, 0, len(layout) - q) for layout in passes[:-1]]
+        expected += [part_of(layout, len(layout) - q, len(layout)) for layout in passes[:-1]]
+        expected += [part_of(last, *ab) for ab in tail]
     else:
         expected = [part_of(last, a, b) for a, b in ((0, behind), *tail)]
 

@@ -3,6 +3,7 @@
 import json
 from collections import Counter
 from pathlib import Path
+from random import Random
 
 import lm_eval.tasks
 import pytest
@@ -12,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lm_eval.tasks._yaml_loader import load_yaml
 
-from lm_eval_icl.demonstrations.draw import stratified
+from lm_eval_icl.demonstrations.draw import draw, stratified
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.harness.plugin import task_dir
-from lm_eval_icl.harness.tasks import FixedSampler, bbh_cloze, bbh_docs
+from lm_eval_icl.harness.tasks import bbh_cloze, bbh_docs
 
 POOL = [{"text": f"t{i}", "label": i % 3} for i in range(30)]
 
@@ -24,14 +25,12 @@ def label(doc):
     return doc["label"]
 
 
-def sampler(how, seed=1):
-    return FixedSampler(POOL, how, label, "task").set_rnd(seed)
+def sampled(how, n, seed=1):
+    return [POOL[row] for row in draw(POOL, n, how, label, lambda doc: False, Random(seed), "task", seed)[0]]
 
 
 @given(n=st.integers(0, 30), seed=st.integers(0, 1000))
 def test_stratified_counts_differ_by_one_at_most(n, seed):
-    from random import Random
-
     drawn = stratified(POOL, n, label, Random(seed))
     assert len({doc["text"] for doc in drawn}) == n
     counts = Counter(doc["label"] for doc in drawn)
@@ -39,36 +38,31 @@ def test_stratified_counts_differ_by_one_at_most(n, seed):
 
 
 def test_a_rare_label_gives_all_it_has():
-    from random import Random
-
     pool = [{"text": str(i), "label": int(i == 0)} for i in range(10)]
     assert Counter(doc["label"] for doc in stratified(pool, 6, label, Random(0))) == {0: 5, 1: 1}
 
 
 @pytest.mark.parametrize("how", ["stratified", "random"])
-def test_drawn_once_a_seed(how):
-    one = sampler(how)
-    assert one.sample(8) is one.sample(8)
-    assert sampler(how).sample(8) == one.sample(8)
-    others = [sampler(how, seed).sample(8) for seed in range(2, 6)]
-    assert any(other != one.sample(8) for other in others)
+def test_a_seed_has_one_draw(how):
+    assert sampled(how, 8) == sampled(how, 8)
+    assert any(sampled(how, 8, seed) != sampled(how, 8) for seed in range(2, 6))
 
 
 def test_order_is_drawn_too():
     """A stratified draw does not come label by label."""
-    assert len({tuple(doc["label"] for doc in sampler("stratified", seed).sample(6)) for seed in range(20)}) > 5
+    assert len({tuple(doc["label"] for doc in sampled("stratified", 6, seed)) for seed in range(20)}) > 5
 
 
 def test_first():
-    assert sampler("first").sample(4) == POOL[:4]
+    assert sampled("first", 4) == POOL[:4]
 
 
 def test_indices_from_a_file(tmp_path):
     path = tmp_path / "chosen.json"
     path.write_text("[4, 2, 9]")
-    assert sampler(str(path)).sample(2) == [POOL[4], POOL[2]]
+    assert sampled(str(path), 2) == [POOL[4], POOL[2]]
     path.write_text(json.dumps({"task": [7], "another": [1]}))
-    assert sampler(str(path)).sample(1) == [POOL[7]]
+    assert sampled(str(path), 1) == [POOL[7]]
 
 
 @pytest.mark.parametrize(
@@ -87,12 +81,12 @@ def test_files_that_cannot_be_used(tmp_path, content, n, says):
     if content is not None:
         path.write_text(content)
     with pytest.raises(InputError, match=says):
-        sampler(str(path)).sample(n)
+        sampled(str(path), n)
 
 
 def test_more_than_there_are():
     with pytest.raises(InputError, match="31 demonstrations asked for, 30 there: lower --num_fewshot"):
-        sampler("random").sample(31)
+        sampled("random", 31)
 
 
 def test_bbh_cloze():
@@ -124,11 +118,6 @@ Loader.add_constructor("!function", lambda loader, node: loader.construct_scalar
 def names(pattern):
     for path in sorted(task_dir().glob(pattern)):
         yield path, yaml.load(path.read_text(), Loader=Loader)
-
-
-def test_a_pool_that_is_evaluated_is_refused():
-    with pytest.raises(InputError, match="would come from the documents that are evaluated"):
-        sampler("random").sample(2, eval_doc=POOL[0])
 
 
 def test_every_task_and_group_that_is_promised():

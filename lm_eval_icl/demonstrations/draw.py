@@ -1,10 +1,14 @@
-"""Which rows of a pool become demonstrations: drawn at random, stratified by label, the first ones, or given."""
+"""Which rows of a pool become demonstrations: drawn at random, stratified by label, the first ones, or given.
+
+None of them is a document that is evaluated, which would then be answered behind its own answer.
+"""
 
 from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
 from pathlib import Path
 from random import Random
 from typing import Any, TypeVar
@@ -13,6 +17,8 @@ from lm_eval_icl.demonstrations import choices
 from lm_eval_icl.errors import InputError
 
 Row = TypeVar("Row")
+# What is drawn without a model.
+DRAWN = ("stratified", "random", "first")
 
 
 def draw(
@@ -20,35 +26,75 @@ def draw(
     n: int,
     how: str,
     label: Callable[[Row], Any],
+    evaluated: Callable[[Row], bool],
     rnd: Random,
     task: str,
     seed: int | None = None,
-) -> list[Row]:
-    """Draw n demonstrations from a pool.
+) -> tuple[list[int], int]:
+    """Draw n demonstrations from a pool, none of which is evaluated.
 
     Args:
         how: "stratified", "random", "first", or the path of a JSON file with the rows' indices in the pool, in order:
             a list, {task name: list}, or a file of `choices`.
         label: returns the label of a row.
+        evaluated: whether a row is one of the documents that are evaluated. If such a row is drawn, another one takes
+            its place: the next one of the pool after "first", otherwise one that is drawn, of the same label after
+            "stratified" if there is one. The other rows stay where they are.
         rnd: the random number generator.
         task: the task's name, to find its indices in a file and for errors.
-        seed: that of `rnd`, to find the indices in a file of choices.
+        seed: that of `rnd`, to find the indices in a file of choices, and to draw what replaces others.
+
+    Returns:
+        The rows' indices, and how many of these replace others.
 
     Raises:
-        InputError: `how` is unknown, its file cannot be used, or the pool has fewer than n rows.
+        InputError: `how` is unknown, its file cannot be used or names a row that is evaluated, or the pool has fewer
+            than n rows that are not evaluated.
     """
-    try:
-        if n > len(pool):
-            raise InputError(f"{n} demonstrations asked for, {len(pool)} there: lower --num_fewshot.")
-        if how == "first":
-            return list(pool[:n])
-        if how == "random":
-            return rnd.sample(list(pool), n)
-        if how == "stratified":
-            return stratified(pool, n, label, rnd)
-        return [pool[index] for index in _indices(Path(how), n, pool, task, seed)]
-    except InputError as error:
-        raise InputError(f"task {task!r}: demonstrations={how}: {error.message}") from error
+    there = range(len(pool))
+    if n > len(pool):
+        raise InputError(f"{n} demonstrations asked for, {len(pool)} there: lower --num_fewshot.")
+    if how == "first":
+        drawn = list(there[:n])
+    elif how == "random":
+        drawn = rnd.sample(there, n)
+    elif how == "stratified":
+        drawn = stratified(there, n, lambda row: label(pool[row]), rnd)
+    else:
+        drawn = _indices(Path(how), n, pool, task, seed)
+    closed = [row for row in drawn if evaluated(pool[row])]
+    if closed and how not in DRAWN:
+        raise InputError(
+            f"row {closed[0]} is also among the documents that are evaluated, as a row or by its text: name another."
+        )
+    taken = set(drawn)
+    rest = [row for row in there if row not in taken] if closed else []
+    if how != "first":
+        Random(f"in place of what is evaluated {seed}").shuffle(rest)
+    for old in closed:
+        alike = (row for row in rest if how != "stratified" or label(pool[row]) == label(pool[old]))
+        new = next((row for row in chain(alike, rest) if not evaluated(pool[row])), None)
+        if new is None:
+            raise too_few(n, sum(not evaluated(row) for row in pool))
+        drawn[drawn.index(old)] = new
+        rest.remove(new)
+    return drawn, len(closed)
+
+
+def as_text(query: str, options: Iterable[str]) -> str:
+    """What a document says: its query, and its options in any order, in lower case and with blanks collapsed. (Of some
+    tasks every document has the same query, and the options are what is asked about.)"""
+    return json.dumps([" ".join(text.lower().split()) for text in (query, *sorted(options))])
+
+
+def too_few(n: int, there: int) -> InputError:
+    """The error for a pool of which only some documents, fewer than n, are not evaluated."""
+    only = f"{n} demonstrations asked for, and only {there} of the pool's documents are not among those that are "
+    none = "the demonstrations would come from the documents that are "
+    return InputError(
+        f"{only if there else none}evaluated (the same rows, or the same texts): give the task another fewshot_split, "
+        f"such as its training split, or samples in fewshot_config{', or lower --num_fewshot' if there else ''}."
+    )
 
 
 def stratified(pool: Sequence[Row], n: int, label: Callable[[Row], Any], rnd: Random) -> list[Row]:

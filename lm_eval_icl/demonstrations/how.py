@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lm_eval_icl.demonstrations import best_random, lens
+from lm_eval_icl.demonstrations.draw import DRAWN
 from lm_eval_icl.demonstrations.select import SELECTORS, checked, near
 from lm_eval_icl.errors import InputError
 
@@ -29,8 +30,7 @@ SEARCHES: Mapping[str, dict[str, Any]] = {
     "best_random": {**_defaults(best_random.best_random), "dev": 1000},
     "lens": _defaults(lens.lens),
 }
-# What is drawn without a model, or given; and the methods that ask a model.
-DRAWN = ("stratified", "random", "first")
+# The methods that ask a model.
 METHODS = ("best_random", *SELECTORS, "lens")
 
 

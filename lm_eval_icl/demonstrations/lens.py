@@ -3,7 +3,9 @@
 What a row e tells about a row e' is c(e, e') = p(y' | x, y, x') - p(y' | x'), as the paper has it. The search is that
 of the authors' code, which differs from the paper's in what the paper leaves open and in some of what it says: rows and
 similarities are standardized, diversity is a mean of weight 4, a substitute is drawn from the best four of the label,
-and the current sets stay candidates.
+and the current sets stay candidates. What a row tells about itself is handled as in that code, too: the filter takes
+the mean over the other rows (`main_for_progressive_examples_selection.py`, `mask_same_candidate_indication_pair`, which
+its scripts switch on), and the search reads all of them (`main_for_iterative_optimize_train_acc_balance.py`).
 """
 
 from __future__ import annotations
@@ -87,8 +89,7 @@ def lens(
     """Choose n rows and their order.
 
     Args:
-        info: (rows e, rows e') -> the matrix of c(e, e'). What it has for e = e' is not used: a row is not scored on
-            itself.
+        info: (rows e, rows e') -> the matrix of c(e, e').
         score: (sets, rows) -> the scores of the sets on these rows of the pool, the same rows in every call.
         m, rho, l: see `Filter`.
         beams: how many sets each round of the search begins with.
@@ -196,8 +197,7 @@ def _filtered(
     """What is left.
 
     Returns:
-        The rows, in rising order; what each tells about each row that the last round scored on, 0 about itself; and
-        the mean of that over the other rows.
+        The rows, in rising order; what each tells about each row that the last round scored on; and the mean of that.
     """
     rows, order = np.arange(len(labels)), list(range(len(labels)))
     generator.shuffle(order)
@@ -207,17 +207,17 @@ def _filtered(
         columns = []
         for start in range(0, len(rows), _AT_ONCE):
             some = rows[start : start + _AT_ONCE].tolist()
-            columns.append(np.where(np.equal.outer(some, new), 0.0, np.asarray(info(some, new), dtype=np.float64)))
+            columns.append(np.asarray(info(some, new), dtype=np.float64))
             told(len(some) * len(new))
         table = np.concatenate([table, np.concatenate(columns)], axis=1)
-        others = table.shape[1] - np.isin(rows, order[:scored])
-        means = table.sum(1) / np.maximum(others, 1)
+        others = rows[:, None] != order[:scored]
+        means = table.sum(1, where=others) / np.maximum(others.sum(1), 1)
         left = np.zeros(len(rows), dtype=bool)
         for label, count in keep.items():
             of_label = np.flatnonzero(labels[rows] == label)
             left[of_label[np.argsort(-means[of_label], kind="stable")[:count]]] = True
-        rows, table, means = rows[left], table[left], means[left]
-    return rows.tolist(), table, means
+        rows, table = rows[left], table[left]
+    return rows.tolist(), table, table.mean(1)
 
 
 class _Search:

@@ -179,7 +179,7 @@ def check_names(
             continue
         raise InputError(
             f"unknown model argument {name!r}"
-            + (f": did you mean {near[0]!r}?" if near else ": docs/arguments.md lists the arguments.")
+            + (f": did you mean {near[0]!r}?" if near else f": there are {', '.join(sorted(ours))}, and those of hf.")
         )
 
 

@@ -19,14 +19,16 @@ from tqdm import tqdm
 
 from lm_eval_icl import version
 from lm_eval_icl.demonstrations import best_random, choices, lens
-from lm_eval_icl.demonstrations.draw import stratified
+from lm_eval_icl.demonstrations.draw import draw, too_few
 from lm_eval_icl.demonstrations.how import METHODS, SEARCHES, How
 from lm_eval_icl.demonstrations.pool import Pool
 from lm_eval_icl.demonstrations.select import SELECTORS, checked, in_prompt_order, select
 from lm_eval_icl.errors import InputError, log
-from lm_eval_icl.harness.tasks import pool_of
+from lm_eval_icl.harness.identity import code_of_numbers
+from lm_eval_icl.harness.tasks import among, as_row, evaluated, pool_of
 from lm_eval_icl.harness.training import Examples
 from lm_eval_icl.inference.scoring import query_states
+from lm_eval_icl.methods.icl import ICL
 from lm_eval_icl.methods.predictor import DoesNotFit, Predictor
 from lm_eval_icl.prompt import FewShotPrompt
 
@@ -45,6 +47,7 @@ class Choice:
         picked: the same in the order of picking; None where that is the prompt's.
         margin: see `demonstrations.pool.Selection`; None where nothing is decided by features.
         accuracy: of the choice, on the documents that sets were scored on; None where none were.
+        evaluated: how many documents could not be chosen, or were drawn and replaced, since they are evaluated.
         seconds: what choosing took.
         tokens: how many tokens were run through the model for it.
     """
@@ -53,6 +56,7 @@ class Choice:
     picked: tuple[int, ...] | None = None
     margin: float | None = None
     accuracy: float | None = None
+    evaluated: int = 0
     seconds: float = field(default=0.0, compare=False)
     tokens: int = field(default=0, compare=False)
 
@@ -62,10 +66,13 @@ class PoolOfTask:
 
     Args:
         task: a task with options to choose from.
-        without: documents that are not chosen.
+        without: documents that are not chosen, besides those that the task evaluates.
+
+    Attributes:
+        is_closed: whether a document is one of these, as a row or by its text.
 
     Raises:
-        InputError: it has no options, or no few-shot documents.
+        InputError: it has no options, no few-shot documents, or none that it does not evaluate.
     """
 
     def __init__(self, task: ConfigurableTask, without: Sequence[Mapping[str, Any]] = ()) -> None:
@@ -75,8 +82,12 @@ class PoolOfTask:
         self.task, self.docs = task, pool_of(task)
         if not self.docs:
             raise InputError(f"task {self.name!r}: has no few-shot documents to choose from.")
-        closed = {_said(doc) for doc in without}
-        self.rows = [row for row, doc in enumerate(self.docs) if not (closed and _said(doc) in closed)]
+        closed = {as_row(doc) for doc in without}
+        self.rows = [row for row, doc in enumerate(self.docs) if not (closed and as_row(doc) in closed)]
+        is_evaluated, is_without = evaluated(task), among(task, lambda: without)
+        self.is_closed = cache(lambda row: is_evaluated(self.docs[row]) or is_without(self.docs[row]))
+        if all(self.is_closed(row) for row in self.rows):
+            raise InputError(f"task {self.name!r}: {too_few(1, 0).message}")
         self.demonstration = cache(self._demonstration)
         self.query = cache(self._query)
 
@@ -89,14 +100,9 @@ class PoolOfTask:
         """What tells these documents from others."""
         return choices.digest(self.docs)
 
-    def right(self, row: int) -> int:
-        """The index of a document's right option."""
-        return self._examples.right(row)
-
     def without_text(self) -> tuple[FewShotPrompt, tuple[str, ...]]:
         """The prompt of a document whose texts are all "N/A", and the options."""
-        doc = {name: _NO_TEXT if isinstance(value, str) else value for name, value in self.docs[0].items()}
-        return self._examples.prompt((), doc), self.query(0)[1]
+        return self._examples.prompt((), _without_text(self.docs[0])), self.query(0)[1]
 
     def _query(self, row: int) -> tuple[FewShotPrompt, tuple[str, ...], int]:
         """A document's prompt without demonstrations, its options, and which is right."""
@@ -142,9 +148,28 @@ class Chooser:
     def _choose(self, how: str, n: int, seed: int, balance: bool, arguments: dict[str, Any]) -> Choice:
         if how in ("random", "stratified"):
             checked(how, arguments, {})
-            return self._drawn(how, n, seed)
+            docs, task = self.pool.docs, self.pool.task
+            given = (docs, n, how, task.doc_to_target, evaluated(task), Random(seed), self.pool.name, seed)
+            try:
+                drawn, count = draw(*given)
+            except InputError as error:
+                raise InputError(f"{how}: {error.message}") from error
+            if count:
+                log.warning(
+                    "%s: %d of %d drawn demonstrations are also evaluated, and were replaced.",
+                    task.config.task,
+                    count,
+                    n,
+                )
+            return Choice(tuple(drawn), evaluated=count)
         assert self.predictor is not None
-        rows = self._rows(seed)
+        rows, closed = self._rows(seed), sum(map(self.pool.is_closed, self._part(seed)))
+        if closed:
+            log.warning(
+                "%s: %d documents of the pool are also among the documents that are evaluated, as rows or by their "
+                "texts, and left out.",
+                *(self.pool.name, closed),
+            )
         fixed = self.pool.has_fixed_options(rows)
         if not fixed and how in SELECTORS and "labels" in SELECTORS[how].needs:
             raise InputError(
@@ -154,7 +179,8 @@ class Chooser:
             log.warning("%s: the options differ by document, so the choice is not balanced.", self.pool.name)
             balance = False
         if how in SEARCHES:
-            return self._searched(how, n, seed, rows, balance, checked(how, arguments, SEARCHES[how]))
+            choice = self._searched(how, n, seed, rows, balance, checked(how, arguments, SEARCHES[how]))
+            return replace(choice, evaluated=closed)
         if tuple(rows) not in self._read:  # seeds have the same rows, unless the pool is a part of the split
             self._read = {tuple(rows): self._pass(rows)}
         probabilities, features, rows = self._read[tuple(rows)]
@@ -170,7 +196,7 @@ class Chooser:
         of_pool = Pool(labels, features, padded, without_text)
         selection = select(how, of_pool, n, seed, balance, **arguments)
         picked = tuple(rows[i] for i in selection.rows)
-        return Choice(in_prompt_order(picked, seed), picked, selection.margin)
+        return Choice(in_prompt_order(picked, seed), picked, selection.margin, evaluated=closed)
 
     def _without_text(self) -> np.ndarray:
         """The probabilities of the options behind a prompt without a text."""
@@ -179,23 +205,17 @@ class Chooser:
         ((*scores,),) = self.predictor.score([], [str(prompt.query)], [options], prefix=prompt.prefix)
         return _softmax(np.array([value for value, _ in scores]))
 
-    def _drawn(self, how: str, n: int, seed: int) -> Choice:
-        """As `demonstrations=random` and `stratified` draw them in a run with this seed."""
-        there = range(len(self.pool.docs))
-        if n > len(there):
-            raise InputError(f"{how}: {n} demonstrations asked for, {len(there)} in the pool: lower --num_fewshot.")
-        if how == "random":
-            return Choice(tuple(Random(seed).sample(there, n)))
-        return Choice(tuple(stratified(there, n, self.pool.right, Random(seed))))
+    def _part(self, seed: int) -> list[int]:
+        """The rows of the pool, or as many of them as are chosen from, drawn by the seed."""
+        rows = self.pool.rows
+        return rows if len(rows) <= self.most else sorted(Random(f"pool {seed}").sample(rows, self.most))
 
     def _rows(self, seed: int) -> list[int]:
-        """The rows that are chosen from: without documents that are there twice."""
-        rows = self.pool.rows
-        if len(rows) > self.most:
-            rows = sorted(Random(f"pool {seed}").sample(rows, self.most))
+        """The rows that are chosen from: without documents that are there twice, or evaluated."""
         first: dict[str, int] = {}
-        for row in rows:
-            first.setdefault(str(self.pool.query(row)[0]), row)
+        for row in self._part(seed):
+            if not self.pool.is_closed(row):
+                first.setdefault(str(self.pool.query(row)[0]), row)
         return list(first.values())
 
     # What is asked of the model.
@@ -357,7 +377,7 @@ class Chooser:
         there = self.pool.rows
         if dev >= len(there):
             raise InputError(f"best_random: dev={dev}: the pool has {len(there)} documents, demonstrations included.")
-        kept = sorted(Random("dev").sample(there, dev))
+        kept = sorted(row for row in Random("dev").sample(there, dev) if not self.pool.is_closed(row))
         texts = {str(self.pool.query(row)[0]) for row in kept}
         return [row for row in kept if self._fits(row)], [
             row for row in rows if str(self.pool.query(row)[0]) not in texts
@@ -376,8 +396,13 @@ class Chooser:
         )
 
 
-def _said(doc: Mapping[str, Any]) -> str:
-    return json.dumps(doc, sort_keys=True, default=str)
+def _without_text(value: Any) -> Any:
+    """A document, or what is in a field of it, with "N/A" for every text."""
+    if isinstance(value, Mapping):
+        return {name: _without_text(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_text(each) for each in value]
+    return _NO_TEXT if isinstance(value, str) else value
 
 
 def _time(seconds: float) -> str:
@@ -402,6 +427,8 @@ def as_json(pool: PoolOfTask, n: int, of_seeds: Mapping[int, Choice]) -> dict[st
         for name in ("margin", "accuracy"):
             if (value := getattr(choice, name)) is not None and math.isfinite(value):
                 said[name] = value
+        if choice.evaluated:
+            said["evaluated"] = choice.evaluated
         said |= {"seconds": round(choice.seconds, 3), "tokens": choice.tokens}
         seeds[str(seed)] = said
     return {"n": n, "pool": {"rows": len(pool.docs), "sha256": pool.sha256}, "seeds": seeds}
@@ -416,7 +443,14 @@ def about(how: How, model: Mapping[str, Any] | None) -> dict[str, Any]:
         "pool": how.pool,
         **({} if model is None else {"model": dict(model)}),
         "version": version.version(),
+        "code": code(),
     }
+
+
+@cache
+def code() -> str | None:
+    """A digest of the code that choices depend on (`identity.code_of_numbers`)."""
+    return code_of_numbers("harness/choosing.py", method=ICL)
 
 
 def about_model(pretrained: str, of_model: Mapping[str, Any]) -> dict[str, str]:

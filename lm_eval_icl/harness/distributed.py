@@ -18,7 +18,7 @@ from lm_eval.api.task import Task
 from lm_eval.evaluator_utils import get_sample_size
 from lm_eval.models.huggingface import HFLM
 
-from lm_eval_icl.errors import InputError
+from lm_eval_icl.errors import InputError, one_line
 
 T = TypeVar("T")
 
@@ -113,11 +113,29 @@ def in_any(mine: bool) -> bool:
 
 
 def of_first(value: Callable[[], T]) -> T:
-    """What the first process finds, for all processes, all of which call this."""
+    """What the first process finds, for all processes, all of which call this.
+
+    Raises:
+        InputError: the first process raised it; or another error, which that process raises itself.
+    """
     if not _has_group():
         return value()
-    found: list[Any] = [value() if torch.distributed.get_rank() == 0 else None]
+    rank, raised = torch.distributed.get_rank(), None
+    found: list[Any] = [None, ""]  # what was found, and what is wrong
+    if rank == 0:
+        try:
+            found[0] = value()
+        except BaseException as error:  # also an interrupt: the others wait for this process
+            raised = error
+            stops = f"the first process stops, and with it all others ({one_line(error)})."
+            found[1] = error.message if isinstance(error, InputError) else stops
     torch.distributed.broadcast_object_list(found, src=0)
+    if found[1]:  # the first process ends, and its connections with it, only when all others have read this
+        torch.distributed.barrier()
+    if raised is not None:
+        raise raised
+    if found[1]:
+        raise InputError(found[1])
     return cast("T", found[0])
 
 

@@ -11,7 +11,7 @@ from lm_eval.api.model import LM, CacheHook, CachingLM
 from lm_eval.api.task import Task
 from lm_eval.evaluator_utils import get_sample_size
 
-from lm_eval_icl.errors import InputError
+from lm_eval_icl.errors import InputError, log
 from lm_eval_icl.harness.distributed import check_shares
 from lm_eval_icl.harness.kept import give_chosen
 from lm_eval_icl.harness.models import ICLModel
@@ -36,13 +36,16 @@ def announced(original: Callable[..., Any], lm: LM, task_dict: Any, *args: Any, 
             "--cache_requests: lm-eval finds stored prompts by task and number of demonstrations, not by seed or "
             "choice of demonstrations, so that a run would be given the demonstrations of another: leave it out."
         )
-    _check_chat(model, given.get("apply_chat_template", False))
+    template = given.get("apply_chat_template", False)
+    _check_chat(model, template)
     tasks, limit, samples = task_dict.get("tasks", {}), given.get("limit"), given.get("samples") or {}
     _check_numbers(tasks, limit)
     check_shares(tasks, limit, samples, model.world_size)
     if lm is model:
         model.set_cache_hook(CacheHook(None))  # removes that of an earlier run, which may have had other weights
     model.chosen = give_chosen(model, tasks.values())
+    if model.chosen and template and model.rank == 0:
+        log.warning("The model chooses demonstrations by prompts without the chat template, and is evaluated with it.")
     documents = functools.cache(lambda name: _documents(tasks[name], limit, samples.get(name)))
     model.begin(list(tasks.values()), documents)
     with recording():

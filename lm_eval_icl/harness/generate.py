@@ -17,6 +17,7 @@ from transformers import StoppingCriteriaList
 from lm_eval_icl.errors import refusing
 from lm_eval_icl.harness.response_cache import finished
 from lm_eval_icl.harness.run import PreparedRun
+from lm_eval_icl.inference.generation import settings_in_force
 from lm_eval_icl.methods.runner import MethodRunner, in_order
 from lm_eval_icl.tokens import Context, TokenizedPrompt
 
@@ -33,7 +34,10 @@ def generate_until(
     uses = Counter(request.prompt.context for request in requests)
 
     texts: dict[int, str] = {}
-    with tqdm(total=len(instances), desc="Running generate_until requests", disable=quiet) as bar:
+    with (
+        tqdm(total=len(instances), desc="Running generate_until requests", disable=quiet) as bar,
+        runner.inference_mode(),
+    ):
         for waiting in of_kind.values():
             prompts, asked = [requests[i].prompt for i in waiting], [instances[i] for i in waiting]
             while waiting:
@@ -85,9 +89,8 @@ def generate_first(
     names = [
         f"task {instance.task_name!r}, document {instance.doc_id}" for instance in instances[: runner.budget.texts]
     ]
-    pad = lm.tokenizer.pad_token_id
-    beams = int(kwargs.get("num_beams", 1))
-    rows = runner.generate(prompts, names, max_gen_toks, pad, generate, beams, _stopped, own)
+    settings = settings_in_force(runner.model, kwargs)
+    rows = runner.generate(prompts, names, max_gen_toks, generate, settings, _stopped, own)
     return [_text(lm, row, until) for row in rows]
 
 

@@ -18,13 +18,16 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
-from lm_eval_icl.harness.plugin import is_ours
+from lm_eval_icl.harness.plugin import Unasked, is_ours
 
 
 def run_until_interrupted(original: Callable[..., None], args: argparse.Namespace) -> None:
     """Wrapper of `Run._execute`, which is the command `lm_eval run`: a Ctrl-C during a run of one of this package's
-    models ends it in one line."""
+    models ends it in one line; and a device that was not asked for is marked (`CheckedHFLM` refuses others)."""
     try:
+        with suppress(Exception):  # a file of --config that cannot be read, as lm-eval says in a moment
+            if is_ours(_given(args, "model") or "") and not _given(args, "device"):
+                args.device = Unasked("cuda:0")
         original(args)
     except KeyboardInterrupt as stopped:
         if not is_ours(_given(args, "model") or ""):

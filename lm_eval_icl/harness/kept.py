@@ -18,13 +18,12 @@ from typing import TYPE_CHECKING, Any
 
 from lm_eval.api.task import Task
 
-from lm_eval_icl import version
 from lm_eval_icl.demonstrations import choices
 from lm_eval_icl.demonstrations.how import How
 from lm_eval_icl.errors import InputError, log
-from lm_eval_icl.harness.choosing import Choice, Chooser, PoolOfTask, about, about_model, as_json
+from lm_eval_icl.harness.choosing import Choice, Chooser, PoolOfTask, about, about_model, as_json, code
 from lm_eval_icl.harness.distributed import of_first
-from lm_eval_icl.harness.tasks import FixedSampler, is_its_own_pool, template_of
+from lm_eval_icl.harness.tasks import FixedSampler, template_of
 from lm_eval_icl.methods import ICL, Predictor
 
 if TYPE_CHECKING:
@@ -53,7 +52,8 @@ class Wanted:
     def file(self) -> str:
         """The name of the file that the choice is kept in."""
         said = [self.pool.name, str(self.how), self.n, self.seed, self.pool.sha256, template_of(self.pool.task)]
-        said += [version.VERSION, {key: value for key, value in self.model.items() if key != "pretrained"}]
+        said.append(choices.digest(list(self.pool.task.eval_docs)))  # which are not chosen
+        said += [code(), {key: value for key, value in self.model.items() if key != "pretrained"}]
         key = hashlib.sha256(json.dumps(said, sort_keys=True, default=str).encode()).hexdigest()[:16]
         plain = re.sub(r"[^\w.=-]+", "-", f"{self.pool.name}-{self.how}", flags=re.ASCII)[:100]
         return f"{plain}-{self.n}-seed{self.seed}-{key}.json"
@@ -80,9 +80,11 @@ def read(path: Path, pool: PoolOfTask, n: int, seed: int) -> dict[str, Any] | No
         raise InputError(f"{path}: cannot be read ({error}).") from error
     if not choices.is_file_of_choices(found):
         raise InputError(f"{path}: no file of choices.")
-    choices.indices(found, n, pool.docs, pool.name, seed, pool.sha256)
+    rows = choices.indices(found, n, pool.docs, pool.name, seed, pool.sha256)
+    if any(map(pool.is_closed, rows)):
+        raise InputError(f"{path}: has a document that is evaluated among the demonstrations.")
     of_seed: dict[str, Any] = found["tasks"][pool.name]["seeds"][str(seed)]
-    return {**of_seed, "model": found["about"].get("model")}
+    return {**of_seed, **{name: found["about"].get(name) for name in ("model", "code")}}
 
 
 def write(path: Path, how: How, pool: PoolOfTask, n: int, seed: int, choice: Choice, model: Mapping[str, Any]) -> None:
@@ -135,29 +137,22 @@ def give_chosen(model: ICLModel, tasks: Iterable[Task]) -> dict[str, Any]:
     for task in tasks:
         sampler = getattr(task, "sampler", None)
         if isinstance(sampler, FixedSampler) and sampler.method is not None and task.config.num_fewshot:
-            if is_its_own_pool(task):
-                sampler.refuse_own_documents()
             waiting.append((task, sampler, sampler.method))
     if not waiting:
         return {}
 
-    def choose() -> dict[str, Any] | str:
-        try:
-            asked, said = predictor(model), about_model(str(_name(model)), model.fingerprint())
-            limits = {"max_length": model.max_length, "add_bos_token": model.add_bos_token}
-            return {
-                str(task.config.task): _chosen(
-                    Wanted(PoolOfTask(task), how, int(task.config.num_fewshot), _seed(sampler), {**said, **limits}),
-                    asked,
-                )
-                for task, sampler, how in waiting
-            }
-        except InputError as error:  # which all processes raise: they would wait for this one
-            return error.message
+    def choose() -> dict[str, Any]:
+        asked, said = predictor(model), about_model(str(_name(model)), model.fingerprint())
+        limits = {"max_length": model.max_length, "add_bos_token": model.add_bos_token}
+        return {
+            str(task.config.task): _chosen(
+                Wanted(PoolOfTask(task), how, int(task.config.num_fewshot), _seed(sampler), {**said, **limits}),
+                asked,
+            )
+            for task, sampler, how in waiting
+        }
 
     found = of_first(choose)
-    if isinstance(found, str):
-        raise InputError(found)
     for task, sampler, _ in waiting:
         sampler.give(found[str(task.config.task)]["indices"])
     return found
@@ -181,7 +176,7 @@ def _chosen(wanted: Wanted, asked: Predictor) -> dict[str, Any]:
         log.warning("%s The demonstrations are chosen again.", error.message)
         kept = None
     if kept is not None:
-        del kept["model"]
+        kept = {name: value for name, value in kept.items() if name not in ("model", "code")}
         log.info("%s: demonstrations that %s chose before: %s", pool.name, how, path)
         return {**said, **kept, "made_now": False}
     try:

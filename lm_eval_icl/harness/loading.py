@@ -8,10 +8,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 import transformers
 from lm_eval.models.huggingface import HFLM
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 
 from lm_eval_icl.errors import InputError, is_whole, one_line, refusing
+from lm_eval_icl.harness.plugin import Unasked
 from lm_eval_icl.inference.memory import vocabulary_of
 
 # The arguments of `HFLM` that have an effect if it is given a model that is loaded already.
@@ -33,6 +36,21 @@ def _loading(what: str, advice: str = "") -> Iterator[None]:
             said = one_line(error).partition(": ")[2]
             install = f": pip install {error.name}" if error.name and "install" not in said else ""
             raise InputError(f"{what}, since a library is missing ({said}){install}.") from error
+
+
+def refuse_vision(pretrained: str, config: transformers.PreTrainedConfig) -> None:
+    """Refuse a model that transformers has for images with text, and not as a language model.
+
+    Raises:
+        InputError: it is one.
+    """
+    kind, own_code = type(config), "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
+    if kind in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING and kind not in MODEL_FOR_CAUSAL_LM_MAPPING and not own_code:
+        raise InputError(
+            f"pretrained={pretrained!r}: {config.model_type!r} is a vision model (images and text), and these methods "
+            "are defined for causal language models only: give its language model as a checkpoint of its own, mostly "
+            "the one that it was made from. lm-eval's --model hf-multimodal runs it as it is."
+        )
 
 
 class CheckedHFLM(HFLM):
@@ -75,15 +93,18 @@ class CheckedHFLM(HFLM):
             what = "neither a folder here nor a checkpoint that could be had from the Hub"
         with _loading(f"pretrained={pretrained!r}: {what}"):
             super()._get_config(pretrained, **kwargs)
+        refuse_vision(pretrained, self._config)
         self._check_config(self._config)
 
     def _check_device(self) -> None:
-        """Refuse a device that `HFLM` does not know, and for which it takes another one."""
+        """Refuse a device that is not there, and for which `HFLM` takes another one."""
         given, placed = self._forwarded.get("device"), ("parallelize", "tp_plan", "device_map")
-        if given in (None, "cuda:0"):  # the latter is lm-eval's default: the first GPU if there is one
+        if given is None or isinstance(given, Unasked):
             return
         if hasattr(self, "accelerator") or any(self._forwarded.get(name) for name in placed):
             return
+        if given.startswith("cuda") and not torch.cuda.is_available():
+            raise InputError(f"device={given!r}: here is no GPU that torch can use: give cpu, or leave it out.")
         if str(self.device) != given:
             raise InputError(f"device={given!r}: there is no such device here: give cpu, cuda, cuda:0, ...")
 

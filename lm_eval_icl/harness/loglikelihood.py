@@ -28,7 +28,7 @@ def loglikelihood(
     dtype = runner.model.dtype  # transformers looks for it among the parameters
     with (
         tqdm(total=len(instances), desc="Running loglikelihood requests", disable=quiet) as bar,
-        runner.mixed_precision(),
+        runner.inference_mode(),
     ):
         asked_by = grouped((request.prompt, request.answer) for request in requests)
         done = partial(run.release_context, store=runner.store)

@@ -22,9 +22,10 @@ from lm_eval.tasks._index import Kind
 from lm_eval.tasks.manager import TaskManager
 from transformers import PreTrainedTokenizerBase
 
+from lm_eval_icl.demonstrations.draw import as_text
 from lm_eval_icl.encoded import EncodedPrompt, EncodedText
 from lm_eval_icl.errors import InputError, log
-from lm_eval_icl.harness.tasks import These
+from lm_eval_icl.harness.tasks import These, note
 from lm_eval_icl.metaicl.files import SHOTS, Folder, Row, checked_seed, classifies, refuse_missing, setting_of
 from lm_eval_icl.metaicl.metric import decision, macro_f1, mean_losses
 from lm_eval_icl.metaicl.reading import Reader, encoded, reader
@@ -146,9 +147,16 @@ class MetaICLTask(ConfigurableTask):
             checked_seed(None)
         if shots not in self._shown:
             self._shown[shots] = self._sequences.shown(self._rows[:shots])
+        self._note_evaluated(shots)
         self._made.clear()
         super().build_all_requests(**kwargs)
         self._contexts.clear()
+
+    def _note_evaluated(self, shots: int) -> None:
+        """Say how many demonstrations are test documents too. They stay: the files are part of what is measured."""
+        tested = {as_text(doc["input"], doc["options"]) for doc in self.eval_docs}
+        count = sum(as_text(row.input, row.options) in tested for row in self._rows[:shots])
+        note(self, "demonstrations_evaluated", count, shots, "stay, as MetaICL's files have them")
 
     def fewshot_context(self, doc: Doc, num_fewshot: int, *args: Any, **kwargs: Any) -> str:
         """The number of demonstrations: `construct_requests` makes the prompts, one for each option."""

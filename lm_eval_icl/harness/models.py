@@ -92,7 +92,7 @@ class ICLModel(DividedDocuments, CheckedHFLM):
             canonical=self.canonical_order,
             vocabulary=vocabulary_of(self.model),
         )
-        self.tokenize = RequestTokenizer(prompts, self.max_gen_toks)
+        self.tokenize = RequestTokenizer(prompts, self.max_gen_toks, self.runner)
         self.begin([])
 
     def under(self, name: str, arguments: Mapping[str, Any]) -> ICLModel:
@@ -169,7 +169,7 @@ class ICLModel(DividedDocuments, CheckedHFLM):
         """The summed log-probability of every continuation, and whether greedy decoding would produce it."""
         if self.enable_thinking:
             return super().loglikelihood(requests, disable_tqdm)  # raises an error about thinking
-        quiet = disable_tqdm or self.rank != 0
+        quiet = self.runner.quiet = disable_tqdm or self.rank != 0
         return loglikelihood.loglikelihood(self.run, self.runner, self.cache_hook, requests, quiet)
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
@@ -179,7 +179,7 @@ class ICLModel(DividedDocuments, CheckedHFLM):
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         """The text that follows each prompt, up to a stop sequence or `max_gen_toks`."""
-        quiet = disable_tqdm or self.rank != 0
+        quiet = self.runner.quiet = disable_tqdm or self.rank != 0
         return generate.generate_until(self, self.run, self.runner, requests, quiet)
 
     # What lm-eval writes into results files, and the identity of a run.

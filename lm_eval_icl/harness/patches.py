@@ -2,8 +2,8 @@
 
 Importing this module imports neither lm-eval nor torch: patched functions and wrappers are given by name, and are
 looked up when they are needed. `lm_eval --model hf` behaves as if this package were not installed, except that it finds
-this package's tasks and reads `--metadata demonstrations=...`. (For MetaICL's tasks, which bring token ids, it runs
-these.)
+this package's tasks, reads `--metadata demonstrations=...` and records a digest of the model's files. (For MetaICL's
+tasks, which bring token ids, it runs these.)
 """
 
 from __future__ import annotations
@@ -65,7 +65,8 @@ PATCHES = (
         "lm_eval._cli.run:Run._execute",
         "interrupt:run_until_interrupted",
         OURS,
-        "Ctrl-C ends a run in one line that says what was kept and how to go on.",
+        "Ctrl-C ends a run in one line that says what was kept and how to go on; a device that was asked for is told "
+        "from lm-eval's default.",
         "lm-eval ends without a traceback and lets a model say something.",
         early=True,
     ),
@@ -99,6 +100,22 @@ PATCHES = (
         EVERYBODY,
         "MetaICL's tasks are told the model, whose tokenizer cuts their sequences and counts tokens.",
         "lm-eval tells a task which model is evaluated.",
+        early=True,
+    ),
+    Patch(
+        "lm_eval.models.huggingface:HFLM.__init__",
+        "identity:with_digest_of_files",
+        EVERYBODY,
+        "A digest of the files that a model is loaded from is noted, when they are loaded.",
+        "lm-eval records what tells a local model from another in the same place.",
+        early=True,
+    ),
+    Patch(
+        "lm_eval.models.huggingface:HFLM.get_model_info",
+        "identity:said_in_results",
+        EVERYBODY,
+        "The digest, and offline the commit of a model of the Hub, are written into the results.",
+        "lm-eval records what tells a local model from another in the same place.",
         early=True,
     ),
     Patch(
@@ -155,7 +172,14 @@ PATCHES = (
         "lm_eval.api.task:ConfigurableTask.__init__",
         "task_errors:usable_task",
         COMMANDS,
-        "A task without documents, or with an empty option, is one line that names it.",
+        "A task without documents, with an empty option, or with a template of other fields is one line that names it.",
+        "lm-eval says so itself.",
+    ),
+    Patch(
+        "lm_eval.api.task:ConfigurableTask.fewshot_context",
+        "task_errors:readable_templates",
+        COMMANDS,
+        "A template that names a field which a later document or a demonstration does not have is one line.",
         "lm-eval says so itself.",
     ),
     Patch(

@@ -11,6 +11,10 @@ from lm_eval_icl import methods
 from lm_eval_icl.harness import patches
 
 
+class Unasked(str):
+    """The device that lm-eval's command takes if none is asked for: the first GPU, or else the CPU."""
+
+
 def task_dir() -> Path:
     """The folder of this package's task configurations: inside the package in a wheel, next to it in a checkout."""
     package = Path(__file__).parent.parent

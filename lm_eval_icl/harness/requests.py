@@ -6,6 +6,7 @@ import json
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from lm_eval.api.instance import Instance
 from lm_eval.models.utils import normalize_gen_kwargs
@@ -14,8 +15,9 @@ from tqdm import tqdm
 from lm_eval_icl.encoded import EncodedPrompt
 from lm_eval_icl.errors import InputError, log
 from lm_eval_icl.harness.prompts import structure_error
-from lm_eval_icl.inference.generation import check_arguments
+from lm_eval_icl.inference.generation import settings_in_force
 from lm_eval_icl.methods.limits import PromptLimits
+from lm_eval_icl.methods.runner import MethodRunner
 from lm_eval_icl.prompt import FewShotPrompt
 from lm_eval_icl.tokens import Context, PromptTokenizer, TokenizedPrompt
 
@@ -59,10 +61,13 @@ class RequestTokenizer:
     Args:
         prompts: the tokenizer of prompts.
         max_gen_toks: how many tokens may be generated if a request does not say.
+        runner: what will generate the texts, which refuses settings and models that it cannot generate with; None if
+            nothing is to be generated.
     """
 
-    def __init__(self, prompts: PromptTokenizer, max_gen_toks: int) -> None:
-        self.prompts, self.max_gen_toks = prompts, max_gen_toks
+    def __init__(self, prompts: PromptTokenizer, max_gen_toks: int, runner: MethodRunner | None = None) -> None:
+        self.prompts, self.max_gen_toks, self.runner = prompts, max_gen_toks, runner
+        self._checked: Any = None  # the generation arguments that were checked last
 
     def __call__(self, instance: Instance, left_out: tuple[int, ...] = ()) -> Request:
         """The request of an instance, without the demonstrations of these indices.
@@ -97,10 +102,12 @@ class RequestTokenizer:
 
     def _generate_until(self, instance: Instance, left_out: tuple[int, ...]) -> Request:
         kwargs = instance.args[1]
-        try:
-            check_arguments(kwargs)
-        except InputError as error:
-            raise InputError(f"task {instance.task_name!r}: {error.message}") from error
+        if self.runner is not None and kwargs != self._checked:  # nearly always those of the request before
+            try:
+                settings_in_force(self.runner.model, kwargs)
+            except InputError as error:
+                raise InputError(f"task {instance.task_name!r}: {error.message}") from error
+            self._checked = kwargs
         tokens_generated = int(normalize_gen_kwargs(kwargs, self.max_gen_toks)["max_gen_toks"])
         if tokens_generated < 1:
             raise InputError(f"task {instance.task_name!r}: max_gen_toks={tokens_generated}: must be 1 or more.")
@@ -114,6 +121,8 @@ class RequestTokenizer:
                 f"{_named(instance)}: the context is empty, so there is nothing to continue. Check the task's "
                 "doc_to_text for this document."
             )
+        if self.runner is not None:
+            self.runner.check_generates(tokens.context)
         return Request(tokens, (), tokens_generated, left_out)
 
     def check_text(self, instance: Instance) -> None:

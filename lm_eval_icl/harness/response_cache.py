@@ -24,7 +24,7 @@ from lm_eval.api.model import CacheHook, CachingLM
 from lm_eval.models.utils import normalize_gen_kwargs
 
 from lm_eval_icl.encoded import EncodedPrompt
-from lm_eval_icl.errors import InputError, log
+from lm_eval_icl.errors import CannotWrite, InputError, log
 from lm_eval_icl.prompt import FewShotPrompt
 
 # How many seconds may pass before finished responses are written. Not every forward pass should wait for the disk.
@@ -104,7 +104,7 @@ class Responses:
         """Write the responses of all finished passes.
 
         Raises:
-            InputError: the file cannot be written.
+            CannotWrite: the file cannot be written.
         """
         _save(self.path, self._unsaved)
         self._saved = time.monotonic()
@@ -206,14 +206,16 @@ def _crc(key: str, value: str) -> int:
 
 
 @contextmanager
-def _database(path: str, failure: str, advice: str, create: bool = False) -> Iterator[sqlite3.Connection]:
+def _database(
+    path: str, failure: str, advice: str, kind: type[InputError] = InputError, create: bool = False
+) -> Iterator[sqlite3.Connection]:
     """A transaction during which no other process can write. If the process ends inside it, the file is unchanged.
 
     Every transaction opens the database anew, so that no open connection disturbs another process or a fork of this
     one. SQLite uses its rollback journal, since its write-ahead log does not work on network file systems.
 
     Raises:
-        InputError: an SQLite error, with `failure` and `advice` in the message.
+        InputError: an SQLite error, with `failure` and `advice` in the message; of this kind.
     """
     try:
         uri = f"{Path(path).resolve().as_uri()}?mode={'rwc' if create else 'rw'}"
@@ -222,7 +224,7 @@ def _database(path: str, failure: str, advice: str, create: bool = False) -> Ite
             yield database
             database.execute("COMMIT")
     except sqlite3.Error as error:
-        raise InputError(f"the cache {path} {failure}: {' '.join(str(error).split())}. {advice}") from error
+        raise kind(f"the cache {path} {failure}: {' '.join(str(error).split())}. {advice}") from error
 
 
 def _read(database: sqlite3.Connection) -> dict[str, str]:
@@ -249,7 +251,7 @@ def _save(path: str, unsaved: dict[str, str]) -> None:
     """Write responses, and empty `unsaved`."""
     if unsaved:
         why = "What was stored before stays there: when this is mended, the same command goes on from it."
-        with _database(path, "cannot be written", why) as database:
+        with _database(path, "cannot be written", why, CannotWrite) as database:
             _write(database, unsaved)
         unsaved.clear()
 

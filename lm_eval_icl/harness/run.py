@@ -9,13 +9,14 @@ from typing import Any
 from lm_eval.api.instance import Instance
 from lm_eval.api.task import Task
 
+from lm_eval_icl.encoded import EncodedPrompt
 from lm_eval_icl.errors import InputError, log
 from lm_eval_icl.harness.distributed import total
 from lm_eval_icl.harness.requests import Documents, Request, RequestTokenizer, by_document, fit_requests
 from lm_eval_icl.inference.store import MemoryStore
 from lm_eval_icl.methods.limits import PromptLimits
 from lm_eval_icl.prompt import FewShotPrompt
-from lm_eval_icl.tokens import Context
+from lm_eval_icl.tokens import Context, line_break_at_end
 
 # Task -> name of a number -> number.
 Counts = dict[str, dict[str, int]]
@@ -152,7 +153,8 @@ class PreparedRun:
     def _warn(
         self, instances: Sequence[Instance], requests: Sequence[Request], left_out: Counts, truncated: Counts
     ) -> None:
-        """Warn, once for each task, about what was left out of its prompts, and about a task without demonstrations."""
+        """Warn, once for each task, about what was left out of its prompts, about a task whose prompts end in a line
+        break, and about a task without demonstrations."""
         for task_name in left_out | truncated:  # every process, for its own documents
             done = []
             if count := left_out.get(task_name):
@@ -162,8 +164,14 @@ class PreparedRun:
             log.warning(
                 "%s: overflow=%s %s, which would not have fitted.", task_name, self.overflow, " and ".join(done)
             )
+        if not self.logs:
+            return
+        scored = [i for i in instances if i.request_type == "loglikelihood"]
+        prompts = ((i.task_name, i.args[0]) for i in scored if not isinstance(i.args[0], EncodedPrompt))
+        for task_name, said in {task: said for task, prompt in prompts if (said := line_break_at_end(prompt))}.items():
+            log.warning("%s: %s", task_name, said)
         without = self.method.without_demonstrations
-        if not (self.logs and without):
+        if not without:
             return
         demonstrations: dict[str | None, int] = defaultdict(int)
         for instance, request in zip(instances, requests, strict=True):

@@ -2,10 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import difflib
+import traceback
+from collections.abc import Callable, Iterable
 from typing import Any
 
+from jinja2 import TemplateError
+
 from lm_eval_icl.errors import InputError
+
+
+def unknown_task(name: str, known: Iterable[str], include_path: str | None) -> str:
+    """The line for a task or group that there is not.
+
+    Args:
+        known: the names of all tasks and groups.
+        include_path: the folder of further tasks, if one was given.
+    """
+    near = difflib.get_close_matches(name, known, n=1)
+    own = f" --include_path {include_path}" if include_path else ""
+    advice = "" if include_path else " For tasks in a folder of your own, give --include_path DIR."
+    return (
+        f"there is no task {name!r}{f': did you mean {near[0]!r}?' if near else '.'} `lm-eval-icl ls tasks{own}` lists "
+        f"those there are.{advice}"
+    )
 
 
 def named_dataset(original: Callable[..., None], task: Any, *args: Any, **kwargs: Any) -> None:
@@ -32,10 +52,13 @@ def usable_task(original: Callable[..., None], task: Any, *args: Any, **kwargs: 
     """Wrapper of `ConfigurableTask.__init__`, which formats the first document.
 
     Raises:
-        InputError: the task has no documents, or an option of the first document is empty.
+        InputError: the task has no documents, an option of the first document is empty, or a template cannot be filled
+            in with it.
     """
     try:
-        original(task, *args, **kwargs)
+        readable_templates(original, task, *args, **kwargs)
+    except InputError:
+        raise
     except Exception as error:
         if why := _unusable(task):
             raise InputError(f"task {task.config.task!r}: {why}.") from error
@@ -53,3 +76,28 @@ def _unusable(task: Any) -> str:
     if task.config.doc_to_choice is not None and "" in task.doc_to_choice(documents[0]):
         return "an option of its first document is empty, so there is nothing to score: check doc_to_choice"
     return ""
+
+
+def readable_templates(original: Callable[..., Any], task: Any, *args: Any, **kwargs: Any) -> Any:
+    """Wrapper of `ConfigurableTask.fewshot_context`, which fills in the templates of a task.
+
+    Raises:
+        InputError: a template is broken, or names a field that the document does not have.
+    """
+    try:
+        return original(task, *args, **kwargs)
+    except TemplateError as error:
+        # What was being filled in is in the frames between here and the error: lm-eval's error does not say it.
+        frames = {frame.f_code.co_name: frame.f_locals for frame, _ in traceback.walk_tb(error.__traceback__)}
+        filling = frames.get("apply_template", {})
+        template, fields = filling.get("template"), list(filling.get("doc") or ())
+        settings = [*vars(task.config).items()]
+        settings += [(f"fewshot_config: {key}", value) for key, value in vars(task.fewshot_cfg).items()]
+        key = next((key for key, value in settings if template and value == template), "a template")
+        name = str(error).partition("'")[2].partition("'")[0]  # 'name' is undefined
+        near = difflib.get_close_matches(name, fields, n=1)
+        source = (task.config.metadata or {}).get("config_source", "inline")
+        raise InputError(
+            f"task {task.config.task!r}{f' ({source})' if source != 'inline' else ''}: {key}: {template!r}: {error}"
+            f"{f': did you mean {near[0]!r}?' if near else '.'} A document has the fields {', '.join(fields)}."
+        ) from error

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from datasets import Dataset
 from lm_eval.api.samplers import ContextSampler
 from lm_eval.api.task import ConfigurableTask
 
-from lm_eval_icl.demonstrations.draw import draw
+from lm_eval_icl.demonstrations.draw import as_text, draw
 from lm_eval_icl.demonstrations.how import read
-from lm_eval_icl.errors import InputError
+from lm_eval_icl.errors import InputError, log
+from lm_eval_icl.harness.prompts import recording
 
 Doc = dict[str, Any]
 
@@ -38,8 +40,7 @@ class ICLTask(ConfigurableTask):
     def __init__(self, config: dict[str, Any]) -> None:
         super().__init__(config={key: value for key, value in config.items() if key != "class"})
         how = (self.config.metadata or {}).get("demonstrations", "stratified")
-        pool: list[Doc] = list(self.fewshot_docs())
-        self.sampler: ContextSampler = FixedSampler(pool, how, self.doc_to_target, str(self.config.task))
+        self.sampler: ContextSampler = FixedSampler(list(self.fewshot_docs()), how, self)
 
 
 def with_given_demonstrations(original: Callable[..., None], task: Any, *args: Any, **kwargs: Any) -> None:
@@ -50,7 +51,7 @@ def with_given_demonstrations(original: Callable[..., None], task: Any, *args: A
     if how is None or isinstance(task, ICLTask):
         return
     if pool := list(task.fewshot_docs() or []):
-        task.sampler = FixedSampler(pool, how, task.doc_to_target, str(task.config.task))
+        task.sampler = FixedSampler(pool, how, task)
 
 
 def pool_of(task: ConfigurableTask) -> list[Doc]:
@@ -59,9 +60,49 @@ def pool_of(task: ConfigurableTask) -> list[Doc]:
     return sampler.df if isinstance(sampler, FixedSampler) else list(task.fewshot_docs() or [])
 
 
-def is_its_own_pool(task: ConfigurableTask) -> bool:
-    """Whether the documents that are evaluated are those that demonstrations come from, as lm-eval decides it."""
-    return bool(task.fewshot_cfg.split == task.config.test_split)
+def among(
+    task: ConfigurableTask, documents: Callable[[], Iterable[Any]], few_shot: bool = False
+) -> Callable[[Doc], bool]:
+    """Whether a few-shot document is among some documents of a task, which are read when this is first asked: the same
+    row, or the same text (`demonstrations.draw.as_text`) as it is rendered.
+
+    Args:
+        few_shot: the documents are the few-shot ones, and those that are asked about are not.
+    """
+    templates = [task.config, task.fewshot_cfg]
+    of_documents, of_asked = templates[::-1] if few_shot else templates
+
+    @functools.cache
+    def known() -> set[str]:
+        with recording():  # in which templates are compiled once
+            return {said for doc in documents() for said in (as_row(doc), text_of(task, doc, of_documents))}
+
+    def is_among(doc: Any) -> bool:
+        with recording():
+            return as_row(doc) in known() or text_of(task, doc, of_asked) in known()
+
+    return is_among
+
+
+@functools.lru_cache(maxsize=128)
+def evaluated(task: ConfigurableTask) -> Callable[[Doc], bool]:
+    """Whether a few-shot document is among all documents that a task evaluates, whatever a run's `--limit` is."""
+    return among(task, lambda: task.eval_docs)
+
+
+def as_row(doc: Mapping[str, Any]) -> str:
+    """A document as JSON."""
+    return json.dumps(doc, sort_keys=True, default=str)
+
+
+def text_of(task: ConfigurableTask, doc: Doc, template: Any) -> str:
+    """A document's query and options, as its configuration or that of few-shot documents renders them; its answer, if
+    it has neither."""
+    query = "" if task.multiple_input else str(task.doc_to_text(doc, template.doc_to_text))
+    options = [] if template.doc_to_choice is None else task.doc_to_choice(doc, template.doc_to_choice)
+    if not query.strip() and not options:
+        query = str(task.doc_to_target(doc, template.doc_to_target))
+    return as_text(query, map(str, options))
 
 
 # Keys of a task's configuration that name or place it, or that a run says itself.
@@ -75,13 +116,12 @@ def template_of(task: ConfigurableTask) -> str:
 
 
 class FixedSampler(ContextSampler):
-    """Draws n demonstrations once, and returns the same ones for every document.
+    """Draws n demonstrations once, and returns the same ones for every document. None of them is evaluated.
 
     Args:
         df: the pool of demonstrations.
         how: see `ICLTask`.
-        label: returns the label of a document.
-        task: the task's name, for errors.
+        task: the task whose demonstrations they are.
 
     Attributes:
         method: the method by which a model chooses; None for what is drawn, and for a file.
@@ -91,15 +131,15 @@ class FixedSampler(ContextSampler):
         InputError: `how` is unknown, its file cannot be used, or the pool has too few documents.
     """
 
-    def __init__(self, df: list[Doc], how: Any, label: Callable[[Doc], Any], task: str) -> None:
+    def __init__(self, df: list[Doc], how: Any, task: ConfigurableTask) -> None:
         super().__init__(df)
-        self.label, self.task = label, task
+        self._task, self.name = task, str(task.config.task)
         try:
             self.method = read(how)
         except InputError as error:
-            raise InputError(f"task {task!r}: {error.message}") from error
+            raise InputError(f"task {self.name!r}: {error.message}") from error
         self.how = str(self.method or how)
-        self._drawn: dict[int, list[Doc]] = {}
+        self._drawn: dict[int, tuple[list[int], int]] = {}
         self.seed: int | None = None
 
     def set_rnd(self, rnd: int | None) -> FixedSampler:
@@ -109,29 +149,46 @@ class FixedSampler(ContextSampler):
 
     def give(self, rows: Sequence[int]) -> None:
         """Set what a model has chosen: `sample` returns these rows of the pool, for their number."""
-        self._drawn[len(rows)] = [self.df[row] for row in rows]
+        self._drawn[len(rows)] = list(rows), 0
 
-    def refuse_own_documents(self) -> None:
-        """Refuse demonstrations from the documents that are evaluated."""
-        raise InputError(
-            f"task {self.task!r}: demonstrations={self.how}: the demonstrations would come from the documents that "
-            "are evaluated, where one that is drawn once for all would be its own demonstration: give the task "
-            "another fewshot_split."
-        )
+    def rows(self, n: int, of: ConfigurableTask | None = None) -> list[int]:
+        """The rows of the pool that are the demonstrations.
 
-    def sample(self, n: int, eval_doc: Doc | None = None, df: object = None, **kwargs: object) -> list[Doc]:
-        if eval_doc is not None:
-            self.refuse_own_documents()
+        Args:
+            of: the task whose results are to say how many of them replace others.
+        """
         if n not in self._drawn:
             if self.method is not None:
                 raise InputError(
-                    f"task {self.task!r}: demonstrations={self.how}: a model chooses these, and here is none that "
+                    f"task {self.name!r}: demonstrations={self.how}: a model chooses these, and here is none that "
                     f"could (--model hf cannot): make a file with `lm-eval-icl select {self.method.name} --model_args "
-                    f"pretrained=... --tasks {self.task} --num_fewshot {n} --output FILE.json`, and give that: "
+                    f"pretrained=... --tasks {self.name} --num_fewshot {n} --output FILE.json`, and give that: "
                     "demonstrations=FILE.json."
                 )
-            self._drawn[n] = draw(list(self.df), n, self.how, self.label, self.rnd, self.task, self.seed)
-        return self._drawn[n]
+            label, is_evaluated = self._task.doc_to_target, evaluated(self._task)
+            try:
+                self._drawn[n] = draw(self.df, n, self.how, label, is_evaluated, self.rnd, self.name, self.seed)
+            except InputError as error:
+                raise InputError(f"task {self.name!r}: demonstrations={self.how}: {error.message}") from error
+            if of is not None:
+                note(of, "demonstrations_replaced", self._drawn[n][1], n, "were replaced by others")
+        return self._drawn[n][0]
+
+    def sample(self, n: int, eval_doc: Doc | None = None, df: object = None, **kwargs: object) -> list[Doc]:
+        return [self.df[row] for row in self.rows(n, self._task)]
+
+
+def note(task: ConfigurableTask, name: str, count: int, of: int, what: str) -> None:
+    """Say, in one line and in the results file under the task's metadata, that some demonstrations are evaluated."""
+    metadata = dict(task.config.metadata or {})
+    if metadata.pop(name, 0) or count:
+        task.set_config("metadata", {**metadata, name: count} if count else metadata)
+    if count:
+        log.warning(
+            "%s: %d of %d demonstrations are also among the documents that are evaluated, as rows or by their texts, "
+            "and %s.",
+            *(task.config.task, count, of, what),
+        )
 
 
 class These(ContextSampler):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import json
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,12 @@ from lm_eval.tasks import TaskManager
 from tqdm import tqdm
 from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from lm_eval_icl.errors import InputError, refusing
-from lm_eval_icl.harness.loading import WholeCheckpoints
+from lm_eval_icl.errors import InputError, log, refusing
+from lm_eval_icl.harness import patches
+from lm_eval_icl.harness.loading import WholeCheckpoints, refuse_vision
 from lm_eval_icl.harness.prompts import recording, structure_error
-from lm_eval_icl.harness.tasks import These
+from lm_eval_icl.harness.task_errors import unknown_task
+from lm_eval_icl.harness.tasks import These, text_of
 from lm_eval_icl.prompt import FewShotPrompt
 from lm_eval_icl.training.episodes import Example
 
@@ -38,6 +41,8 @@ class Examples:
         InputError: a document's answer is none of its options.
     """
 
+    replaces_copies = True
+
     def __init__(self, task: ConfigurableTask, docs: Any) -> None:
         self.name, self._task, self._docs = str(task.config.task), copy.copy(task), docs
         if task.OUTPUT_TYPE == "multiple_choice":  # before hours of work, rather than when a row is drawn
@@ -46,6 +51,11 @@ class Examples:
 
     def __len__(self) -> int:
         return len(self._docs)
+
+    def text(self, row: int) -> str:
+        """What a document says as it is rendered (`demonstrations.draw.as_text`)."""
+        with recording():
+            return text_of(self._task, self._docs[row], self._task.config)
 
     def example(self, demonstrations: Sequence[int], query: int) -> Example:
         task, doc = self._task, self._docs[query]
@@ -119,7 +129,7 @@ def tasks_of(names: Sequence[str], include_path: str | None, metadata: Mapping[s
     manager = task_manager(include_path, metadata)
     found: dict[str, ConfigurableTask] = {}
     for name in names:
-        with refusing(f"--tasks {name}: the task cannot be loaded"):
+        with refusing(f"--tasks {name}: the task cannot be loaded"), patches.of_our_commands():
             found |= {key: task for key, task in manager.load([name])["tasks"].items() if key not in found}
     return list(found.values())
 
@@ -133,7 +143,7 @@ def check_tasks(names: Sequence[str], include_path: str | None, metadata: Mappin
     known = task_manager(include_path, metadata).all_tasks
     unknown = [name for name in names if name not in known and not Path(name).is_file()]
     if unknown:
-        raise InputError(f"--tasks: there is no {unknown[0]!r}. `lm-eval-icl ls tasks` lists those there are.")
+        raise InputError(f"--tasks: {unknown_task(unknown[0], known, include_path)}")
 
 
 def task_manager(include_path: str | None, metadata: Mapping[str, Any]) -> TaskManager:
@@ -165,9 +175,16 @@ def load_model(arguments: Mapping[str, Any]) -> tuple[PreTrainedModel, PreTraine
                 f"pretrained={pretrained!r}: {config.model_type!r} is an encoder-decoder model; these methods are "
                 "defined for decoders (causal language models) only."
             )
+        refuse_vision(pretrained, config)
         dtype = arguments.get("dtype", "float32")
         model = WholeCheckpoints.from_pretrained(pretrained, dtype=dtype, **of_model)
     where = str(arguments.get("tokenizer", pretrained))
     with refusing(f"tokenizer={where!r}: the tokenizer cannot be loaded"):
         tokenizer: Any = AutoTokenizer.from_pretrained(where, **of_tokenizer)
+    if tokenizer.chat_template and os.environ.get("RANK", "0") == "0":
+        log.warning(
+            "%s has a chat template, which is not applied here: prompts are those of an evaluation without "
+            "--apply_chat_template.",
+            where,
+        )
     return model, tokenizer
