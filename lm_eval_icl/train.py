@@ -27,7 +27,7 @@ from lm_eval_icl.methods.predictor import Predictor
 from lm_eval_icl.training.episodes import Task, read_file
 from lm_eval_icl.training.metaicl import SettingTask, load_rows
 from lm_eval_icl.training.rows import check_trainable
-from lm_eval_icl.training.train import Settings, train, with_numbers
+from lm_eval_icl.training.train import Settings, check_lora, train, with_numbers
 
 # The options that are not settings of the training itself. Each may stand in the file of --config too.
 OPTIONS = {
@@ -39,7 +39,7 @@ OPTIONS = {
     "train_k": ("K", "with --metaicl: the K in the names of the training files (default: 16384)"),
     "channel": ("", "with --metaicl: give the output, and train on the input"),
     "output": ("DIR", "the folder of the trained checkpoint"),
-    "fits": ("METHOD,...", "use only episodes that fit the model under these methods too"),
+    "fits": ("METHOD,...", "use only episodes whose rows' tokens fit the model under these methods too"),
     "include_path": ("DIR", "a folder of further tasks"),
     "metadata": ("K=V,...", "metadata of the tasks, as for lm-eval"),
     "device": ("DEVICE", "cpu, or the accelerator that is there (the default)"),
@@ -91,6 +91,7 @@ def training(given: Mapping[str, Any]) -> Callable[[], None]:
     if not model_args.get("pretrained"):
         raise InputError("--model_args: has no pretrained=...: give the name or folder of a checkpoint.")
     method = _method(given["method"], model_args)
+    check_lora(settings)
     check_trainable(method, settings.loss)
     fits = [methods.make(name) for name in _names(given.get("fits", ()))]
     for other in fits:

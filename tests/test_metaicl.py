@@ -23,11 +23,11 @@ from lm_eval_icl.errors import InputError
 from lm_eval_icl.harness import patches
 from lm_eval_icl.harness.models import model_class
 from lm_eval_icl.harness.plugin import task_dir
-from lm_eval_icl.leaderboard.read import _template
-from lm_eval_icl.leaderboard.samples import Asked, read_answers
 from lm_eval_icl.metaicl.files import SEEDS, SETTINGS, TASKS, Folder, Row, targets
 from lm_eval_icl.metaicl.metric import decision, macro_f1, mean_losses
 from lm_eval_icl.metaicl.reading import reader
+from lm_eval_icl.results.read import _template
+from lm_eval_icl.results.samples import Asked, read_answers
 from lm_eval_icl.training.episodes import Pool, RowDraw
 from lm_eval_icl.training.metaicl import SettingTask
 from lm_eval_icl.training.rows import RowMaker
@@ -401,6 +401,22 @@ def test_a_group_is_the_mean_of_its_tasks(made, model, caplog):
 
 
 # What cannot be used.
+
+
+def test_demonstrations_that_are_test_documents_stay_and_are_counted(made, model, tmp_path, caplog):
+    """MetaICL's files are its protocol, copies and all."""
+    name, shown = MADE[0], read(made, MADE[0], 100, "train")
+    rows = read(made, name, 100, "test")
+    copies = [{**row, "input": f"  {row['input'].upper()}"} for row in shown[:3]]
+    write(tmp_path, name, 16, 100, "train", shown)
+    write(tmp_path, name, 16, 100, "test", rows + copies)
+    for shots, count in ((16, 3), (2, 2), (0, 0)):
+        caplog.clear()
+        results = evaluate(hf(model), [f"metaicl_{name}"], tmp_path, shots=shots, limit=2)
+        metadata = results["configs"][f"metaicl_{name}"]["metadata"]
+        assert metadata.get("demonstrations_evaluated", 0) == count
+        said = [each.getMessage() for each in caplog.records if "stay, as MetaICL" in each.getMessage()]
+        assert [line.split(" demonstrations")[0] for line in said] == [f"metaicl_{name}: {count} of {shots}"][:count]
 
 
 def test_the_yaml_files_are_made_of_the_settings():

@@ -4,15 +4,18 @@ import hashlib
 import json
 import os
 import random
+import re
 import resource
 import signal
 import sys
 import time
+import traceback
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lm_eval_icl import cli, methods
@@ -275,6 +278,52 @@ def test_only_what_fits_every_method_is_used(checkpoint):
         rows(True, 20)
 
 
+def tokens_of(predictor, episode, copies):
+    """The tokens of an episode's row, with so many copies of each demonstration."""
+    prompt, answer = predictor.tokenizer.pair(episode.example.prompt, episode.example.answer)
+    shown = copies * sum(prompt.context.lengths)
+    return len(prompt.context.prefix) + shown + len(prompt.query) + len(answer) - 1
+
+
+# Tokens that a fifth of the episodes of the file below exceed under icl, and half of them under invicl.
+MOST = 130
+
+
+@pytest.mark.parametrize("method", ["icl", "invicl"])
+@pytest.mark.parametrize("fits", ["", "icl", "invicl", "icl,invicl"])
+def test_fits_counts_the_tokens_of_a_row(checkpoint, tmp_path, monkeypatch, capsys, method, fits):
+    """As InvICL's appendix A.4, where its rows are twice as long; by positions, more of them would fit than of icl's.
+    Without it, the command says how many of the episodes that it used the other method would have left out."""
+    file, of_row = tmp_path / "rows.jsonl", {"task": "t", "output": "a", "options": ["a", "b"]}
+    texts = ["film " * (40 * (i % 3 == 0)) + str(i) for i in range(80)]
+    file.write_text("".join(json.dumps({**of_row, "input": text}) + "\n" for text in texts))
+    line = [method, "--model_args", f"pretrained={checkpoint('gpt2')},max_length={MOST}", "--episodes", file]
+    line += ["--output", tmp_path / "o", "--num_fewshot", 3, "--steps", 10, "--batch_size", 4, "--device", "cpu"]
+    line += ["--eval_steps", 0, *(["--fits", fits] if fits else [])]
+    monkeypatch.setattr(sys, "argv", ["lm-eval-icl", "train", *map(str, line)])
+    cli.main()
+    said = capsys.readouterr().out
+    model = AutoModelForCausalLM.from_pretrained(checkpoint("gpt2"))
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint("gpt2"))
+    of = {name: Predictor(model, tokenizer, methods.make(name), max_length=MOST) for name in ("icl", "invicl")}
+    copies = {"icl": 1, "invicl": 2}
+    counted = [method, *fits.split(",")] if fits else []
+    pools = [Pool(each, 3, 0) for each in read_file(file)]
+    left_out, beyond, other, make = 0, 0, "invicl" if method == "icl" else "icl", RowMaker(of[method])
+    for number in range(40):
+        for attempt in range(100):
+            episode = draw(pools, 0, number, attempt)
+            long = any(tokens_of(of[name], episode, copies[name]) > MOST for name in counted)
+            if make.fits(episode) and not long:
+                break
+        left_out += attempt
+        beyond += tokens_of(of[other], episode, copies[other]) > MOST
+    assert read_log(tmp_path / "o/log.jsonl")[-1]["left_out"] == left_out
+    found = re.findall(r"of (\d+) episodes of this run, (\w+) would have left out (\d+|none)", said)
+    assert found == ([] if fits else [("40", other, str(beyond))])
+    assert (left_out > 0) == (fits != "" or method == "icl") and (fits != "" or beyond > 0)
+
+
 def test_the_training_questions_of_mmlu(tmp_path, monkeypatch):
     """`icl_mmlu_train`, from a folder laid out as the Hub's cais/mmlu is."""
     folder = tmp_path / "cais/mmlu"
@@ -409,8 +458,65 @@ def test_bf16_and_lora(checkpoint, tmp_path):
     behind = harness.run("icl", checkpoint("gpt2"), ["one_token"], 2, args={"peft": str(tmp_path / "lora/adapter")})
     merged_run = harness.run("icl", tmp_path / "lora", ["one_token"], 2)
     harness.assert_same(harness.responses(behind), harness.responses(merged_run), 1e-4)
+    assert merged_run["config"]["icl"]["trained"]["lora"] == {"rank": 16, "alpha": 32, "targets": "all-linear"}
     moved = [n for n, w in merged.named_parameters() if not torch.equal(w, base.get_parameter(n))]
     assert moved and not any("ln" in name or "wte" in name for name in moved)
+
+
+def test_adapters_without_their_library_are_refused_first(monkeypatch, capsys):
+    """Before tasks are read and a model is loaded, which is not there."""
+    monkeypatch.setitem(sys.modules, "peft", None)
+    line = ["icl", "--model_args", "pretrained=no/such", "--tasks", "no_such", "--lora", "--output", "out"]
+    assert refused(line, capsys) == "--lora: needs the library peft: pip install peft."
+
+
+class Waiting(TorchDispatchMode):
+    """Collects the operations for whose result Python would have to wait for a GPU; not that of transformers itself,
+    which looks at the positions of every pass without a mask (`find_packed_sequence_indices`)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        waits = function._opname in ("_local_scalar_dense", "equal", "nonzero", "_unique2", "masked_select")
+        if waits and not any(frame.name == "find_packed_sequence_indices" for frame in traceback.extract_stack()):
+            self.names.append(function._opname)
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("method", ["icl", "invicl"])
+def test_a_step_waits_for_nothing(checkpoint, tmp_path, monkeypatch, method):
+    """The numbers of steps are read when a second has gone by, and not in every step; all of them are logged, in order.
+    What goes from the process that reads texts to the device grows with the tokens of a row, and not their square."""
+    waited, sizes, tolist = [], [], torch.Tensor.tolist
+
+    def counting(original):
+        def count(*args, **kwargs):
+            with Waiting() as waiting:
+                monkeypatch.setattr(torch.Tensor, "tolist", lambda x: waiting.names.append("tolist") or tolist(x))
+                found = original(*args, **kwargs)
+                monkeypatch.setattr(torch.Tensor, "tolist", tolist)
+            waited[-1] += waiting.names
+            return found
+
+        return count
+
+    def begin(self, model, inputs, *args, original=LayoutTrainer.training_step, **kwargs):
+        waited.append([])
+        ids = inputs["input_ids"].numel()
+        sizes.append(max(each.numel() for each in inputs.values() if isinstance(each, torch.Tensor)) / ids)
+        return counting(original)(self, model, inputs, *args, **kwargs)
+
+    monkeypatch.setattr(LayoutTrainer, "training_step", begin)
+    monkeypatch.setattr(LayoutTrainer, "_maybe_log_save_evaluate", counting(LayoutTrainer._maybe_log_save_evaluate))
+    start = time.monotonic()
+    log = tiny_run(checkpoint, tmp_path / "out", method=method, steps=30, eval_steps=0, save_steps=100, loss="query")
+    assert [entry["step"] for entry in log] == list(range(1, 31))
+    assert [entry["seconds"] for entry in log] == sorted(entry["seconds"] for entry in log)
+    assert len(waited) == 30 and max(sizes) <= 1
+    # The first step, the last one, the checkpoint at the end; and one a second.
+    assert sum(map(bool, waited)) <= 3 + (time.monotonic() - start), waited
 
 
 @pytest.mark.parametrize("method", ["icl", "nope", "prefixicl", "pcw", "saicl"])
@@ -527,6 +633,61 @@ def test_two_processes_do_what_one_does(checkpoint, episodes_file, tmp_path):
                 assert one_entry[name] == pytest.approx(two_entry[name], abs=1e-5)
 
 
+def test_a_training_made_longer(checkpoint, tmp_path, monkeypatch):
+    """From 20 steps to 40, with dropout: the same weights and losses, bit for bit, as 40 steps in one go of which the
+    first 20 have the learning rates of a training of 20, and the others those of one of 40."""
+    given = {"eval_steps": 0, "save_steps": 10, "learning_rate": 1e-3, "warmup_steps": 4}
+    tiny_run(checkpoint, tmp_path / "longer", steps=20, **given)
+    with pytest.raises(InputError, match="holds this run, of 20 steps: give --resume to make it longer, or another"):
+        tiny_run(checkpoint, tmp_path / "longer", steps=40, **given)
+    with pytest.raises(InputError, match=r"--steps 10: the training in .* has 20 steps: it can be made longer, not sh"):
+        tiny_run(checkpoint, tmp_path / "longer", steps=10, resume=True, **given)
+    with pytest.raises(InputError, match="holds another run, which has warmup_steps=4 where this one has 3"):
+        tiny_run(checkpoint, tmp_path / "longer", steps=40, resume=True, **{**given, "warmup_steps": 3})
+    longer = tiny_run(checkpoint, tmp_path / "longer", steps=40, resume=True, **given)
+    create = LayoutTrainer.create_scheduler
+
+    def in_two_parts(self, *args, **kwargs):
+        schedule = create(self, *args, **kwargs)
+        of_40 = schedule.lr_lambdas[0]
+        in_parts = lambda step: of_40(step) if step < 4 or step >= 20 else (20 - step) / 16  # noqa: E731
+        schedule.lr_lambdas = [in_parts] * len(schedule.lr_lambdas)
+        return schedule
+
+    monkeypatch.setattr(LayoutTrainer, "create_scheduler", in_two_parts)
+    whole = tiny_run(checkpoint, tmp_path / "whole", steps=40, **given)
+    monkeypatch.undo()
+    assert losses(longer) == losses(whole) and len(losses(whole)) == 40
+    rates = [[entry["learning_rate"] for entry in log if "loss" in entry] for log in (longer, whole)]
+    assert rates[0][:19] == rates[1][:19] and rates[0][20:] == rates[1][20:] and rates[0][20] > rates[0][18]
+    assert weights(tmp_path / "longer") == weights(tmp_path / "whole")
+    trained = json.loads((tmp_path / "longer/config.json").read_text())["lm_eval_icl"]["trained"]
+    assert (trained["steps"], trained["lengthened"]) == (40, [{"step": 20, "of": 20}])
+    again = tiny_run(checkpoint, tmp_path / "longer", steps=40, resume=True, **given)  # there is nothing left to do
+    assert losses(again) == losses(whole) and weights(tmp_path / "longer") == weights(tmp_path / "whole")
+
+
+@pytest.mark.slow
+def test_made_longer_and_killed(checkpoint, episodes_file, tmp_path):
+    """Killed before and behind the first checkpoint of the longer training, which `--resume` takes up."""
+    for name, steps in (("whole", [12, 24]), ("killed", [12, 24, 24, 24])):
+        for number, n in enumerate(steps):
+            line = arguments(checkpoint, episodes_file, tmp_path / name, *(["--resume"] if number else []))
+            line[line.index("--steps") + 1] = str(n)
+            running = process(line)
+            if name == "killed" and number in (1, 2):
+                log = tmp_path / "killed/log.jsonl"
+                while running.process.is_alive() and log.read_text().count('"loss"') < (14 if number == 1 else 20):
+                    time.sleep(0.001)
+                running.process.kill()
+            code, said = running.finish()
+            assert code == 0 or name == "killed", said
+    assert code == 0, said
+    assert weights(tmp_path / "killed") == weights(tmp_path / "whole")
+    config = json.loads((tmp_path / "killed/config.json").read_text())
+    assert config["lm_eval_icl"]["trained"]["lengthened"] == [{"step": 12, "of": 12}]
+
+
 def test_a_full_disk_leaves_the_last_checkpoint(checkpoint, tmp_path, monkeypatch):
     """Files of the second checkpoint may only be small: one line names the first, from which the run goes on."""
     output = tmp_path / "out"
@@ -588,7 +749,7 @@ TWICE = ["--gradient_accumulation_steps", "2"]
         (["icl", *DEMO, "--tasks", "x", "--episodes", "y"], "--tasks, --episodes, --metaicl: give one of them."),
         (["icl", "--tasks", "x"], "--model_args: has no pretrained=...: give the name or folder of a checkpoint."),
         (["icl", "--model_args", f"pretrained={model_path()},windw=3", "--tasks", "x"], "unknown model argument"),
-        (["icl", *DEMO, "--tasks", "icl_demo_shrt"], "--tasks: there is no 'icl_demo_shrt'. `lm-eval-icl ls"),
+        (["icl", *DEMO, "--tasks", "icl_demo_shrt"], "--tasks: there is no task 'icl_demo_shrt': did you mean "),
         (["icl", *DEMO, *SHORT, "--num_fewshot", "190"], "task 'icl_demo_short': 190 demonstrations"),
         (["icl", *DEMO, "--tasks", "x", "--steps", "0"], "--steps 0: must be a whole number, 1 or more."),
         (["icl", *DEMO, "--tasks", "x", "--learning_rate", "-1"], "--learning_rate -1.0: must be a number, 0 or more."),
@@ -715,8 +876,8 @@ def test_a_folder_of_another_run(checkpoint, tmp_path):
     tiny_run(checkpoint, tmp_path / "out", steps=2, eval_steps=0)
     with pytest.raises(InputError, match="holds this run already: give --resume"):
         tiny_run(checkpoint, tmp_path / "out", steps=2, eval_steps=0)
-    with pytest.raises(InputError, match="holds another run, which has steps=2 where this one has 3"):
-        tiny_run(checkpoint, tmp_path / "out", steps=3, eval_steps=0, resume=True)
+    with pytest.raises(InputError, match="holds another run, which has num_fewshot=3 where this one has 2"):
+        tiny_run(checkpoint, tmp_path / "out", steps=2, eval_steps=0, num_fewshot=2, resume=True)
     with pytest.raises(InputError, match="holds another run, which has rows="):
         tiny_run(checkpoint, tmp_path / "out", steps=2, eval_steps=0, tasks=[task(size=31)], resume=True)
     (tmp_path / "mine").mkdir()

@@ -10,10 +10,12 @@ import json
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from random import Random
-from typing import Protocol
+from typing import ClassVar, Protocol
 
+from lm_eval_icl.demonstrations.draw import as_text
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.prompt import FewShotPrompt
 
@@ -51,6 +53,13 @@ class Task(Protocol):
     def __len__(self) -> int:
         """How many rows there are."""
 
+    @property
+    def replaces_copies(self) -> bool:
+        """Whether another row takes the place of a demonstration that says what the query says."""
+
+    def text(self, row: int) -> str:
+        """What a row says (`demonstrations.draw.as_text`)."""
+
     def example(self, demonstrations: Sequence[int], query: int) -> Example:
         """The prompt of these rows: the indices of the demonstrations in order, and of the query."""
 
@@ -62,11 +71,20 @@ class Episode:
     Attributes:
         task: the task.
         demonstrations, query: the indices of the rows.
+        replaced: how many demonstrations replace others, which say what the query says.
     """
 
     task: Task
     demonstrations: tuple[int, ...]
     query: int
+    replaced: int = 0
+
+    @property
+    def copies(self) -> int:
+        """How many demonstrations say, or said before they were replaced, what the query says."""
+        if self.task.replaces_copies:
+            return self.replaced
+        return sum(self.task.text(row) == self.task.text(self.query) for row in self.demonstrations)
 
     @functools.cached_property
     def example(self) -> Example:
@@ -128,7 +146,28 @@ class Pool:
     def draw(self, rnd: Random) -> Episode:
         """An episode of different rows, all equally likely (InvICL, section 5.2)."""
         *shown, query = rnd.sample(self.rows, self.shots + 1)
-        return Episode(self.task, tuple(shown), query)
+        return self.episode(shown, query)
+
+    def episode(self, shown: Sequence[int], query: int) -> Episode:
+        """An episode of these rows, in which no demonstration says what the query says, if the task is such.
+
+        Raises:
+            InputError: too few rows say something else.
+        """
+        if not self.task.replaces_copies:
+            return Episode(self.task, tuple(shown), query)
+        asked = self.task.text(query)
+        copies = {row for row in shown if self.task.text(row) == asked}
+        if not copies:
+            return Episode(self.task, tuple(shown), query)
+        drawn = Random(f"in place of copies of {query} in {shown}").sample(self.rows, len(self.rows))
+        others = [*islice((row for row in drawn if row not in shown and self.task.text(row) != asked), len(copies))]
+        if len(others) < len(copies):
+            raise InputError(
+                f"task {self.task.name!r}: fewer than {self.shots} of its rows say something else than row {query}: "
+                "lower --num_fewshot."
+            )
+        return Episode(self.task, tuple(others.pop() if row in copies else row for row in shown), query, len(copies))
 
     def evaluation(self) -> list[Episode]:
         """An episode for every row that is held out. Eight queries share their demonstrations."""
@@ -136,7 +175,7 @@ class Pool:
         for at, query in enumerate(self.held_out):
             if at % 8 == 0:
                 shown = tuple(rnd.sample(self.rows, self.shots))
-            found.append(Episode(self.task, shown, query))
+            found.append(self.episode(shown, query))
         return found
 
 
@@ -200,7 +239,7 @@ class RowDraw:
 
     def _episode(self, pool: Pool, row: int) -> Episode:
         drawn = Random(f"{self.seed} {pool.task.name} {row}").sample(pool.rows, pool.shots + 1)
-        return Episode(pool.task, tuple([other for other in drawn if other != row][: pool.shots]), row)
+        return pool.episode([other for other in drawn if other != row][: pool.shots], row)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -225,9 +264,13 @@ class FileTask:
     rows: tuple[Row, ...]
     target_delimiter: str = " "
     fewshot_delimiter: str = "\n\n"
+    replaces_copies: ClassVar[bool] = True
 
     def __len__(self) -> int:
         return len(self.rows)
+
+    def text(self, row: int) -> str:
+        return as_text(self.rows[row].input, self.rows[row].options)
 
     def example(self, demonstrations: Sequence[int], query: int) -> Example:
         shown = [self.rows[i] for i in demonstrations]

@@ -5,7 +5,9 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
+from lm_eval_icl.demonstrations.draw import as_text
 from lm_eval_icl.errors import log
 from lm_eval_icl.metaicl.files import Folder, Row, refuse_missing, setting_of
 from lm_eval_icl.metaicl.reading import Reader, encoded
@@ -21,15 +23,20 @@ class SettingTask:
     Attributes:
         reader: how the model reads them.
         channel: the output is given, and the input is the answer.
+        replaces_copies: MetaICL draws other rows than the query's, and keeps those that say the same.
     """
 
     name: str
     rows: tuple[Row, ...]
     reader: Reader
     channel: bool
+    replaces_copies: ClassVar[bool] = False
 
     def __len__(self) -> int:
         return len(self.rows)
+
+    def text(self, row: int) -> str:
+        return as_text(self.rows[row].input, self.rows[row].options)
 
     def example(self, demonstrations: Sequence[int], query: int) -> Example:
         sequences, row = self._sequences, self.rows[query]

@@ -120,6 +120,14 @@ class RowMaker:
         switch = self.limits.switch
         return switch is None or make_row(self.method, prompt, ids).layout.reach <= switch[0]
 
+    def has_room(self, episode: Episode, option: int | None = None) -> bool:
+        """Whether the row has no more tokens, copies included, than the model has positions, wherever the tokens stand.
+        This is what InvICL's appendix A.4 counts, so that methods are trained on the same episodes."""
+        prompt, ids = self.tokens(episode, option)
+        context = prompt.context
+        layout = self.method.layout(len(context.prefix), context.lengths, len(prompt.query), len(ids) - 1)
+        return len(layout) <= self.limits.positions
+
     def row(self, episode: Episode, option: int | None = None) -> TrainingRow:
         """The row of an episode with its right answer, or with one of its options, which then alone is the target."""
         prompt, ids = self.tokens(episode, option)
@@ -150,7 +158,7 @@ class RowMaker:
         ]
 
 
-def collate(rows: Sequence[TrainingRow], dtype: torch.dtype) -> dict[str, Tensor]:
+def collate(rows: Sequence[TrainingRow], dtype: torch.dtype) -> dict[str, Any]:
     """A batch of rows, filled up at their ends with tokens that see themselves alone.
 
     Args:
@@ -158,41 +166,53 @@ def collate(rows: Sequence[TrainingRow], dtype: torch.dtype) -> dict[str, Tensor
         dtype: of the mask.
 
     Returns:
-        input_ids: [b, n]. attention_mask: [b, 1, n, n], to be added to the scores of attention, and position_ids:
-        [b, n]; both are left out if every row is causal and sequential. For each target: target_row, target_index,
+        input_ids: [b, n]. layouts: those of the rows, and mask_dtype, of which `mask` is made on the device, and
+        position_ids: [b, n]; all are left out if every row is causal and sequential. For each target: target_row,
         target_id, and target_share: losses divided by it sum to a mean over the targets of each row, and then over the
-        rows. For each row: number and left_out.
+        rows. read_at: the indices at which some row has a target, in ascending order; target_at: for each target, its
+        place among these. Lists, which stay on the CPU, with an entry for each row: number and left_out.
     """
     longest = max(len(row.ids) for row in rows)
     ids = torch.tensor([row.ids + [row.ids[-1]] * (longest - len(row.ids)) for row in rows])
-    batch = {"input_ids": ids}
+    batch: dict[str, Any] = {"input_ids": ids}
     if not all(row.layout.causal and row.layout.sequential for row in rows):
-        sees = torch.eye(longest, dtype=torch.bool).repeat(len(rows), 1, 1)
         positions = torch.zeros_like(ids)
         for i, row in enumerate(rows):
-            n = len(row.ids)
-            sees[i, :n, :n] = row.layout.mask
-            positions[i, :n] = row.layout.positions
-        batch |= {"attention_mask": additive(sees, dtype)[:, None], "position_ids": positions}
+            positions[i, : len(row.ids)] = row.layout.positions
+        batch |= {"layouts": [row.layout for row in rows], "mask_dtype": dtype, "position_ids": positions}
     targets = [(i, *target, len(row.targets) * len(rows)) for i, row in enumerate(rows) for target in row.targets]
     of_row, index, token, share = zip(*targets, strict=True)
+    read_at, target_at = torch.tensor(index).unique(return_inverse=True)
     return batch | {
         "target_row": torch.tensor(of_row),
-        "target_index": torch.tensor(index),
+        "read_at": read_at,
+        "target_at": target_at,
         "target_id": torch.tensor(token),
         "target_share": torch.tensor(share),
-        "number": torch.tensor([row.number for row in rows]),
-        "left_out": torch.tensor([row.left_out for row in rows]),
+        "number": [row.number for row in rows],
+        "left_out": [row.left_out for row in rows],
     }
 
 
-def mean_loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+def mask(layouts: Sequence[Layout], n: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """The mask of rows that are filled up to n tokens: [rows, 1, n, n], to be added to the scores of attention.
+
+    It is made on the device, since it is as large as the square of a row, and a layout is not.
+    """
+    sees = torch.eye(n, dtype=torch.bool, device=device).repeat(len(layouts), 1, 1)
+    for of_row, layout in zip(sees, layouts, strict=True):
+        at = torch.arange(len(layout), device=device)
+        of_row[: len(layout), : len(layout)] = layout.rule(at[:, None], at)
+    return additive(sees, dtype)[:, None]
+
+
+def mean_loss(model: nn.Module, batch: dict[str, Any]) -> Tensor:
     """The mean over the rows of a batch of the mean cross-entropy of a row's targets (as in MetaICL)."""
     losses, _ = target_losses(model, batch)
     return (losses / batch["target_share"]).sum()
 
 
-def target_losses(model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+def target_losses(model: nn.Module, batch: dict[str, Any]) -> tuple[Tensor, Tensor]:
     """Run a batch, and return the negative log-probability of each target, and whether it is the likeliest token.
 
     Returns:
@@ -204,17 +224,18 @@ def target_losses(model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, T
     return losses, logits.argmax(-1) == batch["target_id"]
 
 
-def target_logits(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+def target_logits(model: nn.Module, batch: dict[str, Any]) -> Tensor:
     """Run a batch, and return the logits that predict its targets: [targets, vocabulary].
 
     The vocabulary is projected on only at those indices at which some row has a target.
     """
-    inputs: dict[str, Any] = {
-        name: batch[name] for name in ("input_ids", "attention_mask", "position_ids") if name in batch
-    }
-    indices, at = batch["target_index"].unique(return_inverse=True)
-    logits = model(**inputs, logits_to_keep=indices, use_cache=False).logits
-    if logits.shape[1] != len(indices):  # the model ignores logits_to_keep
-        logits = logits[:, indices]
-    found: Tensor = logits[batch["target_row"], at]
+    ids, read_at = batch["input_ids"], batch["read_at"]
+    inputs: dict[str, Any] = {}
+    if "layouts" in batch:
+        made = mask(batch["layouts"], ids.shape[1], batch["mask_dtype"], ids.device)
+        inputs = {"attention_mask": made, "position_ids": batch["position_ids"]}
+    logits = model(input_ids=ids, **inputs, logits_to_keep=read_at, use_cache=False).logits
+    if logits.shape[1] != len(read_at):  # the model ignores logits_to_keep
+        logits = logits[:, read_at]
+    found: Tensor = logits[batch["target_row"], batch["target_at"]]
     return found

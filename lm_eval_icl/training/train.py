@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import importlib.util
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,7 +18,8 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainingArguments
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
-from lm_eval_icl.errors import InputError, is_number, is_whole, one_line, refusing
+from lm_eval_icl.errors import InputError, Unsupported, is_number, is_whole, one_line, refusing
+from lm_eval_icl.methods import ICL, InvICL
 from lm_eval_icl.methods.base import Method
 from lm_eval_icl.methods.predictor import Predictor
 from lm_eval_icl.training.episodes import Episode, Pool, RowDraw, Task, draw
@@ -33,7 +35,11 @@ from lm_eval_icl.training.trainer import (
     checkpoints,
     quiet,
     read_log,
+    step_of,
 )
+
+# The modules that get adapters, as peft names them: all linear ones but the output layer.
+_LORA_TARGETS = "all-linear"
 
 
 @dataclass(frozen=True)
@@ -123,6 +129,18 @@ def with_numbers(given: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
+def check_lora(settings: Settings) -> None:
+    """Refuse adapters that could not be trained or merged.
+
+    Raises:
+        InputError: the library peft is not installed, or the training is under FSDP or DeepSpeed.
+    """
+    if settings.lora and importlib.util.find_spec("peft") is None:
+        raise InputError("--lora: needs the library peft: pip install peft.")
+    if settings.lora and any(os.environ.get(f"ACCELERATE_USE_{name}") == "true" for name in ("FSDP", "DEEPSPEED")):
+        raise InputError("--lora: adapters are not merged under FSDP or DeepSpeed: leave one of them out.")
+
+
 def per_pass(settings: Settings, processes: int) -> int:
     """How many episodes a process runs in one pass.
 
@@ -138,45 +156,71 @@ def per_pass(settings: Settings, processes: int) -> int:
     return settings.batch_size // parts
 
 
-def claim(output: Path, identity: dict[str, Any], resume: bool) -> Path | None:
+def claim(output: Path, identity: dict[str, Any], resume: bool) -> tuple[Path | None, list[dict[str, int]]]:
     """Take a folder for a run, and find the checkpoint that the run goes on from.
 
     Args:
         output: the folder.
-        identity: what the weights depend on; it is written to the folder, and must be the same if the run resumes.
+        identity: what the weights depend on; it is written to the folder, and must be the same if the run resumes,
+            except for `steps`, of which there may be more.
         resume: go on from the last checkpoint, or begin if there is none.
+
+    Returns:
+        The checkpoint, None to begin; and each time that the run was made longer, {"step": the step of the checkpoint
+        that it went on from, "of": how many steps it had until then}.
 
     Raises:
         InputError: the folder holds another run, or one that is not to be resumed, or cannot be written.
     """
     record, folder = output / "training.json", output / "checkpoints"
     known = json.loads(json.dumps(identity))
+    last = checkpoints(folder)
     if record.is_file():
         try:
             there = json.loads(record.read_text(encoding="utf-8"))
         except ValueError as error:
             raise InputError(f"--output {output}: training.json cannot be read ({error}).") from error
+        lengthened: list[dict[str, int]] = there.pop("lengthened", [])
+        if {**there, "steps": known["steps"]} == known and there != known:
+            if there["steps"] > known["steps"]:
+                raise InputError(
+                    f"--steps {known['steps']}: the training in {output} has {there['steps']} steps: it can be made "
+                    "longer, not shorter."
+                )
+            if not resume:
+                raise InputError(
+                    f"--output {output}: holds this run, of {there['steps']} steps: give --resume to make it longer, "
+                    "or another folder."
+                )
+            if last:
+                lengthened.append({"step": step_of(last[-1]), "of": there["steps"]})
+            _write(record, {**known, "lengthened": lengthened})
+            there = known
         if there != known:
             names = [name for name in known if there.get(name) != known[name]]
             names += [name for name in there if name not in known]
+            names.sort(key="steps".__eq__)  # the last to name: it alone may differ
             raise InputError(
                 f"--output {output}: holds another run, which has {_differing(there, known, names[0])}: give another "
                 "folder."
             )
         if not resume and (checkpoints(folder) or (output / "config.json").is_file()):
             raise InputError(f"--output {output}: holds this run already: give --resume to go on, or another folder.")
-        last = checkpoints(folder)
-        return last[-1] if last else None
+        return last[-1] if last else None, lengthened
     if output.is_dir() and {path.name for path in output.iterdir()} - {"checkpoints", "training.new"}:
         raise InputError(f"--output {output}: there are other files in it: give an empty or a new folder.")
+    _write(record, known)
+    return None, []
+
+
+def _write(record: Path, known: Mapping[str, Any]) -> None:
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        (record.parent / "checkpoints").mkdir(parents=True, exist_ok=True)
         new = record.with_suffix(".new")
         new.write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
         new.replace(record)
     except OSError as error:
-        raise InputError(f"--output {output}: cannot be written ({error.strerror}).") from error
-    return None
+        raise InputError(f"--output {record.parent}: cannot be written ({error.strerror}).") from error
 
 
 def _differing(there: dict[str, Any], here: dict[str, Any], name: str) -> str:
@@ -211,31 +255,36 @@ def train(
         tasks: what episodes are drawn from.
         output: the folder.
         settings: how training goes.
-        fits: other methods: only episodes that fit the model under all of them are used (InvICL, appendix A.4).
+        fits: methods: only episodes are used whose rows have, under these and under `method`, no more tokens than the
+            model has positions (InvICL, appendix A.4).
         source: the name or folder of the model, for the record.
         identity: what else the model and the tasks were made with: a run resumes only if it is the same.
         max_length, add_bos_token: as for `Predictor`.
-        resume: go on from the last checkpoint in `output`, if there is one.
+        resume: go on from the last checkpoint in `output`, if there is one. With more steps than before, the
+            training is made longer: from there on, the learning rate is that of a training of so many steps.
         cpu: train on the CPU even if there is an accelerator.
 
     Raises:
         InputError: the method cannot be trained under, the model or a task cannot be used, or training fails.
     """
     settings = settings or Settings()
+    check_lora(settings)
     check_trainable(method, settings.loss)
     for each in (method, *fits):
         if why := each.why_not(settings.num_fewshot):
             raise InputError(f"{each.name}: {why}.")
-    if settings.lora and any(os.environ.get(f"ACCELERATE_USE_{name}") == "true" for name in ("FSDP", "DEEPSPEED")):
-        raise InputError("--lora: adapters are not merged under FSDP or DeepSpeed: leave one of them out.")
     held_out_rows = settings.eval_documents if settings.eval_steps else 0
     pools = [Pool(task, settings.num_fewshot, held_out_rows) for task in tasks]
     make_predictor = partial(Predictor, model, tokenizer, max_length=max_length, add_bos_token=add_bos_token)
     predictor = make_predictor(method)
     make = RowMaker(predictor, settings.loss)
-    others = [RowMaker(make_predictor(other)) for other in fits if other != method]
-    drawn, shares = _drawn(pools, method, fits, settings)
-    rows = EpisodeRows(drawn, make, others, settings.steps * settings.batch_size)
+    named = list(dict.fromkeys((method, *fits))) if fits else []
+    others = [RowMaker(make_predictor(each)) for each in named]
+    cut = all(isinstance(task, SettingTask) for task in tasks)
+    rival = InvICL() if method.name == "icl" else ICL()
+    drawn, shares = _drawn(pools, named or [method, rival], bool(fits), cut, settings)
+    other = None if fits or cut else _maker(make_predictor, rival, settings)
+    rows = EpisodeRows(drawn, make, others, settings.steps * settings.batch_size, other)
     for pool in pools:
         # raises an error if nothing of a task fits
         EpisodeRows(partial(draw, [pool], settings.seed), make, others, 1)[0]
@@ -256,13 +305,18 @@ def train(
     }
     with arguments.main_process_first(local=False):
         first = arguments.process_index == 0
-        resume_from = claim(output, known, resume or not first)
+        resume_from, lengthened = claim(output, known, resume or not first)
     arguments.eval_on_start = arguments.do_eval and resume_from is None
     if first:
         print(_summary(method, pools, held_out, settings, resume_from))
+        if lengthened:
+            print(
+                f"made longer than {lengthened[-1]['of']:,} steps: after step {lengthened[-1]['step']:,}, the learning "
+                f"rate of a step is that of a training of {settings.steps:,} steps from its beginning"
+            )
         if shares:
             print(_shares(shares, len(drawn.rows) if isinstance(drawn, RowDraw) else 0))
-    write(model.config, record)
+    write(model.config, {**record, **({"lengthened": lengthened} if lengthened else {})})
     with quiet(), predictor.runner.own_positions():
         unused = [table.weight for table in predictor.runner.without_positions or () if table.weight.requires_grad]
         for weight in unused:  # several processes would wait for its gradient
@@ -284,24 +338,57 @@ def train(
         _save(trainer, trained, tokenizer, output)
         for weight in unused:
             weight.requires_grad_(True)
+    counts = trainer.accelerator.gather(rows.made.to(trainer.accelerator.device)).view(-1, 3).sum(0).tolist()
     if first:
+        for line in _counted(counts, method, rows, not cut):
+            print(line)
         with refusing(f"--output {output}: the picture of the loss could not be written", kinds=(OSError,)):
             draw_loss(read_log(output / "log.jsonl"), output / "loss.png", method.name)
 
 
 def _drawn(
-    pools: Sequence[Pool], method: Method, fits: Sequence[Method], settings: Settings
+    pools: Sequence[Pool], methods: Sequence[Method], all_remain: bool, cut: bool, settings: Settings
 ) -> tuple[Callable[[int, int], Episode], Mapping[str, float]]:
-    """The draw of episodes; and if rows are cut, the share of rows that remain untouched under each method."""
+    """The draw of episodes; and if rows are cut, the share of rows that remain untouched under each of the methods.
+
+    Args:
+        all_remain: only rows that remain untouched under all of the methods are drawn.
+    """
     if settings.draw == "task":
         return partial(draw, pools, settings.seed), {}
-    tasks = [pool.task for pool in pools]
-    cut = all(isinstance(task, SettingTask) for task in tasks)
     remains: dict[str, Callable[[Episode], bool]] = {}
-    for each in (method, *fits) if cut else ():
+    for each in methods if cut else ():
         remains[each.name] = partial(_remains, each)
-    found = RowDraw(pools, settings.seed, remains, all_remain=bool(cut and fits))
+    found = RowDraw(pools, settings.seed, remains, all_remain=cut and all_remain)
     return found, found.shares
+
+
+def _maker(make_predictor: Callable[[Method], Predictor], method: Method, settings: Settings) -> RowMaker | None:
+    """Makes rows of another method; None if the model or the number of demonstrations is not for it."""
+    try:
+        return None if method.why_not(settings.num_fewshot) else RowMaker(make_predictor(method))
+    except Unsupported:
+        return None
+
+
+def _counted(counts: Sequence[int], method: Method, rows: EpisodeRows, replaced: bool) -> Iterator[str]:
+    """What is said of the episodes that a training has used: `EpisodeRows.made` of all processes."""
+    made, beyond, copies = counts
+    if rows.other is not None:
+        other = rows.other.method.name
+        why = (
+            f", whose rows then have more tokens than the model has positions ({rows.make.limits.positions:,}). "
+            f"--fits {other} leaves them out"
+        )
+        yield (
+            f"{method.name}: of {made:,} episodes of this run, {other} would have left out {beyond or 'none'}"
+            + (why if beyond else "")
+        )
+    if copies:
+        yield (
+            f"{method.name}: in {made:,} episodes, {copies:,} demonstrations said what their query says and "
+            + ("were replaced by other rows" if replaced else "stayed, as in MetaICL")
+        )
 
 
 def _remains(method: Method, episode: Episode) -> bool:
@@ -360,6 +447,8 @@ def _summary(
     there = sum(len(pool.held_out) for pool in pools)
     begins = f"goes on from {resume_from.name}" if resume_from else "begins"
     accuracy = f"accuracy on {measured} of {there} rows that are held out" if measured else "no rows are held out"
+    if replaced := sum(episode.replaced for episode in held_out.episodes):
+        accuracy += f", behind {replaced} demonstrations that replace some which say what their query says"
     return (
         f"{method.name}: training {begins}: {len(pools)} tasks with {rows:,} rows, {settings.num_fewshot} "
         f"demonstrations an episode, {settings.steps:,} steps of {settings.batch_size} episodes; {accuracy}"
@@ -370,6 +459,7 @@ def _how(
     method: Method, tasks: Sequence[Task], settings: Settings, fits: Sequence[Method], source: str
 ) -> dict[str, Any]:
     """What the configuration of a trained checkpoint says about its training."""
+    lora = {"rank": settings.lora_rank, "alpha": settings.lora_alpha, "targets": _LORA_TARGETS}
     return {
         "method": method.name,
         **dataclasses.asdict(method),
@@ -379,6 +469,7 @@ def _how(
         "batch_size": settings.batch_size,
         "learning_rate": settings.learning_rate,
         "loss": settings.loss,
+        **({"lora": lora} if settings.lora else {}),
         "fits": [other.name for other in fits],
         "seed": settings.seed,
         "from": Path(source).name if Path(source).is_dir() else source,  # no path of the machine
@@ -405,7 +496,7 @@ def _arguments(output: Path, settings: Settings, cpu: bool, use_cache: bool, eva
             seed=settings.seed,
             bf16=settings.bf16,
             use_cpu=cpu or not torch.accelerator.is_available(),
-            logging_steps=1,
+            logging_strategy="no",  # `LayoutTrainer` logs, a little later, what Trainer would wait for
             logging_nan_inf_filter=False,
             save_steps=settings.save_steps,
             save_total_limit=2,
@@ -415,6 +506,7 @@ def _arguments(output: Path, settings: Settings, cpu: bool, use_cache: bool, eva
             label_names=["number"],
             report_to="none",
             dataloader_pin_memory=torch.cuda.is_available(),
+            accelerator_config={"non_blocking": torch.cuda.is_available()},
             **(evaluated if evaluates and settings.eval_steps else {}),
         )
     except (ValueError, ImportError, RuntimeError) as error:
@@ -426,12 +518,10 @@ def _arguments(output: Path, settings: Settings, cpu: bool, use_cache: bool, eva
 
 
 def _with_lora(model: PreTrainedModel, settings: Settings) -> Any:
-    try:
-        import peft
-    except ImportError as error:
-        raise InputError("--lora: needs the library peft: pip install peft.") from error
+    import peft
+
     config = peft.LoraConfig(
-        task_type="CAUSAL_LM", r=settings.lora_rank, lora_alpha=settings.lora_alpha, target_modules="all-linear"
+        task_type="CAUSAL_LM", r=settings.lora_rank, lora_alpha=settings.lora_alpha, target_modules=_LORA_TARGETS
     )
     torch.manual_seed(settings.seed)
     return peft.get_peft_model(model, config)

@@ -11,10 +11,11 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import Dataset, Sampler, SequentialSampler
 from transformers import ProgressCallback, Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_callback import ExportableState
@@ -22,11 +23,21 @@ from transformers.trainer_utils import EvalPrediction
 from transformers.utils import logging
 
 from lm_eval_icl.errors import InputError, one_line
+from lm_eval_icl.inference.devices import on_device
 from lm_eval_icl.training.episodes import Episode
 from lm_eval_icl.training.rows import RowMaker, TrainingRow, mean_loss, target_losses
 
 # So many episodes of one number are drawn until it is said that none fits.
 _ATTEMPTS = 100
+# The seconds between two looks at what the device has computed.
+_PATIENCE = 1.0
+
+
+def usable(episode: Episode, make: RowMaker, fits: Sequence[RowMaker], option: int | None = None) -> bool:
+    """Whether an episode fits the model under a method, and under all of `fits` with all tokens of its row."""
+    return make.fits(episode, option) and all(
+        each.fits(episode, option) and each.has_room(episode, option) for each in fits
+    )
 
 
 class EpisodeRows(Dataset[TrainingRow]):
@@ -35,17 +46,28 @@ class EpisodeRows(Dataset[TrainingRow]):
     Args:
         draw: the episode of a number, and of an attempt if those before it did not fit.
         make: makes the rows.
-        fits: for other methods under which an episode has to fit too.
+        fits: for the methods under which the tokens of a row have to fit too (`usable`).
         size: how many episodes there are.
+        other: for a method of which is counted how many episodes it would leave out; None for none.
+
+    Attributes:
+        made: how many rows were made, how many of these `other` has no room for, and how many of their demonstrations
+            were copies of the query (`Episode.copies`).
 
     Raises:
         InputError: (when a row is made) of a hundred draws none fits.
     """
 
     def __init__(
-        self, draw: Callable[[int, int], Episode], make: RowMaker, fits: Sequence[RowMaker], size: int
+        self,
+        draw: Callable[[int, int], Episode],
+        make: RowMaker,
+        fits: Sequence[RowMaker],
+        size: int,
+        other: RowMaker | None = None,
     ) -> None:
-        self.draw, self.make, self.fits, self.size = draw, make, fits, size
+        self.draw, self.make, self.fits, self.size, self.other = draw, make, fits, size, other
+        self.made = torch.zeros(3, dtype=torch.long)
 
     def __len__(self) -> int:
         return self.size
@@ -53,7 +75,9 @@ class EpisodeRows(Dataset[TrainingRow]):
     def __getitem__(self, number: int) -> TrainingRow:
         for attempt in range(_ATTEMPTS):
             episode = self.draw(number, attempt)
-            if all(maker.fits(episode) for maker in (self.make, *self.fits)):
+            if usable(episode, self.make, self.fits):
+                beyond = self.other is not None and not self.other.has_room(episode)
+                self.made += torch.tensor([1, beyond, episode.copies])
                 return replace(self.make.row(episode), number=number, left_out=attempt)
         methods = ", ".join(dict.fromkeys(each.method.name for each in (self.make, *self.fits)))
         raise InputError(
@@ -72,7 +96,7 @@ class OptionRows(Dataset[TrainingRow]):
     def __init__(self, episodes: Sequence[Episode], make: RowMaker, fits: Sequence[RowMaker]) -> None:
         def all_fit(episode: Episode) -> bool:
             options = range(len(episode.example.options))
-            return all(maker.fits(episode, option) for maker in (make, *fits) for option in options)
+            return all(usable(episode, make, fits, option) for option in options)
 
         self.make, self.episodes = make, [episode for episode in episodes if all_fit(episode)]
         self._options = [
@@ -87,6 +111,19 @@ class OptionRows(Dataset[TrainingRow]):
     def __getitem__(self, i: int) -> TrainingRow:
         number, option = self._options[i]
         return replace(self.make.row(self.episodes[number], option), number=number)
+
+
+class _Step(NamedTuple):
+    """A step of which the device may not have computed the numbers yet."""
+
+    number: int
+    epoch: float | None
+    learning_rate: float
+    grad_norm: Tensor | float
+    here: Tensor  # the loss of this process's episodes, []
+    loss: Tensor  # that of all processes, [processes]
+    left_out: Tensor  # the counts since the last checkpoint, [processes]
+    episodes: list[int]
 
 
 class LayoutTrainer(Trainer):
@@ -117,6 +154,11 @@ class LayoutTrainer(Trainer):
             **kwargs,
         )
         self._saving_to: str | None = None
+        # The losses and the episodes of the passes of the step that runs, and the steps whose numbers were not read.
+        self._losses: list[Tensor] = []
+        self._episodes: list[int] = []
+        self._unread: list[_Step] = []
+        self._read_at = 0.0
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Sampler[int]:
         return SequentialSampler(self.train_dataset)  # type: ignore[arg-type]  # the draw is random already
@@ -126,24 +168,84 @@ class LayoutTrainer(Trainer):
         """The count. (A run that resumes gets another object, with the count of its checkpoint.)"""
         return next(each for each in self.callback_handler.callbacks if isinstance(each, LeftOut))
 
-    # The loss, and what is measured.
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        """As Trainer; but the learning rate of the next step is this run's, which may have more steps than the run that
+        wrote the checkpoint."""
+        super()._load_optimizer_and_scheduler(checkpoint)
+        optimizer: Any = self.optimizer
+        schedule = self.lr_scheduler
+        if checkpoint is not None and isinstance(schedule, LambdaLR):
+            rates = zip(schedule.base_lrs, schedule.lr_lambdas, strict=True)
+            schedule._last_lr = [base * factor(schedule.last_epoch) for base, factor in rates]
+            for group, rate in zip(optimizer.param_groups, schedule._last_lr, strict=True):
+                group["lr"] = rate
+
+    # The loss, and what is measured. Nothing waits for the device in a step: what the log has of it is read later.
 
     def compute_loss(
         self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
-        loss = mean_loss(model, inputs)
-        if not torch.isfinite(loss):
-            numbers = inputs["number"].tolist()
-            raise self._not_finite(f"loss is {loss.item()}", 1, f", episodes {numbers[0]} to {numbers[-1]}")
-        self.left_out.here += int(inputs["left_out"].sum())
+        self._episodes += inputs["number"]
+        self.left_out.here += sum(inputs["left_out"])
+        return mean_loss(model, inputs)
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
+        loss = super().training_step(*args, **kwargs)
+        self._losses.append(loss)
         return loss
 
-    def _not_finite(self, what: str, ahead: int, where: str = "") -> InputError:
+    def _maybe_log_save_evaluate(self, tr_loss: Tensor, grad_norm: Any, *args: Any, **kwargs: Any) -> None:
+        if self._losses:  # this is called once more when an epoch ends
+            loss = torch.zeros((), device=self._losses[0].device)
+            for of_pass in self._losses:
+                loss += of_pass
+            left_out = self.accelerator.gather(on_device([self.left_out.here], loss.device))
+            self._unread.append(
+                _Step(
+                    *(self.state.global_step, self.state.epoch, kwargs["learning_rate"], grad_norm),
+                    *(loss, self.accelerator.gather(loss), left_out, self._episodes),
+                )
+            )
+            self._losses, self._episodes = [], []
+        waits = self.control.should_evaluate or self.control.should_save
+        if waits or self.state.global_step >= self.state.max_steps or time.perf_counter() - self._read_at >= _PATIENCE:
+            self._log_steps()
+        super()._maybe_log_save_evaluate(tr_loss, grad_norm, *args, **kwargs)
+
+    def _log_steps(self) -> None:
+        """Log the steps whose numbers were not read yet, which waits for the device.
+
+        Raises:
+            InputError: a loss or the norm of a gradient is not finite.
+        """
+        state: Any = self.state
+        now, unread = (state.global_step, state.epoch), self._unread
+        self._unread = []
+        try:
+            for step in unread:
+                state.global_step, state.epoch = step.number, step.epoch
+                for loss, where in (
+                    (step.here.item(), f", episodes {step.episodes[0]} to {step.episodes[-1]}"),
+                    (step.loss.mean().item(), ""),
+                ):
+                    if not math.isfinite(loss):
+                        raise self._not_finite(f"loss is {loss}", where)
+                norm = float(step.grad_norm)
+                if not math.isfinite(norm):
+                    raise self._not_finite(f"norm of the gradient is {norm}")
+                left_out = self.left_out.before + int(step.left_out.sum())
+                rate = step.learning_rate
+                self.log({"loss": loss, "grad_norm": norm, "learning_rate": rate, "left_out": left_out})
+        finally:
+            state.global_step, state.epoch = now
+            self._read_at = time.perf_counter()
+
+    def _not_finite(self, what: str, where: str = "") -> InputError:
         last = checkpoints(Path(str(self.args.output_dir)))
         kept = f"The last checkpoint is {last[-1]}" if last else "There is no checkpoint yet"
         return InputError(
-            f"the {what} at step {self.state.global_step + ahead}{where}: train with a lower --learning_rate, or in "
-            f"float32, in another --output. {kept}."
+            f"the {what} at step {self.state.global_step}{where}: train with a lower --learning_rate, or in float32, "
+            f"in another --output. {kept}."
         )
 
     def prediction_step(
@@ -157,7 +259,7 @@ class LayoutTrainer(Trainer):
         found = torch.zeros(len(inputs["number"]), 4, dtype=losses.dtype, device=losses.device)
         each = torch.stack([-losses, (~greedy).to(losses), torch.ones_like(losses)], dim=1)
         found[:, :3].index_add_(0, inputs["target_row"], each)
-        found[:, 3] = inputs["number"]
+        found[:, 3] = on_device(inputs["number"], found.device)
         return None, found, found[:, 3]
 
     def _accuracy(self, prediction: EvalPrediction) -> dict[str, float]:
@@ -175,14 +277,13 @@ class LayoutTrainer(Trainer):
             right += scores.index(max(scores)) == example.right if len(options) > 1 else correct[1] == 0
             losses.append(-correct[0] / correct[2])
         if not math.isfinite(sum(losses)):
-            raise self._not_finite(f"loss on held-out rows is {sum(losses)}", 0)
+            raise self._not_finite(f"loss on held-out rows is {sum(losses)}")
         return {"accuracy": right / len(rows), "held_out_loss": sum(losses) / len(losses)}
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        # Before a checkpoint of the weights is written that such a gradient has made.
-        if not math.isfinite(logs.get("grad_norm", 0.0)):
-            raise self._not_finite(f"norm of the gradient is {logs['grad_norm']}", 0)
-        super().log(logs | {"left_out": self.left_out.everywhere(self)}, start_time)
+        if "left_out" not in logs:
+            logs = logs | {"left_out": self.left_out.everywhere(self)}
+        super().log(logs, start_time)
 
     # Checkpoints. A folder that is called a checkpoint is whole: it is written under another name, and then moved.
 
@@ -223,8 +324,12 @@ class LayoutTrainer(Trainer):
 
 def checkpoints(folder: Path) -> list[Path]:
     """The checkpoints in a folder, the last one last."""
-    found = [each for each in folder.glob("checkpoint-*") if each.name.rpartition("-")[2].isdigit()]
-    return sorted(found, key=lambda each: int(each.name.rpartition("-")[2]))
+    return sorted((each for each in folder.glob("checkpoint-*") if each.name.rpartition("-")[2].isdigit()), key=step_of)
+
+
+def step_of(checkpoint: Path) -> int:
+    """After how many steps a checkpoint was written."""
+    return int(checkpoint.name.rpartition("-")[2])
 
 
 class LeftOut(TrainerCallback, ExportableState):
@@ -256,6 +361,10 @@ class Log(TrainerCallback):
 
     def __init__(self, path: Path) -> None:
         self.path, self._start = path, time.perf_counter()
+        self._ends: dict[int, float] = {}  # of the steps that are not logged yet
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        self._ends[state.global_step] = time.perf_counter()
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -282,7 +391,8 @@ class Log(TrainerCallback):
         given = {name.removeprefix("eval_"): value for name, value in logs.items()}
         names = ("loss", "learning_rate", "grad_norm", "accuracy", "held_out_loss", "left_out")
         entry = {"step": state.global_step, **{name: given[name] for name in names if name in given}}
-        entry["seconds"] = round(time.perf_counter() - self._start, 3)
+        ended = self._ends.pop(state.global_step, None) or time.perf_counter()
+        entry["seconds"] = round(ended - self._start, 3)
         with self._writing(), self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(entry) + "\n")
 
