@@ -11,13 +11,13 @@ from rich.console import Console
 
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.leaderboard import build, tables
-from lm_eval_icl.leaderboard import collect as collecting
 from lm_eval_icl.leaderboard import export as exporting
 from lm_eval_icl.leaderboard.board import Board, Entry
 from lm_eval_icl.leaderboard.documents import differing
 from lm_eval_icl.leaderboard.entries import grouped, shown
-from lm_eval_icl.leaderboard.read import read
-from lm_eval_icl.leaderboard.records import LeftOut, Run
+from lm_eval_icl.results import collect as collecting
+from lm_eval_icl.results.read import read
+from lm_eval_icl.results.records import LeftOut, Run
 
 _RESULTS = "results files of lm-eval, and folders with such; with --log_samples, or made by collect"
 _SHOWN = 10  # files left out, and rows, that the terminal shows
@@ -63,7 +63,7 @@ def leaderboard(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
         if given.output:
             from lm_eval_icl.leaderboard.page import page
 
-            _write(given.output, page(board, figures.svgs(board)))
+            _write(given.output, page(board, figures.svgs(board), given.results))
     _say(board, console)
     for path in [*files, *filter(None, [given.plots])]:
         console.print(f"written: {path}", markup=False, highlight=False, soft_wrap=True)
@@ -94,7 +94,7 @@ def compare(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
         columns = board.columns
         same = first is second
     else:
-        same = Path(given.first).resolve() == Path(given.second).resolve()
+        same = os.path.realpath(given.first) == os.path.realpath(given.second)
         mine, theirs = (build.build(_read_one(name), tasks=tasks) for name in (given.first, given.second))
         first, second = _only(mine, given.first), _only(theirs, given.second)
         of_second = {column.name: column for column in theirs.columns}
@@ -205,7 +205,7 @@ def _check_files(files: Sequence[Path], folder: Path | None) -> None:
             raise InputError(f"{file}: is a folder; give the name of a file.")
         if not (file.parent.is_dir() and os.access(file.parent, os.W_OK)):
             raise InputError(f"{file}: the folder {file.parent} is not there, or cannot be written to.")
-    if len({file.resolve() for file in files}) < len(files):
+    if len(set(map(os.path.realpath, files))) < len(files):
         raise InputError("two of the files to write have one name; give each its own.")
     if folder is not None and folder.exists() and not folder.is_dir():
         raise InputError(f"--plots {folder}: is no folder.")
@@ -213,9 +213,10 @@ def _check_files(files: Sequence[Path], folder: Path | None) -> None:
 
 def _check_overwritten(files: Sequence[Path], runs: Sequence[Run], left_out: Sequence[LeftOut]) -> None:
     """Refuse to write over what was read."""
-    there = {path.resolve() for path in (*(run.path for run in runs), *(each.path for each in left_out))}
+    # Not Path.resolve: a file that was left out may be a link to itself.
+    there = {os.path.realpath(path) for path in (*(run.path for run in runs), *(each.path for each in left_out))}
     for file in files:
-        if file.resolve() in there:
+        if os.path.realpath(file) in there:
             raise InputError(f"{file}: is one of the results; give another file to write to.")
         if file.name.endswith(".jsonl"):
             raise InputError(f"{file}: may be a file of samples, which end in .jsonl; give another file to write to.")

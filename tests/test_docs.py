@@ -89,6 +89,16 @@ def test_relative_links_resolve(page):
         assert not anchor or anchor in anchors(target), f"{page.name}: {link}"
 
 
+def test_messages_name_no_page():
+    """An installed package has none: what a message says is all that a user has."""
+    for path in (ROOT / "lm_eval_icl").rglob("*.py"):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        plain = [node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)]  # docstrings
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in plain:
+                assert not re.search(r"\bdocs/|\.md\b", node.value), f"{path}, line {node.lineno}"
+
+
 # One page a method.
 
 

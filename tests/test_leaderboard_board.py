@@ -22,11 +22,12 @@ from lm_eval._cli import HarnessCLI
 from rich.console import Console
 
 from lm_eval_icl.errors import InputError
-from lm_eval_icl.leaderboard import entries, statistics, tables
+from lm_eval_icl.leaderboard import tables
 from lm_eval_icl.leaderboard.board import AVERAGE
 from lm_eval_icl.leaderboard.build import build, compare, named
 from lm_eval_icl.leaderboard.documents import differing
-from lm_eval_icl.leaderboard.records import Answers, Run, TaskResult
+from lm_eval_icl.results import statistics
+from lm_eval_icl.results.records import Answers, Run, TaskResult
 
 N = 40
 DEFAULTS = {"deepthink": {"T": 5, "eta": 0.01}, "icl": {}, "invicl": {}}
@@ -549,7 +550,7 @@ def test_what_is_said_on_top(right, summary):
 
 
 def test_checkpoints_are_named_where_there_are_several():
-    board = build([make_run(pretrained="M"), make_run(pretrained="L"), make_run("hf", pretrained="K")])
+    board = build([make_run(pretrained="M"), make_run(pretrained="L", scores=bits(5)), make_run("hf", pretrained="K")])
     assert len(re.findall(" on [KLM]", board.summary[0])) == 1
     assert "It cannot be told apart from " in board.summary[1]
     assert len(re.findall(" on [KLM]", board.summary[1])) == 2
@@ -568,8 +569,7 @@ def options(command):
     [
         {"T": 5, "eta": 0.1},
         {"peft": "my adapter,x=1"},
-        {"max_memory": {"0": "1GB"}, "quiet": True, "nothing": None},
-        {"revision_like": "1e5", "negative": -3, "word": "none"},
+        {"tokenizer": "1e5", "layer": -3, "subfolder": "none", "max_length": None, "parallelize": False},
     ],
 )
 def test_the_command_gives_lm_eval_the_same_arguments(arguments):
@@ -578,34 +578,39 @@ def test_the_command_gives_lm_eval_the_same_arguments(arguments):
                           "icl": {}}, "system_instruction": "Be brief.\nBe kind.",
                "chat_template": "{{x}}", "fewshot_as_multiturn": True}  # fmt: skip
     run = make_run(tasks=("a", "b", "c"), seed=7, limit=0.125, groups={"g": {"a": 0.5, "b": 0.5}}, results=results)
-    found = options(entries.command(run))
+    (entry,) = build([run]).entries
+    command, comment = entry.command.rsplit("\n", 1)
+    assert comment == "# Left out, as not all that a file says is safe to paste: trust_remote_code of model_args"
+    found = options(command)
     assert found["model_args"] == {"pretrained": "/m/x", **arguments}
     assert found["seed"] == [3, 4, 5, 7]
     assert (found["model"], found["num_fewshot"], found["limit"]) == ("icl", 4, 0.125)
-    assert sorted(
-        ",".join(found["tasks"]).split(",") if isinstance(found["tasks"], list) else found["tasks"].split(",")
-    ) == ["c", "g"]
+    assert sorted(",".join(found["tasks"]).split(",")) == ["c", "g"]
     assert found["gen_kwargs"] == {"temperature": 0.5}
     assert found["system_instruction"] == "Be brief.\nBe kind."
     assert found["apply_chat_template"] is True
+    assert found["fewshot_as_multiturn"] is True
 
 
 @pytest.mark.parametrize(
     "evil", ["$(touch x)", "`id`", "a; rm -rf ~", "'\"; id #", "a\x1b[31m\r\nid", "\u202e", "& id", "|id"]
 )
 def test_the_command_is_safe_to_paste(evil):
-    results = {"config": {"model_args": {"pretrained": evil, evil: evil, "trust_remote_code": True}}}
-    run = make_run(evil, tasks=(make_result(evil, "icl", 0, 0),), results=results, groups={evil: {evil: 1.0}})
-    command = entries.command(run)
-    words = shlex.split(command)
-    assert words[:2] == ["lm_eval", "--model"]
-    assert words[3] == "--model_args"
-    assert words[5] == "--tasks"
-    assert not re.search(r"[\x00-\x09\x0b-\x1f\u202e]", command)
-    assert "trust_remote_code" not in command
-    # In the shell's words only quoted text is the stranger's.
-    bare = re.sub(r"'[^']*'|\"'\"", "", command)
-    assert not re.search(r"[$`;&|<>#\n]", bare)
+    config = {"model_args": {"pretrained": evil, evil: evil, "trust_remote_code": True}, "gen_kwargs": {evil: evil}}
+    results = {"config": config, "system_instruction": evil, "chat_template": evil}
+    study = {"icl": {"study": {"arguments": {evil: evil}, "demonstrations": evil}}}
+    tasks = (make_result(evil, "icl", 0, 0), make_result("a", "icl", 0, 0))
+    runs = [make_run(model, tasks=tasks, results=results, **more) for model in ("icl", evil) for more in ({}, study)]
+    for entry in build(runs).entries:
+        assert not re.search(r"[\x00-\x09\x0b-\x1f\u202e]", entry.command)
+        assert "trust_remote_code=" not in entry.command and "trust_remote_code:" not in entry.command
+        # In the shell's words only quoted text is the stranger's, and the file between the two EOF.
+        assert entry.command.count("EOF") in (0, 2)
+        bare = re.sub(r"<<'EOF'\n.*?\nEOF\n", "\n", entry.command, flags=re.DOTALL)
+        bare = re.sub(r"'[^']*'|\"'\"", "", bare)
+        for line in bare.splitlines():
+            assert re.match(r"lm_eval --model icl |lm-eval-icl study study-|cat > study-\w+\.yaml|# Left out", line)
+            assert not re.search(r"[$`;&|<>]", line.replace("cat > ", ""))
 
 
 # Strangers' values.
@@ -742,7 +747,7 @@ def test_no_value_stops_a_board(data):
     for text in (tables.as_csv(board), tables.as_markdown(board), tables.as_tex(board)):
         text.encode()
     for entry in board.entries:
-        assert shlex.split(entry.command)[0] == "lm_eval"
+        assert re.match("lm_eval --model |cat > study-|# Left out, as not all", entry.command)
         assert entry.tokens is None or 0 <= entry.tokens < math.inf
         assert entry.parameters is None or entry.parameters > 0
 

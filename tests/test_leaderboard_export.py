@@ -14,11 +14,11 @@ from huggingface_hub import EvalResultEntry, parse_eval_result_entries
 
 from lm_eval_icl.demo import model_path
 from lm_eval_icl.errors import InputError
-from lm_eval_icl.leaderboard import statistics
-from lm_eval_icl.leaderboard.collect import collect
 from lm_eval_icl.leaderboard.export import export
-from lm_eval_icl.leaderboard.read import read
-from lm_eval_icl.leaderboard.records import Answers, Run, TaskResult
+from lm_eval_icl.results import statistics
+from lm_eval_icl.results.collect import collect
+from lm_eval_icl.results.read import read
+from lm_eval_icl.results.records import Answers, Run, TaskResult
 from tests import processes
 
 SCHEMAS = Path(__file__).parent / "schemas"

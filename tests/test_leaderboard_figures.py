@@ -21,8 +21,8 @@ import pytest
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.leaderboard import figures, style
 from lm_eval_icl.leaderboard.board import AVERAGE, Answered, Board, Cell, Column, Entry, PromptSet
-from lm_eval_icl.leaderboard.records import Run, TaskResult
-from lm_eval_icl.leaderboard.statistics import Difference, Estimate
+from lm_eval_icl.results.records import Run, TaskResult
+from lm_eval_icl.results.statistics import Difference, Estimate
 
 HERE = Path(__file__).parent
 SVG = "{http://www.w3.org/2000/svg}"

@@ -414,7 +414,7 @@ def test_the_comparison_is_the_boards(show: Open) -> None:
             assert ("not significant" if expected.p >= 0.05 else "better" if is_better else "worse") in p
         command = opened.locator("dialog pre").inner_text()
         first, second = pair if forward else pair[::-1]
-        assert command.split() == f"lm-eval-icl compare {first} {second} --results board".split()
+        assert command.split() == f"lm-eval-icl compare {first} {second} --results results".split()
         opened.keyboard.press("Escape")
         opened.click("#clear")
 

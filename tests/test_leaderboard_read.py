@@ -22,10 +22,10 @@ from lm_eval.tasks import TaskManager
 from lm_eval_icl.demo import model_path
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.harness.plugin import task_dir
-from lm_eval_icl.leaderboard import read as reading
-from lm_eval_icl.leaderboard import samples as sampling
-from lm_eval_icl.leaderboard.collect import KEY, collect
-from lm_eval_icl.leaderboard.records import Run, TaskResult
+from lm_eval_icl.results import read as reading
+from lm_eval_icl.results import samples as sampling
+from lm_eval_icl.results.collect import KEY, collect
+from lm_eval_icl.results.records import Run, TaskResult
 from tests import harness
 
 NESTED = {
@@ -643,6 +643,6 @@ def test_values_of_a_file_are_replaced(data):
 
 
 def test_without_lm_eval_and_torch():
-    code = "import sys, lm_eval_icl.leaderboard.read; print({'lm_eval', 'torch', 'transformers'} & set(sys.modules))"
+    code = "import sys, lm_eval_icl.results.read; print({'lm_eval', 'torch', 'transformers'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from scipy import special, stats
 
-from lm_eval_icl.leaderboard.statistics import (
+from lm_eval_icl.results.statistics import (
     AGGREGATIONS,
     HOW,
     Difference,
@@ -305,10 +305,30 @@ def test_identical_answers() -> None:
     for scores in (SMALL, SMALL[:, :1], np.ones((5, 2)), np.array([[0.3]]), np.zeros((3, 1))):
         found = difference(scores, scores.copy())
         assert (found.mean, found.low, found.high, found.error, found.p) == (0, 0, 0, 0, 1)
-        assert (found.better, found.worse, found.detectable, found.how) == (0, 0, 0, "identical")
+        assert (found.better, found.worse, found.how) == (0, 0, "identical")
         assert found.p_signs == (1 if scores.shape[1] > 1 else None)
     rounded = difference(np.full((4, 2), 0.1 + 0.2), np.full((4, 2), 0.3))
     assert rounded.how == "identical" and rounded.p == 1 and rounded.better == 0
+
+
+def test_equal_answers_detect_a_difference_that_documents_could_have() -> None:
+    """The variance is that of as many different documents as Wilson's interval for none of them allows."""
+    quantiles = stats.norm.ppf(0.975) + stats.norm.ppf(0.8)
+    z2 = stats.norm.ppf(0.975) ** 2
+    for n, sets in ((40, 1), (40, 3), (200, 1)):
+        expected = quantiles * math.sqrt(z2 / (n + z2) / n)
+        ones = np.ones((n, sets))
+        assert difference(ones, ones).detectable == pytest.approx(expected)
+        assert difference(ones / 3, ones / 3, bounds=(0, 1)).detectable == pytest.approx(expected)
+        assert difference(ones, 0 * ones).detectable == pytest.approx(expected)  # the same difference everywhere
+        # Without bounds of the scores nothing is known, nor where not even the largest difference would be found.
+        assert math.isinf(difference(ones / 3, ones / 3).detectable)
+    assert math.isinf(difference(np.ones((3, 1)), np.ones((3, 1))).detectable)
+    same, other = difference(np.ones((40, 1)), np.ones((40, 1))), difference(SMALL, 1 - SMALL)
+    assert difference_group([same, same], [1, 1]).detectable == pytest.approx(same.detectable / math.sqrt(2))
+    alone = difference_group([dataclasses.replace(same, detectable=0.0), other], [1, 1]).detectable
+    both = difference_group([same, other], [1, 1]).detectable
+    assert both == pytest.approx(math.hypot(alone, same.detectable / 2))
 
 
 def test_the_same_difference_everywhere() -> None:

@@ -20,6 +20,7 @@ ROOMS = [
     {"training"},
     {"regression"},
     {"harness"},
+    {"results"},
     {"leaderboard"},
     {"studies"},
     {"demo", "tiny", "smoke", "train", "study", "select", "leaderboards", "cli", "__main__"},
@@ -95,8 +96,8 @@ def test_names_are_known_without_torch():
 
 def test_the_leaderboard_needs_no_harness_and_no_model():
     """A board is made from result files, also where no model could be run."""
-    files = sorted((PACKAGE / "leaderboard").glob("*.py"))
-    modules = ["lm_eval_icl.leaderboard", *(f"lm_eval_icl.leaderboard.{file.stem}" for file in files[1:])]
+    files = [file for room in ("results", "leaderboard") for file in sorted((PACKAGE / room).glob("*.py"))]
+    modules = [f"lm_eval_icl.{file.parent.name}.{file.stem}".removesuffix(".__init__") for file in files]
     code = f"import {', '.join(modules)}, sys; print(sorted({{'lm_eval', 'torch', 'transformers'}} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "lm_eval_icl.leaderboard.statistics" in modules and done.stdout.strip() == "[]"
+    assert "lm_eval_icl.results.statistics" in modules and done.stdout.strip() == "[]"

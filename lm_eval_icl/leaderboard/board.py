@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from lm_eval_icl.leaderboard.records import LeftOut, Run, TaskResult
-from lm_eval_icl.leaderboard.statistics import Difference, Estimate
+from lm_eval_icl.results.records import LeftOut, Run, TaskResult
+from lm_eval_icl.results.statistics import Difference, Estimate
 
 AVERAGE = "average"
 SIGNIFICANT = 0.05
@@ -59,9 +59,11 @@ class Cell:
         sets: the prompt sets of a task; empty for groups, and for results without samples.
         sensitivity: order sensitivity: the pairwise flip rate between orders; None with one order.
         corrected: `estimate.mean` corrected for chance: (mean - chance) / (1 - chance); None without options.
-        marks: words on this cell: "confirmed", "differs", "unpaired", "aggregate only", "few seeds", or a sentence on
-            what is wrong with its files.
+        marks: words on this cell: "confirmed", "differs", "unpaired", "aggregate only", "few seeds", "collapsed", or
+            a sentence on what is wrong with its files.
         left_out: demonstrations left out because prompts were too long.
+        predicted: of a task with options: by option, the share of the answers that name it; over all prompts.
+        majority: the score of always giving the most frequent right answer; None where these are not known.
     """
 
     estimate: Estimate
@@ -74,6 +76,8 @@ class Cell:
     corrected: float | None
     marks: tuple[str, ...]
     left_out: int
+    predicted: Mapping[str, float] = field(default_factory=dict)
+    majority: float | None = None
 
 
 @dataclass(frozen=True)
@@ -113,7 +117,8 @@ class Entry:
         parameters: how many the model has; None if unknown.
         tokens: run through the model a document; None if the files do not say.
         seconds: of a run, a document; None if the files do not say.
-        command: the command that makes one of the runs again.
+        command: the commands that make the runs again.
+        shared: tokens and seconds are those of a study's cells, which share passes.
     """
 
     name: str
@@ -128,6 +133,7 @@ class Entry:
     tokens: float | None
     seconds: float | None
     command: str
+    shared: bool = False
 
     @property
     def label(self) -> str:

@@ -15,16 +15,19 @@ from typing import Any, TypeVar
 import numpy as np
 
 from lm_eval_icl.errors import InputError
-from lm_eval_icl.leaderboard import entries, statistics
+from lm_eval_icl.leaderboard import entries
 from lm_eval_icl.leaderboard.board import AVERAGE, Answered, Board, Cell, Column, Entry, Pairs, PromptSet
+from lm_eval_icl.leaderboard.commands import commands
 from lm_eval_icl.leaderboard.entries import Row, Unit, grouped
-from lm_eval_icl.leaderboard.records import Answers, LeftOut, Run, TaskResult
-from lm_eval_icl.leaderboard.statistics import Bounds, Difference, Estimate
 from lm_eval_icl.leaderboard.summary import summarize
+from lm_eval_icl.results import statistics
+from lm_eval_icl.results.records import Answers, LeftOut, Run, TaskResult
+from lm_eval_icl.results.statistics import Bounds, Difference, Estimate
 
 OneOf = TypeVar("OneOf", bound=Any)  # an entry, or a draft of one
 
 _FEW_SETS = 5
+_COLLAPSED, _FEW_DOCUMENTS = 0.95, 10  # the share of one answer, and of how many documents it says something
 _NORMAL = 1.96  # half of a 95% interval, in standard errors
 _HUGE = 1e100  # what is larger is no result, and its square may be no number
 # Metrics between 0 and 1, which are shown as percent. Of some tasks, metrics of these names are of another range.
@@ -68,10 +71,11 @@ def build(
         for first, second in itertools.combinations(drafts, 2)
         if (found := _differences(first.sets, second.sets, columns))
     }
-    baselines = _baselines(drafts, baseline, pairs)
-    finished = _finish(drafts, columns, pairs, baselines)
+    rivals = _rivals(drafts, baseline)
+    baselines = _baselines(drafts, rivals)
+    finished = _finish(drafts, columns, pairs, rivals, baselines)
     files = len({run.path for run in runs} | {each.path for each in left_out})
-    summary = summarize(finished, columns[0], pairs, baselines, baseline)
+    summary = summarize(finished, columns, pairs, baselines, baseline)
     return Board(columns, finished, baselines, pairs, summary, tuple(left_out), files)
 
 
@@ -173,7 +177,8 @@ def _with_average(columns: tuple[Column, ...], drafts: Sequence[_Draft]) -> tupl
     often = [column for column in tasks if 2 * sum(column.name in draft.estimates for draft in drafts) >= len(drafts)]
     groups = [column for column in columns if column.kind == "group"]
     even = {column.name: 1 / len(often) for column in often}
-    if len(often) < 2 or any(_same(column.weights, even) for column in groups):
+    has_all = any(all(column.name in draft.estimates for column in often) for draft in drafts)
+    if len(often) < 2 or not has_all or any(_same(column.weights, even) for column in groups):
         return columns
     metrics = {column.metric for column in often}
     return Column(AVERAGE, "average", metrics.pop() if len(metrics) == 1 else "", True, True, even), *columns
@@ -203,11 +208,13 @@ class _Draft:
     corrected: dict[str, float] = field(default_factory=dict)
     marks: dict[str, tuple[str, ...]] = field(default_factory=dict)
     left_out: dict[str, int] = field(default_factory=dict)
+    predicted: dict[str, dict[str, float]] = field(default_factory=dict)
+    majorities: dict[str, float] = field(default_factory=dict)
 
     @property
     def label(self) -> str:
         """As that of the `Entry`."""
-        return ", ".join([" ".join(filter(None, [self.method, self.arguments])), *self.row.conditions])
+        return ", ".join([" ".join(filter(None, [self.method, self.arguments])), *self.row.said])
 
     def measure(self, columns: Sequence[Column]) -> None:
         """Its numbers on tasks."""
@@ -215,7 +222,7 @@ class _Draft:
             if not (units := self.row.units.get(task)):
                 continue
             answered = [unit for unit in units if unit.result.answers is not None]
-            marks = [mark for unit in units for mark in unit.result.marks]
+            marks = [mark for unit in units for mark in unit.result.marks] + entries.varied(units)
             bounds = (0.0, 1.0) if any(column.percent for column in columns if task in column.weights) else None
             if not (answered and self._measure_answers(task, answered, bounds, marks)):
                 self.estimates[task] = _reported(units, bounds)
@@ -250,10 +257,37 @@ class _Draft:
         if drawn and several and all(_of(each).predictions is not None for one in several for each in one.answered):
             flips = [statistics.flips(np.array([_of(each).predictions for each in one.answered])) for one in several]
             self.sensitivities[task] = statistics.estimate(np.stack(flips, axis=1), bounds=(0.0, 1.0))
+        self._count(task, units[0], [_of(each) for one in sets for each in one.answered], marks)
         chance = _answers(sets[0]).chance
         if chance is not None and chance < 1 and units[0].result.metric == "acc":
             self.corrected[task] = (estimate.mean - chance) / (1 - chance)
         return True
+
+    def _count(self, task: str, first: Unit, answers: Sequence[Answers], marks: list[str]) -> None:
+        """What was predicted how often, and whether it was one answer for all documents though others are right."""
+        predictions = [each.predictions for each in answers if each.predictions is not None]
+        if len(predictions) < len(answers):
+            return
+        names = dict(enumerate(_options(first)))
+        numbers, counts = np.unique(np.concatenate(predictions), return_counts=True)
+        shares = dict(zip(numbers.tolist(), (counts / counts.sum()).tolist(), strict=True))
+        self.predicted[task] = {names.get(n, f"option {n}"): shares.get(n, 0.0) for n in sorted({*names, *shares})}
+
+        def most(of: np.ndarray) -> float:
+            """The share of the most frequent answer."""
+            return float(np.unique(of, return_counts=True)[1].max() / len(of))
+
+        golds = answers[0].golds
+        majority = None if golds is None else most(golds)
+        if majority is not None and first.result.metric == "acc":
+            self.majorities[task] = majority
+        if len(predictions[0]) < _FEW_DOCUMENTS or (majority is not None and majority >= _COLLAPSED):
+            return
+        collapsed = sum(most(each) >= _COLLAPSED for each in predictions)
+        if collapsed == len(predictions):
+            marks.append("collapsed")
+        elif collapsed:
+            marks.append(f"With {collapsed} of {len(predictions)} prompts it gives one answer to nearly all documents.")
 
     def combine(self, columns: Sequence[Column]) -> None:
         """Its numbers on groups and the average, of those whose tasks it has all."""
@@ -271,6 +305,10 @@ class _Draft:
                 self.corrected[column.name] = math.fsum(
                     weight * self.corrected[task] for task, weight in column.weights.items()
                 )
+            if self.majorities.keys() >= column.weights.keys():
+                self.majorities[column.name] = math.fsum(
+                    weight * self.majorities[task] for task, weight in column.weights.items()
+                )
             self.marks[column.name] = tuple(dict.fromkeys(mark for task in tasks for mark in self.marks[task]))
             self.left_out[column.name] = sum(self.left_out[task] for task in tasks)
 
@@ -281,6 +319,15 @@ class _Draft:
                 mean = self.estimates[column.name].mean
                 return number, -mean if column.higher_is_better else mean
         return len(columns), 0.0
+
+
+def _options(unit: Unit) -> list[str]:
+    """What a task's options are called, if all documents have the same."""
+    configs = unit.run.results.get("configs")
+    config = configs.get(unit.result.task) if isinstance(configs, dict) else None
+    found = config.get("doc_to_choice") if isinstance(config, dict) else None
+    names = [entries.shown(name) for name in found if isinstance(name, str)] if isinstance(found, list) else []
+    return names if len(set(names)) == len(found or ()) else []
 
 
 def _of(answered: Answered) -> Answers:
@@ -411,25 +458,48 @@ def _differences(
     return found
 
 
-def _baselines(drafts: Sequence[_Draft], baseline: str | None, pairs: Pairs) -> dict[str, str]:
-    """By the name of an entry, the name of the one that it is compared with."""
+def _rivals(drafts: Sequence[_Draft], baseline: str | None) -> dict[str, list[_Draft]]:
+    """By an entry's name, the rows that it may be compared with, on each task with one of them: all rows of the
+    baseline on its checkpoint, those of the same conditions first, and of these those with fewer arguments."""
     methods = {draft.row.method for draft in drafts}
     if baseline is not None and baseline not in methods:
-        one = named(drafts, baseline, "--baseline ").name
-        return {draft.name: one for draft in drafts if draft.name != one}
+        one: _Draft = named(drafts, baseline, "--baseline ")
+        return {draft.name: [one] for draft in drafts if draft is not one}
     if baseline is None:
         baseline = next((name for name in ("icl", "hf") if name in methods), "")
+
+    of_baseline = [draft for draft in drafts if draft.row.method == baseline]
+
+    def rivals(draft: _Draft) -> list[_Draft]:
+        same = [each for each in of_baseline if each.row.checkpoint == draft.row.checkpoint]
+        return sorted(same, key=lambda each: (each.row.conditions != draft.row.conditions, len(each.arguments)))
+
+    return {draft.name: rivals(draft) for draft in drafts if draft not in of_baseline}
+
+
+def _asked_the_same(draft: _Draft, rivals: Sequence[_Draft], task: str) -> list[_Draft]:
+    """The rivals that were asked the same on a task, the one to compare with first."""
+    mine = draft.sets.get(task, ())
+    matching = [(each, len(common(mine, each.sets[task]))) for each in rivals if task in each.sets]
+
+    def order(match: tuple[_Draft, int]) -> tuple[bool, int]:
+        return match[0].row.conditions != draft.row.conditions, -match[1]
+
+    return [each for each, sets in sorted(matching, key=order) if sets]
+
+
+def _baselines(drafts: Sequence[_Draft], rivals: Mapping[str, Sequence[_Draft]]) -> dict[str, str]:
+    """By an entry's name, the name of the row that it is compared with on most tasks; on none, of the only one of its
+    conditions, or of all."""
     found = {}
     for draft in drafts:
-        if draft.row.method == baseline:
-            continue
-        same = [each for each in drafts if each.row.method == baseline and each.row.checkpoint == draft.row.checkpoint]
-        alike = [each for each in same if each.row.conditions == draft.row.conditions]
-        paired = [each for each in same if (draft.name, each.name) in pairs or (each.name, draft.name) in pairs]
-        for some in (alike, paired, same):
-            if len(some) == 1:  # which of several would be a guess
-                found[draft.name] = some[0].name
-                break
+        of = rivals.get(draft.name, ())
+        tasks = Counter(same[0].name for task in draft.sets if (same := _asked_the_same(draft, of, task)))
+        alike = [each for each in of if each.row.conditions == draft.row.conditions]
+        if tasks:
+            found[draft.name] = max((each.name for each in of), key=lambda each: tasks[each])  # of equals, the first
+        elif len(only := alike if len(alike) == 1 else of) == 1:  # which of several would be a guess
+            found[draft.name] = only[0].name
     return found
 
 
@@ -468,7 +538,8 @@ def _name(drafts: Sequence[_Draft]) -> None:
     for draft in drafts:
         row = draft.row
         full, *details = row.checkpoint
-        key = repr((row.checkpoint, row.method, row.resolved, row.conditions))
+        checkpoint = row.checkpoint if row.checkpoint[3] else row.checkpoint[:3]
+        key = repr((checkpoint, row.method, row.resolved, row.conditions))
         while not draft.name or draft.name in taken:
             key += draft.name
             draft.name = hashlib.sha256(key.encode()).hexdigest()[:8]
@@ -494,21 +565,37 @@ def _finish(
     drafts: Sequence[_Draft],
     columns: Sequence[Column],
     pairs: Pairs,
+    rivals: Mapping[str, Sequence[_Draft]],
     baselines: Mapping[str, str],
 ) -> tuple[Entry, ...]:
     cells: dict[str, dict[str, Cell]] = {draft.name: {} for draft in drafts}
     for column in columns:
         there = [draft for draft in drafts if column.name in draft.estimates]
-        differences = {
-            draft.name: _against(draft.name, baselines.get(draft.name), column.name, pairs) for draft in there
-        }
+        differences: dict[str, Difference | None] = {}
+        with_whom: dict[str, str] = {}
+        for draft in there:
+            of = rivals.get(draft.name, ())
+            same = {task: _asked_the_same(draft, of, task) for task in column.weights}
+            firsts = list({each[0].name: each[0] for each in same.values() if each}.values())
+            if len(firsts) == 1 or not all(same.values()):
+                found = _against(draft.name, firsts[0].name, column.name, pairs) if all(same.values()) else None
+            else:  # other rows of the baseline on other tasks
+                sets = {task: each[0].sets[task] for task, each in same.items()}
+                found = _differences(draft.sets, sets, [column]).get(column.name)
+            differences[draft.name] = found
+            if found is not None and (
+                [each.name for each in firsts] != [baselines[draft.name]]
+                or any(len(each) > 1 for each in same.values())
+            ):
+                with_whom[draft.name] = f"Compared with {'; '.join(each.label for each in firsts)}."
         p = [math.nan if (found := differences[draft.name]) is None else found.p for draft in there]
         adjusted = dict(zip(differences, statistics.holm(p), strict=True))
         ranks = _ranks(there, column, pairs)
         for draft in there:
             name, marks = column.name, draft.marks[column.name]
-            asked = baselines.get(draft.name) in differences
+            asked = any(name in each.estimates for each in rivals.get(draft.name, ()))
             found = differences[draft.name]
+            marks += (with_whom[draft.name],) if draft.name in with_whom else ()
             if asked and found is None and "aggregate only" not in marks:
                 marks = (*marks, "unpaired")
             if found is not None and found.sets < draft.estimates[name].sets:
@@ -526,10 +613,13 @@ def _finish(
                 corrected=draft.corrected.get(name),
                 marks=marks,
                 left_out=draft.left_out[name],
+                predicted=draft.predicted.get(name, {}),
+                majority=draft.majorities.get(name),
             )
     finished = []
     for draft in drafts:
         runs = draft.row.runs
+        tokens, seconds, shared = entries.costs(runs)
         finished.append(
             Entry(
                 name=draft.name,
@@ -537,13 +627,14 @@ def _finish(
                 details=draft.details,
                 method=draft.method,
                 arguments=draft.arguments,
-                conditions=", ".join(draft.row.conditions),
+                conditions=", ".join(draft.row.said),
                 runs=runs,
                 cells=cells[draft.name],
                 parameters=_parameters(runs),
-                tokens=entries.tokens_a_document(runs),
-                seconds=entries.seconds_a_document(runs),
-                command=entries.command(min(runs, key=lambda run: (run.order, run.seed is None, run.seed, run.date))),
+                tokens=tokens,
+                seconds=seconds,
+                command=commands(runs),
+                shared=shared,
             )
         )
     return tuple(finished)

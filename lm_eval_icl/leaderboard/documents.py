@@ -9,7 +9,8 @@ import numpy as np
 from lm_eval_icl.leaderboard.board import Answered, Entry
 from lm_eval_icl.leaderboard.build import common, matrix
 from lm_eval_icl.leaderboard.entries import shown
-from lm_eval_icl.leaderboard.samples import Unusable, first_prompt, lines
+from lm_eval_icl.results.read import samples_file
+from lm_eval_icl.results.samples import Unusable, first_prompt, lines
 
 _CHARACTERS = 60  # of a prompt, from its end
 
@@ -48,10 +49,10 @@ def differing(first: Entry, second: Entry, task: str, most: int) -> list[str]:
 def _prompts(answered: Answered, numbers: set[int]) -> Mapping[int, str]:
     """The ends of documents' prompts, from the samples beside the results; nothing of what cannot be read."""
     path = answered.run.path
-    samples = path.with_name(f"samples_{answered.result.task}_{path.stem.rpartition('_')[2]}.jsonl")
     found: dict[int, str] = {}
     try:
-        if samples.parent != path.parent or samples.is_symlink() or not samples.is_file():
+        samples = samples_file(path, answered.result.task)
+        if samples.is_symlink() or not samples.is_file():
             return {}
         for sample in lines(samples):
             number = sample.get("doc_id")

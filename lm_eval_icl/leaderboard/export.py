@@ -25,9 +25,11 @@ import yaml
 from huggingface_hub import EvalResultEntry, eval_result_entries_to_yaml
 
 from lm_eval_icl.errors import InputError, is_number, one_line
-from lm_eval_icl.leaderboard.records import Answers, LeftOut, Run, TaskResult
-from lm_eval_icl.leaderboard.samples import Unusable, lines
-from lm_eval_icl.leaderboard.statistics import HOW, Estimate, estimate
+from lm_eval_icl.leaderboard.entries import Unit, unused, used
+from lm_eval_icl.results.read import samples_file
+from lm_eval_icl.results.records import Answers, LeftOut, Run, TaskResult
+from lm_eval_icl.results.samples import Unusable, lines
+from lm_eval_icl.results.statistics import HOW, Estimate, estimate
 
 FORMS = ("eee", "hub")
 RELATIONSHIPS = ("first_party", "third_party", "collaborative", "other")
@@ -265,6 +267,7 @@ def _evaluation(run: Run, result: TaskResult) -> dict[str, Any]:
                 method=run.model,
                 method_arguments=run.arguments,
                 num_fewshot=result.shots,
+                num_fewshot_used=result.shots - n if (n := unused(Unit(run, result))) else None,
                 fewshot_seed=run.seed,
                 demonstrations_order=run.order,
                 demonstrations_drawn=result.drawn,
@@ -374,8 +377,11 @@ def _rows(run: Run, result: TaskResult, log: Mapping[str, Any]) -> list[dict[str
         Unusable: the samples file does not have the answers of the run; or another of the errors `_UNUSABLE`.
     """
     answers = result.answers
-    file = run.path.with_name(f"samples_{result.task}_{run.path.stem.rpartition('_')[2]}.jsonl")
-    if answers is None or result.metric not in PROPORTIONS or not file.is_file():
+    if (
+        answers is None
+        or result.metric not in PROPORTIONS
+        or not (file := samples_file(run.path, result.task)).is_file()
+    ):
         return []
     at = {int(doc_id): position for position, doc_id in enumerate(answers.doc_ids)}
     rows: dict[int, dict[str, Any]] = {}
@@ -512,7 +518,7 @@ def _notes(members: Sequence[tuple[Run, TaskResult]], found: Estimate | None) ->
     orders = {each.order for each, _ in members}
     parts = [
         _label(run),
-        f"{result.shots} shots",
+        used([Unit(*each) for each in members], f"{result.shots} shots"),
         f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}" if seeds and result.shots else "",
         f"{len(orders)} orders" if len(orders) > 1 else "",
         f"{result.metric} of {result.task} in lm-eval {_at(run.results, 'lm_eval_version') or '(version unknown)'}",

@@ -17,8 +17,9 @@ from xml.dom import minidom
 
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.leaderboard.board import Board, Cell, Column, Entry
-from lm_eval_icl.leaderboard.statistics import Estimate
 from lm_eval_icl.leaderboard.style import GREY, INK, METADATA, clipped, of_method, one_line, shortened, styled
+from lm_eval_icl.leaderboard.tables import plain
+from lm_eval_icl.results.statistics import Estimate
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -74,7 +75,7 @@ def draw(board: Board, folder: Path) -> list[Path]:
                     writer.writerow([*_ENTRY, *drawn.header])
                     for entry, values in drawn.lines:
                         cells = [*(getattr(entry, name) for name in _ENTRY), *values]
-                        writer.writerow([one_line(cell) if isinstance(cell, str) else cell for cell in cells])
+                        writer.writerow([plain(one_line(cell)) if isinstance(cell, str) else cell for cell in cells])
                 paths += [svg, table]
     except OSError as error:
         where = error.filename or folder
@@ -299,10 +300,12 @@ def _forest(board: Board, rows: int) -> _Drawn | None:
         return None
     chosen = _chosen(board, found, rows)
     note = _left_out(board, found, chosen, "have no result here")
-    figure, panels = _stacked(board, chosen, note)
+    figure, panels = _stacked(board, chosen, note, below=0.9)
     lines: list[_CSVLine] = []
     means = {entry.name: entry.cells[column.name].estimate.mean for entry in found}
     has_baseline = False
+    majority, *others = {entry.cells[column.name].majority for entry in chosen}
+    has_majority = majority is not None and not others
     for panel in panels:
         (axes,) = panel.axes
         marked: tuple[list[float], list[float]] = ([], [])
@@ -321,7 +324,10 @@ def _forest(board: Board, rows: int) -> _Drawn | None:
             lines.append((entry, (column.name, column.metric, of.mean, of.low, of.high, baseline)))
         axes.plot(*marked, color=GREY, linestyle=(0, (4, 2)), linewidth=1, zorder=1)
         has_baseline = has_baseline or bool(marked[0])
-    axes.set_xlabel(f"{unit}, with 95% interval{'; dashed: the baseline' if has_baseline else ''}")
+        if has_majority:
+            axes.axvline(scale * (majority or 0), color=GREY, linestyle=":", linewidth=1, zorder=1)
+    said = f"{unit}, with 95% interval{'; dashed: the baseline' if has_baseline else ''}"
+    axes.set_xlabel(said + ";\ndotted: always the most frequent right answer" * has_majority)
     header = ("column", "metric", "mean", "low", "high", "baseline")
     return _Drawn("forest", "Results with 95% intervals", figure, header, lines)
 
@@ -355,7 +361,7 @@ def _differences(board: Board, rows: int) -> _Drawn | None:
     )
     numbers = len(some) <= _NUMBERS
     slanted = max(len(column.name) for column in some) > 60 / max(len(some), 6)
-    below = 1.0 + (0.055 * min(26, max(len(column.name) for column in some)) if slanted else 0.15)
+    below = 1.15 + (0.055 * min(26, max(len(column.name) for column in some)) if slanted else 0.15)
     figure, panels = _stacked(board, chosen, note, below=below)
     cells = {(e.name, c.name): e.cells[c.name] for e in chosen for c in some if differs(e, c)}
     signs = {column.name: 1 if column.higher_is_better else -1 for column in some}
@@ -402,12 +408,21 @@ def _differences(board: Board, rows: int) -> _Drawn | None:
     baselines = sorted({one_line(by_name[name].method) for name in board.baseline.values() if name in by_name})
     assert image is not None
     bar = figure.colorbar(
-        image, ax=[panel.axes[0] for panel in panels], location="bottom", aspect=50, pad=0.02, fraction=0.05, shrink=0.6
+        image,
+        ax=[panel.axes[0] for panel in panels],
+        location="bottom",
+        aspect=50,
+        # Of the panels' height. Of few rows it is as far and as thick as of some.
+        pad=max(0.02, 0.1 / (_ROW * len(chosen))),
+        fraction=max(0.05, 0.12 / (_ROW * len(chosen))),
+        shrink=0.6,
+        ticks=[-most, 0, most],  # more of them overlap where long labels make the bar short
+        format=lambda value, _: _signed(value),
     )
     bar.outline.set_visible(False)  # type: ignore[operator]
     bar.set_label(
-        f"difference to {clipped(', '.join(baselines)) or 'the baseline'} in points, blue is better; "
-        "dot: adjusted p < 5% (Holm)",
+        f"difference to {clipped(', '.join(baselines)) or 'the baseline'} in points,\n"
+        "blue is better; dot: adjusted p < 5% (Holm)",
         fontsize=8,
     )
     header = ("column", "metric", "difference", "p_holm", "significant")
@@ -581,13 +596,13 @@ def _without(text: str, pattern: str) -> str:
     return ", ".join(part for part in text.split(", ") if part and not re.fullmatch(pattern, part))
 
 
-_SHOTS = r"(\d+) shots?"
+_SHOTS = r"(?:([\d.]+) of )?(\d+) shots?"
 
 
 def _shots(entry: Entry) -> float | None:
-    """Demonstrations a prompt; None if they differ between tasks."""
+    """Demonstrations that a prompt has; None if they differ between tasks."""
     found = [re.fullmatch(_SHOTS, part) for part in entry.conditions.split(", ")]
-    return next((float(each[1]) for each in found if each), None)
+    return next((float(each[1] or each[2]) for each in found if each), None)
 
 
 def _argument(entry: Entry, name: str) -> float | None:
@@ -758,7 +773,12 @@ def _by_tokens(board: Board, rows: int) -> _Drawn | None:
         one for one in board.entries if column.name in one.cells and _finite(one.cells[column.name].estimate.mean)
     ]
     found = [entry for entry in with_result if _finite(entry.tokens) and entry.tokens]
-    panels = {name: some for name, some in _by_checkpoint(found).items() if len(some) > 1}
+    panels = {
+        f"{name}{' (in a study)' * shared}": some
+        for shared in (False, True)  # a study's cells share passes
+        for name, some in _by_checkpoint(entry for entry in found if entry.shared == shared).items()
+        if len(some) > 1
+    }
     if not panels:
         return None
     drawn = list(panels)[:_PANELS]

@@ -161,7 +161,8 @@
     const first = entry.cells[0];
     if (key === "rank") return first?.rank ? first.rank[0] + first.rank[1] / 1e6 : null;
     if (key === "order sensitivity") return first?.sensitivity?.mean ?? null;
-    return entry[key.split(" ")[0]];
+    const cost = entry[key.split(" ")[0]];
+    return key === "parameters" || key.endsWith(" in a study") === entry.shared ? cost : null;
   }
   function sorting() {
     const [, key, direction] = state.sort.match(/^(.*):(ascending|descending)$/) ?? [];
@@ -434,6 +435,8 @@
         ["Interval", known(data.how, estimate.how)],
         ["Rank", cell.rank ? `${cell.rank[0] === cell.rank[1] ? cell.rank[0] : `${cell.rank[0]}–${cell.rank[1]}`}${cell.tied_with_best ? ", not significantly below the best" : ""}` : null],
         ["Corrected for chance", cell.corrected === null ? null : scored(cell.corrected, column)],
+        ["Answers given", cell.predicted.map(([answer, share]) => `${answer} ${scored(share, { percent: true })} %`).join(", ")],
+        ["Always one answer", cell.majority === null ? null : `${scored(cell.majority, column)}${unit}: the score of always giving the most frequent right answer`],
         ["Order sensitivity", cell.sensitivity && `${scored(cell.sensitivity.mean, { percent: true })} % (${interval(cell.sensitivity, { percent: true })}) of answers differ between two orders`],
         ["Demonstrations left out", cell.left_out ? `${number(cell.left_out)}, because prompts were too long` : "none"],
         ...cell.marks.map((mark) => ["Mark", Object.hasOwn(data.marks, mark) ? `${mark}: ${data.marks[mark]}` : isolated(mark)]),
@@ -445,7 +448,8 @@
         make("p", {}, make("strong", {}, `${signed(difference.mean, column)}${points(column)}`), ` (${interval(difference, column, true)}) `,
           verdict(difference.mean, cell.p_holm, column)),
         facts([
-          ["Baseline", base && isolated(base.label)],
+          // A cell that is compared with another row than the entry's other cells says so in a mark.
+          ["Baseline", base && !cell.marks.some((mark) => mark.startsWith("Compared with")) ? isolated(base.label) : null],
           ["p", `${chance(difference.p)}, after Holm over the column ${chance(cell.p_holm)}`],
           ["Detectable difference", difference.detectable === null ? null : `${scored(difference.detectable, column)}${points(column)}: the smallest that would be found four times in five`],
           ["By set", estimate.sets > 1 ? agreement(difference) + (difference.p_signs === null ? "" : `; p of sign flips ${chance(difference.p_signs)}`) : null],
@@ -511,7 +515,7 @@
         plain(["Column", "First", "Other", "Difference", "95% interval", "p", "Detectable", "Higher in sets"], lines),
         make("p", { className: "quiet" }, isPaired ? "Detectable: the smallest difference that the comparison would find four times in five." : "No column has the same prompts for both."));
       if (!isComplete) content.push(make("p", { className: "quiet" }, "The rest, in a terminal:"));
-      content.push(...command(`lm-eval-icl compare ${first.name} ${other.name} --results board`));
+      content.push(...command(`lm-eval-icl compare ${first.name} ${other.name} --results ${data.results}`));
     }
     return content;
   }

@@ -13,7 +13,9 @@ import functools
 import hashlib
 import json
 import math
+import os
 import re
+import shlex
 import unicodedata
 import zlib
 from collections.abc import Mapping, Sequence
@@ -27,17 +29,18 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup, escape
 
 from lm_eval_icl.leaderboard.board import Answered, Board, Cell, Column, Entry
-from lm_eval_icl.leaderboard.records import Run
-from lm_eval_icl.leaderboard.statistics import HOW, Difference, Estimate
+from lm_eval_icl.results.records import Run
+from lm_eval_icl.results.statistics import HOW, Difference, Estimate
 
 MINUS, DASH = "\N{MINUS SIGN}", "\N{EN DASH}"
 LEVEL = 0.05  # below this, a p-value counts as a difference
 LONGEST = 400  # characters of a name or a note; the rest is cut off
-LONGEST_COMMAND = 4000
+LONGEST_COMMAND = 20_000
 # Budgets that keep a page of 100 rows and 30 tasks under 1 MB.
 PLAIN = 300_000  # characters of JSON; more than that is compressed, which only a script can read
 NUMBERS = 240_000  # values in the JSON, some two bytes each once compressed: pairs of entries fill what cells leave
 ORDERS = 20_000  # values of single orders of demonstrations
+PREDICTED = 8  # answers of a task whose shares an opened cell shows
 
 MARKS = {
     "confirmed": "Two runs of different date, with the same prompts, gave the same answer to every document.",
@@ -45,6 +48,7 @@ MARKS = {
     "unpaired": "The prompts are not the baseline's, so there is no paired difference.",
     "aggregate only": "There are no answers document by document (--log_samples), so the interval is made of the "
     "standard error in the results file, and nothing is paired.",
+    "collapsed": "One answer is given to 95% of the documents or more under every prompt, although others are right.",
     "few seeds": "Two to four sets of demonstrations: the interval is wide, and with two sets a little too narrow.",
 }
 
@@ -55,11 +59,12 @@ _RUN = ("file", "date", "seed", "order", "where", "lm_eval", "transformers", "lm
 _HIDDEN = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}  # characters that are not seen, or that move others
 
 
-def page(board: Board, figures: Mapping[str, str]) -> str:
+def page(board: Board, figures: Mapping[str, str], results: Sequence[Path] = (Path("results"),)) -> str:
     """The page.
 
     Args:
         figures: by title, `<svg>` elements, which are put into the page as they are.
+        results: where the runs were read from, as the page's commands name it.
     """
     files = resources.files("lm_eval_icl.leaderboard")
     template, style, script = ((files / f"page.{kind}").read_text(encoding="utf-8") for kind in ("html", "css", "js"))
@@ -67,7 +72,7 @@ def page(board: Board, figures: Mapping[str, str]) -> str:
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, finalize=_finalize
     )
     environment.filters.update(number=number, value=value, signed=signed, interval=interval, tail=tail)
-    embedded, is_plain = embed(board)
+    embedded, is_plain = embed(board, results)
     return environment.from_string(template).render(
         board=board,
         style=Markup(style),
@@ -83,6 +88,7 @@ def page(board: Board, figures: Mapping[str, str]) -> str:
         command=lambda entry: escape(command(entry)),
         sections=sections(board.columns),
         extras=extras(board),
+        majorities=majorities(board),
         has_corrected=any(cell.corrected is not None for entry in board.entries for cell in entry.cells.values()),
         has_few_columns=len(board.columns) <= 8,
         choices={
@@ -116,8 +122,10 @@ def _finalize(found: Any) -> Any:
 
 
 def command(entry: Entry) -> str:
-    """The entry's command, which may be longer than other texts."""
-    return clean(entry.command, LONGEST_COMMAND)
+    """The entry's commands, line by line; they may be longer than other texts, and are never cut."""
+    if len(entry.command) > LONGEST_COMMAND:
+        return f"# The commands have {len(entry.command):,} characters, for which there is no room here."
+    return "\n".join(clean(line, LONGEST_COMMAND) for line in entry.command.split("\n"))
 
 
 def tail(path: Path) -> str:
@@ -190,7 +198,7 @@ def sections(columns: Sequence[Column]) -> dict[str, str]:
 def extras(board: Board) -> dict[str, list[tuple[str, float | None]]]:
     """By title, further columns: for each entry a text and a number to sort by. Those without any number are missing.
 
-    Rank and order sensitivity are those of the first column.
+    Rank and order sensitivity are those of the first column. What a study's cells cost has columns of its own.
     """
     if not board.columns:
         return {}
@@ -206,27 +214,43 @@ def extras(board: Board) -> dict[str, list[tuple[str, float | None]]]:
             for flip in flips
         ],
         **{
-            title: [(number(getattr(entry, name)), _finite(getattr(entry, name))) for entry in board.entries]
-            for title, name in (("tokens run", "tokens"), ("seconds", "seconds"), ("parameters", "parameters"))
+            f"{title}{' in a study' * shared}": [
+                (number(cost), _finite(cost)) if entry.shared == shared else (DASH, None)
+                for entry in board.entries
+                for cost in [getattr(entry, name)]
+            ]
+            for title, name in (("tokens run", "tokens"), ("seconds", "seconds"))
+            for shared in (False, True)
         },
+        "parameters": [(number(entry.parameters), _finite(entry.parameters)) for entry in board.entries],
     }
     return {title: cells for title, cells in found.items() if any(order is not None for _, order in cells)}
+
+
+def majorities(board: Board) -> dict[str, float]:
+    """By column, the score of always giving the most frequent answer, where all entries have the same documents."""
+    found = {
+        column.name: {cell.majority for entry in board.entries if (cell := entry.cells.get(column.name)) is not None}
+        for column in board.columns
+    }
+    only = {name: next(iter(values)) for name, values in found.items() if len(values) == 1}
+    return {name: majority for name, majority in only.items() if majority is not None}
 
 
 # ---------------------------------------------------------------------------------------------------------------
 # Data for the script.
 
 
-def embed(board: Board) -> tuple[str, bool]:
+def embed(board: Board, results: Sequence[Path] = (Path("results"),)) -> tuple[str, bool]:
     """The data, fit to stand in a script element; and whether it is JSON, rather than compressed JSON in base64."""
-    text = json.dumps(data(board), separators=(",", ":"), allow_nan=False)
+    text = json.dumps(data(board, results), separators=(",", ":"), allow_nan=False)
     text = text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
     if len(text) <= PLAIN:
         return text, True
     return base64.b64encode(zlib.compress(text.encode(), 9)).decode(), False
 
 
-def data(board: Board) -> dict[str, Any]:
+def data(board: Board, results: Sequence[Path] = (Path("results"),)) -> dict[str, Any]:
     """What the script needs. What repeats is in arrays, whose `fields` are listed once."""
     answered = sum(
         len(chosen.answered) for entry in board.entries for cell in entry.cells.values() for chosen in cell.sets
@@ -241,6 +265,7 @@ def data(board: Board) -> dict[str, Any]:
             "run": _RUN,
         },
         "level": LEVEL,
+        "results": shlex.join(clean(os.path.relpath(path)) for path in results),
         "how": dict(HOW),
         "marks": MARKS,
         "columns": [
@@ -268,6 +293,7 @@ def _entry(entry: Entry, columns: Sequence[Column], has_orders: bool) -> dict[st
             for name in ("name", "checkpoint", "details", "method", "arguments", "conditions", "label")
         },
         **{name: _rounded(getattr(entry, name)) for name in ("parameters", "tokens", "seconds")},
+        "shared": entry.shared,
         "command": command(entry),
         "runs": [_run(run) for run in entry.runs],
         "cells": [_cell(entry.cells.get(column.name), runs, has_orders) for column in columns],
@@ -300,6 +326,11 @@ def _cell(cell: Cell | None, runs: Mapping[str, int], has_orders: bool) -> list[
         "corrected": _rounded(cell.corrected),
         "marks": [clean(mark) for mark in cell.marks],
         "left_out": int(cell.left_out),
+        "predicted": [
+            [clean(name), _rounded(share)]
+            for name, share in sorted(cell.predicted.items(), key=lambda each: -each[1])[:PREDICTED]
+        ],
+        "majority": _rounded(cell.majority),
     }
     return [given[name] for name in _CELL]
 

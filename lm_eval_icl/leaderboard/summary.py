@@ -5,27 +5,26 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from lm_eval_icl.leaderboard import entries, statistics
+from lm_eval_icl.leaderboard import entries
 from lm_eval_icl.leaderboard.board import SIGNIFICANT, Column, Entry, Pairs
+from lm_eval_icl.results import statistics
+
+_COLUMNS = 4  # of which the highest values are said
 
 
 def summarize(
-    found: Sequence[Entry], column: Column, pairs: Pairs, baselines: Mapping[str, str], baseline: str | None
+    found: Sequence[Entry],
+    columns: Sequence[Column],
+    pairs: Pairs,
+    baselines: Mapping[str, str],
+    baseline: str | None,
 ) -> tuple[str, ...]:
+    """What is best in the first column, and in the others if it is not about them; and which entries have collapsed."""
+    column = columns[0]
     there = [entry for entry in found if column.name in entry.cells]
     best, *others = there
     full = _full(found)
-    estimate = best.cells[column.name].estimate
-    where = (
-        f"On average over {len(column.weights)} tasks"
-        if column.kind == "average"
-        else f"On {entries.shown(column.name)}"
-    )
-    said = f"{where}, the {'highest' if column.higher_is_better else 'lowest'} value is "
-    said += f"{_number(estimate.mean, column)}: {best.label} on {best.on}"
-    if estimate.low < estimate.high and math.isfinite(estimate.error):
-        said += f" (95% interval {_number(estimate.low, column)} to {_number(estimate.high, column)})"
-    sentences = [said + "."]
+    sentences = [_highest(there, column, full)]
     # Holm's adjustment is over all pairs, as that of the ranks.
     of_pairs = {pair: of[column.name] for pair, of in pairs.items() if column.name in of}
     adjusted = dict(zip(of_pairs, statistics.holm([of.p for of in of_pairs.values()]), strict=True))
@@ -46,7 +45,56 @@ def summarize(
         sentences.append(
             f"{_entries(unpaired)} {were} not asked the same, or came without samples, and cannot be compared with it."
         )
-    return (*sentences, *_against_baselines(there, column, baselines, baseline, full))
+    sentences += _against_baselines(found, column, baselines, baseline, full)
+    apart_from_it = [each for each in columns[1:] if not each.weights.keys() <= column.weights.keys()]
+    for other in apart_from_it[: _COLUMNS - 1]:
+        sentences.append(_highest([entry for entry in found if other.name in entry.cells], other, full))
+    if (rest := len(apart_from_it) - (_COLUMNS - 1)) > 0:
+        sentences.append(f"{rest} more {'columns are' if rest > 1 else 'column is'} not spoken of here.")
+    return (*sentences, *_collapsed(found, columns, full))
+
+
+def _highest(found: Sequence[Entry], column: Column, full: Callable[[Entry], str]) -> str:
+    """The best value of a column and all entries that have it, beside the score of always giving one answer."""
+    sign = 1 if column.higher_is_better else -1
+    best = max(found, key=lambda entry: sign * entry.cells[column.name].estimate.mean)
+    cell = best.cells[column.name]
+    estimate = cell.estimate
+    ties = [e for e in found if math.isclose(e.cells[column.name].estimate.mean, estimate.mean, abs_tol=1e-12)]
+    where = (
+        f"On average over {len(column.weights)} tasks"
+        if column.kind == "average"
+        else f"On {entries.shown(column.name)}"
+    )
+    said = (
+        f"{where}, the {'highest' if column.higher_is_better else 'lowest'} value is {_number(estimate.mean, column)}"
+    )
+    if len(ties) > 1:
+        said += f", that of {len(ties)} entries: {_list(map(full, ties))}"
+    else:
+        said += f": {best.label} on {best.on}"
+        if estimate.low < estimate.high and math.isfinite(estimate.error):
+            said += f" (95% interval {_number(estimate.low, column)} to {_number(estimate.high, column)})"
+    if cell.majority is None:
+        return f"{said}."
+    return f"{said}. Always giving the most frequent right answer would have {_number(cell.majority, column)}."
+
+
+def _collapsed(found: Sequence[Entry], columns: Sequence[Column], full: Callable[[Entry], str]) -> list[str]:
+    """Which entries give one answer to nearly all documents of a task."""
+    tasks = {
+        entry: [
+            entries.shown(column.name)
+            for column in columns
+            if column.kind == "task" and column.name in entry.cells and "collapsed" in entry.cells[column.name].marks
+        ]
+        for entry in found
+    }
+    said = [f"{full(entry)} (on {_list(of)})" for entry, of in tasks.items() if of]
+    if not said:
+        return []
+    have = "has" if len(said) == 1 else "have"
+    return [f"{_list(said)} {have} collapsed: one answer is given to 95% of the documents or more."]
 
 
 def _against_baselines(
@@ -59,8 +107,8 @@ def _against_baselines(
     by_name = {entry.name: entry for entry in found}
     kinds: dict[str, list[Entry]] = {"better": [], "worse": [], "neither": []}
     for entry in found:
-        cell = entry.cells[column.name]
-        if cell.difference is not None and cell.p_holm is not None:
+        cell = entry.cells.get(column.name)
+        if cell is not None and cell.difference is not None and cell.p_holm is not None:
             is_better = (cell.difference.mean > 0) == column.higher_is_better
             kind = "neither" if cell.p_holm > SIGNIFICANT else "better" if is_better else "worse"
             kinds[kind].append(entry)

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from lm_eval_icl.leaderboard.board import SIGNIFICANT, Board, Cell, Column, Entry
 from lm_eval_icl.leaderboard.entries import shown
-from lm_eval_icl.leaderboard.statistics import Difference
+from lm_eval_icl.results.statistics import Difference
 
 _TEX = {
     **{character: f"\\{character}" for character in "&%$#_{}"},
@@ -33,7 +33,7 @@ def as_csv(board: Board) -> str:
         "entry checkpoint details method arguments conditions column kind metric value low high standard_error df "
         "documents sets error_documents error_sets interval baseline difference difference_low difference_high p "
         "p_holm detectable paired_by rank_first rank_last order_sensitivity chance_corrected left_out tokens "
-        "seconds marks"
+        "seconds in_study predicted majority marks"
     ).split()
     file = io.StringIO(newline="")
     writer = csv.writer(file, lineterminator="\n")
@@ -48,13 +48,14 @@ def as_csv(board: Board) -> str:
             numbers += [e.error_documents, e.error_sets, e.how, board.baseline.get(entry.name)]
             numbers += [None] * 7 if d is None else [d.mean, d.low, d.high, d.p, cell.p_holm, d.detectable, d.how]
             sensitivity = cell.sensitivity.mean if cell.sensitivity else None
-            numbers += [*rank, sensitivity, cell.corrected, cell.left_out, entry.tokens, entry.seconds]
+            numbers += [*rank, sensitivity, cell.corrected, cell.left_out, entry.tokens, entry.seconds, entry.shared]
+            numbers += ["; ".join(f"{name} {share:.4g}" for name, share in cell.predicted.items()), cell.majority]
             row = [*of_entry, column.name, column.kind, column.metric, *numbers, "; ".join(cell.marks)]
-            writer.writerow([_plain(value) for value in row])
+            writer.writerow([plain(value) for value in row])
     return file.getvalue()
 
 
-def _plain(value: object) -> object:
+def plain(value: object) -> object:
     """A cell of a CSV file: a name that a spreadsheet would take for a formula has a quotation mark in front."""
     if value is None or (isinstance(value, float) and not math.isfinite(value)):
         return ""

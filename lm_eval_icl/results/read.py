@@ -11,6 +11,7 @@ import math
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,9 +20,9 @@ import numpy as np
 from tqdm import tqdm
 
 from lm_eval_icl.errors import InputError, one_line, refusing
-from lm_eval_icl.leaderboard.collect import KEY, packed_marks, unpack
-from lm_eval_icl.leaderboard.records import Answers, LeftOut, Run, TaskResult
-from lm_eval_icl.leaderboard.samples import Asked, Unusable, digest, lines, read_answers
+from lm_eval_icl.results.collect import KEY, packed_marks, unpack
+from lm_eval_icl.results.records import Answers, LeftOut, Run, TaskResult
+from lm_eval_icl.results.samples import Asked, Unusable, digest, lines, read_answers, unique_keys
 
 RESULTS_BYTES = 32 * 2**20
 DEPTH = 64
@@ -44,7 +45,32 @@ _METRICS: Mapping[str, tuple[str, bool]] = {
 # Those that are computed from a number, or a pair of numbers, of each document; of these, the statistics are known.
 _OF_NUMBERS = ("mean", "nanmean", "perplexity")
 _OF_PAIRS = ("f1", "matthews_corrcoef", "weighted_perplexity", "bits_per_byte")
-_AGGREGATIONS = (*_OF_NUMBERS, *_OF_PAIRS)
+AGGREGATIONS = (*_OF_NUMBERS, *_OF_PAIRS)
+# Of a task's configuration: what is compared as something else, or is known not to matter.
+_NOT_SETTINGS = {
+    *("task", "task_alias", "tag", "group", "class"),  # names
+    *("num_fewshot", "fewshot_split"),  # the number of demonstrations; the split is in fewshot_config
+    *("description", "fewshot_config", "metric_list", "filter_list", "metadata"),  # parts of them are compared
+    *("should_decontaminate", "doc_to_decontamination_query"),  # lm-eval reports decontamination beside the scores
+    "unsafe_code",  # allows a metric to run, and does not change it
+}
+# Of a task's metadata: the version, the choice of demonstrations and `pmi` are compared as such; the task's file is a
+# path of somebody's machine.
+_NOT_METADATA = {
+    *("version", "demonstrations", "pmi", "config_source"),
+    *("demonstrations_replaced", "demonstrations_evaluated"),  # counts that depend on the seed
+}
+# Of lm-eval's `config`: what does not say which model it was.
+_NOT_OF_MODEL = {
+    *("model", "model_args", "icl"),  # the method and its arguments, compared one by one
+    *("model_dtype", "model_revision", "model_sha"),  # parts of the checkpoint's name
+    *("batch_size", "batch_sizes", "device", "use_cache"),  # where and how fast it was run
+    *("random_seed", "numpy_seed", "torch_seed", "fewshot_seed"),  # draws: runs of other seeds are one row
+    "limit",  # compared as such
+    "gen_kwargs",  # lm-eval writes them into the configurations of the tasks that generate
+    "bootstrap_iters",  # of lm-eval's standard errors alone
+}
+_SHORT = 32  # texts that are shorter are compared and shown as they are, others by their digest, which is that long
 _TEMPLATE = ("doc_to_text", "doc_to_target", "doc_to_choice", "gen_prefix", "target_delimiter", "fewshot_delimiter")
 
 
@@ -64,13 +90,14 @@ class _File:
     beside: frozenset[str]
 
 
-def read(paths: Sequence[Path], quiet: bool = False) -> tuple[list[Run], list[LeftOut]]:
+def read(paths: Sequence[Path], quiet: bool = False, dev: bool = False) -> tuple[list[Run], list[LeftOut]]:
     """Read results files of any of lm-eval's models, and files that `collect` has made.
 
     Args:
         paths: files, or folders, which are searched with all folders in them. A results file is known by its content.
             Its samples are the files in the same folder whose names end in the same time, or digest.
         quiet: show no progress bar.
+        dev: read runs on the dev set of a study too.
 
     Returns:
         The runs, each of them once, and what was left out: files, and tasks of files that are otherwise used.
@@ -84,7 +111,7 @@ def read(paths: Sequence[Path], quiet: bool = False) -> tuple[list[Run], list[Le
         try:
             with np.errstate(all="ignore"):  # strangers' numbers may be as large as a float can be
                 if (results := _load(file)) is not None:
-                    _add(file, results, runs, left_out)
+                    _add(file, results, runs, left_out, dev)
         except Unusable as error:
             left_out.append(LeftOut(file.path, _sentence(error)))
         except Exception as error:  # whatever a stranger's file has in it, the others are read
@@ -169,7 +196,9 @@ def _load(file: _File) -> dict[str, Any] | None:
         raise Unusable(f"has more than {RESULTS_BYTES:,} bytes")
     try:
         text = data.decode("utf-8-sig")
-        results = json.loads(text)
+        results = json.loads(text, object_pairs_hook=unique_keys)
+    except Unusable:  # a ValueError too
+        raise
     except RecursionError:
         raise Unusable(f"is nested more than {DEPTH} deep") from None
     except ValueError as error:
@@ -212,7 +241,7 @@ def _without_surrogates(value: Any) -> Any:
     return [_without_surrogates(each) for each in value] if isinstance(value, list) else value
 
 
-def _add(file: _File, results: dict[str, Any], runs: dict[str, Run], left_out: list[LeftOut]) -> None:
+def _add(file: _File, results: dict[str, Any], runs: dict[str, Run], left_out: list[LeftOut], dev: bool) -> None:
     """Add a file's run to the others; of two files of one run, that with more answers is kept."""
     scores = _mapping(results.pop(KEY, None))
     results.pop("samples", None)  # of Python's `simple_evaluate`, never of lm-eval's own files: these are large
@@ -221,6 +250,8 @@ def _add(file: _File, results: dict[str, Any], runs: dict[str, Run], left_out: l
     if known is not None and all(result.answers is not None for result in known.tasks.values()):
         raise Unusable(f"is the same run as {known.path}")
     notes: list[str] = []
+    if not dev and _mapping(_mapping(results["config"].get("icl")).get("study")).get("split") == "dev":
+        raise Unusable("is of the dev set of a study, on which its hyperparameters were chosen")
     run = _run(file, results, scores, name, notes)
     if known is not None and _answered(known) >= _answered(run):
         raise Unusable(f"is the same run as {known.path}")
@@ -244,25 +275,24 @@ def _run(file: _File, results: dict[str, Any], scores: Mapping[str, Any], name: 
         notes: sentences on tasks and groups that are left out are added to it.
 
     Raises:
-        Unusable: there is no task with a number.
+        Unusable: there is no task with a number, or a number is one that lm-eval does not write.
     """
     config = results["config"]
     icl = _mapping(config.get("icl"))
     study = _mapping(icl.get("study"))
-    if study.get("split") == "dev":
-        raise Unusable("is of the dev set of a study, on which its hyperparameters were chosen")
     groups = _groups(results)
     tasks = {}
     for task, values in results["results"].items():
         if task in groups or task not in results["configs"]:
             continue
+        _check_numbers(results, task, _mapping(values))
         try:
             tasks[task] = _task(file, results, scores.get(task), task, _mapping(values))
         except Unusable as error:
             notes.append(f"task {task!r} is left out: {error}")
     if not tasks:
         raise Unusable("has no result of a task" + (f" ({notes[0]})" if notes else ""))
-    arguments = _arguments(config.get("model_args"))
+    arguments = model_arguments(config.get("model_args"))
     checkpoint = next((key for key in ("pretrained", "model", "path", "engine") if key in arguments), "pretrained")
     pretrained = arguments.pop(checkpoint, results.get("model_name") or "")
     revision, dtype = arguments.pop("revision", None), arguments.pop("dtype", None)
@@ -286,7 +316,84 @@ def _run(file: _File, results: dict[str, Any], scores: Mapping[str, Any], name: 
         tasks=tasks,
         groups=_weights(results, groups, tasks, notes),
         results=results,
+        model_facts=_model_facts(results, icl),
     )
+
+
+def _model_facts(results: Mapping[str, Any], icl: Mapping[str, Any]) -> dict[str, str]:
+    """What a file says of the model beside the checkpoint's name, revision and dtype."""
+    said = {name: value for name, value in results["config"].items() if name not in _NOT_OF_MODEL}
+    # Beside the tokens that have an effect there is the padding token, which is masked.
+    tokens = ("tokenizer_bos_token", "tokenizer_eos_token", "eot_token_id")
+    said |= {name: results.get(name) for name in tokens}
+    return _texts({**said, "trained": icl.get("trained"), "study.weights": _mapping(icl.get("study")).get("weights")})
+
+
+def _settings(
+    results: Mapping[str, Any], config: Mapping[str, Any], metric: Mapping[str, Any], of_filter: str
+) -> dict[str, str]:
+    """What a task's configuration says of its numbers, but what is compared as something else.
+
+    Args:
+        metric: what the configuration says of the metric that stands for the task.
+        of_filter: the filter that stands for it.
+    """
+    settings = {name: value for name, value in config.items() if name not in (*_NOT_SETTINGS, *_TEMPLATE)}
+    of_shots = _mapping(config.get("fewshot_config"))
+    shots = {name: value for name, value in of_shots.items() if name not in (*_TEMPLATE, "sampler")}
+    # lm-eval before 0.4.10 does not write these out; and it never writes the code of a function in `fewshot_config`.
+    shots["split"] = shots.get("split") or config.get("fewshot_split")
+    function = re.match(r"<function (\w+)", str(shots.get("process_docs")))
+    if function and f"def {function[1]}(" in str(config.get("process_docs")):
+        del shots["process_docs"]
+    filters = config.get("filter_list")
+    metadata, arguments = _mapping(config.get("metadata")), model_arguments(results["config"].get("model_args"))
+    settings |= {
+        "fewshot_config": shots,
+        "metric": metric,
+        "filter": [each for each in filters if _mapping(each).get("name") == of_filter]
+        if isinstance(filters, list)
+        else filters,
+        # lm-eval adds the model's arguments.
+        "metadata": {key: value for key, value in metadata.items() if key not in (*_NOT_METADATA, *arguments)},
+    }
+    for name in ("dataset_path", "dataset_kwargs", "metadata"):
+        settings[name] = _portable(settings.get(name))
+    return _texts(settings)
+
+
+def _texts(values: Mapping[str, Any], of: str = "") -> dict[str, str]:
+    """Values as texts to compare, by name; those in a mapping by both names. Without what is empty, which is as if it
+    were not there, and without addresses of memory, which differ between runs."""
+    texts: dict[str, str] = {}
+    for name, value in values.items():
+        if isinstance(value, dict):
+            texts |= _texts(value, f"{of}{name}.")
+        elif value is not None and value is not False and value not in ("", []):
+            text = value if isinstance(value, str) else json.dumps(whole(value), sort_keys=True, ensure_ascii=False)
+            text = _without_addresses(text)
+            texts[f"{of}{name}"] = text if len(text) < _SHORT else digest([text])
+    return texts
+
+
+def _without_addresses(text: str) -> str:
+    """Without where an object was in memory: lm-eval writes a function as "<function clean at 0x7f08c8b1>"."""
+    return re.sub(r" at 0x[0-9a-fA-F]+", "", text)
+
+
+def whole(value: Any) -> Any:
+    """A number that is whole as an integer: 5 and 5.0 are one value."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _portable(value: Any) -> Any:
+    """With the last name alone of paths that begin at the root of somebody's machine."""
+    if isinstance(value, dict):
+        return {name: _portable(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_portable(each) for each in value]
+    is_absolute = isinstance(value, str) and re.match(r"[/~]|[A-Za-z]:[\\/]|file:", value)
+    return re.split(r"[\\/]", value.rstrip("\\/"))[-1] if is_absolute else value
 
 
 def _task(file: _File, results: Mapping[str, Any], packed: Any, task: str, values: Mapping[str, Any]) -> TaskResult:
@@ -316,15 +423,36 @@ def _task(file: _File, results: Mapping[str, Any], packed: Any, task: str, value
         value=value,
         stderr=_number(values.get(f"{metric}_stderr,{of_filter}")),
         higher_is_better=higher is not False,
-        aggregation=aggregation if aggregation in (*_AGGREGATIONS, *dict(_METRICS.values())) else "unknown",
+        aggregation=aggregation if aggregation in (*AGGREGATIONS, *dict(_METRICS.values())) else "unknown",
         shots=_count(config.get("num_fewshot") if shots is None else shots),
         documents=documents,
         version=str(versions.get(task, "")),
         template=_template(results, config),
         drawn=_drawn(results, config),
         answers=None,
+        settings=_settings(results, config, entry, of_filter),
     )
     return _answer(file, results, packed, result)
+
+
+def _check_numbers(results: Mapping[str, Any], task: str, values: Mapping[str, Any]) -> None:
+    """Check the numbers of a task that would be taken for others.
+
+    Raises:
+        Unusable: a number of demonstrations, or a standard error, is none.
+    """
+    shots = {
+        "n-shot": _mapping(results.get("n-shot")).get(task),
+        "num_fewshot": _mapping(results["configs"][task]).get("num_fewshot"),
+    }
+    for name, number in shots.items():
+        if number is not None and (type(number) is not int or number < 0):
+            raise Unusable(f"the {name} of task {task!r} is {number!r:.40}, which is not a number of demonstrations")
+    for name, value in values.items():
+        if "_stderr," in name and (number := _number(value)) is not None and number < 0:
+            raise Unusable(
+                f"the {name.partition(',')[0]} of task {task!r} is {number:g}: no standard error is negative"
+            )
 
 
 def _metric(values: Mapping[str, Any], config: Mapping[str, Any]) -> tuple[str, str, Mapping[str, Any]]:
@@ -351,17 +479,16 @@ def _is_named(entry: Mapping[str, Any], metric: str) -> bool:
 
 def _answer(file: _File, results: Mapping[str, Any], packed: Any, result: TaskResult) -> TaskResult:
     """The result with its answers, or with a mark that says why they are not used."""
-    config = _mapping(results["configs"][result.task])
     marks = []
     if _is_accuracy(result) and not 0 <= result.value <= 1:
         marks.append(f"its {result.metric} of {result.value:g} is not between 0 and 1")
-    if result.aggregation not in _AGGREGATIONS:
+    if result.aggregation not in AGGREGATIONS:
         marks.append(
             f"its {result.metric} is not computed from numbers of single documents, so it is shown as reported"
         )
     answers = None
     try:
-        answers = _answers(file, results, packed, result, config)
+        answers = _answers(file, results, packed, result)
         if not marks and answers is not None:
             _check(answers, result)
         marks += packed_marks(packed)
@@ -373,19 +500,36 @@ def _answer(file: _File, results: Mapping[str, Any], packed: Any, result: TaskRe
     return replace(result, documents=len(answers.items), answers=answers)
 
 
-def _answers(
-    file: _File, results: Mapping[str, Any], packed: Any, result: TaskResult, config: Mapping[str, Any]
-) -> Answers | None:
+def _answers(file: _File, results: Mapping[str, Any], packed: Any, result: TaskResult) -> Answers | None:
     if packed is not None:
         return unpack(packed, f"{result.metric},{result.filter}")
-    name = f"samples_{result.task}_{file.path.stem.rpartition('_')[2]}.jsonl"
-    if name not in file.beside or result.aggregation not in _AGGREGATIONS:
+    if result.aggregation not in AGGREGATIONS:
         return None
-    path = file.path.with_name(name)
+    path = samples_file(file.path, result.task)
+    if path.name not in file.beside:
+        return None
     if not _is_inside(path, file.root):
-        raise Unusable(f"{name} is a link out of its folder, or a device")
+        raise Unusable(f"{path.name} is a link out of its folder, or a device")
+    return read_answers(lines(path), asked(results, result))
+
+
+def samples_file(results: Path, task: str) -> Path:
+    """The file beside a results file in which lm-eval puts the samples of a task.
+
+    Raises:
+        Unusable: the task's name leads to another folder.
+    """
+    name = f"samples_{task}_{results.stem.rpartition('_')[2]}.jsonl"
+    if Path(name).name != name:
+        raise Unusable("its name is none of a file")
+    return results.with_name(name)
+
+
+def asked(results: Mapping[str, Any], result: TaskResult) -> Asked:
+    """What a task's results say about its samples."""
+    config = _mapping(results["configs"][result.task])
     system, description, delimiter = results.get("system_instruction"), config.get("description"), _delimiter(config)
-    asked = Asked(
+    return Asked(
         metric=result.metric,
         filter=result.filter,
         options=config.get("output_type") == "multiple_choice",
@@ -397,7 +541,6 @@ def _answers(
         ),
         delimiter=delimiter,
     )
-    return read_answers(lines(path), asked)
 
 
 def _is_accuracy(result: TaskResult) -> bool:
@@ -441,7 +584,7 @@ def _template(results: Mapping[str, Any], config: Mapping[str, Any]) -> str:
         # MetaICL's: the options are compared by other scores.
         **({"pmi": True} if _mapping(config.get("metadata")).get("pmi") is True else {}),
     }
-    return digest([json.dumps(parts, sort_keys=True)])
+    return digest([_without_addresses(json.dumps(parts, sort_keys=True))])
 
 
 def _drawn(results: Mapping[str, Any], config: Mapping[str, Any]) -> str | None:
@@ -535,8 +678,11 @@ def _of_error(
     return [each for each, error in errors if math.isclose(error, reported, rel_tol=1e-9)]
 
 
-def _arguments(given: Any) -> dict[str, Any]:
-    """`model_args`, which are text in results of older versions of lm-eval."""
+def model_arguments(given: Any) -> dict[str, Any]:
+    """`model_args`, which are text in results of older versions of lm-eval: `name=value,...`, or JSON."""
+    if isinstance(given, str) and given.lstrip().startswith("{"):
+        with suppress(ValueError, RecursionError):
+            given = json.loads(given)
     if isinstance(given, dict):
         return dict(given)
     pairs = (part.partition("=") for part in given.split(",") if part) if isinstance(given, str) else ()

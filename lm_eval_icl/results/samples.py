@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from lm_eval_icl.leaderboard.records import Answers
+from lm_eval_icl.results.records import Answers
 
 # A line of a samples file repeats the whole prompt for every option, so it may have some MB.
 LINE_BYTES = 64 * 2**20
@@ -59,6 +60,7 @@ class _Row:
     demonstrations: bytes
     prediction: int | None
     options: int
+    gold: int | None
 
 
 def lines(path: Path) -> Iterator[dict[str, Any]]:
@@ -81,9 +83,24 @@ def lines(path: Path) -> Iterator[dict[str, Any]]:
         raise Unusable(f"{path.name} cannot be read ({error.strerror})") from error
 
 
+def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON (`object_pairs_hook`).
+
+    Raises:
+        Unusable: a key is there twice. Python would take the last value, other readers the first.
+    """
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        twice = next(key for i, (key, _) in enumerate(pairs) if key in dict(pairs[:i]))
+        raise Unusable(f"has the key {twice!r} twice in one object")
+    return values
+
+
 def _sample(line: bytes, where: str) -> dict[str, Any]:
     try:
-        sample = json.loads(line)
+        sample = json.loads(line, object_pairs_hook=unique_keys)
+    except Unusable as error:
+        raise Unusable(f"{where} {error}") from None
     except RecursionError:
         raise Unusable(f"{where} is nested too deeply") from None
     except ValueError:
@@ -132,7 +149,38 @@ def read_answers(samples: Iterable[Mapping[str, Any]], asked: Asked) -> Answers:
         items=items[:, 0] if items.shape[1] == 1 else items,
         predictions=np.array([row.prediction for row in ordered]) if known else None,
         chance=float(np.mean([1 / row.options for row in ordered])) if known else None,
+        golds=np.array([row.gold for row in ordered]) if known and None not in [row.gold for row in ordered] else None,
     )
+
+
+def document_rows(samples: Iterable[Mapping[str, Any]], asked: Asked) -> Iterator[dict[str, Any]]:
+    """The samples of a task as rows of a table, one a document and filter, with every metric that they have.
+
+    Args:
+        asked: of the metric that stands for the task; here, samples of all filters are read.
+
+    Raises:
+        Unusable: a sample has not what is needed.
+    """
+    for sample in samples:
+        number = sample.get("doc_id")
+        if type(number) is not int:
+            raise Unusable("a sample has no document id")
+        names = sample.get("metrics")  # older versions of lm-eval do not list them
+        metrics = [name for name in names if name in sample] if isinstance(names, list) else [asked.metric]
+        prediction: int | str | None = (_decision(sample.get("doc")) if asked.decided else _likeliest(sample, asked))[0]
+        texts = sample.get("filtered_resps")
+        if prediction is None and isinstance(texts, list) and len(texts) == 1 and isinstance(texts[0], str):
+            (prediction,) = texts
+        items = {name: _item(sample.get(name), name, number) for name in metrics}
+        yield {
+            "filter": str(sample.get("filter", asked.filter)),
+            "doc_id": number,
+            "document": _document_hash(sample),
+            "target": sample.get("target"),
+            "prediction": prediction,
+            **{name: item[0] if len(item) == 1 else item for name, item in items.items()},
+        }
 
 
 def digest(texts: Iterable[str]) -> str:
@@ -149,12 +197,13 @@ def _row(sample: Mapping[str, Any], asked: Asked, split: _Demonstrations) -> _Ro
     prediction, options = _decision(sample.get("doc")) if asked.decided else _likeliest(sample, asked)
     return _Row(
         item=_item(sample.get(asked.metric), asked.metric, sample["doc_id"]),
-        document=_hash(sample, "doc_hash", lambda: json.dumps(sample.get("doc"), indent=2, ensure_ascii=False)),
+        document=_document_hash(sample),
         prompt=_hash(sample, "prompt_hash", lambda: prompt),
         target=_hash(sample, "target_hash", lambda: str(sample.get("target"))),
         demonstrations=split.digest(prompt) if asked.shots else b"",
         prediction=prediction,
         options=options,
+        gold=_gold(sample, options, asked.decided),
     )
 
 
@@ -167,10 +216,34 @@ def _decision(document: Any) -> tuple[int | None, int]:
     return None, 0
 
 
+def _gold(sample: Mapping[str, Any], options: int, decided: bool) -> int | None:
+    """The option that is right: lm-eval writes its number, or else its text; None for neither, as for several."""
+    target = str(sample.get("target"))
+    if decided:
+        said = sample["doc"]["options"] if options else []
+        return said.index(target) if target in said else None
+    if re.fullmatch("[0-9]{1,9}", target):
+        return int(target) if int(target) < options else None
+    requests = sample.get("arguments")
+    requests = list(requests.values() if isinstance(requests, dict) else requests or [])[:options]
+    texts = [_continuation(request) for request in requests]
+    return texts.index(target.strip()) if texts.count(target.strip()) == 1 else None
+
+
+def _continuation(request: Any) -> str | None:
+    parts = list(request.values()) if isinstance(request, dict) else request
+    text = parts[1] if isinstance(parts, list) and len(parts) > 1 else None
+    return text.strip() if isinstance(text, str) else None
+
+
 def _likeliest(sample: Mapping[str, Any], asked: Asked) -> tuple[int | None, int]:
     """The option with the highest log-likelihood, and how many there are; None if there are no options."""
     scores = _log_likelihoods(sample.get("filtered_resps"), asked) if asked.options else []
     return scores.index(max(scores)) if scores else None, len(scores)  # the first of equals, as lm-eval's `acc`
+
+
+def _document_hash(sample: Mapping[str, Any]) -> str:
+    return _hash(sample, "doc_hash", lambda: json.dumps(sample.get("doc"), indent=2, ensure_ascii=False))
 
 
 def _hash(sample: Mapping[str, Any], name: str, text: Callable[[], str]) -> str:

@@ -4,7 +4,7 @@ A file is what lm-eval has written, with one more key, so it is still a results 
 
     "icl_scores": {TASK: {"metric": "acc,none", "documents": DIGEST, "prompts": DIGEST, "demonstrations": DIGEST|null,
                           "n": 872, "items": {"dtype": "bit", "base64": "..."}, "predictions": {"dtype": "|u1", ...},
-                          "chance": 0.5}}
+                          "chance": 0.5, "golds": {...}}}
 
 `doc_ids` is there if the documents are not the first n; `pairs` says that an item is a pair of numbers. A task whose
 samples could not be used has its `marks` alone.
@@ -24,8 +24,8 @@ from typing import Any
 import numpy as np
 
 from lm_eval_icl.errors import InputError
-from lm_eval_icl.leaderboard.records import Answers, Run, TaskResult
-from lm_eval_icl.leaderboard.samples import DOCUMENTS, Unusable
+from lm_eval_icl.results.records import Answers, Run, TaskResult
+from lm_eval_icl.results.samples import DOCUMENTS, Unusable
 
 KEY = "icl_scores"
 # How numbers are kept, the shortest first: those that do not change them are used.
@@ -80,6 +80,7 @@ def pack(result: TaskResult) -> dict[str, Any]:
         "items": _encode(answers.items),
         **({} if answers.predictions is None else {"predictions": _encode(answers.predictions)}),
         "chance": answers.chance,
+        **({} if answers.golds is None else {"golds": _encode(answers.golds)}),
     }
 
 
@@ -108,7 +109,8 @@ def unpack(packed: Any, metric: str) -> Answers | None:
     items = _decode(packed["items"], n * (2 if packed.get("pairs") is True else 1))
     ids = _decode(packed["doc_ids"], n) if "doc_ids" in packed else np.arange(float(n))
     predictions = _decode(packed["predictions"], n) if "predictions" in packed else None
-    for whole in (ids, predictions):
+    golds = _decode(packed["golds"], n) if "golds" in packed else None
+    for whole in (ids, predictions, golds):
         if whole is not None and not np.all((whole >= 0) & (whole < 2**53) & (whole == np.floor(whole))):
             raise Unusable(f"a number in its {KEY!r} is not a whole one")
     if not np.all(np.diff(ids) > 0):
@@ -121,6 +123,7 @@ def unpack(packed: Any, metric: str) -> Answers | None:
         items=items.reshape(n, 2) if packed.get("pairs") is True else items,
         predictions=None if predictions is None else predictions.astype(np.int64),
         chance=chance,
+        golds=None if golds is None else golds.astype(np.int64),
     )
 
 

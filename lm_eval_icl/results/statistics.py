@@ -84,7 +84,8 @@ class Difference:
     Attributes:
         p: two-sided, of there being no difference.
         detectable: the smallest difference that this comparison would find four times in five: the quantiles of t for
-            95% confidence and 80% power, times the standard error (Miller 2024, arXiv 2411.00640).
+            95% confidence and 80% power, times the standard error (Miller 2024, arXiv 2411.00640). Where the error is
+            0, that of `_unseen`. Infinite if nothing can be said.
         better: in how many sets the first has the higher mean; of a group, in all tasks.
         worse: in how many sets the first has the lower mean; of a group, in all tasks.
         p_signs: that of the sign flips of the sets' means, see `sign_flips`. None with one set, and of a group.
@@ -157,7 +158,7 @@ def difference(
 
     If the scores are the same everywhere, the interval is [0, 0] and p = 1. If they differ by the same number
     everywhere, t would be infinite; p is then 2^(1 - documents), that of the documents' sign flips. One document gives
-    p = 1, unless McNemar's test applies.
+    p = 1, unless McNemar's test applies. In both of the first cases the detectable difference is that of `_unseen`.
 
     Args:
         first: (documents, sets).
@@ -176,14 +177,31 @@ def difference(
     differences = first - second
     of_sets = differences.mean(axis=0)
     spread = _spread(differences, scale)
+    how, p = "crossed", None
+    binary = _is_binary(first) and _is_binary(second)
     if np.abs(differences).max() <= _TINY * scale:
-        return _difference(of_sets, spread, n, sets, scale, bounds, "identical")
-    if len(of_sets) > 1:
-        return _difference(of_sets, spread, n, sets, scale, bounds, "crossed")
-    if not (_is_binary(first) and _is_binary(second)):
-        return _difference(of_sets, spread, n, sets, scale, bounds, "paired t")
-    p = mcnemar_mid_p(int((differences > 0).sum()), int((differences < 0).sum()))
-    return _difference(of_sets, spread, n, sets, scale, bounds, "mcnemar", p)
+        how = "identical"
+    elif len(of_sets) == 1 and not binary:
+        how = "paired t"
+    elif len(of_sets) == 1:
+        how, p = "mcnemar", mcnemar_mid_p(int((differences > 0).sum()), int((differences < 0).sum()))
+    found = _difference(of_sets, spread, n, sets, scale, bounds, how, p)
+    return replace(found, detectable=_unseen(n, (0, 1) if binary else bounds)) if found.error == 0 else found
+
+
+def _unseen(documents: int, bounds: Bounds | None) -> float:
+    """The detectable difference where no document differs from the others, so that nothing shows how they vary.
+
+    As many as the upper end of Wilson's interval for 0 of these documents may differ, in a larger sample, each by as
+    much as the scores allow: the variance of that mean takes the place of the one that was not seen. Infinite if the
+    scores have no bounds, or if the largest difference that there can be would not be found.
+    """
+    if bounds is None:
+        return math.inf
+    width = bounds[1] - bounds[0]
+    error = width * math.sqrt(wilson(0, documents)[1] / documents)
+    detectable = (_NORMAL + float(special.ndtri(POWER))) * error
+    return detectable if detectable <= width else math.inf
 
 
 @dataclass(frozen=True)
@@ -293,7 +311,8 @@ def difference_group(
 ) -> Difference:
     """As `estimate_group`, of the differences of two entries on the tasks.
 
-    If no task shows how differences vary, p is the largest of those tasks' that differ.
+    If no task shows how differences vary, p is the largest of those tasks' that differ. Where single tasks do not show
+    it, their detectable differences are added as errors are.
     """
     parts, shares = _weighted(parts, weights)
     mean, spread, documents, sets = _sum(parts, shares)
@@ -301,7 +320,7 @@ def difference_group(
     p = None
     if spread.variance == 0 and not identical:
         p = max(part.p for part in parts if part.how != "identical")
-    return _assembled(
+    found = _assembled(
         mean,
         spread,
         documents,
@@ -312,6 +331,8 @@ def difference_group(
         better=sum(part.better for part in parts),
         worse=sum(part.worse for part in parts),
     )
+    unseen = [share * part.detectable for part, share in zip(parts, shares, strict=True) if part.error == 0]
+    return replace(found, detectable=math.hypot(found.detectable if found.error else 0.0, *unseen))
 
 
 _Part = TypeVar("_Part", Estimate, Difference)
@@ -415,7 +436,7 @@ def _assembled(
     if p is None:
         p = 1.0 if error == 0 or math.isinf(error) else 2 * _t_cdf(-abs(mean) / error, df)
     if error == 0 or math.isinf(error):
-        detectable = error
+        detectable = math.inf
     else:
         detectable = (_t_quantile((1 + CONFIDENCE) / 2, df) + _t_quantile(POWER, df)) * error
     return Difference(

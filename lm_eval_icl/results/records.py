@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ class Answers:
             and predicted answer for F1 and MCC.
         predictions: (documents,) integers: the option with the highest log-likelihood; None if there are no options.
         chance: the accuracy of a random choice: the mean of 1 / options; None if there are no options.
+        golds: (documents,) integers: the option that is right; None if that is not known of every document.
     """
 
     doc_ids: np.ndarray
@@ -36,6 +37,7 @@ class Answers:
     items: np.ndarray
     predictions: np.ndarray | None
     chance: float | None
+    golds: np.ndarray | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,6 +60,8 @@ class TaskResult:
         drawn: how the demonstrations were chosen, if the results say so: "stratified", "first", ...
         answers: None if there is no samples file, or it is not used: `marks` say why.
         marks: what is wrong with this result, each a sentence.
+        settings: what else the task's configuration says of the numbers, by name, as texts to compare: data, generation
+            arguments, the filter, functions. What is not set is missing.
     """
 
     task: str
@@ -74,6 +78,7 @@ class TaskResult:
     drawn: str | None
     answers: Answers | None
     marks: tuple[str, ...] = ()
+    settings: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,6 +103,8 @@ class Run:
             add up to 1.
         results: the whole of lm-eval's results file, as read.
         where: who ran it: the name given for the folder, or "".
+        model_facts: what else the file says of the model, by name, as texts to compare: a digest of its files, how many
+            parameters it has, how it was trained.
     """
 
     path: Path
@@ -116,6 +123,7 @@ class Run:
     groups: Mapping[str, Mapping[str, float]]
     results: Mapping[str, Any]
     where: str = ""
+    model_facts: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,241 @@
+"""The commands that make the runs of an entry again, safe to be pasted into a shell.
+
+Results files come from strangers, and what they say of a model may have it load code (`trust_remote_code`,
+`attn_implementation=OWNER/KERNEL`, `custom_generate`, a `base_url` that is sent one's key). So only arguments of these
+lists are printed, and names that are plain names; what is left out is said in a comment.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from lm_eval_icl.leaderboard.entries import grouped, study
+from lm_eval_icl.results.read import model_arguments
+from lm_eval_icl.results.records import Run
+
+# Of this package's models, but not of `hf`. (Importing the methods takes seconds. A test compares these with them.)
+_OURS = {
+    *("pack_tokens", "store_bytes", "overflow", "canonical_order"),
+    *("positions", "repeat", "windows", "window_size", "layer", "T", "eta", "momentum", "restart_positions"),
+}
+_METHODS = {"icl", "nope", "prefixicl", "pcw", "saicl", "batchicl", "invicl", "deepthink"}
+# Of lm-eval's models.
+_MODEL = {
+    *("pretrained", "model", "path", "engine", "revision", "subfolder", "tokenizer", "gguf_file", "variant"),
+    *("peft", "delta", "dtype", "load_in_4bit", "load_in_8bit", "bnb_4bit_compute_dtype", "bnb_4bit_quant_type"),
+    *("bnb_4bit_use_double_quant", "quantization", "attn_implementation"),
+    *("max_length", "max_gen_toks", "max_model_len"),
+    *("truncation", "add_bos_token", "prefix_token_id", "softmax_dtype", "mixed_precision_dtype", "logits_cache"),
+    *("think_end_token", "enable_thinking", "backend", "batch_size", "max_batch_size", "device", "parallelize"),
+    *("device_map", "max_memory_per_gpu", "max_cpu_memory", "tp_plan", "use_fast_tokenizer", "low_cpu_mem_usage"),
+    *("tensor_parallel_size", "data_parallel_size", "gpu_memory_utilization", "enforce_eager", "max_num_seqs"),
+    *("num_concurrent", "max_retries", "timeout", "tokenized_requests", "tokenizer_backend"),
+}
+# Arguments whose value names code, unless it is one word.
+_WORDS = {"attn_implementation", "backend", "device_map", "quantization", "tokenizer_backend", "tp_plan"}
+_GENERATION = {
+    *("until", "max_gen_toks", "max_new_tokens", "max_length", "min_new_tokens", "do_sample", "temperature", "top_k"),
+    *("top_p", "min_p", "typical_p", "num_beams", "length_penalty", "early_stopping", "repetition_penalty", "seed"),
+    *("no_repeat_ngram_size", "penalty_alpha"),
+}
+# What `--metadata` changes of this package's tasks, and of all tasks.
+_METADATA = ("demonstrations", "metaicl", "pmi", "missing")
+_NAME = r"\w[\w.-]*"
+_TASK = r"(?!.*\.ya?ml$)\w[\w .+:()&'-]*"  # a path could be a file with code in it
+
+
+def commands(runs: Sequence[Run]) -> str:
+    """The commands, a line for each, or some lines for a study's file.
+
+    Runs that differ in the seed of the demonstrations alone are one loop. A study's runs are a study of their own, as
+    lm-eval has no orders of the demonstrations.
+
+    Args:
+        runs: of an entry, by date.
+    """
+    left_out: dict[str, None] = {}
+    alone, of_studies = ([run for run in runs if bool(study(run)) is has] for has in (False, True))
+    printed = [*_lm_eval(alone, left_out), *_studies(of_studies, left_out)]
+    if left_out:
+        printed.append(f"# Left out, as not all that a file says is safe to paste: {', '.join(left_out)}")
+    return "\n".join(printed)
+
+
+def _lm_eval(runs: Iterable[Run], left_out: dict[str, None]) -> list[str]:
+    """Commands of lm-eval, those with one seed after another as a loop."""
+    printed = []
+    lines = [(line, run.seed) for run in runs for line in _lines(run, left_out)]
+    for line, same in grouped(lines, lambda each: each[0]).items():
+        match sorted({seed for _, seed in same if seed is not None}):
+            case []:
+                printed.append(line)
+            case [seed]:
+                printed.append(f"{line},{seed}")
+            case seeds:
+                printed.append(f"for seed in {' '.join(map(str, seeds))}; do {line},$seed; done")
+    return printed
+
+
+def _lines(run: Run, left_out: dict[str, None]) -> list[str]:
+    """The commands of a run, each up to the seed of its demonstrations; none if it has no safe names."""
+    config, results = run.results["config"], run.results
+    parts = ["lm_eval", "--model", run.model, "--model_args", _pairs(_model_arguments(run, left_out))]
+    others: list[str] = []
+    if run.limit is not None:
+        others += ["--limit", f"{run.limit:.15g}"]
+    generation = _allowed("gen_kwargs", model_arguments(config.get("gen_kwargs")), _GENERATION, left_out)
+    if generation:
+        others += ["--gen_kwargs", _pairs(generation)]
+    if results.get("chat_template"):  # lm-eval's default is several turns
+        multiturn = "true" if results.get("fewshot_as_multiturn") else "false"
+        others += ["--apply_chat_template", "--fewshot_as_multiturn", multiturn]
+    if isinstance(instruction := results.get("system_instruction"), str):
+        others.append(f"--system_instruction={_printable(instruction)}")
+    if metadata := _metadata(run, run.tasks):
+        others += ["--metadata", _pairs(metadata)]
+    others += ["--log_samples", "--output_path", "results"]
+    if run.seed is not None:
+        seeds = [config.get(f"{name}_seed") for name in ("random", "numpy", "torch")]
+        seeds = [seed if type(seed) is int else default for seed, default in zip(seeds, (0, 1234, 1234), strict=True)]
+        others += ["--seed", ",".join(map(str, seeds))]
+    shots = {result.shots for result in run.tasks.values()}
+    # A task with 0 keeps it whatever the command says. Of other numbers, each task has its own.
+    apart = [{task for task in run.tasks if run.tasks[task].shots == n} for n in sorted(shots)]
+    found = []
+    for tasks in apart if len(shots) == 2 and 0 in shots else [set(run.tasks)]:
+        few = {run.tasks[task].shots for task in tasks}
+        names = _names(_asked(run, tasks), left_out)
+        if names and _is_name(run.model, left_out):
+            of_shots = ["--num_fewshot", str(*few)] if len(few) == 1 else []
+            found.append(shlex.join([*parts, "--tasks", ",".join(names), *of_shots, *others]))
+    return found
+
+
+def _studies(runs: Iterable[Run], left_out: dict[str, None]) -> list[str]:
+    """Studies, each as its file and the command that runs it."""
+    of_tasks: dict[str, dict[str, set[tuple[int, int]]]] = {}
+    for run in runs:
+        given = _model_arguments(run, left_out)
+        said = study(run).get("arguments")
+        of_method = {name: given.pop(name) for name in (said if isinstance(said, dict) else {}) if name in given}
+        drawn = study(run).get("demonstrations")
+        if study(run).get("changes"):
+            left_out["what the study's file changes of the tasks"] = None
+        for task, result in run.tasks.items():
+            if not (_is_name(run.model, left_out) and _names([task], left_out)):
+                continue
+            file = {
+                "models": [given],
+                "methods": [{run.model: of_method} if of_method else run.model],
+                "num_fewshot": [result.shots],
+                **({"demonstrations": [drawn]} if isinstance(drawn, str) else {}),
+                **({"metadata": found} if (found := _metadata(run, [task])) else {}),
+            }
+            key = json.dumps([file, run.limit], ensure_ascii=False, default=str)
+            of_tasks.setdefault(key, {}).setdefault(task, set()).add((run.seed or 0, run.order))
+    printed = []
+    for key, tasks in of_tasks.items():
+        for cells, same in grouped(tasks.items(), lambda item: frozenset(item[1])).items():
+            file, limit = json.loads(key)
+            file |= {"tasks": [task for task, _ in same], "seeds": sorted({seed for seed, _ in cells})}
+            file["orders"] = 1 + max(order for _, order in cells)
+            lines = [f"{name}: {_printable(_json(value))}\n" for name, value in file.items()]
+            text = re.sub(r"(?<=: )(-?\d+)(?=e[+-]\d+[,}])", r"\1.0", "".join(lines))  # 1e-05 is no number in YAML
+            name = f"study-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+            limited = "" if limit is None else f" --limit {limit:.15g}"
+            printed.append(f"cat > {name}.yaml <<'EOF'\n{text}EOF")
+            printed.append(f"lm-eval-icl study {name}.yaml --output results/{name}{limited}")
+    return printed
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _model_arguments(run: Run, left_out: dict[str, None]) -> dict[str, Any]:
+    names = _MODEL | _OURS if run.model in _METHODS else _MODEL
+    given = model_arguments(run.results["config"].get("model_args"))
+    if run.model == "hf":  # older studies say of it what they gave to this package's models
+        given = {name: value for name, value in given.items() if name not in _OURS}
+    return _allowed("model_args", given, names, left_out)
+
+
+def _allowed(what: str, given: Mapping[str, Any], names: set[str], left_out: dict[str, None]) -> dict[str, Any]:
+    """The arguments of these names with plain values."""
+
+    def is_plain(name: str, value: Any) -> bool:
+        if isinstance(value, list):
+            return name == "until" and all(isinstance(each, str) for each in value)
+        if isinstance(value, str):
+            return name not in _WORDS or re.fullmatch(r"\w*", value) is not None
+        return value is None or isinstance(value, (bool, int)) or (isinstance(value, float) and math.isfinite(value))
+
+    found = {name: value for name, value in given.items() if name in names and is_plain(name, value)}
+    left_out |= {f"{_said(name)} of {what}": None for name in given if name not in found}
+    return found
+
+
+def _is_name(name: str, left_out: dict[str, None]) -> bool:
+    if safe := re.fullmatch(_NAME, name) is not None:
+        return safe
+    left_out[f"the model {_said(name)}"] = None
+    return False
+
+
+def _names(tasks: Iterable[str], left_out: dict[str, None]) -> list[str]:
+    names = list(tasks)
+    left_out |= {f"the task {_said(task)}": None for task in names if not re.fullmatch(_TASK, task)}
+    return [task for task in names if re.fullmatch(_TASK, task)]
+
+
+def _said(name: str) -> str:
+    """A name for the comment, which some shells do not take for one."""
+    return name if re.fullmatch(r"[\w.-]{1,50}", name) else "of another name"
+
+
+def _metadata(run: Run, tasks: Iterable[str]) -> dict[str, Any]:
+    """What `--metadata` changes, of what all of these tasks have: lm-eval gives it to every task."""
+    configs = run.results.get("configs")
+    of_tasks = [configs.get(task) if isinstance(configs, dict) else None for task in tasks]
+    every = [of.get("metadata") if isinstance(of, dict) else None for of in of_tasks]
+    found = {}
+    for name in _METADATA:
+        values = [of.get(name) if isinstance(of, dict) else None for of in every]
+        if isinstance(values[0], (str, bool, dict)) and all(value == values[0] for value in values):
+            found[name] = values[0]
+    return found
+
+
+def _asked(run: Run, tasks: set[str]) -> list[str]:
+    """The tasks that were asked for: a group in place of its tasks."""
+    groups = {name: frozenset(of) for name, of in run.groups.items() if of.keys() <= tasks}
+    # Of two groups with the same tasks, the first.
+    names = {of: name for name, of in reversed(list(groups.items()))}
+    tops = [name for of, name in reversed(names.items()) if not any(of < other for other in names)]
+    inside = {task for of in names for task in of}
+    return [*tops, *(task for task in run.tasks if task in tasks - inside)] or sorted(tasks)
+
+
+def _pairs(given: Mapping[str, Any]) -> str:
+    """Arguments as lm-eval takes them: `name=value,...`, or JSON where that would be read as something else."""
+
+    def is_plain(value: Any) -> bool:
+        if isinstance(value, str):
+            return bool(re.fullmatch(r"(?!(?i:true|false|none)$)[A-Za-z_./~][\w./:@~-]*", value))
+        # lm-eval reads "-1" as -1.0
+        return (isinstance(value, int) and value >= 0) or (isinstance(value, float) and math.isfinite(value))
+
+    if all(is_plain(value) for value in given.values()):
+        return ",".join(f"{name}={value}" for name, value in given.items())
+    return _printable(_json(given))
+
+
+def _printable(text: str) -> str:
+    """Without what a terminal would obey. A line break stays, in quotes: a system instruction may have some."""
+    return "".join(char if char.isprintable() or char == "\n" else "?" for char in text)

@@ -1,0 +1,17 @@
+"""lm-eval's result files as pandas tables, and statistics on them: `results.runs`, `.scores` and `.documents`."""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lm_eval_icl.results.tables import documents, runs, scores
+
+__all__ = ["documents", "runs", "scores"]
+
+
+def __getattr__(name: str) -> Any:
+    """The three functions are imported when they are used, since pandas takes a third of a second."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from lm_eval_icl.results import tables
+
+    return getattr(tables, name)
