@@ -7,6 +7,7 @@ import json
 import math
 import os
 import tempfile
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from lm_eval_icl.errors import InputError
+from lm_eval_icl.errors import InputError, refusing
 from lm_eval_icl.harness.arguments import check_folders, pairs
 from lm_eval_icl.studies import figures, outcome
-from lm_eval_icl.studies.conduct import Conductor
+from lm_eval_icl.studies.conduct import CellsFailed, Conductor
 from lm_eval_icl.studies.folder import Folder
 from lm_eval_icl.studies.grid import Study, named, read, trained_under
 from lm_eval_icl.studies.plan import Plan
@@ -36,6 +37,13 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     parser.add_argument("--list", action="store_true", help="the studies that come with lm-eval-icl")
     parser.add_argument("--output", type=Path, metavar="DIR", help="the study's folder; what is there is not run again")
     parser.add_argument("--dry_run", action="store_true", help="say which cells there are and what they take; run none")
+    parser.add_argument("--status", action="store_true", help="say what of the study is in its folder; run none")
+    parser.add_argument(
+        "--rerun",
+        action="store_true",
+        help="run cells again, and choose demonstrations again, that other code has made than this, that do not say "
+        "which code, or that are damaged; each is replaced when the new one is there",
+    )
     parser.add_argument("--model_args", metavar="K=V,...", help="another model (pretrained=...), or more for each")
     parser.add_argument("--tasks", metavar="T,...", help="other tasks")
     parser.add_argument("--num_fewshot", type=int, metavar="N", help="another number of demonstrations")
@@ -79,17 +87,48 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
         return
     if given.output is None:
         raise InputError("--output: give the study's folder.")
-    conductor = Conductor(study, Folder(given.output), options, given.include_path, training)
+    if given.status and not (given.output / "cells").is_dir():
+        raise InputError(f"--output {given.output}: there is no study.")
+    conductor = Conductor(study, Folder(given.output), options, given.include_path, training, given.rerun)
+    if given.status:
+        _say_status(conductor, console)
+        return
     first = os.environ.get("RANK", "0") == "0"  # of several processes, one writes and prints
-    plan = Plan(conductor).record() if first else []
+    plan: list[dict[str, Any]] = []
+    failure = None
+    try:
+        plan = Plan(conductor).record() if first else []
+    except InputError as error:  # of one model or one cell, whose turn comes; the others need no estimate
+        console.print(f"There is no estimate: {error.message}", markup=False, highlight=False, soft_wrap=True)
     try:
         conductor.run()
+    except CellsFailed as error:
+        failure = error
     finally:
         if first:
             record = {**conductor.record(), "work": {"planned": plan, "done": conductor.work()}}
             conductor.folder.write("study.json", json.dumps(record, indent=2, default=str) + "\n")
     if first:
         _conclude(study, conductor, console)
+    if failure is not None:
+        raise failure
+
+
+def _say_status(conductor: Conductor, console: Console) -> None:
+    """Print how many cells are in which state, and those that are not simply done, with the reasons of the last run."""
+    said = conductor.folder.path / "study.json"
+    with refusing(f"{said} cannot be read"):
+        failed = json.loads(said.read_text(encoding="utf-8")).get("failed", {}) if said.is_file() else {}
+    states = {cell.path: conductor.state(cell) for cell in conductor.all_cells()}
+    # Damaged cells are found now; what a cell on the dev set has kept from being chosen is no cell yet.
+    failed = {path: why for path, why in failed.items() if states.get(path, "missing") == "missing"} | conductor.failed
+    states |= dict.fromkeys(failed, "failed")
+    for state, number in Counter(states.values()).most_common():
+        console.print(f"{number} {state}", markup=False, highlight=False)
+    for path, state in states.items():
+        if state != "done":
+            why = f": {failed[path]}" if path in failed else ""
+            console.print(f"{state}: {path}{why}", markup=False, highlight=False, soft_wrap=True)
 
 
 def _say_plan(plan: Plan, console: Console) -> None:
@@ -124,7 +163,8 @@ def _conclude(study: Study, conductor: Conductor, console: Console) -> None:
     for sentence in study.deviates:
         console.print(f"Deviates: {sentence}", markup=False, highlight=False)
     console.print(f"{folder.path}: study.json, study.csv, {len(drawn)} figures, cells", markup=False, highlight=False)
-    folder.tidy()
+    if not conductor.failed:  # whose responses are kept
+        folder.tidy()
 
 
 def _notes(study: Study) -> list[str]:

@@ -194,7 +194,8 @@ def test_the_number_of_passes_is_each_cells_own(tmp_path, checkpoint):
     from tests import harness
 
     (tmp_path / "tasks").mkdir()
-    (tmp_path / "data.json").write_text("\n".join(json.dumps(doc) for doc in harness.documents(12, 3)))
+    for split, first in (("train", 30), ("test", 3)):
+        (tmp_path / f"{split}.json").write_text("\n".join(json.dumps(doc) for doc in harness.documents(12, first)))
     (tmp_path / "tasks/said.yaml").write_text(
         yaml.safe_dump(
             {
@@ -202,7 +203,7 @@ def test_the_number_of_passes_is_each_cells_own(tmp_path, checkpoint):
                 "class": "!function tasks.ICLTask",
                 "dataset_path": "json",
                 "dataset_kwargs": {
-                    "data_files": {"train": str(tmp_path / "data.json"), "test": str(tmp_path / "data.json")}
+                    "data_files": {"train": str(tmp_path / "train.json"), "test": str(tmp_path / "test.json")}
                 },
                 "fewshot_split": "train",
                 "test_split": "test",
@@ -381,8 +382,10 @@ def test_a_share_of_the_documents_is_the_same_share_on_dev(tmp_path):
 
 def own_task(folder: Path, name: str) -> str:
     """The file of a task of lm-eval's class: "own" with new demonstrations for every document, or "texts"."""
-    data = {"data_files": {split: str(folder / "data.jsonl") for split in ("train", "test")}}
-    (folder / "data.jsonl").write_text("\n".join(json.dumps({"text": f"film {i}", "label": i % 2}) for i in range(20)))
+    data = {"data_files": {"train": str(folder / "data.jsonl"), "test": str(folder / "test.jsonl")}}
+    for file, first in (("data", 0), ("test", 20)):
+        rows = [json.dumps({"text": f"film {i}", "label": i % 2}) for i in range(first, first + 20)]
+        (folder / f"{file}.jsonl").write_text("\n".join(rows))
     task = {"dataset_path": "json", "dataset_kwargs": data, "training_split": "train", "test_split": "test"}
     options = {"doc_to_text": "{{text}}", "doc_to_choice": ["bad", "good"], "doc_to_target": "label"}
     metrics = {"metric_list": [{"metric": "acc"}, {"metric": "acc_mutual_info"}]}
@@ -463,7 +466,7 @@ def test_fewer_documents_than_processes(tmp_path):
 def test_an_error_in_a_cell_names_the_model_and_the_method(tmp_path):
     model = {"models": f"{DEMO['models']},max_length=40", "num_fewshot": 8}
     with pytest.raises(
-        study_tasks.InputError, match=rf"icl: {re.escape(str(model_path()))}, icl,repeat=1: .*documents"
+        study_tasks.InputError, match=rf"1 of 1 .*: {re.escape(str(model_path()))}, icl,repeat=1: .*documents"
     ):
         conduct(tmp_path / "o", methods={"icl": {"repeat": 1}}, seeds=0, **model)
 
@@ -564,7 +567,7 @@ def test_what_somebody_has_removed_or_damaged(tmp_path):
             conduct(tmp_path / "o", methods="icl", seeds=0)
     results.write_text(whole)
     next(results.parent.glob("samples_*")).unlink()
-    with pytest.raises(study_tasks.InputError, match=r"icl_demo_short.* is not whole \(FileNotFoundError"):
+    with pytest.raises(study_tasks.InputError, match=r"icl_demo_short.* is not whole \(its samples are missing\)"):
         conduct(tmp_path / "o", methods="icl", seeds=0).rows()
 
 
@@ -659,6 +662,9 @@ def test_a_claim_is_one_process_alone_and_a_dead_ones_is_taken_over(tmp_path, mo
     with other.claimed("w") as second:
         assert second
     assert not list(other.claims.iterdir())
+    with one.claimed("w"), other.claimed("v"):  # one is paused, and its claim taken over, before it ends
+        (one.claims / "w.2").write_text(json.dumps({"where": "elsewhere", "pid": 1}))
+    assert [claim.name for claim in one.claims.iterdir()] == ["w.2"]
 
 
 @pytest.mark.slow
@@ -724,6 +730,8 @@ def test_a_named_study_runs(name, hub, checkpoint, tmp_path, monkeypatch, capsys
 @pytest.mark.parametrize(
     ("keys", "says"),
     [
+        ({"seeds": "0...2"}, "seeds: '0...2': a range has two dots between its ends: 0..2 is 0, 1 and 2."),
+        ({"num_fewshot": [1, "2.."]}, "num_fewshot: '2..': a range has two dots between its ends"),
         ({"method": "icl"}, "unknown key 'method': did you mean 'methods'?"),
         ({"methods": "invcl"}, "methods: unknown method 'invcl': did you mean 'invicl'?"),
         ({"methods": {"deepthink": {"ta": 1}}}, "methods: deepthink has no argument 'ta': did you mean 'eta'?"),
@@ -757,7 +765,7 @@ def test_a_file_that_cannot_be_is_refused_in_one_line(tmp_path, capsys, monkeypa
 @pytest.mark.parametrize(
     ("keys", "says"),
     [
-        ({"tasks": "icl_demo_shrt"}, "tasks: there is no 'icl_demo_shrt'."),
+        ({"tasks": "icl_demo_shrt"}, "tasks: there is no task 'icl_demo_shrt': did you mean 'icl_demo_short'?"),
         ({"orders": 7}, "orders: 7: task 'icl_demo_short' has 3 demonstrations: give fewer orders."),
         ({"dev": {"size": 10**6}}, "dev: task 'icl_demo_short': its training split has "),
         (

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from pathlib import Path
 
 import pytest
 import transformers
@@ -169,7 +170,8 @@ def test_other_ways_by_the_command_and_a_plan(tmp_path, monkeypatch, capsys):
 
 
 def test_documents_that_are_evaluated_are_not_drawn(tmp_path):
-    (leaf,) = study_tasks.load([own_task(tmp_path, "own")], None)
-    leaf.task.fewshot_cfg.split = leaf.task.config.test_split
+    file = Path(own_task(tmp_path, "own"))
+    file.write_text(file.read_text().replace("fewshot_split: train", "fewshot_split: test"))
+    (leaf,) = study_tasks.load([str(file)], None)
     with pytest.raises(InputError, match="would come from the documents that are evaluated"):
         study_tasks.draw(leaf, 3, "random", 0)

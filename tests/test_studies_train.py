@@ -230,7 +230,25 @@ def test_two_at_once_train_nothing_twice(tmp_path, steps, monkeypatch):
     monkeypatch.setattr(conducting, "time", SimpleNamespace(sleep=wait))
     conductor = conduct(tmp_path / "o", first, **keys)
     assert trained == [("first", "icl"), ("second", "pcw")] and steps["done"] == 2 * 3
-    assert all(map(conductor.folder.is_done, conductor.all_cells())) and len(conductor.rows()) == 2
+    assert all(map(conductor.is_done, conductor.all_cells())) and len(conductor.rows()) == 2
+
+
+def test_a_training_that_fails_takes_its_cells_with_it(tmp_path, steps, monkeypatch):
+    """The other method's model is trained and evaluated; and the same command trains the first one again."""
+    before, failing = LayoutTrainer.compute_loss, [True]
+
+    def compute_loss(self, *args, **kwargs):
+        if failing and "pcw" in str(self.args.output_dir):
+            raise ZeroDivisionError("no loss")
+        return before(self, *args, **kwargs)
+
+    monkeypatch.setattr(LayoutTrainer, "compute_loss", compute_loss)
+    keys = {"methods": ["pcw", "icl"], "orders": 2}
+    with pytest.raises(InputError, match=r"2 of 4 cells failed; the first: .*no loss"):
+        conduct(tmp_path / "o", **keys)
+    del failing[:]
+    conductor = conduct(tmp_path / "o", **keys)
+    assert set(conductor.record()["cells"].values()) == {"done"} and steps["done"] == 2 * 3
 
 
 def test_processes_of_one_launch_do_not_train(tmp_path, monkeypatch):
@@ -315,7 +333,10 @@ def test_a_dry_run_says_what_would_be_trained(tmp_path, capsys, monkeypatch):
             "train: icl_demo_short: --steps 0: must be a whole",
         ),
         ({"train": {"steps": 3}}, "train: trained: --tasks, --episodes, --metaicl: give one of them."),
-        ({"train": {"tasks": "icl_demo_shrt"}}, "train: icl_demo_shrt: --tasks: there is no 'icl_demo_shrt'."),
+        (
+            {"train": {"tasks": "icl_demo_shrt"}},
+            "train: icl_demo_shrt: --tasks: there is no task 'icl_demo_shrt': did you",
+        ),
         ({"train": {"tasks": "icl_demo_short", "fits": "incl"}}, "train: icl_demo_short: unknown method 'incl'"),
         (
             {"train": {"metaicl": "hr_to_lr"}},

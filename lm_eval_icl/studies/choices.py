@@ -6,18 +6,18 @@ import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 from lm_eval_icl.demonstrations.how import How, read
-from lm_eval_icl.errors import InputError, log
+from lm_eval_icl.errors import CannotWrite, InputError, log, one_line_with_place
 from lm_eval_icl.harness import kept
-from lm_eval_icl.harness.choosing import Chooser, PoolOfTask, about_model
+from lm_eval_icl.harness.choosing import Chooser, PoolOfTask, about_model, code
 from lm_eval_icl.harness.distributed import of_first
 from lm_eval_icl.studies import tasks as study_tasks
 from lm_eval_icl.studies.folder import Cell, Folder, Model, digest, plain
-from lm_eval_icl.studies.run import Models
+from lm_eval_icl.studies.run import Models, ends_all
 from lm_eval_icl.studies.tasks import Leaf
 
 # model's folder, task, number of demonstrations, seed, how
@@ -57,40 +57,50 @@ class Choices:
     Args:
         folder: the study's folder.
         tasks: what is chosen, by task.
+        rerun: choose again what other code has chosen, and where a file is damaged.
+
+    Attributes:
+        failed: why a choice could not be made, or its file not be read.
 
     Raises:
         InputError: a task's demonstrations cannot be chosen.
     """
 
-    def __init__(self, folder: Folder, tasks: Mapping[str, ToChoose]) -> None:
-        self.folder, self.tasks = folder, tasks
+    def __init__(self, folder: Folder, tasks: Mapping[str, ToChoose], rerun: bool) -> None:
+        self.folder, self.tasks, self.rerun = folder, tasks, rerun
+        self.failed: dict[Key, str] = {}
         self.pools = {name: PoolOfTask(of.leaf.task, of.without) for name, of in tasks.items() if any(True for _ in of)}
         self._known: dict[Key, dict[str, Any]] = {}
         for name, pool in self.pools.items():
-            if study_tasks.is_its_own_pool(pool.task):
-                raise InputError(f"task {name!r}: its demonstrations would come from the documents that are evaluated.")
             most = max(shots for shots, _, _ in tasks[name])
             if most > len(pool.rows):
                 raise InputError(
                     f"task {name!r}: {most} demonstrations asked for, {len(pool.rows)} there: lower num_fewshot."
                 )
 
-    def of(self, cell: Cell) -> dict[str, Any] | None:
-        """What was chosen for a cell; None if it is not yet, or if nobody is to choose.
-
-        Raises:
-            InputError: the file is damaged.
-        """
+    @staticmethod
+    def key(cell: Cell) -> Key | None:
+        """Which choice a cell needs; None if nobody is to choose."""
         how = read(cell.demonstrations) if cell.demonstrations else None
         if how is None or not cell.num_fewshot:
             return None
-        return self._find((cell.model.folder, cell.task, cell.num_fewshot, cell.seed, str(how)))
+        return cell.model.folder, cell.task, cell.num_fewshot, cell.seed, str(how)
+
+    def of(self, cell: Cell) -> dict[str, Any] | None:
+        """What was chosen for a cell; None if it is not yet, if its file is damaged, or if nobody is to choose."""
+        key = self.key(cell)
+        return None if key is None else self._find(key)
 
     def _find(self, key: Key) -> dict[str, Any] | None:
         if key not in self._known:
             _, task, shots, seed, _ = key
-            found = kept.read(self._path(key), self.pools[task], shots, seed)
-            if found is None:
+            try:
+                found = kept.read(self._path(key), self.pools[task], shots, seed)
+            except InputError as error:
+                if not self.rerun:
+                    self.failed[key] = error.message
+                return None
+            if found is None or (self.rerun and found["code"] != code()):
                 return None
             self._known[key] = found
         return self._known[key]
@@ -104,37 +114,32 @@ class Choices:
         """Choose what is missing for these tasks, unless other processes do. All processes of a launch call this.
 
         Raises:
-            InputError: it cannot be chosen; or another checkpoint of the same name has chosen before.
+            InputError: another checkpoint of the same name has chosen before.
+            CannotWrite: what was chosen cannot be kept.
         """
         for name in tasks:
-            of = self.tasks[name]
-            error = of_first(lambda name=name, of=of: self._make(models, model.folder, name, of))  # type: ignore[misc]
-            if error is not None:  # which all processes raise: they would wait for this one
-                raise InputError(error)
+            of_first(partial(self._make, models, model.folder, name, self.tasks[name]))
 
-    def _make(self, models: Models, model: str, name: str, of: ToChoose) -> str | None:
-        """Choose for one task. Returns what is wrong, if anything is."""
-        try:
-            missing = []
-            for shots, how, seed in of:
-                found = self._find(key := (model, name, shots, seed, str(how)))
-                if found is None:
-                    missing.append((key, how))
-                elif found["model"] != self._said(models):
-                    raise InputError(
-                        f"--output {self.folder.path}: the weights or the tokenizer of "
-                        f"{models.arguments['pretrained']} have changed since it chose demonstrations: give another "
-                        "folder."
-                    )
-            if not missing:
-                return None
-            with self.folder.claimed(f"choices-{digest(f'{model} {name}')}") as claimed:
-                if claimed:
-                    with _told():
-                        self._choose(models, name, missing)
-        except InputError as error:
-            return error.message
-        return None
+    def _make(self, models: Models, model: str, name: str, of: ToChoose) -> None:
+        """Choose for one task."""
+        missing = []
+        for shots, how, seed in of:
+            found = self._find(key := (model, name, shots, seed, str(how)))
+            if key in self.failed:
+                continue
+            if found is None:
+                missing.append((key, how))
+            elif found["model"] != self._said(models):
+                raise InputError(
+                    f"--output {self.folder.path}: the weights or the tokenizer of {models.arguments['pretrained']} "
+                    "have changed since it chose demonstrations: give another folder."
+                )
+        if not missing:
+            return
+        with self.folder.claimed(f"choices-{digest(f'{model} {name}')}") as claimed:
+            if claimed:
+                with _told():
+                    self._choose(models, name, missing)
 
     def _choose(self, models: Models, name: str, missing: Sequence[tuple[Key, How]]) -> None:
         pool, predictor = self.pools[name], kept.predictor(models.first)
@@ -146,13 +151,17 @@ class Choices:
             chooser = choosers.setdefault(how.pool, Chooser(pool, predictor, how.pool))
             try:
                 choice = chooser.choose(how.name, shots, seed, how.balance, **how.arguments)
-            except InputError as error:
-                raise InputError(f"task {name!r}: demonstrations={how}: {error.message}") from error
+            except Exception as error:
+                if ends_all(error):
+                    raise
+                why = error.message if isinstance(error, InputError) else one_line_with_place(error)
+                self.failed[key] = f"task {name!r}: demonstrations={how}: {why}"
+                continue
             path = self._path(key)
             try:
                 kept.write(path, how, pool, shots, seed, choice, self._said(models))
             except OSError as error:
-                raise InputError(f"--output {self.folder.path}: cannot be written ({error.strerror}).") from error
+                raise CannotWrite(f"--output {self.folder.path}: cannot be written ({error.strerror}).") from error
 
     @staticmethod
     def _said(models: Models) -> dict[str, str]:

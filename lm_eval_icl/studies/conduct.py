@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import functools
 import gc
+import math
 import os
 import platform
+import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
+from fractions import Fraction
 from typing import Any
 
 import torch
@@ -18,7 +21,8 @@ from tqdm import tqdm
 
 from lm_eval_icl import version
 from lm_eval_icl.demonstrations import how
-from lm_eval_icl.errors import InputError
+from lm_eval_icl.errors import InputError, one_line_with_place
+from lm_eval_icl.harness import choosing
 from lm_eval_icl.harness.distributed import of_first
 from lm_eval_icl.harness.metaicl import MetaICLTask, skips
 from lm_eval_icl.metaicl.files import setting_of
@@ -27,7 +31,17 @@ from lm_eval_icl.studies.choices import Choices, ToChoose
 from lm_eval_icl.studies.folder import Cell, Folder, Model, digest
 from lm_eval_icl.studies.grid import HF, Study, Variant, trained_under
 from lm_eval_icl.studies.row import Row
-from lm_eval_icl.studies.run import Models, Options, by_work, naming, run_cells, without_passes, work_of
+from lm_eval_icl.studies.run import (
+    Models,
+    Options,
+    by_work,
+    code_of,
+    ends_all,
+    naming,
+    run_cells,
+    without_passes,
+    work_of,
+)
 from lm_eval_icl.studies.tasks import Leaf, Prepared
 
 # How long to wait, in seconds, before looking again whether other processes have finished their work.
@@ -37,6 +51,10 @@ _OTHER_WEIGHTS = {"peft", "delta", "gguf_file", "gptqmodel", "autogptq"}
 
 # Checks the options of `lm-eval-icl train`, and gives what trains.
 Trainer = Callable[[Mapping[str, Any]], Callable[[], None]]
+
+
+class CellsFailed(InputError):
+    """Some of a study's cells could not be run. The others are there."""
 
 
 @dataclass(frozen=True)
@@ -63,9 +81,11 @@ class Conductor:
         options: where and how fast it runs.
         include_path: a folder of further tasks.
         trainer: trains the models of a study that has trainings.
+        rerun: run cells again that are damaged, that other code has made, or that do not say which code.
 
     Attributes:
         models: those that are there, or those that are trained from them; one for each method that is trained under.
+        failed: by the cell's path, why it could not be run.
 
     Raises:
         InputError: an option of a training is not possible, a task cannot be loaded, or its demonstrations or dev set
@@ -79,8 +99,12 @@ class Conductor:
         options: Options,
         include_path: str | None,
         trainer: Trainer | None = None,
+        rerun: bool = False,
     ) -> None:
-        self.study, self.folder, self.options = study, folder, options
+        self.study, self.folder, self.options, self.rerun = study, folder, options, rerun
+        self.failed: dict[str, str] = {}
+        for variant in study.variants:
+            code_of(variant.method)  # now: files may be edited while a study runs
         self.include_path, self.trainer = include_path, trainer
         self.models = [model for arguments in study.models for model in self._models(arguments)]
         for model in self.models:
@@ -101,12 +125,13 @@ class Conductor:
                 raise InputError(
                     f"columns: {column!r} is no task of this study, and no group: {', '.join(sorted(known))}."
                 )
-        self._read: dict[str, dict[str, Any]] = {}
+        self._read: dict[str, tuple[int, dict[str, Any] | None]] = {}
+        self._choices: dict[str, Choice] = {}
         # The ways in which the models themselves choose demonstrations.
         self._by_model = {each for each in study.demonstrations if each is not None and how.read(each) is not None}
         self.dev = {name: self._dev_rows(leaf) for name, leaf in self.leaves.items()} if study.dev else {}
         self._rows = {name: study_tasks.contents_of_rows(self.leaves[name], rows) for name, rows in self.dev.items()}
-        self.choices = Choices(folder, {name: self._to_choose(leaf) for name, leaf in self.leaves.items()})
+        self.choices = Choices(folder, {name: self._to_choose(leaf) for name, leaf in self.leaves.items()}, rerun)
 
     def _to_choose(self, leaf: Leaf) -> ToChoose:
         """What the models of this study choose for a task: no documents of its dev set."""
@@ -208,55 +233,74 @@ class Conductor:
                             alone = isinstance(leaf.task, MetaICLTask)
                             yield Cell(model, variant, leaf.name, *of_task, rows, alone=alone)
 
-    def _cells_of(self, split: str, model: Model) -> list[Cell]:
-        return self.dev_cells(model) if split == "dev" else self.test_cells(model) or []
-
     def dev_cells(self, model: Model) -> list[Cell]:
         """All cells on the dev set; none if there is none."""
         return [cell for variant in self.variants(model) if self.dev for cell in self.cells("dev", model, variant)]
 
-    def test_cells(self, model: Model) -> list[Cell] | None:
-        """All cells on the test set, of which some may depend on the dev set; None if that is not yet finished."""
-        if not all(map(self.folder.is_done, self.dev_cells(model))):
-            return None
+    def test_cells(self, model: Model) -> list[Cell]:
+        """The cells on the test set; of those that depend on the dev set, those that are chosen so far."""
         found = []
         for variant in self.variants(model):
             for cell in self.cells("test", model, variant):
                 if not self.study.chooses(variant):
                     found.append(cell)
-                    continue
-                choice = self.choice(cell)
-                if (choice.variant, choice.seed) == (variant, cell.seed):
+                elif (choice := self.choice(cell)) and (choice.variant, choice.seed) == (variant, cell.seed):
                     found.append(replace(cell, chosen=self.study.dev.choose if self.study.dev else ()))
         return found
 
-    def choice(self, cell: Cell) -> Choice:
-        """What was chosen on the dev set where this cell is one of those among which is chosen.
+    def _candidates(self, cell: Cell) -> list[tuple[Variant, int, list[Cell]]]:
+        """Among what is chosen where this cell is one of those that may be: each method with its arguments, each seed,
+        and their cells on the dev set, one an order.
 
-        The arguments that `dev.choose` names are chosen for every set of demonstrations, over its orders; if it names
-        seeds, one set of demonstrations is chosen too. Arguments that it does not name are not chosen among.
+        The arguments that `dev.choose` names are chosen for every set of demonstrations; if it names seeds, one set of
+        demonstrations is chosen too. Arguments that it does not name are not chosen among.
         """
         dev = self.study.dev
         assert dev is not None
         fixed = {key: value for key, value in cell.variant.arguments.items() if key not in dev.choose}
-        variants = [
-            other
-            for other in self.study.variants
-            if other.entry == cell.variant.entry and fixed.items() <= other.arguments.items()
+        on_dev = replace(cell, split="dev", rows=self._rows[cell.task])
+        orders = range(self.study.orders)
+        return [
+            (variant, seed, [replace(on_dev, variant=variant, seed=seed, order=order) for order in orders])
+            for variant in self.study.variants
+            if variant.entry == cell.variant.entry and fixed.items() <= variant.arguments.items()
+            for seed in (self.study.seeds if "seeds" in dev.choose else (cell.seed,))
         ]
-        seeds = self.study.seeds if "seeds" in dev.choose else (cell.seed,)
-        curve = []
-        dev_cell = replace(cell, split="dev", rows=self._rows[cell.task])
-        for variant in variants:
-            for seed in seeds:
-                scores = [
-                    self.score(replace(dev_cell, variant=variant, seed=seed, order=order))
-                    for order in range(self.study.orders)
-                ]
-                curve.append((variant, seed, sum(scores) / len(scores)))
-        best = max if self.leaves[cell.task].task.higher_is_better().get(dev.metric, True) else min
-        variant, seed, _ = best(curve, key=lambda each: each[2])  # the first of the best
-        return Choice(variant, seed, tuple((each.arguments, one, value) for each, one, value in curve))
+
+    def choice(self, cell: Cell) -> Choice | None:
+        """What was chosen on the dev set where this cell is one of those among which is chosen; None if a cell on the
+        dev set is missing.
+
+        It is the best mean over orders; of equal ones, the first. Counts of documents, such as accuracies, are compared
+        exactly. Means of other metrics, which are rounded, are equal if they differ by less than a billionth. A score
+        that is no number is the worst.
+        """
+        candidates = self._candidates(cell)
+        key = candidates[0][2][0].path
+        if key in self._choices:
+            return self._choices[key]
+        if not all(self.is_done(each) for _, _, cells in candidates for each in cells):
+            return None
+        metric = self.study.dev.metric if self.study.dev else ""
+        higher = self.leaves[cell.task].task.higher_is_better().get(metric, True)
+        means, counts = [], True
+        for _, _, cells in candidates:
+            total: Fraction | float = Fraction(0)
+            for each in cells:
+                score, documents = self.score(each), self._documents(each)
+                if not math.isfinite(score):
+                    total += -math.inf if higher else math.inf
+                    continue
+                count = Fraction(round(score * documents), documents)
+                is_count = float(count) == score
+                total, counts = total + (count if is_count else Fraction(score)), counts and is_count
+            means.append(total / len(cells))
+        best = max(means) if higher else min(means)
+        equal = [mean == best or (not counts and math.isclose(mean, best, rel_tol=1e-9)) for mean in means]
+        variant, seed, _ = candidates[equal.index(True)]
+        curve = tuple((each.arguments, s, float(mean)) for (each, s, _), mean in zip(candidates, means, strict=True))
+        self._choices[key] = Choice(variant, seed, curve)
+        return self._choices[key]
 
     def score(self, cell: Cell) -> float:
         """A cell's metric, the dev set's own on the dev set."""
@@ -265,10 +309,56 @@ class Conductor:
         # Of several filters, the first counts.
         return float(next(value for name, value in found.items() if name.startswith(f"{metric},")))
 
+    def _documents(self, cell: Cell) -> int:
+        return int(self._results(cell)["n-samples"][self.leaves[cell.task].task.task_name]["effective"])
+
+    def is_done(self, cell: Cell) -> bool:
+        """Whether a cell is there and whole, and where cells are run again, of this code. One that is not whole is
+        noted as failed."""
+        return self._read_if_done(cell) is not None
+
+    def _read_if_done(self, cell: Cell) -> dict[str, Any] | None:
+        stamp, found = self._read.get(cell.path, (0, None))
+        if found is not None:
+            return found
+        try:
+            now = self.folder.results(cell).stat().st_mtime_ns
+        except OSError:
+            return None
+        if now != stamp:  # otherwise it has been looked at, and is damaged, or of other code
+            try:
+                found = self.folder.read(cell, self.leaves[cell.task].task.task_name)
+            except InputError as error:
+                if not self.rerun:
+                    self._fail([cell], error.message)
+            if found is not None and self.rerun and self._made_by(cell, found):
+                found = None
+            self._read[cell.path] = now, found
+        return found
+
     def _results(self, cell: Cell) -> dict[str, Any]:
-        if cell.path not in self._read:
-            self._read[cell.path] = self.folder.read(cell)
-        return self._read[cell.path]
+        """The results of a cell that is done."""
+        found = self._read_if_done(cell)
+        assert found is not None, cell.path
+        return found
+
+    @staticmethod
+    def _made_by(cell: Cell, found: Mapping[str, Any]) -> str:
+        """Which code has made a cell, and has chosen its demonstrations: "" for this code."""
+        said = found["config"]["icl"]["study"]
+        pairs = [(said.get("code"), code_of(cell.variant.method))]
+        if "choice" in said:
+            pairs.append((said["choice"].get("code"), choosing.code()))
+        if all(theirs == ours is not None for theirs, ours in pairs):
+            return ""
+        return "unknown code" if any(None in pair for pair in pairs) else "other code"
+
+    def state(self, cell: Cell) -> str:
+        """Whether a cell is "done" (with the code, if it is not this one), "failed" or "missing"."""
+        if not self.is_done(cell):
+            return "failed" if cell.path in self.failed else "missing"
+        code = self._made_by(cell, self._results(cell))
+        return f"done by {code}" if code else "done"
 
     # Running.
 
@@ -276,7 +366,8 @@ class Conductor:
         """Train the models and run the cells that are missing, and wait for those that other processes work on.
 
         Raises:
-            InputError: a model cannot be trained, or a cell cannot be run. What was finished stays.
+            CellsFailed: some could not be run, for reasons that `failed` says; all others are there.
+            InputError: the study cannot go on. What was finished stays.
         """
         self._check_tasks()
         left = self.models
@@ -284,20 +375,79 @@ class Conductor:
             before, left = left, [model for model in left if not self._run(model)]
             if len(left) == len(before):
                 time.sleep(_PATIENCE)  # other processes train the others
+        if os.environ.get("RANK", "0") != "0":
+            return  # of several processes of a launch, the first one writes the cells and knows which are there
+        self._note_what_is_not_chosen()
+        cells = self.all_cells()
+        done = {cell.path for cell in cells if self.is_done(cell)}  # maybe by another process that has more memory
+        self.failed = {path: why for path, why in self.failed.items() if path not in done}
+        if self.failed:
+            number, first = len({cell.path for cell in cells} | self.failed.keys()), next(iter(self.failed.values()))
+            raise CellsFailed(
+                f"{len(self.failed)} of {number} cells failed; the first: {first.removesuffix('.')}. "
+                f"{self.folder.path / 'study.json'} has each reason under `failed`, and the same command tries again."
+            )
+
+    def _note_what_is_not_chosen(self) -> None:
+        """Note the cells on the test set that are not known, since cells on the dev set have failed: for each choice,
+        the first that might have been chosen."""
+        for model in self.models:
+            noted = set()
+            for variant in self.variants(model):
+                for cell in self.cells("test", model, variant) if self.study.chooses(variant) else ():
+                    if cell.order == 0 and self.choice(cell) is None:
+                        on_dev = [each.path for _, _, cells in self._candidates(cell) for each in cells]
+                        if on_dev[0] not in noted:
+                            noted.add(on_dev[0])
+                            failed = next((path for path in on_dev if path in self.failed), on_dev[0])
+                            why = self.failed.get(failed, "it was removed while the study ran.")
+                            self._fail([cell], f"nothing can be chosen on the dev set, as {failed} failed: {why}")
+
+    @contextmanager
+    def _noting(self, cells: Callable[[], Iterable[Cell]]) -> Iterator[None]:
+        """Inside this context, an error is noted for those of these cells that are missing, and the study goes on,
+        unless nothing could be kept or run any more, or other processes of this launch would wait for this one."""
+        try:
+            yield
+            return
+        except Exception as error:
+            if ends_all(error) or int(os.environ.get("WORLD_SIZE", "1")) > 1:
+                raise
+            why = error.message if isinstance(error, InputError) else one_line_with_place(error)
+        # Now that the error no longer holds references to the model's tensors.
+        self._fail([cell for cell in cells() if not self.is_done(cell)], why)
+        _make_room()
+
+    def _fail(self, cells: Sequence[Cell], why: str) -> None:
+        new = [cell.path for cell in cells if cell.path not in self.failed]
+        self.failed |= dict.fromkeys(new, why)
+        if new:
+            more = f" and {len(new) - 1} more" if len(new) > 1 else ""
+            tqdm.write(f"failed: {new[0]}{more}: {why}", file=sys.stderr)
+
+    def _missing(self, cells: Sequence[Cell]) -> list[Cell]:
+        """Those of the cells that are neither there nor failed."""
+        return [cell for cell in cells if not self.is_done(cell) and cell.path not in self.failed]
 
     def _run(self, model: Model) -> bool:
-        """Train a model and run its cells, unless another process trains it. Returns whether they are all there."""
+        """Train a model and run its cells, unless another process trains it. Returns whether nothing is left to do."""
         if of_first(functools.partial(self._finished, model)):
             return True
-        if not self._train(model):
-            return False
-        self._run_model(model)
+        is_there = True
+        with self._noting(lambda: self._known_cells(model)):
+            is_there = self._train(model)
+            if is_there:
+                self._run_model(model)
         _make_room()
-        return True
+        return is_there
+
+    def _known_cells(self, model: Model, alike: tuple[str, str] | None = None) -> list[Cell]:
+        """A model's cells on both sets, or those of the variants that are scored together (`without_passes`)."""
+        cells = [*self.dev_cells(model), *self.test_cells(model)]
+        return [cell for cell in cells if alike is None or without_passes(cell.variant) == alike]
 
     def _finished(self, model: Model) -> bool:
-        cells = self.test_cells(model)
-        return cells is not None and all(map(self.folder.is_done, cells))
+        return not self._missing(self._known_cells(model))
 
     def _train(self, model: Model) -> bool:
         """Train a model that is missing, unless another process does. Returns whether it is there."""
@@ -308,7 +458,7 @@ class Conductor:
                     "one launch: run the same command once without the launcher."
                 )
             with self.folder.claimed(digest(model.checkpoint)) as claimed:
-                if not claimed:
+                if claimed is None:
                     return False
                 if not self.folder.is_trained(model):
                     try:
@@ -349,14 +499,16 @@ class Conductor:
     def _run_model(self, model: Model) -> None:
         models = Models(self.folder.arguments(model), self.options)
         for variant in {without_passes(each): each for each in self.variants(model)}.values():
-            if variant.method != HF:
-                with naming(models, variant):  # a method that the model cannot run is refused now
+            if variant.method != HF:  # a method that the model cannot run is refused now
+                cells_of = functools.partial(self._known_cells, model, without_passes(variant))
+                with self._noting(cells_of), naming(models, variant):
                     models.under(variant)
         quiet = models.rank != 0
         name = model.checkpoint or model.name
         self._check_weights(model, models)
         for split in ("dev", "test") if self.dev else ("test",):
-            works = by_work(of_first(functools.partial(self._cells_of, split, model)))
+            cells = self.dev_cells if split == "dev" else self.test_cells
+            works = by_work(of_first(functools.partial(cells, model)))
             with tqdm(total=sum(map(len, works.values())), desc=f"{name}, cells ({split})", disable=quiet) as bar:
                 while works:
                     before = len(works)
@@ -381,59 +533,73 @@ class Conductor:
             choice = self.choices.of(cell)  # which nobody needs any more, if its file has been removed
             return None if choice is None else study_tasks.draw(self.leaves[cell.task], *of_cell, choice)
 
-        for cell in filter(self.folder.is_done, self.all_cells()):
+        for cell in filter(self.is_done, self.all_cells()):
             said = self._results(cell)["config"]["icl"]["study"]
             for what, differs in (
                 ("configuration or data", said["contents"] != study_tasks.contents(self.leaves[cell.task], cell.seed)),
                 ("demonstrations", (now := indices(cell)) is not None and said["indices"] != now),
             ):
                 if differs:
+                    again = ", or --rerun" if self._made_by(cell, self._results(cell)) else ""
                     raise InputError(
                         f"--output {self.folder.path}: {cell.task}: its {what} have changed since {cell.path} was run: "
-                        "give another folder."
+                        f"give another folder{again}."
                     )
 
     def _check_weights(self, model: Model, models: Models) -> None:
         """Refuse to add cells to those that another checkpoint of the same name has given."""
-        cells = [*self.dev_cells(model), *(self.test_cells(model) or ())]
-        for cell in filter(self.folder.is_done, cells):
-            if self._results(cell)["config"]["icl"]["study"]["weights"] != models.weights:
+        for cell in filter(self.is_done, self._known_cells(model)):
+            of_cell = self._results(cell)["config"]["icl"]["study"]["weights"]
+            if of_cell != models.weights and of_cell != models.weights_in_memory:
                 raise InputError(
                     f"--output {self.folder.path}: the weights or the tokenizer of {model.checkpoint or model.name} "
                     f"have changed since {cell.path} was run: give another folder."
                 )
 
     def _run_work(self, models: Models, cells: Sequence[Cell]) -> bool:
-        """Run cells that share work, unless another process does. Returns whether they are all there."""
+        """Run cells that share work, unless another process does. Returns whether nothing is left to do."""
         # Not by all of these cells: another study may have others of the same work.
         work = digest(f"{cells[0].model.folder} {work_of(cells[0])}")
-        missing = of_first(lambda: [i for i, cell in enumerate(cells) if not self.folder.is_done(cell)])
-        if not missing:
+        if not of_first(lambda: self._missing(cells)):
             return True
         choice = of_first(lambda: self.choices.of(cells[0]))
-        if choice is None and cells[0].demonstrations in self._by_model and cells[0].num_fewshot:
-            return False  # another process chooses
-        with self.folder.claimed(work) if models.rank == 0 else nullcontext(False) as claimed:
-            if not of_first(lambda: claimed):
+        if choice is None and (key := self.choices.key(cells[0])) is not None:
+            if why := of_first(lambda: self.choices.failed.get(key)):
+                self._fail(self._missing(cells), why)
+            return why is not None  # otherwise another process chooses
+        with self.folder.claimed(work) if models.rank == 0 else nullcontext() as claim:
+            if not of_first(lambda: claim is not None):
                 return False
-            missing = of_first(lambda: [i for i, cell in enumerate(cells) if not self.folder.is_done(cell)])
-            if missing:
-                run_cells(
-                    models,
-                    [cells[i] for i in missing],
-                    self._prepare(models, cells[0], choice),
-                    self.folder,
-                    self.options,
-                    work,
-                )
-            if models.rank == 0:
-                self.folder.drop_work(work)
+            if missing := of_first(lambda: self._missing(cells)):
+                self._run_missing(models, missing, choice, work)
+            if claim is not None and all(map(self.is_done, cells)):
+                self.folder.drop_work(work, claim)
         return True
+
+    def _run_missing(self, models: Models, cells: Sequence[Cell], choice: Mapping[str, Any] | None, work: str) -> None:
+        """Run cells that share work: together, and if that fails, each by itself, as the error may be of one alone."""
+
+        def run(some: Sequence[Cell]) -> None:
+            run_cells(models, some, self._prepare(models, cells[0], choice), self.folder, self.options, work)
+
+        alone = len(cells) == 1 or models.world_size > 1
+        if not alone:
+            try:
+                run(cells)
+                return
+            except Exception as error:
+                if ends_all(error):
+                    raise
+            _make_room()
+            cells = self._missing(cells)
+        for some in [cells] if alone else [[cell] for cell in cells]:
+            with self._noting(lambda some=some: some):  # type: ignore[misc]
+                run(some)
 
     def _prepare(self, models: Models, cell: Cell, choice: Mapping[str, Any] | None) -> Callable[[int], Prepared]:
         """The task of an order, with demonstrations that are drawn or that a model has chosen. Those of the latest
         demonstrations are kept, since the next method has the same."""
-        key = (work_of(cell)[0], id(models))
+        key = (work_of(cell)[0], cell.model.folder)
         if getattr(self, "_prepared_for", None) != key:
             self._prepared_for: Any = key
             self._prepared: dict[int, Prepared] = {}
@@ -462,12 +628,12 @@ class Conductor:
 
     def all_cells(self) -> list[Cell]:
         """The cells of all models that are known so far, those on the dev set first."""
-        return [cell for model in self.models for cell in (*self.dev_cells(model), *(self.test_cells(model) or ()))]
+        return [cell for model in self.models for cell in self._known_cells(model)]
 
     def rows(self) -> list[Row]:
         """What the finished cells gave, in the order of the study's models and methods."""
         models, variants = list(self.study.models), list(self.study.variants)
-        cells = [cell for cell in self.all_cells() if self.folder.is_done(cell)]
+        cells = [cell for cell in self.all_cells() if self.is_done(cell)]
         cells.sort(key=lambda cell: (models.index(cell.model.arguments), variants.index(cell.variant)))
         return [self._row(cell) for cell in cells]
 
@@ -490,7 +656,7 @@ class Conductor:
         shared = found["config"]["icl"]["study"]["shared"]
         chosen = not self.study.chooses(cell.variant) or cell.split == "test"
         if not chosen:
-            choice = self.choice(cell) if all(map(self.folder.is_done, self.dev_cells(cell.model))) else None
+            choice = self.choice(cell)
             chosen = choice is not None and (choice.variant, choice.seed) == (cell.variant, cell.seed)
         return Row(
             model=cell.model.name,
@@ -504,11 +670,12 @@ class Conductor:
             order=cell.order,
             split=cell.split,
             chosen=chosen,
-            documents=int(found["n-samples"][leaf.task.task_name]["effective"]),
+            documents=self._documents(cell),
             score=self.score(cell),
             predictions=self._predictions(cell),
             seconds=float(shared.get("seconds", 0.0)) / shared["cells"],
             training=training.name if training else "",
+            code=self._made_by(cell, found),
         )
 
     def _predictions(self, cell: Cell) -> tuple[int, ...]:
@@ -526,11 +693,11 @@ class Conductor:
     def record(self) -> dict[str, Any]:
         """What `study.json` says: the grid, the cells, what was chosen, and how much was run."""
         cells = self.all_cells()
-        done = [cell for cell in cells if self.folder.is_done(cell)]
         choices: dict[str, Any] = {}
-        for cell in done:
+        for cell in filter(self.is_done, cells):
             if cell.split == "test" and self.study.chooses(cell.variant):
                 choice = self.choice(cell)
+                assert choice is not None  # the cell would not be known
                 choices[f"{cell.path}"] = {
                     "chosen": {**choice.variant.arguments, "seed": choice.seed},
                     "curve": [{"arguments": each, "seed": seed, "score": score} for each, seed, score in choice.curve],
@@ -549,7 +716,8 @@ class Conductor:
                 for model in self.models
                 if model.training
             },
-            "cells": {cell.path: "done" if self.folder.is_done(cell) else "missing" for cell in cells},
+            "cells": {cell.path: self.state(cell) for cell in cells},
+            "failed": self.failed,
             "dev": self.dev,
             "choices": choices,
         }
@@ -558,7 +726,7 @@ class Conductor:
         """How many passes and tokens the finished cells took, those of `hf` not counted. What was run again after an
         interruption counts once."""
         total = {"passes": 0.0, "tokens": 0.0}
-        for cell in filter(self.folder.is_done, self.all_cells()):
+        for cell in filter(self.is_done, self.all_cells()):
             icl = self._results(cell)["config"]["icl"]
             shared = icl["study"]["shared"]
             if "passes" in shared:

@@ -30,9 +30,10 @@ from typing import Any
 
 from lm_eval.loggers import EvaluationTracker
 
-from lm_eval_icl.errors import InputError, one_line
+from lm_eval_icl.errors import CannotWrite, InputError, one_line
 from lm_eval_icl.harness.saving import whole_lines
 from lm_eval_icl.harness.training import ARGUMENTS
+from lm_eval_icl.results import read as reader
 from lm_eval_icl.studies.grid import Training, Variant
 
 # How often a claim is touched, and after how long without that its process counts as dead, in seconds.
@@ -171,14 +172,11 @@ class Folder:
     def results(self, cell: Cell) -> Path:
         return self.cells / cell.path / f"results_{cell.id}.json"
 
-    def is_done(self, cell: Cell) -> bool:
-        return self.results(cell).is_file()
-
     def save(self, cell: Cell, results: dict[str, Any], model_args: Mapping[str, Any]) -> None:
-        """Write a cell's results and samples, all or nothing.
+        """Write a cell's results and samples, all or nothing. They take the place of those that are there.
 
         Raises:
-            InputError: they cannot be written.
+            CannotWrite: they cannot be written.
         """
         folder = self.cells / cell.path
         half = self.work / f"{cell.id}.{uuid.uuid4().hex}"
@@ -192,27 +190,43 @@ class Folder:
         names |= {f"samples_{task}_{tracker.date_id}.jsonl": len(of_task) for task, of_task in samples.items()}
         if not all(whole_lines(half / name, lines, name.endswith(".json")) for name, lines in names.items()):
             shutil.rmtree(half, ignore_errors=True)  # lm-eval only warns
-            raise InputError(f"--output {self.path}: the results of {cell.path} cannot be written: is the disk full?")
+            raise CannotWrite(f"--output {self.path}: the results of {cell.path} cannot be written: is the disk full?")
+        before = half.with_name(f"{half.name}.before")
         try:
             for file in half.iterdir():  # lm-eval names them by the date, which would differ in every run
                 file.rename(half / file.name.replace(str(tracker.date_id), cell.id))
-            if folder.exists() and not self.is_done(cell):
-                shutil.rmtree(folder)  # what is left of a cell whose results somebody has removed
+            with suppress(FileNotFoundError):
+                folder.rename(before)
             folder.parent.mkdir(parents=True, exist_ok=True)
             half.rename(folder)
+            shutil.rmtree(before, ignore_errors=True)
         except OSError as error:
             shutil.rmtree(half, ignore_errors=True)
-            if not self.is_done(cell):  # otherwise another process that was taken for dead has been faster
-                raise InputError(f"--output {self.path}: cannot be written ({error.strerror}).") from error
+            with suppress(OSError):
+                before.rename(folder)
+            if not self.results(cell).is_file():  # otherwise another process that was taken for dead has been faster
+                raise CannotWrite(f"--output {self.path}: cannot be written ({error.strerror}).") from error
 
-    def read(self, cell: Cell) -> dict[str, Any]:
-        """The results, configuration and numbers of samples of a finished cell.
+    def read(self, cell: Cell, task: str) -> dict[str, Any]:
+        """The results, configuration and numbers of samples of a finished cell, checked as a leaderboard checks them:
+        the samples are there, each of them once, and give the result.
 
         Raises:
             InputError: somebody has changed or removed them.
         """
         with self._whole(cell):
-            found = json.loads(self.results(cell).read_text(encoding="utf-8"))
+            runs, left_out = reader.read([self.results(cell)], quiet=True, dev=True)
+            if left_out:
+                raise self._damaged(cell, left_out[0].why)
+            result, found = runs[0].tasks[task], runs[0].results
+            if result.answers is None:
+                if result.aggregation in reader.AGGREGATIONS:
+                    raise self._damaged(cell, " ".join(result.marks) or "its samples are missing.")
+                # Such a metric is not computed from numbers of single documents: only these can be counted.
+                documents = {sample["doc_id"] for sample in self.samples(cell, task)}
+                if len(documents) != result.documents:
+                    why = f"its samples are of {len(documents)} documents, its results of {result.documents}."
+                    raise self._damaged(cell, why)
             found["config"]["icl"]["study"]["contents"]  # which every cell has
             return {key: found[key] for key in ("results", "config", "n-samples")}
 
@@ -230,11 +244,16 @@ class Folder:
     def _whole(self, cell: Cell) -> Iterator[None]:
         try:
             yield
+        except InputError:
+            raise
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise InputError(
-                f"--output {self.path}: {cell.path} is not whole ({one_line(error)}): remove that folder below "
-                "cells/, and the same command runs it again."
-            ) from error
+            raise self._damaged(cell, one_line(error)) from error
+
+    def _damaged(self, cell: Cell, why: str) -> InputError:
+        return InputError(
+            f"--output {self.path}: {cell.path} is not whole ({why.removesuffix('.')}): remove that folder below "
+            "cells/, and the same command runs it again, as it does with --rerun."
+        )
 
     def is_trained(self, model: Model) -> bool:
         """Whether the checkpoint of a model is there, or none is needed."""
@@ -250,7 +269,7 @@ class Folder:
         try:
             self.unfinished(model).rename(there)
         except OSError as error:
-            raise InputError(f"--output {self.path}: cannot be written ({error.strerror}).") from error
+            raise CannotWrite(f"--output {self.path}: cannot be written ({error.strerror}).") from error
         shutil.rmtree(there / "checkpoints", ignore_errors=True)  # those have the optimizer's state too
 
     def unfinished(self, model: Model) -> Path:
@@ -279,9 +298,10 @@ class Folder:
                 f"{path}: is not whole ({one_line(error)}): remove its folder, and the same command trains again."
             ) from error
 
-    def drop_work(self, name: str) -> None:
-        """Remove what was kept of a piece of work, which is done."""
-        shutil.rmtree(self.work / name, ignore_errors=True)
+    def drop_work(self, name: str, claim: Path) -> None:
+        """Remove what was kept of a piece of work, which is done, unless another process has taken over the claim."""
+        if not self._later(name, claim):
+            shutil.rmtree(self.work / name, ignore_errors=True)
 
     def write(self, name: str, content: str) -> None:
         """Write a file of the folder, whole or not at all.
@@ -294,17 +314,17 @@ class Folder:
             half.write_text(content, encoding="utf-8")
             half.replace(self.path / name)
         except OSError as error:
-            raise InputError(f"--output {self.path}: cannot be written ({error.strerror}).") from error
+            raise CannotWrite(f"--output {self.path}: cannot be written ({error.strerror}).") from error
 
     @contextmanager
-    def claimed(self, name: str) -> Iterator[bool]:
-        """Claim a piece of work; the claim is released at the end, and the name's folder in `work` with it.
+    def claimed(self, name: str) -> Iterator[Path | None]:
+        """Claim a piece of work; the claim is released at the end, but not that of a process that has taken it over.
 
-        Yields whether this process has the claim.
+        Yields the claim's file, None if another process has the claim.
         """
         path = self._claim(name)
         if path is None:
-            yield False
+            yield None
             return
         stop = threading.Event()
 
@@ -316,12 +336,16 @@ class Folder:
         thread = threading.Thread(target=keep, daemon=True)
         thread.start()
         try:
-            yield True
+            yield path
         finally:
             stop.set()
             thread.join()
-            for each in self.claims.glob(f"{name}.*"):
+            for each in {*self.claims.glob(f"{name}.*")} - self._later(name, path):
                 each.unlink(missing_ok=True)
+
+    def _later(self, name: str, claim: Path) -> set[Path]:
+        """The claims of processes that have taken this one for dead, which it was not: it was paused, for example."""
+        return {each for each in self.claims.glob(f"{name}.*") if int(each.suffix[1:]) > int(claim.suffix[1:])}
 
     def _claim(self, name: str) -> Path | None:
         self.claims.mkdir(exist_ok=True)  # another process that has finished may have removed it

@@ -252,6 +252,8 @@ def expanded(key: str, given: Any, needed: bool = True) -> list[Any]:
             if last < first:
                 raise InputError(f"{key}: the range {value} is empty.")
             found += range(first, last + 1)
+        elif isinstance(value, str) and re.fullmatch(r"[\s\d-]+\.{2,}[\s\d.-]*|\.{2,}[\s\d-]+", value):
+            raise InputError(f"{key}: {value!r}: a range has two dots between its ends: 0..2 is 0, 1 and 2.")
         else:
             found.append(value)
     if not found or (given is None and needed):

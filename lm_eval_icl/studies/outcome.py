@@ -222,6 +222,7 @@ class Line:
         num_fewshot: None if tasks differ and each has a number of its own.
         cells: by column; None where a task is missing.
         sensitivity: the order sensitivity over all tasks of the columns, see `order_sensitivity`.
+        codes: how many of its cells are of other code, or of unknown code: "2 of 6 cells by other code".
     """
 
     variant: Variant
@@ -229,6 +230,7 @@ class Line:
     demonstrations: str
     cells: Mapping[str, Cell | None]
     sensitivity: Sensitivity | None
+    codes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -292,7 +294,10 @@ def summarize(
             papers = [entry for entry in expected if _marked(entry, variant)]
             cells = _cells(part, every, mine, parts_of, papers, alike)
             sensitivity = order_sensitivity(part)
-            lines.append(Line(variant, used.pop() if len(used) == 1 else None, demonstrations, cells, sensitivity))
+            marks = Counter(row.code for row in part if row.code)
+            codes = tuple(f"{number} of {len(part)} cells by {code}" for code, number in sorted(marks.items()))
+            shots_of = used.pop() if len(used) == 1 else None
+            lines.append(Line(variant, shots_of, demonstrations, cells, sensitivity, codes))
     return Summary(tuple(every), tuple(lines))
 
 
@@ -440,6 +445,7 @@ def _name(line: Line, summary: Summary) -> list[str]:
         )
     if len({other.demonstrations for other in summary.lines}) > 1:
         details.append(line.demonstrations)
+    details += line.codes
     return [_plain(text) for text in (line.variant.method, *details)]
 
 
@@ -515,6 +521,11 @@ def _legend(summary: Summary) -> str:
         parts.append(
             "Order flips: how often two orders of the same demonstrations give different predictions, in percent, "
             "with a 95% interval over documents."
+        )
+    if any(line.codes for line in summary.lines):
+        parts.append(
+            "Cells by other code were made before the code that their numbers come from has changed, those by unknown "
+            "code do not say which made them; --rerun runs both again."
         )
     return " ".join(parts)
 

@@ -28,6 +28,7 @@ class Row:
         predictions: the option with the highest log-likelihood, document by document; empty if there are no options.
         seconds: what scoring took.
         training: the name of the study's training; empty if the model was not trained.
+        code: "other code" or "unknown code" if that has made the cell; empty if this code has.
     """
 
     model: str
@@ -46,3 +47,4 @@ class Row:
     predictions: tuple[int, ...]
     seconds: float
     training: str = ""
+    code: str = ""

@@ -8,25 +8,32 @@ the last. Every cell then goes through lm-eval with the scores that were found.
 
 from __future__ import annotations
 
+import errno
+import functools
 import json
+import os
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import lm_eval
 import lm_eval.evaluator
+import torch
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import LM
 from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 from tqdm import tqdm
 
-from lm_eval_icl.errors import InputError
+from lm_eval_icl.errors import CannotWrite, InputError
+from lm_eval_icl.harness.arguments import CommonArguments
 from lm_eval_icl.harness.distributed import DividedDocuments, in_any
+from lm_eval_icl.harness.identity import code_of_numbers, files_digest
 from lm_eval_icl.harness.loglikelihood import check_finite
 from lm_eval_icl.harness.models import ICLModel, model_class
 from lm_eval_icl.harness.requests import Request, RequestTokenizer
@@ -106,9 +113,6 @@ class Models:
     Args:
         arguments: as `--model_args`.
 
-    Attributes:
-        weights: a digest of its weights, configuration and tokenizer.
-
     Raises:
         InputError: it cannot be loaded, its weights cannot be read, or its passes are divided among processes.
     """
@@ -127,10 +131,21 @@ class Models:
             return known
 
         self._first.fingerprint = fingerprint  # type: ignore[method-assign]
-        self.weights = digest(json.dumps(fingerprint(), sort_keys=True, default=str))
+        of_files = self._first.model_files_digest or files_digest(**arguments)  # not every process has noted it
+        self._of_files = of_files
         self._tokenizers: dict[tuple[bool, bool], OneTokenizer] = {}
         self._models: dict[str, ICLModel] = {}
         self._latest = self._first
+
+    @property
+    def weights(self) -> str:
+        """A digest of the weights, the configuration and the tokenizer: of the files, if they are here."""
+        return self._of_files or self.weights_in_memory
+
+    @cached_property
+    def weights_in_memory(self) -> str:
+        """That digest of what was loaded, which studies wrote before they had that of the files."""
+        return digest(json.dumps(self._first.fingerprint(), sort_keys=True, default=str))
 
     def under(self, variant: Variant) -> ICLModel:
         """The model of a method.
@@ -189,6 +204,34 @@ def without_passes(variant: Variant) -> tuple[str, str]:
     return variant.method, str(sorted((key, value) for key, value in variant.arguments.items() if key != name))
 
 
+@functools.cache
+def code_of(method: str) -> str | None:
+    """A digest of the code that a method's cells depend on (`identity.code_of_numbers`). The code that draws
+    demonstrations is not in it, since the rows that are drawn are compared; nor that by which a model chooses them,
+    which is recorded with each choice."""
+    without = ("demonstrations/", "harness/training.py")
+    if method == HF:
+        ours = ("inference/", "methods/", "harness/models.py")
+        return code_of_numbers(
+            "studies/tasks.py", "harness/loading.py", "harness/distributed.py", without=without + ours
+        )
+    cls = model_class(method).method_class
+    return code_of_numbers("studies/run.py", "studies/tasks.py", method=cls, without=without)
+
+
+def ends_all(error: BaseException | None) -> bool:
+    """Whether no cell that follows could be kept or run: the disk is full, or the device has stopped working. Out of
+    memory is an error of one cell, since the next one may be smaller."""
+    full = [os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT, errno.EROFS)]
+    broken = getattr(torch, "AcceleratorError", CannotWrite)  # since torch 2.8
+    while error is not None:
+        stopped = isinstance(error, broken) and "out of memory" not in str(error)
+        if stopped or isinstance(error, CannotWrite) or any(text in str(error) for text in full):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
 @contextmanager
 def naming(models: Models, variant: Variant) -> Iterator[None]:
     """Put the model and the method before an error's message."""
@@ -243,7 +286,8 @@ def run_cells(
             number = passes_of(cell.variant)[1]
             answered = Answered(_with_passes(models, variant, number), scores[number])
             results = evaluate(answered, cell, tasks[cell.order], models, options)
-            shared = {"cells": len(of_these), "passes": model.runner.passes_run, "seconds": round(seconds, 3)}
+            counts = {"cells": len(of_these), "orders": len(tasks), "passes": model.runner.passes_run}
+            shared = {**counts, "seconds": round(seconds, 3)}
             save(folder, cell, results, tasks[cell.order], models, shared)
 
 
@@ -346,7 +390,7 @@ def _each(
 def evaluate(lm: LM, cell: Cell, prepared: Prepared, models: Models, options: Options) -> dict[str, Any] | None:
     """lm-eval's results of a cell; None on all processes but the first."""
     prepared.forget_responses()
-    with _environment_once():
+    with environment_once():
         results: dict[str, Any] | None = lm_eval.simple_evaluate(
             model=lm,
             tasks=[prepared.task],
@@ -370,11 +414,14 @@ def save(
     """Write a cell's results, with what was varied under `config.icl.study`.
 
     Args:
-        shared: how many cells were scored together, in how many passes and seconds.
+        shared: how many cells were scored together, of how many orders, in how many passes and seconds.
     """
     if results is None:
         return
-    arguments = {**models.arguments, **cell.variant.arguments}
+    # `hf` has none of the arguments of this package's models.
+    ours = {field.name for field in fields(CommonArguments)} if cell.variant.method == HF else set()
+    of_model = {name: value for name, value in models.arguments.items() if name not in ours}
+    arguments = {**of_model, **cell.variant.arguments}
     study = {
         "model": cell.model.name,
         **({"training": cell.model.training.name, "checkpoint": cell.model.checkpoint} if cell.model.training else {}),
@@ -389,7 +436,9 @@ def save(
         "order": cell.order,
         "split": cell.split,
         **({"chosen": list(cell.chosen)} if cell.chosen else {}),
+        **({"changes": cell.changes} if cell.changes else {}),
         "weights": models.weights,
+        "code": code_of(cell.variant.method),
         "shared": dict(shared or {"cells": 1}),
     }
     config = results["config"]
@@ -402,7 +451,7 @@ _environment: dict[str, Any] = {}
 
 
 @contextmanager
-def _environment_once() -> Iterator[None]:
+def environment_once() -> Iterator[None]:
     """Inside this context, lm-eval finds out about the machine and the commit only once, which takes seconds."""
     module: Any = lm_eval.evaluator
     add, commit = module.add_env_info, module.get_git_commit_hash

@@ -19,10 +19,12 @@ from lm_eval.api.task import ConfigurableTask
 from lm_eval.evaluator_utils import get_sample_size
 
 from lm_eval_icl.errors import InputError, refusing
+from lm_eval_icl.harness import patches
 from lm_eval_icl.harness.distributed import check_shares
 from lm_eval_icl.harness.metaicl import MetaICLTask
 from lm_eval_icl.harness.prompts import recording
-from lm_eval_icl.harness.tasks import FixedSampler, ICLTask, These, is_its_own_pool, template_of
+from lm_eval_icl.harness.task_errors import unknown_task
+from lm_eval_icl.harness.tasks import FixedSampler, ICLTask, These, among, template_of
 from lm_eval_icl.harness.training import task_manager
 from lm_eval_icl.metaicl.files import checked_seed
 from lm_eval_icl.studies.folder import digest
@@ -31,7 +33,7 @@ Doc = dict[str, Any]
 # The dev set is the same for all seeds of the demonstrations.
 _DEV_SEED = 0
 # What a cell says of a choice, besides the rows that were chosen.
-_OF_CHOICE = ("picked", "margin", "accuracy", "seconds", "tokens")
+_OF_CHOICE = ("picked", "margin", "accuracy", "evaluated", "seconds", "tokens", "code")
 
 
 @dataclass(frozen=True)
@@ -94,8 +96,8 @@ def load(
         asked, changes = (spec, {}) if isinstance(spec, str) else (spec["task"], {**spec})
         changes.pop("task", None)
         if asked not in manager.all_tasks and not Path(asked).is_file():
-            raise InputError(f"tasks: there is no {asked!r}. `lm-eval-icl ls tasks` lists those there are.")
-        with refusing(f"tasks: {asked}: cannot be loaded"):
+            raise InputError(f"tasks: {unknown_task(asked, manager.all_tasks, include_path)}")
+        with refusing(f"tasks: {asked}: cannot be loaded"), patches.of_our_commands():
             # As part of a group, a task's configuration is merged with the changes.
             loaded = manager.load([{"group": "study", "task": [{"task": asked, **changes}]}] if changes else [asked])
         groups = {name: {task.task_name for task in group.get_all_tasks()} for name, group in loaded["groups"].items()}
@@ -177,7 +179,7 @@ def prepare(
     task = copy.copy(leaf.task)
     task._config = copy.deepcopy(leaf.task.config)
     task.set_config("num_fewshot", shots)
-    indices = draw(leaf, shots, how, seed, order, choice)
+    indices = draw(leaf, shots, how, seed, order, choice, task)
     if isinstance(task, MetaICLTask) and indices is not None and bind is not None:
         task.set_fewshot_seed(seed)
         task.reorder(indices)
@@ -215,10 +217,19 @@ def _quiet() -> Iterator[None]:
 
 
 def draw(
-    leaf: Leaf, shots: int, how: str | None, seed: int, order: int = 0, choice: Mapping[str, Any] | None = None
+    leaf: Leaf,
+    shots: int,
+    how: str | None,
+    seed: int,
+    order: int = 0,
+    choice: Mapping[str, Any] | None = None,
+    of: ConfigurableTask | None = None,
 ) -> list[int] | None:
     """The indices of a task's demonstrations in its pool; None if lm-eval draws others for every document, or a model
     is still to choose them.
+
+    Args:
+        of: the task whose results are to say how many of them replace others, which are evaluated.
 
     Raises:
         InputError: as for `prepare`.
@@ -241,15 +252,11 @@ def draw(
         return None
     sampler = leaf.task.sampler
     if how is not None:
-        sampler = FixedSampler(list(sampler.df), how, leaf.task.doc_to_target, str(leaf.task.config.task))
-        if is_its_own_pool(leaf.task):
-            sampler.refuse_own_documents()
+        sampler = FixedSampler(sampler.df, how, leaf.task)
         if sampler.method is not None:
             permuted(list(range(shots)), order, seed, leaf.name)  # refuses more orders than there are
             return None
-    drawn = sampler.set_rnd(seed).sample(shots)
-    indices = [next(i for i, doc in enumerate(sampler.df) if doc is each) for each in drawn]
-    return permuted(indices, order, seed, leaf.name)
+    return permuted(sampler.set_rnd(seed).rows(shots, of), order, seed, leaf.name)
 
 
 def permuted(indices: list[int], order: int, seed: int, task: str) -> list[int]:
@@ -285,11 +292,12 @@ def dev_rows(leaf: Leaf, size: int | None, limit: float | None, used: Sequence[D
     documents = min(documents, get_sample_size(task, limit) or documents)
     wanted = documents if size is None else size if limit is None else min(size, documents)
     order = Random(_DEV_SEED).sample(range(len(rows)), len(rows))
+    is_used = among(task, lambda: used, few_shot=True)
     found: list[int] = []
     for i in order:
         if len(found) == wanted:
             break
-        if rows[i] not in used:
+        if not is_used(rows[i]):
             found.append(i)
     if len(found) < wanted:
         raise InputError(
