@@ -9,13 +9,12 @@
     python scripts/benchmark.py own        # documents with demonstrations of their own, beside hf
     python scripts/benchmark.py training   # a training step in every method, beside transformers' Trainer
     python scripts/benchmark.py shots      # encoding hundreds to thousands of demonstrations of SST-2
-    python scripts/benchmark.py gpu        # tasks, for a GPU: a model of 8 billion parameters in bfloat16
 
 Models have random weights, made here (a GPT-2 of 124 million parameters, or a Llama-type of about that size with
 grouped-query attention); their tokenizer is trained here on the workload's own text. Contenders take turns within a
 repetition, so that whatever else the machine does meets all alike; ratios are of one repetition, their spread is
-printed. `tasks`, `outside`, `whole`, `shots` and `gpu` need the datasets, from the Hub or as folders of the same names
-below the working directory.
+printed. `tasks`, `outside`, `whole` and `shots` need the datasets, from the Hub or as folders of the same names below
+the working directory. For a GPU there is scripts/on_a_gpu.py.
 """
 
 from __future__ import annotations
@@ -50,13 +49,6 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "methods": {"methods": list(METHODS)},
     "training": {"methods": list(METHODS)},
     "shots": {"model": "toy", "methods": ["icl", *(name for name in METHODS if make(name).needs_mask)]},
-    "gpu": {
-        "model": "llama-8b",
-        "methods": ["icl", "deepthink", "invicl"],
-        "workloads": ["mmlu", "leaderboard_bbh", "icl_classification", "bbh"],
-        "batch_sizes": [8, 32, 128],
-        "pack_tokens": [1024, 4096, 16384],
-    },
 }
 COMPARE = {
     "tasks": tasks.compare,
@@ -68,14 +60,13 @@ COMPARE = {
     "own": own.compare,
     "training": training.compare,
     "shots": shots.compare,
-    "gpu": tasks.compare,
 }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=COMPARE)
-    parser.add_argument("--model", choices=CONFIGS, help="default: gpt2; toy for shots and own, llama-8b for gpu")
+    parser.add_argument("--model", choices=CONFIGS, help="default: gpt2; toy for shots and own")
     parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, metavar="NAME")
     parser.add_argument(
         "--methods", nargs="+", choices=METHODS, metavar="NAME", help="default: all, or those that are of interest"
@@ -86,7 +77,7 @@ def main() -> None:
         type=int,
         help="numbers of demonstrations, for shots and own (default: 125 to 2000, 1 to 16)",
     )
-    parser.add_argument("--pack-tokens", nargs="+", type=int, help="of ours (default: 1024; several for gpu)")
+    parser.add_argument("--pack-tokens", nargs="+", type=int, help="of ours (default: 1024)")
     parser.add_argument(
         "--tasks", type=int, default=2, help="how many of a workload's tasks; 0 for all (default: %(default)s)"
     )
@@ -95,7 +86,7 @@ def main() -> None:
         "--batch-sizes",
         nargs="+",
         type=int,
-        help="of hf, and of ours for own (default: 1 8; 1 for whole, 8 32 128 for gpu)",
+        help="of hf, and of ours for own (default: 1 8; 1 for whole)",
     )
     parser.add_argument("--repetitions", type=int, default=3)
     parser.add_argument("--max-gen-toks", type=int, default=32, help="of generation tasks (default: %(default)s)")
@@ -106,8 +97,6 @@ def main() -> None:
     for name, value in (DEFAULTS[""] | DEFAULTS.get(options.what, {})).items():
         if getattr(options, name) is None:
             setattr(options, name, value)
-    if options.what == "gpu" and not torch.cuda.is_available():
-        parser.error("gpu: there is no GPU here (torch.cuda.is_available() is False); `tasks` runs on a CPU")
     least = 0 if options.what in ("tasks", "outside", "whole") else 1
     if options.repetitions < 1 or options.documents < least or options.tasks < 0:
         parser.error(

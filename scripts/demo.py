@@ -3,32 +3,41 @@
     python scripts/demo.py [--limit N] [--output DIR]
 
 Offline and on a CPU: the model and the documents ship with the package. Each model is evaluated with two and with eight
-demonstrations, which takes one line each: accuracy with its standard error, and the order sensitivity (the share of
-documents whose predicted label is not the same for all of four random orders of the same demonstrations). A table of
-all of them ends the run, with the documents that each model took a second, the whole evaluation with loading counted.
-lm-eval's ordinary results files stay in the output folder.
+demonstrations: accuracy with its standard error, and the order sensitivity (the share of documents whose predicted
+label is not the same for all of four random orders of the same demonstrations). A table shows them as they come, with
+the documents that each model took a second, everything counted. Where the output is no terminal, each takes a line, and
+the table ends the run. Up to four processes, of one thread each, share the work: a model this small gains nothing from
+more threads. lm-eval's ordinary results files stay in the output folder.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import logging
+import multiprocessing
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from random import Random
 from typing import Any
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports huggingface_hub
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before anything imports torch, whose waiting threads give way so
 
 import lm_eval
+import torch
 import transformers
+from lm_eval.api.model import LM
+from lm_eval.api.registry import get_model
 from lm_eval.loggers import EvaluationTracker
 from lm_eval.tasks import TaskManager
-from rich.console import Console
+from rich.console import Console, Group
+from rich.live import Live
 from rich.progress import Progress
 from rich.table import Table
 
@@ -36,6 +45,7 @@ from lm_eval_icl import demo
 from lm_eval_icl.demonstrations.draw import stratified
 from lm_eval_icl.harness.plugin import task_dir
 from lm_eval_icl.methods import NAMES
+from lm_eval_icl.studies.run import environment_once
 
 SHOTS, ORDERS, SEED = (2, 8), 4, 1234
 
@@ -72,23 +82,33 @@ def quiet() -> Iterator[None]:
         os.close(kept)
 
 
-def evaluate(model: str, shots: int, order: Path, output: Path, limit: int | None) -> dict[str, Any]:
-    """One evaluation through lm-eval, its results files written."""
+@functools.lru_cache(maxsize=1)
+def load(model: str) -> LM:
+    """The model of this name, on the checkpoint that ships with the package."""
+    arguments = {"pretrained": str(demo.model_path())}
+    lm: LM = get_model(model).create_from_arg_obj(arguments, {"batch_size": 16, "device": "cpu"})
+    return lm
+
+
+def evaluate(model: str, lm: LM, shots: int, order: Path, output: Path, limit: int | None) -> dict[str, Any]:
+    """One evaluation through lm-eval, its results files written as if lm-eval had loaded the model by its name."""
     tracker = EvaluationTracker(output_path=str(output / model))
     manager = TaskManager(
         include_path=task_dir() / "demo", include_defaults=False, metadata={"demonstrations": str(order)}
     )
-    results = lm_eval.simple_evaluate(
-        model=model,
-        model_args={"pretrained": str(demo.model_path())},
-        tasks=["icl_demo"],
-        num_fewshot=shots,
-        batch_size=16,
-        device="cpu",
-        limit=limit,
-        task_manager=manager,
-        evaluation_tracker=tracker,
-    )
+    with environment_once():
+        results = lm_eval.simple_evaluate(
+            model=lm,
+            model_args={"pretrained": str(demo.model_path())},
+            tasks=["icl_demo"],
+            num_fewshot=shots,
+            batch_size=16,
+            device="cpu",
+            limit=limit,
+            task_manager=manager,
+            evaluation_tracker=tracker,
+        )
+    results["config"]["model"] = tracker.general_config_tracker.model_source = model
     samples = results.pop("samples")
     tracker.save_results_aggregated(results=results, samples=samples)
     for task, of_task in samples.items():
@@ -106,6 +126,35 @@ def predictions(results: dict[str, Any]) -> dict[tuple[str, int], int]:
     return found
 
 
+def measure(
+    model: str, shots: int, orders: list[Path], output: Path, limit: int | None
+) -> tuple[list[str], int, float]:
+    """Accuracy and order sensitivity of a model with a number of demonstrations, in words; of how many documents, over
+    all orders; and in how many seconds."""
+    begun = time.perf_counter()
+    with quiet():
+        runs = [evaluate(model, load(model), shots, order, output, limit) for order in orders]
+    predicted = [predictions(run) for run in runs]
+    changed = [len({of_run[document] for of_run in predicted}) > 1 for document in predicted[0]]
+    group = runs[0]["groups"]["icl_demo"]
+    accuracy = f"{group['acc,none']:.3f} ± {group['acc_stderr,none']:.3f}"
+    sensitivity = f"{sum(changed) / len(changed):.3f}"
+    return [accuracy, sensitivity], sum(map(len, predicted)), time.perf_counter() - begun
+
+
+def table_of(rows: list[list[str]]) -> Table:
+    """The rows that there are; the last one may not be complete."""
+    table = Table(title="icl_demo on the embedded model: accuracy, order sensitivity (o.s.)")
+    table.add_column("model")
+    for shots in SHOTS:
+        table.add_column(f"{shots} shots", justify="right")
+        table.add_column("o.s.", justify="right")
+    table.add_column("documents/s", justify="right")
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--limit", type=int, default=100, help="documents a task; 0 for all (default: %(default)s)")
@@ -119,35 +168,42 @@ def main() -> None:
 
     console = Console()
     orders = {shots: write_orders(options.output, shots) for shots in SHOTS}
-    table = Table(title="icl_demo on the embedded model: accuracy, order sensitivity (o.s.)")
-    table.add_column("model")
-    for shots in SHOTS:
-        table.add_column(f"{shots} shots", justify="right")
-        table.add_column("o.s.", justify="right")
-    table.add_column("documents/s", justify="right")
+    rows: list[list[str]] = []
+    progress = Progress(console=console)
+    bar = progress.add_task("", total=(len(NAMES) + 1) * len(SHOTS))
+
+    def shown() -> Group | Table:
+        return table_of(rows) if progress.finished else Group(table_of(rows), progress)
+
     # rich would otherwise take over what is written to standard error, and print it.
-    with Progress(console=console, transient=True, redirect_stderr=False) as progress:
-        bar = progress.add_task("", total=(len(NAMES) + 1) * len(SHOTS) * ORDERS)
+    live = Live(console=console, get_renderable=shown, redirect_stderr=False)
+    # Processes are forked before anything has run, so that each of them has all modules and no threads.
+    forked = multiprocessing.get_context("fork" if "fork" in multiprocessing.get_all_start_methods() else None)
+    workers = max(1, min(4, os.cpu_count() or 1))
+    pool = ProcessPoolExecutor(workers, mp_context=forked, initializer=torch.set_num_threads, initargs=(1,))
+    with pool, live if console.is_terminal else nullcontext():
+        limit = options.limit or None
+        measured = {
+            (model, shots): pool.submit(measure, model, shots, orders[shots], options.output, limit)
+            for model in ("hf", *NAMES)
+            for shots in SHOTS
+        }
         for model in ("hf", *NAMES):
-            start, documents, row = time.perf_counter(), 0, []
+            documents, seconds = 0, 0.0
+            rows.append([model])
             for shots in SHOTS:
                 progress.update(bar, description=f"{model}, {shots} shots")
-                begun, runs = time.perf_counter(), []
-                for order in orders[shots]:
-                    with quiet():
-                        runs.append(evaluate(model, shots, order, options.output, options.limit or None))
-                    progress.advance(bar)
-                predicted = [predictions(run) for run in runs]
-                changed = [len({of_run[document] for of_run in predicted}) > 1 for document in predicted[0]]
-                group = runs[0]["groups"]["icl_demo"]
-                accuracy = f"{group['acc,none']:.3f} ± {group['acc_stderr,none']:.3f}"
-                sensitivity = f"{sum(changed) / len(changed):.3f}"
-                took = f"{time.perf_counter() - begun:.0f} s"
-                console.print(f"{model}, {shots} shots: accuracy {accuracy}, order sensitivity {sensitivity} ({took})")
-                row += [accuracy, sensitivity]
-                documents += sum(map(len, predicted))
-            table.add_row(model, *row, f"{documents / (time.perf_counter() - start):.0f}")
-    console.print(table)
+                cells, of_these, took = measured[model, shots].result()
+                documents, seconds = documents + of_these, seconds + took
+                rows[-1] += cells
+                if not console.is_terminal:
+                    accuracy, sensitivity = cells
+                    said = f"accuracy {accuracy}, order sensitivity {sensitivity} ({took:.0f} s)"
+                    print(f"{model}, {shots} shots: {said}", flush=True)
+                progress.advance(bar)
+            rows[-1].append(f"{documents / seconds:.0f}")
+    if not console.is_terminal:
+        console.print(table_of(rows))
     console.print(
         "The model was trained under every method but batchicl and deepthink, which run on a model trained under icl. "
         "Chance is 0.417; a model trained under icl alone may be near it with a method of another mask."

@@ -2,7 +2,7 @@
 
     python scripts/make_board.py [--output DIR] [--browser FILE]
 
-Offline and on a CPU. The study takes half an hour or so on two cores; stopped, it goes on where it was.
+Offline and on a CPU. The study takes some five minutes on two cores; stopped, it goes on where it was.
 """
 
 from __future__ import annotations

@@ -38,6 +38,11 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("gpu") and not torch.cuda.is_available():
+        pytest.skip("there is no GPU")
+
+
 @pytest.fixture(scope="session")
 def shared() -> Path:
     """The folder of real datasets and checkpoints beside the checkout."""

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+import os
+import pty
+import re
 import runpy
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -179,3 +186,31 @@ def test_the_demo_prints_a_line_for_each_setting_and_a_table(tmp_path: Path) -> 
     settings = [line.split(": accuracy ")[0] for line in lines[:4] if ", order sensitivity " in line]
     assert settings == ["hf, 2 shots", "hf, 8 shots", "icl, 2 shots", "icl, 8 shots"]
     assert [line.split("│")[1].strip() for line in lines if line.startswith("│")] == ["hf", "icl"]
+
+
+@pytest.mark.slow
+def test_in_a_terminal_the_demo_shows_its_table_row_by_row(tmp_path: Path) -> None:
+    """Every state of the table that is shown begins with the one before it."""
+    alone = "import runpy, sys; from lm_eval_icl import methods; methods.NAMES = ('icl',); "
+    alone += f"sys.argv = ['demo.py', '--limit', '2']; runpy.run_path({str(SCRIPT.with_name('demo.py'))!r}, "
+    alone += "run_name='__main__')"
+    shown = bytearray()
+    terminal, inside = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "120", "LINES": "40"}
+    line = [sys.executable, "-c", alone]
+    with subprocess.Popen(line, stdout=inside, stderr=inside, cwd=tmp_path, env=environment) as process:
+        os.close(inside)
+        with contextlib.suppress(OSError):  # a terminal whose last program has ended
+            while said := os.read(terminal, 2**16):
+                shown += said
+    assert process.returncode == 0
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode())
+    states = []
+    for table in re.findall(r"┩\r\n(.*?)└", text, re.DOTALL):
+        state = [[cell.strip() for cell in row.split("│")[1:-1]] for row in table.split("\r\n") if row]
+        if [state] != states[-1:]:
+            states.append(state)
+    filled = [[cell for row in state for cell in row if cell] for state in states]
+    assert all(later[: len(earlier)] == earlier for earlier, later in itertools.pairwise(filled))
+    assert [len(state) for state in states][:2] == [1, 1] and [len(state) for state in states][-2:] == [2, 2]
+    assert [row[0] for row in states[-1]] == ["hf", "icl"] and all(map(all, states[-1]))

@@ -68,7 +68,9 @@ def run(arguments: list[str]) -> subprocess.CompletedProcess[str]:
     scripts = str(Path(__file__).resolve().parents[1])
     path = os.pathsep.join([scripts, *filter(None, [os.environ.get("PYTHONPATH")])])
     command = [sys.executable, "-m", "benchmarks.clocked", *arguments]
-    return subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True)
+    # As in the command `lm_eval` itself, of which the start-up hook knows.
+    environment = {"OMP_WAIT_POLICY": "PASSIVE", **os.environ, "PYTHONPATH": path}
+    return subprocess.run(command, env=environment, capture_output=True, text=True)
 
 
 def table(runs: dict[str, list[dict[str, list[float]]]]) -> str:

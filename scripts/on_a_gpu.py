@@ -1,0 +1,268 @@
+"""What can only be known on a GPU, in one command that writes one file.
+
+    python scripts/on_a_gpu.py [--output docs/gpu.md] [--model llama-8b] [--documents 100] [--workloads NAME ...]
+
+The file is in Markdown: the machine with its versions and the commit; the tests that are marked `gpu`; `icl` beside
+lm-eval's `hf` in float32 and bfloat16; whether order-invariant methods give the same bits in any order; one model over
+two devices; out of memory, and how a run goes on; and the benchmark's table beside `hf`. Models have random weights. A
+part that needs what is not there (on a CPU, nearly all) is skipped, and the file says why. The exit code is 1 if a part
+fails.
+
+The table needs the datasets, from the Hub or as folders of the same names below the working directory. `hf` runs with
+flash attention if that is installed, at several batch sizes, and ours with packs of several sizes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import datetime
+import importlib.metadata
+import io
+import itertools
+import logging
+import os
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from typing import Any
+
+# Before anything imports tqdm: no bars between this script's own lines.
+os.environ["TQDM_DISABLE"] = "1"
+
+import torch
+import transformers
+from accelerate import dispatch_model, infer_auto_device_map
+from benchmarks import tasks
+from benchmarks.measuring import machine, run
+from benchmarks.workloads import CONFIGS, METHODS, WORKLOADS, random_model, synthetic, train_tokenizer
+from lm_eval.api.instance import Instance
+from lm_eval.models.huggingface import HFLM
+from rich.console import Console
+
+from lm_eval_icl import version
+from lm_eval_icl.errors import one_line
+from lm_eval_icl.prompt import FewShotPrompt
+
+ROOT = Path(__file__).resolve().parents[1]
+ON_GPU = torch.cuda.is_available()
+DEVICE = "cuda" if ON_GPU else "cpu"
+Table = list[list[str]]
+
+
+class Skipped(Exception):
+    """A part cannot be run here; the message says why."""
+
+
+class Bench:
+    """The model, its tokenizer and requests: documents with four options behind the same eight demonstrations."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options, self.requests = options, synthetic(documents=options.documents)
+        self.tokenizer = train_tokenizer(self.requests, CONFIGS[options.model].vocab_size)
+
+    def model(self, dtype: torch.dtype) -> Any:
+        model: Any = random_model(self.options.model, DEVICE)
+        return model.to(dtype)
+
+    def lm(self, name: str, model: Any, **arguments: Any) -> Any:
+        """A method, or `hf`, on a model that is loaded."""
+        make: Any = HFLM if name == "hf" else METHODS[name]
+        return make(model, tokenizer=self.tokenizer, device=DEVICE, **{"batch_size": 8, **arguments})
+
+
+def scores(lm: Any, requests: list[Instance]) -> torch.Tensor:
+    """The log-probability of every option, [documents, options]."""
+    [found] = run(lm, requests)
+    return torch.tensor([logprob for logprob, _ in found], dtype=torch.float64).view(-1, 4)
+
+
+def difference(found: torch.Tensor, expected: torch.Tensor) -> list[str]:
+    """The largest difference of a log-probability, and the share of documents with the same best option."""
+    same = (found.argmax(1) == expected.argmax(1)).double().mean()
+    return [f"{float((found - expected).abs().max()):.2g}", f"{float(same):.1%}"]
+
+
+def markdown(header: list[str], rows: Table) -> list[str]:
+    return [f"| {' | '.join(row)} |" for row in (header, ["---"] * len(header), *rows)]
+
+
+def gpu_tests(bench: Bench) -> list[str]:
+    """The tests that are marked `gpu`."""
+    if not ON_GPU:
+        raise Skipped("there is no GPU here (torch.cuda.is_available() is False)")
+    command = [sys.executable, "-m", "pytest", "-q", "-rfEs", "-m", "gpu", "-p", "no:cacheprovider", "tests"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    lines = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR", "SKIPPED"))]
+    lines = ["`pytest -m gpu`: " + done.stdout.strip().rpartition("\n")[2].strip("= "), "", *(f"- {x}" for x in lines)]
+    if done.returncode:
+        raise RuntimeError("\n".join([*lines, *done.stdout.splitlines()[-40:]]))
+    return lines
+
+
+def beside_hf(bench: Bench) -> list[str]:
+    """`icl` beside `hf`, and each beside `hf` in float32."""
+    rows, exact = [], None
+    for dtype in (torch.float32, torch.bfloat16):
+        model = bench.model(dtype)
+        hf, icl = (scores(bench.lm(name, model), bench.requests) for name in ("hf", "icl"))
+        exact = hf if exact is None else exact
+        tensor = str(dtype).removeprefix("torch.")
+        rows += [[tensor, "icl and hf", *difference(icl, hf)]]
+        rows += [
+            [tensor, f"{name} and hf in float32", *difference(of, exact)] for name, of in (("icl", icl), ("hf", hf))
+        ]
+        del model
+    return markdown(["dtype", "of", "largest difference", "same best option"], rows[:1] + rows[3:])
+
+
+def orders(bench: Bench) -> list[str]:
+    """Order-invariant methods with the demonstrations in four orders, as they run, and without the order that they are
+    put into first (`canonical_order=False`), where only rounding may differ."""
+    requests, rows = bench.requests[: 4 * (16 if ON_GPU else 2)], []
+    invariant = [name for name in METHODS if METHODS[name].method_class().invariant]
+    for dtype, name in itertools.product((torch.float32, torch.bfloat16), invariant):
+        model, found = bench.model(dtype), []
+        for canonical in (True, False):
+            lm = bench.lm(name, model, canonical_order=canonical)
+            found.append(torch.stack([scores(lm, [shuffled(each, seed) for each in requests]) for seed in range(4)]))
+        equal = torch.equal(found[0], found[0][:1].expand_as(found[0]))
+        apart = float((found[1] - found[1][:1]).abs().max())
+        rows.append([name, str(dtype).removeprefix("torch."), "yes" if equal else "**no**", f"{apart:.2g}"])
+    table = markdown(["method", "dtype", "the same bits", "largest difference without canonical order"], rows)
+    if any("no" in row[2] for row in rows):
+        raise RuntimeError("\n".join(["not the same bits in every order", "", *table]))
+    return table
+
+
+def shuffled(instance: Instance, seed: int) -> Instance:
+    """The request with its demonstrations in another order."""
+    prompt, answer = instance.args
+    shown = list(prompt.demonstrations)
+    Random(seed).shuffle(shown)
+    metadata = (instance.task_name, instance.doc_id, 1)
+    arguments = (FewShotPrompt(prompt.prefix, shown, prompt.query), answer)
+    return Instance(instance.request_type, {}, arguments, instance.idx, metadata=metadata)
+
+
+def two_devices(bench: Bench) -> list[str]:
+    """Every method on a model whose layers are on two devices, beside the same on one."""
+    if torch.cuda.device_count() < 2:
+        raise Skipped(f"it needs two GPUs, and there {'is one' if ON_GPU else 'are none'}")
+    one, two = bench.model(torch.float32), bench.model(torch.float32)
+    half = 0.6 * sum(weight.nbytes for weight in two.parameters())
+    places = infer_auto_device_map(two, {0: int(half), 1: int(half)}, no_split_module_classes=two._no_split_modules)
+    two = dispatch_model(two, places)
+    rows = []
+    for name in METHODS:
+        expected, found = (scores(bench.lm(name, model), bench.requests[: 4 * 16]) for model in (one, two))
+        rows.append([name, *difference(found, expected)])
+    return markdown(["method", "largest difference", "same best option"], rows)
+
+
+def out_of_memory(bench: Bench) -> list[str]:
+    """A run whose first passes are more than the device's memory: less runs at once, and the scores stay what they
+    are."""
+    if not ON_GPU:
+        raise Skipped("there is no GPU here whose memory could be limited")
+    model = bench.model(torch.float32)
+    expected = scores(bench.lm("icl", model), bench.requests)
+    lm, lines = bench.lm("icl", model, pack_tokens=2**16, batch_size=4096), io.StringIO()
+    torch.cuda.empty_cache()
+    taken, whole = torch.cuda.memory_reserved(), torch.cuda.get_device_properties(0).total_memory
+    handler = logging.StreamHandler(lines)
+    logging.getLogger("lm_eval.icl").addHandler(handler)
+    # A little room: a pack of some hundred tokens fits, one of all documents does not.
+    torch.cuda.set_per_process_memory_fraction(min(1.0, (taken + bench.options.room * 2**20) / whole))
+    try:
+        found = scores(lm, bench.requests)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+        logging.getLogger("lm_eval.icl").removeHandler(handler)
+    said = [line for line in lines.getvalue().splitlines() if "out of memory" in line]
+    if not said:
+        raise RuntimeError(f"{bench.options.room} MiB were enough for everything: lower --room, or raise --documents")
+    apart, same = difference(found, expected)
+    return [*(f"- {line}" for line in said), "", f"Largest difference {apart}, same best option {same}."]
+
+
+def benchmark(bench: Bench) -> list[str]:
+    """The time beside `hf`."""
+    if not (ON_GPU or bench.options.workloads):
+        raise Skipped("on a CPU `python scripts/benchmark.py tasks` prints the table, or --workloads says of what")
+    options = argparse.Namespace(
+        model=bench.options.model,
+        device=DEVICE,
+        workloads=bench.options.workloads or ["mmlu", "leaderboard_bbh", "icl_classification", "bbh"],
+        methods=["icl", "deepthink", "invicl"],
+        batch_sizes=[8, 32, 128] if ON_GPU else [8],
+        pack_tokens=[1024, 4096, 16384] if ON_GPU else [1024],
+        tasks=2,
+        documents=bench.options.documents,
+        repetitions=3 if ON_GPU else 1,
+        max_gen_toks=32,
+    )
+    console = Console(width=150, file=io.StringIO(), record=True)
+    tasks.compare(options, console)
+    return ["```", *(line.rstrip() for line in console.export_text().splitlines()), "```"]
+
+
+PARTS: dict[str, Callable[[Bench], list[str]]] = {
+    "Tests": gpu_tests,
+    "`icl` beside `hf`": beside_hf,
+    "Any order": orders,
+    "Two devices": two_devices,
+    "Out of memory": out_of_memory,
+    "Time": benchmark,
+}
+
+
+def about() -> list[str]:
+    """The machine, the versions and the commit."""
+    names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] or [machine()]
+    packages = ("torch", "transformers", "accelerate", "lm-eval")
+    versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in packages)
+    cuda = f", CUDA {torch.version.cuda}" if ON_GPU else ""
+    commit = f"{version.VERSION}, commit {version.commit() or 'unknown'}"
+    return [f"{', '.join(names)}{cuda}; {versions}; lm-eval-icl {commit}; {datetime.date.today()}."]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, default=ROOT / "docs/gpu.md", help="the file (default: docs/gpu.md)")
+    parser.add_argument("--model", choices=CONFIGS, default="llama-8b" if ON_GPU else "toy")
+    parser.add_argument("--documents", type=int, default=100 if ON_GPU else 4, help="default: %(default)s")
+    parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, metavar="NAME", help="of the benchmark's table")
+    parser.add_argument("--room", type=int, default=1024, help="MiB beside the weights, for out of memory")
+    options = parser.parse_args()
+    if options.documents < 1 or options.room < 1:
+        parser.error("--documents and --room must be 1 or more")
+    if not options.output.resolve().parent.is_dir():
+        parser.error(f"--output {options.output}: there is no such folder")
+    transformers.logging.set_verbosity_error()
+    logging.getLogger("lm_eval").setLevel(logging.ERROR)
+    logging.getLogger("lm_eval.icl").setLevel(logging.WARNING)
+    bench, failed = Bench(options), False
+    lines = ["# On a GPU", "", f"Written by `scripts/on_a_gpu.py --model {options.model}`.", "", *about()]
+    for title, part in PARTS.items():
+        print(f"{title} ...", flush=True)
+        try:
+            found = part(bench)
+        except Skipped as why:
+            found = [f"Skipped: {why}."]
+        except Exception as error:
+            traceback.print_exc()
+            failed, found = True, [f"**Failed**: {one_line(error) if '|' not in str(error) else error}"]
+        with contextlib.suppress(RuntimeError):  # a GPU whose context is lost
+            torch.cuda.empty_cache()
+        print("\n".join(found), flush=True)
+        lines += ["", f"## {title}", "", " ".join((part.__doc__ or "").split()), "", *found]
+        options.output.write_text("\n".join(lines) + "\n", encoding="utf-8")  # also if a later part ends the process
+    sys.exit(failed)
+
+
+if __name__ == "__main__":
+    main()
