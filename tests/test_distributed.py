@@ -241,6 +241,7 @@ from lm_eval_icl.harness.models import icl
 from tests import divided, harness
 import lm_eval
 folder, rank = Path(sys.argv[1]), os.environ["RANK"]
+os.environ["LM_EVAL_ICL_CACHE"] = str(folder / "cache")  # nothing has been chosen before
 lm = icl(str(folder / "llama"), device="cpu", batch_size=4)
 def fail(module, args, kwargs):
     if kwargs["input_ids"].numel() > 80:  # more tokens than a model is tried with

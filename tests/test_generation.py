@@ -388,7 +388,7 @@ def test_settings_of_a_checkpoint_that_are_refused(setting, says, tmp_path):
     """Before anything is run, also what is scored: nobody waits for hours for this line."""
     path = saved(tmp_path, tiny.build("gpt2"), tiny.byte_level(), **setting)
     (name, value), *_ = setting.items()
-    line = f"the checkpoint's generation_config.json: {name}={value!r} {says}; leave it out\\.$"
+    line = f"the checkpoint's generation_config.json: {name}={value!r} {says}; take it out of that file\\.$"
     with pytest.raises(InputError, match=f"^lm-eval-icl: {line}"):
         predicted(path)
     ran: list[Any] = []
