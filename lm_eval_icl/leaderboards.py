@@ -10,12 +10,13 @@ from pathlib import Path
 from rich.console import Console
 
 from lm_eval_icl.errors import InputError
-from lm_eval_icl.leaderboard import build, tables
 from lm_eval_icl.leaderboard import export as exporting
-from lm_eval_icl.leaderboard.board import Board, Entry
-from lm_eval_icl.leaderboard.documents import differing
-from lm_eval_icl.leaderboard.entries import grouped, shown
+from lm_eval_icl.leaderboard import tables
+from lm_eval_icl.results import build
 from lm_eval_icl.results import collect as collecting
+from lm_eval_icl.results.board import Board, Entry
+from lm_eval_icl.results.differing import differing
+from lm_eval_icl.results.entries import grouped, shown
 from lm_eval_icl.results.read import read
 from lm_eval_icl.results.records import LeftOut, Run
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lm_eval_icl.leaderboard.board import AVERAGE, Answered, Board, Cell, Column, Entry, PromptSet
+from lm_eval_icl.results.board import AVERAGE, Answered, Board, Cell, Column, Entry, PromptSet
 from lm_eval_icl.results.records import LeftOut, Run, TaskResult
 from lm_eval_icl.results.statistics import Difference, Estimate
 

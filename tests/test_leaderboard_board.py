@@ -23,10 +23,10 @@ from rich.console import Console
 
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.leaderboard import tables
-from lm_eval_icl.leaderboard.board import AVERAGE
-from lm_eval_icl.leaderboard.build import build, compare, named
-from lm_eval_icl.leaderboard.documents import differing
 from lm_eval_icl.results import statistics
+from lm_eval_icl.results.board import AVERAGE
+from lm_eval_icl.results.build import build, compare, named
+from lm_eval_icl.results.differing import differing
 from lm_eval_icl.results.records import Answers, Run, TaskResult
 
 N = 40

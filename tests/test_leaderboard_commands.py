@@ -11,8 +11,9 @@ import pytest
 
 from lm_eval_icl import cli
 from lm_eval_icl.demo import model_path
-from lm_eval_icl.leaderboard import build, tables
-from lm_eval_icl.leaderboard.entries import shown
+from lm_eval_icl.leaderboard import tables
+from lm_eval_icl.results import build
+from lm_eval_icl.results.entries import shown
 from lm_eval_icl.results.read import read
 from tests import processes
 

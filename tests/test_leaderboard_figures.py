@@ -20,7 +20,7 @@ import pytest
 
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.leaderboard import figures, style
-from lm_eval_icl.leaderboard.board import AVERAGE, Answered, Board, Cell, Column, Entry, PromptSet
+from lm_eval_icl.results.board import AVERAGE, Answered, Board, Cell, Column, Entry, PromptSet
 from lm_eval_icl.results.records import Run, TaskResult
 from lm_eval_icl.results.statistics import Difference, Estimate
 

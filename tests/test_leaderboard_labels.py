@@ -261,7 +261,7 @@ def test_commands_have_no_path_for_a_task(board, tmp_path):
 
 def test_the_arguments_of_all_methods_are_known():
     from lm_eval_icl.harness.arguments import CommonArguments
-    from lm_eval_icl.leaderboard import commands
+    from lm_eval_icl.results import commands
 
     assert set(methods.NAMES) == commands._METHODS
     own = {name for method in methods.NAMES for name in methods.arguments_of(methods.find(method))}

@@ -20,9 +20,9 @@ from typing import Any
 import pytest
 
 from lm_eval_icl.leaderboard import page as pages
-from lm_eval_icl.leaderboard.board import AVERAGE, Board
 from lm_eval_icl.leaderboard.figures import svgs
 from lm_eval_icl.leaderboard.page import DASH, MARKS, MINUS, clean, embed, page
+from lm_eval_icl.results.board import AVERAGE, Board
 from tests import boards
 
 try:

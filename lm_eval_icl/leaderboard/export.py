@@ -25,7 +25,7 @@ import yaml
 from huggingface_hub import EvalResultEntry, eval_result_entries_to_yaml
 
 from lm_eval_icl.errors import InputError, is_number, one_line
-from lm_eval_icl.leaderboard.entries import Unit, unused, used
+from lm_eval_icl.results.entries import Unit, unused, used
 from lm_eval_icl.results.read import samples_file
 from lm_eval_icl.results.records import Answers, LeftOut, Run, TaskResult
 from lm_eval_icl.results.samples import Unusable, lines

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 from xml.dom import minidom
 
 from lm_eval_icl.errors import InputError
-from lm_eval_icl.leaderboard.board import Board, Cell, Column, Entry
 from lm_eval_icl.leaderboard.style import GREY, INK, METADATA, clipped, of_method, one_line, shortened, styled
 from lm_eval_icl.leaderboard.tables import plain
+from lm_eval_icl.results.board import Board, Cell, Column, Entry
 from lm_eval_icl.results.statistics import Estimate
 
 if TYPE_CHECKING:

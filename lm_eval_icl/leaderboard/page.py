@@ -28,7 +28,7 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup, escape
 
-from lm_eval_icl.leaderboard.board import Answered, Board, Cell, Column, Entry
+from lm_eval_icl.results.board import Answered, Board, Cell, Column, Entry
 from lm_eval_icl.results.records import Run
 from lm_eval_icl.results.statistics import HOW, Difference, Estimate
 

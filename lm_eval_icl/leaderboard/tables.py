@@ -12,8 +12,8 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
-from lm_eval_icl.leaderboard.board import SIGNIFICANT, Board, Cell, Column, Entry
-from lm_eval_icl.leaderboard.entries import shown
+from lm_eval_icl.results.board import SIGNIFICANT, Board, Cell, Column, Entry
+from lm_eval_icl.results.entries import shown
 from lm_eval_icl.results.statistics import Difference
 
 _TEX = {

@@ -15,7 +15,7 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from lm_eval_icl.leaderboard.entries import grouped, study
+from lm_eval_icl.results.entries import grouped, study
 from lm_eval_icl.results.read import model_arguments
 from lm_eval_icl.results.records import Run
 

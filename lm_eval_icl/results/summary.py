@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from lm_eval_icl.leaderboard import entries
-from lm_eval_icl.leaderboard.board import SIGNIFICANT, Column, Entry, Pairs
-from lm_eval_icl.results import statistics
+from lm_eval_icl.results import entries, statistics
+from lm_eval_icl.results.board import SIGNIFICANT, Column, Entry, Pairs
 
 _COLUMNS = 4  # of which the highest values are said
 

@@ -15,14 +15,13 @@ from typing import Any, TypeVar
 import numpy as np
 
 from lm_eval_icl.errors import InputError
-from lm_eval_icl.leaderboard import entries
-from lm_eval_icl.leaderboard.board import AVERAGE, Answered, Board, Cell, Column, Entry, Pairs, PromptSet
-from lm_eval_icl.leaderboard.commands import commands
-from lm_eval_icl.leaderboard.entries import Row, Unit, grouped
-from lm_eval_icl.leaderboard.summary import summarize
-from lm_eval_icl.results import statistics
+from lm_eval_icl.results import entries, statistics
+from lm_eval_icl.results.board import AVERAGE, Answered, Board, Cell, Column, Entry, Pairs, PromptSet
+from lm_eval_icl.results.commands import commands
+from lm_eval_icl.results.entries import Row, Unit, grouped
 from lm_eval_icl.results.records import Answers, LeftOut, Run, TaskResult
 from lm_eval_icl.results.statistics import Bounds, Difference, Estimate
+from lm_eval_icl.results.summary import summarize
 
 OneOf = TypeVar("OneOf", bound=Any)  # an entry, or a draft of one
 
