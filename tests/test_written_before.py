@@ -1,0 +1,77 @@
+"""Results and a study's folder that an earlier version wrote are read, and the study is continued.
+
+`files/written_before.tar.xz` was made on 2026-11-23, by the last version whose files did not carry the version of their
+form: `runs` by `lm_eval --model hf|icl|deepthink` on two tasks of the demonstration model (2 shots, 8 documents),
+`collected` from these by `lm-eval-icl collect`, and `study` by `lm-eval-icl study` with the file below.
+"""
+
+import csv
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+import yaml
+
+from lm_eval_icl import cli, results
+from lm_eval_icl.results.read import read
+
+ROOT = Path(__file__).resolve().parent.parent
+STUDY = {
+    "models": "pretrained=lm_eval_icl/demo_model",
+    "methods": ["hf", "icl", {"deepthink": {"T": [1, 2], "eta": 0.1}}],
+    "tasks": ["icl_demo_unseen"],
+    "num_fewshot": 2,
+    "seeds": "0..1",
+    "orders": 2,
+    "dev": {"size": 4, "choose": ["T"]},
+    "title": "A small study",
+    "expected": [{"model": "lm_eval_icl/demo_model", "method": "icl", "values": {"icl_demo_unseen": 0.5}}],
+}
+
+
+@pytest.fixture
+def written(tmp_path):
+    with tarfile.open(ROOT / "tests/files/written_before.tar.xz") as archive:
+        archive.extractall(tmp_path, filter="data")
+    return tmp_path
+
+
+def test_runs_are_read_with_all_of_their_numbers(written):
+    scores = results.scores(written / "runs")
+    values = scores[scores.metric == "acc"].groupby(["model", "task"]).value.mean()
+    assert values.to_dict() == {
+        ("deepthink", "icl_demo_short"): 1.0,
+        ("deepthink", "icl_demo_unseen"): 0.875,
+        ("hf", "icl_demo_short"): 1.0,
+        ("hf", "icl_demo_unseen"): 0.875,
+        ("icl", "icl_demo_short"): 1.0,
+        ("icl", "icl_demo_unseen"): 0.875,
+    }
+    documents = results.documents(written / "runs")
+    assert len(documents) == 3 * 2 * 8 and documents.acc.mean() == pytest.approx(values.mean())
+    assert set(results.runs(written / "runs").seed) == {1234}
+    (theirs, left_out), (mine, _) = (read([written / name], quiet=True) for name in ("collected", "runs"))
+    assert not left_out and {run.digest for run in theirs} == {run.digest for run in mine}
+
+
+def test_a_study_is_continued(written, capsys, monkeypatch):
+    """No cell is run again; T was chosen on the dev set for each seed, as the cells say."""
+    monkeypatch.chdir(ROOT)
+    file, folder = written / "study.yaml", written / "study"
+    file.write_text(yaml.safe_dump(STUDY))
+    cells = {path: path.stat().st_mtime_ns for path in folder.rglob("cells/**/*.json*")}
+    for more in (["--status"], []):
+        command = ["study", file, "--output", folder, "--limit", 8, "--device", "cpu", "--batch_size", 8, *more]
+        monkeypatch.setattr(sys, "argv", ["lm-eval-icl", *map(str, command)])
+        cli.main()
+        said = capsys.readouterr().out
+        assert ("28 done" in said) if more else ("T=2" in said)
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("cells/**/*.json*")} == cells
+    with (folder / "study.csv").open() as opened:
+        rows = [row for row in csv.DictReader(opened) if row["split"] == "test"]
+    means = {
+        method: sum(float(row["score"]) for row in rows if row["method"] == method) / 4
+        for method in ("hf", "icl", "deepthink")
+    }
+    assert means == {"hf": 0.84375, "icl": 0.84375, "deepthink": 0.84375}
