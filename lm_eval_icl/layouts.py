@@ -8,7 +8,7 @@ embeddings are arranged by `Layout.source` later.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -178,14 +178,6 @@ class Layout:
         else:
             some_see |= (block >= first) & (block <= last)
         return _slices(all_see), _slices(some_see & ~all_see)
-
-    @property
-    def mask_mod(self) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
-        """`rule` as FlexAttention takes it: a function of batch, head, query and key that ignores the first two.
-
-        (A function and not a method: FlexAttention tells a mask from a score by its number of arguments.)
-        """
-        return lambda batch, head, query, key: self.rule(query, key)
 
     @cached_property
     def mask(self) -> Tensor:

@@ -13,10 +13,10 @@ from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
 
-from lm_eval_icl.inference import packed_attention as attention
-from lm_eval_icl.inference import scoring
+from lm_eval_icl.inference import attention, packed_attention, scoring
+from lm_eval_icl.inference.attention import additive
 from lm_eval_icl.inference.memory import Memory, causal_pass
-from lm_eval_icl.inference.packed_attention import additive, in_parts
+from lm_eval_icl.inference.packed_attention import in_parts
 from tests import tiny
 from tests.test_blocks import CONTEXT, PACKING, PAIRS
 
@@ -32,7 +32,7 @@ def divided(monkeypatch):
         count[0] += 1
         return repeat(states, groups)
 
-    monkeypatch.setattr(attention, "ROWS", 3)
+    monkeypatch.setattr(packed_attention, "ROWS", 3)
     monkeypatch.setattr(attention, "repeat_kv", counting)
     return lambda: count[0] // 2
 
@@ -128,7 +128,7 @@ def test_outside_a_packed_row_it_is_the_librarys_function(monkeypatch):
     assert placed is not SDPA
     with in_parts(torch.eye(3, dtype=torch.bool), [(slice(0, 3), slice(0, 1))]):
         assert ALL_ATTENTION_FUNCTIONS["sdpa"] is placed  # once in a process
-    monkeypatch.setattr(attention, "_attention", None)
+    monkeypatch.setattr(attention, "AttentionCall", None)
     query, key = torch.randn(1, 2, 100, 4), torch.randn(1, 2, 130, 4)
     found = placed(nn.Module(), query, key, key, None, is_causal=False)[0]
     assert torch.equal(found, SDPA(nn.Module(), query, key, key, None, is_causal=False)[0])

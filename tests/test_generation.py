@@ -22,12 +22,12 @@ from lm_eval_icl import methods
 from lm_eval_icl import tiny as smoke_models
 from lm_eval_icl.errors import InputError, Unsupported
 from lm_eval_icl.harness.models import model_class
-from lm_eval_icl.inference import generation, packed_attention
+from lm_eval_icl.inference import generation, shared_attention
 from lm_eval_icl.inference.caches import MemoryLayer
 from lm_eval_icl.inference.capabilities import probe
 from lm_eval_icl.inference.generation import continue_from
 from lm_eval_icl.inference.memory import read
-from lm_eval_icl.inference.packed_attention import behind, reads_shared_memory
+from lm_eval_icl.inference.shared_attention import behind, reads_shared_memory
 from lm_eval_icl.methods import Predictor
 from lm_eval_icl.prompt import FewShotPrompt
 from tests import harness, tiny
@@ -39,14 +39,14 @@ QUERIES = [[7, 8, 9, 10, 11, 12, 13], [20, 21], [30, 31, 32], [40, 41, 42, 43, 4
 @pytest.fixture
 def always_shared(monkeypatch):
     """Small memories are shared, too; returns how many layers' attention was to a shared memory."""
-    count, attention = [0], packed_attention._on_shared_memory
+    count, attention = [0], shared_attention.on_shared_memory
 
     def counting(*args: Any, **kwargs: Any) -> Any:
         count[0] += 1
         return attention(*args, **kwargs)
 
     monkeypatch.setattr(generation, "SHARED_FROM", 0)
-    monkeypatch.setattr(packed_attention, "_on_shared_memory", counting)
+    monkeypatch.setattr(shared_attention, "on_shared_memory", counting)
     return lambda: count[0]
 
 

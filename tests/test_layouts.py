@@ -4,7 +4,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.nn.attention.flex_attention import create_mask
 
 from lm_eval_icl import methods
 from lm_eval_icl.tokens import Context
@@ -35,11 +34,20 @@ def rows(method, prefix, demonstrations, query, answer):
 @settings(max_examples=25, deadline=None)
 @given(lengths=LENGTHS)
 def test_the_mask_is_the_rule_for_every_pair(method, lengths):
+    """The rule is said here token by token: a block sees the blocks that `sees` gives, and itself causally."""
     for layout in rows(method, *lengths):
-        n = len(layout)
-        assert layout.mask.shape == (n, n)
-        if n:  # as FlexAttention calls it, pair by pair under vmap
-            assert torch.equal(create_mask(layout.mask_mod, 1, 1, n, n, device="cpu")[0, 0], layout.mask)
+        blocks = [(i, block) for i, block in enumerate(layout.blocks) for _ in range(block.length)]
+        expected = [
+            [
+                bool(layout.sees[a, b]) or (a == b and query >= key and block.name != "M")
+                for key, (b, _) in enumerate(blocks)
+            ]
+            for query, (a, block) in enumerate(blocks)
+        ]
+        assert layout.mask.tolist() == expected
+        for query, row in enumerate(expected):  # of any shape: a token by itself, a token and some others
+            assert layout.rule(torch.tensor(query), torch.arange(len(row))).tolist() == row
+            assert layout.rule(torch.tensor(query), torch.tensor(query)).item() == row[query]
 
 
 @pytest.mark.parametrize("method", METHODS, ids=str)

@@ -15,9 +15,9 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from lm_eval_icl import methods
 from lm_eval_icl.inference import context_attention, memory
+from lm_eval_icl.inference.attention import AttentionCall, attention_by
 from lm_eval_icl.inference.caches import run_rows
 from lm_eval_icl.inference.context_attention import RowsAtATime
-from lm_eval_icl.inference.packed_attention import attention_by
 from lm_eval_icl.inference.scoring import score_packed
 from lm_eval_icl.layouts import Layout, Pattern, lay_out
 from lm_eval_icl.methods import runner
@@ -98,7 +98,7 @@ def test_any_pattern(lengths, prefix, seed, n, heads, kernel):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(context_attention, "ROWS", n)
         if not kernel:
-            patch.setattr(context_attention, "has_kernel", lambda *given: False)
+            patch.setattr(AttentionCall, "has_kernel", False)
         attention = RowsAtATime([layout])
         with attention_by(attention):
             mask = attention.mask(query.dtype, query.device)

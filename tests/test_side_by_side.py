@@ -19,8 +19,9 @@ from lm_eval_icl import methods
 from lm_eval_icl import tiny as smoke_models
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.inference import context_attention, memory, packed_attention
+from lm_eval_icl.inference.attention import AttentionCall, additive, attention_by
 from lm_eval_icl.inference.context_attention import RowsAtATime
-from lm_eval_icl.inference.packed_attention import additive, attention_by, in_parts
+from lm_eval_icl.inference.packed_attention import in_parts
 from lm_eval_icl.inference.scoring import score_packed
 from lm_eval_icl.layouts import POSITIONS, Pattern, lay_out, side_by_side
 from lm_eval_icl.methods.deepthink import DeepThink
@@ -252,7 +253,7 @@ def test_any_patterns_side_by_side(lengths, seed, n, behind, kernel):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(context_attention, "ROWS", n)
         if not kernel:
-            patch.setattr(context_attention, "has_kernel", lambda *given: False)
+            patch.setattr(AttentionCall, "has_kernel", False)
         attention = RowsAtATime(layouts)
         with attention_by(attention):
             mask = attention.mask(query.dtype, query.device)

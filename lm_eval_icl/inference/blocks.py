@@ -94,14 +94,30 @@ class _Filled(Exception):
     """Raised to leave the last block as soon as its keys and values are in the cache."""
 
 
+class _LastLayers(Cache):
+    """A pass's cache as its last block sees it, which runs twice: the first run fills the cache and ends there, and the
+    second run gets what the first one has filled in."""
+
+    def __init__(self, cache: Cache) -> None:
+        super().__init__(layers=cache.layers)
+        self.cache, self.entries = cache, list[tuple[Tensor, Tensor]]()
+
+    def update(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        if not self.entries:
+            self.entries.append(self.cache.update(*args, **kwargs))
+            raise _Filled
+        return self.entries[0]
+
+
 @contextmanager
 def last_block_at(model: PreTrainedModel, cache: Cache, rows: Tensor, length: int) -> Iterator[None]:
     """For one forward pass under a 4-D mask, compute the last block's keys and values for all tokens, but its
     attention, feed-forward layer and output only for the tokens `rows`. The other tokens' output is zero and not used.
 
-    The block is first run with all tokens and left by an exception as soon as it has updated the cache. Then it is run
-    from its beginning with the tokens `rows` alone, which attend to the entries of all tokens.
-    `lm_eval_icl.inference.capabilities` tests whether this gives the same output as the whole block.
+    The block runs twice. The first run has all tokens and is left, by an exception, as soon as their keys and values
+    are in the cache: what a block does until then is known to no other than the block. The second run has the tokens
+    `rows` alone, which attend to the entries of all tokens. `lm_eval_icl.inference.capabilities` tests whether this
+    gives the same output as the whole block.
 
     Args:
         cache: the cache of the pass.
@@ -111,46 +127,36 @@ def last_block_at(model: PreTrainedModel, cache: Cache, rows: Tensor, length: in
     Raises:
         LookupError: the last block does not update the cache.
     """
-    update = cache.update
+    block = transformer_blocks(model)[-1]
+    forward, replaced = block.forward, vars(block).get("forward")  # accelerate puts one into the instance, too
 
-    def cut(given: Any) -> Any:
+    def cut(argument: Any) -> Any:
         """Select the tokens `rows` in an argument of the block (hidden states, mask, positions, rotary angles). The
         tensor's number of dimensions tells which one is that of the tokens."""
-        if isinstance(given, (tuple, list)):
-            return type(given)(cut(part) for part in given)
-        if not isinstance(given, Tensor) or given.dim() == 0:
-            return given
-        dim = {1: 0, 4: 2}.get(given.dim(), 1)
-        return given.index_select(dim, rows.to(given.device)) if given.shape[dim] == length else given
+        if isinstance(argument, (tuple, list)):
+            return type(argument)(cut(part) for part in argument)
+        if not isinstance(argument, Tensor) or argument.dim() == 0:
+            return argument
+        dim = {1: 0, 4: 2}.get(argument.dim(), 1)
+        return argument.index_select(dim, rows.to(argument.device)) if argument.shape[dim] == length else argument
 
-    def begin(block: nn.Module, args: Any, kwargs: Any) -> Any:
-        entries: list[Any] = []
-
-        def fill(*args: Any, **kwargs: Any) -> Any:
-            entries.append(update(*args, **kwargs))
-            raise _Filled
-
-        vars(cache)["update"] = fill
+    def forward_twice(*args: Any, **kwargs: Any) -> Any:
+        layers = _LastLayers(cache)
+        args = tuple(layers if argument is cache else argument for argument in args)
+        kwargs = {name: layers if argument is cache else argument for name, argument in kwargs.items()}
         with suppress(_Filled):
-            block.forward(*args, **kwargs)
-        if not entries:
+            forward(*args, **kwargs)
+        if not layers.entries:
             raise LookupError(f"the last block of {type(model).__name__} does not update the cache")
-        vars(cache)["update"] = lambda *args, **kwargs: entries[0]
-        return cut(args), {name: cut(value) for name, value in kwargs.items()}
-
-    def end(block: nn.Module, args: Any, output: Any) -> Any:
+        output = forward(*cut(args), **{name: cut(argument) for name, argument in kwargs.items()})
         stream = hidden(output)
         whole = stream.new_zeros(1, length, stream.shape[-1])
         return with_hidden(output, whole.index_copy_(1, rows.to(stream.device), stream))
 
-    block = transformer_blocks(model)[-1]
-    # `end` comes before the hooks that read or replace the residual stream, which is that of all tokens then.
-    begins = block.register_forward_pre_hook(begin, with_kwargs=True)
-    handles = [begins, block.register_forward_hook(end, prepend=True)]
+    block.forward = forward_twice
     try:
         yield
     finally:
-        for handle in handles:
-            handle.remove()
-        # Deleted, and not set to the bound method: a cache that refers to itself is not freed when the pass ends.
-        vars(cache).pop("update", None)
+        del block.forward
+        if replaced is not None:
+            block.forward = replaced

@@ -22,7 +22,7 @@ from transformers.cache_utils import (
 )
 
 from lm_eval_icl.inference.devices import device_of_states, on_device
-from lm_eval_icl.inference.packed_attention import behind
+from lm_eval_icl.inference.shared_attention import behind, behind_copies
 
 
 class MemoryLayer(DynamicLayer):
@@ -34,7 +34,7 @@ class MemoryLayer(DynamicLayer):
     Args:
         keys, values: the memory.
         once: the cache is for a single forward pass, so that the entries the pass adds are not stored.
-        shared: attention reads the memory once for all rows (`inference.packed_attention.behind`). Otherwise, keys and
+        shared: attention reads the memory once for all rows (`inference.shared_attention.behind`). Otherwise, keys and
             values that join a copy of it with each row's own entries exist while the layer's attention runs.
     """
 
@@ -62,12 +62,7 @@ class MemoryLayer(DynamicLayer):
             return behind(self.memory, keys), values
         if not self.memory[0].shape[-2]:
             return keys, values
-        rows = key_states.shape[0]
-        keys, values = (
-            torch.cat([shared.expand(rows, -1, -1, -1), own], dim=-2)
-            for shared, own in zip(self.memory, (keys, values), strict=True)
-        )
-        return keys, values
+        return behind_copies(self.memory, keys, values)
 
     def _append(self, key_states: Tensor, value_states: Tensor) -> tuple[Tensor, Tensor]:
         """Store entries behind those of earlier passes, which are not copied each time as in `DynamicLayer`."""

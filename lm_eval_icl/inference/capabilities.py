@@ -13,11 +13,11 @@ from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 
 from lm_eval_icl.errors import InputError, log, one_line
+from lm_eval_icl.inference.attention import additive
 from lm_eval_icl.inference.caches import has_other_states, run_rows, takes_positions, tensors, without_adapter
 from lm_eval_icl.inference.devices import device_of
 from lm_eval_icl.inference.generation import Stopped, continue_from
 from lm_eval_icl.inference.memory import Memory, read
-from lm_eval_icl.inference.packed_attention import additive
 from lm_eval_icl.inference.scoring import score_packed, score_rows
 
 # What models raise for a mask, a cache or an argument that they do not take.

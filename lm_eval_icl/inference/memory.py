@@ -19,12 +19,13 @@ from torch import Tensor, nn
 from tqdm import tqdm
 from transformers import Cache, DynamicCache, PreTrainedModel
 
+from lm_eval_icl.inference.attention import additive, attention_by
 from lm_eval_icl.inference.blocks import hidden, replaced_stream, transformer_blocks
 from lm_eval_icl.inference.caches import MemoryLayer, has_other_states, run_rows, select_rows, tensors
 from lm_eval_icl.inference.context_attention import ROWS, RowsAtATime
 from lm_eval_icl.inference.devices import device_of, on_device, to_device
-from lm_eval_icl.inference.packed_attention import additive, attention_by, reads_shared_memory
 from lm_eval_icl.inference.positions import position_switch
+from lm_eval_icl.inference.shared_attention import reads_shared_memory
 from lm_eval_icl.layouts import Layout
 
 # How many tokens run behind a memory at a time.

@@ -14,11 +14,12 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from lm_eval_icl.errors import InputError
+from lm_eval_icl.inference.attention import additive
 from lm_eval_icl.inference.blocks import last_block_at, replaced_stream, residual_stream
 from lm_eval_icl.inference.caches import has_other_states, run_rows, select_rows, takes_positions
 from lm_eval_icl.inference.devices import device_of, device_of_states, on_device, to_device
 from lm_eval_icl.inference.memory import Memory, cache_of
-from lm_eval_icl.inference.packed_attention import additive, in_parts
+from lm_eval_icl.inference.packed_attention import in_parts
 from lm_eval_icl.inference.packing import QueryAnswers, TokenTree
 
 # A query and one of its continuations, as token ids; both have at least one token.

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from lm_eval_icl.encoded import EncodedPrompt, EncodedText
 from lm_eval_icl.errors import InputError
-from lm_eval_icl.inference.packed_attention import additive
+from lm_eval_icl.inference.attention import additive
 from lm_eval_icl.layouts import Layout
 from lm_eval_icl.methods.base import Method
 from lm_eval_icl.methods.predictor import Predictor
