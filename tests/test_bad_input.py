@@ -479,7 +479,7 @@ PATTERNS = {
     Doubled: "sees must be booleans of shape [6, 6] (6 blocks: 3 demonstrations, 2 copies of each), and is",
     Windows: "windows must be whole numbers of shape [3] (3 blocks: 3 demonstrations), and is a list.",
     Fails: "RuntimeError: The size of tensor a (3) must match the size of tensor b (2) at non-singleton",
-    SeesTheQuery: "query=True needs memory_depends_on_query = True and an encode_query, as saicl has them.",
+    SeesTheQuery: "query=True needs memory_depends_on_query = True and an encode_queries, as saicl has them.",
 }
 
 

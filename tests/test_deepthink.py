@@ -73,7 +73,7 @@ def literal_score(model, keys, values, query, answer):
 def test_literal(name, arguments):
     model = tiny.build(name, torch.float64)
     method = methods.DeepThink(**arguments)
-    memory = method.encode(model, CONTEXT)
+    (memory,) = method.encode(model, [CONTEXT])
     keys, values = literal(model, CONTEXT.tokens, **arguments)
     for (k, v), expected_keys, expected_values in zip(memory.layers, keys, values, strict=True):
         torch.testing.assert_close(k, expected_keys, rtol=0, atol=1e-6)
@@ -93,7 +93,7 @@ def test_it_changes_the_answer():
     model = tiny.build("llama", torch.float64)
 
     def score(**arguments):
-        memory = methods.DeepThink(**arguments).encode(model, CONTEXT)
+        (memory,) = methods.DeepThink(**arguments).encode(model, [CONTEXT])
         return score_rows(model, memory, [((60, 61), [(70,)])])[0][0]
 
     scores = [score(T=T, eta=0.01) for T in (1, 2, 5)]
@@ -143,8 +143,8 @@ def test_half_precision_keeps_small_steps():
     """In bfloat16 a step of eta=0.001 is below half a unit in the last place; the running sum is not."""
     model = tiny.build("llama", torch.bfloat16)
     with torch.no_grad():
-        start = methods.ICL().encode(model, CONTEXT)
-        moved = methods.DeepThink(T=30, eta=0.001).encode(model, CONTEXT)
+        (start,) = methods.ICL().encode(model, [CONTEXT])
+        (moved,) = methods.DeepThink(T=30, eta=0.001).encode(model, [CONTEXT])
     assert moved.layers[0][0].dtype == torch.bfloat16
     assert any(
         not torch.equal(a, b)

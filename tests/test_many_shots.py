@@ -4,6 +4,8 @@ one."""
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -42,7 +44,7 @@ def context(demonstrations: int, longest: int = 12) -> Context:
 
 def entries(method, model, given):
     """All keys and values that a query attends to."""
-    found, _ = method.encode_query(model, given, QUERY, lambda each: method.encode(model, each))
+    [(found, _)] = method.encode_queries(model, [(given, QUERY)], partial(tiny.encoded_alone, method, model))
     return [entry for layer in found.layers for entry in layer]
 
 
@@ -192,7 +194,9 @@ def test_nothing_waits_for_the_device_until_results_are_read(rows):
     rows(16)
     model = tiny.build("llama").to("meta")
     for method in [*METHODS, methods.make("batchicl", {"layer": 2})]:
-        found, rest = method.encode_query(model, context(4), QUERY, lambda each, of=method: of.encode(model, each))
+        [(found, rest)] = method.encode_queries(
+            model, [(context(4), QUERY)], partial(tiny.encoded_alone, method, model)
+        )
         pairs = [(rest, (9, 10)), (rest, (11,))]
         for trim in (False, True):
             with pytest.raises(NotImplementedError, match="Cannot copy out of meta tensor") as raised:
@@ -223,7 +227,9 @@ def test_all_devices_but_cuda_are_waited_for(rows):
     rows(16)
     model, method = tiny.build("llama"), methods.make("invicl")
     with Copies() as copies:
-        found, rest = method.encode_query(model, context(4), QUERY, lambda each: method.encode(model, each))
+        [(found, rest)] = method.encode_queries(
+            model, [(context(4), QUERY)], partial(tiny.encoded_alone, method, model)
+        )
         score_packed(model, [(found, [(rest, (9, 10)), (rest, (11,))])])
     assert copies.waited and all(copies.waited)
 

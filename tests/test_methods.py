@@ -389,10 +389,10 @@ def expected(name, case, context):
 def scored(name, case, context, answers):
     """What our method makes of the same queries and answers, packed and one by one."""
     model, method = tiny_model(name), getattr(methods, case[0])(**case[1]).bind(tiny_model(name))
-    memories = functools.cache(lambda context: method.encode(model, context))
+    encoded = functools.cache(lambda context: method.encode(model, [context])[0])
     alone, packed, packs = {}, {}, {}
     for query, options in answers.items():
-        memory, rest = method.encode_query(model, context, query, memories)
+        [(memory, rest)] = method.encode_queries(model, [(context, query)], lambda some: [*map(encoded, some)])
         alone[query] = dict(zip(options, score_rows(model, memory, [(rest, list(options))]), strict=True))
         # Queries that share a memory share a row.
         packs.setdefault(query if method.memory_depends_on_query else None, []).append((memory, rest, query))
@@ -607,7 +607,9 @@ def test_generation_goes_on_from_any_memory(name, case):
             if model.config.eos_token_id in expected:
                 continue  # min_new_tokens keeps it from being said
             with as_run(name, case):
-                memory, rest = method.encode_query(model, context, query, lambda c: method.encode(model, c))
+                [(memory, rest)] = method.encode_queries(
+                    model, [(context, query)], functools.partial(tiny.encoded_alone, method, model)
+                )
                 ours = continue_from(model, generate, [memory], [rest])
             assert ours == [list(expected)], (context, query)
 

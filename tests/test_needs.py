@@ -337,7 +337,7 @@ def test_layers_that_run_for_pictures_alone():
     model = smoke_models.build("mllama").to(torch.bfloat16)
     (skipped,) = model.config.get_text_config().cross_attention_layers
     method = methods.make("pcw")  # of which some entries are kept, in an order of their own
-    memory = method.encode(model, Context((1, 5), ((7, 8, 9), (10, 11))))
+    (memory,) = method.encode(model, [Context((1, 5), ((7, 8, 9), (10, 11)))])
     entries = {len(memory), 0}
     assert {keys.shape[-2] for keys, _ in memory.layers} == entries == {values.shape[-2] for _, values in memory.layers}
     assert memory.layers[skipped][0].shape[-2] == 0 and {keys.dtype for keys, _ in memory.layers} == {torch.bfloat16}

@@ -322,7 +322,7 @@ def test_deepthink_leaves_the_first_memory_alone_and_can_be_differentiated(check
 
     with pytest.MonkeyPatch.context() as patch, torch.no_grad():
         patch.setattr(deepthink, "causal_pass", keep)
-        methods.make("deepthink", {"T": 3, "eta": 0.5, "momentum": 0.9}).encode(model, context)
+        methods.make("deepthink", {"T": 3, "eta": 0.5, "momentum": 0.9}).encode(model, [context])
     assert len(kept) == 2
     assert all(torch.equal(keys, before) for layers in kept for keys, before in layers)
 
@@ -330,7 +330,7 @@ def test_deepthink_leaves_the_first_memory_alone_and_can_be_differentiated(check
     weight = model.transformer.h[0].mlp.c_fc.weight
 
     def loss():
-        return method.encode(model, context).layers[-1][1].square().sum()
+        return method.encode(model, [context])[0].layers[-1][1].square().sum()
 
     loss().backward()
     step = torch.zeros_like(weight)

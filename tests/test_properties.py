@@ -47,7 +47,9 @@ def answered(name, method, context, query=(60, 61), answers=((70,), (71, 72))):
     """The log-likelihoods of a query's answers, one by one and packed."""
     model = tiny_model(name)
     method = method.bind(model)
-    memory, rest = method.encode_query(model, context, query, lambda context: method.encode(model, context))
+    [(memory, rest)] = method.encode_queries(
+        model, [(context, query)], functools.partial(tiny.encoded_alone, method, model)
+    )
     packed = score_packed(model, [(memory, [(rest, answer) for answer in answers])])
     scores = [*score_rows(model, memory, [(rest, answers)]), *packed]
     return torch.tensor([score for score, _ in scores], dtype=torch.float64)
@@ -109,7 +111,7 @@ def test_what_depends_on_the_order(name, method):
 def encodings(name, method, prefix, examples):
     """Of each demonstration's input, [tokens, keys and values of all layers and heads]."""
     model, context = tiny_model(name), made_of(prefix, examples)
-    memory = method.encode(model, context)
+    (memory,) = method.encode(model, [context])
     assert memory.tokens == context.tokens
     entries = torch.stack([entry for layer in memory.layers for entry in layer])  # [2 layers, 1, heads, tokens, width]
     entries = entries.permute(3, 0, 1, 2, 4).flatten(1)

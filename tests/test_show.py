@@ -4,6 +4,7 @@ import dataclasses
 import json
 import sys
 import xml.etree.ElementTree as ET
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ from lm_eval_icl.layouts import Layout
 from lm_eval_icl.methods import NAMES
 from lm_eval_icl.methods.drawing import drawing, picture, terminal
 from lm_eval_icl.tokens import Context
-from tests import processes
+from tests import processes, tiny
 
 VARIANTS = [
     *((name, "") for name in NAMES),
@@ -154,7 +155,9 @@ def test_drawing_is_what_the_model_does(model, name, arguments):
     bound = method.bind(model)
 
     def run():
-        memory, rest = bound.encode_query(model, parts.context, query, lambda context: bound.encode(model, context))
+        [(memory, rest)] = bound.encode_queries(
+            model, [(parts.context, query)], partial(tiny.encoded_alone, bound, model)
+        )
         score_rows(model, memory, [(tuple(rest), [answer])])
 
     passes = [layout for _, layout in method.passes(*lengths(parts.context), len(query), len(answer))]

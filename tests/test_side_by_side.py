@@ -178,21 +178,26 @@ def test_another_context_changes_no_bit():
         assert first[0] == first[1]
 
 
+def scaled(memories):
+    return [replace(each, layers=[(keys, 2 * values) for keys, values in each.layers]) for each in memories]
+
+
 @dataclass(frozen=True)
 class Scaled(ICL):
     """A method of somebody's own, which overrides `encode` alone."""
 
-    def encode(self, model, context):
-        (found,) = self.encode_all(model, [context])
-        return memory.Memory([(keys, 2 * values) for keys, values in found.layers], found.tokens, found.query_start)
+    one_pass = False
+
+    def encode(self, model, contexts):
+        return scaled(super().encode(model, contexts))
 
 
 @dataclass(frozen=True)
 class ScaledThinking(DeepThink):
-    """The same, of a method that encodes several contexts at once."""
+    """The same, of a method that has an `encode` already."""
 
-    def encode(self, model, context):
-        return Scaled.encode(self, model, context)
+    def encode(self, model, contexts):
+        return scaled(super().encode(model, contexts))
 
 
 @pytest.mark.parametrize("method", [Scaled(), ScaledThinking(T=1), ScaledThinking(T=2)])
@@ -203,18 +208,34 @@ def test_a_method_that_overrides_encode_alone(method):
     found, expected = scores(MethodRunner(model, method)), scores(MethodRunner(model, method), own=none)
     for (behind, query, answer), (logprob, _) in expected.items():
         assert found[behind, query, answer][0] == pytest.approx(logprob, abs=1e-10)
-        (itself, _), *_ = score_packed(model, [(method.encode(model, behind), [(query, answer)])])
+        (itself, _), *_ = score_packed(model, [(*method.encode(model, [behind]), [(query, answer)])])
         assert logprob == pytest.approx(itself, abs=1e-10)
 
 
 def test_a_residual_from_encode_is_refused():
     class Replacing(ICL):
-        def encode(self, model, context):
-            return replace(super().encode(model, context), residual=(1, torch.zeros(32)))
+        one_pass = False
+
+        def encode(self, model, contexts):
+            return [replace(found, residual=(1, 0, torch.zeros(32))) for found in super().encode(model, contexts)]
 
     runner = MethodRunner(tiny.build("gpt2"), Replacing())
     with pytest.raises(InputError, match=r"replacing: encode returns a memory with a residual: set memory_depends_on"):
         scores(runner)
+
+
+def test_what_a_method_must_say_of_itself():
+    """A method with an `encode` of its own, run as if it had none, would have wrong numbers and no error."""
+    with pytest.raises(InputError, match="Silent: overrides encode: say one_pass = False beside it"):
+
+        class Silent(ICL):
+            encode = Scaled.encode
+
+    class ByQuery(ICL):
+        memory_depends_on_query = True
+
+    with pytest.raises(InputError, match="byquery: memory_depends_on_query = True needs an encode_queries"):
+        scores(MethodRunner(tiny.build("gpt2"), ByQuery()))
 
 
 LENGTHS = st.lists(st.lists(st.integers(1, 5), min_size=1, max_size=4), min_size=1, max_size=4)
@@ -297,7 +318,7 @@ def test_nothing_waits_for_the_device(monkeypatch):
     model = tiny.build("llama").to("meta")
     contexts = [context(seed, 2) for seed in range(3)]
     for method in METHODS:
-        memories = method.encode_all(model, contexts)
+        memories = method.encode(model, contexts)
         with pytest.raises(NotImplementedError, match="Cannot copy out of meta tensor") as raised:
             score_packed(model, [(each, [((5, 6), answer) for answer in ANSWERS]) for each in memories])
         assert raised.traceback[-1].name == "__init__"

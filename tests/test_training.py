@@ -1,7 +1,9 @@
 """Training under a layout: the forward pass is scoring's, gradients are a literal one's, and runs may be killed."""
 
+import contextlib
 import hashlib
 import json
+import logging
 import os
 import random
 import re
@@ -187,6 +189,26 @@ def test_which_methods_leak():
     for name in ("deepthink", "batchicl"):
         with pytest.raises(InputError, match=f"{name} is not trained under.*trained under icl: give icl"):
             training_rows.check_trainable(methods.make(name))
+
+
+@pytest.mark.parametrize("name", ["icl", "invicl", "saicl", "deepthink"])
+def test_a_method_says_by_itself_whether_it_is_trained_under(name, caplog):
+    """A subclass that wraps a function of it, for a log, is still trained under if the method is."""
+    method = methods.find(name)
+
+    class Logged(method):
+        def layout(self, *lengths):
+            layout = super().layout(*lengths)
+            logging.getLogger("lm-eval-icl").info("a row of %d tokens", len(layout))
+            return layout
+
+    assert Logged.one_pass == method.one_pass == (name != "deepthink")
+    context = Context((1, 2), ((5, 6, 7),))
+    assert Logged().is_ordinary(context) == (name == "icl")
+    with (
+        contextlib.nullcontext() if method.one_pass else pytest.raises(InputError, match="logged is not trained under")
+    ):
+        training_rows.check_trainable(Logged())
 
 
 # Episodes.

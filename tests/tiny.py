@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
+
+from lm_eval_icl.inference.memory import Memory
+from lm_eval_icl.methods import Method
+from lm_eval_icl.tokens import Context
 
 # Enough English, layout and punctuation for merges that straddle words, blanks and line breaks.
 CORPUS = [
@@ -219,3 +224,8 @@ def save(name: str, folder: Path, **overrides: object) -> None:
     """Write the checkpoint and its tokenizer."""
     build(name, **overrides).save_pretrained(folder)
     TOKENIZERS[ARCHITECTURES[name][2]]().save_pretrained(folder)
+
+
+def encoded_alone(method: Method, model: PreTrainedModel, contexts: Sequence[Context]) -> list[Memory]:
+    """The memories of contexts that a method encodes one by one."""
+    return [memory for context in contexts for memory in method.encode(model, [context])]

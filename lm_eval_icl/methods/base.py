@@ -28,7 +28,7 @@ class Method(ABC):
 
     A method that differs from the others only in its mask needs nothing but `pattern`, which says which demonstration
     sees which: the layout and the forward pass are made from it here. Other methods override `passes` and `encode`, or
-    `encode_query` if what a query attends to depends on the query.
+    `encode_queries` if what a query attends to depends on the query, and say so by the flags below.
 
     Args:
         positions: "sequential", in the order of the tokens; "symmetric", every demonstration starts at the end of the
@@ -47,6 +47,9 @@ class Method(ABC):
     treats_demonstrations_alike: ClassVar[bool] = False
     # Some tokens must not see all tokens before them, so the model must obey a 4-D mask.
     needs_mask: ClassVar[bool] = True
+    # Context, query and answer are one forward pass over `layout`, so that models can be trained under the method.
+    # Methods that are more run on models that were trained under `icl`.
+    one_pass: ClassVar[bool] = True
     # What a query attends to depends on the query, so two queries never share a memory.
     memory_depends_on_query: ClassVar[bool] = False
     # For the warning about a task without demonstrations: what the method does then. Empty for no warning.
@@ -58,6 +61,14 @@ class Method(ABC):
     counts_memories: ClassVar[str] = ""
     # Former names of arguments, which are still accepted: former name -> name.
     renamed: ClassVar[Mapping[str, str]] = {}
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "encode" in vars(cls) and cls.one_pass and "one_pass" not in vars(cls):
+            raise InputError(
+                f"{cls.__name__}: overrides encode: say one_pass = False beside it; or one_pass = True, if the memory "
+                "is still what one forward pass over its layout leaves."
+            )
 
     def __post_init__(self) -> None:
         if self.positions is None:  # lm-eval parses "none" as None if all model arguments are one string
@@ -123,19 +134,6 @@ class Method(ABC):
         n = next((n for n in range(2, 1000) if not self.why_not(n)), 2)
         return any(layout.looks_ahead for _, layout in self.passes(1, [2] * n, 2, 2))
 
-    @property
-    def is_one_pass(self) -> bool:
-        """Whether context, query and answer are one forward pass over `layout`, so that models can be trained under the
-        method. Others run on models that were trained under `icl`."""
-        names = ("layout", "passes", "encode", "encode_all")
-        return all(getattr(type(self), name) is getattr(Method, name) for name in names)
-
-    @property
-    def makes_its_memory(self) -> bool:
-        """Whether the method does more than run the model once over a layout, so that it works on keys and values."""
-        names = ("encode", "encode_all", "encode_query", "encode_queries")
-        return any(getattr(type(self), name) is not getattr(Method, name) for name in names)
-
     def why_not(self, n: int) -> str:
         """Why these arguments do not allow a prompt of n demonstrations; empty if they do."""
         return ""
@@ -170,8 +168,8 @@ class Method(ABC):
             raise InputError(f"{self.name}: pattern({n}): {one_line_with_place(error)}.") from error
         if pattern.query and not self.memory_depends_on_query:
             raise InputError(
-                f"{self.name}: pattern({n}): query=True needs memory_depends_on_query = True and an encode_query, as "
-                "saicl has them."
+                f"{self.name}: pattern({n}): query=True needs memory_depends_on_query = True and an encode_queries, "
+                "as saicl has them."
             )
         return pattern
 
@@ -191,42 +189,19 @@ class Method(ABC):
         """Whether this context and a query are an ordinary causal pass, as `hf` runs it."""
         row = self.layout(len(context.prefix), context.lengths, 1)
         once = len(row) == len(context.tokens) + 1
-        return self.is_one_pass and not self.makes_its_memory and row.causal and row.sequential and once
+        return self.one_pass and not self.memory_depends_on_query and row.causal and row.sequential and once
 
     def footprint(self, context: Context) -> Footprint:
         """How many tokens and positions encoding a context takes, and where queries start."""
         return _footprint(self, len(context.prefix), context.lengths)
 
-    def encode(self, model: PreTrainedModel, context: Context) -> Memory:
-        """The memory to which all queries of this context attend, from one forward pass over the context's layout."""
-        return self.encode_all(model, [context])[0]
+    def encode(self, model: PreTrainedModel, contexts: Sequence[Context]) -> list[Memory]:
+        """The memories to which all queries of these contexts attend, from one forward pass over the contexts' layouts.
 
-    def encode_all(self, model: PreTrainedModel, contexts: Sequence[Context]) -> list[Memory]:
-        """The memories of several contexts, each with demonstrations, side by side in one forward pass. It is not
-        called for a method that overrides `encode`.
-
-        If there are several contexts, the model obeys a 4-D mask and `position_ids`.
+        Args:
+            contexts: one, or several to be encoded side by side. If there are several, each has demonstrations, and the
+                model obeys a 4-D mask and `position_ids`.
         """
-        return self.in_one_pass(model, contexts)
-
-    def encoded(self, model: PreTrainedModel, contexts: Sequence[Context]) -> list[Memory]:
-        """The memories of several contexts, by `encode` if a subclass overrides it, else by `encode_all`.
-
-        Raises:
-            InputError: a subclass's `encode` returns a memory with a residual, which contexts side by side cannot have.
-        """
-        if type(self).encode is Method.encode:
-            return self.encode_all(model, contexts)
-        memories = [self.encode(model, context) for context in contexts]
-        if any(memory.residual for memory in memories):
-            raise InputError(
-                f"{self.name}: encode returns a memory with a residual: set memory_depends_on_query = True and return "
-                "it from encode_query, as batchicl does."
-            )
-        return memories
-
-    def in_one_pass(self, model: PreTrainedModel, contexts: Sequence[Context]) -> list[Memory]:
-        """The memories that one forward pass over the layouts of these contexts leaves."""
         layouts = [self.layout(len(context.prefix), context.lengths) for context in contexts]
         return encode_all(model, layouts, [context.tokens for context in contexts])
 
@@ -235,45 +210,27 @@ class Method(ABC):
 
         A method that refines its memory pass by pass gives that of each pass.
         """
-        yield self.encode(model, context)
-
-    def encode_query(
-        self,
-        model: PreTrainedModel,
-        context: Context,
-        query: tuple[int, ...],
-        memories: Callable[[Context], Memory],
-    ) -> tuple[Memory, tuple[int, ...]]:
-        """The memory to which this query attends, and the part of the query that is still to be run on the memory.
-
-        Args:
-            query: the query's ids.
-            memories: returns a context's memory, as `encode` computes it, and keeps it for the next query.
-        """
-        return self.encode_queries(model, [(context, query)], lambda contexts: [*map(memories, contexts)])[0]
+        yield from self.encode(model, [context])
 
     def encode_queries(
         self, model: PreTrainedModel, asked: Sequence[Asked], memories: Memories, can: Capabilities | None = None
     ) -> list[tuple[Memory, tuple[int, ...]]]:
-        """`encode_query` for several queries, each behind a context. It is not called for a method that overrides
-        `encode_query`.
+        """For each of several queries, the memory to which it attends, and the part of it that is still to be run.
 
         Args:
             asked: contexts, each with the ids of a query. If there are several, the model obeys a 4-D mask and
                 `position_ids`.
-            memories: returns the memories of several contexts.
+            memories: returns the memories of several contexts, as `encode` computes them, and may keep them for other
+                queries.
             can: what the model can do, if queries may be packed into one row; None to run them one by one.
-        """
-        found = memories([context for context, _ in asked])
-        return [(memory, query) for memory, (_, query) in zip(found, asked, strict=True)]
 
-    def encoded_queries(
-        self, model: PreTrainedModel, asked: Sequence[Asked], memories: Memories, can: Capabilities | None = None
-    ) -> list[tuple[Memory, tuple[int, ...]]]:
-        """`encode_queries`, or `encode_query` for one after another if a subclass overrides that."""
-        if type(self).encode_query is Method.encode_query:
-            return self.encode_queries(model, asked, memories, can)
-        return [self.encode_query(model, *each, lambda context: memories([context])[0]) for each in asked]
+        Raises:
+            InputError: what a query attends to depends on the query, and the method does not say how.
+        """
+        if self.memory_depends_on_query:
+            raise InputError(f"{self.name}: memory_depends_on_query = True needs an encode_queries, as saicl has it.")
+        contexts, queries = [context for context, _ in asked], [query for _, query in asked]
+        return list(zip(memories(contexts), queries, strict=True))
 
     def tokens_for(self, context: Context, query: int) -> tuple[int, int]:
         """How many tokens run for a query of `query` tokens, if what it attends to depends on it, and behind how many

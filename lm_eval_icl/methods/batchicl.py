@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from lm_eval_icl.errors import Unsupported
 from lm_eval_icl.inference.blocks import residual_stream
 from lm_eval_icl.inference.capabilities import Capabilities
 from lm_eval_icl.inference.memory import Memory, causal_pass
 from lm_eval_icl.inference.scoring import streams_packed
 from lm_eval_icl.layouts import Layout, Pattern, before, lay_out
 from lm_eval_icl.methods.base import Asked, Memories, Method
+from lm_eval_icl.methods.needs import check_residual_stream
 from lm_eval_icl.tokens import Context
 
 DEFAULT_LAYER = 15
@@ -39,6 +39,7 @@ class BatchICL(Method):
 
     treats_demonstrations_alike = True
     needs_mask = False
+    one_pass = False
     memory_depends_on_query = True
     layer: int | None = None
 
@@ -62,16 +63,7 @@ class BatchICL(Method):
         depth, name = model.config.get_text_config().num_hidden_layers, type(model).__name__
         layer = min(DEFAULT_LAYER, depth) if self.layer is None else self.layer
         self._check("layer", fine=layer <= depth, must=f"at most {depth}, the depth of {name}")
-        try:
-            with residual_stream(model, layer) as found:
-                causal_pass(model, [1, 2])
-            shapes = [tuple(getattr(stream, "shape", ())) for stream in found]
-        except LookupError:
-            shapes = []
-        if len(shapes) != 1 or len(shapes[0]) != 3 or shapes[0][:2] != (1, 2):
-            raise Unsupported(
-                f"batchicl needs a model whose blocks hand on one residual stream, and those of {name} do not."
-            )
+        check_residual_stream(self, model, layer)
         return replace(self, layer=layer)
 
     def pattern(self, n: int) -> Pattern:

@@ -35,6 +35,7 @@ class DeepThink(ICL):
         InputError: an argument is outside its range.
     """
 
+    one_pass = False
     counts_memories = "T"
     without_demonstrations = "nothing to think about, evaluated as plain zero-shot"
     overflow_hint = "The passes 2..T of deepthink reach twice the demonstrations; restart_positions=True does not. "
@@ -80,7 +81,7 @@ class DeepThink(ICL):
         one_pass = type(self) is DeepThink and (self.T == 1 or not context.demonstrations)
         return one_pass and ICL(self.positions, self.repeat).is_ordinary(context)
 
-    def encode_all(self, model: PreTrainedModel, contexts: Sequence[Context]) -> list[Memory]:
+    def encode(self, model: PreTrainedModel, contexts: Sequence[Context]) -> list[Memory]:
         """Run T passes over the contexts side by side, or one if there are no demonstrations."""
         *_, memories = self._iterations(model, contexts)
         return memories
@@ -92,7 +93,7 @@ class DeepThink(ICL):
 
     def _iterations(self, model: PreTrainedModel, contexts: Sequence[Context]) -> Iterator[list[Memory]]:
         """The memories of all contexts after each pass."""
-        memories = self.in_one_pass(model, contexts)
+        memories = super().encode(model, contexts)
         yield memories
         # A memory is empty if the context's only token was moved to an empty query.
         if self.T == 1 or not contexts[0].demonstrations or not memories[0].layers:

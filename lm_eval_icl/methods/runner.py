@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from lm_eval_icl.errors import InputError, Unsupported, is_whole, log
+from lm_eval_icl.errors import InputError, is_whole
 from lm_eval_icl.inference.budget import MemoryBudget, room_for_trials
 from lm_eval_icl.inference.caches import without_adapter
 from lm_eval_icl.inference.capabilities import Capabilities, probe
@@ -28,6 +28,7 @@ from lm_eval_icl.inference.packing import Queries, QueryAnswers, TokenTree, firs
 from lm_eval_icl.inference.positions import learned_positions, no_positions, position_embeddings, position_switch
 from lm_eval_icl.inference.scoring import Score, score_packed, score_rows
 from lm_eval_icl.inference.store import MemoryStore
+from lm_eval_icl.methods import needs
 from lm_eval_icl.methods.base import Memories, Method
 from lm_eval_icl.methods.limits import PromptLimits
 from lm_eval_icl.tokens import Context, TokenizedPrompt
@@ -125,7 +126,8 @@ class MethodRunner:
         with self.inference_mode(), room_for_trials(model):
             self.capabilities = probe(model)
             self._learned_positions = learned_positions(model)
-        self._check_capabilities(method)
+        needs.check(method, model, self.capabilities)
+        needs.warn(model, self.capabilities)
         if method.positions == "none":
             self._take_positions_away(method)
         with self.inference_mode():
@@ -163,76 +165,17 @@ class MethodRunner:
             method,
             model=model,
             positions=max_length,
-            window=self._longest_row(),
+            window=needs.longest_row(method, self.capabilities),
             switch=position_switch(self.model),
             hint=method.overflow_hint if self.capabilities.obeys_positions else "",
         )
-
-    def _longest_row(self) -> int | None:
-        """How many tokens a row may have under the method; None if only the number of positions limits it."""
-        window = self.capabilities.window if self.method.needs_mask else None
-        scaled = self.capabilities.scaled_from if self.method.needs_positions else None
-        return min((limit for limit in (window, scaled) if limit is not None), default=None)
-
-    def _check_capabilities(self, method: Method) -> None:
-        """Refuse a method that needs something that the model cannot do."""
-        model, attention = type(self.model).__name__, self.model.config._attn_implementation
-        needs = (
-            "hides tokens from each other"
-            if method.needs_mask
-            else "gives tokens positions of its own"
-            if method.needs_positions
-            else "computes keys and values anew"
-            if method.makes_its_memory
-            else ""
-        )
-        if needs and self.capabilities.has_other_states:
-            raise Unsupported(
-                f"{method.name} {needs}, and {model} keeps more than keys and values (linear attention, a state space, "
-                "a convolution or an indexer), which that does not reach. icl works with this model."
-            )
-        if method.needs_mask and not self.capabilities.obeys_mask:
-            raise Unsupported(
-                f"{method.name} hides tokens from each other, which {model} (attn_implementation={attention}) does not "
-                "obey: a token that the mask hides changes the result. Use another attn_implementation (sdpa, eager) "
-                "or another model."
-            )
-        if method.needs_mask and not self.capabilities.sees_ahead and method.looks_ahead:
-            raise Unsupported(
-                f"{method.name} lets tokens see tokens behind them, and those of {model} never do, whatever the mask "
-                f"shows (attn_implementation={attention}). Use another model."
-            )
-        if method.needs_positions and not self.capabilities.obeys_positions:
-            asked = " with restart_positions=True" if getattr(method, "restart_positions", False) else ""
-            asked = f" with positions={method.positions}" if method.positions != "sequential" else asked
-            raise Unsupported(
-                f"{method.name}{asked} needs a model that obeys given positions, and {model} has no positions to "
-                "give: it counts tokens by itself."
-            )
-        if not self.capabilities.can_pack and not self.capabilities.has_other_states:
-            log.warning(
-                "%s (attn_implementation=%s) does not take a mask or positions given by hand: queries are scored in "
-                "batches of batch_size instead of packed into one row, exactly but more slowly.",
-                *(model, attention),
-            )
-        if not self.capabilities.can_generate:
-            log.warning(
-                "%s: transformers' generate does not go on from its cache as the model itself does. Texts are "
-                "generated from whole prompts, exactly but more slowly; methods that change the memory generate none.",
-                model,
-            )
 
     def _take_positions_away(self, method: Method) -> None:
         with self.inference_mode(), room_for_trials(self.model):
             embeddings = list(position_embeddings(self.model))
         self.without_positions = embeddings
         with self.inference_mode(), room_for_trials(self.model):
-            still_obeys = probe(self.model).obeys_positions
-        if still_obeys:
-            raise Unsupported(
-                f"{method.name} needs a model whose positions can be taken away, and {type(self.model).__name__} still "
-                "tells them apart with rotary angles and learned positions switched off."
-            )
+            needs.check_no_positions(method, self.model, probe(self.model))
 
     @contextmanager
     def inference_mode(self) -> Iterator[None]:
@@ -486,7 +429,9 @@ class MethodRunner:
         """The memories of contexts that are not stored."""
         passes = getattr(self.method, self.method.counts_memories) if self.method.counts_memories else 1
         with progress(self.model, passes * sum(map(self._pass_length, contexts)), self.quiet):
-            return self.method.encoded(self.model, contexts)
+            memories = self.method.encode(self.model, contexts)
+        needs.check_memories(self.method, memories)
+        return memories
 
     def _encode_queries(
         self, asked: Sequence[tuple[Context, tuple[int, ...]]], memories: Memories, can: Capabilities | None = None
@@ -496,7 +441,7 @@ class MethodRunner:
         if self.method.memory_depends_on_query:
             tokens = sum(self.method.tokens_for(context, len(query))[0] for context, query in asked)
         with progress(self.model, tokens, self.quiet):
-            return self.method.encoded_queries(self.model, asked, memories, can)
+            return self.method.encode_queries(self.model, asked, memories, can)
 
     def _encode_query(self, context: Context, query: tuple[int, ...]) -> tuple[Memory, tuple[int, ...]]:
         return self._encode_queries([(context, query)], self._stored)[0]
@@ -615,11 +560,7 @@ class MethodRunner:
         Raises:
             Unsupported: transformers' `generate` does not go on from this model's cache, and the method needs that.
         """
-        if not (self.capabilities.can_generate or (self.model.can_generate() and self.method.is_ordinary(context))):
-            raise Unsupported(
-                f"{self.method.name} generates no text with {type(self.model).__name__}: transformers' generate does "
-                "not go on from its cache as the model itself does. Tasks that are scored by log-likelihood work."
-            )
+        needs.check_generates(self.method, self.model, self.capabilities, context)
 
     def _of_own_contexts(
         self, prompts: Sequence[TokenizedPrompt], own: Callable[[Context], bool]

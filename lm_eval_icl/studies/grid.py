@@ -353,7 +353,7 @@ def trained_under(variant: Variant) -> Variant:
         return Variant("icl", {}, 0)
     method = methods.make(variant.method, dict(variant.arguments))
     name = variant.method
-    if not method.is_one_pass:
+    if not method.one_pass:
         name = "icl"
     trained = methods.make(name)
     own = {field.name: getattr(method, field.name) for field in fields(trained)}

@@ -31,12 +31,12 @@ def mismatch(trained: dict[str, Any], method: Method) -> str:
     Methods that are more than one forward pass run on checkpoints that were trained under `icl`.
     """
     names = [name for name in (trained.get("method"), *(trained.get("methods") or ())) if isinstance(name, str)]
-    needed = method.name if method.is_one_pass else "icl"
+    needed = method.name if method.one_pass else "icl"
     if not names:
         return ""
     if needed not in names:
         return f"the checkpoint was trained under {', '.join(names)}, and is evaluated under {method.name}"
-    if method.is_one_pass:
+    if method.one_pass:
         for name, value in dataclasses.asdict(method).items():
             if name in trained and trained[name] != value:
                 return f"the checkpoint was trained with {name}={trained[name]}, and is evaluated with {value}"

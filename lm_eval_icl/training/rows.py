@@ -30,7 +30,7 @@ def check_trainable(method: Method, loss: str = "query") -> None:
     """
     if loss not in LOSSES:
         raise InputError(f"loss={loss!r}: must be {' or '.join(LOSSES)}.")
-    if not method.is_one_pass:
+    if not method.one_pass:
         raise InputError(
             f"{method.name} is not trained under, since it is more than one pass over one layout. It runs on a "
             "checkpoint that was trained under icl: give icl."

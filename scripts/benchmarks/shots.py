@@ -34,7 +34,7 @@ def compare(options: argparse.Namespace, console: Console) -> dict[str, Any]:
                 method, prompt = lm.runner.method, lm.tokenize(instances[0]).prompt
                 before, start = reset_peak(), busy()
                 with lm.runner.inference_mode():
-                    method.encode_query(model, prompt.context, prompt.query, partial(method.encode, model))
+                    method.encode_queries(model, [(prompt.context, prompt.query)], partial(method.encode, model))
                 seconds[name].append(busy() - start)
                 peaks[name] = max(peaks[name], peak() - before)
         tokens = len(prompt.context.tokens)

@@ -68,7 +68,7 @@ def compare(options: argparse.Namespace, console: Console) -> dict[str, Any]:
 
     seconds: dict[str, list[float]] = defaultdict(list)
     peaks: dict[str, int] = defaultdict(int)
-    names = [name for name in options.methods if make(name).is_one_pass]
+    names = [name for name in options.methods if make(name).one_pass]
     for _ in range(options.repetitions):
         for name in ("plain", *names):
             model = random_model(options.model, options.device)

@@ -1,0 +1,140 @@
+"""What a model cannot do for a method: everything that is decided and said about it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from transformers import PreTrainedModel
+
+from lm_eval_icl.errors import InputError, Unsupported, log
+from lm_eval_icl.inference.blocks import residual_stream
+from lm_eval_icl.inference.capabilities import Capabilities
+from lm_eval_icl.inference.memory import Memory, causal_pass
+from lm_eval_icl.methods.base import Method
+from lm_eval_icl.tokens import Context
+
+
+def check(method: Method, model: PreTrainedModel, can: Capabilities) -> None:
+    """Check that a model does what a method needs.
+
+    Raises:
+        Unsupported: it does not.
+    """
+    name, attention = type(model).__name__, model.config._attn_implementation
+    needs = (
+        "hides tokens from each other"
+        if method.needs_mask
+        else "gives tokens positions of its own"
+        if method.needs_positions
+        else "computes keys and values anew"
+        if not method.one_pass or method.memory_depends_on_query
+        else ""
+    )
+    if needs and can.has_other_states:
+        raise Unsupported(
+            f"{method.name} {needs}, and {name} keeps more than keys and values (linear attention, a state space, a "
+            "convolution or an indexer), which that does not reach. icl works with this model."
+        )
+    if method.needs_mask and not can.obeys_mask:
+        raise Unsupported(
+            f"{method.name} hides tokens from each other, which {name} (attn_implementation={attention}) does not "
+            "obey: a token that the mask hides changes the result. Use another attn_implementation (sdpa, eager) or "
+            "another model."
+        )
+    if method.needs_mask and not can.sees_ahead and method.looks_ahead:
+        raise Unsupported(
+            f"{method.name} lets tokens see tokens behind them, and those of {name} never do, whatever the mask shows "
+            f"(attn_implementation={attention}). Use another model."
+        )
+    if method.needs_positions and not can.obeys_positions:
+        asked = " with restart_positions=True" if getattr(method, "restart_positions", False) else ""
+        asked = f" with positions={method.positions}" if method.positions != "sequential" else asked
+        raise Unsupported(
+            f"{method.name}{asked} needs a model that obeys given positions, and {name} has no positions to give: it "
+            "counts tokens by itself."
+        )
+
+
+def check_no_positions(method: Method, model: PreTrainedModel, can: Capabilities) -> None:
+    """Check a model whose positions were taken away.
+
+    Args:
+        can: what the model can do without them.
+
+    Raises:
+        Unsupported: it still tells positions apart.
+    """
+    if can.obeys_positions:
+        raise Unsupported(
+            f"{method.name} needs a model whose positions can be taken away, and {type(model).__name__} still tells "
+            "them apart with rotary angles and learned positions switched off."
+        )
+
+
+def check_residual_stream(method: Method, model: PreTrainedModel, layer: int) -> None:
+    """Check that the block `layer` (counted from 1) hands on one residual stream, [1, tokens, width].
+
+    Raises:
+        Unsupported: it does not.
+    """
+    try:
+        with residual_stream(model, layer) as streams:
+            causal_pass(model, [1, 2])
+        shapes = [tuple(getattr(stream, "shape", ())) for stream in streams]
+    except LookupError:
+        shapes = []
+    if len(shapes) != 1 or len(shapes[0]) != 3 or shapes[0][:2] != (1, 2):
+        raise Unsupported(
+            f"{method.name} needs a model whose blocks hand on one residual stream, and those of "
+            f"{type(model).__name__} do not."
+        )
+
+
+def check_memories(method: Method, memories: Sequence[Memory]) -> None:
+    """Check what a method's `encode` has returned: contexts side by side cannot have residuals.
+
+    Raises:
+        InputError: a memory has a residual.
+    """
+    if any(memory.residual for memory in memories):
+        raise InputError(
+            f"{method.name}: encode returns a memory with a residual: set memory_depends_on_query = True and return it "
+            "from encode_queries, as batchicl does."
+        )
+
+
+def check_generates(method: Method, model: PreTrainedModel, can: Capabilities, context: Context) -> None:
+    """Check that text can be generated behind a context.
+
+    Raises:
+        Unsupported: transformers' `generate` does not go on from this model's cache, and the method needs that.
+    """
+    if not (can.can_generate or (model.can_generate() and method.is_ordinary(context))):
+        raise Unsupported(
+            f"{method.name} generates no text with {type(model).__name__}: transformers' generate does not go on from "
+            "its cache as the model itself does. Tasks that are scored by log-likelihood work."
+        )
+
+
+def longest_row(method: Method, can: Capabilities) -> int | None:
+    """How many tokens a row may have under a method; None if only the number of positions limits it."""
+    window = can.window if method.needs_mask else None
+    scaled = can.scaled_from if method.needs_positions else None
+    return min((limit for limit in (window, scaled) if limit is not None), default=None)
+
+
+def warn(model: PreTrainedModel, can: Capabilities) -> None:
+    """Warn about a model with which all methods are slower."""
+    name = type(model).__name__
+    if not can.can_pack and not can.has_other_states:
+        log.warning(
+            "%s (attn_implementation=%s) does not take a mask or positions given by hand: queries are scored in "
+            "batches of batch_size instead of packed into one row, exactly but more slowly.",
+            *(name, model.config._attn_implementation),
+        )
+    if not can.can_generate:
+        log.warning(
+            "%s: transformers' generate does not go on from its cache as the model itself does. Texts are generated "
+            "from whole prompts, exactly but more slowly; methods that change the memory generate none.",
+            name,
+        )
