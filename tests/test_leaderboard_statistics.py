@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
 import warnings
 from collections.abc import Iterator
@@ -23,14 +22,13 @@ from lm_eval_icl.results.statistics import (
     Estimate,
     bootstrap,
     bootstrap_difference,
-    chance_corrected,
     difference,
     difference_group,
     estimate,
     estimate_group,
-    flips,
     holm,
     mcnemar_mid_p,
+    order_sensitivity,
     rank_ranges,
     sign_flips,
     wilson,
@@ -233,9 +231,12 @@ def test_sets_that_were_not_drawn_are_averaged() -> None:
 
 
 @pytest.mark.parametrize("right, n", [(0, 1), (1, 1), (0, 20), (20, 20), (19, 20), (7, 30), (499, 500)])
-def test_wilson_is_scipys(right: int, n: int) -> None:
-    interval = stats.binomtest(right, n).proportion_ci(method="wilson")
-    assert wilson(right, n) == pytest.approx((interval.low, interval.high), abs=1e-12)
+def test_wilson_by_its_definition(right: int, n: int) -> None:
+    """The share is 1.96 standard errors, those at the bound, from each bound; at 0 and 1 the bound is exact."""
+    share, quantile = right / n, stats.norm.ppf(0.975)
+    for bound, edge in zip(wilson(right, n), (0, 1), strict=True):
+        error = math.sqrt(bound * (1 - bound) / n)
+        assert bound == edge == share or abs(share - bound) == pytest.approx(quantile * error, abs=1e-12)
     found = estimate((np.arange(n) < right)[:, None])
     assert (found.low, found.high, found.how, found.df) == (*wilson(right, n), "wilson", math.inf)
     assert found.error > 0
@@ -276,7 +277,7 @@ def test_missing_scores_are_refused(bad: float) -> None:
 def test_shapes_are_checked() -> None:
     with pytest.raises(ValueError, match=r"documents x sets, not of shape \(3,\)"):
         estimate(np.ones(3))
-    with pytest.raises(ValueError, match=r"one shape, not \(3, 3\) and \(3, 1\)"):
+    with pytest.raises(ValueError, match=r"one shape with the first, not \(3, 3\) and \(3, 1\)"):
         difference(SMALL, SMALL[:, :1])
     with pytest.raises(ValueError, match=r"not of shape \(0, 2\)"):
         estimate(np.ones((0, 2)))
@@ -370,8 +371,8 @@ def test_sign_flips_are_exact() -> None:
     rng = np.random.default_rng(0)
     for sets in (2, 3, 7):
         of_sets = rng.normal(0.4, 1, sets)
-        sums = np.abs([np.dot(signs, of_sets) for signs in itertools.product((1, -1), repeat=sets)])
-        assert sign_flips(of_sets) == np.mean(sums >= abs(of_sets.sum()) - 1e-9)
+        test = stats.permutation_test((of_sets,), np.mean, permutation_type="samples", n_resamples=np.inf)
+        assert sign_flips(of_sets) == pytest.approx(test.pvalue)
     assert sign_flips(np.arange(1, 11)) == 2 / 1024
     # Ties in spite of rounding: of 16 sums, 2 are 0.4 from 0 and 8 are 0.2 from it.
     assert sign_flips(np.array([0.1, 0.1, 0.1, -0.1])) == 10 / 16
@@ -497,18 +498,6 @@ def test_weights_are_checked() -> None:
             estimate_group([alone, alone], weights)
     with pytest.raises(ValueError, match="must be positive numbers"):
         difference_group([], [])
-
-
-def test_chance_is_taken_out() -> None:
-    found = chance_corrected(estimate(SMALL), 0.25)
-    plain = estimate(SMALL)
-    assert found.mean == pytest.approx((2 / 3 - 1 / 4) / (3 / 4)) and found.error == pytest.approx(plain.error * 4 / 3)
-    assert close(found, estimate((SMALL - 0.25) / 0.75))
-    pair = difference(SMALL, SMALL.T)
-    corrected = chance_corrected(pair, 0.25)
-    assert close(corrected, difference((SMALL - 0.25) / 0.75, (SMALL.T - 0.25) / 0.75))
-    with pytest.raises(ValueError, match="chance"):
-        chance_corrected(plain, 1)
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -668,18 +657,33 @@ def test_bootstrap_of_little() -> None:
 # Order sensitivity.
 
 
-def test_flips_by_hand() -> None:
-    """Four orders: all the same; one other; two and two; three kinds; all different."""
-    predictions = np.array([[0, 0, 0, 0, 0], [0, 0, 0, 0, 1], [0, 0, 1, 1, 2], [0, 1, 1, 2, 3]])
-    assert flips(predictions).tolist() == pytest.approx([0, 3 / 6, 4 / 6, 5 / 6, 1])
-    with pytest.raises(ValueError, match="two or more orders"):
-        flips(predictions[:1])
+def test_order_sensitivity_by_hand() -> None:
+    """Documents under four orders: all the same; one other; two and two; three kinds; all different."""
+    predictions = np.array([[0, 0, 0, 0], [0, 0, 0, 1], [0, 0, 1, 1], [0, 0, 1, 2], [0, 1, 2, 3]])
+    rates = np.array([0, 3 / 6, 4 / 6, 5 / 6, 1])
+    found = order_sensitivity([predictions])
+    assert found is not None and close(found, estimate(rates[:, None], bounds=(0, 1)))
+    # Two sets with other numbers of orders, of which one has one alone, are crossed with documents.
+    both = order_sensitivity([predictions, predictions[:, :1], predictions[:, 2:]])
+    assert both is not None and both.how == "crossed"
+    assert close(both, estimate(np.stack([rates, [0, 1, 0, 1, 1]], axis=1), bounds=(0, 1)))
+    words = order_sensitivity([np.array([["yes", "no"], ["no", "no"]])])
+    assert words is not None and (words.mean, words.how) == (0.5, "wilson")
+    assert order_sensitivity([]) is order_sensitivity([predictions[:, :1]]) is None
 
 
-def test_flips_are_those_of_studies() -> None:
-    from lm_eval_icl.studies import outcome
+def test_order_sensitivity_is_checked() -> None:
+    with pytest.raises(ValueError, match=r"documents x orders, not of shape \(3,\)"):
+        order_sensitivity([np.zeros(3)])
+    with pytest.raises(ValueError, match=r"the same documents, not \[2, 3\] of them"):
+        order_sensitivity([np.zeros((3, 2)), np.zeros((2, 2))])
+    with pytest.raises(ValueError, match=r"not of shape \(0, 1\)"):
+        order_sensitivity([np.zeros((0, 2))])
 
-    predictions = np.random.default_rng(0).integers(3, size=(7, 50))
-    assert flips(predictions).tolist() == pytest.approx(outcome.flips(predictions.tolist()))
-    matrix = np.stack([flips(predictions), flips(predictions[:4])], axis=1)
-    assert estimate(matrix, bounds=(0, 1)).how == "crossed"
+
+def test_order_sensitivity_does_not_depend_on_how_many_orders_there_are() -> None:
+    """With shares 0.7 and 0.3 of two predictions, two random orders differ with probability 0.42."""
+    rng = np.random.default_rng(0)
+    for orders in (2, 3, 10):
+        found = order_sensitivity([(rng.random((20_000, orders)) < 0.3).astype(int)])
+        assert found is not None and found.mean == pytest.approx(0.42, abs=0.01) and found.low < 0.42 < found.high

@@ -8,19 +8,23 @@ are no independent trials. The model here has documents and sets as two crossed 
 psychology (Clark 1973; Baayen, Davidson and Bates 2008).
 
 Score matrices are complete: compare runs on the documents and sets that all of them have. They have no NaN.
+
+Distributions are scipy's. Those of t and of binomial variables are taken from `scipy.special`, on which `scipy.stats.t`
+and `.binom` are built: a large board needs 100,000 of them, and the checks of `scipy.stats` take forty times as long.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy import special
+from scipy import special, stats
 
 CONFIDENCE = 0.95
 POWER = 0.8
@@ -130,21 +134,19 @@ def estimate(scores: np.ndarray, *, drawn: bool = True, bounds: Bounds | None = 
     Raises:
         ValueError: the scores are no matrix, or are not all finite.
     """
-    scores = _matrix(scores, "The scores")
+    scores = _checked(scores, "The scores")
     n, sets = scores.shape
     if not drawn:
         scores = scores.mean(axis=1, keepdims=True)
     mean = float(scores.mean())
     spread = _spread(scores, float(np.abs(scores).max()))
-    binary = bounds in (None, (0, 1)) and _is_binary(scores)
-    if binary and (scores.shape[1] == 1 or mean in (0, 1)):
+    one_set = scores.shape[1] == 1
+    if bounds in (None, (0, 1)) and _is_binary(scores) and (one_set or mean in (0, 1)):
         low, high = wilson(round(n * mean), n)
-        ordinary = math.sqrt(spread.variance) if n > 1 else 0.0
-        error = max(ordinary, (high - low) / (2 * _NORMAL))
-        of_documents, of_sets = (None, None) if scores.shape[1] == 1 else (error, 0.0)
+        error = max(math.sqrt(spread.variance) if n > 1 else 0.0, (high - low) / (2 * _NORMAL))
+        of_documents, of_sets = (None, None) if one_set else (error, 0.0)
         return Estimate(mean, low, high, error, math.inf, n, sets, of_documents, of_sets, "wilson")
-    how = "documents" if scores.shape[1] == 1 else "crossed"
-    return _estimate(mean, spread, n, sets, bounds, how)
+    return _estimate(mean, spread, n, sets, bounds, "documents" if one_set else "crossed")
 
 
 def difference(
@@ -169,24 +171,23 @@ def difference(
     Raises:
         ValueError: the scores are not two matrices of the same shape, or are not all finite.
     """
-    first, second = _pair(first, second)
+    first, second = _checked(first, "The first scores"), _checked(second, "The second scores", like=first)
     n, sets = first.shape
     if not drawn:
         first, second = first.mean(axis=1, keepdims=True), second.mean(axis=1, keepdims=True)
     scale = float(max(np.abs(first).max(), np.abs(second).max()))
     differences = first - second
-    of_sets = differences.mean(axis=0)
-    spread = _spread(differences, scale)
-    how, p = "crossed", None
     binary = _is_binary(first) and _is_binary(second)
+    how, p = "crossed", None
     if np.abs(differences).max() <= _TINY * scale:
         how = "identical"
-    elif len(of_sets) == 1 and not binary:
+    elif first.shape[1] == 1 and not binary:
         how = "paired t"
-    elif len(of_sets) == 1:
+    elif first.shape[1] == 1:
         how, p = "mcnemar", mcnemar_mid_p(int((differences > 0).sum()), int((differences < 0).sum()))
-    found = _difference(of_sets, spread, n, sets, scale, bounds, how, p)
-    return replace(found, detectable=_unseen(n, (0, 1) if binary else bounds)) if found.error == 0 else found
+    spread = _spread(differences, scale)
+    result = _difference(differences.mean(axis=0), spread, n, sets, scale, bounds, how, p)
+    return replace(result, detectable=_unseen(n, (0, 1) if binary else bounds)) if result.error == 0 else result
 
 
 def _unseen(documents: int, bounds: Bounds | None) -> float:
@@ -260,27 +261,109 @@ def _crossed(a: float, b: float, e: float, n: int, sets: int) -> _Spread:
     return _Spread(variance, df, a, b)
 
 
+def _estimate(mean: float, spread: _Spread, documents: int, sets: int, bounds: Bounds | None, how: str) -> Estimate:
+    """With the interval from t, cut at the bounds; it has the mean in it."""
+    error = half = math.sqrt(spread.variance)
+    if 0 < error < math.inf:
+        half *= _t_quantile((1 + CONFIDENCE) / 2, spread.df)
+    low, high = mean - half, mean + half
+    if bounds is not None:
+        low, high = min(max(low, bounds[0]), mean), max(min(high, bounds[1]), mean)
+    of_documents, of_sets = (None if part is None else math.sqrt(part) for part in (spread.documents, spread.sets))
+    return Estimate(mean, low, high, error, spread.df, documents, sets, of_documents, of_sets, how)
+
+
+def _difference(
+    of_sets: np.ndarray,
+    spread: _Spread,
+    documents: int,
+    sets: int,
+    scale: float,
+    bounds: Bounds | None,
+    how: str,
+    p: float | None = None,
+) -> Difference:
+    """The difference from the sets' mean differences.
+
+    Args:
+        bounds: of the scores.
+        p: None for that of t.
+    """
+    tolerance = _TINY * scale
+    if how == "identical":
+        of_sets = np.zeros_like(of_sets)
+        spread = _Spread(0, spread.df, *((0.0, 0.0) if len(of_sets) > 1 else ()))
+    elif p is None and spread.variance == 0 and abs(of_sets.mean()) > tolerance:
+        p = 2.0 ** (1 - documents)
+    found = _estimate(float(of_sets.mean()), spread, documents, sets, _of_differences(bounds), how)
+    better, worse = int((of_sets > tolerance).sum()), int((of_sets < -tolerance).sum())
+    return _tested(found, p, better, worse, sign_flips(of_sets) if len(of_sets) > 1 else None)
+
+
+def _of_differences(bounds: Bounds | None) -> Bounds | None:
+    return None if bounds is None else (bounds[0] - bounds[1], bounds[1] - bounds[0])
+
+
+def _tested(of: Estimate, p: float | None, better: int, worse: int, p_signs: float | None = None) -> Difference:
+    """An estimate of a difference with its p, that of t if it is None, and what could be detected."""
+    detectable = math.inf
+    if of.error != 0 and not math.isinf(of.error):
+        detectable = (_t_quantile((1 + CONFIDENCE) / 2, of.df) + _t_quantile(POWER, of.df)) * of.error
+        if p is None:
+            t = -abs(of.mean) / of.error
+            p = 2 * float(special.ndtr(t) if math.isinf(of.df) else special.stdtr(of.df, t))
+    p = 1.0 if p is None else p
+    return Difference(**vars(of), p=p, detectable=detectable, better=better, worse=worse, p_signs=p_signs)
+
+
+@functools.lru_cache(maxsize=1024)
+def _t_quantile(share: float, df: float) -> float:
+    return float(special.ndtri(share) if math.isinf(df) else special.stdtrit(df, share))
+
+
+@functools.lru_cache(maxsize=4096)
+def wilson(successes: int, trials: int) -> Bounds:
+    """Wilson's 95% interval for a share (1927, JASA 22:209), without a correction for continuity."""
+    interval = stats.binomtest(successes, trials).proportion_ci(CONFIDENCE, method="wilson")
+    return float(interval.low), float(interval.high)
+
+
+def mcnemar_mid_p(better: int, worse: int) -> float:
+    """The mid-p of McNemar's test (Fagerland, Lydersen and Laake 2013, BMC Med Res Methodol 13:91).
+
+    It is twice the one-sided mid-p, and so 1 if as many documents are better as worse, where the paper's is a little
+    less.
+
+    Args:
+        better: the documents that only the first has right.
+        worse: the documents that only the second has right.
+    """
+    few, all_ = min(better, worse), better + worse
+    # Twice the exact one-sided p, less the probability of what was seen.
+    return float(special.bdtr(few, all_, 0.5) + (special.bdtr(few - 1, all_, 0.5) if few else 0))
+
+
 def sign_flips(of_sets: np.ndarray) -> float:
     """The two-sided p of the sets' mean differences being as likely to have the other sign (Fisher 1935).
 
-    It assumes nothing else about them, and cannot be below 2 / 2^sets. It is exact for up to 20 sets; for more, 100,000
-    flips are drawn with a fixed seed and the one that was seen is counted among them.
+    It assumes nothing else about them, and cannot be below 2 / 2^sets. It is exact for up to 20 sets, as that of
+    `scipy.stats.permutation_test(..., permutation_type="samples")`, which is a thousand times slower; for more sets,
+    100,000 flips are drawn with a fixed seed and the one that was seen is counted among them.
 
     Args:
         of_sets: a mean difference for each set.
     """
     of_sets = np.asarray(of_sets, dtype=float)
-    size = np.abs(of_sets).sum()
     if len(of_sets) <= _EXACT_SETS:
         sums = of_sets[:1]  # the first keeps its sign: the other half is the same with the opposite sign
-        for each in of_sets[1:]:
-            sums = np.concatenate((sums + each, sums - each))
+        for of_set in of_sets[1:]:
+            sums = np.concatenate((sums + of_set, sums - of_set))
         seen = 0
     else:
         signs = np.random.default_rng(0).integers(2, size=(_FLIPS, len(of_sets)), dtype=np.int8)
         sums = (2 * signs - 1) @ of_sets
         seen = 1
-    extreme = int((np.abs(sums) >= abs(of_sets.sum()) - 1e-9 * size).sum())
+    extreme = int((np.abs(sums) >= abs(of_sets.sum()) - 1e-9 * np.abs(of_sets).sum()).sum())
     return (extreme + seen) / (len(sums) + seen)
 
 
@@ -302,8 +385,7 @@ def estimate_group(parts: Sequence[Estimate], weights: Sequence[float], *, bound
         ValueError: there are no tasks, or the weights are not one for each, or are negative or all 0.
     """
     parts, shares = _weighted(parts, weights)
-    mean, spread, documents, sets = _sum(parts, shares)
-    return _estimate(mean, spread, documents, sets, bounds, "group")
+    return _estimate(*_sum(parts, shares), bounds, "group")
 
 
 def difference_group(
@@ -315,24 +397,12 @@ def difference_group(
     it, their detectable differences are added as errors are.
     """
     parts, shares = _weighted(parts, weights)
-    mean, spread, documents, sets = _sum(parts, shares)
-    identical = all(part.how == "identical" for part in parts)
-    p = None
-    if spread.variance == 0 and not identical:
-        p = max(part.p for part in parts if part.how != "identical")
-    found = _assembled(
-        mean,
-        spread,
-        documents,
-        sets,
-        bounds,
-        "identical" if identical else "group",
-        p=p,
-        better=sum(part.better for part in parts),
-        worse=sum(part.worse for part in parts),
-    )
+    differing = [part.p for part in parts if part.how != "identical"]
+    found = _estimate(*_sum(parts, shares), _of_differences(bounds), "group" if differing else "identical")
+    p = max(differing) if differing and found.error == 0 else None
+    result = _tested(found, p, sum(part.better for part in parts), sum(part.worse for part in parts))
     unseen = [share * part.detectable for part, share in zip(parts, shares, strict=True) if part.error == 0]
-    return replace(found, detectable=math.hypot(found.detectable if found.error else 0.0, *unseen))
+    return replace(result, detectable=math.hypot(result.detectable if result.error else 0.0, *unseen))
 
 
 _Part = TypeVar("_Part", Estimate, Difference)
@@ -351,164 +421,26 @@ def _weighted(parts: Sequence[_Part], weights: Sequence[float]) -> tuple[list[_P
 
 def _sum(parts: Sequence[Estimate | Difference], shares: Sequence[float]) -> tuple[float, _Spread, int, int]:
     """The weighted mean, its variance, and the numbers of documents and sets."""
-    mean = math.fsum(share * part.mean for part, share in zip(parts, shares, strict=True))
-    variances = [(share * part.error) ** 2 for part, share in zip(parts, shares, strict=True)]
+    pairs = list(zip(parts, shares, strict=True))
+    variances = [(share * part.error) ** 2 for part, share in pairs]
     variance = math.fsum(variances)
     if math.isinf(variance):
         df = 0.0
     elif variance == 0:
         df = min(part.df for part in parts)
     else:
-        rest = math.fsum(each**2 / part.df for each, part in zip(variances, parts, strict=True) if each)
-        df = variance**2 / rest if rest else math.inf
+        below = math.fsum(of_one**2 / part.df for of_one, part in zip(variances, parts, strict=True) if of_one)
+        df = variance**2 / below if below else math.inf
     of_documents = of_sets = None
     if any(part.error_sets is not None for part in parts):
-        of_sets = math.fsum((share * (part.error_sets or 0)) ** 2 for part, share in zip(parts, shares, strict=True))
+        of_sets = math.fsum((share * (part.error_sets or 0)) ** 2 for part, share in pairs)
         of_documents = math.fsum(
             (share * (part.error if part.error_documents is None else part.error_documents)) ** 2
-            for part, share in zip(parts, shares, strict=True)
+            for part, share in pairs
         )
+    mean = math.fsum(share * part.mean for part, share in pairs)
     spread = _Spread(variance, df, of_documents, of_sets)
     return mean, spread, sum(part.documents for part in parts), sum(part.sets for part in parts)
-
-
-# ---------------------------------------------------------------------------------------------------------------
-# What intervals and p are made of.
-
-
-def _estimate(mean: float, spread: _Spread, documents: int, sets: int, bounds: Bounds | None, how: str) -> Estimate:
-    error = math.sqrt(spread.variance)
-    low, high = _interval(mean, error, spread.df, bounds)
-    return Estimate(mean, low, high, error, spread.df, documents, sets, *_parts(spread), how)
-
-
-def _difference(
-    of_sets: np.ndarray,
-    spread: _Spread,
-    documents: int,
-    sets: int,
-    scale: float,
-    bounds: Bounds | None,
-    how: str,
-    p: float | None = None,
-) -> Difference:
-    """The difference from the sets' mean differences.
-
-    Args:
-        p: None for that of t.
-    """
-    tolerance = _TINY * scale
-    if how == "identical":
-        of_sets = np.zeros_like(of_sets)
-        spread = _Spread(0, spread.df, *((0.0, 0.0) if len(of_sets) > 1 else ()))
-    elif p is None and spread.variance == 0 and abs(of_sets.mean()) > tolerance:
-        p = 2.0 ** (1 - documents)
-    return _assembled(
-        float(of_sets.mean()),
-        spread,
-        documents,
-        sets,
-        bounds,
-        how,
-        p=p,
-        better=int((of_sets > tolerance).sum()),
-        worse=int((of_sets < -tolerance).sum()),
-        p_signs=sign_flips(of_sets) if len(of_sets) > 1 else None,
-    )
-
-
-def _assembled(
-    mean: float,
-    spread: _Spread,
-    documents: int,
-    sets: int,
-    bounds: Bounds | None,
-    how: str,
-    *,
-    p: float | None,
-    better: int,
-    worse: int,
-    p_signs: float | None = None,
-) -> Difference:
-    error, df = math.sqrt(spread.variance), spread.df
-    of_difference = None if bounds is None else (bounds[0] - bounds[1], bounds[1] - bounds[0])
-    low, high = _interval(mean, error, df, of_difference)
-    if p is None:
-        p = 1.0 if error == 0 or math.isinf(error) else 2 * _t_cdf(-abs(mean) / error, df)
-    if error == 0 or math.isinf(error):
-        detectable = math.inf
-    else:
-        detectable = (_t_quantile((1 + CONFIDENCE) / 2, df) + _t_quantile(POWER, df)) * error
-    return Difference(
-        mean, low, high, error, df, p, detectable, documents, sets, *_parts(spread), better, worse, p_signs, how
-    )
-
-
-def _parts(spread: _Spread) -> tuple[float | None, float | None]:
-    if spread.documents is None or spread.sets is None:
-        return None, None
-    return math.sqrt(spread.documents), math.sqrt(spread.sets)
-
-
-def _interval(mean: float, error: float, df: float, bounds: Bounds | None) -> Bounds:
-    """The interval from t, cut at the bounds; it has the mean in it."""
-    half = error if error == 0 or math.isinf(error) else _t_quantile((1 + CONFIDENCE) / 2, df) * error
-    low, high = mean - half, mean + half
-    if bounds is not None:
-        low, high = min(max(low, bounds[0]), mean), max(min(high, bounds[1]), mean)
-    return low, high
-
-
-def _t_cdf(x: float, df: float) -> float:
-    return float(special.ndtr(x) if math.isinf(df) else special.stdtr(df, x))
-
-
-@functools.lru_cache(maxsize=1024)
-def _t_quantile(share: float, df: float) -> float:
-    return float(special.ndtri(share) if math.isinf(df) else special.stdtrit(df, share))
-
-
-def wilson(successes: int, trials: int) -> Bounds:
-    """Wilson's 95% interval for a share (1927, JASA 22:209), without a correction for continuity."""
-    share, z2 = successes / trials, _NORMAL**2
-    middle = (share + z2 / (2 * trials)) / (1 + z2 / trials)
-    half = _NORMAL * math.sqrt(share * (1 - share) / trials + z2 / (4 * trials**2)) / (1 + z2 / trials)
-    # At 0 and 1 the bounds are exact.
-    return 0.0 if successes == 0 else middle - half, 1.0 if successes == trials else middle + half
-
-
-def mcnemar_mid_p(better: int, worse: int) -> float:
-    """The mid-p of McNemar's test (Fagerland, Lydersen and Laake 2013, BMC Med Res Methodol 13:91).
-
-    It is twice the one-sided mid-p, and so 1 if as many documents are better as worse, where the paper's is a little
-    less.
-
-    Args:
-        better: the documents that only the first has right.
-        worse: the documents that only the second has right.
-    """
-    few, all_ = min(better, worse), better + worse
-    # Twice the exact one-sided p, less the probability of what was seen.
-    return float(special.bdtr(few, all_, 0.5) + (special.bdtr(few - 1, all_, 0.5) if few else 0))
-
-
-def chance_corrected(of: _Part, chance: float) -> _Part:
-    """The result with scores such that chance is 0 and the best is 1, as in version 2 of the Open LLM Leaderboard.
-
-    Args:
-        chance: what guessing gives: one over the number of options, or the mean of that over documents.
-
-    Raises:
-        ValueError: chance is not below 1.
-    """
-    if not 0 <= chance < 1:
-        raise ValueError(f"The score of chance must be in [0, 1), not {chance}.")
-    shift, scale = (chance if isinstance(of, Estimate) else 0), 1 - chance
-    changes: dict[str, Any] = {name: (getattr(of, name) - shift) / scale for name in ("mean", "low", "high")}
-    for name in ("error", "error_documents", "error_sets", "detectable"):
-        if (value := getattr(of, name, None)) is not None:
-            changes[name] = value / scale
-    return replace(of, **changes)
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -610,11 +542,10 @@ def bootstrap(
     Raises:
         ValueError: the sums have another shape or are not all finite, or the metric is not defined for them.
     """
-    sums = _cube(sums, "The sums")
+    sums = _checked(sums, "The sums", _FEATURES)
     n, sets, _ = sums.shape
-    of_sets = _of_sets(sums, value)
-    spread = _resampled([sums], value, draws, seed, drawn)
-    return _estimate(float(of_sets.mean()), spread, n, sets, bounds, "bootstrap")
+    mean = float(_metrics(sums, value).mean())
+    return _estimate(mean, _resampled([sums], value, draws, seed, drawn), n, sets, bounds, "bootstrap")
 
 
 def bootstrap_difference(
@@ -628,20 +559,20 @@ def bootstrap_difference(
     bounds: Bounds | None = None,
 ) -> Difference:
     """The difference of two entries' metrics: as `bootstrap`, with the same documents and sets drawn for both."""
-    first, second = _cube(first, "The first sums"), _cube(second, "The second sums")
-    if first.shape != second.shape:
-        raise ValueError(f"Sums to be compared must have one shape, not {first.shape} and {second.shape}.")
+    first = _checked(first, "The first sums", _FEATURES)
+    second = _checked(second, "The second sums", _FEATURES, like=first)
     n, sets, _ = first.shape
-    metrics = _of_sets(first, value), _of_sets(second, value)
+    metrics = _metrics(first, value), _metrics(second, value)
     of_sets = metrics[0] - metrics[1]
+    if not drawn:
+        of_sets = of_sets.mean(keepdims=True)
     spread = _resampled([first, second], value, draws, seed, drawn)
     how = "identical" if np.array_equal(first, second) else "bootstrap"
-    return _difference(
-        of_sets if drawn else of_sets.mean(keepdims=True), spread, n, sets, float(np.abs(metrics).max()), bounds, how
-    )
+    return _difference(of_sets, spread, n, sets, float(np.abs(metrics).max()), bounds, how)
 
 
-def _of_sets(sums: np.ndarray, value: Value) -> np.ndarray:
+def _metrics(sums: np.ndarray, value: Value) -> np.ndarray:
+    """The metric of each set, over all documents."""
     metrics = np.asarray(value(sums.sum(axis=0)), dtype=float)
     if not np.isfinite(metrics).all():
         raise ValueError("The metric is not a finite number for these documents.")
@@ -650,61 +581,48 @@ def _of_sets(sums: np.ndarray, value: Value) -> np.ndarray:
 
 def _resampled(entries: Sequence[np.ndarray], value: Value, draws: int, seed: int, drawn: bool) -> _Spread:
     """The variance of the metric of one entry, or of the difference of two."""
+    n, sets, _ = entries[0].shape
+    if n == 1:
+        return _Spread(math.inf, 0)
 
     def of_sets(weights: np.ndarray) -> np.ndarray:
         """(draws, sets) from (draws, documents)."""
         metrics = [value((weights @ sums.reshape(n, -1)).reshape(-1, sets, sums.shape[2])) for sums in entries]
         return metrics[0] - metrics[1] if len(metrics) == 2 else metrics[0]
 
-    n, sets, _ = entries[0].shape
-    if n == 1:
-        return _Spread(math.inf, 0)
     whole = of_sets(np.ones((1, n)))[0]
-    of_documents, of_columns, of_both = [], [], []
-    for documents, columns in _draws(n, sets, draws, seed):
-        metrics = of_sets(documents)
-        of_documents.append(metrics.mean(axis=1))
-        of_columns.append((whole * columns).mean(axis=1))
-        of_both.append((metrics * columns).mean(axis=1))
-    a, b, both = (np.concatenate(some) for some in (of_documents, of_columns, of_both))
-    of_a = float(a.var(ddof=1)) * n / (n - 1)
-    if sets == 1 or not drawn:
-        return _Spread(of_a, n - 1)
-    of_b = float(b.var(ddof=1)) * sets / (sets - 1)
-    of_rest = float((both - a - b).var(ddof=1)) * n * sets / ((n - 1) * (sets - 1))
-    return _crossed(of_a, of_b, of_rest, n, sets)
-
-
-def _draws(n: int, sets: int, draws: int, seed: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """How often each document and each set is drawn, for some draws at a time."""
     rng = np.random.default_rng(seed)
+    chunks = []
     at_a_time = max(1, 2**21 // n)  # 16 MB
     for start in range(0, draws, at_a_time):
-        some = min(at_a_time, draws - start)
-        places = rng.integers(n, size=(some, n)) + n * np.arange(some)[:, None]
-        documents = np.bincount(places.ravel(), minlength=some * n).reshape(some, n)
-        yield documents.astype(float), rng.multinomial(sets, np.full(sets, 1 / sets), size=some).astype(float)
+        rows = min(at_a_time, draws - start)
+        # How often each document, and each set, is drawn.
+        places = rng.integers(n, size=(rows, n)) + n * np.arange(rows)[:, None]
+        documents = np.bincount(places.ravel(), minlength=rows * n).reshape(rows, n).astype(float)
+        columns = rng.multinomial(sets, np.full(sets, 1 / sets), size=rows).astype(float)
+        metrics = of_sets(documents)
+        chunks.append([metrics.mean(axis=1), (whole * columns).mean(axis=1), (metrics * columns).mean(axis=1)])
+    a, b, both = np.concatenate(chunks, axis=1)
+    of_documents = float(a.var(ddof=1)) * n / (n - 1)
+    if sets == 1 or not drawn:
+        return _Spread(of_documents, n - 1)
+    of_columns = float(b.var(ddof=1)) * sets / (sets - 1)
+    of_rest = float((both - a - b).var(ddof=1)) * n * sets / ((n - 1) * (sets - 1))
+    return _crossed(of_documents, of_columns, of_rest, n, sets)
 
 
-def _numbers(items: ArrayLike) -> np.ndarray:
-    """Items that are numbers: (n, 1)."""
+def _items(items: ArrayLike, columns: int) -> np.ndarray:
+    """lm-eval's items of n documents: (n, columns), one number or two each."""
     values = np.asarray(items, dtype=float)
-    if values.ndim != 1:
-        raise ValueError(f"Each document must have one number, but the items have the shape {values.shape}.")
-    return values[:, None]
-
-
-def _pairs(items: ArrayLike) -> np.ndarray:
-    """Items that are pairs of numbers: (n, 2)."""
-    values = np.asarray(items, dtype=float)
-    if values.ndim != 2 or values.shape[1] != 2:
-        raise ValueError(f"Each document must have two numbers, but the items have the shape {values.shape}.")
-    return values
+    if values.shape[1:] != (() if columns == 1 else (columns,)) or values.ndim == 0:
+        count = "one number" if columns == 1 else "two numbers"
+        raise ValueError(f"Each document must have {count}, but the items have the shape {values.shape}.")
+    return values.reshape(len(values), columns)
 
 
 def _confusions(items: ArrayLike) -> np.ndarray:
     """From pairs of the right answer and the prediction, 0 or 1: true and false positives, false and true negatives."""
-    values = _pairs(items)
+    values = _items(items, 2)
     if not _is_binary(values):
         raise ValueError("The right answers and predictions must be 0 or 1.")
     gold, predicted = values.T
@@ -713,8 +631,28 @@ def _confusions(items: ArrayLike) -> np.ndarray:
     )
 
 
+def _counted(items: ArrayLike) -> np.ndarray:
+    """Numbers, and that each is one."""
+    values = _items(items, 1)
+    return np.hstack([values, np.ones_like(values)])
+
+
+def _counted_if_numbers(items: ArrayLike) -> np.ndarray:
+    values = _items(items, 1)
+    is_number = ~np.isnan(values)
+    return np.hstack([np.where(is_number, values, 0), is_number])
+
+
+def _summed_pairs(items: ArrayLike) -> np.ndarray:
+    return _items(items, 2)
+
+
 def _ratio(above: np.ndarray, below: np.ndarray, otherwise: float) -> np.ndarray:
     return np.divide(above, below, out=np.full(np.shape(above), otherwise), where=below != 0)
+
+
+def _quotient(sums: np.ndarray) -> np.ndarray:
+    return _ratio(sums[..., 0], sums[..., 1], math.nan)
 
 
 def _f1(sums: np.ndarray) -> np.ndarray:
@@ -728,24 +666,9 @@ def _matthews(sums: np.ndarray) -> np.ndarray:
     return _ratio(hits * rejections - false_alarms * misses, margins, 0.0)
 
 
-def _quotient(sums: np.ndarray) -> np.ndarray:
-    return _ratio(sums[..., 0], sums[..., 1], math.nan)
-
-
 def _perplexity(sums: np.ndarray) -> np.ndarray:
     with np.errstate(over="ignore"):  # infinite, which is refused
         return np.exp(-_quotient(sums))
-
-
-def _counted(items: ArrayLike) -> np.ndarray:
-    values = _numbers(items)
-    return np.hstack([values, np.ones_like(values)])
-
-
-def _counted_if_numbers(items: ArrayLike) -> np.ndarray:
-    values = _numbers(items)
-    there = ~np.isnan(values)
-    return np.hstack([np.where(there, values, 0), there])
 
 
 # lm-eval's aggregations (lm_eval/api/metrics.py) by their names there. F1 and Matthews' correlation are those of two
@@ -756,8 +679,8 @@ AGGREGATIONS: Mapping[str, Aggregation] = {
     "f1": Aggregation(_confusions, _f1, (0, 1)),
     "matthews_corrcoef": Aggregation(_confusions, _matthews, (-1, 1)),
     "perplexity": Aggregation(_counted, _perplexity, (0, math.inf)),
-    "weighted_perplexity": Aggregation(_pairs, _perplexity, (0, math.inf)),
-    "bits_per_byte": Aggregation(_pairs, lambda sums: -_quotient(sums) / math.log(2), (0, math.inf)),
+    "weighted_perplexity": Aggregation(_summed_pairs, _perplexity, (0, math.inf)),
+    "bits_per_byte": Aggregation(_summed_pairs, lambda sums: -_quotient(sums) / math.log(2), (0, math.inf)),
 }
 
 
@@ -765,60 +688,56 @@ AGGREGATIONS: Mapping[str, Aggregation] = {
 # Order sensitivity.
 
 
-def flips(predictions: np.ndarray) -> np.ndarray:
-    """For each document, the share of pairs of orders that give different predictions.
+def order_sensitivity(predictions: Iterable[np.ndarray]) -> Estimate | None:
+    """The pairwise flip rate: the probability that two random orders of the same demonstrations, as a prompt has them,
+    give different predictions for a document.
 
-    It is 1 - sum_c n_c (n_c - 1) / (k (k - 1)), where n_c of k orders give the prediction c (InvICL, table 7: how
-    often another order changes the prediction). The share means the same for every k. As a matrix (documents, sets),
-    with a column for the orders of each set of demonstrations, shares go into `estimate` and `difference` as scores do.
+    Of a document it is 1 - sum_c n_c (n_c - 1) / (k (k - 1)), where n_c of k orders give the prediction c (InvICL,
+    table 7: how often another order changes the prediction). It is unbiased for any number of orders. The rates are a
+    matrix (documents, sets of demonstrations), whose mean and interval are those of `estimate`.
 
     Args:
-        predictions: (orders, documents), numbers of options.
+        predictions: for each set of demonstrations, an array (documents, orders) of predicted options. Every set has
+            the same documents, in the same order. Sets with fewer than two orders say nothing, and are passed over.
+
+    Returns:
+        None if no set has two orders.
 
     Raises:
-        ValueError: there are not two orders.
+        ValueError: a set is no matrix, or the sets have different numbers of documents, or none.
     """
-    predictions = np.asarray(predictions)
-    if predictions.ndim != 2 or len(predictions) < 2:
-        raise ValueError(
-            f"Predictions must be a matrix of two or more orders x documents, not of shape {predictions.shape}."
-        )
-    orders = len(predictions)
-    different = np.zeros(predictions.shape[1], dtype=np.int64)
-    for number in range(1, orders):
-        different += (predictions[number] != predictions[:number]).sum(axis=0)
-    return different / (orders * (orders - 1) / 2)
+    rates = []
+    for of_set in map(np.asarray, predictions):
+        if of_set.ndim != 2:
+            raise ValueError(f"Predictions must be a matrix of documents x orders, not of shape {of_set.shape}.")
+        if (orders := of_set.shape[1]) >= 2:
+            pairs = itertools.combinations(of_set.T, 2)
+            different = sum((first != second).astype(np.int64) for first, second in pairs)
+            rates.append(different / (orders * (orders - 1) / 2))
+    if len(sizes := {len(rate) for rate in rates}) > 1:
+        raise ValueError(f"Sets of demonstrations must have the same documents, not {sorted(sizes)} of them.")
+    return estimate(np.stack(rates, axis=1), bounds=(0.0, 1.0)) if rates else None
 
 
 # ---------------------------------------------------------------------------------------------------------------
 # What is given.
 
+_MATRIX = ("documents", "sets")
+_FEATURES = (*_MATRIX, "features")
 
-def _matrix(scores: np.ndarray, what: str) -> np.ndarray:
+
+def _checked(
+    scores: np.ndarray, what: str, axes: tuple[str, ...] = _MATRIX, like: np.ndarray | None = None
+) -> np.ndarray:
+    """Floats, finite and with these axes, of the shape of another array that they are to be compared with."""
     values = np.asarray(scores, dtype=float)
-    if values.ndim != 2 or not values.size:
-        raise ValueError(f"{what} must be a matrix of documents x sets, not of shape {values.shape}.")
-    return _finite(values, what)
-
-
-def _cube(sums: np.ndarray, what: str) -> np.ndarray:
-    values = np.asarray(sums, dtype=float)
-    if values.ndim != 3 or not values.size:
-        raise ValueError(f"{what} must be an array of documents x sets x features, not of shape {values.shape}.")
-    return _finite(values, what)
-
-
-def _finite(values: np.ndarray, what: str) -> np.ndarray:
+    if values.ndim != len(axes) or not values.size:
+        raise ValueError(f"{what} must be an array of {' x '.join(axes)}, not of shape {values.shape}.")
     if not np.isfinite(values).all():
         raise ValueError(f"{what} must be finite numbers, without NaN: leave out documents and sets that have none.")
+    if like is not None and values.shape != like.shape:
+        raise ValueError(f"{what} must have one shape with the first, not {like.shape} and {values.shape}.")
     return values
-
-
-def _pair(first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    first, second = _matrix(first, "The first scores"), _matrix(second, "The second scores")
-    if first.shape != second.shape:
-        raise ValueError(f"Scores to be compared must have one shape, not {first.shape} and {second.shape}.")
-    return first, second
 
 
 def _is_binary(scores: np.ndarray) -> bool:
