@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import csv
 import io
 import itertools
 import math
 import re
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, quantiles
@@ -17,7 +16,7 @@ from xml.dom import minidom
 
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.leaderboard.style import GREY, INK, METADATA, clipped, of_method, one_line, shortened, styled
-from lm_eval_icl.leaderboard.tables import plain
+from lm_eval_icl.leaderboard.tables import csv_text
 from lm_eval_icl.results.board import Board, Cell, Column, Entry
 from lm_eval_icl.results.statistics import Estimate
 
@@ -31,6 +30,7 @@ _ROWS, _ROWS_ON_PAGE = 40, 24
 _NUMBERS = 14  # so many columns have room for numbers in a heat map
 _ALPHA = 0.05
 _BETTER, _WORSE = "#2b8fd0", "#e8752a"  # lighter, since there is text on them
+FIGURES = ("forest", "differences", "seeds", "orders", "sensitivity", "shots", "T", "dev", "tokens")
 _CSVLine = tuple[Entry, tuple[Any, ...]]
 _ENTRY = ("checkpoint", "details", "method", "arguments", "conditions", "name")
 
@@ -52,10 +52,13 @@ class _Drawn:
     lines: Sequence[_CSVLine]
 
 
-def draw(board: Board, folder: Path) -> list[Path]:
+def draw(board: Board, folder: Path, only: Collection[str] | None = None) -> list[Path]:
     """Draw what the board has something to show of, each as an SVG file and a CSV file with the numbers drawn.
 
     Equal boards make equal files, byte for byte. What a figure has no room for, it says.
+
+    Args:
+        only: names of figures, out of `FIGURES`; None for all.
 
     Returns:
         The files.
@@ -68,14 +71,14 @@ def draw(board: Board, folder: Path) -> list[Path]:
         folder.mkdir(parents=True, exist_ok=True)
         with styled(**_SETTINGS):
             for drawn in _all(board, _ROWS):
+                if only is not None and drawn.name not in only:
+                    continue
                 svg, table = (folder / f"{drawn.name}.{kind}" for kind in ("svg", "csv"))
                 drawn.figure.savefig(svg, metadata=METADATA["svg"])
-                with table.open("w", encoding="utf-8", newline="") as file:
-                    writer = csv.writer(file, lineterminator="\n")
-                    writer.writerow([*_ENTRY, *drawn.header])
-                    for entry, values in drawn.lines:
-                        cells = [*(getattr(entry, name) for name in _ENTRY), *values]
-                        writer.writerow([plain(one_line(cell)) if isinstance(cell, str) else cell for cell in cells])
+                names = (*_ENTRY, *drawn.header)
+                rows = [(*(getattr(entry, name) for name in _ENTRY), *values) for entry, values in drawn.lines]
+                clean = [[one_line(cell) if isinstance(cell, str) else cell for cell in row] for row in rows]
+                table.write_text(csv_text(dict(zip(names, row, strict=True)) for row in clean), encoding="utf-8")
                 paths += [svg, table]
     except OSError as error:
         where = error.filename or folder
