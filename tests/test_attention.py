@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
 
 from lm_eval_icl.inference import attention, packed_attention, scoring
@@ -128,8 +129,10 @@ def test_outside_a_packed_row_it_is_the_librarys_function(monkeypatch):
     assert placed is not SDPA
     with in_parts(torch.eye(3, dtype=torch.bool), [(slice(0, 3), slice(0, 1))]):
         assert ALL_ATTENTION_FUNCTIONS["sdpa"] is placed  # once in a process
+        query, key = torch.randn(1, 2, 100, 4), torch.randn(1, 2, 130, 4)
+        by_position = (nn.Module(), query, key, key, None, 0.0, 0.3)  # dropout and scale, as of somebody's own model
+        assert torch.equal(placed(*by_position)[0], SDPA(*by_position)[0])
     monkeypatch.setattr(attention, "AttentionCall", None)
-    query, key = torch.randn(1, 2, 100, 4), torch.randn(1, 2, 130, 4)
     found = placed(nn.Module(), query, key, key, None, is_causal=False)[0]
     assert torch.equal(found, SDPA(nn.Module(), query, key, key, None, is_causal=False)[0])
 
@@ -211,3 +214,19 @@ def test_the_likeliest_token_is_the_first_of_the_highest(vocabulary):
     logits[0, -1] = logits[1, 0] = logits[2, vocabulary // 2] = 6
     highest, likeliest = scoring._highest(logits)
     assert torch.equal(highest, logits.amax(-1)) and torch.equal(likeliest, logits.argmax(-1))
+
+
+def test_other_devices_find_the_likeliest_token_in_one_operation():
+    """What is quicker on a CPU reads the logits in pieces."""
+
+    names: list[str] = []
+
+    class Operations(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            names.append(function.overloadpacket.__name__)
+            return function(*args, **(kwargs or {}))
+
+    with Operations():
+        highest, likeliest = scoring._highest(torch.empty(3, 400, device="meta"))
+    assert highest.shape == likeliest.shape == (3,)
+    assert names[-2:] == ["amax", "argmax"] and "gather" not in names

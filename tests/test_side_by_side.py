@@ -21,6 +21,7 @@ from lm_eval_icl.errors import InputError
 from lm_eval_icl.inference import context_attention, memory, packed_attention
 from lm_eval_icl.inference.attention import AttentionCall, additive, attention_by
 from lm_eval_icl.inference.context_attention import RowsAtATime
+from lm_eval_icl.inference.generation import GenerationSettings
 from lm_eval_icl.inference.packed_attention import in_parts
 from lm_eval_icl.inference.scoring import score_packed
 from lm_eval_icl.layouts import POSITIONS, Pattern, lay_out, side_by_side
@@ -336,7 +337,7 @@ def generated(runner, prompts: list[TokenizedPrompt], own, beams: int = 1) -> tu
     waiting = in_order(prompts)
     while waiting:
         some = [prompts[i] for i in waiting]
-        rows = runner.generate(some, [f"prompt {i}" for i in waiting], 6, generate, {"num_beams": beams}, own=own)
+        rows = runner.generate(some, [f"prompt {i}" for i in waiting], 6, generate, GenerationSettings(beams), own=own)
         found |= zip(waiting[: len(rows)], rows, strict=True)
         batches.append(len(rows))
         waiting = waiting[len(rows) :]

@@ -41,14 +41,14 @@ def residual_stream(model: PreTrainedModel, layer: int) -> Iterator[list[Tensor]
     Raises:
         LookupError: the model's blocks were not found.
     """
-    found: list[Tensor] = []
+    streams: list[Tensor] = []
 
     def keep(module: nn.Module, args: Any, output: Any) -> None:
-        found.append(hidden(output))
+        streams.append(hidden(output))
 
     handle = transformer_blocks(model)[layer - 1].register_forward_hook(keep)
     try:
-        yield found
+        yield streams
     finally:
         handle.remove()
 

@@ -152,21 +152,21 @@ def run_rows(
         The logits [rows, len(read), vocabulary], and the cache after the tokens.
     """
     if stepwise and cache is not None and ids.shape[1] > 1:
-        found = []
+        steps = []
         for i in range(ids.shape[1]):
             at = None if positions is None else positions[:, i : i + 1]
             logits, cache = run_rows(model, cache, ids[:, i : i + 1], [0], at)
-            found += [logits] if i in read else []
-        return torch.cat(found, dim=1), cache
+            steps += [logits] if i in read else []
+        return torch.cat(steps, dim=1), cache
     name, n = cache_argument(model), ids.shape[1]
     if cache is None and _has_usual_cache(model):
         cache = DynamicCache(config=model.config) if has_other_states(model) else DynamicCache()
-    given = {} if cache is None else {name: cache}
+    inputs = {} if cache is None else {name: cache}
     if positions is not None:
-        given["position_ids"] = positions
+        inputs["position_ids"] = positions
     at_end = list(read) == list(range(n - len(read), n))
     keep = len(read) if at_end else on_device(read, device_of_states(model))
-    output = model(input_ids=ids, use_cache=True, logits_to_keep=keep, **given)
+    output = model(input_ids=ids, use_cache=True, logits_to_keep=keep, **inputs)
     logits = output.logits if output.logits.shape[1] == len(read) else output.logits[:, list(read)]
     # A model that is given a cache writes to it, and some do not return it.
     after = getattr(output, name, None)

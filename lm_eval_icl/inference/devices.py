@@ -28,8 +28,8 @@ def device_of_states(model: PreTrainedModel) -> torch.device:
     """The device on which a model has its last hidden states, from which `logits_to_keep` takes some: an index on
     another device raises an error, and one on the CPU waits for the device.
 
-    Of a model that accelerate has spread over devices, it is neither that of the input nor, with tied weights, that of
-    the vocabulary projection. It is seen in a pass of one token, once for a model.
+    If accelerate has spread the model over devices, this is neither the device of the input nor, with tied weights,
+    that of the vocabulary projection. It is seen in a pass of one token, once for a model.
     """
     if not hasattr(model, "_hf_hook"):
         return device_of(model)
@@ -39,24 +39,24 @@ def device_of_states(model: PreTrainedModel) -> torch.device:
             # The hook at the entrance would move the index, as everything else, to the device of the input.
             skipped = getattr(hook, "skip_keys", None) or []
             hook.skip_keys = [*([skipped] if isinstance(skipped, str) else skipped), "logits_to_keep"]
-        found = [torch.device("cpu")]
+        devices = [torch.device("cpu")]
         head: Any = model.get_output_embeddings()
-        handle = head.register_forward_pre_hook(lambda module, args: found.append(args[0].device))
+        handle = head.register_forward_pre_hook(lambda module, args: devices.append(args[0].device))
         try:
             model(input_ids=on_device([[0]], device_of(model)), use_cache=False)
         finally:
             handle.remove()
-        _of_states[model] = found[-1]
+        _of_states[model] = devices[-1]
     return _of_states[model]
 
 
 def on_device(numbers: Sequence[Any], device: torch.device) -> Tensor:
-    """Whole numbers, or lists of them, as a tensor on a device. (`torch.tensor(..., device=...)` would wait until
-    everything that was begun on a GPU is done.)"""
+    """Make a tensor of whole numbers, or of lists of them, on a device. (`torch.tensor(..., device=...)` would wait
+    until everything that was begun on a GPU is done.)"""
     return to_device(torch.tensor(numbers, dtype=torch.long), device)
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """A tensor of the CPU on a device. Only CUDA is not waited for: it has read the tensor when `to` returns, and
+    """Copy a tensor of the CPU to a device. Only CUDA is not waited for: it has read the tensor when `to` returns, and
     others may read it later, when its memory holds something else (pytorch issue 189690, of MPS)."""
     return tensor.to(device, non_blocking=device.type == "cuda")

@@ -30,11 +30,11 @@ def fused_gelu(modules: Sequence[nn.Module]) -> Iterator[None]:
         return type(module).forward(module, x)
 
     # A module that has `forward` as an instance attribute was patched by accelerate, or by an enclosing `fused_gelu`.
-    found = [m for m in modules if "forward" not in vars(m)]
-    for module in found:
+    own = [m for m in modules if "forward" not in vars(m)]
+    for module in own:
         module.forward = partial(fused, module)
     try:
         yield
     finally:
-        for module in found:
+        for module in own:
             del module.forward

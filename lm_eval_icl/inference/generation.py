@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,15 +13,15 @@ from transformers import Cache, GenerationConfig, PreTrainedModel, StoppingCrite
 from transformers.generation import GenerationMode
 
 from lm_eval_icl.errors import InputError, is_whole
-from lm_eval_icl.inference.caches import cache_argument, run_rows, select_rows, takes_positions, without_adapter
+from lm_eval_icl.inference.caches import cache_argument, select_rows, without_adapter
 from lm_eval_icl.inference.devices import device_of
-from lm_eval_icl.inference.memory import Memory, cache_of_rows
+from lm_eval_icl.inference.memory import Memory, cache_of_rows, read_behind
 
-# For each row, whether a stopping criterion has ended it; empty if there is no such criterion.
+# Tells which rows a stopping criterion has ended; empty if there is no such criterion.
 Stopped = Callable[[StoppingCriteriaList], Sequence[bool]]
 
-# From how many bytes of a layer's keys and values on, a copy for each row, the rows share them. Copying less is quicker
-# than to call attention's kernel twice.
+# Rows share a layer's keys and values if copies for all of them would take so many bytes. Copying less is quicker than
+# calling attention's kernel twice.
 SHARED_FROM = 2**19
 
 # Arguments of transformers' `generate` that do not work with a memory, and why.
@@ -53,7 +54,21 @@ _READ_ROWS = (
 )
 
 
-def settings_in_force(model: PreTrainedModel, arguments: Mapping[str, Any]) -> dict[str, Any]:
+@dataclass(frozen=True)
+class GenerationSettings:
+    """What a call of `generate` does under its settings (`settings_in_force`), as far as it matters before the call.
+    (Whether rows may leave a batch is decided inside, by the settings that `generate` itself has put together.)
+
+    Attributes:
+        beams: how many rows `generate` makes of each row (beam search).
+        reads_rows: it reads the order of a row's tokens, or counts them, so that a row must have no padding.
+    """
+
+    beams: int = 1
+    reads_rows: bool = False
+
+
+def settings_in_force(model: PreTrainedModel, arguments: Mapping[str, Any]) -> GenerationSettings:
     """The settings of a call of `generate`: its arguments, over the checkpoint's `generation_config`.
 
     Raises:
@@ -71,12 +86,7 @@ def settings_in_force(model: PreTrainedModel, arguments: Mapping[str, Any]) -> d
             raise InputError(f"the checkpoint's generation_config.json: {name}={value!r} {why}.")
     if not is_whole(beams := settings.get("num_beams") or 1):
         raise InputError(f"generation argument num_beams={beams!r}: must be a whole number, 1 or more.")
-    return settings
-
-
-def reads_rows(settings: Mapping[str, Any]) -> bool:
-    """Whether `generate` reads the order of a row's tokens under these settings, so that a row must have no padding."""
-    return any(settings.get(name) for name in _READ_ROWS)
+    return GenerationSettings(int(beams), any(settings.get(name) for name in _READ_ROWS))
 
 
 def continue_from(
@@ -92,15 +102,9 @@ def continue_from(
 ) -> list[list[int]]:
     """Continue every query behind its memory, all in one batch.
 
-    A row of the batch is `padding | memory | padding | query`. The padding is masked. `generate` counts positions by
-    the mask, so a query starts directly after the memory; only if it is to start elsewhere are `position_ids` passed.
-    The memory's token ids are part of the row because `generate` takes the length of the cache from them and logits
-    processors may read them; they are not run through the model again. Padding repeats a token of the query, so that
-    processors that ask which tokens a row has (`repetition_penalty`) find no others.
-
     Args:
-        generate: calls the model's `generate`. Its arguments are `context` [rows, tokens], `attention_mask` of the same
-            shape, a cache, and `position_ids` if needed; it returns [rows, tokens + generated tokens].
+        generate: calls the model's `generate`. Its arguments are those of `_inputs` and a cache; it returns
+            [rows, tokens + generated tokens].
         memories: one for all rows, or one of keys and values for each.
         queries: the ids of each row's query, at least one.
         beams: how many rows `generate` makes of each row (beam search).
@@ -115,40 +119,83 @@ def continue_from(
     if stepwise and len(memories[0]):
         *before, last = queries[0]
         memories, queries = [_followed_by(model, memories[0], before)], [[last]]
-    of_row = list(memories) * (len(queries) if len(memories) == 1 else 1)
-    entries, longest, device = max(map(len, memories)), max(map(len, queries)), device_of(model)
-    rows, seen, places = [], [], []
+    inputs = _inputs(memories, queries, device_of(model))
+    rows, width = inputs["context"].shape
+    cut: AbstractContextManager[None] = nullcontext()
+    if entries := max(map(len, memories)):  # for an empty memory `generate` makes its own cache
+        name = cache_argument(model)
+        inputs[name] = _cache(memories, rows * beams, shared)
+        if name != "past_key_values":
+            cut = _unread_only(model, entries)
+    batch = _Leaving(model, rows, stopped)
+    leave = batch.running() if leaving and rows > 1 else nullcontext()
+    with _own_cache(model), memories[0].reading(model), cut, leave:
+        output = generate(**inputs)
+    return [row[width:end] for row, end in zip(output.tolist(), batch.ends, strict=True)]
+
+
+def _inputs(memories: Sequence[Memory], queries: Sequence[Sequence[int]], device: torch.device) -> dict[str, Any]:
+    """The rows that `generate` continues: `padding | memory | padding | query`.
+
+    The memory's token ids are part of the row because `generate` takes the length of the cache from them and logits
+    processors may read them; they are not run through the model again. Padding is masked. It repeats a token of the
+    query, so that processors that ask which tokens a row has (`repetition_penalty`) find no others.
+
+    Args:
+        memories, queries: as for `continue_from`.
+
+    Returns:
+        `context` and `attention_mask`, both [rows, tokens]; and `position_ids` of the same shape, unless `generate`,
+        which counts positions by the mask, gives every query its own positions by itself.
+    """
+    entries, longest = max(map(len, memories)), max(map(len, queries))
+    context, mask, depths = [], [], []
+    of_row = memories if len(memories) == len(queries) else [*memories] * len(queries)
     for memory, query in zip(of_row, queries, strict=True):
         unused, gap = entries - len(memory), longest - len(query)
-        rows.append([*[query[0]] * unused, *memory.tokens, *[query[0]] * gap, *query])
-        seen.append([*[0] * unused, *[1] * len(memory), *[0] * gap, *[1] * len(query)])
+        context.append([*[query[0]] * unused, *memory.tokens, *[query[0]] * gap, *query])
+        mask.append([*[0] * unused, *[1] * len(memory), *[0] * gap, *[1] * len(query)])
         # The memory, which is not run, and the padding, which is masked, get the query's first position.
-        places.append([memory.query_start + i for i in [*[0] * (entries + gap), *range(len(query))]])
-    context, mask = (torch.tensor(each, device=device) for each in (rows, seen))
-    counts = all(memory.query_start == len(memory) for memory in memories)  # as `generate` does by itself
-    positions = {} if counts else {"position_ids": torch.tensor(places, device=device)}
-    cache: dict[str, Any] = {}  # for an empty memory `generate` makes its own
-    if entries:
-        name = cache_argument(model)
-        copies = [memory for memory in of_row for _ in range(beams)]
-        if memories[0].state is None and (len(memories) > 1 or len(copies) == 1):
-            cache = {name: cache_of_rows(copies)}
-        else:
-            shared = shared and len(copies) * memories[0].nbytes >= SHARED_FROM * len(memories[0].layers)
-            cache = {name: memories[0].cache(len(copies), shared=shared)}
-    for given in cache.values():
-        if not isinstance(given, (Cache, list)):
-            given.is_compileable = False  # `generate` asks caches of every class, and xLSTM's does not say
-    cut = nullcontext() if "past_key_values" in cache else _unread_only(model, entries)
-    batch = _Leaving(model, len(rows), stopped)
-    with memories[0].reading(model), cut, batch.running() if leaving and len(rows) > 1 else nullcontext():
-        output = generate(context=context, attention_mask=mask, **positions, **cache)
-    return [row[len(rows[0]) : end] for row, end in zip(output.tolist(), batch.ends, strict=True)]
+        depths.append([*[0] * (entries + gap), *range(len(query))])
+    inputs = {"context": torch.tensor(context, device=device), "attention_mask": torch.tensor(mask, device=device)}
+    if not all(memory.in_sequence for memory in memories):
+        row_depths = zip(of_row, torch.tensor(depths, device=device), strict=True)
+        inputs["position_ids"] = torch.stack([memory.positions(row) for memory, row in row_depths])
+    return inputs
+
+
+def _cache(memories: Sequence[Memory], rows: int, shared: bool) -> Any:
+    """The cache of a batch behind these memories, of which not all are empty.
+
+    Args:
+        memories, shared: as for `continue_from`.
+        rows: how many rows the model runs: each row of the batch as many times as there are beams.
+    """
+    if memories[0].state is None and (len(memories) > 1 or rows == 1):
+        beams = rows // len(memories)
+        return cache_of_rows([memory for memory in memories for _ in range(beams)])
+    (memory,) = memories
+    cache = memory.cache(rows, shared=shared and rows * memory.nbytes >= SHARED_FROM * len(memory.layers))
+    if not isinstance(cache, (Cache, list)):
+        cache.is_compileable = False  # `generate` asks caches of every class, and xLSTM's does not say
+    return cache
+
+
+@contextmanager
+def _own_cache(model: PreTrainedModel) -> Iterator[None]:
+    """Inside this context, the type of cache that a checkpoint's `generation_config` asks for is ignored, since
+    generation continues from a memory's cache."""
+    config = model.generation_config
+    implementation, config.cache_implementation = config.cache_implementation, None
+    try:
+        yield
+    finally:
+        config.cache_implementation = implementation
 
 
 class _Leaving:
     """The rows of a batch that `generate` continues by greedy search. A row that is finished is not run through the
-    model any more, which `generate` itself does with padding until all rows are finished.
+    model any more; `generate` itself would run it with padding until all rows are finished.
 
     `generate` keeps all rows, so that its logits processors and stopping criteria work on them as ever. The rows are
     taken out of the model's inputs and its cache, and the logits of those that have left are zeros. In sampling, where
@@ -203,15 +250,15 @@ class _Leaving:
             self.index = torch.tensor(self.staying, device=kwargs["input_ids"].device)
         if len(self.staying) == self.rows:
             return None
-        tensors = {name: given for name, given in kwargs.items() if isinstance(given, Tensor) and given.dim() > 1}
-        of_rows = {name: given[self.index] for name, given in tensors.items() if len(given) == self.rows}
+        tensors = {name: value for name, value in kwargs.items() if isinstance(value, Tensor) and value.dim() > 1}
+        of_rows = {name: value[self.index] for name, value in tensors.items() if len(value) == self.rows}
         return args, kwargs | of_rows
 
     def _put_back(self, module: nn.Module, args: Any, output: Any) -> None:
         if len(self.staying) < self.rows:
-            found = output.logits
-            output.logits = found.new_zeros(self.rows, *found.shape[1:])
-            output.logits.index_copy_(0, self.index.to(found.device), found)
+            logits = output.logits
+            output.logits = logits.new_zeros(self.rows, *logits.shape[1:])
+            output.logits.index_copy_(0, self.index.to(logits.device), logits)
 
 
 class _Watched(StoppingCriteriaList):
@@ -253,9 +300,7 @@ def _followed_by(model: PreTrainedModel, memory: Memory, tokens: Sequence[int]) 
     """The memory of a model with other states after more tokens, which are run one by one."""
     if not tokens:
         return memory
-    ids = torch.tensor([tokens], device=device_of(model))
-    at = len(memory) + torch.arange(len(tokens), device=ids.device)[None] if takes_positions(model) else None
-    _, state = run_rows(model, memory.cache(), ids, [len(tokens) - 1], at, stepwise=True)
+    _, state = read_behind(model, memory, memory.cache(), [tokens], 0, [len(tokens) - 1], stepwise=True)
     return Memory([], [*memory.tokens, *tokens], len(memory) + len(tokens), state=state)
 
 

@@ -21,7 +21,14 @@ from transformers import Cache, DynamicCache, PreTrainedModel
 
 from lm_eval_icl.inference.attention import additive, attention_by
 from lm_eval_icl.inference.blocks import hidden, replaced_stream, transformer_blocks
-from lm_eval_icl.inference.caches import MemoryLayer, has_other_states, run_rows, select_rows, tensors
+from lm_eval_icl.inference.caches import (
+    MemoryLayer,
+    has_other_states,
+    run_rows,
+    select_rows,
+    takes_positions,
+    tensors,
+)
 from lm_eval_icl.inference.context_attention import ROWS, RowsAtATime
 from lm_eval_icl.inference.devices import device_of, on_device, to_device
 from lm_eval_icl.inference.positions import position_switch
@@ -84,10 +91,14 @@ class Memory:
         layers = [(keys[:, :, :-1], values[:, :, :-1]) for keys, values in self.layers]
         return replace(self, layers=layers, tokens=self.tokens[:-1], query_start=query_start)
 
-    def positions(self, depths: Tensor) -> Tensor | None:
-        """The positions of tokens that are `depths` tokens after the query's first; None if the model computes the same
-        by itself."""
-        return None if self.query_start == len(self) else self.query_start + depths
+    def positions(self, depths: Tensor) -> Tensor:
+        """The positions of tokens that are `depths` tokens after a query's first."""
+        return self.query_start + depths
+
+    @property
+    def in_sequence(self) -> bool:
+        """Whether a query's positions are those that a model counts by itself, from the number of entries on."""
+        return self.query_start == len(self)
 
     def reading(self, model: PreTrainedModel) -> AbstractContextManager[None]:
         """Inside this context, a query runs on the memory: if `residual` is set, it replaces the residual stream of its
@@ -101,7 +112,7 @@ class Memory:
 @contextmanager
 def progress(model: PreTrainedModel, tokens: int, quiet: bool) -> Iterator[None]:
     """Inside this context, passes through the model show a bar on standard error, with the time that is left, once they
-    have taken two seconds. Fewer tokens than `PIECE` show none.
+    have taken two seconds. There is none for fewer tokens than `PIECE`.
 
     Args:
         tokens: how many tokens run through the model.
@@ -160,12 +171,12 @@ def encode_all(model: PreTrainedModel, layouts: Sequence[Layout], prompts: Seque
     if len(layouts) == 1:
         return [encode(model, layouts[0], prompts[0])]
     rows = [[tokens[i] for i in layout.source] for layout, tokens in zip(layouts, prompts, strict=True)]
-    found = masked_pass(model, rows, layouts)
-    return [_kept(layout, row, layers) for layout, row, layers in zip(layouts, rows, found, strict=True)]
+    passes = zip(layouts, rows, masked_pass(model, rows, layouts), strict=True)
+    return [_kept(layout, row, layers) for layout, row, layers in passes]
 
 
 def _kept(layout: Layout, row: Sequence[int], layers: KeyValues) -> Memory:
-    """The memory of a layout that was run, of the entries to which later tokens attend."""
+    """The memory that a layout leaves: the entries to which later tokens attend."""
     kept = layout.kept_tokens
     if len(kept) < len(row):
         layers = [(_take(keys, kept), _take(values, kept)) for keys, values in layers]
@@ -180,13 +191,42 @@ def read(model: PreTrainedModel, tokens: Sequence[int]) -> Memory:
     return Memory([], list(tokens), len(tokens), state=state)
 
 
+def read_behind(
+    model: PreTrainedModel,
+    memory: Memory,
+    cache: Any,
+    rows: Sequence[Sequence[int]],
+    depth: int,
+    read: Sequence[int],
+    stepwise: bool = False,
+) -> tuple[Tensor, Any]:
+    """Run tokens behind a memory as the rows of a batch, each causally and without a mask. Shorter rows are filled up
+    at their end, where a causal model does not see it.
+
+    Args:
+        cache: the memory's, or one that goes on from it; None for an empty memory.
+        rows: the ids of each row.
+        depth: how many tokens behind the memory the cache has read.
+        read, stepwise: as for `inference.caches.run_rows`.
+
+    Returns:
+        The logits [rows, len(read), vocabulary], and the cache after the longest row.
+    """
+    longest = max(map(len, rows))
+    ids = torch.tensor([[*row, *[row[-1]] * (longest - len(row))] for row in rows], device=device_of(model))
+    # Some of the models with other states count the tokens that they have read by a layer that does not know.
+    counts = memory.in_sequence and not (has_other_states(model) and takes_positions(model))
+    depths = depth + torch.arange(longest, device=ids.device).expand(len(rows), -1)
+    return run_rows(model, cache, ids, read, None if counts else memory.positions(depths), stepwise)
+
+
 def _take(entries: Tensor, kept: Sequence[int]) -> Tensor:
-    """Some of a layer's keys or values, which are none in a layer that the model leaves out."""
+    """Select some of a layer's keys or values. A layer that the model leaves out has none."""
     return entries.index_select(2, on_device(kept, entries.device)) if entries.numel() else entries
 
 
 def vocabulary_of(model: PreTrainedModel) -> int:
-    """How many token ids the model knows: larger ones would fail in the middle of a forward pass."""
+    """The number of token ids that the model knows: larger ones would fail in the middle of a forward pass."""
     embedding: Any = model.get_input_embeddings()
     return int(getattr(embedding, "num_embeddings", None) or embedding.weight.shape[0])
 
@@ -199,8 +239,8 @@ def masked_pass(
 ) -> list[KeyValues]:
     """Run several rows through the model side by side in one forward pass, each under its layout.
 
-    Of a long pass, the mask is not made (`inference.context_attention`), unless the model's attention cannot be
-    replaced.
+    A long pass gets its mask a few rows at a time (`inference.context_attention`). Models whose attention cannot be
+    replaced get the whole mask.
 
     Args:
         rows: the ids of each row, at least one.
@@ -245,31 +285,31 @@ def cache_of(memories: Sequence[Memory], once: bool = False, shared: bool = Fals
         once: the cache is for a single forward pass, so that the entries the pass adds are not stored.
         shared: as for `Memory.cache`.
     """
-    found = [memory.layers for memory in memories if memory.layers]
-    if not found:
+    filled = [memory.layers for memory in memories if memory.layers]
+    if not filled:
         return DynamicCache()
     layers = [
         layer[0] if len(layer) == 1 else tuple(torch.cat(parts, dim=-2) for parts in zip(*layer, strict=True))
-        for layer in zip(*found, strict=True)
+        for layer in zip(*filled, strict=True)
     ]
     return Cache(layers=[MemoryLayer(keys, values, once, shared) for keys, values in layers])
 
 
 def cache_of_rows(memories: Sequence[Memory]) -> Cache:
-    """A transformers cache for a batch of which every row begins with a memory of its own, at its end: the shorter ones
-    have zeros in front, which a mask has to hide.
+    """A transformers cache for a batch whose rows have a memory each. Memories end side by side: the shorter ones have
+    zeros in front, which a mask has to hide.
 
     Args:
         memories: of keys and values, one for each row.
     """
-    some = next(memory.layers for memory in memories if memory.layers)
+    like = next(memory.layers for memory in memories if memory.layers)
 
     def padded(parts: Sequence[Tensor]) -> Tensor:
         longest = max(part.shape[-2] for part in parts)  # 0 in a layer that the model leaves out
         return torch.cat([nn.functional.pad(part, (0, 0, longest - part.shape[-2], 0)) for part in parts])
 
     layers: list[Any] = []
-    for i, (keys, values) in enumerate(some):
+    for i, (keys, values) in enumerate(like):
         none = keys[:, :, :0], values[:, :, :0]
         of_rows = [memory.layers[i] if memory.layers else none for memory in memories]
         layers.append(MemoryLayer.of_rows(*map(padded, zip(*of_rows, strict=True))))
@@ -277,8 +317,8 @@ def cache_of_rows(memories: Sequence[Memory]) -> Cache:
 
 
 def _apart(layers: KeyValues, lengths: Sequence[int]) -> list[KeyValues]:
-    """The keys and values of rows of these lengths, from those of all rows. They are copies, since each row would keep
-    the keys and values of all the others from being freed."""
+    """Divide the keys and values of several rows into those of each row. They are copied, since each row would keep the
+    keys and values of all the others from being freed."""
     if len(lengths) == 1:
         return [layers]
     ends = list(accumulate(lengths))
@@ -306,16 +346,16 @@ def causal_pass(
     """
     device = device_of(model)
     cache = memory.cache() if memory is not None else DynamicCache()
-    # Behind a memory, some tokens at a time, because transformers makes a mask [tokens, memory + tokens]; all at once
-    # if the angles of rotary embeddings depend on the largest position of a pass. (Consecutive positions are then on
-    # one side of the switch: `methods.limits` refuses a context that crosses it behind a memory.)
+    # Behind a memory, a few tokens run at a time, because transformers makes a mask [tokens, memory + tokens]. All run
+    # at once if the angles of rotary embeddings depend on the largest position of a pass. (Consecutive positions are
+    # then on one side of the switch: `methods.limits` refuses a context that crosses it behind a memory.)
     at_once = len(tokens) if memory is None or (positions is not None and position_switch(model)) else PIECE
     ids = on_device([tokens], device).split(at_once, dim=1)
     at = [None] * len(ids) if positions is None else to_device(positions[None], device).split(at_once, dim=1)
-    for some, at_positions in zip(ids, at, strict=True):
-        given = {} if at_positions is None else {"position_ids": at_positions}
+    for piece, at_positions in zip(ids, at, strict=True):
+        position_ids = {} if at_positions is None else {"position_ids": at_positions}
         # No logits are needed, but transformers computes them for at least one token.
-        model(input_ids=some, past_key_values=cache, use_cache=True, logits_to_keep=1, **given)
+        model(input_ids=piece, past_key_values=cache, use_cache=True, logits_to_keep=1, **position_ids)
     return _own(cache)
 
 

@@ -47,7 +47,7 @@ def position_embeddings(model: PreTrainedModel) -> dict[nn.Embedding, int]:
     finally:
         for handle in handles:
             handle.remove()
-    differ = {m: found[0] for m, found in outputs.items() if found and not torch.equal(found[0], found[-1])}
+    differ = {m: kept[0] for m, kept in outputs.items() if kept and not torch.equal(kept[0], kept[-1])}
     return {m: m.num_embeddings - _first_row(m, at_zero) for m, at_zero in differ.items()}
 
 

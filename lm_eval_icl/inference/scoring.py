@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from functools import cached_property
+from itertools import count
 from math import isqrt
 from typing import Any
 
@@ -16,9 +17,9 @@ from transformers import PreTrainedModel
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.inference.attention import additive
 from lm_eval_icl.inference.blocks import last_block_at, replaced_stream, residual_stream
-from lm_eval_icl.inference.caches import has_other_states, run_rows, select_rows, takes_positions
+from lm_eval_icl.inference.caches import select_rows
 from lm_eval_icl.inference.devices import device_of, device_of_states, on_device, to_device
-from lm_eval_icl.inference.memory import Memory, cache_of
+from lm_eval_icl.inference.memory import Memory, cache_of, read_behind
 from lm_eval_icl.inference.packed_attention import in_parts
 from lm_eval_icl.inference.packing import QueryAnswers, TokenTree
 
@@ -29,10 +30,9 @@ Score = tuple[float, bool]
 
 
 class Scores(Sequence[Score]):
-    """The scores of some pairs, which may still be computed on a GPU: nothing waits for them until one is looked at.
+    """The scores of some pairs, which a GPU may still be computing: nothing waits for them until one is looked at.
 
-    They are on their way to the CPU from the beginning, so that whoever waits for them does not wait for what is begun
-    later.
+    They are sent to the CPU at once, so that whoever waits for them does not wait for what is begun later.
 
     Args:
         numbers: [2, tokens]: the log-probability of each token of all continuations, one after another, and whether it
@@ -42,14 +42,14 @@ class Scores(Sequence[Score]):
 
     def __init__(self, numbers: Tensor, lengths: Sequence[int]) -> None:
         self._numbers, self._lengths = numbers.to("cpu", non_blocking=numbers.is_cuda), lengths
-        self._there = torch.cuda.Event() if numbers.is_cuda else None
-        if self._there is not None:
-            self._there.record(torch.cuda.current_stream(numbers.device))
+        self._arrived = torch.cuda.Event() if numbers.is_cuda else None
+        if self._arrived is not None:
+            self._arrived.record(torch.cuda.current_stream(numbers.device))
 
     @cached_property
     def _read(self) -> list[Score]:
-        if self._there is not None:
-            self._there.synchronize()
+        if self._arrived is not None:
+            self._arrived.synchronize()
         logprobs, greedy = self._numbers.tolist()
         scores, start = [], 0
         for length in self._lengths:
@@ -122,7 +122,7 @@ class PackedRow:
 
     def __init__(self, work: Sequence[tuple[Memory, Iterable[tuple[int, ...]]]]) -> None:
         self.tree, self.paths = TokenTree(), list[dict[tuple[int, ...], list[int]]]()
-        self._positions: list[int] = []
+        self._positions: list[Tensor] = []  # of the tokens behind each memory
         self._memories: list[Memory] = []
         self._groups: list[tuple[slice, slice]] = []  # tokens of the row, and the entries to which they attend
         self._replaced: list[tuple[int, Tensor]] = []  # tokens whose residual stream is replaced, and by what
@@ -132,7 +132,7 @@ class PackedRow:
             first = len(self.tree.tokens)
             self.tree.leave()
             self.paths.append({sequence: self.tree.add(sequence) for sequence in sorted(set(sequences))})
-            self._positions += [memory.query_start + depth for depth in self.tree.depths[first:]]
+            self._positions.append(memory.positions(torch.tensor(self.tree.depths[first:], dtype=torch.long)))
             if memory.residual is not None:
                 self._layer, token, vector = memory.residual
                 self._replaced.append((next(iter(self.paths[-1].values()))[token], vector))
@@ -149,11 +149,11 @@ class PackedRow:
         Args:
             read: the indices of tokens whose output is read, in ascending order.
             trim_last_block: run the last block only for these (`inference.blocks.last_block_at`).
-            logits: their logits are returned, [len(read), vocabulary]; else some that mean nothing.
+            logits: return their logits, [len(read), vocabulary]; if False, what is returned means nothing.
         """
         device, entries = device_of(model), self._groups[-1][1].stop
         sees = self.tree.ancestors()
-        # Of the mask, only the part of the row itself comes from the CPU.
+        # Only the row's own part of the mask comes from the CPU.
         mask = additive(to_device(sees, device), model.dtype, memory=entries)
         if len(self._groups) > 1:
             mask[:, :entries] = torch.finfo(model.dtype).min
@@ -167,17 +167,17 @@ class PackedRow:
             at, vectors = zip(*self._replaced, strict=True)
             replaced = replaced_stream(model, self._layer, at, torch.cat(vectors))
         with last, replaced, in_parts(sees, self._groups):
-            found: Tensor = model(
+            output: Tensor = model(
                 input_ids=on_device([self.tree.tokens], device),
-                position_ids=on_device([self._positions], device),
+                position_ids=to_device(torch.cat(self._positions)[None], device),
                 attention_mask=mask[None, None],
                 past_key_values=cache,
                 use_cache=True,
                 logits_to_keep=read_at if logits else 1,
             ).logits[0]
-        if logits and len(found) != len(read):  # the model ignores logits_to_keep
-            found = found[read_at.to(found.device)]
-        return found
+        if logits and len(output) != len(read):  # the model ignores logits_to_keep
+            output = output[read_at.to(output.device)]
+        return output
 
 
 def score_packed(
@@ -209,9 +209,9 @@ def score_packed(
     logits = packed.run(model, predicting, trim_last_block)
     all_pairs = [pair for _, pairs in work for pair in pairs]
     if (states := _collecting.get()) is not None:
-        found = states.latest.reshape(-1, states.latest.shape[-1])
-        found = found if len(found) == len(predicting) else found[predicting]
-        states.keep([query for query, _ in all_pairs], found[[row[path[0]] for path in nodes]])
+        read = states.latest.reshape(-1, states.latest.shape[-1])
+        read = read if len(read) == len(predicting) else read[predicting]
+        states.keep([query for query, _ in all_pairs], read[[row[path[0]] for path in nodes]])
     return _scores(logits, [[row[node] for node in path] for path in nodes], all_pairs, softmax_dtype)
 
 
@@ -233,9 +233,9 @@ def streams_packed(
     """
     packed = PackedRow(work)
     nodes = [[paths[query][-1] for query in queries] for paths, (_, queries) in zip(packed.paths, work, strict=True)]
-    with residual_stream(model, layer) as found:
+    with residual_stream(model, layer) as streams:
         packed.run(model, sorted({node for path in nodes for node in path}), trim_last_block, logits=False)
-    (stream,) = found
+    (stream,) = streams
     return [stream[0].index_select(0, on_device(path, stream.device)) for path in nodes]
 
 
@@ -264,23 +264,40 @@ def score_rows(
     Returns:
         The score of each answer of each query, in order.
     """
+    first, after = _after_queries(model, memory, [query for query, _ in queries], stepwise)
+    pairs = [(row, query, answer) for row, (query, answers) in enumerate(queries) for answer in answers]
+    short = [i for i, (_, _, answer) in enumerate(pairs) if len(answer) == 1]
+    long = [i for i, (_, _, answer) in enumerate(pairs) if len(answer) > 1]
+    scores: dict[int, Score] = {}
+    for batch in filter(None, [short, *(long[start : start + rows] for start in range(0, len(long), rows))]):
+        inputs, logits = [pairs[i][2][:-1] for i in batch], first
+        if longest := max(map(len, inputs)):
+            cache = select_rows(after, len(queries), [pairs[i][0] for i in batch])
+            depth = len(pairs[batch[0]][1])
+            following, _ = read_behind(model, memory, cache, inputs, depth, range(longest), stepwise)
+            logits = torch.cat([first, following.flatten(0, 1)])
+        # Behind the rows of the queries' logits come those of the answers, `longest` for each.
+        paths = [
+            [pairs[i][0], *range(start, start + len(tokens))]
+            for i, tokens, start in zip(batch, inputs, count(len(first), longest), strict=False)
+        ]
+        scores |= zip(batch, _scores(logits, paths, [pairs[i][1:] for i in batch], softmax_dtype), strict=True)
+    return [scores[i] for i in range(len(pairs))]
 
-    # Some of the models with other states count the tokens that they have read by a layer that does not know.
-    say_positions = has_other_states(model) and takes_positions(model)
 
-    def run(cache: Any, batch: Sequence[Sequence[int]], depth: int, read: Sequence[int]) -> tuple[Tensor, Any]:
-        longest = max(map(len, batch))
-        ids = torch.tensor([[*row, *[row[-1]] * (longest - len(row))] for row in batch], device=device_of(model))
-        depths = depth + torch.arange(longest, device=ids.device).expand(len(batch), -1)
-        positions = memory.query_start + depths if say_positions else memory.positions(depths)
-        return run_rows(model, cache, ids, read, positions, stepwise)
+def _after_queries(
+    model: PreTrainedModel, memory: Memory, queries: Sequence[tuple[int, ...]], stepwise: bool
+) -> tuple[Tensor, Any]:
+    """Run queries behind a memory, as the rows of a batch.
 
+    Returns:
+        The logits after each query, [queries, vocabulary], and the cache after the longest query.
+    """
     cache = memory.cache(len(queries)) if len(memory) else None
-    ends = sorted({len(query) - 1 for query, _ in queries})
+    ends = sorted({len(query) - 1 for query in queries})
     with memory.reading(model):
-        logits, after = run(cache, [query for query, _ in queries], 0, ends)
-    at = range(len(queries)), [ends.index(len(query) - 1) for query, _ in queries]
-    first = logits[at]
+        logits, after = read_behind(model, memory, cache, queries, 0, ends, stepwise)
+    last = range(len(queries)), [ends.index(len(query) - 1) for query in queries]
     if (states := _collecting.get()) is not None:
         if stepwise and cache is not None:
             raise InputError(
@@ -288,29 +305,8 @@ def score_rows(
                 "description cannot be read: choose best_random or lens, which need none."
             )
         read = states.latest if states.latest.shape[1] == len(ends) else states.latest[:, ends]
-        states.keep([query for query, _ in queries], read[at])
-
-    pairs = [(row, query, answer) for row, (query, answers) in enumerate(queries) for answer in answers]
-    short = [i for i, (_, _, answer) in enumerate(pairs) if len(answer) == 1]
-    scores: dict[int, Score] = {}
-    if short:
-        paths = [[pairs[i][0]] for i in short]
-        scores |= zip(short, _scores(first, paths, [pairs[i][1:] for i in short], softmax_dtype), strict=True)
-    long = [i for i, (_, _, answer) in enumerate(pairs) if len(answer) > 1]
-    for start in range(0, len(long), rows):
-        part = long[start : start + rows]
-        behind = select_rows(after, len(queries), [pairs[i][0] for i in part])
-        inputs = [pairs[i][2][:-1] for i in part]
-        longest = max(map(len, inputs))
-        logits, _ = run(behind, inputs, len(pairs[part[0]][1]), range(longest))
-        # Behind the rows of the queries' logits come those of the answers, `longest` for each.
-        paths = [
-            [pairs[i][0], *range(len(first) + j * longest, len(first) + j * longest + len(inputs[j]))]
-            for j, i in enumerate(part)
-        ]
-        both = torch.cat([first, logits.flatten(0, 1)])
-        scores |= zip(part, _scores(both, paths, [pairs[i][1:] for i in part], softmax_dtype), strict=True)
-    return [scores[i] for i in range(len(pairs))]
+        states.keep(queries, read[last])
+    return logits[last], after
 
 
 def _scores(logits: Tensor, rows: Sequence[Sequence[int]], pairs: Sequence[Pair], dtype: torch.dtype | None) -> Scores:
@@ -327,8 +323,8 @@ def _scores(logits: Tensor, rows: Sequence[Sequence[int]], pairs: Sequence[Pair]
     # A softmax of all rows at once would take as much memory as the logits, so its denominators are computed for some
     # rows at a time.
     highest, likeliest = _highest(logits)
-    some = zip(logits.split(16), highest.split(16), strict=True)
-    denominators = torch.cat([(part.to(exact) - top[:, None]).exp_().sum(-1).log() for part, top in some])
+    parts = zip(logits.split(16), highest.split(16), strict=True)
+    denominators = torch.cat([(part.to(exact) - top[:, None]).exp_().sum(-1).log() for part, top in parts])
     logprobs = (logits[at, tokens].to(exact) - highest[at] - denominators[at]).to(dtype)
     numbers = torch.stack([logprobs.to(exact), likeliest[at] == tokens])
     return Scores(numbers, [len(path) for path in rows])
@@ -343,11 +339,13 @@ def _highest(logits: Tensor) -> tuple[Tensor, Tensor]:
     Args:
         logits: [rows, vocabulary].
     """
+    if logits.device.type != "cpu":
+        return logits.amax(-1), logits.argmax(-1)
     vocabulary = logits.shape[1]
     width = isqrt(vocabulary)
     stretches = logits[:, : vocabulary // width * width].unflatten(1, (-1, width))
     # What is left at the end belongs to a last stretch, which begins within the one before it.
     of_stretches = torch.cat([stretches.amax(-1), logits[:, -width:].amax(-1, keepdim=True)], dim=1)
     first = (of_stretches.argmax(-1) * width).clamp_(max=vocabulary - width)
-    stretch = logits.gather(1, first[:, None] + torch.arange(width, device=logits.device))
+    stretch = logits.gather(1, first[:, None] + torch.arange(width))
     return of_stretches.amax(-1), first + stretch.argmax(-1)

@@ -22,7 +22,7 @@ from lm_eval_icl.inference.caches import without_adapter
 from lm_eval_icl.inference.capabilities import Capabilities, probe
 from lm_eval_icl.inference.devices import device_of
 from lm_eval_icl.inference.gelu import fused_gelu, gelus
-from lm_eval_icl.inference.generation import Stopped, continue_from, reads_rows, stop_on_nonfinite
+from lm_eval_icl.inference.generation import GenerationSettings, Stopped, continue_from, stop_on_nonfinite
 from lm_eval_icl.inference.memory import Memory, progress
 from lm_eval_icl.inference.packing import Queries, QueryAnswers, TokenTree, first_pack
 from lm_eval_icl.inference.positions import learned_positions, no_positions, position_embeddings, position_switch
@@ -509,7 +509,7 @@ class MethodRunner:
         names: Sequence[str],
         max_new_tokens: int,
         generate: Callable[..., Tensor],
-        settings: Mapping[str, Any],
+        settings: GenerationSettings,
         stopped: Stopped | None = None,
         own: Callable[[Context], bool] = lambda context: False,
     ) -> list[list[int]]:
@@ -545,9 +545,8 @@ class MethodRunner:
                 memories, queries = [memory], [first, *(prompt.query for prompt in some[1:])]
             can, longest = self.capabilities, max(map(len, memories)) + max(map(len, queries)) + max_new_tokens
             ways = {"stepwise": can.stepwise, "shared": can.can_share_to(longest), "leaving": can.can_leave}
-            beams = int(settings.get("num_beams") or 1)
-            with _own_cache(self.model), stop_on_nonfinite(self.model, names[: len(some)]):
-                return continue_from(self.model, generate, memories, queries, beams, stopped=stopped, **ways)
+            with stop_on_nonfinite(self.model, names[: len(some)]):
+                return continue_from(self.model, generate, memories, queries, settings.beams, stopped=stopped, **ways)
 
         def halve_texts() -> str:
             return self.budget.halve_texts(self._batch(prompts, max_new_tokens, settings, own))
@@ -580,7 +579,7 @@ class MethodRunner:
         self,
         prompts: Sequence[TokenizedPrompt],
         max_new_tokens: int,
-        settings: Mapping[str, Any],
+        settings: GenerationSettings,
         own: Callable[[Context], bool],
     ) -> int:
         """How many of the first prompts can be continued in one batch: those of one context, whose memory they share,
@@ -593,7 +592,7 @@ class MethodRunner:
         kept = max(self.method.footprint(prompt.context).kept for prompt in batch)
         longest = max(len(prompt.query) for prompt in batch)
         pads = self.capabilities.can_pad and self.capabilities.can_pack_to(kept + longest + max_new_tokens)
-        pads = pads and not reads_rows(settings)
+        pads = pads and not settings.reads_rows
         if own(batch[0].context):
             return len(batch) if pads and not position_switch(self.model) else 1
         if not pads:
@@ -614,15 +613,3 @@ class MethodRunner:
                 return self.budget.fit(run, halve, context)
             finally:
                 self._counting = False
-
-
-@contextmanager
-def _own_cache(model: PreTrainedModel) -> Iterator[None]:
-    """Inside this context, the type of cache that a checkpoint's `generation_config` asks for is ignored, since
-    generation continues from a memory's cache."""
-    config = model.generation_config
-    asked, config.cache_implementation = config.cache_implementation, None
-    try:
-        yield
-    finally:
-        config.cache_implementation = asked
