@@ -18,7 +18,8 @@ from lm_eval_icl.errors import refusing
 from lm_eval_icl.harness.response_cache import finished
 from lm_eval_icl.harness.run import PreparedRun
 from lm_eval_icl.inference.generation import settings_in_force
-from lm_eval_icl.methods.runner import MethodRunner, in_order
+from lm_eval_icl.inference.schedule import in_order
+from lm_eval_icl.methods.runner import MethodRunner
 from lm_eval_icl.tokens import Context, TokenizedPrompt
 
 
@@ -86,9 +87,8 @@ def generate_first(
         with refusing(what, kinds=(TypeError, ValueError)):
             return lm._model_generate(context, context.shape[1] + max_gen_toks, until, **cache, **kwargs)
 
-    names = [
-        f"task {instance.task_name!r}, document {instance.doc_id}" for instance in instances[: runner.budget.texts]
-    ]
+    first = instances[: runner.budget.sizes.texts]
+    names = [f"task {instance.task_name!r}, document {instance.doc_id}" for instance in first]
     settings = settings_in_force(runner.model, kwargs)
     rows = runner.generate(prompts, names, max_gen_toks, generate, settings, _stopped, own)
     return [_text(lm, row, until) for row in rows]

@@ -13,8 +13,9 @@ from tqdm import tqdm
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.harness.response_cache import finished
 from lm_eval_icl.harness.run import PreparedRun
+from lm_eval_icl.inference.schedule import grouped
 from lm_eval_icl.inference.scoring import Score
-from lm_eval_icl.methods.runner import MethodRunner, grouped
+from lm_eval_icl.methods.runner import MethodRunner
 
 
 def loglikelihood(

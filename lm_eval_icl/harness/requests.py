@@ -17,6 +17,7 @@ from lm_eval_icl.errors import InputError, log
 from lm_eval_icl.harness.prompts import structure_error
 from lm_eval_icl.inference.generation import settings_in_force
 from lm_eval_icl.methods.limits import PromptLimits
+from lm_eval_icl.methods.needs import check_generates
 from lm_eval_icl.methods.runner import MethodRunner
 from lm_eval_icl.prompt import FewShotPrompt
 from lm_eval_icl.tokens import Context, PromptTokenizer, TokenizedPrompt
@@ -122,7 +123,7 @@ class RequestTokenizer:
                 "doc_to_text for this document."
             )
         if self.runner is not None:
-            self.runner.check_generates(tokens.context)
+            check_generates(self.runner.method, self.runner.model, self.runner.capabilities, tokens.context)
         return Request(tokens, (), tokens_generated, left_out)
 
     def check_text(self, instance: Instance) -> None:
