@@ -28,7 +28,6 @@ def generate_until(
 ) -> list[str]:
     """The text that follows each prompt, up to a stop sequence or `max_gen_toks`, in the order of `instances`."""
     requests = run.requests(instances)
-    keys = run.cache_keys("generate_until", instances)
     of_kind: dict[str, list[int]] = defaultdict(list)  # generation arguments -> requests
     for i in in_order([request.prompt for request in requests]):
         of_kind[json.dumps(instances[i].args[1], sort_keys=True, default=str)].append(i)
@@ -42,17 +41,17 @@ def generate_until(
         for waiting in of_kind.values():
             prompts, asked = [requests[i].prompt for i in waiting], [instances[i] for i in waiting]
             while waiting:
-                found = generate_first(lm, runner, prompts, asked, run.own)
+                found = generate_first(lm, runner, prompts, asked, run.contexts.own)
                 n = len(found)
                 for i, text in zip(waiting[:n], found, strict=True):
                     texts[i] = text
-                    lm.cache_hook.add_partial("generate_until", keys[i], text)
+                    lm.cache_hook.add_partial("generate_until", requests[i].key, text)
                     bar.update(1)
                 finished(lm.cache_hook)
                 for prompt in prompts[:n]:
                     uses[prompt.context] -= 1
                     if not uses[prompt.context]:
-                        run.release_context(prompt.context, runner.store)
+                        run.contexts.release(prompt.context, runner.store)
                 waiting, prompts, asked = waiting[n:], prompts[n:], asked[n:]
     run.release(instances)
     return [texts[i] for i in range(len(instances))]

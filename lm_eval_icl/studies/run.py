@@ -332,7 +332,7 @@ def score(
     run.logs = False  # the progress is that of the study's cells
     requests = run.requests(instances)
     run.tokens_alone += sum({id(request): request.length for request in requests}.values()) * len(numbers)
-    keys = [response_key("loglikelihood", key) for key in run.cache_keys("loglikelihood", instances)]
+    keys = [response_key("loglikelihood", request.key) for request in requests]
     identity = model.identity()
     if name := model.method.counts_memories:
         identity[f"{model.method.name}.{name}"] = "each"  # a response's key says which
@@ -368,7 +368,7 @@ def score(
                     scores[number][id(instances[i])] = responses[f"{number} {keys[i]}"] = last[i]
             responses.finished()
             bar.update(len(asked) * len(numbers))
-            run.release_context(context, runner.store)
+            run.contexts.release(context, runner.store)
     responses.save()
     return scores
 
