@@ -241,16 +241,16 @@ class Method(ABC):
             queries: the queries with their answers; none for the context alone.
             own: nothing else in the run is asked behind this context.
         """
-        footprint = self.footprint(context)
+        footprint, items = self.footprint(context), sorted(queries.items())
+        whole = Work(context, items, tokens=footprint.tokens, entries=footprint.kept, own=own)
         if not (self.memory_depends_on_query and queries):
             beside = bool(own and context.demonstrations and context.tokens)
             ordinary = beside and bool(queries) and self.is_ordinary(context)
-            items = sorted(queries.items())
-            yield Work(context, items, footprint.tokens, footprint.kept, 0, own, not beside, ordinary)
+            yield replace(whole, alone=not beside, ordinary=ordinary)
             return
-        for query in sorted(queries):
+        for query, answers in items:
             tokens, behind = self.tokens_for(context, len(query))
-            yield Work(context, [(query, queries[query])], tokens, footprint.kept, behind, own, alone=False)
+            yield replace(whole, queries=[(query, answers)], tokens=tokens, behind=behind, alone=False)
 
     def tokens_for(self, context: Context, query: int) -> tuple[int, int]:
         """How many tokens run for a query of `query` tokens, if what it attends to depends on it, and behind how many

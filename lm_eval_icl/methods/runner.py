@@ -180,7 +180,7 @@ class MethodRunner(Encoder):
             The generated ids, one row for each prompt of the batch.
 
         Raises:
-            Unsupported: as `check_generates`.
+            Unsupported: as `needs.check_generates`.
             InputError: the scores of a next token are NaN or infinite, or the device's memory does not suffice.
         """
         can, by_query = self.capabilities, self.method.memory_depends_on_query
