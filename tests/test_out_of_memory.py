@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -188,7 +189,7 @@ def test_on_an_accelerator_batch_size_queries_share_a_pass(make, monkeypatch):
 
     def begin_as_there(*run: Any) -> None:
         begin(*run)
-        lm.runner.budget.queries = 6
+        lm.runner.budget.sizes = replace(lm.runner.budget.sizes, queries=6)
 
     monkeypatch.setattr(lm, "begin", begin_as_there)
     expected = harness.responses(harness.run(make("icl"), "", ["many_tokens"], 2))

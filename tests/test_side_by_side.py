@@ -23,11 +23,12 @@ from lm_eval_icl.inference.attention import AttentionCall, additive, attention_b
 from lm_eval_icl.inference.context_attention import RowsAtATime
 from lm_eval_icl.inference.generation import GenerationSettings
 from lm_eval_icl.inference.packed_attention import in_parts
+from lm_eval_icl.inference.schedule import in_order
 from lm_eval_icl.inference.scoring import score_packed
 from lm_eval_icl.layouts import POSITIONS, Pattern, lay_out, side_by_side
 from lm_eval_icl.methods.deepthink import DeepThink
 from lm_eval_icl.methods.icl import ICL
-from lm_eval_icl.methods.runner import MethodRunner, in_order
+from lm_eval_icl.methods.runner import MethodRunner
 from lm_eval_icl.tokens import Context, TokenizedPrompt
 from tests import tiny
 

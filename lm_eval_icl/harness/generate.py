@@ -18,7 +18,8 @@ from lm_eval_icl.errors import refusing
 from lm_eval_icl.harness.response_cache import finished
 from lm_eval_icl.harness.run import PreparedRun
 from lm_eval_icl.inference.generation import settings_in_force
-from lm_eval_icl.methods.runner import MethodRunner, in_order
+from lm_eval_icl.inference.schedule import in_order
+from lm_eval_icl.methods.runner import MethodRunner
 from lm_eval_icl.tokens import Context, TokenizedPrompt
 
 
@@ -27,7 +28,6 @@ def generate_until(
 ) -> list[str]:
     """The text that follows each prompt, up to a stop sequence or `max_gen_toks`, in the order of `instances`."""
     requests = run.requests(instances)
-    keys = run.cache_keys("generate_until", instances)
     of_kind: dict[str, list[int]] = defaultdict(list)  # generation arguments -> requests
     for i in in_order([request.prompt for request in requests]):
         of_kind[json.dumps(instances[i].args[1], sort_keys=True, default=str)].append(i)
@@ -41,17 +41,17 @@ def generate_until(
         for waiting in of_kind.values():
             prompts, asked = [requests[i].prompt for i in waiting], [instances[i] for i in waiting]
             while waiting:
-                found = generate_first(lm, runner, prompts, asked, run.own)
+                found = generate_first(lm, runner, prompts, asked, run.contexts.own)
                 n = len(found)
                 for i, text in zip(waiting[:n], found, strict=True):
                     texts[i] = text
-                    lm.cache_hook.add_partial("generate_until", keys[i], text)
+                    lm.cache_hook.add_partial("generate_until", requests[i].key, text)
                     bar.update(1)
                 finished(lm.cache_hook)
                 for prompt in prompts[:n]:
                     uses[prompt.context] -= 1
                     if not uses[prompt.context]:
-                        run.release_context(prompt.context, runner.store)
+                        run.contexts.release(prompt.context, runner.store)
                 waiting, prompts, asked = waiting[n:], prompts[n:], asked[n:]
     run.release(instances)
     return [texts[i] for i in range(len(instances))]
@@ -86,9 +86,8 @@ def generate_first(
         with refusing(what, kinds=(TypeError, ValueError)):
             return lm._model_generate(context, context.shape[1] + max_gen_toks, until, **cache, **kwargs)
 
-    names = [
-        f"task {instance.task_name!r}, document {instance.doc_id}" for instance in instances[: runner.budget.texts]
-    ]
+    first = instances[: runner.budget.sizes.texts]
+    names = [f"task {instance.task_name!r}, document {instance.doc_id}" for instance in first]
     settings = settings_in_force(runner.model, kwargs)
     rows = runner.generate(prompts, names, max_gen_toks, generate, settings, _stopped, own)
     return [_text(lm, row, until) for row in rows]

@@ -13,8 +13,9 @@ from tqdm import tqdm
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.harness.response_cache import finished
 from lm_eval_icl.harness.run import PreparedRun
+from lm_eval_icl.inference.schedule import grouped
 from lm_eval_icl.inference.scoring import Score
-from lm_eval_icl.methods.runner import MethodRunner, grouped
+from lm_eval_icl.methods.runner import MethodRunner
 
 
 def loglikelihood(
@@ -22,7 +23,6 @@ def loglikelihood(
 ) -> list[Score]:
     """The summed log-probability of every continuation, and whether greedy decoding would produce it."""
     requests = run.requests(instances)
-    keys = run.cache_keys("loglikelihood", instances)
     run.tokens_alone += sum({id(request): request.length for request in requests}.values())
     scores: dict[int, Score] = {}
     dtype = runner.model.dtype  # transformers looks for it among the parameters
@@ -31,13 +31,13 @@ def loglikelihood(
         runner.inference_mode(),
     ):
         asked_by = grouped((request.prompt, request.answer) for request in requests)
-        done = partial(run.release_context, store=runner.store)
-        for asked, found in runner.score(asked_by, done, run.own):
+        done = partial(run.contexts.release, store=runner.store)
+        for asked, found in runner.score(asked_by, done, run.contexts.own):
             for (context, query, answer), score in zip(asked, found, strict=True):
                 for i in asked_by[context][query][answer]:
                     check_finite(instances[i], score[0], dtype)
                     scores[i] = score
-                    hook.add_partial("loglikelihood", keys[i], score)
+                    hook.add_partial("loglikelihood", requests[i].key, score)
                     bar.update(1)
             finished(hook)
     run.release(instances)

@@ -17,6 +17,7 @@ from lm_eval_icl.errors import InputError, log
 from lm_eval_icl.harness.prompts import structure_error
 from lm_eval_icl.inference.generation import settings_in_force
 from lm_eval_icl.methods.limits import PromptLimits
+from lm_eval_icl.methods.needs import check_generates
 from lm_eval_icl.methods.runner import MethodRunner
 from lm_eval_icl.prompt import FewShotPrompt
 from lm_eval_icl.tokens import Context, PromptTokenizer, TokenizedPrompt
@@ -41,6 +42,7 @@ class Request:
         answer_positions: how many positions the answer or the generated text needs after the prompt.
         left_out: the indices of the demonstrations that were left out (in canonical order, if that is used).
         cut: how many tokens were cut off the beginning of the prompt, which then has no demonstrations.
+        arguments: those of the instance.
     """
 
     prompt: TokenizedPrompt
@@ -48,6 +50,13 @@ class Request:
     answer_positions: int
     left_out: tuple[int, ...] = ()
     cut: int = 0
+    arguments: tuple[Any, ...] = ()
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """The key under which a cache stores the response: the arguments, and what was left out of the prompt, which
+        also depends on the other options of the document."""
+        return (*self.arguments, self.left_out, self.cut)
 
     @property
     def length(self) -> int:
@@ -98,7 +107,7 @@ class RequestTokenizer:
                 "doc_to_text, doc_to_choice and doc_to_target for this document."
             )
         # The answer's last token is predicted, but never an input.
-        return Request(tokens, answer, answer_positions=len(answer) - 1, left_out=left_out)
+        return Request(tokens, answer, len(answer) - 1, left_out, arguments=instance.args)
 
     def _generate_until(self, instance: Instance, left_out: tuple[int, ...]) -> Request:
         kwargs = instance.args[1]
@@ -122,8 +131,8 @@ class RequestTokenizer:
                 "doc_to_text for this document."
             )
         if self.runner is not None:
-            self.runner.check_generates(tokens.context)
-        return Request(tokens, (), tokens_generated, left_out)
+            check_generates(self.runner.method, self.runner.model, self.runner.capabilities, tokens.context)
+        return Request(tokens, (), tokens_generated, left_out, arguments=instance.args)
 
     def check_text(self, instance: Instance) -> None:
         """Check a text that is scored as a whole (`HFLM.loglikelihood_rolling`).

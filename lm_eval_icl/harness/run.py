@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from lm_eval.api.instance import Instance
@@ -22,6 +22,47 @@ from lm_eval_icl.tokens import Context, line_break_at_end
 Counts = dict[str, dict[str, int]]
 
 
+class ContextUses:
+    """Which contexts of a run come up again."""
+
+    def __init__(self) -> None:
+        self._kinds: Counter[Context] = Counter()  # how many kinds of requests are still to come with a context
+        self._first: dict[Context, tuple[str, tuple[int, ...]]] = {}  # the first query behind it, and its kind
+        self._shared: set[Context] = set()  # those with other queries as well
+
+    def add(self, kind: str, requests: Iterable[Request]) -> None:
+        """Add all requests of a kind (log-likelihood, generation)."""
+        contexts: set[Context] = set()
+        for request in requests:
+            context, asked = request.prompt.context, (kind, request.prompt.query)
+            contexts.add(context)
+            if self._first.setdefault(context, asked) != asked:
+                self._shared.add(context)
+        self._kinds.update(contexts)
+
+    def own(self, context: Context) -> bool:
+        """Whether a single query of the run has this context. (Only such contexts run side by side with others: the
+        memory of one that several queries have must be the same to the bit if a run is stopped after some of these.)"""
+        return context in self._kinds and context not in self._shared
+
+    def release(self, context: Context, store: MemoryStore) -> None:
+        """Note that one kind of request no longer needs a context. After the last kind in this run, the memory
+        is freed: if every document has new demonstrations, the store would fill with memories that are not used again.
+        (`batchicl` stores one memory for each demonstration, which other contexts may share; these memories stay until
+        the store is full.)
+        """
+        if context not in self._kinds:  # outside a run nobody knows what is asked next
+            return
+        self._kinds[context] -= 1
+        if self._kinds[context] == 0:
+            del self._kinds[context]
+            store.forget(context)
+
+    def __len__(self) -> int:
+        """How many contexts are still to come."""
+        return len(self._kinds)
+
+
 class PreparedRun:
     """The requests of one run over some tasks, or of calls to a model outside of a run.
 
@@ -34,6 +75,7 @@ class PreparedRun:
         documents: which documents of a task the run is over; None if this is not known.
 
     Attributes:
+        contexts: which contexts come up again.
         left_out: task -> {"documents": n, "demonstrations": n}: how many demonstrations were left out, and in how many
             documents.
         truncated: task -> {"documents": n, "tokens": n}: how many documents without a demonstration left were cut at
@@ -52,15 +94,13 @@ class PreparedRun:
     ) -> None:
         self.tokenize, self.limits, self.overflow, self.logs = tokenize, limits, overflow, logs
         self.method, self.documents = limits.method, documents
+        self.contexts = ContextUses()
         self.left_out: Counts = {}
         self.truncated: Counts = {}
         self.tokens_alone = 0
         self._unchecked = list(tasks)
         # By id(instance). The instance is stored too, since an id is unique only as long as its object exists.
         self._prepared: dict[int, tuple[Instance, Request]] = {}
-        # How many kinds of requests (log-likelihood, generation) are still to come with a context.
-        self._uses: Counter[Context] = Counter()
-        self._shared: set[Context] = set()
 
     def check(self) -> None:
         """Tokenize and check the requests of all tasks, once.
@@ -75,17 +115,9 @@ class PreparedRun:
             return
         tasks, self._unchecked = self._unchecked, []
         instances = [instance for task in tasks for instance in task.instances or ()]
-        first: dict[Context, tuple[str, tuple[int, ...]]] = {}
         for kind in ("loglikelihood", "generate_until"):
-            contexts: set[Context] = set()
-            for some in _apart(tasks):
-                of_kind = [instance for instance in some if instance.request_type == kind]
-                for request in self.requests(of_kind):
-                    context, asked = request.prompt.context, (kind, request.prompt.query)
-                    contexts.add(context)
-                    if first.setdefault(context, asked) != asked:
-                        self._shared.add(context)
-            self._uses.update(contexts)
+            apart = [[each for each in some if each.request_type == kind] for some in _apart(tasks)]
+            self.contexts.add(kind, [request for some in apart for request in self.requests(some)])
         for instance in instances:
             if instance.request_type == "loglikelihood_rolling":
                 self.tokenize.check_text(instance)
@@ -113,34 +145,12 @@ class PreparedRun:
         for instance in instances:
             self._prepared.pop(id(instance), None)
 
-    def release_context(self, context: Context, store: MemoryStore) -> None:
-        """Note that one kind of request no longer needs a context. After the last kind in this run, the memory
-        is freed: if every document has new demonstrations, the store would fill with memories that are not used again.
-        (`batchicl` stores one memory for each demonstration, which other contexts may share; these memories stay until
-        the store is full.)
-        """
-        if context not in self._uses:  # outside a run nobody knows what is asked next
-            return
-        self._uses[context] -= 1
-        if self._uses[context] == 0:
-            del self._uses[context]
-            store.forget(context)
-
-    def own(self, context: Context) -> bool:
-        """Whether a single query of the run has this context. (Only such contexts run side by side with others: the
-        memory of one that several queries have must be the same to the bit if a run is stopped after some of these.)"""
-        return context in self._uses and context not in self._shared
-
     def cache_keys(self, kind: str, instances: Sequence[Instance]) -> list[tuple[Any, ...]]:
-        """The keys under which a cache stores the responses to these requests: the arguments of a request, and what was
-        left out of its prompt, which also depends on the other options of the document."""
+        """The keys under which a cache stores the responses to these requests."""
         self.check()
         if kind == "loglikelihood_rolling":
             return [instance.args for instance in instances]
-        return [
-            (*instance.args, request.left_out, request.cut)
-            for instance, request in zip(instances, self.requests(instances), strict=True)
-        ]
+        return [request.key for request in self.requests(instances)]
 
     def _refuse(self, instances: Sequence[Instance]) -> None:
         """Refuse prompts whose number of demonstrations the method's arguments do not allow."""

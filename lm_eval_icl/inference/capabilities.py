@@ -18,6 +18,7 @@ from lm_eval_icl.inference.caches import has_other_states, run_rows, takes_posit
 from lm_eval_icl.inference.devices import device_of
 from lm_eval_icl.inference.generation import Stopped, continue_from
 from lm_eval_icl.inference.memory import Memory, read
+from lm_eval_icl.inference.positions import position_switch
 from lm_eval_icl.inference.scoring import score_packed, score_rows
 
 # What models raise for a mask, a cache or an argument that they do not take.
@@ -37,6 +38,8 @@ class Capabilities:
         obeys_positions: a token's position is the one given in `position_ids`, whatever its index.
         window: how many tokens back a token attends at most, counted by index; None if there is no limit.
         scaled_from: how many tokens a row may have before attention depends on a token's index; None if it never does.
+        position_switch: from which position on all rotary angles change (`inference.positions.position_switch`); None
+            if they never do.
         can_trim_last_block: the last block can be run for some tokens of a pass only
             (`lm_eval_icl.inference.blocks.last_block_at`).
         can_batch: queries of different lengths can be the rows of one batch behind a memory
@@ -55,6 +58,7 @@ class Capabilities:
     obeys_positions: bool
     window: int | None
     scaled_from: int | None
+    position_switch: tuple[int, bool] | None
     can_trim_last_block: bool
     can_batch: bool
     can_generate: bool
@@ -145,6 +149,7 @@ def probe(model: PreTrainedModel) -> Capabilities:
         obeys_positions=positions,
         window=_window(model),
         scaled_from=_scaled_from(model),
+        position_switch=position_switch(model),
         can_trim_last_block=mask and positions and _succeeds(trial.trims_last_block),
         can_batch=_succeeds(trial.batches),
         can_generate=pads or _succeeds(lambda: trial.counts_from_zero() and trial.generates(trial.query)),

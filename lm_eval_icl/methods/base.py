@@ -13,6 +13,8 @@ from transformers import PreTrainedModel
 from lm_eval_icl.errors import InputError, is_whole, one_line_with_place
 from lm_eval_icl.inference.capabilities import Capabilities
 from lm_eval_icl.inference.memory import Memory, encode_all
+from lm_eval_icl.inference.packing import Queries
+from lm_eval_icl.inference.schedule import Work
 from lm_eval_icl.layouts import POSITIONS, Layout, Pattern, check_pattern, lay_out
 from lm_eval_icl.tokens import Context
 
@@ -231,6 +233,24 @@ class Method(ABC):
             raise InputError(f"{self.name}: memory_depends_on_query = True needs an encode_queries, as saicl has it.")
         contexts, queries = [context for context, _ in asked], [query for _, query in asked]
         return list(zip(memories(contexts), queries, strict=True))
+
+    def work(self, context: Context, queries: Queries, own: bool) -> Iterator[Work]:
+        """What encoding a context takes for its queries, or for each of them, if the memory depends on the query.
+
+        Args:
+            queries: the queries with their answers; none for the context alone.
+            own: nothing else in the run is asked behind this context.
+        """
+        footprint, items = self.footprint(context), sorted(queries.items())
+        whole = Work(context, items, tokens=footprint.tokens, entries=footprint.kept, own=own)
+        if not (self.memory_depends_on_query and queries):
+            beside = bool(own and context.demonstrations and context.tokens)
+            ordinary = beside and bool(queries) and self.is_ordinary(context)
+            yield replace(whole, alone=not beside, ordinary=ordinary)
+            return
+        for query, answers in items:
+            tokens, behind = self.tokens_for(context, len(query))
+            yield replace(whole, queries=[(query, answers)], tokens=tokens, behind=behind, alone=False)
 
     def tokens_for(self, context: Context, query: int) -> tuple[int, int]:
         """How many tokens run for a query of `query` tokens, if what it attends to depends on it, and behind how many

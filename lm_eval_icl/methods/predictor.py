@@ -15,9 +15,10 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from lm_eval_icl.errors import InputError, is_whole, log, refusing
 from lm_eval_icl.inference.generation import settings_in_force
 from lm_eval_icl.inference.memory import vocabulary_of
+from lm_eval_icl.inference.schedule import grouped, in_order
 from lm_eval_icl.inference.scoring import Score
 from lm_eval_icl.methods.base import Method
-from lm_eval_icl.methods.runner import MethodRunner, grouped, in_order
+from lm_eval_icl.methods.runner import MethodRunner
 from lm_eval_icl.prompt import FewShotPrompt
 from lm_eval_icl.tokens import PromptTokenizer, TokenizedPrompt, line_break_at_end
 
@@ -198,7 +199,7 @@ class Predictor:
         texts = [""] * len(queries)
         waiting = in_order(prompts)
         while waiting:
-            names = [f"query {q}" for q in waiting[: self.runner.budget.texts]]
+            names = [f"query {q}" for q in waiting[: self.runner.budget.sizes.texts]]
             some = [prompts[q] for q in waiting]
             rows = self.runner.generate(some, names, max_new_tokens, generate, in_force)
             for q, row in zip(waiting[: len(rows)], rows, strict=True):

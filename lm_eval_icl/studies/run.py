@@ -39,8 +39,9 @@ from lm_eval_icl.harness.models import ICLModel, model_class
 from lm_eval_icl.harness.requests import Request, RequestTokenizer
 from lm_eval_icl.harness.response_cache import Responses, response_key
 from lm_eval_icl.inference.packing import Queries
+from lm_eval_icl.inference.schedule import Ids, grouped
 from lm_eval_icl.inference.scoring import Score
-from lm_eval_icl.methods.runner import MethodRunner, QueryAnswer, grouped
+from lm_eval_icl.methods.runner import MethodRunner
 from lm_eval_icl.studies.folder import Cell, Folder, digest
 from lm_eval_icl.studies.grid import HF, Variant
 from lm_eval_icl.studies.tasks import Prepared
@@ -331,7 +332,7 @@ def score(
     run.logs = False  # the progress is that of the study's cells
     requests = run.requests(instances)
     run.tokens_alone += sum({id(request): request.length for request in requests}.values()) * len(numbers)
-    keys = [response_key("loglikelihood", key) for key in run.cache_keys("loglikelihood", instances)]
+    keys = [response_key("loglikelihood", request.key) for request in requests]
     identity = model.identity()
     if name := model.method.counts_memories:
         identity[f"{model.method.name}.{name}"] = "each"  # a response's key says which
@@ -367,7 +368,7 @@ def score(
                     scores[number][id(instances[i])] = responses[f"{number} {keys[i]}"] = last[i]
             responses.finished()
             bar.update(len(asked) * len(numbers))
-            run.release_context(context, runner.store)
+            run.contexts.release(context, runner.store)
     responses.save()
     return scores
 
@@ -378,7 +379,7 @@ def _misses(some: Sequence[int], instances: Sequence[Instance], scores: Scores) 
 
 def _each(
     runner: MethodRunner, context: Context, queries: Queries, numbers: set[int]
-) -> Iterator[tuple[int, list[QueryAnswer], Sequence[Score]]]:
+) -> Iterator[tuple[int, list[tuple[Ids, Ids]], Sequence[Score]]]:
     """The scores on the memories of these numbers; of a method with one memory, on that."""
     if runner.method.counts_memories:
         yield from runner.score_memories(context, queries, numbers)

@@ -1,0 +1,223 @@
+"""What runs at once: requests, as token ids, become a list of batches. Nothing here runs a model.
+
+Requests are grouped by context and query. A method says how many tokens each context takes (`Work`), a model what it
+can do (`Capabilities`), and the device how much fits (`Sizes`). `schedule` is a function of these three. A device that
+runs out of memory makes the sizes smaller (`inference.budget`), and what is left is scheduled again.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import Literal
+
+from lm_eval_icl.inference.capabilities import Capabilities
+from lm_eval_icl.inference.generation import GenerationSettings
+from lm_eval_icl.inference.packing import QueryAnswers, TokenTree, first_pack
+from lm_eval_icl.tokens import Context, TokenizedPrompt
+
+Ids = tuple[int, ...]
+# A context, a query behind it, and an answer.
+Asked = tuple[Context, Ids, Ids]
+# context -> query -> answer -> the indices of the prompts that ask for it.
+Grouped = dict[Context, dict[Ids, dict[Ids, list[int]]]]
+
+
+def grouped(prompts: Iterable[tuple[TokenizedPrompt, Ids]]) -> Grouped:
+    """Group pairs of prompt and answer, so that every distinct context, query and answer occurs once.
+
+    The longest context comes first, so that out-of-memory occurs at the beginning of a run.
+    """
+    groups: Grouped = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))
+    for i, (prompt, answer) in enumerate(prompts):
+        groups[prompt.context][prompt.query][answer].append(i)
+    return dict(sorted(groups.items(), key=lambda item: -len(item[0].tokens)))
+
+
+def in_order(prompts: Sequence[TokenizedPrompt]) -> list[int]:
+    """The indices of prompts in the order in which they are continued: the longest context first, so that out-of-memory
+    occurs at the beginning of a run, and behind each context the longest query."""
+    of_context = {prompt.context: i for i, prompt in enumerate(prompts)}
+
+    def key(i: int) -> tuple[int, int, int]:
+        context, query = prompts[i].context, prompts[i].query
+        return -len(context.tokens), of_context[context], -len(query)
+
+    return sorted(range(len(prompts)), key=key)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How much runs at once.
+
+    Attributes:
+        pack_tokens: how many tokens of queries and options, and of contexts side by side, share one forward pass that
+            scores.
+        queries: how many queries share such a pass at least, even if they have more tokens.
+        texts: how many texts are generated, or queries scored that cannot be packed, in one batch.
+    """
+
+    pack_tokens: int
+    queries: int
+    texts: int
+
+
+@dataclass(frozen=True)
+class Work:
+    """A context, what is asked behind it, and what encoding it takes. If the memory depends on the query, there is one
+    query.
+
+    Attributes:
+        context: the context.
+        queries: the queries in ascending order, each with its answers.
+        tokens: how many tokens run to encode it.
+        behind: behind how many entries of memories that it shares with others.
+        entries: to how many entries the queries attend.
+        own: nothing else in the run is asked behind this context.
+        alone: it is encoded by itself.
+        ordinary: context and query are an ordinary causal pass, so that they may be read in one.
+    """
+
+    context: Context
+    queries: Sequence[QueryAnswers]
+    tokens: int
+    entries: int
+    behind: int = 0
+    own: bool = False
+    alone: bool = True
+    ordinary: bool = False
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What is scored at once.
+
+    Attributes:
+        queries: contexts, each with a query behind it and the query's answers.
+        encoding: when the contexts are encoded: "now", side by side; "before", so that the memory of the only context
+            (or query) is there; or "never", since they are read with their queries in one ordinary pass.
+        own: nothing else is asked behind these contexts, so that memories need not be stored.
+        tokens: how many tokens the batch runs in packed passes; 0 if the queries are the rows of a batch.
+        rows: how many rows a batch of rows may have.
+    """
+
+    queries: Sequence[tuple[Context, Ids, Collection[Ids]]]
+    encoding: Literal["now", "before", "never"]
+    own: bool
+    tokens: int
+    rows: int
+
+    @property
+    def asked(self) -> list[Asked]:
+        """What is scored, in the order of the scores."""
+        return [(context, query, answer) for context, query, answers in self.queries for answer in answers]
+
+    @property
+    def rows_used(self) -> int:
+        """How many rows a batch of rows has at a time: those of queries, and then those of a query's answers."""
+        return min(max(len(self.queries), *(len(answers) for *_, answers in self.queries)), self.rows)
+
+
+def schedule(work: Sequence[Work], sizes: Sizes, can: Capabilities) -> Iterator[Batch]:
+    """The batches in which all queries of all contexts are scored, in this order.
+
+    Contexts that are encoded by themselves come with as many queries in a pack as fit. The others run side by side, as
+    many as fit into a pass: those that only one query has, or the queries of one context, if the memory depends on the
+    query. (What is left of a run may have a context that several queries have at another place in the order. Its memory
+    must have the same bits then, so that it is never encoded beside another.)
+    """
+    rows, at = sizes.texts if can.can_batch else 1, 0
+    while at < len(work):
+        n, tokens = side_by_side(work, sizes, can, at)
+        if n:
+            some = work[at : at + n]
+            queries = [(item.context, *query) for item in some for query in item.queries]
+            ordinary = all(item.ordinary for item in some)
+            yield Batch(queries, "never" if ordinary else "now", some[0].own, tokens, rows)
+        else:
+            for pack, tokens in _packs(work[at], sizes, can, rows):
+                queries = [(work[at].context, *query) for query in pack]
+                yield Batch(queries, "before", work[at].own, tokens, rows)
+        at += max(n, 1)
+
+
+def side_by_side(work: Sequence[Work], sizes: Sizes, can: Capabilities, at: int = 0) -> tuple[int, int]:
+    """How many contexts, from the one at the index `at` on, share a pass with all their queries, and how many tokens
+    they have together; (0, 0) if the first has to be encoded by itself."""
+    first, count, used, tokens, entries, tree = work[at], 0, 0, 0, 0, TokenTree()
+    while at + count < len(work) and can.can_pack and can.position_switch is None:
+        item = work[at + count]
+        if item.alone or not (item.own if first.own else item.context is first.context):
+            break
+        tokens, entries = tokens + item.tokens, entries + item.behind
+        tree.leave()
+        for query, answers in item.queries:
+            tree.add_query(query, answers)
+        total = tokens + len(tree.tokens)
+        if total > sizes.pack_tokens or not can.sees_all_of(entries + total):
+            break
+        count, used = count + 1, total
+    return count, used
+
+
+def _packs(work: Work, sizes: Sizes, can: Capabilities, rows: int) -> Iterator[tuple[list[QueryAnswers], int]]:
+    """The queries behind one memory, in packs of as many as run at once, each with its number of tokens; 0 if the
+    queries are the rows of a batch."""
+    waiting = list(work.queries)  # in ascending order: the common beginning of queries in one pack is run once
+    if not can.can_pack:
+        waiting.sort(key=lambda item: len(item[0]))  # rows of one batch have similar lengths
+    while waiting:
+        if can.can_pack:
+            pack, tokens = first_pack(waiting, sizes.pack_tokens, sizes.queries)
+            # A query longer than a pack gains nothing from packing, and its mask would be large.
+            together = len(pack) > 1 or tokens <= sizes.pack_tokens
+            if not (together and can.can_pack_to(work.entries + tokens)):
+                pack, tokens = pack[:1], 0
+        else:
+            pack, tokens = waiting[:rows], 0
+            if any(len(answer) > 1 for _, answers in pack for answer in answers):
+                pack = [item for item in pack if len(item[0]) == len(pack[0][0])]
+        yield pack, tokens
+        waiting = waiting[len(pack) :]
+
+
+@dataclass(frozen=True)
+class Text:
+    """A prompt to be continued: the prompt, how many entries its memory has, and whether its context is its own."""
+
+    prompt: TokenizedPrompt
+    entries: int
+    own: bool
+
+
+def first_texts(
+    texts: Sequence[Text],
+    new_tokens: int,
+    sizes: Sizes,
+    can: Capabilities,
+    settings: GenerationSettings,
+    by_query: bool,
+) -> int:
+    """How many of the first texts are continued in one batch: those of one context, whose memory they share, or those
+    of which each has a context of its own.
+
+    Args:
+        texts: in the order in which they are continued (`in_order`).
+        new_tokens: how many tokens are generated at most.
+        settings: the settings under which `generate` runs (`inference.generation.settings_in_force`).
+        by_query: what a query attends to depends on the query.
+    """
+    first = texts[0]
+    if by_query or sizes.texts == 1 or not can.can_batch or can.stepwise:
+        return 1
+    alike = takewhile(lambda text: text.own if first.own else text.prompt.context == first.prompt.context, texts)
+    batch = list(alike)[: sizes.texts]
+    queries = [len(text.prompt.query) for text in batch]
+    pads = can.can_pad and can.can_pack_to(max(text.entries for text in batch) + max(queries) + new_tokens)
+    pads = pads and not settings.reads_rows
+    if first.own:
+        return len(batch) if pads and can.position_switch is None else 1
+    # Padding that is not possible would shift a query's tokens, so all rows of a batch must have the same length.
+    return len(batch) if pads else queries.count(queries[0])

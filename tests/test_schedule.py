@@ -1,0 +1,176 @@
+"""What runs at once, as plain data: schedules are printed and read, and no model runs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lm_eval_icl import methods
+from lm_eval_icl.inference.budget import MemoryBudget
+from lm_eval_icl.inference.capabilities import Capabilities
+from lm_eval_icl.inference.schedule import Batch, Sizes, Text, first_texts, schedule, side_by_side
+from lm_eval_icl.inference.store import MemoryStore
+from lm_eval_icl.tokens import Context, TokenizedPrompt
+
+CAN = Capabilities(
+    has_other_states=False,
+    stepwise=False,
+    obeys_mask=True,
+    sees_ahead=True,
+    obeys_positions=True,
+    window=None,
+    scaled_from=None,
+    position_switch=None,
+    can_trim_last_block=True,
+    can_batch=True,
+    can_generate=True,
+    can_pad=True,
+    can_share=True,
+    can_leave=True,
+)
+CANNOT = replace(CAN, obeys_mask=False, obeys_positions=False)
+SIZES = Sizes(pack_tokens=24, queries=1, texts=2)
+
+
+def context(name: int, *lengths: int) -> Context:
+    return Context((name, name), tuple((name,) * n for n in lengths))
+
+
+# Three contexts with a query of their own each, one without demonstrations, and one that three queries share.
+ASKED = {
+    context(1, 4, 3): {(5, 6): [(9,), (8,)]},
+    context(2, 3, 3): {(5, 6, 7): [(9,)]},
+    context(3, 3): {(5,): [(9, 9, 9)]},
+    context(4): {(5,): [(9,)]},
+    context(5, 2): {(5, 6, 7): [(9,), (8, 8)], (5, 6): [(9,)], (5, 9): [(9,)]},
+}
+
+
+def scheduled(method: str, sizes: Sizes = SIZES, can: Capabilities = CAN) -> list[Batch]:
+    made = methods.make(method)
+    shared = context(5, 2)
+    work = [part for each, queries in ASKED.items() for part in made.work(each, queries, own=each != shared)]
+    return list(schedule(work, sizes, can))
+
+
+def printed(batches: list[Batch]) -> str:
+    lines = []
+    for batch in batches:
+        asked = "  ".join(
+            f"{where.prefix[0]}:{''.join(map(str, query))}>{','.join(''.join(map(str, a)) for a in answers)}"
+            for where, query, answers in batch.queries
+        )
+        how = f"pack of {batch.tokens}" if batch.tokens else f"rows, {batch.rows_used}"
+        lines.append(f"{batch.encoding:6} | {how:10} | {asked}")
+    return "\n".join(lines)
+
+
+SCHEDULES = {
+    # Contexts of their own are read with their queries, as many as fit into 24 tokens.
+    ("icl", CAN): """
+never  | pack of 22 | 1:56>9,8  2:567>9
+never  | pack of 8  | 3:5>999
+before | pack of 1  | 4:5>9
+before | pack of 5  | 5:56>9  5:567>9,88  5:59>9""",
+    # Here they are encoded side by side; the second copies of demonstrations take as many tokens again.
+    ("invicl", CAN): """
+now    | pack of 18 | 1:56>9,8
+now    | pack of 17 | 2:567>9
+now    | pack of 11 | 3:5>999
+before | pack of 1  | 4:5>9
+before | pack of 5  | 5:56>9  5:567>9,88  5:59>9""",
+    # A query's memory is its own, so that the queries of one context are encoded side by side, beside no other context.
+    ("saicl", CAN): """
+now    | pack of 13 | 1:56>9,8
+now    | pack of 23 | 2:567>9  3:5>999
+now    | pack of 4  | 4:5>9
+now    | pack of 19 | 5:56>9  5:567>9,88
+now    | pack of 8  | 5:59>9""",
+    # Nothing is packed: the rows of a batch, in which queries with longer answers have the same length.
+    ("icl", CANNOT): """
+before | rows, 2    | 1:56>9,8
+before | rows, 1    | 2:567>9
+before | rows, 1    | 3:5>999
+before | rows, 1    | 4:5>9
+before | rows, 2    | 5:56>9  5:59>9
+before | rows, 2    | 5:567>9,88""",
+}
+
+
+@pytest.mark.parametrize(("method", "can"), SCHEDULES, ids=["read", "side by side", "by query", "rows"])
+def test_a_schedule(method, can):
+    assert printed(scheduled(method, can=can)) == SCHEDULES[method, can].strip("\n")
+
+
+def test_what_a_model_cannot_see_at_once_is_not_scheduled_at_once():
+    """A window of 16 tokens; rotary angles that change with the length of a sequence."""
+    windowed = scheduled("icl", can=replace(CAN, window=16))
+    assert max(batch.tokens for batch in windowed) <= 16 and len(windowed) > len(scheduled("icl"))
+    assert {batch.encoding for batch in scheduled("icl", can=replace(CAN, position_switch=(64, False)))} == {"before"}
+
+
+NAMES = ["icl", "invicl", "saicl", "batchicl", "deepthink"]
+
+
+@settings(deadline=None, max_examples=50)
+@given(
+    method=st.sampled_from(NAMES),
+    sizes=st.builds(Sizes, st.integers(1, 60), st.integers(1, 4), st.integers(1, 4)),
+    can=st.sampled_from([CAN, CANNOT, replace(CAN, window=12), replace(CANNOT, can_batch=False)]),
+    done=st.integers(0, 8),
+)
+def test_all_is_asked_once_and_what_is_left_is_scheduled_as_before(method, sizes, can, done):
+    """Whatever batches are done, the others are the same: a run that goes on has the same bits."""
+    batches = scheduled(method, sizes, can)
+    asked = [each for batch in batches for each in batch.asked]
+    whole = [(where, query, answer) for where, qs in ASKED.items() for query, some in qs.items() for answer in some]
+    assert len(asked) == len(whole) and set(asked) == set(whole)
+    scored = {(where, query) for batch in batches[:done] for where, query, _ in batch.queries}
+    left = {where: {q: a for q, a in qs.items() if (where, q) not in scored} for where, qs in ASKED.items()}
+    made, shared = methods.make(method), context(5, 2)
+    work = [part for where, qs in left.items() if qs for part in made.work(where, qs, own=where != shared)]
+    assert list(schedule(work, sizes, can)) == batches[done:]
+
+
+def test_halving_ends_with_one_row():
+    """Out of memory at every batch: sizes get smaller until there is nothing left to halve."""
+    budget = MemoryBudget(MemoryStore(lambda contexts: [], 1), SIZES, "a model")
+    seen = []
+    while budget.halve((batch := scheduled("icl", budget.sizes)[0]).tokens, batch.rows_used):
+        seen.append((batch.encoding, batch.tokens, batch.rows_used))
+    assert seen[0] == ("never", 22, 2) and seen[-1] == ("before", 0, 2)
+    assert batch.rows_used == 1 and budget.sizes == Sizes(pack_tokens=1, queries=1, texts=1)
+
+
+def test_how_many_texts_are_continued_at_once():
+    own = [Text(TokenizedPrompt(context(i, 3), (5,) * n), 5, own=True) for i, n in enumerate((4, 4, 3))]
+    shared = [replace(text, prompt=replace(text.prompt, context=context(9, 3)), own=False) for text in own]
+    sizes = Sizes(24, 1, 8)
+
+    def first(texts, can=CAN, settings=None, by_query=False, sizes=sizes):
+        return first_texts(texts, 10, sizes, can, settings or {}, by_query)
+
+    assert first([*own, *shared]) == 3 and first([*shared, *own]) == 3
+    assert first(own, sizes=replace(sizes, texts=2)) == 2
+    # Without padding, those of one length behind one memory.
+    for can, says in (
+        (replace(CAN, can_pad=False), {}),
+        (CAN, {"no_repeat_ngram_size": 2}),
+        (replace(CAN, window=18), {}),
+    ):
+        assert first(own, can, says) == 1 and first(shared, can, says) == 2
+    assert first(own, replace(CAN, position_switch=(64, False))) == 1
+    for nothing_beside in (
+        {"by_query": True},
+        {"can": replace(CAN, stepwise=True)},
+        {"can": replace(CAN, can_batch=False)},
+    ):
+        assert first(shared, **nothing_beside) == 1
+
+
+def test_contexts_alone():
+    work = [part for each in ASKED for part in methods.make("icl").work(each, {}, own=True)]
+    assert [side_by_side(work, SIZES, CAN, at) for at in range(5)] == [(3, 22), (2, 13), (1, 5), (0, 0), (1, 4)]
