@@ -162,7 +162,7 @@ class TaskConfig(Form):
     output_type: Tolerant[str] = None
     description: Tolerant[str] = None
     fewshot_delimiter: Tolerant[str] = "\n\n"
-    metric_list: Tolerant[list[dict[str, Any]]] = None
+    metric_list: Tolerant[list[Mapped]] = None
     fewshot_config: Mapped = {}
     metadata: Mapped = {}
 

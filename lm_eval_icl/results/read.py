@@ -374,7 +374,7 @@ def _task(file: _File, results: Mapping[str, Any], form: Results, says: Task, ta
         value=value,
         stderr=number(says.values.get(f"{metric}_stderr,{of_filter}")),
         higher_is_better=says.higher_is_better.get(metric, entry.get("higher_is_better", higher)) is not False,
-        aggregation=aggregation,
+        aggregation=aggregation if aggregation in (*AGGREGATIONS, *dict(_METRICS.values())) else "unknown",
         shots=(says.config.num_fewshot if says.shots is None else says.shots) or 0,
         documents=says.sizes.effective or says.sample_len or 0,
         version="" if says.version is None else str(says.version),
@@ -386,7 +386,7 @@ def _task(file: _File, results: Mapping[str, Any], form: Results, says: Task, ta
     marks = []
     if _is_accuracy(result) and not 0 <= value <= 1:
         marks.append(f"its {metric} of {value:g} is not between 0 and 1")
-    if aggregation not in AGGREGATIONS:
+    if result.aggregation not in AGGREGATIONS:
         marks.append(f"its {metric} is not computed from numbers of single documents, so it is shown as reported")
     answers = None
     try:
