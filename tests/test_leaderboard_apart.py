@@ -104,12 +104,15 @@ def rows(lines):
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"n-shot.a": "4"}, "the n-shot of task 'a' is '4', which is not a number of demonstrations"),
-        ({"n-shot.a": -4}, "the n-shot of task 'a' is -4, which is not a number of demonstrations"),
-        ({"n-shot.a": 4.0}, "the n-shot of task 'a' is 4.0, which is not a number of demonstrations"),
-        ({"configs.a.num_fewshot": True}, "the num_fewshot of task 'a' is True, which is not a number"),
-        ({"results.a.acc_stderr,none": -1}, "the acc_stderr of task 'a' is -1: no standard error is negative"),
-        ({"results.a.f1_stderr,none": -0.5}, "the f1_stderr of task 'a' is -0.5: no standard error is negative"),
+        ({"n-shot.a": "4"}, "of task 'a', n-shot is '4': input should be a valid integer"),
+        ({"n-shot.a": -4}, "of task 'a', n-shot is -4: input should be greater than or equal to 0"),
+        ({"n-shot.a": 4.0}, "of task 'a', n-shot is 4.0: input should be a valid integer"),
+        ({"configs.a.num_fewshot": True}, "of task 'a', configs.num_fewshot is True: input should be a valid integer"),
+        (
+            {"results.a.acc_stderr,none": -1},
+            "task 'a', results: acc_stderr is -1, and no standard error is negative",
+        ),
+        ({"results.a.f1_stderr,none": -0.5}, "results: f1_stderr is -0.5, and no standard error is negative"),
     ],
 )
 def test_a_file_with_an_impossible_number_is_refused(board, tmp_path, capsys, change, reason):

@@ -363,13 +363,15 @@ def test_marks(tmp_path, mark):
 
 
 DAMAGED = {
-    "line 2 of samples_a_2026-01-01T00-00-00.jsonl is cut off or damaged": lambda text: text[:-9],
-    "line 1 of samples_a_2026-01-01T00-00-00.jsonl is nested too deeply": lambda text: "[" * 100_000,
+    "line 2 of samples_a_2026-01-01T00-00-00.jsonl is damaged, half-written or no JSON": lambda text: text[:-9],
+    "line 1 of samples_a_2026-01-01T00-00-00.jsonl is nested more than 64 deep": lambda text: "[" * 100_000,
     "line 1 of samples_a_2026-01-01T00-00-00.jsonl is no sample of lm-eval": lambda text: "[]\n" + text,
     "document 1 is in the samples twice": lambda text: text + text.splitlines()[1],
     "the samples file has no sample of the filter 'none'": lambda text: "",
     "the sample of document 1 has no acc": lambda text: text.replace('"acc": 0.0', '"acc": "0.0"'),
-    "a sample has no document id": lambda text: text.replace('"doc_id": 1', '"doc_id": 1.5'),
+    "of lm-eval (doc_id is 1.5: input should be a valid integer)": lambda text: text.replace(
+        '"doc_id": 1', '"doc_id": 1.5'
+    ),
 }
 
 
@@ -382,12 +384,13 @@ def test_damaged_samples(tmp_path, mark):
 
 
 LEFT_OUT = {
-    "is damaged, half-written or no JSON file": '{"results": {"a": {"acc,none": 0.5',
-    "is damaged, half-written or no JSON file (ValueError: Exceeds the limit": f'{{"results": {"9" * 5000}}}',
+    "is damaged, half-written or no JSON": '{"results": {"a": {"acc,none": 0.5',
+    "is damaged, half-written or no JSON (ValueError: Exceeds the limit": f'{{"results": {"9" * 5000}}}',
     "is nested more than 64 deep": '{"results": ' + "[" * 100_000,
     "is nested more than 64 deep.": '{"results": ' + "[" * 70 + "]" * 70 + "}",
-    "is no results file of lm-eval, which has": '{"results": {"a": 1}}',
-    "does not say which model": '{"results": {}, "configs": {}}',
+    "is no results file of lm-eval, which has 'results', 'configs' and 'config' (configs:": '{"results": {"a": 1}}',
+    "which has 'results', 'configs' and 'config'.": '["results"]',
+    "'configs' and 'config' (config: field required)": '{"results": {}, "configs": {}}',
     "has no result of a task.": '{"results": {}, "configs": {}, "config": {}}',
     "its acc is 'nan', which is not a number": json.dumps(results_of({"a": [math.nan]})),
     "its acc is 'inf', which is not a number": json.dumps(results_of({"a": [math.inf]})),

@@ -26,8 +26,8 @@ from lm_eval_icl.harness.plugin import task_dir
 from lm_eval_icl.metaicl.files import SEEDS, SETTINGS, TASKS, Folder, Row, targets
 from lm_eval_icl.metaicl.metric import decision, macro_f1, mean_losses
 from lm_eval_icl.metaicl.reading import reader
-from lm_eval_icl.results.read import _template
 from lm_eval_icl.results.samples import Asked, read_answers
+from lm_eval_icl.results.settings import template
 from lm_eval_icl.training.episodes import Pool, RowDraw
 from lm_eval_icl.training.metaicl import SettingTask
 from lm_eval_icl.training.rows import RowMaker
@@ -378,9 +378,7 @@ def test_a_leaderboard_has_the_tasks_own_decisions(made, model):
     assert answers.chance == pytest.approx(np.mean([1 / len(sample["doc"]["options"]) for sample in samples]))
     raw = read_answers(samples, dataclasses.replace(asked, decided=False)).predictions
     assert raw.tolist() != answers.predictions.tolist()
-    assert _template(results, config) != _template(
-        results, {**config, "metadata": {**config["metadata"], "pmi": False}}
-    )
+    assert template(results, config) != template(results, {**config, "metadata": {**config["metadata"], "pmi": False}})
 
 
 @pytest.mark.parametrize("name", methods.NAMES)

@@ -79,6 +79,21 @@ def test_runs(folder):
     assert table.date.is_monotonic_increasing and str(table.date.dt.tz) == "UTC"
     assert set(table.seed.dropna()) == {7, 8, 1234} and set(table.order) == {0}
     assert table.merge(results.documents(folder), on="run").pretrained_x.nunique() == 1
+    assert set(table.cost) == {"alone"} and table.tokens.isna().eq(table.model == "hf").all()
+
+
+def test_costs_that_cells_share_are_not_those_of_a_run_alone(tmp_path):
+    """A study's cell has its part of them, and says so."""
+    study = {"shared": {"cells": 4, "orders": 2, "passes": 3, "seconds": 2.0}}
+    for name, icl, seconds in (("a", {"tokens_run": 100}, "12.5"), ("b", {"tokens_run": 100, "study": study}, "90")):
+        whole = results_of({"a": [1.0]})
+        whole["config"]["icl"], whole["total_evaluation_time_seconds"], whole["date"] = icl, seconds, 1e9 + len(icl)
+        write(tmp_path, whole, time=name)
+    write(tmp_path, results_of({"a": [0.0]}), time="c")
+    table = results.runs(tmp_path).sort_values("path")
+    assert table.cost.tolist() == ["alone", "shared", "alone"]
+    assert table.tokens.tolist()[:2] == [100, 25] and table.seconds.tolist()[:2] == [12.5, 0.5]
+    assert table[["tokens", "seconds"]].iloc[2].isna().all()
 
 
 def test_collected_files_have_the_same_numbers(folder, tmp_path):

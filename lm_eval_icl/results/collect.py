@@ -14,18 +14,18 @@ from __future__ import annotations
 
 import base64
 import json
-import re
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pydantic import ValidationError
 
 from lm_eval_icl.errors import InputError
+from lm_eval_icl.results.form import Numbers, Packed, PackedAnswers, Unusable, refusal
 from lm_eval_icl.results.records import Answers, Run, TaskResult
-from lm_eval_icl.results.samples import DOCUMENTS, Unusable
 
 KEY = "icl_scores"
 # How numbers are kept, the shortest first: those that do not change them are used.
@@ -45,7 +45,7 @@ def collect(runs: Sequence[Run], folder: Path) -> list[Path]:
     """
     written = []
     for run in runs:
-        packed = {task: each for task, result in run.tasks.items() if (each := pack(result))}
+        packed = {task: kept for task, result in run.tasks.items() if (kept := _pack(result))}
         text = json.dumps({**run.results, **({KEY: packed} if packed else {})}, indent=2, ensure_ascii=False)
         answered = sum(result.answers is not None for result in run.tasks.values())
         missing = f"-{answered}of{len(run.tasks)}" if answered < len(run.tasks) else ""
@@ -63,7 +63,7 @@ def collect(runs: Sequence[Run], folder: Path) -> list[Path]:
     return written
 
 
-def pack(result: TaskResult) -> dict[str, Any]:
+def _pack(result: TaskResult) -> dict[str, Any]:
     """The answers to a task, or else the marks, as JSON; empty if there are neither."""
     answers = result.answers
     if answers is None:
@@ -84,8 +84,8 @@ def pack(result: TaskResult) -> dict[str, Any]:
     }
 
 
-def unpack(packed: Any, metric: str) -> Answers | None:
-    """The answers that `pack` has made JSON of; None if there are only marks.
+def unpack(packed: Any, metric: str) -> tuple[Answers | None, list[str]]:
+    """The answers that `collect` has made JSON of, or None, and the marks.
 
     Args:
         metric: the metric and the filter that the answers must be of.
@@ -93,46 +93,37 @@ def unpack(packed: Any, metric: str) -> Answers | None:
     Raises:
         Unusable: they are damaged, or of another metric.
     """
-    if not isinstance(packed, Mapping):
-        raise Unusable(f"its {KEY!r} is damaged")
-    if "items" not in packed:
-        return None
-    n, demonstrations = packed.get("n"), packed.get("demonstrations")
-    digests = [packed.get("documents"), packed.get("prompts"), *([] if demonstrations is None else [demonstrations])]
-    if type(n) is not int or not 0 < n <= DOCUMENTS or packed.get("metric") != metric:
-        raise Unusable(f"its {KEY!r} is not of {metric} of 1 to {DOCUMENTS:,} documents")
-    if not all(isinstance(each, str) and re.fullmatch("[0-9a-f]{32}", each) for each in digests):
-        raise Unusable(f"a digest in its {KEY!r} is damaged")
-    chance = packed.get("chance")
-    if chance is not None and not (type(chance) is float and 0 < chance <= 1):
-        raise Unusable(f"the chance in its {KEY!r} is no probability")
-    items = _decode(packed["items"], n * (2 if packed.get("pairs") is True else 1))
-    ids = _decode(packed["doc_ids"], n) if "doc_ids" in packed else np.arange(float(n))
-    predictions = _decode(packed["predictions"], n) if "predictions" in packed else None
-    golds = _decode(packed["golds"], n) if "golds" in packed else None
+    try:
+        kept = Packed.model_validate(packed)
+        if "items" not in packed:
+            return None, kept.marks
+        answers = PackedAnswers.model_validate(packed)
+    except ValidationError as error:
+        raise Unusable(f"its {KEY!r} is damaged ({refusal(error)})") from None
+    n = answers.n
+    if answers.metric != metric:
+        raise Unusable(f"its {KEY!r} is not of {metric}")
+    items = _decode(answers.items, n * (2 if answers.pairs else 1))
+    ids, predictions, golds = (
+        None if numbers is None else _decode(numbers, n)
+        for numbers in (answers.doc_ids, answers.predictions, answers.golds)
+    )
     for whole in (ids, predictions, golds):
         if whole is not None and not np.all((whole >= 0) & (whole < 2**53) & (whole == np.floor(whole))):
             raise Unusable(f"a number in its {KEY!r} is not a whole one")
+    ids = np.arange(n) if ids is None else ids.astype(np.int64)
     if not np.all(np.diff(ids) > 0):
         raise Unusable(f"a document is in its {KEY!r} twice")
     return Answers(
-        doc_ids=ids.astype(np.int64),
-        documents=digests[0],
-        prompts=digests[1],
-        demonstrations=demonstrations,
-        items=items.reshape(n, 2) if packed.get("pairs") is True else items,
+        doc_ids=ids,
+        documents=answers.documents,
+        prompts=answers.prompts,
+        demonstrations=answers.demonstrations,
+        items=items.reshape(n, 2) if answers.pairs else items,
         predictions=None if predictions is None else predictions.astype(np.int64),
-        chance=chance,
+        chance=answers.chance,
         golds=None if golds is None else golds.astype(np.int64),
-    )
-
-
-def packed_marks(packed: Any) -> tuple[str, ...]:
-    """The marks that `pack` has kept."""
-    marks = packed.get("marks", []) if isinstance(packed, Mapping) else []
-    if not isinstance(marks, list) or not all(isinstance(mark, str) and len(mark) < 1000 for mark in marks[:10]):
-        raise Unusable(f"the marks in its {KEY!r} are damaged")
-    return tuple(marks[:10])
+    ), kept.marks
 
 
 def _encode(values: np.ndarray) -> dict[str, str]:
@@ -144,14 +135,15 @@ def _encode(values: np.ndarray) -> dict[str, str]:
     return {"dtype": dtype, "base64": base64.b64encode(flat.astype(dtype).tobytes()).decode()}
 
 
-def _decode(entry: Any, n: int) -> np.ndarray:
+def _decode(numbers: Numbers, n: int) -> np.ndarray:
     """(n,) floats."""
     try:
-        dtype, data = entry["dtype"], base64.b64decode(entry["base64"], validate=True)
-    except (TypeError, KeyError, ValueError):
+        data = base64.b64decode(numbers.base64, validate=True)
+    except ValueError:
         raise Unusable(f"the numbers in its {KEY!r} are damaged") from None
-    if dtype == "bit" and len(data) == (n + 7) // 8:
-        return np.unpackbits(np.frombuffer(data, np.uint8), count=n).astype(float)
-    if dtype not in _DTYPES or len(data) != n * np.dtype(dtype).itemsize:
+    bits = numbers.dtype == "bit"
+    if len(data) != ((n + 7) // 8 if bits else n * np.dtype(numbers.dtype).itemsize):
         raise Unusable(f"the numbers in its {KEY!r} are not of {n} documents")
-    return np.frombuffer(data, dtype).astype(float)
+    if bits:
+        return np.unpackbits(np.frombuffer(data, np.uint8), count=n).astype(float)
+    return np.frombuffer(data, numbers.dtype).astype(float)

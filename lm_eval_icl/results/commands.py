@@ -16,8 +16,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from lm_eval_icl.results.entries import grouped, study
-from lm_eval_icl.results.read import model_arguments
 from lm_eval_icl.results.records import Run
+from lm_eval_icl.results.settings import model_arguments
 
 # Of this package's models, but not of `hf`. (Importing the methods takes seconds. A test compares these with them.)
 _OURS = {

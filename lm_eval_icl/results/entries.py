@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from lm_eval_icl.results.read import whole
 from lm_eval_icl.results.records import Run, TaskResult
+from lm_eval_icl.results.settings import whole
 
 Item = TypeVar("Item")
 Key = TypeVar("Key")

@@ -105,6 +105,10 @@ class Run:
         where: who ran it: the name given for the folder, or "".
         model_facts: what else the file says of the model, by name, as texts to compare: a digest of its files, how many
             parameters it has, how it was trained.
+        cost: "alone", or "shared": of a study's cell, whose tokens and seconds are its part of those of all cells that
+            were scored together, and whose seconds are those of scoring, not of the whole run. The two do not compare.
+        tokens: run through the model; None if the file does not say.
+        seconds: that the run took; None if the file does not say.
     """
 
     path: Path
@@ -124,6 +128,9 @@ class Run:
     results: Mapping[str, Any]
     where: str = ""
     model_facts: Mapping[str, str] = field(default_factory=dict)
+    cost: str = "alone"
+    tokens: float | None = None
+    seconds: float | None = None
 
 
 @dataclass(frozen=True)

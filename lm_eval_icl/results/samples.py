@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import itertools
 import json
@@ -9,19 +10,16 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+from pydantic import ValidationError
 
+from lm_eval_icl.results.form import DOCUMENTS, Sample, Unusable, parse, refusal
 from lm_eval_icl.results.records import Answers
 
 # A line of a samples file repeats the whole prompt for every option, so it may have some MB.
 LINE_BYTES = 64 * 2**20
-DOCUMENTS = 1_000_000
-
-
-class Unusable(ValueError):
-    """Something in a file that cannot be used; the message is a sentence that says why."""
 
 
 @dataclass(frozen=True)
@@ -49,15 +47,14 @@ class Asked:
     delimiter: str
 
 
-@dataclass(frozen=True)
-class _Row:
+class _Row(NamedTuple):
     """A sample without its texts."""
 
     item: tuple[float, ...]
     document: str
     prompt: str
     target: str
-    demonstrations: bytes
+    demonstrations: str
     prediction: int | None
     options: int
     gold: int | None
@@ -75,39 +72,21 @@ def lines(path: Path) -> Iterator[dict[str, Any]]:
                 line = file.readline(LINE_BYTES + 1)
                 if not line:
                     return
+                where = f"line {number} of {path.name}"
                 if len(line) > LINE_BYTES:
-                    raise Unusable(f"line {number} of {path.name} has more than {LINE_BYTES:,} bytes")
-                if line.strip():
-                    yield _sample(line, f"line {number} of {path.name}")
+                    raise Unusable(f"{where} has more than {LINE_BYTES:,} bytes")
+                if not line.strip():
+                    continue
+                try:
+                    sample = parse(line)
+                    Sample.model_validate(sample)
+                except ValidationError as error:
+                    raise Unusable(f"{where} is no sample of lm-eval ({refusal(error)})") from None
+                except Unusable as error:
+                    raise Unusable(f"{where} {error}") from None
+                yield sample
     except OSError as error:
         raise Unusable(f"{path.name} cannot be read ({error.strerror})") from error
-
-
-def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object of JSON (`object_pairs_hook`).
-
-    Raises:
-        Unusable: a key is there twice. Python would take the last value, other readers the first.
-    """
-    values = dict(pairs)
-    if len(values) < len(pairs):
-        twice = next(key for i, (key, _) in enumerate(pairs) if key in dict(pairs[:i]))
-        raise Unusable(f"has the key {twice!r} twice in one object")
-    return values
-
-
-def _sample(line: bytes, where: str) -> dict[str, Any]:
-    try:
-        sample = json.loads(line, object_pairs_hook=unique_keys)
-    except Unusable as error:
-        raise Unusable(f"{where} {error}") from None
-    except RecursionError:
-        raise Unusable(f"{where} is nested too deeply") from None
-    except ValueError:
-        raise Unusable(f"{where} is cut off or damaged") from None
-    if not isinstance(sample, dict):
-        raise Unusable(f"{where} is no sample of lm-eval")
-    return sample
 
 
 def read_answers(samples: Iterable[Mapping[str, Any]], asked: Asked) -> Answers:
@@ -117,39 +96,43 @@ def read_answers(samples: Iterable[Mapping[str, Any]], asked: Asked) -> Answers:
         Unusable: a sample has not what is needed, or a document is there twice.
     """
     rows: dict[int, _Row] = {}
-    split = _Demonstrations(asked)
     for sample in samples:
         if sample.get("filter", asked.filter) != asked.filter:
             continue
-        number = sample.get("doc_id")
-        if type(number) is not int or not 0 <= number < 2**53:
-            raise Unusable("a sample has no document id")
+        number = sample["doc_id"]
         if number in rows:
             raise Unusable(f"document {number} is in the samples twice")
         if len(rows) == DOCUMENTS:
             raise Unusable(f"the samples are of more than {DOCUMENTS:,} documents")
         try:
-            rows[number] = _row(sample, asked, split)
+            prompt = first_prompt(sample.get("arguments"))
+            rows[number] = _Row(
+                _item(sample.get(asked.metric), asked.metric, number),
+                _document_hash(sample),
+                _hash(sample, "prompt_hash", lambda prompt=prompt: prompt),  # type: ignore[misc]
+                _hash(sample, "target_hash", lambda sample=sample: str(sample.get("target"))),  # type: ignore[misc]
+                _demonstrations(prompt, asked.front, asked.delimiter) if asked.shots else "",
+                *_choice(sample, asked),
+            )
         except RecursionError:
             raise Unusable(f"the sample of document {number} is nested too deeply") from None
     if not rows:
         raise Unusable(f"the samples file has no sample of the filter {asked.filter!r}")
-    numbers = sorted(rows)
-    ordered = [rows[number] for number in numbers]
-    if len({len(row.item) for row in ordered}) > 1:
+    rows = dict(sorted(rows.items()))
+    item, document, prompts, target, demonstrations, predictions, options, golds = zip(*rows.values(), strict=True)
+    if len(set(map(len, item))) > 1:
         raise Unusable(f"{asked.metric} is a pair for some samples and a number for others")
-    items = np.array([row.item for row in ordered])
-    known = asked.options and all(row.prediction is not None for row in ordered)
-    pairs = list(zip(map(str, numbers), ordered, strict=True))
+    items, numbers = np.array(item), list(map(str, rows))
+    known = asked.options and None not in predictions
     return Answers(
-        doc_ids=np.array(numbers),
-        documents=digest(text for number, row in pairs for text in (number, row.document, row.target)),
-        prompts=digest(text for number, row in pairs for text in (number, row.document, row.prompt, row.target)),
-        demonstrations=digest(row.demonstrations.hex() for row in ordered) if asked.shots else None,
+        doc_ids=np.array(list(rows)),
+        documents=digest(itertools.chain(*zip(numbers, document, target, strict=True))),
+        prompts=digest(itertools.chain(*zip(numbers, document, prompts, target, strict=True))),
+        demonstrations=digest(demonstrations) if asked.shots else None,
         items=items[:, 0] if items.shape[1] == 1 else items,
-        predictions=np.array([row.prediction for row in ordered]) if known else None,
-        chance=float(np.mean([1 / row.options for row in ordered])) if known else None,
-        golds=np.array([row.gold for row in ordered]) if known and None not in [row.gold for row in ordered] else None,
+        predictions=np.array(predictions) if known else None,
+        chance=float(np.mean([1 / count for count in options])) if known else None,
+        golds=np.array(golds) if known and None not in golds else None,
     )
 
 
@@ -163,12 +146,9 @@ def document_rows(samples: Iterable[Mapping[str, Any]], asked: Asked) -> Iterato
         Unusable: a sample has not what is needed.
     """
     for sample in samples:
-        number = sample.get("doc_id")
-        if type(number) is not int:
-            raise Unusable("a sample has no document id")
-        names = sample.get("metrics")  # older versions of lm-eval do not list them
-        metrics = [name for name in names if name in sample] if isinstance(names, list) else [asked.metric]
-        prediction: int | str | None = (_decision(sample.get("doc")) if asked.decided else _likeliest(sample, asked))[0]
+        number, names = sample["doc_id"], sample.get("metrics")
+        metrics = [asked.metric] if names is None else [name for name in names if name in sample]
+        prediction: int | str | None = _choice(sample, asked)[0]
         texts = sample.get("filtered_resps")
         if prediction is None and isinstance(texts, list) and len(texts) == 1 and isinstance(texts[0], str):
             (prediction,) = texts
@@ -192,54 +172,47 @@ def digest(texts: Iterable[str]) -> str:
     return state.hexdigest()[:32]
 
 
-def _row(sample: Mapping[str, Any], asked: Asked, split: _Demonstrations) -> _Row:
-    prompt = first_prompt(sample.get("arguments"))
-    prediction, options = _decision(sample.get("doc")) if asked.decided else _likeliest(sample, asked)
-    return _Row(
-        item=_item(sample.get(asked.metric), asked.metric, sample["doc_id"]),
-        document=_document_hash(sample),
-        prompt=_hash(sample, "prompt_hash", lambda: prompt),
-        target=_hash(sample, "target_hash", lambda: str(sample.get("target"))),
-        demonstrations=split.digest(prompt) if asked.shots else b"",
-        prediction=prediction,
-        options=options,
-        gold=_gold(sample, options, asked.decided),
-    )
+def first_prompt(arguments: Any) -> str:
+    """The prompt of a document's first request, of which lm-eval's `prompt_hash` is; a chat's messages as JSON."""
+    first = next(iter(arguments.values()), None) if isinstance(arguments, dict) else arguments
+    while isinstance(first, (dict, list)) and first:  # {"arg_0": prompt}, before lm-eval 0.4.3 [[prompt, option], ...]
+        first = next(iter(first.values())) if isinstance(first, dict) else first[0]
+    return first if isinstance(first, str) else json.dumps(first)
 
 
-def _decision(document: Any) -> tuple[int | None, int]:
-    """The option that a document says was predicted, and how many there are; None if it says none."""
-    said = document if isinstance(document, dict) else {}
-    prediction, options = said.get("prediction"), said.get("options")
-    if type(prediction) is int and isinstance(options, list) and 0 <= prediction < len(options):
-        return prediction, len(options)
-    return None, 0
+def _choice(sample: Mapping[str, Any], asked: Asked) -> tuple[int | None, int, int | None]:
+    """The option that was predicted, how many there are, and the one that is right.
 
-
-def _gold(sample: Mapping[str, Any], options: int, decided: bool) -> int | None:
-    """The option that is right: lm-eval writes its number, or else its text; None for neither, as for several."""
+    None, 0 and None if there are no options; the last is None too where that is not known, as if several are right.
+    lm-eval writes the right option's number, or else its text.
+    """
     target = str(sample.get("target"))
-    if decided:
-        said = sample["doc"]["options"] if options else []
-        return said.index(target) if target in said else None
+    if asked.decided:
+        document = sample.get("doc")
+        said = document if isinstance(document, dict) else {}
+        prediction, options = said.get("prediction"), said.get("options")
+        if type(prediction) is not int or not isinstance(options, list) or not 0 <= prediction < len(options):
+            return None, 0, None
+        return prediction, len(options), options.index(target) if target in options else None
+    try:
+        scores = [float(response[0]) for response in sample["filtered_resps"]] if asked.options else []
+    except (TypeError, ValueError, LookupError, OverflowError):  # a response is no log-likelihood
+        scores = []
+    if asked.unconditional:
+        scores = scores[: len(scores) // 2]
+    if not scores:
+        return None, 0, None
     if re.fullmatch("[0-9]{1,9}", target):
-        return int(target) if int(target) < options else None
-    requests = sample.get("arguments")
-    requests = list(requests.values() if isinstance(requests, dict) else requests or [])[:options]
-    texts = [_continuation(request) for request in requests]
-    return texts.index(target.strip()) if texts.count(target.strip()) == 1 else None
-
-
-def _continuation(request: Any) -> str | None:
-    parts = list(request.values()) if isinstance(request, dict) else request
-    text = parts[1] if isinstance(parts, list) and len(parts) > 1 else None
-    return text.strip() if isinstance(text, str) else None
-
-
-def _likeliest(sample: Mapping[str, Any], asked: Asked) -> tuple[int | None, int]:
-    """The option with the highest log-likelihood, and how many there are; None if there are no options."""
-    scores = _log_likelihoods(sample.get("filtered_resps"), asked) if asked.options else []
-    return scores.index(max(scores)) if scores else None, len(scores)  # the first of equals, as lm-eval's `acc`
+        gold = int(target) if int(target) < len(scores) else None
+    else:
+        requests = sample.get("arguments")
+        requests = list(requests.values()) if isinstance(requests, dict) else requests
+        requests = requests[: len(scores)] if isinstance(requests, list) else []
+        pairs = [list(request.values()) if isinstance(request, dict) else request for request in requests]
+        texts = [pair[1] if isinstance(pair, list | tuple) and len(pair) > 1 else None for pair in pairs]
+        texts = [text.strip() if isinstance(text, str) else None for text in texts]
+        gold = texts.index(target.strip()) if texts.count(target.strip()) == 1 else None
+    return scores.index(max(scores)), len(scores), gold  # the first of equals, as lm-eval's `acc`
 
 
 def _document_hash(sample: Mapping[str, Any]) -> str:
@@ -265,45 +238,21 @@ def _item(value: Any, metric: str, number: int) -> tuple[float, ...]:
     raise Unusable(f"the sample of document {number} has no {metric} that is a number or a pair of numbers")
 
 
-def first_prompt(arguments: Any) -> str:
-    """The prompt of a document's first request, of which lm-eval's `prompt_hash` is; a chat's messages as JSON."""
-    first = next(iter(arguments.values()), None) if isinstance(arguments, dict) else arguments
-    while isinstance(first, (dict, list)) and first:  # {"arg_0": prompt}, before lm-eval 0.4.3 [[prompt, option], ...]
-        first = next(iter(first.values())) if isinstance(first, dict) else first[0]
-    return first if isinstance(first, str) else json.dumps(first)
-
-
-def _log_likelihoods(responses: Any, asked: Asked) -> list[float]:
-    """Of the options; nothing if a response is no log-likelihood."""
-    try:
-        found = [float(response[0]) for response in responses]
-    except (TypeError, ValueError, LookupError, OverflowError):
-        return []
-    return found[: len(found) // 2] if asked.unconditional else found
-
-
-class _Demonstrations:
-    """Digests of the demonstrations of prompts, whatever their order.
+def _demonstrations(prompt: str, front: tuple[str, ...], delimiter: str) -> str:
+    """A digest of the demonstrations of a prompt, whatever their order.
 
     A prompt without what is in front of the demonstrations is split at the delimiter; the last piece is the query. A
     delimiter inside of a demonstration or query makes more pieces, the same ones in any order. Where the pieces are not
     the demonstrations alone, two orders count as two sets: with a chat template, whose first and last pieces have its
     special tokens and whose turns may not be delimited, and with a description that differs between documents.
     """
+    # Without a delimiter there are no pieces, and the whole prompt stands for its demonstrations.
+    before = prompt[: prompt.rfind(delimiter)] if delimiter in prompt and delimiter else prompt
+    return _of_pieces(before, front, delimiter)
 
-    def __init__(self, asked: Asked) -> None:
-        self.front, self.delimiter = asked.front, asked.delimiter
-        self._last: tuple[str, bytes] = ("", b"")
 
-    def digest(self, prompt: str) -> bytes:
-        # Without a delimiter there are no pieces, and the whole prompt stands for its demonstrations.
-        before = prompt[: prompt.rfind(self.delimiter)] if self.delimiter in prompt and self.delimiter else prompt
-        if before != self._last[0] or not self._last[1]:  # most often, all documents of a task have the same
-            self._last = before, self._digest(before)
-        return self._last[1]
-
-    def _digest(self, text: str) -> bytes:
-        for front in self.front:
-            text = text.removeprefix(front)
-        pieces = sorted(text.split(self.delimiter)) if self.delimiter else [text]
-        return bytes.fromhex(digest(pieces))
+@functools.lru_cache(maxsize=1)  # most often, all documents of a task have the same
+def _of_pieces(text: str, front: tuple[str, ...], delimiter: str) -> str:
+    for before in front:
+        text = text.removeprefix(before)
+    return digest(sorted(text.split(delimiter)) if delimiter else [text])

@@ -17,12 +17,13 @@ from typing import Any
 
 import pandas as pd
 
+from lm_eval_icl.results.form import Unusable, number
 from lm_eval_icl.results.read import asked, read, samples_file
 from lm_eval_icl.results.records import Answers, Run, TaskResult
-from lm_eval_icl.results.samples import Unusable, document_rows, lines
+from lm_eval_icl.results.samples import document_rows, lines
 
 _WHICH = ["run", "model", "pretrained", "seed", "order", "task"]
-_RUN = "run path date model pretrained revision dtype arguments seed order limit tasks".split()
+_RUN = "run path date model pretrained revision dtype arguments seed order limit tasks tokens seconds cost".split()
 _SCORE = [*_WHICH, "metric", "filter", "value", "stderr", "shots", "documents"]
 _DOCUMENT = [*_WHICH, "filter", "doc_id", "document", "demonstrations", "target", "prediction"]
 
@@ -47,6 +48,10 @@ def runs(paths: Paths) -> pd.DataFrame:
         order: which order of these demonstrations, in a study; 0 elsewhere.
         limit: lm-eval's `--limit`; missing without one.
         tasks: the names of the tasks, a tuple.
+        tokens: run through the model; missing where the file does not say, as that of `hf`.
+        seconds: that the run took; missing where the file does not say.
+        cost: "alone", or "shared" of a study's cell, whose tokens and seconds are its part of those of all cells that
+            were scored together, without the loading of the model. The two kinds do not compare: group by `cost`.
 
     Raises:
         InputError: a path does not exist.
@@ -54,7 +59,19 @@ def runs(paths: Paths) -> pd.DataFrame:
     Warns:
         UserWarning: a file, or a task of a file, is left out; with the reason.
     """
-    return _table([_of_run(run) for run in _read(paths)], _RUN)
+    own = "model pretrained revision dtype seed order limit tokens seconds cost".split()
+    rows = [
+        {
+            **{name: getattr(run, name) for name in own},
+            "run": run.digest,
+            "path": str(run.path),
+            "date": pd.to_datetime(run.date, unit="s", utc=True) if run.date else None,
+            "arguments": json.dumps(dict(run.arguments), sort_keys=True, default=str),
+            "tasks": tuple(run.tasks),
+        }
+        for run in _read(paths)
+    ]
+    return _table(rows, _RUN)
 
 
 def scores(paths: Paths) -> pd.DataFrame:
@@ -73,23 +90,13 @@ def scores(paths: Paths) -> pd.DataFrame:
     rows = []
     for run in _read(paths):
         for result in run.tasks.values():
-            for name, value in run.results["results"][result.task].items():
+            values = run.results["results"][result.task]
+            for name, value in values.items():
                 metric, comma, of_filter = name.partition(",")
-                if not comma or metric.endswith("_stderr") or isinstance(value, bool):
-                    continue
-                if isinstance(value, int | float):
-                    error = run.results["results"][result.task].get(f"{metric}_stderr,{of_filter}")
-                    rows.append(
-                        {
-                            **_which(run, result),
-                            "metric": metric,
-                            "filter": of_filter,
-                            "value": value,
-                            "stderr": error if isinstance(error, int | float) else None,
-                            "shots": result.shots,
-                            "documents": result.documents,
-                        }
-                    )
+                if comma and not metric.endswith("_stderr") and type(value) in (int, float):
+                    error = values.get(f"{metric}_stderr,{of_filter}")
+                    row = {"metric": metric, "filter": of_filter, "value": value, "stderr": number(error)}
+                    rows.append({**_which(run, result), **row, "shots": result.shots, "documents": result.documents})
     return _table(rows, _SCORE)
 
 
@@ -131,23 +138,6 @@ def _read(paths: Paths) -> list[Run]:
     return sorted(found, key=lambda run: (run.date, run.digest))
 
 
-def _of_run(run: Run) -> dict[str, Any]:
-    return {
-        "run": run.digest,
-        "path": str(run.path),
-        "date": pd.to_datetime(run.date, unit="s", utc=True) if run.date else None,
-        "model": run.model,
-        "pretrained": run.pretrained,
-        "revision": run.revision,
-        "dtype": run.dtype,
-        "arguments": json.dumps(dict(run.arguments), sort_keys=True, default=str),
-        "seed": run.seed,
-        "order": run.order,
-        "limit": run.limit,
-        "tasks": tuple(run.tasks),
-    }
-
-
 def _which(run: Run, result: TaskResult) -> dict[str, Any]:
     return {
         "run": run.digest,
@@ -166,10 +156,10 @@ def _of_documents(run: Run, result: TaskResult, answers: Answers) -> Iterator[di
         for row in document_rows(lines(path), asked(run.results, result)):
             yield {**row, "demonstrations": answers.demonstrations}
         return
-    for i, number in enumerate(answers.doc_ids):
+    for i, doc_id in enumerate(answers.doc_ids):
         yield {
             "filter": result.filter,
-            "doc_id": int(number),
+            "doc_id": int(doc_id),
             "prediction": None if answers.predictions is None else int(answers.predictions[i]),
             "demonstrations": answers.demonstrations,
             result.metric: answers.items[i] if answers.items.ndim == 1 else tuple(answers.items[i]),
