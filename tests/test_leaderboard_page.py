@@ -161,6 +161,15 @@ def test_the_table_has_the_boards_numbers() -> None:
                 assert "baseline" in text
 
 
+def test_a_cell_says_what_the_paper_has() -> None:
+    board = boards.make()
+    object.__setattr__(board.entries[1].cells[AVERAGE], "expected", 0.579)
+    rows = Reader(page(board, {})).rows
+    assert "paper 57.9" in rows[2][2] and sum("paper" in text for row in rows for text in row) == 1
+    found = json.loads(embed(board)[0])
+    assert found["entries"][1]["cells"][0][found["fields"]["cell"].index("expected")] == "57.9"
+
+
 def test_the_embedded_json_is_the_board() -> None:
     board = boards.make(orders=2)
     text, is_plain = embed(board)
