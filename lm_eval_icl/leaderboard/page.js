@@ -405,6 +405,7 @@
       isTask ? strip(cell) : null,
       facts([
         ["Expected", cell.expected && `${cell.expected}${column.unit}: the paper's value`],
+        ["Chosen on dev", cell.chosen],
         ["Standard error", errors(cell)],
         ["Degrees of freedom", freedom(cell)],
         ["Interval", known(data.how, cell.how)],

@@ -52,7 +52,20 @@ MARKS = {
 # What the script is given of a cell, in this order: numbers to sort and draw by and for the CSV file; then texts. The
 # texts that the table has, it takes from the table.
 _CELL = (
-    *("numbers", "half", "count", "expected", "errors", "df", "how", "tied", "corrected", "predicted", "majority"),
+    *(
+        "numbers",
+        "half",
+        "count",
+        "expected",
+        "chosen",
+        "errors",
+        "df",
+        "how",
+        "tied",
+        "corrected",
+        "predicted",
+        "majority",
+    ),
     *("sensitivity", "left_out", "marks", "sets", "difference"),
 )
 _DIFFERENCE = ("interval", "p", "p_holm", "p_signs", "detectable", "better", "worse", "sets", "errors", "df", "how")
@@ -280,6 +293,7 @@ def _cell(entry: Entry, column: Column, has_orders: bool) -> list[Any] | None:
         numbers.half(of, column) + "†" * (numbers.verdict(cell, column) in numbers.WORDS),
         counted,
         _known(getattr(cell, "expected", None), column),
+        "; ".join(map(clean, getattr(cell, "chosen", ()))),
         _errors(of, column),
         number(of.df, 3),
         of.how,
