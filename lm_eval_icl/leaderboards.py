@@ -40,7 +40,7 @@ def leaderboard(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     parser.add_argument("--csv", type=Path, metavar="FILE", help="all numbers, a line for each entry and column")
     parser.add_argument("--md", type=Path, metavar="FILE", help="the table in Markdown")
     parser.add_argument("--tex", type=Path, metavar="FILE", help="the table in LaTeX, with booktabs")
-    parser.add_argument("--plots", type=Path, metavar="DIR", help="the figures as SVG, each with its data as CSV")
+    parser.add_argument("--plots", type=Path, metavar="DIR", help="figures as SVG and PNG, each with its data as CSV")
     given = parser.parse_args(arguments)
     files = [file for file in (given.output, given.csv, given.md, given.tex) if file is not None]
     _check_files(files, given.plots)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import csv
-import dataclasses
 import hashlib
 import json
 import math
@@ -19,9 +18,11 @@ from typing import Any
 
 import pytest
 
+from lm_eval_icl.leaderboard import numbers
 from lm_eval_icl.leaderboard import page as pages
 from lm_eval_icl.leaderboard.figures import svgs
-from lm_eval_icl.leaderboard.page import DASH, MARKS, MINUS, clean, embed, page
+from lm_eval_icl.leaderboard.numbers import DASH, MINUS
+from lm_eval_icl.leaderboard.page import MARKS, clean, embed, page
 from lm_eval_icl.results.board import AVERAGE, Board
 from tests import boards
 
@@ -160,6 +161,15 @@ def test_the_table_has_the_boards_numbers() -> None:
                 assert "baseline" in text
 
 
+def test_a_cell_says_what_the_paper_has() -> None:
+    board = boards.make()
+    object.__setattr__(board.entries[1].cells[AVERAGE], "expected", 0.579)
+    rows = Reader(page(board, {})).rows
+    assert "paper 57.9" in rows[2][2] and sum("paper" in text for row in rows for text in row) == 1
+    found = json.loads(embed(board)[0])
+    assert found["entries"][1]["cells"][0][found["fields"]["cell"].index("expected")] == "57.9"
+
+
 def test_the_embedded_json_is_the_board() -> None:
     board = boards.make(orders=2)
     text, is_plain = embed(board)
@@ -173,14 +183,18 @@ def test_the_embedded_json_is_the_board() -> None:
             if cell is None:
                 continue
             read = dict(zip(fields["cell"], values, strict=True))
-            estimate = dict(zip(fields["estimate"], read["estimate"], strict=True))
-            assert estimate == {
-                name: pytest.approx(each, rel=1e-3) if isinstance(each, float) else each
-                for name, each in dataclasses.asdict(cell.estimate).items()
-            }
+            of = cell.estimate
+            assert read["half"].rstrip("†") == numbers.half(of, column)
+            assert ("†" in read["half"]) == (numbers.verdict(cell, column) in numbers.WORDS)
+            in_csv = dict(zip(fields["numbers"], read["numbers"], strict=True))
+            for name in ("mean", "low", "high", "error", "df", "sets", "documents"):
+                assert in_csv[name] == pytest.approx(getattr(of, name), rel=1e-3)
+            assert (read["difference"] is None) == (cell.difference is None)
             if cell.difference is not None:
-                assert read["p_holm"] == pytest.approx(cell.p_holm, rel=1e-3)
-                assert read["difference"][0] == pytest.approx(cell.difference.mean, rel=1e-3)
+                assert in_csv["p_holm"] == pytest.approx(cell.p_holm, rel=1e-3)
+                assert in_csv["difference"] == pytest.approx(cell.difference.mean, rel=1e-3)
+                difference = dict(zip(fields["difference"], read["difference"], strict=True))
+                assert difference["interval"] == numbers.interval(cell.difference, column, sign=True)
             assert len(read["sets"]) == len(cell.sets)
     named = [entry.name for entry in board.entries]
     assert {(named[one], named[other]): len(rest) for one, other, *rest in found["pairs"]} == {
@@ -448,7 +462,7 @@ def test_a_cell_opens_by_keyboard_and_the_focus_returns(show: Open) -> None:
     assert opened.evaluate("document.activeElement.closest('dialog') !== null")
     assert text.startswith(f"{entry.label}, {column.name}")
     for expected in (
-        f"{100 * cell.estimate.mean:.1f} %", "documents alone", f"{cell.estimate.df:.1f}", "Detectable difference",
+        f"{100 * cell.estimate.mean:.1f}%", "documents alone", f"{cell.estimate.df:.1f}", "Detectable difference",
         "after Holm over the column", "seed 4", "Order sensitivity", "lm-eval 0.4.13", "transformers 5.23.0",
         "results_2026-11-14T01-15-36.754108.json", entry.command, "Copy",
     ):  # fmt: skip

@@ -25,15 +25,12 @@
     entry.runs = entry.runs.map((run) => named("run", run));
     entry.cells = entry.cells.map((values) => {
       const cell = named("cell", values);
-      if (cell) {
-        for (const [field, kind] of [["estimate", "estimate"], ["difference", "difference"], ["sensitivity", "estimate"]])
-          cell[field] = named(kind, cell[field]);
-      }
+      if (cell) [cell.numbers, cell.difference] = [named("numbers", cell.numbers), named("difference", cell.difference)];
       return cell;
     });
   }
   const baselines = new Set(Object.values(data.baseline));
-  const pairs = new Map(data.pairs.map(([a, b, ...found]) => [`${a} ${b}`, found]));
+  const pairs = new Map(data.pairs.map(([a, b, ...differences]) => [`${a} ${b}`, differences]));
 
   // The first entry less the second on a column; null where they are not paired, undefined where it is not in this page.
   function pair(first, second, column) {
@@ -43,34 +40,12 @@
     if (!known) return null;
     const values = known.find(([place]) => place === column);
     if (!values) return undefined;
-    const found = named("pair", values.slice(1));
-    if (forward) return found;
-    const less = (value) => (value === null ? null : -value);
-    return { ...found, mean: less(found.mean), low: less(found.high), high: less(found.low), better: found.worse, worse: found.better };
+    const of = named("pair", values.slice(1));
+    if (forward) return of;
+    const less = (text) => text.replace(/^[+−]/, (sign) => (sign === "+" ? "−" : "+"));
+    const verdict = { better: "worse", worse: "better", same: "same" }[of.verdict];
+    return { ...of, mean: less(of.mean), low: less(of.high), high: less(of.low), verdict, better: of.worse, worse: of.better };
   }
-
-  // Numbers, as page.py writes them
-
-  const minus = (text) => (Number(text) === 0 ? text.replace("-", "") : text.replace(/^-/, "−"));
-  const number = (value, digits = 4) => {
-    if (value === null || value === undefined) return "–";
-    if (Number.isInteger(value) || Math.abs(value) >= 10 ** (digits - 1)) return Math.round(value).toLocaleString("en-US");
-    return String(Number(value.toPrecision(digits)));
-  };
-  const scored = (value, column, digits = 1) =>
-    value === null || value === undefined ? "–"
-      : minus(column.percent ? (100 * value).toFixed(digits) : number(value));
-  const signed = (value, column, digits = 1) => {
-    const text = column.percent ? scored(value, column, digits) : minus(number(value, 3));
-    return value > 0 && Number(text) !== 0 ? `+${text}` : text;
-  };
-  const interval = ({ low, high }, column, sign = false, digits = 1) => {
-    const [a, b] = [low, high].map((end) => (sign ? signed : scored)(end, column, digits));
-    return sign || `${a}${b}`.includes("−") ? `${a} to ${b}` : `${a}–${b}`;
-  };
-  const chance = (p) => (p === null || p === undefined ? "–" : p < 0.0001 ? "< 0.0001" : p < 0.1 ? String(Number(p.toPrecision(2))) : p.toFixed(2));
-  const points = (column) => (column.percent ? " points" : "");
-  const count = (value, one, many = `${one}s`) => `${number(value)} ${value === 1 ? one : many}`;
 
   // HTML
 
@@ -148,21 +123,25 @@
   const isColumn = (key) => /^c\d+$/.test(key);
   const isWide = columns.length > 8;
   const originals = rows.map((row) => [...row.cells].map((td) => $("b, span", td)?.textContent));
+  entries.forEach((entry, row) => entry.cells.forEach((cell, index) => {
+    if (!cell) return;
+    const td = rows[row].cells[keys.indexOf(`c${index}`)];
+    const difference = $("em", td);
+    cell.mean = $("b, span", td).textContent;
+    cell.interval = $("i", td).textContent;
+    if (cell.difference) [cell.less, cell.verdict] = [difference?.textContent.split(" ")[0] ?? "", difference?.className || "same"];
+  }));
   const texts = entries.map((entry) =>
     [entry.checkpoint, entry.details, entry.label, entry.arguments].join(" ").toLowerCase());
 
   const shownScore = (cell) =>
-    cell && (state.show === "corrected" && cell.corrected !== null ? cell.corrected : cell.estimate.mean);
+    cell && (state.show === "corrected" ? cell.numbers.corrected ?? cell.numbers.mean : cell.numbers.mean);
 
   function sortValue(row, key) {
     const entry = entries[row];
     if (key === "entry") return `${entry.label} ${entry.checkpoint}`.toLowerCase();
     if (isColumn(key)) return shownScore(entry.cells[place(key)]) ?? null;
-    const first = entry.cells[0];
-    if (key === "rank") return first?.rank ? first.rank[0] + first.rank[1] / 1e6 : null;
-    if (key === "order sensitivity") return first?.sensitivity?.mean ?? null;
-    const cost = entry[key.split(" ")[0]];
-    return key === "parameters" || key.endsWith(" in a study") === entry.shared ? cost : null;
+    return entry.extras[key];
   }
   function sorting() {
     const [, key, direction] = state.sort.match(/^(.*):(ascending|descending)$/) ?? [];
@@ -219,14 +198,14 @@
       [...row.cells].forEach((td, column) => {
         td.hidden = !shown[column];
         const cell = isColumn(keys[column]) && entries[index].cells[place(keys[column])];
-        if (!cell || cell.corrected === null) return;
+        if (!cell?.corrected) return;
         const isCorrected = state.show === "corrected";
-        $("b, span", td).textContent = isCorrected ? scored(cell.corrected, columns[place(keys[column])]) : originals[index][column];
+        $("b, span", td).textContent = isCorrected ? cell.corrected : originals[index][column];
         td.classList.toggle("corrected", isCorrected);
       });
     });
     const hidden = rows.length - kept.length;
-    $("#status span").textContent = `${kept.length} of ${count(rows.length, "entry", "entries")} shown, ${hidden} hidden`
+    $("#status span").textContent = `${kept.length} of ${rows.length} ${rows.length === 1 ? "entry" : "entries"} shown, ${hidden} hidden`
       + (state.show === "corrected" ? ". Corrected for chance: 0 is chance, 100 is all. Columns without options are as measured." : "");
     $("#all").hidden = !hidden;
     controls();
@@ -387,106 +366,100 @@
   const name = (entry) => isolated([entry.label, entry.checkpoint, entry.details].filter(Boolean).join(", "));
 
   const WORDS = { better: "▲ better", worse: "▼ worse", same: "○ not significant" };
-  function verdict(mean, p, column) {
-    const how = p === null || p === undefined || !(p < data.level) ? "same" : (mean > 0) === column.higher_is_better ? "better" : "worse";
-    return make("em", { className: how }, WORDS[how]);
-  }
-  const parts = (found, column) =>
-    found.error === null ? "unknown" : scored(found.error, column, 2)
-      + (found.error_sets === null ? "" : ` (documents alone ${scored(found.error_documents, column, 2)}, demonstrations alone ${scored(found.error_sets, column, 2)})`);
+  const verdict = (how) => make("em", { className: how }, WORDS[how]);
   const known = (words, key) => (Object.hasOwn(words, key) ? words[key] : key);
-  const freedom = (df) => (df === null ? "unlimited" : number(df, 3));
-  const agreement = ({ better, worse, sets }) => `higher with ${number(better)}, lower with ${number(worse)} of ${count(sets, "set")}`;
+  const errors = ({ errors: [all, documents, sets] }) =>
+    all === undefined ? "unknown" : documents === undefined ? all : `${all} (documents alone ${documents}, demonstrations alone ${sets})`;
+  const freedom = ({ df }) => (df === "–" ? "unlimited" : df);
 
   // The sets of demonstrations as dots beside the mean and its interval.
-  function strip({ estimate, sets }, column) {
-    const values = sets.map(([, value]) => value).filter((value) => value !== null);
-    const ends = [...values, estimate.low, estimate.high, estimate.mean].filter((value) => value !== null);
-    const [low, high] = [Math.min(...ends), Math.max(...ends)];
-    if (!(high > low) || estimate.mean === null) return null;
-    const at = (value) => `${(100 * (value - low)) / (high - low)}%`;
-    const mark = (className, value, text = "") => {
-      const element = make("span", { className }, text);
-      element.style.left = at(value);
+  function strip({ sets, mean, interval }) {
+    const number = (text) => Number(text.replace("−", "-").replaceAll(",", ""));  // not a number where there is a dash
+    const [from, to] = interval.split(/–| to /);
+    const dots = sets.map(([, text]) => text);
+    const texts = [from, mean, to, ...dots].filter((text) => Number.isFinite(number(text))).sort((one, other) => number(one) - number(other));
+    const [low, high] = [texts.at(0), texts.at(-1)];
+    if (!(number(high ?? "") > number(low ?? "")) || !texts.includes(mean)) return null;
+    const at = (text) => `${(100 * (number(text) - number(low))) / (number(high) - number(low))}%`;
+    const mark = (className, text, label = "") => {
+      const element = make("span", { className }, label);
+      element.style.left = at(text);
       return element;
     };
-    const line = mark("interval", estimate.low ?? estimate.mean);
-    line.style.right = `calc(100% - ${at(estimate.high ?? estimate.mean)})`;
-    return make("div", { className: "strip", "aria-hidden": "true" }, line, mark("mean", estimate.mean),
-      values.map((value) => mark("dot", value)), mark("end", low, scored(low, column)), mark("end last", high, scored(high, column)));
+    const line = mark("interval", texts.includes(from) ? from : mean);
+    line.style.right = `calc(100% - ${at(texts.includes(to) ? to : mean)})`;
+    return make("div", { className: "strip", "aria-hidden": "true" }, line, mark("mean", mean),
+      dots.filter((text) => texts.includes(text)).map((text) => mark("dot", text)), mark("end", low, low), mark("end last", high, high));
   }
 
   function detail(entry, index) {
     const column = columns[index];
     const cell = entry.cells[index];
-    const { estimate, difference } = cell;
+    const { numbers, difference } = cell;
     const isTask = column.kind === "task";
     const base = entries.find(({ name }) => name === data.baseline[entry.name]);
-    const unit = column.percent ? " %" : "";
     const content = [
       top([isolated(entry.label), ", ", isolated(column.name)], [isolated([entry.checkpoint, entry.details].filter(Boolean).join(", "))]),
-      make("p", { className: "big" }, `${scored(estimate.mean, column)}${unit} `,
-        make("small", {}, `95% interval ${interval(estimate, column)}, ${column.metric}`)),
-      make("p", { className: "quiet" }, `${count(estimate.sets, "set")} of demonstrations${isTask && cell.sets.length > 1 ? " (dots)" : ""}, ${count(estimate.documents, "document")}${isTask ? "" : ` in ${count(Object.keys(column.weights).length, "task")}`}`),
-      isTask ? strip(cell, column) : null,
+      make("p", { className: "big" }, `${cell.mean}${column.unit} `, make("small", {}, `95% interval ${cell.interval}, ${column.metric}`)),
+      make("p", { className: "quiet" }, cell.count),
+      isTask ? strip(cell) : null,
       facts([
-        ["Standard error", parts(estimate, column)],
-        ["Degrees of freedom", freedom(estimate.df)],
-        ["Interval", known(data.how, estimate.how)],
-        ["Rank", cell.rank ? `${cell.rank[0] === cell.rank[1] ? cell.rank[0] : `${cell.rank[0]}–${cell.rank[1]}`}${cell.tied_with_best ? ", not significantly below the best" : ""}` : null],
-        ["Corrected for chance", cell.corrected === null ? null : scored(cell.corrected, column)],
-        ["Answers given", cell.predicted.map(([answer, share]) => `${answer} ${scored(share, { percent: true })} %`).join(", ")],
-        ["Always one answer", cell.majority === null ? null : `${scored(cell.majority, column)}${unit}: the score of always giving the most frequent right answer`],
-        ["Order sensitivity", cell.sensitivity && `${scored(cell.sensitivity.mean, { percent: true })} % (${interval(cell.sensitivity, { percent: true })}) of answers differ between two orders`],
-        ["Demonstrations left out", cell.left_out ? `${number(cell.left_out)}, because prompts were too long` : "none"],
+        ["Expected", cell.expected && `${cell.expected}${column.unit}: the paper's value`],
+        ["Chosen on dev", cell.chosen],
+        ["Standard error", errors(cell)],
+        ["Degrees of freedom", freedom(cell)],
+        ["Interval", known(data.how, cell.how)],
+        ["Rank", numbers.rank_first && `${[...new Set([numbers.rank_first, numbers.rank_last])].join("–")}${cell.tied ? ", not significantly below the best" : ""}`],
+        ["Corrected for chance", cell.corrected],
+        ["Answers given", cell.predicted],
+        ["Always one answer", cell.majority && `${cell.majority}${column.unit}: the score of always giving the most frequent right answer`],
+        ["Order sensitivity", cell.sensitivity && `${cell.sensitivity} of answers differ between two orders`],
+        ["Demonstrations left out", cell.left_out ? `${cell.left_out}, because prompts were too long` : "none"],
         ...cell.marks.map((mark) => ["Mark", Object.hasOwn(data.marks, mark) ? `${mark}: ${data.marks[mark]}` : isolated(mark)]),
       ]),
       make("h3", {}, "Difference to the baseline"),
     ];
     if (difference) {
+      const { better, worse, sets, p_signs, detectable } = difference;
       content.push(
-        make("p", {}, make("strong", {}, `${signed(difference.mean, column)}${points(column)}`), ` (${interval(difference, column, true)}) `,
-          verdict(difference.mean, cell.p_holm, column)),
+        make("p", {}, make("strong", {}, `${cell.less}${column.points}`), ` (${difference.interval}) `, verdict(cell.verdict)),
         facts([
           // A cell that is compared with another row than the entry's other cells says so in a mark.
           ["Baseline", base && !cell.marks.some((mark) => mark.startsWith("Compared with")) ? isolated(base.label) : null],
-          ["p", `${chance(difference.p)}, after Holm over the column ${chance(cell.p_holm)}`],
-          ["Detectable difference", difference.detectable === null ? null : `${scored(difference.detectable, column)}${points(column)}: the smallest that would be found four times in five`],
-          ["By set", estimate.sets > 1 ? agreement(difference) + (difference.p_signs === null ? "" : `; p of sign flips ${chance(difference.p_signs)}`) : null],
-          ["Standard error", parts(difference, column)],
-          ["Degrees of freedom", freedom(difference.df)],
+          ["p", `${difference.p}, after Holm over the column ${difference.p_holm}`],
+          ["Detectable difference", detectable && `${detectable}${column.points}: the smallest that would be found four times in five`],
+          ["By set", numbers.sets > 1 ? `higher with ${better}, lower with ${worse} of ${sets} ${sets === 1 ? "set" : "sets"}${p_signs && `; p of sign flips ${p_signs}`}` : null],
+          ["Standard error", errors(difference)],
+          ["Degrees of freedom", freedom(difference)],
           ["p and interval", known(data.how, difference.how)],
         ]));
     } else content.push(make("p", { className: "quiet" }, baselines.has(entry.name) ? "This is the baseline." : "None: the prompts are not the same, or there are no answers document by document."));
+    const numbered = (places) => places.map((run) => `${run + 1}`).join(", ");
     if (isTask && cell.sets.length) {
-      const orders = Math.max(...cell.sets.map(([, , answered]) => answered.length));
-      const isRepeated = cell.sets.some(([, , answered]) => answered.some(({ length }) => length > 3));
+      const hasOrders = cell.sets.some(([, , orders]) => orders);
+      const isRepeated = cell.sets.some(([, , , runs]) => runs.some(({ length }) => length > 1));
       content.push(make("h3", {}, "Set by set"),
-        plain(["Demonstrations", "Mean", ...(orders > 1 ? ["Orders"] : []), "Run", ...(isRepeated ? ["Repeated by"] : [])], cell.sets.map(([label, value, answered]) => [
-          label, scored(value, column, 2),
-          ...(orders > 1 ? [answered.map(([, each]) => scored(each, column)).join(", ")] : []),
-          answered.map(([, , run]) => (run === undefined ? "" : `${run + 1}`)).join(", "),
-          ...(isRepeated ? [answered.flatMap(([, , , ...repeats]) => repeats.map((run) => run + 1)).join(", ") || "–"] : []),
-        ])));
+        plain(["Demonstrations", "Mean", ...(hasOrders ? ["Orders"] : []), "Run", ...(isRepeated ? ["Repeated by"] : [])],
+          cell.sets.map(([label, mean, orders, runs]) => [
+            label, mean, ...(hasOrders ? [orders] : []), numbered(runs.flatMap((of) => of.slice(0, 1))),
+            ...(isRepeated ? [numbered(runs.flatMap((of) => of.slice(1))) || "–"] : []),
+          ])));
     }
     if (!isTask) {
-      const tasks = columns.map((each, at) => [each, at]).filter(([each]) => each.kind === "task" && Object.hasOwn(column.weights, each.name));
+      const tasks = columns.map((each, at) => [each, entry.cells[at]]).filter(([each]) => each.kind === "task" && Object.hasOwn(column.weights, each.name));
       content.push(make("h3", {}, "Task by task"),
-        plain(["Task", "Mean", "95% interval", "Weight"], tasks.map(([each, at]) => [
-          each.name, scored(entry.cells[at]?.estimate.mean, each), entry.cells[at] ? interval(entry.cells[at].estimate, each) : "–",
-          number(column.weights[each.name], 3),
-        ])));
+        plain(["Task", "Mean", "95% interval", "Weight"], tasks.map(([each, of]) => [each.name, of?.mean ?? "–", of?.interval ?? "–", column.weights[each.name]])));
     }
-    const uses = isTask ? new Set(cell.sets.flatMap(([, , answered]) => answered.flatMap(([, , ...used]) => used))) : new Set();
+    const uses = new Set(isTask ? cell.sets.flatMap(([, , , runs]) => runs.flat()) : []);
     const runs = entry.runs.map((run, at) => [run, at]).filter(([, at]) => !uses.size || uses.has(at));
     const given = (key, title) => {
-      const found = [...new Set(runs.map(([run]) => run[key]).filter(Boolean))];
-      return found.length ? `${title} ${found.join(", ")}` : null;
+      const versions = [...new Set(runs.map(([run]) => run[key]).filter(Boolean))];
+      return versions.length ? `${title} ${versions.join(", ")}` : null;
     };
     content.push(
       make("h3", {}, "Runs"),
       make("p", { className: "quiet" }, isolated([given("lm_eval", "lm-eval"), given("transformers", "transformers"), given("lm_eval_icl", "lm-eval-icl")].filter(Boolean).join(", "))),
-      plain(["File", "Run", "Seed", "Order", "Date (UTC)", "By"], runs.map(([run, at]) => [run.file, `${at + 1}`, number(run.seed), number(run.order), run.date, run.where || "–"]), "runs"),
+      plain(["File", "Run", "Seed", "Order", "Date (UTC)", "By"], runs.map(([run, at]) => [run.file, `${at + 1}`, run.seed || "–", run.order, run.date, run.where || "–"]), "runs"),
       make("h3", {}, "Command"), ...command(entry.command));
     return content.filter(Boolean);
   }
@@ -499,15 +472,15 @@
       const lines = columns.map((column, index) => {
         const [one, two] = [first.cells[index], other.cells[index]];
         if (!one || !two) return null;
-        const found = pair(first, other, index);
-        const start = [column.name, scored(one.estimate.mean, column), scored(two.estimate.mean, column)];
-        if (!found) {
-          isComplete &&= found === null;
-          return [...start, found === null ? "not paired" : "not in this page", "", "", "", ""];
+        const of = pair(first, other, index);
+        const start = [column.name, one.mean, two.mean];
+        if (!of) {
+          isComplete &&= of === null;
+          return [...start, of === null ? "not paired" : "not in this page", "", "", "", ""];
         }
         isPaired = true;
-        return [...start, `${signed(found.mean, column)}`, interval(found, column, true), make("span", {}, `${chance(found.p)} `, verdict(found.mean, found.p, column)),
-          scored(found.detectable, column), column.kind !== "task" ? "" : found.sets > 1 ? `${found.better} of ${found.sets}` : "one set: over documents only"];
+        return [...start, of.mean, `${of.low} to ${of.high}`, make("span", {}, `${of.p} `, verdict(of.verdict)),
+          of.detectable, column.kind !== "task" ? "" : of.sets > 1 ? `${of.better} of ${of.sets}` : "one set: over documents only"];
       }).filter(Boolean);
       content.push(
         make("h3", {}, isolated(first.label), " less ", isolated(other.label)),
@@ -523,57 +496,47 @@
   // Downloads, of the rows and columns shown
 
   const results = () => view.rows.flatMap((row) => view.keys.filter(isColumn).map((key) => [entries[row], columns[place(key)], entries[row].cells[place(key)]]));
-  const halfwidth = ({ low, high }) => (low === null || high === null ? null : (high - low) / 2);
-  const isSignificant = (cell) => cell.difference && cell.p_holm !== null && cell.p_holm < data.level;
+  const TEX = { "\\": "\\textbackslash{}", "~": "\\textasciitilde{}", "^": "\\textasciicircum{}", "<": "\\textless{}", ">": "\\textgreater{}",
+    "±": "$\\pm$", "†": "$^\\dagger$", "−": "$-$", "–": "--" };
+  const NOTE = `mean ± half of the 95% interval; † differs from the baseline, p ≤ ${data.level} after Holm over the column`;
+  const short = (cell) => (cell ? cell.mean + (cell.half.replace("†", "") ? " ± " : "") + cell.half : "–");
+  // The table as rows of texts: the entry, its checkpoint, and the columns shown.
+  function shownTable(safe) {
+    const shown = view.keys.filter(isColumn).map(place);
+    const lines = view.rows.map((row) => [entries[row].label, [entries[row].checkpoint, entries[row].details].filter(Boolean).join(", "),
+      ...shown.map((index) => short(entries[row].cells[index]))]);
+    return [["entry", "checkpoint", ...shown.map((index) => columns[index].name)], ...lines].map((line) => line.map(safe));
+  }
   const FORMATS = {
     CSV() {
-      const head = ["entry", "checkpoint", "details", "method", "arguments", "conditions", "column", "kind", "metric", "mean", "low", "high", "error", "df", "sets", "documents",
-        "difference", "difference_low", "difference_high", "p", "p_holm", "detectable", "rank_first", "rank_last", "corrected", "marks"];
+      const names = ["name", "checkpoint", "details", "method", "arguments", "conditions"];
+      const head = ["entry", ...names.slice(1), "column", "kind", "metric", ...data.fields.numbers, "marks"];
       // A text that begins like a formula would be one in a spreadsheet.
       const field = (value) => {
         if (value === null || value === undefined) return "";
         if (typeof value !== "string") return String(value);
-        const safe = /^[=+\-@\t\r]/.test(value) ? `'${value}` : value;
+        const safe = /^\s*[=+\-@]/.test(value) ? `'${value}` : value;
         return /[",\n\r]/.test(safe) ? `"${safe.replaceAll('"', '""')}"` : safe;
       };
-      const lines = results().filter(([, , cell]) => cell).map(([entry, column, { estimate, difference, p_holm, rank, corrected, marks }]) => [
-        entry.name, entry.checkpoint, entry.details, entry.method, entry.arguments, entry.conditions, column.name, column.kind, column.metric,
-        estimate.mean, estimate.low, estimate.high, estimate.error, estimate.df, estimate.sets, estimate.documents,
-        difference?.mean, difference?.low, difference?.high, difference?.p, p_holm, difference?.detectable, rank?.[0], rank?.[1], corrected, marks.join("; ")]);
+      const lines = results().filter(([, , cell]) => cell).map(([entry, column, { numbers, marks }]) =>
+        [...names.map((name) => entry[name]), column.name, column.kind, column.metric, ...Object.values(numbers), marks.join("; ")]);
       return ["csv", "text/csv", [head, ...lines].map((line) => line.map(field).join(",")).join("\n")];
     },
     Markdown() {
-      const safe = (text) => text.replace(/[\\`*_{}[\]<>()#|~!&@]/g, "\\$&");
-      const shown = view.keys.filter(isColumn).map(place);
-      const lines = view.rows.map((row) => [safe(entries[row].label), safe([entries[row].checkpoint, entries[row].details].filter(Boolean).join(", ")),
-        ...shown.map((index) => {
-          const cell = entries[row].cells[index];
-          return cell ? `${scored(cell.estimate.mean, columns[index])} (${interval(cell.estimate, columns[index])})${isSignificant(cell) ? " \\*" : ""}` : "–";
-        })]);
-      const head = ["entry", "checkpoint", ...shown.map((index) => safe(columns[index].name))];
+      const [head, ...lines] = shownTable((text) => text.replace(/[\\`*_{}[\]<>()#|~!&@]/g, "\\$&"));
       const table = [head, head.map((_, at) => (at < 2 ? "---" : "---:")), ...lines].map((line) => `| ${line.join(" | ")} |`).join("\n");
-      return ["md", "text/markdown", `${table}\n\n95% intervals. \\* differs from the baseline, p < ${data.level} after Holm over the column.`];
+      return ["md", "text/markdown", `${table}\n\n${NOTE}`];
     },
     LaTeX() {
-      const SIGNS = { "\\": "\\textbackslash{}", "~": "\\textasciitilde{}", "^": "\\textasciicircum{}", "<": "\\textless{}", ">": "\\textgreater{}" };
-      const safe = (text) => text.replace(/[\\~^<>]|[&%$#_{}]/g, (sign) => SIGNS[sign] ?? `\\${sign}`);
-      const shown = view.keys.filter(isColumn).map(place);
-      const lines = view.rows.map((row) => [safe(entries[row].label), safe(entries[row].checkpoint), ...shown.map((index) => {
-        const cell = entries[row].cells[index];
-        if (!cell) return "--";
-        const half = halfwidth(cell.estimate);
-        const mean = scored(cell.estimate.mean, columns[index]).replace("−", "-");
-        return `$${mean}${half === null ? "" : ` \\pm ${scored(half, columns[index])}`}${isSignificant(cell) ? "^{*}" : ""}$`;
-      })]);
-      const head = ["Entry", "Checkpoint", ...shown.map((index) => safe(columns[index].name))];
-      return ["tex", "text/x-tex", [
-        "% \\usepackage{booktabs}", `% mean \\pm half of the 95% interval; * differs from the baseline, p < ${data.level} after Holm over the column`,
-        `\\begin{tabular}{ll${"r".repeat(shown.length)}}`, "\\toprule", `${head.join(" & ")} \\\\`, "\\midrule",
-        ...lines.map((line) => `${line.join(" & ")} \\\\`), "\\bottomrule", "\\end{tabular}"].join("\n")];
+      const safe = (text) => text.replace(/[\\~^<>±†−–]|[&%$#_{}]/g, (sign) => TEX[sign] ?? `\\${sign}`);
+      const [head, ...lines] = shownTable(safe).map((line) => `${line.join(" & ")} \\\\`);
+      return ["tex", "text/x-tex", ["% \\usepackage{booktabs}", `% ${safe(NOTE)}`, `\\begin{tabular}{ll${"r".repeat(view.keys.filter(isColumn).length)}}`,
+        "\\toprule", head, "\\midrule", ...lines, "\\bottomrule", "\\end{tabular}"].join("\n")];
     },
     JSON() {
-      const found = view.rows.map((row) => ({ ...entries[row], cells: Object.fromEntries(view.keys.filter(isColumn).map((key) => [columns[place(key)].name, entries[row].cells[place(key)]])) }));
-      return ["json", "application/json", JSON.stringify({ columns: view.keys.filter(isColumn).map((key) => columns[place(key)]), baseline: data.baseline, entries: found }, null, 1)];
+      const shown = view.keys.filter(isColumn).map(place);
+      const rows = view.rows.map((row) => ({ ...entries[row], cells: Object.fromEntries(shown.map((at) => [columns[at].name, entries[row].cells[at]])) }));
+      return ["json", "application/json", JSON.stringify({ columns: shown.map((at) => columns[at]), baseline: data.baseline, entries: rows }, null, 1)];
     },
   };
   for (const button of $$("[data-download]")) button.addEventListener("click", () => {
@@ -587,18 +550,17 @@
 
   columns.forEach((column, index) => {
     const at = keys.indexOf(`c${index}`);
-    const ends = entries.flatMap((entry) => (entry.cells[index] ? [entry.cells[index].estimate.low, entry.cells[index].estimate.high] : []))
-      .filter((end) => end !== null);
+    const ends = entries.flatMap((entry) => [entry.cells[index]?.numbers.low, entry.cells[index]?.numbers.high]).filter(Number.isFinite);
     const [low, high] = [Math.min(...ends), Math.max(...ends)];
     rows.forEach((row, which) => {
-      const estimate = entries[which].cells[index]?.estimate;
-      if (!estimate) return;
+      const numbers = entries[which].cells[index]?.numbers;
+      if (!numbers) return;
       const td = row.cells[at];
       td.dataset.open = "";
       td.tabIndex = -1;
-      if ([estimate.low, estimate.mean, estimate.high].includes(null) || !(high > low)) return;
+      if ([numbers.low, numbers.mean, numbers.high].includes(null) || !(high > low)) return;
       for (const end of ["low", "mean", "high"])  // on one scale for the column
-        $("i", td).style.setProperty(`--${end}`, `${((100 * (estimate[end] - low)) / (high - low)).toFixed(1)}%`);
+        $("i", td).style.setProperty(`--${end}`, `${(100 * (numbers[end] - low)) / (high - low)}%`);
     });
   });
   table.setAttribute("role", "grid");

@@ -8,37 +8,34 @@ and the page's content security policy lets no script run but ours.
 from __future__ import annotations
 
 import base64
-import dataclasses
 import functools
 import hashlib
 import json
 import math
 import os
-import re
 import shlex
 import unicodedata
 import zlib
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from importlib import resources
-from numbers import Integral
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup, escape
 
-from lm_eval_icl.results.board import Answered, Board, Cell, Column, Entry
+from lm_eval_icl.leaderboard import numbers
+from lm_eval_icl.leaderboard.numbers import count, number, p_value, signed, value
+from lm_eval_icl.results.board import SIGNIFICANT, Board, Column, Entry
 from lm_eval_icl.results.records import Run
 from lm_eval_icl.results.statistics import HOW, Difference, Estimate
 
-MINUS, DASH = "\N{MINUS SIGN}", "\N{EN DASH}"
-LEVEL = 0.05  # below this, a p-value counts as a difference
 LONGEST = 400  # characters of a name or a note; the rest is cut off
 LONGEST_COMMAND = 20_000
 # Budgets that keep a page of 100 rows and 30 tasks under 1 MB.
 PLAIN = 300_000  # characters of JSON; more than that is compressed, which only a script can read
-NUMBERS = 240_000  # values in the JSON, some two bytes each once compressed: pairs of entries fill what cells leave
+NUMBERS = 310_000  # values in the JSON, some two bytes each once compressed: pairs of entries fill what cells leave
 ORDERS = 20_000  # values of single orders of demonstrations
 PREDICTED = 8  # answers of a task whose shares an opened cell shows
 
@@ -52,9 +49,31 @@ MARKS = {
     "few seeds": "Two to four sets of demonstrations: the interval is wide, and with two sets a little too narrow.",
 }
 
-# What of a difference is embedded for a pair of entries. Of the difference to the baseline, all is.
-_PAIR = ("mean", "low", "high", "p", "detectable", "sets", "better", "worse")
-_CELL = tuple(field.name for field in dataclasses.fields(Cell))
+# What the script is given of a cell, in this order: numbers to sort and draw by and for the CSV file; then texts. The
+# texts that the table has, it takes from the table.
+_CELL = (
+    *(
+        "numbers",
+        "half",
+        "count",
+        "expected",
+        "chosen",
+        "errors",
+        "df",
+        "how",
+        "tied",
+        "corrected",
+        "predicted",
+        "majority",
+    ),
+    *("sensitivity", "left_out", "marks", "sets", "difference"),
+)
+_DIFFERENCE = ("interval", "p", "p_holm", "p_signs", "detectable", "better", "worse", "sets", "errors", "df", "how")
+_CSV = (
+    "mean low high error df sets documents difference difference_low difference_high p p_holm detectable "
+    "rank_first rank_last corrected"
+).split()
+_PAIR = ("mean", "low", "high", "p", "detectable", "verdict", "better", "worse", "sets")
 _RUN = ("file", "date", "seed", "order", "where", "lm_eval", "transformers", "lm_eval_icl")
 _HIDDEN = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}  # characters that are not seen, or that move others
 
@@ -71,7 +90,7 @@ def page(board: Board, figures: Mapping[str, str], results: Sequence[Path] = (Pa
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, finalize=_finalize
     )
-    environment.filters.update(number=number, value=value, signed=signed, interval=interval, tail=tail)
+    environment.filters.update(tail=tail)
     embedded, is_plain = embed(board, results)
     return environment.from_string(template).render(
         board=board,
@@ -83,8 +102,8 @@ def page(board: Board, figures: Mapping[str, str], results: Sequence[Path] = (Pa
         is_plain=is_plain,
         baselines=set(board.baseline.values()),
         baseline_labels=sorted({entry.label for entry in board.entries if entry.name in set(board.baseline.values())}),
-        level=LEVEL,
-        verdict=verdict,
+        numbers=numbers,
+        level=SIGNIFICANT,
         command=lambda entry: escape(command(entry)),
         sections=sections(board.columns),
         extras=extras(board),
@@ -133,49 +152,6 @@ def tail(path: Path) -> str:
     return "/".join(path.parts[-2:])
 
 
-def number(found: float | None, digits: int = 4) -> str:
-    """A number of any size: 12,345 or 0.01234."""
-    if found is None or not math.isfinite(found):
-        return DASH
-    return f"{found:,.0f}" if abs(found) >= 10 ** (digits - 1) or found == int(found) else f"{found:.{digits}g}"
-
-
-def value(found: float | None, column: Column) -> str:
-    """A value of the column's metric: percent with one decimal where it is a share."""
-    if found is None or not math.isfinite(found):
-        return DASH
-    return _minus(f"{100 * found:.1f}" if column.percent else number(found))
-
-
-def signed(found: float, column: Column) -> str:
-    """A difference of values, with its sign."""
-    text = value(found, column) if column.percent else _minus(number(found, 3))
-    return text if text in (DASH, "0", "0.0") or text.startswith(MINUS) else f"+{text}"
-
-
-def _span(rank: tuple[int, int]) -> str:
-    return str(rank[0]) if rank[0] == rank[1] else f"{rank[0]}{DASH}{rank[1]}"
-
-
-def _minus(text: str) -> str:
-    """With a minus sign for a hyphen in front; zero has none."""
-    return text.lstrip("-") if re.fullmatch(r"-[0.]+", text) else re.sub("^-", MINUS, text)
-
-
-def interval(estimate: Estimate, column: Column) -> str:
-    """From the low to the high end."""
-    low, high = value(estimate.low, column), value(estimate.high, column)
-    return f"{low} to {high}" if MINUS in low + high else f"{low}{DASH}{high}"
-
-
-def verdict(cell: Cell, column: Column) -> str:
-    """How the cell compares with the baseline: "better", "worse" or "same" (not significant)."""
-    assert cell.difference is not None
-    if cell.p_holm is None or not cell.p_holm < LEVEL:
-        return "same"
-    return "better" if (cell.difference.mean > 0) == column.higher_is_better else "worse"
-
-
 # ---------------------------------------------------------------------------------------------------------------
 # Columns.
 
@@ -205,35 +181,32 @@ def extras(board: Board) -> dict[str, list[tuple[str, float | None]]]:
     first = [entry.cells.get(board.columns[0].name) for entry in board.entries]
     ranks = [cell.rank if cell else None for cell in first]
     flips = [cell.sensitivity if cell else None for cell in first]
-    share = dataclasses.replace(board.columns[0], percent=True)
-    found: dict[str, list[tuple[str, float | None]]] = {
+    columns: dict[str, list[tuple[str, float | None]]] = {
         # The last rank decides between entries with the same first.
-        "rank": [(_span(rank), rank[0] + rank[1] / 1e6) if rank else (DASH, None) for rank in ranks],
+        "rank": [(numbers.rank(rank), rank and rank[0] + rank[1] / 1e6) for rank in ranks],
         "order sensitivity": [
-            (f"{value(flip.mean, share)} ({interval(flip, share)})", _finite(flip.mean)) if flip else (DASH, None)
+            (f"{numbers.share(flip.mean)} ({numbers.share_interval(flip)})", flip.mean)
+            if flip
+            else (numbers.DASH, None)
             for flip in flips
         ],
-        **{
-            f"{title}{' in a study' * shared}": [
-                (number(cost), _finite(cost)) if entry.shared == shared else (DASH, None)
-                for entry in board.entries
-                for cost in [getattr(entry, name)]
-            ]
-            for title, name in (("tokens run", "tokens"), ("seconds", "seconds"))
-            for shared in (False, True)
-        },
-        "parameters": [(number(entry.parameters), _finite(entry.parameters)) for entry in board.entries],
     }
-    return {title: cells for title, cells in found.items() if any(order is not None for _, order in cells)}
+    for title, name in (("tokens run", "tokens"), ("seconds", "seconds")):
+        for shared in (False, True):
+            costs = [getattr(entry, name) if entry.shared == shared else None for entry in board.entries]
+            columns[title + " in a study" * shared] = [(number(cost), cost) for cost in costs]
+    columns["parameters"] = [(number(entry.parameters), entry.parameters) for entry in board.entries]
+    columns = {title: [(text, _rounded(x, 9)) for text, x in cells] for title, cells in columns.items()}
+    return {title: cells for title, cells in columns.items() if any(order is not None for _, order in cells)}
 
 
 def majorities(board: Board) -> dict[str, float]:
     """By column, the score of always giving the most frequent answer, where all entries have the same documents."""
-    found = {
+    by_column = {
         column.name: {cell.majority for entry in board.entries if (cell := entry.cells.get(column.name)) is not None}
         for column in board.columns
     }
-    only = {name: next(iter(values)) for name, values in found.items() if len(values) == 1}
+    only = {name: next(iter(values)) for name, values in by_column.items() if len(values) == 1}
     return {name: majority for name, majority in only.items() if majority is not None}
 
 
@@ -252,30 +225,34 @@ def embed(board: Board, results: Sequence[Path] = (Path("results"),)) -> tuple[s
 
 def data(board: Board, results: Sequence[Path] = (Path("results"),)) -> dict[str, Any]:
     """What the script needs. What repeats is in arrays, whose `fields` are listed once."""
-    answered = sum(
-        len(chosen.answered) for entry in board.entries for cell in entry.cells.values() for chosen in cell.sets
-    )
-    entries = [_entry(entry, board.columns, answered <= ORDERS) for entry in board.entries]
+    answered = sum(len(one.answered) for entry in board.entries for cell in entry.cells.values() for one in cell.sets)
+    orders = {title: [order for _, order in cells] for title, cells in extras(board).items()}
+    entries = [
+        {
+            **{name: clean(getattr(entry, name)) for name in ("name", "checkpoint", "details", "method")},
+            **{name: clean(getattr(entry, name)) for name in ("arguments", "conditions", "label")},
+            "extras": {title: of[row] for title, of in orders.items()},
+            "command": command(entry),
+            "runs": [_run(run) for run in entry.runs],
+            "cells": [_cell(entry, column, answered <= ORDERS) for column in board.columns],
+        }
+        for row, entry in enumerate(board.entries)
+    ]
     return {
-        "fields": {
-            "estimate": [field.name for field in dataclasses.fields(Estimate)],
-            "difference": [field.name for field in dataclasses.fields(Difference)],
-            "pair": _PAIR,
-            "cell": _CELL,
-            "run": _RUN,
-        },
-        "level": LEVEL,
-        "results": shlex.join(clean(os.path.relpath(path)) for path in results),
+        "fields": {"cell": _CELL, "difference": _DIFFERENCE, "numbers": _CSV, "pair": _PAIR, "run": _RUN},
         "how": dict(HOW),
+        "level": SIGNIFICANT,
+        "results": shlex.join(clean(os.path.relpath(path)) for path in results),
         "marks": MARKS,
         "columns": [
             {
                 "name": clean(column.name),
                 "kind": column.kind,
                 "metric": clean(column.metric),
-                "percent": column.percent,
+                "unit": "%" if column.percent else "",
+                "points": " points" if column.percent else "",
                 "higher_is_better": column.higher_is_better,
-                "weights": {clean(task): _rounded(weight) for task, weight in column.weights.items()},
+                "weights": {clean(task): number(weight, 3) for task, weight in column.weights.items()},
             }
             for column in board.columns
         ],
@@ -285,116 +262,107 @@ def data(board: Board, results: Sequence[Path] = (Path("results"),)) -> dict[str
     }
 
 
-def _entry(entry: Entry, columns: Sequence[Column], has_orders: bool) -> dict[str, Any]:
-    runs = {run.digest: index for index, run in enumerate(entry.runs)}
-    return {
-        **{
-            name: clean(getattr(entry, name))
-            for name in ("name", "checkpoint", "details", "method", "arguments", "conditions", "label")
-        },
-        **{name: _rounded(getattr(entry, name)) for name in ("parameters", "tokens", "seconds")},
-        "shared": entry.shared,
-        "command": command(entry),
-        "runs": [_run(run) for run in entry.runs],
-        "cells": [_cell(entry.cells.get(column.name), runs, has_orders) for column in columns],
-    }
-
-
-def _run(run: Run) -> list[Any]:
+def _run(run: Run) -> list[str]:
     when = datetime.fromtimestamp(run.date, UTC).strftime("%Y-%m-%d %H:%M") if 0 < run.date < 1e11 else ""
     versions = (run.results.get("lm_eval_version"), run.results.get("transformers_version"), run.icl.get("version"))
-    return [
-        clean(tail(run.path)), when, run.seed, run.order, clean(run.where),
-        *("" if version is None else clean(str(version)) for version in versions),
-    ]  # fmt: skip
+    texts = [tail(run.path), when, run.seed, run.order, run.where, *versions]
+    return ["" if text is None else clean(str(text)) for text in texts]
 
 
-def _cell(cell: Cell | None, runs: Mapping[str, int], has_orders: bool) -> list[Any] | None:
-    if cell is None:
+def _cell(entry: Entry, column: Column, has_orders: bool) -> list[Any] | None:
+    """What an opened cell shows, as `_CELL` lists it."""
+    if (cell := entry.cells.get(column.name)) is None:
         return None
-    given: dict[str, Any] = {
-        "estimate": _values(cell.estimate),
-        "difference": cell.difference and _values(cell.difference),
-        "p_holm": _rounded(cell.p_holm),
-        "rank": cell.rank and [int(rank) for rank in cell.rank],
-        "tied_with_best": int(cell.tied_with_best),
-        "sets": [
-            [clean(chosen.label), _rounded(chosen.value), _answered(chosen.answered, runs) if has_orders else []]
-            for chosen in cell.sets
-        ],
-        "sensitivity": cell.sensitivity and _values(cell.sensitivity),
-        "corrected": _rounded(cell.corrected),
-        "marks": [clean(mark) for mark in cell.marks],
-        "left_out": int(cell.left_out),
-        "predicted": [
-            [clean(name), _rounded(share)]
-            for name, share in sorted(cell.predicted.items(), key=lambda each: -each[1])[:PREDICTED]
-        ],
-        "majority": _rounded(cell.majority),
-    }
-    return [given[name] for name in _CELL]
-
-
-def _answered(orders: Sequence[Answered], runs: Mapping[str, int]) -> list[list[Any]]:
-    """For each order: its number, its value if there are several, and its runs by their place in the entry's."""
+    of, difference, flips, is_task = cell.estimate, cell.difference, cell.sensitivity, column.kind == "task"
+    row: list[float | None] = [of.mean, of.low, of.high, of.error, of.df, of.sets, of.documents]
+    row += [difference.mean, difference.low, difference.high, difference.p] if difference else [None] * 4
+    row += [cell.p_holm, difference.detectable if difference else None, *(cell.rank or (None, None)), cell.corrected]
+    counted = f"{count(of.sets, 'set')} of demonstrations{' (dots)' * (is_task and len(cell.sets) > 1)}, "
+    counted += count(of.documents, "document") + ("" if is_task else f" in {count(len(column.weights), 'task')}")
+    shares = sorted(cell.predicted.items(), key=lambda pair: -pair[1])[:PREDICTED]
+    runs = {run.digest: index for index, run in enumerate(entry.runs)}
+    sets = []
+    for one in cell.sets:
+        orders = [value(each.result.value, column) for each in one.answered] if len(one.answered) > 1 else []
+        by_order = [[run.digest for run in (each.run, *each.repeats)] for each in one.answered]
+        places = [[runs[digest] for digest in digests if digest in runs] for digests in by_order]
+        of_orders = [", ".join(orders), places] if has_orders else ["", []]
+        sets.append([clean(one.label), value(one.value, column, decimals=2), *of_orders])
     return [
-        [
-            each.order,
-            _rounded(each.result.value) if len(orders) > 1 else None,
-            *(runs[run.digest] for run in (each.run, *each.repeats) if run.digest in runs),
-        ]
-        for each in orders
+        [_rounded(x) for x in row],
+        numbers.half(of, column) + "†" * (numbers.verdict(cell, column) in numbers.WORDS),
+        counted,
+        _known(getattr(cell, "expected", None), column),
+        "; ".join(map(clean, getattr(cell, "chosen", ()))),
+        _errors(of, column),
+        number(of.df, 3),
+        of.how,
+        int(cell.tied_with_best),
+        _known(cell.corrected, column),
+        ", ".join(f"{clean(name)} {numbers.share(share)}" for name, share in shares),
+        _known(cell.majority, column),
+        f"{numbers.share(flips.mean)} ({numbers.share_interval(flips)})" if flips else "",
+        number(cell.left_out) if cell.left_out else "",
+        [clean(mark) for mark in cell.marks],
+        sets,
+        difference
+        and [
+            numbers.interval(difference, column, sign=True),
+            p_value(difference.p),
+            p_value(cell.p_holm),
+            p_value(difference.p_signs) if difference.p_signs is not None else "",
+            _known(difference.detectable, column),
+            *(difference.better, difference.worse, difference.sets),
+            _errors(difference, column),
+            number(difference.df, 3),
+            difference.how,
+        ],
     ]
 
 
+def _known(x: float | None, column: Column) -> str:
+    return value(x, column) if x is not None and math.isfinite(x) else ""
+
+
+def _errors(of: Estimate | Difference, column: Column) -> list[str]:
+    """The standard error, and its parts if there are any."""
+    parts = [of.error, of.error_documents, of.error_sets] if of.error_sets is not None else [of.error]
+    return [value(error, column, decimals=2) for error in parts] if math.isfinite(of.error) else []
+
+
 def _pairs(board: Board, left: int) -> list[list[Any]]:
-    """[index of the first entry, of the second, [index of the column, difference], ...] for every pair.
+    """[index of the first entry, of the second, [index of the column, texts of the difference], ...] for every pair.
 
     Args:
         left: how many values there may be. Those of one checkpoint come first, then the average, groups, tasks.
     """
     index = {entry.name: place for place, entry in enumerate(board.entries)}
-    columns = {column.name: (place, column.kind) for place, column in enumerate(board.columns)}
-    checkpoints = {entry.name: (entry.checkpoint, entry.details) for entry in board.entries}
-    kinds = ("average", "group", "task")
+    columns = {column.name: (place, column) for place, column in enumerate(board.columns)}
+    kinds, on = ("average", "group", "task"), {entry.name: entry.on for entry in board.entries}
     ladder = sorted(
-        (
-            checkpoints[a] != checkpoints[b],
-            kinds.index(columns[column][1]),
-            index[a],
-            index[b],
-            columns[column][0],
-            found,
-        )
+        (on[a] != on[b], kinds.index(columns[name][1].kind), index[a], index[b], columns[name][0], name, of)
         for (a, b), differences in board.pairs.items()
-        for column, found in differences.items()
+        for name, of in differences.items()
     )
     pairs: dict[tuple[int, int], list[Any]] = {(index[a], index[b]): [index[a], index[b]] for a, b in board.pairs}
-    for *_, first, second, column, found in ladder[: max(0, left) // (len(_PAIR) + 1)]:
-        pairs[first, second].append([column, *(_rounded(getattr(found, name)) for name in _PAIR)])
+    for _, _, first, second, place, name, of in ladder[: max(0, left) // (len(_PAIR) + 1)]:
+        column = columns[name][1]
+        texts = [*(signed(x, column) for x in (of.mean, of.low, of.high)), p_value(of.p), value(of.detectable, column)]
+        verdict = numbers.judged(of.mean, of.p, column)
+        pairs[first, second].append([place, *texts, verdict, of.better, of.worse, of.sets])
     return list(pairs.values())
 
 
-def _count(found: Any) -> int:
+def _count(part: Any) -> int:
     """The values in nested lists and dictionaries."""
-    if isinstance(found, dict):
-        return sum(map(_count, found.values()))
-    return sum(map(_count, found)) if isinstance(found, list) else 1
+    if isinstance(part, dict):
+        return sum(map(_count, part.values()))
+    return sum(map(_count, part)) if isinstance(part, list) else 1
 
 
-def _values(found: Estimate | Difference) -> list[Any]:
-    return [_rounded(getattr(found, field.name)) for field in dataclasses.fields(found)]
-
-
-def _rounded(found: Any) -> Any:
-    """A float with four significant digits, or None if it is not finite: JSON has no other way. The rest as it is."""
-    if found is None or isinstance(found, str):
-        return found
-    if not math.isfinite(found):
+def _rounded(x: float | None, digits: int = 4) -> float | None:
+    """A number with so many significant digits, or None if it is not finite: JSON has no other way."""
+    if x is None or not math.isfinite(x):
         return None
-    short = float(found) if isinstance(found, Integral) else float(f"{found:.4g}")
+    short = float(f"{x:.{digits}g}") if isinstance(x, float) else float(x)
     return int(short) if short == int(short) else short
-
-
-def _finite(found: float | None) -> float | None:
-    return None if found is None or not math.isfinite(found) else found
