@@ -15,6 +15,7 @@ from lm_eval_icl.leaderboard import tables
 from lm_eval_icl.results import build
 from lm_eval_icl.results import collect as collecting
 from lm_eval_icl.results.board import Board, Entry
+from lm_eval_icl.results.cells import compare as compare_cells
 from lm_eval_icl.results.differing import differing
 from lm_eval_icl.results.entries import grouped, shown
 from lm_eval_icl.results.read import read
@@ -105,7 +106,7 @@ def compare(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     columns = tuple(column for column in columns if column.name in first.cells and column.name in second.cells)
     if not columns:
         raise InputError(f"{given.first} and {given.second} have no task in common.")
-    found = build.compare(first, second, columns)
+    found = compare_cells(first.cells, second.cells, columns)
     console.print(tables.comparison(first, second, columns, found))
     note = "A less B, with 95% intervals. Four of five such comparisons would find a difference that is detectable."
     console.print(note, markup=False, highlight=False)

@@ -13,6 +13,7 @@ from lm_eval_icl import cli
 from lm_eval_icl.demo import model_path
 from lm_eval_icl.leaderboard import numbers, tables
 from lm_eval_icl.results import build
+from lm_eval_icl.results.cells import compare
 from lm_eval_icl.results.entries import shown
 from lm_eval_icl.results.read import read
 from tests import processes
@@ -178,12 +179,12 @@ def test_compare_two_runs(command, results, tmp_path):
         write(tmp_path / model, model, 2)
     printed = command("compare", tmp_path / "invicl", next((tmp_path / "icl").glob("results_*.json")))
     a, b = (build.build(read([tmp_path / model], quiet=True)[0]) for model in ("invicl", "icl"))
-    found = build.compare(a.entries[0], b.entries[0], a.columns)
+    found = compare(a.entries[0].cells, b.entries[0].cells, a.columns)
     for column in a.columns:
         (line,) = [line for line in printed.splitlines() if line.startswith(f"{column.name} ")]
         assert numbers.signed(found[column.name].mean, column, unit=True) in line
         assert numbers.p_value(found[column.name].p) in line.split()
-    swapped = build.compare(b.entries[0], a.entries[0], a.columns)
+    swapped = compare(b.entries[0].cells, a.entries[0].cells, a.columns)
     assert swapped["average"].mean == pytest.approx(-found["average"].mean)
 
 

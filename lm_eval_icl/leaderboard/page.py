@@ -331,6 +331,8 @@ def _cell(cell: Cell | None, runs: Mapping[str, int], has_orders: bool) -> list[
             for name, share in sorted(cell.predicted.items(), key=lambda each: -each[1])[:PREDICTED]
         ],
         "majority": _rounded(cell.majority),
+        "expected": _rounded(cell.expected),
+        "chosen": [clean(choice) for choice in cell.chosen],
     }
     return [given[name] for name in _CELL]
 
