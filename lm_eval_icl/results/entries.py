@@ -56,7 +56,7 @@ class Row:
         units: what its runs gave, by task, by date.
     """
 
-    checkpoint: tuple[str, str, str, str]
+    checkpoint: tuple[str, ...]
     method: str
     resolved: str
     arguments: str
@@ -111,33 +111,49 @@ def rows(runs: Sequence[Run]) -> list[Row]:
     """
     units = [Answered(run, result) for run in runs for result in run.tasks.values()]
     folded = []
-    for (name, revision, dtype, _), of_name in grouped(units, lambda unit: _checkpoint(unit.run)).items():
+    for (*checkpoint, _), of_name in grouped(units, lambda unit: _checkpoint(unit.run)).items():
         for facts, of_model in _by_facts(of_name):
-            of_methods = grouped(of_model, lambda unit: (unit.run.model, _resolved(unit.run)))
-            for (method, resolved), of_method in of_methods.items():
-                arguments = min((_given(unit.run) for unit in of_method), key=lambda each: (len(each), str(each)))
-                texts = [f"{key}={value}" for key, value in arguments.items() if key not in _QUIET]
+            model = (*checkpoint, ", ".join(facts))
+            for method, of_method in grouped(of_model, lambda unit: (unit.run.model, _resolved(unit.run))).items():
+                arguments = min((_given(unit.run) for unit in of_method), key=lambda given: (len(given), str(given)))
+                texts = [f"{name}={value}" for name, value in arguments.items() if name not in _QUIET]
                 if names := chosen(of_method[0].run):
                     texts.append(f"{' and '.join(names)} {_CHOSEN}")
-                for conditions, of_row in _by_prompts(of_method):
-                    few, many = (of(unit.result.shots for unit in of_row) for of in (min, max))
-                    shots = f"{few} to {many} shots" if few < many else f"{many} shot{'s' * (many != 1)}"
-                    used = [unit.result.shots - unused(unit) for unit in of_row]
-                    few_used, many_used = (f"{of(used):.4g}" for of in (min, max))
-                    of_those = f"{few_used} to {many_used} of " if few_used != many_used else f"{many_used} of "
-                    words = [f"{of_those if any(map(unused, of_row)) else ''}{shots}", *_words(of_row), *conditions]
-                    folded.append(
-                        Row(
-                            (name, revision, dtype, ", ".join(facts)),
-                            method,
-                            resolved,
-                            shown(", ".join(texts)),
-                            (shots, *map(shown, conditions)),
-                            tuple(map(shown, dict.fromkeys(words))),
-                            grouped(of_row, lambda unit: unit.result.task),
-                        )
-                    )
-    return _without_needless_words(folded)
+                parts = _by_prompts(of_method)
+                folded += [_row(model, *method, shown(", ".join(texts)), words, of_row) for words, of_row in parts]
+    # How the checkpoint was trained is not said where all rows have the same; nor is the digest of prompts where words
+    # tell rows apart.
+    if len({word for row in folded for word in row.said if word.startswith("trained ")}) == 1:
+        folded = [_without(row, "trained ") for row in folded]
+    short = [_without(row, "prompts ") for row in folded]
+    counts = Counter((row.checkpoint, row.method, row.resolved, row.said) for row in short)
+    return [
+        row if counts[row.checkpoint, row.method, row.resolved, row.said] == 1 else long
+        for row, long in zip(short, folded, strict=True)
+    ]
+
+
+def _row(
+    checkpoint: tuple[str, ...],
+    method: str,
+    resolved: str,
+    arguments: str,
+    conditions: tuple[str, ...],
+    units: list[Answered],
+) -> Row:
+    few, many = (of(unit.result.shots for unit in units) for of in (min, max))
+    shots = f"{few} to {many} shots" if few < many else f"{many} shot{'s' * (many != 1)}"
+    left = [unit.result.shots - unused(unit) for unit in units]
+    few_left, many_left = (f"{of(left):.4g}" for of in (min, max))
+    used = few_left if few_left == many_left else f"{few_left} to {many_left}"
+    said = dict.fromkeys([f"{used} of {shots}" if any(map(unused, units)) else shots, *_words(units), *conditions])
+    by_task = grouped(units, lambda unit: unit.result.task)
+    conditions = (shots, *map(shown, conditions))
+    return Row(checkpoint, method, resolved, arguments, conditions, tuple(map(shown, said)), by_task)
+
+
+def _without(row: Row, word: str) -> Row:
+    return replace(row, said=tuple(said for said in row.said if not said.startswith(word)))
 
 
 def _checkpoint(run: Run) -> tuple[str, str, str, str]:
@@ -217,22 +233,6 @@ def _trained(run: Run) -> str:
     under = str(trained["method"]) if "method" in trained else several
     steps = trained.get("steps")
     return f"trained under {under or 'no method'}{f' for {steps} steps' if type(steps) is int else ''}"
-
-
-def _without_needless_words(folded: Sequence[Row]) -> list[Row]:
-    """The rows without the digest of their prompts where words tell them apart, and without how the checkpoint was
-    trained where all rows have the same."""
-
-    def without(row: Row, word: str) -> tuple[str, ...]:
-        return tuple(said for said in row.said if not said.startswith(word))
-
-    if len({said for row in folded for said in row.said if said.startswith("trained ")}) == 1:
-        folded = [replace(row, said=without(row, "trained ")) for row in folded]
-    labels = [(row.checkpoint, row.method, row.resolved, without(row, "prompts ")) for row in folded]
-    counts = Counter(labels)
-    return [
-        replace(row, said=label[-1]) if counts[label] == 1 else row for row, label in zip(folded, labels, strict=True)
-    ]
 
 
 def _by_prompts(units: list[Answered]) -> list[Part]:
