@@ -14,7 +14,8 @@ from lm_eval_icl.leaderboard import export as exporting
 from lm_eval_icl.leaderboard import tables
 from lm_eval_icl.results import build
 from lm_eval_icl.results import collect as collecting
-from lm_eval_icl.results.board import Board, Entry
+from lm_eval_icl.results.board import Column, Entry
+from lm_eval_icl.results.cells import compare as compare_cells
 from lm_eval_icl.results.differing import differing
 from lm_eval_icl.results.entries import grouped, shown
 from lm_eval_icl.results.read import read
@@ -45,17 +46,18 @@ def leaderboard(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     files = [file for file in (given.output, given.csv, given.md, given.tex) if file is not None]
     _check_files(files, given.plots)
     console = Console()
-    runs, left_out = read(given.results)
-    _check_overwritten(files, runs, left_out)
-    if not runs:
-        raise InputError(f"no results that can be used were found.{_first_reason(left_out)}")
+    runs, left_out = _read(given.results)
+    # Not Path.resolve: a file that was left out may be a link to itself.
+    results = {os.path.realpath(path) for path in (*(run.path for run in runs), *(file.path for file in left_out))}
+    for file in files:
+        if os.path.realpath(file) in results:
+            raise InputError(f"{file}: is one of the results; give another file to write to.")
+        if file.name.endswith(".jsonl"):
+            raise InputError(f"{file}: may be a file of samples, which end in .jsonl; give another file to write to.")
     board = build.build(runs, left_out, given.baseline, _names(given.tasks))
-    if given.csv:
-        _write(given.csv, tables.as_csv(board))
-    if given.md:
-        _write(given.md, tables.as_markdown(board))
-    if given.tex:
-        _write(given.tex, tables.as_tex(board))
+    for file, text in ((given.csv, tables.as_csv), (given.md, tables.as_markdown), (given.tex, tables.as_tex)):
+        if file:
+            _write(file, text(board))
     if given.plots or given.output:
         from lm_eval_icl.leaderboard import figures  # takes half a second
 
@@ -65,9 +67,15 @@ def leaderboard(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
             from lm_eval_icl.leaderboard.page import page
 
             _write(given.output, page(board, figures.svgs(board), given.results))
-    _say(board, console)
+    for sentence in board.summary:
+        console.print(sentence, markup=False, highlight=False)
+    console.print(tables.overview(board, _SHOWN))
+    in_table = min(_SHOWN, sum(board.columns[0].name in entry.cells for entry in board.entries))
+    if len(board.entries) > in_table:
+        console.print(f"{in_table} of {len(board.entries)} entries; the page and the other files have all of them.")
+    _say_left_out(board.left_out, console)
     for path in [*files, *filter(None, [given.plots])]:
-        console.print(f"written: {path}", markup=False, highlight=False, soft_wrap=True)
+        _say(console, f"written: {path}")
 
 
 def compare(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
@@ -88,29 +96,26 @@ def compare(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     console = Console()
     if given.documents < 0:
         raise InputError(f"--documents {given.documents}: must be 0 or more.")
-    tasks = _names(given.tasks)
+    tasks, names = _names(given.tasks), (given.first, given.second)
     if given.results:
         board = build.build(read(given.results)[0], tasks=tasks)
-        first, second = (build.named(board.entries, name) for name in (given.first, given.second))
-        columns = board.columns
-        same = first is second
+        first, second = (build.named(board.entries, name) for name in names)
+        columns, same = board.columns, first is second
     else:
         same = os.path.realpath(given.first) == os.path.realpath(given.second)
-        mine, theirs = (build.build(_read_one(name), tasks=tasks) for name in (given.first, given.second))
-        first, second = _only(mine, given.first), _only(theirs, given.second)
-        of_second = {column.name: column for column in theirs.columns}
-        columns = tuple(column for column in mine.columns if column == of_second.get(column.name))
+        (first, mine), (second, theirs) = (_entry(name, tasks) for name in names)
+        columns = tuple(column for column in mine if column in theirs)
     if same:
         raise InputError(f"{given.first} and {given.second} are the same; give two.")
     columns = tuple(column for column in columns if column.name in first.cells and column.name in second.cells)
     if not columns:
         raise InputError(f"{given.first} and {given.second} have no task in common.")
-    found = build.compare(first, second, columns)
-    console.print(tables.comparison(first, second, columns, found))
+    differences = compare_cells(first.cells, second.cells, columns)
+    console.print(tables.comparison(first, second, columns, differences))
     note = "A less B, with 95% intervals. Four of five such comparisons would find a difference that is detectable."
     console.print(note, markup=False, highlight=False)
     for column in columns:
-        if column.kind == "task" and column.name in found:
+        if column.kind == "task" and column.name in differences:
             for line in differing(first, second, column.name, given.documents):
                 console.print(line, markup=False, highlight=False)
 
@@ -126,12 +131,10 @@ def collect(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="one file a run, in DIR/runs")
     given = parser.parse_args(arguments)
     console = Console()
-    runs, left_out = read(given.results)
-    if not runs:
-        raise InputError(f"no results that can be used were found.{_first_reason(left_out)}")
+    runs, left_out = _read(given.results)
     written = collecting.collect(runs, given.output)
     _say_left_out(left_out, console)
-    console.print(f"{given.output}: {len(written)} runs", markup=False, highlight=False, soft_wrap=True)
+    _say(console, f"{given.output}: {len(written)} runs")
 
 
 def export(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
@@ -159,9 +162,7 @@ def export(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     if given.format != "eee":
         raise InputError(f"--format {given.format}: must be eee (Every Eval Ever), the only format that there is.")
     console = Console()
-    runs, left_out = read(given.results)
-    if not runs:
-        raise InputError(f"no results that can be used were found.{_first_reason(left_out)}")
+    runs, left_out = _read(given.results)
     made = exporting.export(
         runs,
         given.output,
@@ -170,7 +171,7 @@ def export(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
         developer=given.developer,
     )
     _say_left_out([*left_out, *made.left_out], console)
-    console.print(f"{given.output}: {len(made.files)} files", markup=False, highlight=False, soft_wrap=True)
+    _say(console, f"{given.output}: {len(made.files)} files")
 
 
 def _names(text: str | None) -> list[str] | None:
@@ -181,22 +182,25 @@ def _names(text: str | None) -> list[str] | None:
     return names
 
 
-def _read_one(name: str) -> list[Run]:
+def _read(paths: Sequence[Path], name: str = "") -> tuple[list[Run], list[LeftOut]]:
+    runs, left_out = read(paths)
+    if not runs:
+        reason = f" {shown(str(left_out[0].path))}: {shown(left_out[0].why)}" if left_out else ""
+        raise InputError(f"{name}no results that can be used were found.{reason}")
+    return runs, left_out
+
+
+def _entry(name: str, tasks: Sequence[str] | None) -> tuple[Entry, tuple[Column, ...]]:
+    """The only entry of a file or folder, and its columns."""
     if not Path(name).exists():
         raise InputError(f"{name}: no such file or folder. To compare entries of a board, give their --results.")
-    runs, left_out = read([Path(name)])
-    if not runs:
-        raise InputError(f"{name}: no results that can be used were found.{_first_reason(left_out)}")
-    return runs
-
-
-def _only(board: Board, name: str) -> Entry:
+    board = build.build(_read([Path(name)], f"{name}: ")[0], tasks=tasks)
     if len(board.entries) > 1:
-        there = "; ".join(entry.label for entry in board.entries[:_SHOWN])
+        labels = "; ".join(entry.label for entry in board.entries[:_SHOWN])
         raise InputError(
-            f"{name} holds {len(board.entries)} entries ({there}). Name two of them, with --results {name}."
+            f"{name} holds {len(board.entries)} entries ({labels}). Name two of them, with --results {name}."
         )
-    return board.entries[0]
+    return board.entries[0], board.columns
 
 
 def _check_files(files: Sequence[Path], folder: Path | None) -> None:
@@ -212,17 +216,6 @@ def _check_files(files: Sequence[Path], folder: Path | None) -> None:
         raise InputError(f"--plots {folder}: is no folder.")
 
 
-def _check_overwritten(files: Sequence[Path], runs: Sequence[Run], left_out: Sequence[LeftOut]) -> None:
-    """Refuse to write over what was read."""
-    # Not Path.resolve: a file that was left out may be a link to itself.
-    there = {os.path.realpath(path) for path in (*(run.path for run in runs), *(each.path for each in left_out))}
-    for file in files:
-        if os.path.realpath(file) in there:
-            raise InputError(f"{file}: is one of the results; give another file to write to.")
-        if file.name.endswith(".jsonl"):
-            raise InputError(f"{file}: may be a file of samples, which end in .jsonl; give another file to write to.")
-
-
 def _write(file: Path, text: str) -> None:
     try:
         file.write_text(text, encoding="utf-8")
@@ -230,29 +223,15 @@ def _write(file: Path, text: str) -> None:
         raise InputError(f"{file}: cannot be written ({error.strerror or error}).") from error
 
 
-def _first_reason(left_out: Sequence[LeftOut]) -> str:
-    return f" {shown(str(left_out[0].path))}: {shown(left_out[0].why)}" if left_out else ""
-
-
-def _say(board: Board, console: Console) -> None:
-    """Print the sentences, a table of the first column, and what was left out."""
-    for sentence in board.summary:
-        console.print(sentence, markup=False, highlight=False)
-    console.print(tables.overview(board, _SHOWN))
-    there = sum(board.columns[0].name in entry.cells for entry in board.entries)
-    if len(board.entries) > min(there, _SHOWN):
-        console.print(
-            f"{min(there, _SHOWN)} of {len(board.entries)} entries; the page and the other files have all of them."
-        )
-    _say_left_out(board.left_out, console)
+def _say(console: Console, line: str) -> None:
+    console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def _say_left_out(left_out: Sequence[LeftOut], console: Console) -> None:
     """Print a line for each reason, as all cells of a study's dev set have the same."""
-    reasons = list(grouped(left_out, lambda each: each.why).items())
-    for why, of_one in reasons[:_SHOWN]:
-        more = f" and {len(of_one) - 1} more" if len(of_one) > 1 else ""
-        line = f"left out: {shown(str(of_one[0].path))}{more}: {shown(why)}"
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
-    if rest := sum(len(of_one) for _, of_one in reasons[_SHOWN:]):
+    reasons = list(grouped(left_out, lambda file: file.why).items())
+    for why, files in reasons[:_SHOWN]:
+        more = f" and {len(files) - 1} more" if len(files) > 1 else ""
+        _say(console, f"left out: {shown(str(files[0].path))}{more}: {shown(why)}")
+    if rest := sum(len(files) for _, files in reasons[_SHOWN:]):
         console.print(f"left out: {rest} more.", highlight=False)

@@ -1,10 +1,12 @@
-"""Made-up boards for tests of the page: random numbers, but seeded, and consistent with each other."""
+"""Results files for tests; and made-up boards: random numbers, but seeded, and consistent with each other."""
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -22,6 +24,58 @@ METHODS = (
 )
 CHECKPOINTS = ("meta-llama/Llama-2-7b-hf", "gpt2-large", "EleutherAI/pythia-1.4b")
 TASKS = ("icl_sst2", "icl_sst5", "icl_mr", "icl_agnews", "icl_trec", "icl_perplexity")
+
+
+Items = Mapping[str, Any] | Iterable[tuple[str, Any]]
+
+
+def write(
+    folder: Path | str, model: str = "icl", *, seed: int = 0, order: int = 0, task: str = "t", n: int = 40,
+    says: Sequence[int] | Mapping[str, Sequence[int]] | None = None, gold: Sequence[int] | None = None, shots: int = 4,
+    config: Items = (), results: Items = (), of_task: Items = (), icl: Items = (), model_args: Any = None,
+    evil: str = "",
+) -> None:  # fmt: skip
+    """Write the results file of a run and its samples.
+
+    Args:
+        says: the number of the option that is predicted for each document; None for the right ones. Of several tasks,
+            by task.
+        gold: the right option of each document; None for every second one.
+        evil: text in front of the prompts.
+    """
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    gold = [number % 2 for number in range(n)] if gold is None else gold
+    by_task = says if isinstance(says, Mapping) else {task: gold if says is None else says}
+    stamp = f"2026-11-22T10-00-{seed:02}.{sum(map(ord, str(folder) + model + ''.join(by_task))):06}"
+    for name, predicted in by_task.items():
+        lines = []
+        for number in range(n):
+            shown = [f"Text: demonstration {seed} {which}\nLabel: good\n\n" for which in "ab"]
+            prompt = evil + "".join(shown[::-1] if order else shown) + f"Text: document {number}\nLabel:"
+            scores = [["-1.0" if option == predicted[number] else "-2.0", "False"] for option in range(2)]
+            line = {"doc_id": number, "doc": {"text": f"document {number}"}, "target": str(gold[number]),
+                    "arguments": {f"gen_args_{i}": {"arg_0": prompt, "arg_1": f" {label}"}
+                                  for i, label in enumerate(("good", "bad"))},
+                    "filter": "none", "filtered_resps": scores,
+                    "acc": float(gold[number] == predicted[number])}  # fmt: skip
+            lines.append(json.dumps(line))
+        (folder / f"samples_{name}_{stamp}.jsonl").write_text("\n".join(lines) + "\n")
+    acc = {name: sum(map(int.__eq__, gold, predicted)) / n for name, predicted in by_task.items()}
+    task_config = {"output_type": "multiple_choice", "num_fewshot": shots, "fewshot_delimiter": "\n\n",
+                   "doc_to_text": "Text: {{text}}\nLabel:", "doc_to_choice": ["good", "bad"],
+                   **dict(of_task)}  # fmt: skip
+    whole = {
+        "results": {name: {"acc,none": acc[name], "acc_stderr,none": 0.05, "sample_len": n} for name in by_task},
+        **{key: dict.fromkeys(by_task, value)
+           for key, value in (("configs", task_config), ("n-shot", shots), ("versions", 1.0),
+                              ("higher_is_better", {"acc": True}),
+                              ("n-samples", {"original": n, "effective": n}))},
+        "config": {"model": model, "model_args": {"pretrained": "org/model"} if model_args is None else model_args,
+                   "fewshot_seed": seed, "limit": None, **({"icl": dict(icl)} if icl else {}), **dict(config)},
+        "date": 1790000000.0 + seed, **dict(results),
+    }  # fmt: skip
+    (folder / f"results_{stamp}.json").write_text(json.dumps(whole))
 
 
 def _estimate(mean: float, error: float, sets: int, documents: int, how: str = "crossed") -> Estimate:
@@ -171,10 +225,7 @@ def _sets(
     return tuple(
         PromptSet(
             f"seed {runs[start].seed}",
-            tuple(
-                Answered(run, next(iter(run.tasks.values())), run.seed, run.order)
-                for run in runs[start : start + orders]
-            ),
+            tuple(Answered(run, next(iter(run.tasks.values()))) for run in runs[start : start + orders]),
             float(mean + scale * draw.normal(0, 0.02)),
         )
         for start in range(0, len(runs), orders)

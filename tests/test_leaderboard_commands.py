@@ -1,6 +1,5 @@
 """The commands leaderboard, compare and collect, on files as lm-eval writes them."""
 
-import json
 import re
 import shlex
 import shutil
@@ -13,9 +12,10 @@ from lm_eval_icl import cli
 from lm_eval_icl.demo import model_path
 from lm_eval_icl.leaderboard import numbers, tables
 from lm_eval_icl.results import build
+from lm_eval_icl.results.cells import compare
 from lm_eval_icl.results.entries import shown
 from lm_eval_icl.results.read import read
-from tests import processes
+from tests import boards, processes
 
 RIGHT = {"icl": 0.5, "deepthink": 0.55, "invicl": 0.9}
 TASKS = ("icl_first", "icl_second")
@@ -25,37 +25,10 @@ N = 60
 
 def write(folder, model="icl", seed=0, tasks=TASKS, evil="", **arguments):
     """A results file with its samples: demonstrations are of the seed, answers of the seed and the model."""
-    folder.mkdir(parents=True, exist_ok=True)
-    stamp = f"2026-11-22T10-00-{seed:02}.5"
-    results = {"results": {}, "configs": {}, "n-shot": {}, "versions": {}, "higher_is_better": {}, "n-samples": {}}
-    for task in tasks:
-        right = np.random.default_rng([seed, *map(ord, model + task)]).random(N) < RIGHT.get(model, 0.5)
-        lines = []
-        for number in range(N):
-            prompt = f"{evil}Text: demonstration {seed}\nLabel: good\n\nText: document {number}\nLabel:"
-            scores = [["-1.0", "False"], ["-2.0", "False"]]
-            line = {"doc_id": number, "doc": {"text": f"document {number}"}, "target": "0", "filter": "none",
-                    "arguments": {f"gen_args_{i}": {"arg_0": prompt, "arg_1": f" {i}"} for i in range(2)},
-                    "filtered_resps": scores if right[number] else scores[::-1],
-                    "acc": float(right[number])}  # fmt: skip
-            lines.append(json.dumps(line))
-        (folder / f"samples_{task}_{stamp}.jsonl").write_text("\n".join(lines) + "\n")
-        mean = float(right.mean())
-        results["results"][task] = {"alias": task, "acc,none": mean, "acc_stderr,none": 0.06, "sample_len": N}
-        results["configs"][task] = {"output_type": "multiple_choice", "num_fewshot": 1, "fewshot_delimiter": "\n\n",
-                                    "doc_to_text": "Text: {{text}}\nLabel:"}  # fmt: skip
-        results["n-shot"][task] = 1
-        results["versions"][task] = 1.0
-        results["higher_is_better"][task] = {"acc": True}
-        results["n-samples"][task] = {"original": N, "effective": N}
-    config = {
-        "model": model,
-        "model_args": {"pretrained": "org/model", **arguments},
-        "fewshot_seed": seed,
-        "limit": None,
-    }
-    results |= {"config": config, "date": 1790000000.0 + seed}
-    (folder / f"results_{stamp}.json").write_text(json.dumps(results))
+    draws = {task: np.random.default_rng([seed, *map(ord, model + task)]).random(N) for task in tasks}
+    says = {task: (draw >= RIGHT.get(model, 0.5)).astype(int).tolist() for task, draw in draws.items()}
+    model_args = {"pretrained": "org/model", **arguments}
+    boards.write(folder, model, seed=seed, n=N, says=says, gold=[0] * N, shots=1, model_args=model_args, evil=evil)
 
 
 @pytest.fixture(scope="module")
@@ -141,7 +114,7 @@ def test_collected_runs_give_the_same_numbers(command, results, tmp_path):
 def test_a_run_without_samples_does_not_replace_the_same_run_with_samples(command, results, tmp_path):
     """Neither when boards are joined by copying, nor when both are collected into one folder."""
     bare, board = tmp_path / "bare", tmp_path / "board"
-    shutil.copytree(results, bare, ignore=shutil.ignore_patterns("samples_*_2026-11-22T10-00-01.5.jsonl"))
+    shutil.copytree(results, bare, ignore=shutil.ignore_patterns("samples_*_2026-11-22T10-00-01.*.jsonl"))
     command("collect", results, "--output", board)
     command("collect", bare, "--output", board)
     command("leaderboard", results, "--csv", tmp_path / "before.csv")
@@ -178,12 +151,12 @@ def test_compare_two_runs(command, results, tmp_path):
         write(tmp_path / model, model, 2)
     printed = command("compare", tmp_path / "invicl", next((tmp_path / "icl").glob("results_*.json")))
     a, b = (build.build(read([tmp_path / model], quiet=True)[0]) for model in ("invicl", "icl"))
-    found = build.compare(a.entries[0], b.entries[0], a.columns)
+    found = compare(a.entries[0].cells, b.entries[0].cells, a.columns)
     for column in a.columns:
         (line,) = [line for line in printed.splitlines() if line.startswith(f"{column.name} ")]
         assert numbers.signed(found[column.name].mean, column, unit=True) in line
         assert numbers.p_value(found[column.name].p) in line.split()
-    swapped = build.compare(b.entries[0], a.entries[0], a.columns)
+    swapped = compare(b.entries[0].cells, a.entries[0].cells, a.columns)
     assert swapped["average"].mean == pytest.approx(-found["average"].mean)
 
 
@@ -202,7 +175,7 @@ def test_texts_and_names_of_strangers_do_not_reach_the_terminal(command, tmp_pat
     printed = command("leaderboard", tmp_path)
     printed += command("compare", "icl", shown(EVIL), "--results", tmp_path)
     for name in map(str, map(len, ("icl", EVIL))):
-        (tmp_path / name / "results_2026-11-22T10-00-01.5.json").unlink()
+        next((tmp_path / name).glob("results_*T10-00-01.*.json")).unlink()
     printed += command("compare", *(tmp_path / str(len(model)) for model in ("icl", EVIL)))
     assert len(re.findall("A: ", printed)) == 2
     assert not re.search(r"[\x00-\x09\x0b-\x1f\u202e]", printed)

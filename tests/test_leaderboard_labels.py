@@ -16,47 +16,8 @@ import pytest
 
 from lm_eval_icl import cli, methods
 from lm_eval_icl.demo import model_path
+from tests.boards import write
 from tests.test_leaderboard_page import BROWSER, in_browser, sync_playwright
-
-LABELS = ("good", "bad")
-
-
-def write(folder, model="icl", *, seed=0, order=0, task="t", n=40, says=None, gold=None, shots=4, config=(), results=(),
-          of_task=(), icl=(), model_args=None):  # fmt: skip
-    """The files of a run.
-
-    Args:
-        says: of each document the number of the option that is predicted; None for the right one.
-        gold: of each document the right option; None for every second one.
-    """
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    gold = [number % 2 for number in range(n)] if gold is None else gold
-    says = gold if says is None else says
-    stamp = f"2026-11-22T10-00-{seed:02}.{sum(map(ord, str(folder) + model + task)):06}"
-    lines = []
-    for number in range(n):
-        shown = [f"Text: demonstration {seed} {which}\nLabel: good\n\n" for which in "ab"]
-        prompt = "".join(shown[::-1] if order else shown) + f"Text: document {number}\nLabel:"
-        scores = [["-1.0" if option == says[number] else "-2.0", "False"] for option in range(2)]
-        line = {"doc_id": number, "doc": {"text": f"document {number}"}, "target": str(gold[number]), "filter": "none",
-                "arguments": {f"gen_args_{i}": {"arg_0": prompt, "arg_1": f" {label}"}
-                              for i, label in enumerate(LABELS)},
-                "filtered_resps": scores, "acc": float(gold[number] == says[number])}  # fmt: skip
-        lines.append(json.dumps(line))
-    (folder / f"samples_{task}_{stamp}.jsonl").write_text("\n".join(lines) + "\n")
-    acc = sum(a == b for a, b in zip(gold, says, strict=True)) / n
-    task_config = {"output_type": "multiple_choice", "num_fewshot": shots, "fewshot_delimiter": "\n\n",
-                   "doc_to_text": "Text: {{text}}\nLabel:", "doc_to_choice": list(LABELS), **dict(of_task)}  # fmt: skip
-    whole = {
-        "results": {task: {"acc,none": acc, "acc_stderr,none": 0.05, "sample_len": n}},
-        "configs": {task: task_config}, "n-shot": {task: shots}, "versions": {task: 1.0},
-        "higher_is_better": {task: {"acc": True}}, "n-samples": {task: {"original": n, "effective": n}},
-        "config": {"model": model, "model_args": {"pretrained": "org/model"} if model_args is None else model_args,
-                   "fewshot_seed": seed, "limit": None, **({"icl": dict(icl)} if icl else {}), **dict(config)},
-        "date": 1790000000.0 + seed, **dict(results),
-    }  # fmt: skip
-    (folder / f"results_{stamp}.json").write_text(json.dumps(whole))
 
 
 @pytest.fixture

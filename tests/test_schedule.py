@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from lm_eval_icl import methods
 from lm_eval_icl.inference.budget import MemoryBudget
 from lm_eval_icl.inference.capabilities import Capabilities
+from lm_eval_icl.inference.generation import GenerationSettings
 from lm_eval_icl.inference.schedule import Batch, Sizes, Text, first_texts, schedule, side_by_side
 from lm_eval_icl.inference.store import MemoryStore
 from lm_eval_icl.tokens import Context, TokenizedPrompt
@@ -151,15 +152,15 @@ def test_how_many_texts_are_continued_at_once():
     sizes = Sizes(24, 1, 8)
 
     def first(texts, can=CAN, settings=None, by_query=False, sizes=sizes):
-        return first_texts(texts, 10, sizes, can, settings or {}, by_query)
+        return first_texts(texts, 10, sizes, can, settings or GenerationSettings(), by_query)
 
     assert first([*own, *shared]) == 3 and first([*shared, *own]) == 3
     assert first(own, sizes=replace(sizes, texts=2)) == 2
     # Without padding, those of one length behind one memory.
     for can, says in (
-        (replace(CAN, can_pad=False), {}),
-        (CAN, {"no_repeat_ngram_size": 2}),
-        (replace(CAN, window=18), {}),
+        (replace(CAN, can_pad=False), GenerationSettings()),
+        (CAN, GenerationSettings(reads_rows=True)),
+        (replace(CAN, window=18), GenerationSettings()),
     ):
         assert first(own, can, says) == 1 and first(shared, can, says) == 2
     assert first(own, replace(CAN, position_switch=(64, False))) == 1

@@ -21,7 +21,8 @@ from typing import Any
 import numpy as np
 
 from lm_eval_icl.errors import InputError, is_number, one_line
-from lm_eval_icl.results.entries import Unit, unused
+from lm_eval_icl.results.board import Answered
+from lm_eval_icl.results.entries import unused
 from lm_eval_icl.results.read import samples_file
 from lm_eval_icl.results.records import Answers, LeftOut, Run, TaskResult
 from lm_eval_icl.results.samples import Unusable, lines
@@ -238,7 +239,7 @@ def _evaluation(run: Run, result: TaskResult) -> dict[str, Any]:
                 method=run.model,
                 method_arguments=run.arguments,
                 num_fewshot=result.shots,
-                num_fewshot_used=result.shots - n if (n := unused(Unit(run, result))) else None,
+                num_fewshot_used=result.shots - n if (n := unused(Answered(run, result))) else None,
                 fewshot_seed=run.seed,
                 demonstrations_order=run.order,
                 demonstrations_drawn=result.drawn,

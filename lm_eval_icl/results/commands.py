@@ -107,14 +107,14 @@ def _lines(run: Run, left_out: dict[str, None]) -> list[str]:
     shots = {result.shots for result in run.tasks.values()}
     # A task with 0 keeps it whatever the command says. Of other numbers, each task has its own.
     apart = [{task for task in run.tasks if run.tasks[task].shots == n} for n in sorted(shots)]
-    found = []
+    printed = []
     for tasks in apart if len(shots) == 2 and 0 in shots else [set(run.tasks)]:
         few = {run.tasks[task].shots for task in tasks}
-        names = _names(_asked(run, tasks), left_out)
-        if names and _is_name(run.model, left_out):
+        names = _safe(_asked(run, tasks), _TASK, "task", left_out)
+        if names and _safe([run.model], _NAME, "model", left_out):
             of_shots = ["--num_fewshot", str(*few)] if len(few) == 1 else []
-            found.append(shlex.join([*parts, "--tasks", ",".join(names), *of_shots, *others]))
-    return found
+            printed.append(shlex.join([*parts, "--tasks", ",".join(names), *of_shots, *others]))
+    return printed
 
 
 def _studies(runs: Iterable[Run], left_out: dict[str, None]) -> list[str]:
@@ -128,14 +128,14 @@ def _studies(runs: Iterable[Run], left_out: dict[str, None]) -> list[str]:
         if study(run).get("changes"):
             left_out["what the study's file changes of the tasks"] = None
         for task, result in run.tasks.items():
-            if not (_is_name(run.model, left_out) and _names([task], left_out)):
+            if not (_safe([run.model], _NAME, "model", left_out) and _safe([task], _TASK, "task", left_out)):
                 continue
             file = {
                 "models": [given],
                 "methods": [{run.model: of_method} if of_method else run.model],
                 "num_fewshot": [result.shots],
                 **({"demonstrations": [drawn]} if isinstance(drawn, str) else {}),
-                **({"metadata": found} if (found := _metadata(run, [task])) else {}),
+                **({"metadata": metadata} if (metadata := _metadata(run, [task])) else {}),
             }
             key = json.dumps([file, run.limit], ensure_ascii=False, default=str)
             of_tasks.setdefault(key, {}).setdefault(task, set()).add((run.seed or 0, run.order))
@@ -145,17 +145,13 @@ def _studies(runs: Iterable[Run], left_out: dict[str, None]) -> list[str]:
             file, limit = json.loads(key)
             file |= {"tasks": [task for task, _ in same], "seeds": sorted({seed for seed, _ in cells})}
             file["orders"] = 1 + max(order for _, order in cells)
-            lines = [f"{name}: {_printable(_json(value))}\n" for name, value in file.items()]
+            lines = [f"{name}: {_printable(json.dumps(value, ensure_ascii=False))}\n" for name, value in file.items()]
             text = re.sub(r"(?<=: )(-?\d+)(?=e[+-]\d+[,}])", r"\1.0", "".join(lines))  # 1e-05 is no number in YAML
             name = f"study-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
             limited = "" if limit is None else f" --limit {limit:.15g}"
             printed.append(f"cat > {name}.yaml <<'EOF'\n{text}EOF")
             printed.append(f"lm-eval-icl study {name}.yaml --output results/{name}{limited}")
     return printed
-
-
-def _json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)
 
 
 def _model_arguments(run: Run, left_out: dict[str, None]) -> dict[str, Any]:
@@ -176,22 +172,16 @@ def _allowed(what: str, given: Mapping[str, Any], names: set[str], left_out: dic
             return name not in _WORDS or re.fullmatch(r"\w*", value) is not None
         return value is None or isinstance(value, (bool, int)) or (isinstance(value, float) and math.isfinite(value))
 
-    found = {name: value for name, value in given.items() if name in names and is_plain(name, value)}
-    left_out |= {f"{_said(name)} of {what}": None for name in given if name not in found}
-    return found
+    allowed = {name: value for name, value in given.items() if name in names and is_plain(name, value)}
+    left_out |= {f"{_said(name)} of {what}": None for name in given if name not in allowed}
+    return allowed
 
 
-def _is_name(name: str, left_out: dict[str, None]) -> bool:
-    if safe := re.fullmatch(_NAME, name) is not None:
-        return safe
-    left_out[f"the model {_said(name)}"] = None
-    return False
-
-
-def _names(tasks: Iterable[str], left_out: dict[str, None]) -> list[str]:
-    names = list(tasks)
-    left_out |= {f"the task {_said(task)}": None for task in names if not re.fullmatch(_TASK, task)}
-    return [task for task in names if re.fullmatch(_TASK, task)]
+def _safe(names: Iterable[str], pattern: str, what: str, left_out: dict[str, None]) -> list[str]:
+    """The names that are plain names."""
+    names = list(names)
+    left_out |= {f"the {what} {_said(name)}": None for name in names if not re.fullmatch(pattern, name)}
+    return [name for name in names if re.fullmatch(pattern, name)]
 
 
 def _said(name: str) -> str:
@@ -203,13 +193,13 @@ def _metadata(run: Run, tasks: Iterable[str]) -> dict[str, Any]:
     """What `--metadata` changes, of what all of these tasks have: lm-eval gives it to every task."""
     configs = run.results.get("configs")
     of_tasks = [configs.get(task) if isinstance(configs, dict) else None for task in tasks]
-    every = [of.get("metadata") if isinstance(of, dict) else None for of in of_tasks]
-    found = {}
+    metadata = [of_task.get("metadata") if isinstance(of_task, dict) else None for of_task in of_tasks]
+    common = {}
     for name in _METADATA:
-        values = [of.get(name) if isinstance(of, dict) else None for of in every]
-        if isinstance(values[0], (str, bool, dict)) and all(value == values[0] for value in values):
-            found[name] = values[0]
-    return found
+        values = [of_task.get(name) if isinstance(of_task, dict) else None for of_task in metadata]
+        if isinstance(values[0], (str, bool, dict)) and values.count(values[0]) == len(values):
+            common[name] = values[0]
+    return common
 
 
 def _asked(run: Run, tasks: set[str]) -> list[str]:
@@ -233,7 +223,7 @@ def _pairs(given: Mapping[str, Any]) -> str:
 
     if all(is_plain(value) for value in given.values()):
         return ",".join(f"{name}={value}" for name, value in given.items())
-    return _printable(_json(given))
+    return _printable(json.dumps(given, ensure_ascii=False))
 
 
 def _printable(text: str) -> str:

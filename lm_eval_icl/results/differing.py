@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from lm_eval_icl.results.board import Answered, Entry
-from lm_eval_icl.results.build import common, matrix
+from lm_eval_icl.results.cells import common, matrix
 from lm_eval_icl.results.entries import shown
 from lm_eval_icl.results.read import samples_file
 from lm_eval_icl.results.samples import Unusable, first_prompt, lines
@@ -35,36 +35,32 @@ def differing(first: Entry, second: Entry, task: str, most: int) -> list[str]:
     order = [i for i in np.argsort(-distances, kind="stable")[:most] if distances[i]]
     if not order:
         return []
-    prompts = _prompts(answered, {int(answers.doc_ids[i]) for i in order})
+    prompts = _endings(answered, {int(answers.doc_ids[i]) for i in order})
     sets = f"the mean over {len(mine)} sets of demonstrations" if len(mine) > 1 else "one set of demonstrations"
-    found = [f"{shown(task)}, documents that differ most ({sets if answers.demonstrations else 'no demonstrations'}):"]
+    told = [f"{shown(task)}, documents that differ most ({sets if answers.demonstrations else 'no demonstrations'}):"]
     for i in order:
         number = int(answers.doc_ids[i])
-        found.append(f"  document {number}: A {a[i]:.3g}, B {b[i]:.3g}")
+        told.append(f"  document {number}: A {a[i]:.3g}, B {b[i]:.3g}")
         if number in prompts:
-            found.append(f"    {prompts[number]}")
-    return found
+            told.append(f"    {prompts[number]}")
+    return told
 
 
-def _prompts(answered: Answered, numbers: set[int]) -> Mapping[int, str]:
+def _endings(answered: Answered, numbers: set[int]) -> Mapping[int, str]:
     """The ends of documents' prompts, from the samples beside the results; nothing of what cannot be read."""
-    path = answered.run.path
-    found: dict[int, str] = {}
+    endings: dict[int, str] = {}
     try:
-        samples = samples_file(path, answered.result.task)
+        samples = samples_file(answered.run.path, answered.result.task)
         if samples.is_symlink() or not samples.is_file():
             return {}
         for sample in lines(samples):
             number = sample.get("doc_id")
             if type(number) is int and number in numbers:
-                found[number] = _end(first_prompt(sample.get("arguments")))
-                if len(found) == len(numbers):
+                prompt = first_prompt(sample.get("arguments"))
+                dots = "..." if len(prompt) > _CHARACTERS else ""
+                endings[number] = f"{dots}{shown(prompt[-_CHARACTERS:])}"
+                if len(endings) == len(numbers):
                     break
     except (OSError, ValueError, Unusable):
         pass
-    return found
-
-
-def _end(prompt: str) -> str:
-    text = shown(prompt[-_CHARACTERS:])
-    return f"...{text}" if len(prompt) > _CHARACTERS else text
+    return endings
