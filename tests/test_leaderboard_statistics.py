@@ -28,9 +28,9 @@ from lm_eval_icl.results.statistics import (
     difference_group,
     estimate,
     estimate_group,
-    flips,
     holm,
     mcnemar_mid_p,
+    order_sensitivity,
     rank_ranges,
     sign_flips,
     wilson,
@@ -668,18 +668,33 @@ def test_bootstrap_of_little() -> None:
 # Order sensitivity.
 
 
-def test_flips_by_hand() -> None:
-    """Four orders: all the same; one other; two and two; three kinds; all different."""
-    predictions = np.array([[0, 0, 0, 0, 0], [0, 0, 0, 0, 1], [0, 0, 1, 1, 2], [0, 1, 1, 2, 3]])
-    assert flips(predictions).tolist() == pytest.approx([0, 3 / 6, 4 / 6, 5 / 6, 1])
-    with pytest.raises(ValueError, match="two or more orders"):
-        flips(predictions[:1])
+def test_order_sensitivity_by_hand() -> None:
+    """Documents under four orders: all the same; one other; two and two; three kinds; all different."""
+    predictions = np.array([[0, 0, 0, 0], [0, 0, 0, 1], [0, 0, 1, 1], [0, 0, 1, 2], [0, 1, 2, 3]])
+    rates = np.array([0, 3 / 6, 4 / 6, 5 / 6, 1])
+    found = order_sensitivity([predictions])
+    assert found is not None and close(found, estimate(rates[:, None], bounds=(0, 1)))
+    # Two sets with other numbers of orders, of which one has one alone, are crossed with documents.
+    both = order_sensitivity([predictions, predictions[:, :1], predictions[:, 2:]])
+    assert both is not None and both.how == "crossed"
+    assert close(both, estimate(np.stack([rates, [0, 1, 0, 1, 1]], axis=1), bounds=(0, 1)))
+    words = order_sensitivity([np.array([["yes", "no"], ["no", "no"]])])
+    assert words is not None and (words.mean, words.how) == (0.5, "wilson")
+    assert order_sensitivity([]) is order_sensitivity([predictions[:, :1]]) is None
 
 
-def test_flips_are_those_of_studies() -> None:
-    from lm_eval_icl.studies import outcome
+def test_order_sensitivity_is_checked() -> None:
+    with pytest.raises(ValueError, match=r"documents x orders, not of shape \(3,\)"):
+        order_sensitivity([np.zeros(3)])
+    with pytest.raises(ValueError, match=r"the same documents, not \[2, 3\] of them"):
+        order_sensitivity([np.zeros((3, 2)), np.zeros((2, 2))])
+    with pytest.raises(ValueError, match=r"not of shape \(0, 1\)"):
+        order_sensitivity([np.zeros((0, 2))])
 
-    predictions = np.random.default_rng(0).integers(3, size=(7, 50))
-    assert flips(predictions).tolist() == pytest.approx(outcome.flips(predictions.tolist()))
-    matrix = np.stack([flips(predictions), flips(predictions[:4])], axis=1)
-    assert estimate(matrix, bounds=(0, 1)).how == "crossed"
+
+def test_order_sensitivity_does_not_depend_on_how_many_orders_there_are() -> None:
+    """With shares 0.7 and 0.3 of two predictions, two random orders differ with probability 0.42."""
+    rng = np.random.default_rng(0)
+    for orders in (2, 3, 10):
+        found = order_sensitivity([(rng.random((20_000, orders)) < 0.3).astype(int)])
+        assert found is not None and found.mean == pytest.approx(0.42, abs=0.01) and found.low < 0.42 < found.high

@@ -252,10 +252,11 @@ class _Draft:
         self.sets[task], self.estimates[task] = sets, estimate
         if drawn and 1 < len(sets) < _FEW_SETS:
             marks.append("few seeds")
-        several = [one for one in sets if len(one.answered) > 1]
-        if drawn and several and all(_of(each).predictions is not None for one in several for each in one.answered):
-            flips = [statistics.flips(np.array([_of(each).predictions for each in one.answered])) for one in several]
-            self.sensitivities[task] = statistics.estimate(np.stack(flips, axis=1), bounds=(0.0, 1.0))
+        predictions = [[_of(each).predictions for each in one.answered] for one in sets if len(one.answered) > 1]
+        if drawn and not any(order is None for orders in predictions for order in orders):
+            of_orders = statistics.order_sensitivity(np.array(orders).T for orders in predictions)
+            if of_orders is not None:
+                self.sensitivities[task] = of_orders
         self._count(task, units[0], [_of(each) for one in sets for each in one.answered], marks)
         chance = _answers(sets[0]).chance
         if chance is not None and chance < 1 and units[0].result.metric == "acc":

@@ -13,8 +13,9 @@ Score matrices are complete: compare runs on the documents and sets that all of 
 from __future__ import annotations
 
 import functools
+import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -765,29 +766,35 @@ AGGREGATIONS: Mapping[str, Aggregation] = {
 # Order sensitivity.
 
 
-def flips(predictions: np.ndarray) -> np.ndarray:
-    """For each document, the share of pairs of orders that give different predictions.
+def order_sensitivity(predictions: Iterable[np.ndarray]) -> Estimate | None:
+    """The pairwise flip rate: the probability that two random orders of the same demonstrations, as a prompt has them,
+    give different predictions for a document.
 
-    It is 1 - sum_c n_c (n_c - 1) / (k (k - 1)), where n_c of k orders give the prediction c (InvICL, table 7: how
-    often another order changes the prediction). The share means the same for every k. As a matrix (documents, sets),
-    with a column for the orders of each set of demonstrations, shares go into `estimate` and `difference` as scores do.
+    Of a document it is 1 - sum_c n_c (n_c - 1) / (k (k - 1)), where n_c of k orders give the prediction c (InvICL,
+    table 7: how often another order changes the prediction). It is unbiased for any number of orders. The rates are a
+    matrix (documents, sets of demonstrations), whose mean and interval are those of `estimate`.
 
     Args:
-        predictions: (orders, documents), numbers of options.
+        predictions: for each set of demonstrations, an array (documents, orders) of predicted options. Every set has
+            the same documents, in the same order. Sets with fewer than two orders say nothing, and are passed over.
+
+    Returns:
+        None if no set has two orders.
 
     Raises:
-        ValueError: there are not two orders.
+        ValueError: a set is no matrix, or the sets have different numbers of documents, or none.
     """
-    predictions = np.asarray(predictions)
-    if predictions.ndim != 2 or len(predictions) < 2:
-        raise ValueError(
-            f"Predictions must be a matrix of two or more orders x documents, not of shape {predictions.shape}."
-        )
-    orders = len(predictions)
-    different = np.zeros(predictions.shape[1], dtype=np.int64)
-    for number in range(1, orders):
-        different += (predictions[number] != predictions[:number]).sum(axis=0)
-    return different / (orders * (orders - 1) / 2)
+    rates = []
+    for of_set in map(np.asarray, predictions):
+        if of_set.ndim != 2:
+            raise ValueError(f"Predictions must be a matrix of documents x orders, not of shape {of_set.shape}.")
+        if (orders := of_set.shape[1]) >= 2:
+            pairs = itertools.combinations(of_set.T, 2)
+            different = sum((first != second).astype(np.int64) for first, second in pairs)
+            rates.append(different / (orders * (orders - 1) / 2))
+    if len(sizes := {len(rate) for rate in rates}) > 1:
+        raise ValueError(f"Sets of demonstrations must have the same documents, not {sorted(sizes)} of them.")
+    return estimate(np.stack(rates, axis=1), bounds=(0.0, 1.0)) if rates else None
 
 
 # ---------------------------------------------------------------------------------------------------------------
