@@ -8,7 +8,7 @@ import itertools
 import math
 import re
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, quantiles
@@ -31,6 +31,7 @@ _ROWS, _ROWS_ON_PAGE = 40, 24
 _NUMBERS = 14  # so many columns have room for numbers in a heat map
 _ALPHA = 0.05
 _BETTER, _WORSE = "#2b8fd0", "#e8752a"  # lighter, since there is text on them
+FIGURES = ("forest", "differences", "seeds", "orders", "sensitivity", "shots", "T", "dev", "tokens")
 _CSVLine = tuple[Entry, tuple[Any, ...]]
 _ENTRY = ("checkpoint", "details", "method", "arguments", "conditions", "name")
 
@@ -52,10 +53,13 @@ class _Drawn:
     lines: Sequence[_CSVLine]
 
 
-def draw(board: Board, folder: Path) -> list[Path]:
+def draw(board: Board, folder: Path, only: Collection[str] | None = None) -> list[Path]:
     """Draw what the board has something to show of, each as an SVG file and a CSV file with the numbers drawn.
 
     Equal boards make equal files, byte for byte. What a figure has no room for, it says.
+
+    Args:
+        only: names of figures, out of `FIGURES`; None for all.
 
     Returns:
         The files.
@@ -68,6 +72,8 @@ def draw(board: Board, folder: Path) -> list[Path]:
         folder.mkdir(parents=True, exist_ok=True)
         with styled(**_SETTINGS):
             for drawn in _all(board, _ROWS):
+                if only is not None and drawn.name not in only:
+                    continue
                 svg, table = (folder / f"{drawn.name}.{kind}" for kind in ("svg", "csv"))
                 drawn.figure.savefig(svg, metadata=METADATA["svg"])
                 with table.open("w", encoding="utf-8", newline="") as file:

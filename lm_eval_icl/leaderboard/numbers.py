@@ -1,0 +1,113 @@
+"""How numbers are written for people: in the terminal, on the page, in figures, Markdown and LaTeX.
+
+A metric between 0 and 1 is written in percent with one decimal, any other with four significant digits, a difference of
+such values with three. Minus signs and dashes are the typographic ones. What is not known, or not finite, is a dash.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+
+from lm_eval_icl.results.board import SIGNIFICANT, Cell, Column
+from lm_eval_icl.results.statistics import Difference, Estimate
+
+MINUS, DASH = "\N{MINUS SIGN}", "\N{EN DASH}"
+_PERCENT = Column("", "task", "", percent=True, higher_is_better=True, weights={})
+
+
+def number(x: float | None, digits: int = 4) -> str:
+    """A number of any size with so many significant digits, such as 12,345 or 0.01235; whole numbers have all digits.
+
+    Counts, tokens and seconds are written like this.
+    """
+    if x is None or not math.isfinite(x):
+        return DASH
+    return _minus(f"{x:,.0f}" if abs(x) >= 10 ** (digits - 1) or x == int(x) else f"{x:.{digits}g}")
+
+
+def value(x: float | None, column: Column, *, unit: bool = False, decimals: int = 1) -> str:
+    """A value of the column's metric, such as 66.5.
+
+    Args:
+        unit: with a percent sign, where the metric is written in percent.
+        decimals: of percents.
+    """
+    if x is None or not math.isfinite(x):
+        return DASH
+    return _minus(f"{100 * x:.{decimals}f}") + "%" * unit if column.percent else number(x)
+
+
+def signed(x: float | None, column: Column, *, unit: bool = False) -> str:
+    """A difference of values with its sign, such as +1.2; zero has none."""
+    text = value(x, column) if column.percent else number(x, 3)
+    is_signed = text in (DASH, "0", "0.0") or text.startswith(MINUS)
+    return ("" if is_signed else "+") + text + "%" * (unit and column.percent and text != DASH)
+
+
+def interval(of: Estimate | Difference, column: Column, *, sign: bool = False, unit: bool = False) -> str:
+    """The 95% interval, such as 83.1–87.4 or −0.3 to +2.7; the percent sign, if any, stands at its end alone."""
+    low, high = (signed(x, column) if sign else value(x, column) for x in (of.low, of.high))
+    between = " to " if sign or MINUS in low + high else DASH
+    return f"{low}{between}{high}" + "%" * (unit and column.percent and math.isfinite(of.high))
+
+
+def half(of: Estimate | Difference, column: Column) -> str:
+    """Half of the 95% interval, such as 2.1; "" without one. On one side of the mean, it may be more or less."""
+    width = (of.high - of.low) / 2
+    return value(width, column) if math.isfinite(width) else ""
+
+
+def short(cell: Cell | None, column: Column) -> str:
+    """A mean with half of its interval, such as 66.5 ± 2.1, and a dagger if it differs from the baseline."""
+    if cell is None:
+        return DASH
+    spread = half(cell.estimate, column)
+    return value(cell.estimate.mean, column) + f" ± {spread}" * bool(spread) + "†" * (verdict(cell, column) in WORDS)
+
+
+def share(x: float | None) -> str:
+    """A share of all, such as 12.3%."""
+    return value(x, _PERCENT, unit=True)
+
+
+def share_interval(of: Estimate) -> str:
+    """The 95% interval of a share, such as 10.2–14.4%."""
+    return interval(of, _PERCENT, unit=True)
+
+
+def p_value(p: float | None) -> str:
+    """A p-value with two digits, or that it is small."""
+    if p is None or not math.isfinite(p):
+        return DASH
+    return "<0.0001" if p < 1e-4 else f"{p:.2g}" if p < 0.095 else f"{p:.2f}"
+
+
+def rank(of: tuple[int, int] | None) -> str:
+    """The range of ranks, such as 1–3."""
+    return DASH if of is None else f"{of[0]}" if of[0] == of[1] else f"{of[0]}{DASH}{of[1]}"
+
+
+def count(n: int, one: str, many: str = "") -> str:
+    """A number of things, such as 1 set or 1,200 sets."""
+    return f"{number(n)} {one if n == 1 else many or one + 's'}"
+
+
+WORDS = {"better": "▲ better", "worse": "▼ worse"}
+
+
+def judged(mean: float, p: float | None, column: Column) -> str:
+    """What a difference says: "better", "worse", or "same" where it is not significant."""
+    if p is None or not p <= SIGNIFICANT:
+        return "same"
+    return "better" if (mean > 0) == column.higher_is_better else "worse"
+
+
+def verdict(cell: Cell, column: Column) -> str:
+    """How a cell compares with the baseline, see `judged`; "" where there is no difference."""
+    return "" if cell.difference is None else judged(cell.difference.mean, cell.p_holm, column)
+
+
+def _minus(text: str) -> str:
+    """With a minus sign for a hyphen in front; zero has none."""
+    return text.lstrip("-") if re.fullmatch(r"-[0.]+", text) else re.sub("^-", MINUS, text)
