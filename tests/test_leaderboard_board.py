@@ -375,6 +375,19 @@ def test_group_and_average_have_their_weights():
     assert pair["g"] == statistics.difference_group([pair["a"], pair["b"]], [0.75, 0.25], bounds=(0, 1))
 
 
+def test_groups_of_the_caller_take_the_place_of_those_of_the_runs():
+    runs = [make_run(model, ("a", "b", "c"), groups={"g": {"a": 0.5, "b": 0.5}}) for model in ("icl", "hf")]
+    groups = {"h": {"a": 0.25, "c": 0.75}, AVERAGE: {"a": 0.5, "c": 0.5}, "missing": {"a": 0.5, "d": 0.5}}
+    board = build(runs, groups=groups)
+    kinds = [(AVERAGE, "average"), ("h", "group"), ("a", "task"), ("b", "task"), ("c", "task")]
+    assert [(column.name, column.kind) for column in board.columns] == kinds
+    for entry in board.entries:
+        of_tasks = [entry.cells[task].estimate for task in ("a", "c")]
+        assert entry.cells["h"].estimate == statistics.estimate_group(of_tasks, [0.25, 0.75], bounds=(0, 1))
+    assert [column.name for column in build(runs, groups=groups, tasks=["b", "h"]).columns] == ["h", "b"]
+    assert [column.name for column in build(runs, groups={}).columns] == ["a", "b", "c"]
+
+
 def test_the_average_is_over_tasks_that_half_of_the_rows_have():
     runs = [make_run("icl", ("a", "b", "c")), make_run("hf", ("a", "b", "c")), make_run("invicl", ("a", "b", "own")),
             make_run("deepthink", ("a", "b"))]  # fmt: skip

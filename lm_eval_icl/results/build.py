@@ -39,20 +39,25 @@ def build(
     left_out: Sequence[LeftOut] = (),
     baseline: str | None = None,
     tasks: Sequence[str] | None = None,
+    groups: Mapping[str, Mapping[str, float]] | None = None,
 ) -> Board:
     """Fold runs into a board.
 
     Args:
+        runs: in any order.
+        left_out: files that were not used; the board lists them, with the results that cannot be used.
         baseline: the method that the others on the same checkpoint are compared with; or the label or name of one
             entry, with which all are compared. None for `icl`, or `hf` if there is no `icl`.
         tasks: the tasks and groups that are columns; None for all.
+        groups: the groups, name -> the weights of its tasks, which add up to 1; one called `AVERAGE` is the average.
+            None for those that the runs name, and an average over the tasks that most rows have.
 
     Raises:
         InputError: there is no run, no entry is the baseline, or no run has one of the tasks.
     """
     left_out = list(left_out)
     runs = _usable(sorted(runs, key=lambda run: (run.date, run.digest)), left_out)
-    columns = _columns(runs, tasks)
+    columns = _columns(runs, tasks, groups)
     kept = {task for column in columns for task in column.weights}
     drafts = [_Draft(row) for row in entries.rows(runs) if kept & row.units.keys()]
     for draft in drafts:
@@ -61,7 +66,8 @@ def build(
     if not drafts:
         raise InputError("no result of these tasks that can be used was found.")
     _name(drafts)
-    columns = _with_average(columns, drafts)
+    if groups is None:
+        columns = _with_average(columns, drafts)
     for draft in drafts:
         draft.combine(columns)
     drafts.sort(key=lambda draft: (draft.place(columns), draft.label, draft.name))
@@ -129,7 +135,9 @@ def _kind(result: TaskResult) -> tuple[object, ...]:
     return result.metric, result.filter, result.aggregation, result.higher_is_better
 
 
-def _columns(runs: Sequence[Run], tasks: Sequence[str] | None) -> tuple[Column, ...]:
+def _columns(
+    runs: Sequence[Run], tasks: Sequence[str] | None, groups: Mapping[str, Mapping[str, float]] | None
+) -> tuple[Column, ...]:
     """A column for each group, then each task, in the order in which they come up."""
     if not runs:
         raise InputError("no results of lm-eval that can be used were found.")
@@ -137,12 +145,12 @@ def _columns(runs: Sequence[Run], tasks: Sequence[str] | None) -> tuple[Column, 
     for run in runs:
         for result in run.tasks.values():
             results[result.task].append(result)
-    weights = {
-        name: dict(of)
-        for run in reversed(runs)
-        for name, of in run.groups.items()
-        if name != AVERAGE and of and of.keys() <= results.keys()
-    }
+    named_groups = (
+        [group for run in reversed(runs) for group in run.groups.items() if group[0] != AVERAGE]
+        if groups is None
+        else groups.items()
+    )
+    weights = {name: dict(of) for name, of in named_groups if of and of.keys() <= results.keys()}
     weights |= {task: {task: 1.0} for task in sorted(results)}
     if tasks is not None:
         for name in tasks:
@@ -157,13 +165,13 @@ def _columns(runs: Sequence[Run], tasks: Sequence[str] | None) -> tuple[Column, 
         first = every[0]
         if len({(result.metric, result.higher_is_better) for result in every}) == 1:  # else there is no mean
             percent = first.metric in _SHARES and all(0 <= result.value <= 1 for result in every)
-            kind = "task" if name in results else "group"
+            kind = "task" if name in results else "average" if name == AVERAGE else "group"
             found.append(Column(name, kind, first.metric, percent, first.higher_is_better, of))
     if not found:
         raise InputError(
             f"--tasks {','.join(tasks or ())}: the tasks have different metrics, of which there is no mean."
         )
-    return tuple(sorted(found, key=lambda column: column.kind != "group"))
+    return tuple(sorted(found, key=lambda column: ("average", "group", "task").index(column.kind)))
 
 
 def _with_average(columns: tuple[Column, ...], drafts: Sequence[_Draft]) -> tuple[Column, ...]:
