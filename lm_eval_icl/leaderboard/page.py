@@ -331,6 +331,7 @@ def _cell(cell: Cell | None, runs: Mapping[str, int], has_orders: bool) -> list[
             for name, share in sorted(cell.predicted.items(), key=lambda each: -each[1])[:PREDICTED]
         ],
         "majority": _rounded(cell.majority),
+        "expected": _rounded(cell.expected),
     }
     return [given[name] for name in _CELL]
 

@@ -64,6 +64,7 @@ class Cell:
         left_out: demonstrations left out because prompts were too long.
         predicted: of a task with options: by option, the share of the answers that name it; over all prompts.
         majority: the score of always giving the most frequent right answer; None where these are not known.
+        expected: the paper's value, where a study says which one that is.
     """
 
     estimate: Estimate
@@ -78,6 +79,7 @@ class Cell:
     left_out: int
     predicted: Mapping[str, float] = field(default_factory=dict)
     majority: float | None = None
+    expected: float | None = None
 
 
 @dataclass(frozen=True)

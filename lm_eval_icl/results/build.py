@@ -623,6 +623,7 @@ def _finish(
                 left_out=draft.left_out[name],
                 predicted=draft.predicted.get(name, {}),
                 majority=draft.majorities.get(name),
+                expected=_expected(draft.row, column),
             )
     finished = []
     for draft in drafts:
@@ -646,6 +647,13 @@ def _finish(
             )
         )
     return tuple(finished)
+
+
+def _expected(row: Row, column: Column) -> float | None:
+    """The paper's value, where the studies of all runs say the same."""
+    runs = [unit.run for task in column.weights for unit in row.units[task]]
+    values = {(entries.study(run).get("expected") or {}).get(column.name) for run in runs}
+    return values.pop() if len(values) == 1 else None
 
 
 def _against(name: str, other: str | None, column: str, pairs: Pairs) -> Difference | None:
