@@ -94,19 +94,19 @@ def _number(cell: Cell | None, column: Column | None) -> Text:
     """A mean with half of its interval, and the paper's number below it."""
     if cell is None or column is None:
         return Text(numbers.DASH, style="dim")
-    text = Text(_value(cell.estimate.mean, column))
+    text = Text(_value(cell.estimate.mean, column, 0.9995))
     width = (cell.estimate.high - cell.estimate.low) / 2
     if math.isfinite(width):
-        half = "±" + numbers.value(width, column, decimals=int(width < 0.0995))  # two digits are enough
+        half = "±" + _value(width, column, 0.0995)
         text.append("\n" * (len(text) + len(half) > _NUMBER) + half, style="dim")
     if cell.expected is not None:
-        text.append(f"\n({_value(cell.expected, column)})", style="cyan")
+        text.append(f"\n({_value(cell.expected, column, 0.9995)})", style="cyan")
     return text
 
 
-def _value(x: float, column: Column) -> str:
-    """In percent, at most four characters: "57.9", "100"."""
-    return numbers.value(x, column, decimals=int(x < 0.9995))
+def _value(x: float, column: Column, least: float) -> str:
+    """A value that has room: of percents from `least` on, no decimals: "57.9", "100", "±12"."""
+    return numbers.value(x, column, decimals=int(x < least)) if column.percent else numbers.number(x, 3)
 
 
 def _share(flips: Estimate | None) -> Text:

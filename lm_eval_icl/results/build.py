@@ -30,7 +30,7 @@ _COLLAPSED, _FEW_DOCUMENTS = 0.95, 10  # the share of one answer, and of how man
 _NORMAL = 1.96  # half of a 95% interval, in standard errors
 _HUGE = 1e100  # what is larger is no result, and its square may be no number
 # Metrics between 0 and 1, which are shown as percent. Of some tasks, metrics of these names are of another range.
-_SHARES = {"acc", "acc_norm", "acc_bytes", "acc_mutual_info", "exact_match", "em", "f1", "quasi_exact_match"}
+_SHARES = {"acc", "acc_norm", "acc_bytes", "acc_mutual_info", "exact_match", "em", "f1", "quasi_exact_match", "metaicl"}
 _LISTED = 20  # names in a message
 
 
@@ -360,7 +360,8 @@ def _prompt_sets(units: Sequence[Unit], marks: list[str]) -> tuple[PromptSet, ..
     """
     found: dict[str | None, list[Answered]] = {}
     answers = [(unit, unit.result.answers) for unit in units if unit.result.answers is not None]
-    for same in grouped(answers, lambda each: _prompts(each[1])).values():
+    # Where a method sorts the demonstrations, the prompts of a study's orders are the same.
+    for same in grouped(answers, lambda each: (_prompts(each[1]), each[0].run.order)).values():
         (first, counted), *others = same
         if others:
             agree = all(np.array_equal(counted.items, of.items, equal_nan=True) for _, of in others)

@@ -97,8 +97,8 @@ def rows(runs: Sequence[Run]) -> list[Row]:
     units = [Unit(run, result) for run in runs for result in run.tasks.values()]
     found = []
     by_model = [
-        ((*checkpoint, said), of_model)
-        for checkpoint, of_name in grouped(units, lambda unit: _checkpoint(unit.run)).items()
+        ((checkpoint[0], checkpoint[1], checkpoint[2], said), of_model)
+        for (*checkpoint, _), of_name in grouped(units, lambda unit: _checkpoint(unit.run)).items()
         for said, of_model in _models(of_name)
     ]
     for (checkpoint, method, resolved), of_method in (
@@ -152,7 +152,7 @@ def _words(units: Sequence[Unit]) -> list[str]:
 def _trained(run: Run) -> str | None:
     """How the checkpoint says that it was trained."""
     found = run.icl.get("trained")
-    if not isinstance(found, dict) or not found:
+    if not isinstance(found, dict) or not found or "training" in study(run):
         return None
     methods = found.get("methods")
     names = list(map(str, methods)) if isinstance(methods, list) else []
@@ -202,8 +202,15 @@ def _plural(number: int, what: str) -> str:
     return f"{number} {what}{'s' * (number != 1)}"
 
 
-def _checkpoint(run: Run) -> tuple[str, str, str]:
-    return run.pretrained, run.revision, run.dtype
+def _checkpoint(run: Run) -> tuple[str, str, str, str]:
+    """The name of the checkpoint, its revision, its dtype, and within which method weights are compared.
+
+    A study trains a model under each method, and these checkpoints are one model to it.
+    """
+    said = study(run)
+    if isinstance(model := said.get("model"), str) and isinstance(training := said.get("training"), str):
+        return f"{model} (trained: {training.replace('/', '-')})", run.revision, run.dtype, run.model
+    return run.pretrained, run.revision, run.dtype, ""
 
 
 def _models(units: list[Unit]) -> list[tuple[str, list[Unit]]]:

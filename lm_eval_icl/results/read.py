@@ -44,7 +44,7 @@ _METRICS: Mapping[str, tuple[str, bool]] = {
 }
 # Those that are computed from a number, or a pair of numbers, of each document; of these, the statistics are known.
 _OF_NUMBERS = ("mean", "nanmean", "perplexity")
-_OF_PAIRS = ("f1", "matthews_corrcoef", "weighted_perplexity", "bits_per_byte")
+_OF_PAIRS = ("f1", "matthews_corrcoef", "weighted_perplexity", "bits_per_byte", "macro_f1")
 AGGREGATIONS = (*_OF_NUMBERS, *_OF_PAIRS)
 # Of a task's configuration: what is compared as something else, or is known not to matter.
 _NOT_SETTINGS = {
@@ -403,7 +403,8 @@ def _task(file: _File, results: Mapping[str, Any], packed: Any, task: str, value
         Unusable: it has no number.
     """
     config = _mapping(results["configs"][task])
-    metric, of_filter, entry = _metric(values, config)
+    of_study = _mapping(_mapping(results["config"].get("icl")).get("study")).get("metric")
+    metric, of_filter, entry = _metric(values, config, of_study)
     value = _number(values[f"{metric},{of_filter}"])
     if value is None:
         raise Unusable(f"its {metric} is {str(values[f'{metric},{of_filter}'])[:40]!r}, which is not a number")
@@ -455,8 +456,12 @@ def _check_numbers(results: Mapping[str, Any], task: str, values: Mapping[str, A
             )
 
 
-def _metric(values: Mapping[str, Any], config: Mapping[str, Any]) -> tuple[str, str, Mapping[str, Any]]:
-    """The metric that stands for a task, its first filter, and what the task's configuration says of it."""
+def _metric(values: Mapping[str, Any], config: Mapping[str, Any], of_study: Any) -> tuple[str, str, Mapping[str, Any]]:
+    """The metric that stands for a task, its first filter, and what the task's configuration says of it.
+
+    Args:
+        of_study: the metric that a study names, which comes first.
+    """
     filters: dict[str, str] = {}
     for key in values:
         metric, comma, of_filter = key.partition(",")
@@ -466,7 +471,7 @@ def _metric(values: Mapping[str, Any], config: Mapping[str, Any]) -> tuple[str, 
     # A metric that is a Python function has its source as its name.
     named = {metric: entry for entry in reversed(entries) for metric in filters if _is_named(entry, metric)}
     first = [metric for entry in entries for metric in filters if named.get(metric) is entry]
-    for metric in ("acc", "exact_match", *first, *filters):
+    for metric in (*([of_study] if isinstance(of_study, str) else ()), "acc", "exact_match", *first, *filters):
         if metric in filters:
             return metric, filters[metric], named.get(metric, {})
     raise Unusable("it has no metric")
@@ -489,6 +494,8 @@ def _answer(file: _File, results: Mapping[str, Any], packed: Any, result: TaskRe
     answers = None
     try:
         answers = _answers(file, results, packed, result)
+        if answers is not None and answers.items.ndim == 2 and result.metric == "metaicl":  # of classification
+            result = replace(result, aggregation="macro_f1")
         if not marks and answers is not None:
             _check(answers, result)
         marks += packed_marks(packed)

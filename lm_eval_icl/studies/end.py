@@ -53,23 +53,18 @@ def conclude(conductor: Conductor, console: Console) -> None:
     results = results_of(conductor, columns)
     table = cells_table(conductor, results)
     folder.write("study.csv", table.to_csv(index=False))
-    written = "study.json, study.csv, cells"
+    written = "study.json, study.csv; there are no results on the test set"
     tested = [(cell, run) for cell, run in results if cell.split == "test"]
-    board = board_of(tested, columns) if tested else None
-    if board is not None:
+    if tested:
+        board = board_of(tested, columns)
         drawn = figures.draw(board, folder.path / "figures", study.figures)
         folder.write("board.html", page(board, figures.svgs(board), [folder.path]))
         written = f"board.html, study.csv, study.json, {len(drawn)} files of figures, cells"
-        lines = study_table.table(
-            board,
-            columns.names,
-            _in_order(board, tested),
-            {entry.name: flips for entry in board.entries if (flips := flips_of(entry, columns)) is not None},
-            {entry.name: _codes(entry, table) for entry in board.entries},
-            " ".join(filter(None, [study.paper, study.title])),
-            _about_training(study),
-        )
-        console.print(lines)
+        flips = {entry.name: of for entry in board.entries if (of := flips_of(entry, columns)) is not None}
+        codes = {entry.name: _codes(entry, table) for entry in board.entries}
+        title = " ".join(filter(None, [study.paper, study.title]))
+        entries = in_order(board, tested)
+        console.print(study_table.table(board, columns.names, entries, flips, codes, title, _about_training(study)))
     for sentence in study.deviates:
         console.print(f"Deviates: {sentence}", markup=False, highlight=False)
     console.print(f"{folder.path}: {written}", markup=False, highlight=False)
@@ -183,7 +178,9 @@ def board_of(results: Sequence[tuple[Cell, Run]], columns: Columns) -> Board:
                 results={**run.results, "configs": configs},
             )
         if together:
-            run = replace(run, icl={**run.icl, "study": {**run.icl["study"], "training": ", ".join(trainings)}})
+            every = ", ".join(trainings)
+            icl = {**run.icl, "study": {**run.icl["study"], "training": every}}
+            run = replace(run, icl=icl, model_facts={"study.weights": every})
         runs.append(run)
     groups = columns.groups(documents, names)
     tasks = [column for column in columns.names if column in groups or column in names.values()]
@@ -203,7 +200,7 @@ def flips_of(entry: Entry, columns: Columns) -> Estimate | None:
     return found[0] if len(found) == 1 else statistics.estimate_group(found, [1] * len(found), bounds=(0.0, 1.0))
 
 
-def _in_order(board: Board, results: Sequence[tuple[Cell, Run]]) -> list[Entry]:
+def in_order(board: Board, results: Sequence[tuple[Cell, Run]]) -> list[Entry]:
     """The board's entries in the order of the study's models and methods."""
     places = {run.path: place for place, (_, run) in enumerate(results)}
     return sorted(board.entries, key=lambda entry: min(places[run.path] for run in entry.runs))
