@@ -15,6 +15,7 @@ from lm_eval_icl.leaderboard import tables
 from lm_eval_icl.results import build
 from lm_eval_icl.results import collect as collecting
 from lm_eval_icl.results.board import Board, Entry
+from lm_eval_icl.results.cells import compare as compare_cells
 from lm_eval_icl.results.differing import differing
 from lm_eval_icl.results.entries import grouped, shown
 from lm_eval_icl.results.read import read
@@ -105,7 +106,7 @@ def compare(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     columns = tuple(column for column in columns if column.name in first.cells and column.name in second.cells)
     if not columns:
         raise InputError(f"{given.first} and {given.second} have no task in common.")
-    found = build.compare(first, second, columns)
+    found = compare_cells(first.cells, second.cells, columns)
     console.print(tables.comparison(first, second, columns, found))
     note = "A less B, with 95% intervals. Four of five such comparisons would find a difference that is detectable."
     console.print(note, markup=False, highlight=False)
@@ -140,34 +141,34 @@ def export(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     Raises:
         InputError: an option cannot be used, or there are no results.
     """
-    parser.description = "Write results as Every Eval Ever has them, or as previews of the Hub's evaluation results."
+    parser.description = "Write results as logs of Every Eval Ever 0.3.0, with the answers document by document."
     parser.add_argument("results", nargs="+", type=Path, metavar="RESULTS", help=_RESULTS)
-    parser.add_argument("--format", required=True, metavar="eee|hub", help="Every Eval Ever 0.3.0, or .eval_results")
+    parser.add_argument("--format", default="eee", metavar="eee", help="Every Eval Ever, the only one (default)")
     parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="the folder to write to")
     parser.add_argument("--organization", default="", metavar="NAME", help="who ran the evaluations")
+    kinds = ", ".join(exporting.RELATIONSHIPS)
     parser.add_argument(
         "--relationship",
         default="third_party",
         metavar="KIND",
-        help=f"of them to the models' developers, of eee: {', '.join(exporting.RELATIONSHIPS)} (default: third_party)",
+        help=f"of them to the models' developers: {kinds} (default: third_party)",
     )
     parser.add_argument(
         "--developer", default="local", metavar="NAME", help="of checkpoints whose name has no owner (default: local)"
     )
-    parser.add_argument("--source_url", default="", metavar="URL", help="a page with these results, of hub")
     given = parser.parse_args(arguments)
+    if given.format != "eee":
+        raise InputError(f"--format {given.format}: must be eee (Every Eval Ever), the only format that there is.")
     console = Console()
     runs, left_out = read(given.results)
     if not runs:
         raise InputError(f"no results that can be used were found.{_first_reason(left_out)}")
     made = exporting.export(
         runs,
-        given.format,
         given.output,
         organization=given.organization,
         relationship=given.relationship,
         developer=given.developer,
-        source_url=given.source_url,
     )
     _say_left_out([*left_out, *made.left_out], console)
     console.print(f"{given.output}: {len(made.files)} files", markup=False, highlight=False, soft_wrap=True)

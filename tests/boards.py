@@ -171,10 +171,7 @@ def _sets(
     return tuple(
         PromptSet(
             f"seed {runs[start].seed}",
-            tuple(
-                Answered(run, next(iter(run.tasks.values())), run.seed, run.order)
-                for run in runs[start : start + orders]
-            ),
+            tuple(Answered(run, next(iter(run.tasks.values()))) for run in runs[start : start + orders]),
             float(mean + scale * draw.normal(0, 0.02)),
         )
         for start in range(0, len(runs), orders)

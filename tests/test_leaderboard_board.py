@@ -22,10 +22,11 @@ from lm_eval._cli import HarnessCLI
 from rich.console import Console
 
 from lm_eval_icl.errors import InputError
-from lm_eval_icl.leaderboard import tables
+from lm_eval_icl.leaderboard import numbers, tables
 from lm_eval_icl.results import statistics
 from lm_eval_icl.results.board import AVERAGE
-from lm_eval_icl.results.build import build, compare, named
+from lm_eval_icl.results.build import build, named
+from lm_eval_icl.results.cells import compare
 from lm_eval_icl.results.differing import differing
 from lm_eval_icl.results.records import Answers, Run, TaskResult
 
@@ -225,7 +226,41 @@ def test_arguments_chosen_on_a_dev_set_are_one_row():
         return make_run("deepthink", seed=seed, arguments={"T": t}, icl=icl)
 
     board = build([chosen(0, 1), chosen(1, 4), make_run("deepthink", arguments={"T": 1})])
-    assert labels(board) == ["deepthink T=1, 4 shots", "deepthink T=chosen on dev, 4 shots"]
+    assert labels(board) == ["deepthink T chosen on dev, 4 shots", "deepthink T=1, 4 shots"]
+    assert named(board.entries, "deepthink T chosen on dev").cells["a"].chosen == ("T=1", "T=4")
+    assert named(board.entries, "deepthink T=1").cells["a"].chosen == ()
+
+
+def test_models_that_a_study_trains_under_methods_are_one_checkpoint():
+    def trained(model, training, weights, seed=0):
+        study = {"model": "org/m", "training": training, "checkpoint": model + training}
+        icl = {"method": model, "study": study, "trained": {"method": model, "steps": 9}}
+        facts = {"study.weights": digest(weights), "trained.method": model}
+        return make_run(model, seed=seed, pretrained=f"/x/{model}{training}", icl=icl, model_facts=facts)
+
+    runs = [trained(model, training, (model, training), seed) for model in ("icl", "pcw")
+            for training in ("one", "two") for seed in range(2)]  # fmt: skip
+    board = build(runs)
+    assert sorted((entry.on, entry.label) for entry in board.entries) == [
+        (f"org/m (trained: {training})", f"{model}, 4 shots") for training in ("one", "two") for model in ("icl", "pcw")
+    ]
+    by_name = {entry.name: entry for entry in board.entries}
+    compared = [(by_name[name], by_name[other]) for name, other in board.baseline.items()]
+    assert [(one.method, other.method, one.on == other.on) for one, other in compared] == [("pcw", "icl", True)] * 2
+    # The same training with other weights, of another study, is another row.
+    assert len(build([*runs, trained("icl", "one", "others", 5)]).entries) == 5
+
+
+def test_the_papers_value_is_that_of_all_runs():
+    def run(seed, expected, tasks=("a", "b")):
+        return make_run(tasks=tasks, seed=seed, icl={"method": "icl", "study": {"expected": expected}})
+
+    values = {"a": 0.5, AVERAGE: 0.25, "b": "many", "c": 1}
+    (entry,) = build([run(0, values), run(1, values)]).entries
+    assert {name: cell.expected for name, cell in entry.cells.items()} == {"a": 0.5, "b": None, AVERAGE: 0.25}
+    (entry,) = build([run(0, values), run(1, {"a": 0.6}, ("a",)), run(2, values, ("b",))]).entries
+    assert {name: cell.expected for name, cell in entry.cells.items()} == {"a": None, "b": None, AVERAGE: None}
+    assert build([make_run()]).entries[0].cells["a"].expected is None
 
 
 # Sets, orders, repeats.
@@ -328,7 +363,7 @@ def test_differences_are_over_common_sets_and_orders_alone():
 def test_a_minus_b_is_minus_b_minus_a():
     board = build(grid("icl", "invicl", "deepthink", tasks=("a", "b")))
     for first, second in itertools.combinations(board.entries, 2):
-        there, back = compare(first, second, board.columns), compare(second, first, board.columns)
+        there, back = (compare(a.cells, b.cells, board.columns) for a, b in ((first, second), (second, first)))
         assert there == board.pairs[first.name, second.name]
         assert there.keys() == {AVERAGE, "a", "b"}
         for column, one in there.items():
@@ -339,7 +374,7 @@ def test_a_minus_b_is_minus_b_minus_a():
     baseline = named(board.entries, "icl")
     for entry in board.entries:
         if entry is not baseline:
-            for column, one in compare(entry, baseline, board.columns).items():
+            for column, one in compare(entry.cells, baseline.cells, board.columns).items():
                 assert entry.cells[column].difference.mean == pytest.approx(one.mean)
                 assert (entry.cells[column].difference.low, entry.cells[column].difference.p) == pytest.approx(
                     (one.low, one.p)
@@ -371,6 +406,8 @@ def test_group_and_average_have_their_weights():
         assert entry.cells["g"].estimate == statistics.estimate_group([of["a"], of["b"]], [0.75, 0.25], bounds=(0, 1))
         assert entry.cells[AVERAGE].estimate == statistics.estimate_group(list(of.values()), [1 / 3] * 3, bounds=(0, 1))
     (pair,) = board.pairs.values()
+    of_group = build(runs, tasks=["g"])
+    assert compare(*(entry.cells for entry in of_group.entries), of_group.columns)["g"] == pair["g"]
     assert pair["g"].mean == pytest.approx(0.75 * pair["a"].mean + 0.25 * pair["b"].mean)
     assert pair["g"] == statistics.difference_group([pair["a"], pair["b"]], [0.75, 0.25], bounds=(0, 1))
 
@@ -680,6 +717,15 @@ def test_percent_is_for_metrics_between_0_and_1():
     assert build([make_run(metric="f1", aggregation="unknown", value=0.85, samples=False)]).columns[0].percent
 
 
+def test_a_group_that_no_row_has_whole_is_no_column():
+    groups = {"g": {"a": 0.5, "b": 0.5}}
+    runs = [make_run("icl", ("a",)), make_run("hf", ("b",), groups=groups)]
+    board = build(runs)
+    assert [column.name for column in board.columns] == ["a", "b"]
+    with pytest.raises(InputError, match="no result of these tasks that can be used"):
+        build(runs, tasks=["g"])
+
+
 def test_digests_that_claim_the_same_documents():
     forged = make_result("a", "hf", 0, 0, scores=bits(1, n=3))
     true = make_run()
@@ -806,7 +852,7 @@ def test_hostile_names_in_tables():
     assert len({len(re.findall(r"(?<!\\)\|", row)) for row in rows}) == 1
     assert not re.search(r"(?<!\\)[<>`*\[\]]|\x1b", markdown)
     tex = tables.as_tex(board)
-    assert not re.search(r"(?<!\\)[%$#_]", re.sub(r"\$(\\pm|\^\\dagger)\$", "", tex.partition("\n")[2]))
+    assert not re.search(r"(?<!\\)[%$#_]", re.sub(r"\$(\\pm|\^\\dagger|-)\$", "", tex.partition("\n")[2]))
     assert r"\textbf" not in tex
     assert tex.count("{") == tex.count("}")
     assert all(line.count(" & ") == len(board.columns) + 1 for line in tex.splitlines() if line.endswith(r"\\"))
@@ -821,28 +867,27 @@ def test_tables_of_the_terminal_fit(width):
     first, second = board.entries[:2]
     for table in (
         tables.overview(board, 10),
-        tables.comparison(first, second, board.columns, compare(first, second, board.columns)),
+        tables.comparison(first, second, board.columns, compare(first.cells, second.cells, board.columns)),
     ):
         console = Console(width=width, file=io.StringIO())
         console.print(table)
         text = console.file.getvalue()
         assert max(map(len, text.splitlines())) <= width
         assert "…" not in text
-        assert tables.number(board.entries[0].cells[AVERAGE].estimate.mean, board.columns[0]) in text
+        assert numbers.value(board.entries[0].cells[AVERAGE].estimate.mean, board.columns[0], unit=True) in text
 
 
 def test_terminal_shows_hostile_names_as_text():
     board = hostile_board()
     console = Console(width=80, file=io.StringIO())
     console.print(tables.overview(board, 10))
-    console.print(tables.comparison(*board.entries, board.columns, compare(*board.entries, board.columns)))
+    console.print(
+        tables.comparison(
+            *board.entries, board.columns, compare(*(entry.cells for entry in board.entries), board.columns)
+        )
+    )
     assert not re.search(r"[\x00-\x09\x0b-\x1f\u202e]", console.file.getvalue())
     assert "[bold]" in console.file.getvalue().replace("\n", "")
-
-
-@pytest.mark.parametrize(("p", "text"), [(0.00001, "<0.0001"), (0.0234, "0.023"), (0.0999, "0.10"), (1.0, "1.00")])
-def test_p_values_in_words(p, text):
-    assert tables.p_value(p) == text
 
 
 # Documents.
@@ -880,18 +925,3 @@ def test_a_board_of_20_rows_and_5_tasks_of_real_size():
     board = build(runs)
     assert time.monotonic() - began < 60
     assert len(board.pairs) == 190
-
-
-@pytest.mark.parametrize(
-    ("value", "percent", "text"),
-    [
-        (-0.0001, True, "+0.0%"),
-        (0.1234, True, "+12.3%"),
-        (-2.0, False, "-2"),
-        (-0.0, False, "+0"),
-        (math.inf, True, "?"),
-    ],
-)
-def test_numbers_in_words(value, percent, text):
-    column = replace(build([make_run()]).columns[0], percent=percent)
-    assert tables.number(value, column, sign=True) == text

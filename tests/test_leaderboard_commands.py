@@ -11,8 +11,9 @@ import pytest
 
 from lm_eval_icl import cli
 from lm_eval_icl.demo import model_path
-from lm_eval_icl.leaderboard import tables
+from lm_eval_icl.leaderboard import numbers, tables
 from lm_eval_icl.results import build
+from lm_eval_icl.results.cells import compare
 from lm_eval_icl.results.entries import shown
 from lm_eval_icl.results.read import read
 from tests import processes
@@ -101,9 +102,9 @@ def test_leaderboard_prints_sentences_and_a_table_of_80_columns(command, results
     for entry in board.entries:
         (line,) = [line for line in printed.splitlines() if line.startswith(f"{entry.method} ")]
         cell = entry.cells["average"]
-        assert f" {tables.number(cell.estimate.mean, board.columns[0])} " in line
+        assert f" {numbers.value(cell.estimate.mean, board.columns[0], unit=True)} " in line
         if cell.difference:
-            assert tables.p_value(cell.p_holm) in line
+            assert numbers.p_value(cell.p_holm) in line
     assert "left out" not in printed
 
 
@@ -161,10 +162,9 @@ def test_compare_two_entries(command, results):
     for column in board.columns:
         (line,) = [line for line in printed.splitlines() if line.startswith(f"{column.name} ")]
         d = pair[column.name]
-        numbers = [tables.number(d.mean, column, sign=True), tables.p_value(d.p), tables.number(d.detectable, column)]
-        assert all(number in line.split() for number in [*numbers, f"{d.documents}"])
-        ends = [tables.number(end, column, sign=True) for end in (d.low, d.high)]
-        assert f"{ends[0].removesuffix('%')} to {ends[1]}" in line
+        texts = [numbers.signed(d.mean, column, unit=True), numbers.value(d.detectable, column, unit=True)]
+        assert all(text in line.split() for text in [*texts, numbers.p_value(d.p), f"{d.documents}"])
+        assert numbers.interval(d, column, sign=True, unit=True) in line
     # The documents that differ most, with the ends of their prompts.
     number = re.search(r"document (\d+): A 1, B 0\n *(.*)\n", printed)
     assert number[2].endswith(f"Text: document {number[1]} Label:")
@@ -179,12 +179,12 @@ def test_compare_two_runs(command, results, tmp_path):
         write(tmp_path / model, model, 2)
     printed = command("compare", tmp_path / "invicl", next((tmp_path / "icl").glob("results_*.json")))
     a, b = (build.build(read([tmp_path / model], quiet=True)[0]) for model in ("invicl", "icl"))
-    found = build.compare(a.entries[0], b.entries[0], a.columns)
+    found = compare(a.entries[0].cells, b.entries[0].cells, a.columns)
     for column in a.columns:
         (line,) = [line for line in printed.splitlines() if line.startswith(f"{column.name} ")]
-        assert tables.number(found[column.name].mean, column, sign=True) in line
-        assert tables.p_value(found[column.name].p) in line.split()
-    swapped = build.compare(b.entries[0], a.entries[0], a.columns)
+        assert numbers.signed(found[column.name].mean, column, unit=True) in line
+        assert numbers.p_value(found[column.name].p) in line.split()
+    swapped = compare(b.entries[0].cells, a.entries[0].cells, a.columns)
     assert swapped["average"].mean == pytest.approx(-found["average"].mean)
 
 

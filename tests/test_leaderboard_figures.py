@@ -106,7 +106,7 @@ def make(
             for task, of_task in values.items():
                 sets = []
                 for seed in range(seeds):
-                    answered = [Answered(one, one.tasks[task], seed, one.order) for one in runs[seed]]
+                    answered = [Answered(one, one.tasks[task]) for one in runs[seed]]
                     sets.append(PromptSet(f"seed {seed}", tuple(answered), fmean(of_task[seed])))
                 mean, error = fmean(one.value for one in sets), random.uniform(0.005, 0.02)
                 flips = estimate(random.uniform(0.02, 0.2), 0.01) if orders > 1 else None

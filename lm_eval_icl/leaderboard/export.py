@@ -1,8 +1,7 @@
-"""Results in the formats of others: Every Eval Ever, and the evaluation results of model pages on the Hugging Face Hub.
+"""Results as logs of Every Eval Ever: https://github.com/evaleval/every_eval_ever
 
-    data/TASK/OWNER/MODEL/ID.json             eee: a log for each run and task
-    data/TASK/OWNER/MODEL/ID_samples.jsonl    eee: what was asked and answered, document by document
-    OWNER/MODEL/.eval_results/TASK-....yaml   hub: a file for each checkpoint, method and task
+    data/TASK/OWNER/MODEL/ID.json             a log for each run and task
+    data/TASK/OWNER/MODEL/ID_samples.jsonl    what was asked and answered, document by document
 
 Nothing is uploaded. Names of models and tasks come from other people's files, and only letters, digits, ".", "_" and
 "-" of them become names of files and folders.
@@ -14,24 +13,20 @@ import hashlib
 import json
 import re
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
-from huggingface_hub import EvalResultEntry, eval_result_entries_to_yaml
 
 from lm_eval_icl.errors import InputError, is_number, one_line
-from lm_eval_icl.results.entries import Unit, unused, used
+from lm_eval_icl.results.board import Answered
+from lm_eval_icl.results.entries import unused
 from lm_eval_icl.results.read import samples_file
 from lm_eval_icl.results.records import Answers, LeftOut, Run, TaskResult
 from lm_eval_icl.results.samples import Unusable, lines
-from lm_eval_icl.results.statistics import HOW, Estimate, estimate
 
-FORMS = ("eee", "hub")
 RELATIONSHIPS = ("first_party", "third_party", "collaborative", "other")
 # The version of the schemas in tests/schemas.
 EEE_VERSION = "0.3.0"
@@ -77,43 +72,66 @@ class Exported:
 
 def export(
     runs: Sequence[Run],
-    form: str,
     folder: Path,
     *,
     organization: str = "",
     relationship: str = "third_party",
     developer: str = "local",
-    source_url: str = "",
 ) -> Exported:
-    """Write runs in another format. Run again, it writes the same bytes.
+    """Write runs as logs of Every Eval Ever. Run again, it writes the same bytes.
 
     Args:
-        form: "eee" or "hub".
-        folder: is made if it does not exist. Of the files in it, those of the same runs are replaced.
-        organization: who ran the evaluation; by default `Run.where`, or "unknown". For "hub" the name of the source.
-        relationship: of that organization to the model's developer, one of `RELATIONSHIPS`; for "eee" alone.
+        folder: is made if it does not exist. Files of the same runs in it are replaced.
+        organization: who ran the evaluation; by default `Run.where`, or "unknown".
+        relationship: of that organization to the model's developer, one of `RELATIONSHIPS`.
         developer: the owner of checkpoints that are folders, or have no owner in their name.
-        source_url: the address of a page with these results; for "hub" alone.
 
     Raises:
         InputError: an argument is wrong, or a file cannot be written.
     """
-    if form not in FORMS:
-        raise InputError(f"--format {form}: must be {' or '.join(FORMS)}.")
     if relationship not in RELATIONSHIPS:
         raise InputError(f"--relationship {relationship}: must be one of {', '.join(RELATIONSHIPS)}.")
-    if source_url and not re.fullmatch(r"https?://[^\s/]\S*", source_url):
-        raise InputError(f"--source_url {source_url}: must be the address of a page, beginning with https://.")
-    runs = list({run.digest: run for run in reversed(runs)}.values())[::-1]  # copies of a run count once
+    files: list[Path] = []
     left_out: list[LeftOut] = []
-    if form == "eee":
-        written = _eee(runs, organization, relationship, developer, left_out)
-    else:
-        written = _hub(runs, organization, developer, source_url, left_out)
-    files = []
-    for path, text in written:
-        if _write(folder, path, text):
-            files.append(folder / path)
+    for run in list({run.digest: run for run in reversed(runs)}.values())[::-1]:  # copies of a run count once
+        identity = _identity(run, developer)
+        without_documents = 0
+        for task, result in run.tasks.items():
+            if not _possible(result):
+                left_out.append(LeftOut(run.path, f"{task}: {result.metric} is {result.value}, which it cannot be."))
+                continue
+            log = _log(run, result, identity, organization, relationship)
+            # Identifiers of Every Eval Ever are random; this has their form and is the same for copies of a run.
+            digest = hashlib.sha256(f"{run.digest}\0{task}".encode(errors="replace")).digest()
+            path = "/".join(["data", _plain(task), *identity, str(uuid.UUID(bytes=digest[:16], version=4))])
+            rows: list[dict[str, Any]] = []
+            try:
+                rows = _rows(run, result, log)
+            except _UNUSABLE as error:
+                why = str(error) if isinstance(error, Unusable) else one_line(error)
+                left_out.append(LeftOut(run.path, f"{task}: its samples cannot be used: {why}."))
+            else:
+                without_documents += not rows
+            samples = "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows)
+            if samples:
+                log["detailed_evaluation_results"] = {
+                    "format": "jsonl",
+                    "file_path": f"{path}_samples.jsonl",
+                    "hash_algorithm": "sha256",
+                    "checksum": hashlib.sha256(samples.encode()).hexdigest(),
+                    "total_rows": len(rows),
+                }
+            # Samples come before the log that points to them. Those of an earlier export that no log points to go.
+            for name, text in (
+                (f"{path}_samples.jsonl", samples),
+                (f"{path}.json", json.dumps(log, indent=2, allow_nan=False) + "\n"),
+            ):
+                if _write(folder, name, text):
+                    files.append(folder / name)
+        if without_documents:
+            tasks = f"{without_documents} of {len(run.tasks)} tasks have no documents in the export"
+            why = f"{tasks}: there is no samples file beside the results, or no answer is right or wrong."
+            left_out.append(LeftOut(run.path, why))
     return Exported(tuple(files), tuple(left_out))
 
 
@@ -139,51 +157,6 @@ def _write(folder: Path, path: str, text: str) -> bool:
     except OSError as error:
         raise InputError(f"{file}: cannot be written ({error.strerror or error}).") from error
     return bool(content)
-
-
-# ---------------------------------------------------------------------------------------------------------------
-# Every Eval Ever: https://github.com/evaleval/every_eval_ever
-
-
-def _eee(
-    runs: Iterable[Run], organization: str, relationship: str, developer: str, left_out: list[LeftOut]
-) -> Iterator[tuple[str, str]]:
-    """Paths and contents of the files: samples, where there are any, before the log that points to them."""
-    for run in runs:
-        without = 0
-        for task, result in run.tasks.items():
-            if not _possible(result):
-                left_out.append(LeftOut(run.path, f"{task}: {result.metric} is {result.value}, which it cannot be."))
-                continue
-            log = _log(run, result, _identity(run, developer), organization, relationship)
-            # Their identifiers are random ones; this has the form of those and is the same for copies of a run.
-            digest = hashlib.sha256(f"{run.digest}\0{task}".encode(errors="replace")).digest()
-            name = str(uuid.UUID(bytes=digest[:16], version=4))
-            path = "/".join(["data", _plain(task), *_identity(run, developer), name])
-            rows: list[dict[str, Any]] = []
-            try:
-                rows = _rows(run, result, log)
-            except _UNUSABLE as error:
-                why = str(error) if isinstance(error, Unusable) else one_line(error)
-                left_out.append(LeftOut(run.path, f"{task}: its samples cannot be used: {why}."))
-            else:
-                without += not rows
-            samples = "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows)
-            if samples:
-                log["detailed_evaluation_results"] = {
-                    "format": "jsonl",
-                    "file_path": f"{path}_samples.jsonl",
-                    "hash_algorithm": "sha256",
-                    "checksum": hashlib.sha256(samples.encode()).hexdigest(),
-                    "total_rows": len(rows),
-                }
-            yield f"{path}_samples.jsonl", samples  # one of an earlier export that nothing points to is not valid
-            yield f"{path}.json", json.dumps(log, indent=2, allow_nan=False) + "\n"
-        if without:
-            why = (
-                f"{without} of {len(run.tasks)} tasks have no documents in the export: there is no samples file beside"
-            )
-            left_out.append(LeftOut(run.path, f"{why} the results, or no answer is right or wrong."))
 
 
 def _log(
@@ -241,8 +214,7 @@ def _evaluation(run: Run, result: TaskResult) -> dict[str, Any]:
     bounds = BOUNDS.get(result.metric)
     uncertainty = _uncertainty(run, result)
     return {
-        "evaluation_result_id": _result_id(result),
-        "evaluation_name": _evaluation_name(result),
+        **_names(result),
         "evaluation_timestamp": str(int(run.date)),
         "source_data": _source(run, result),
         "metric_config": {
@@ -267,7 +239,7 @@ def _evaluation(run: Run, result: TaskResult) -> dict[str, Any]:
                 method=run.model,
                 method_arguments=run.arguments,
                 num_fewshot=result.shots,
-                num_fewshot_used=result.shots - n if (n := unused(Unit(run, result))) else None,
+                num_fewshot_used=result.shots - n if (n := unused(Answered(run, result))) else None,
                 fewshot_seed=run.seed,
                 demonstrations_order=run.order,
                 demonstrations_drawn=result.drawn,
@@ -279,6 +251,14 @@ def _evaluation(run: Run, result: TaskResult) -> dict[str, Any]:
             ),
         },
     }
+
+
+def _names(result: TaskResult) -> dict[str, str]:
+    """A task's metric as the converter of Every Eval Ever names it."""
+    metric, task = result.metric, result.task
+    if result.filter != "none":
+        metric, task = f"{metric}:{result.filter}", f"{task}/{result.filter}"
+    return {"evaluation_result_id": _text(metric), "evaluation_name": _text(task)}
 
 
 def _metrics(run: Run, result: TaskResult) -> Iterator[TaskResult]:
@@ -319,10 +299,8 @@ def _uncertainty(run: Run, result: TaskResult) -> dict[str, Any]:
         found["standard_error"] = {"value": float(result.stderr)}
         if result.aggregation in ("mean", "acc_all"):
             found["standard_error"]["method"] = "analytic"
-        elif result.aggregation not in (
-            "",
-            "unknown",
-        ):  # of all other aggregations lm-eval has either this or no standard error
+        # For all other aggregations lm-eval has either this or no standard error.
+        elif result.aggregation not in ("", "unknown"):
             found["standard_error"]["method"] = "bootstrap"
             draws = _at(run.results, "config", "bootstrap_iters")
             if type(draws) is int and result.aggregation not in ("bleu", "chrf", "ter"):  # lm-eval takes fewer
@@ -354,17 +332,8 @@ def _generation(arguments: Any) -> dict[str, Any]:
     return {name: value for name, value in found.items() if _number(value) is not None}
 
 
-def _result_id(result: TaskResult) -> str:
-    """As the converter of Every Eval Ever names them."""
-    return _text(result.metric if result.filter == "none" else f"{result.metric}:{result.filter}")
-
-
-def _evaluation_name(result: TaskResult) -> str:
-    return _text(result.task if result.filter == "none" else f"{result.task}/{result.filter}")
-
-
 # ---------------------------------------------------------------------------------------------------------------
-# Every Eval Ever: document by document.
+# Document by document.
 
 
 def _rows(run: Run, result: TaskResult, log: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -420,8 +389,7 @@ def _row(
         "schema_version": EEE_VERSION,
         "evaluation_id": log["evaluation_id"],
         "model_id": log["model_info"]["id"],
-        "evaluation_name": _evaluation_name(result),
-        "evaluation_result_id": _result_id(result),
+        **_names(result),
         "sample_id": str(sample["doc_id"]),
         # As the converter of Every Eval Ever makes it, so that runs converted by either can be joined.
         "sample_hash": hashlib.sha256(hashed.encode()).hexdigest(),
@@ -443,93 +411,6 @@ def _row(
             predicted_option=None if choices is None else int(answers.predictions[position]),  # type: ignore[index]
         ),
     }
-
-
-# ---------------------------------------------------------------------------------------------------------------
-# The Hub: https://huggingface.co/docs/hub/eval-results
-
-
-def _hub(
-    runs: Iterable[Run], organization: str, developer: str, source_url: str, left_out: list[LeftOut]
-) -> Iterator[tuple[str, str]]:
-    """Paths and contents of the files. Seeds and orders are in one, other variants in a file each."""
-    variants: dict[str, list[tuple[Run, TaskResult]]] = {}
-    for run in runs:
-        for task, result in run.tasks.items():
-            if not _is_hub_id(_at(run.results, "configs", task, "dataset_path")):
-                left_out.append(LeftOut(run.path, f"{task}: its documents are in no dataset of the Hub."))
-            elif not _possible(result):
-                left_out.append(LeftOut(run.path, f"{task}: {result.metric} is {result.value}, which it cannot be."))
-            else:
-                variants.setdefault(_variant(run, result), []).append((run, result))
-    for variant, members in sorted(variants.items()):
-        run, result = max(members, key=lambda member: (member[0].date, member[0].digest))
-        config = _at(run.results, "configs", result.task)
-        found = _estimate(members)
-        value = found.mean if found else float(np.mean([each.value for _, each in members]))
-        entry = EvalResultEntry(
-            dataset_id=config["dataset_path"],
-            # As the dataset's eval.yaml has it, if the dataset is a benchmark of the Hub: it may have another name.
-            task_id=_text(_at(config, "dataset_name") or "default"),
-            value=round(value, 6),
-            date=datetime.fromtimestamp(int(run.date), UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-            source_url=source_url or None,
-            source_name=_text(organization) if source_url and organization else None,
-            notes=_notes(members, found),
-        )
-        name = f"{_plain(result.task)}-{_plain(run.model)[:20]}-{hashlib.sha256(variant.encode()).hexdigest()[:10]}"
-        content = yaml.safe_dump(eval_result_entries_to_yaml([entry]), sort_keys=False, width=120)
-        yield "/".join([*_identity(run, developer), ".eval_results", f"{name}.yaml"]), content
-
-
-def _variant(run: Run, result: TaskResult) -> str:
-    """What two results have in common that are averaged: all but seeds and orders."""
-    key = [run.pretrained, run.revision, run.dtype, run.model, run.arguments, run.limit]
-    key += [result.task, result.version, result.metric, result.filter, result.shots, result.template]
-    return json.dumps(key, sort_keys=True, default=str)
-
-
-def _estimate(members: Sequence[tuple[Run, TaskResult]]) -> Estimate | None:
-    """Over documents and sets of demonstrations; None unless all have answers to the same documents, and a mean.
-
-    Runs with the same prompts count once, and orders of the same demonstrations are averaged first.
-    """
-    sets: dict[str, dict[str, np.ndarray]] = {}
-    documents = set()
-    for _, result in members:
-        answers = result.answers
-        if answers is None or answers.items.ndim != 1 or result.aggregation != "mean":
-            return None
-        documents.add((answers.documents, answers.items.shape))
-        orders = sets.setdefault(answers.demonstrations or answers.prompts, {})
-        orders.setdefault(answers.prompts, answers.items)
-    if len(documents) != 1:
-        return None
-    scores = np.stack([np.mean(list(orders.values()), axis=0) for orders in sets.values()], axis=1)
-    if not np.isfinite(scores).all():
-        return None
-    return estimate(scores, bounds=(0, 1) if members[0][1].metric in PROPORTIONS else None)
-
-
-def _notes(members: Sequence[tuple[Run, TaskResult]], found: Estimate | None) -> str:
-    """What the format has no field for."""
-    run, result = members[0]
-    seeds = sorted({each.seed for each, _ in members if each.seed is not None})
-    orders = {each.order for each, _ in members}
-    parts = [
-        _label(run),
-        used([Unit(*each) for each in members], f"{result.shots} shots"),
-        f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}" if seeds and result.shots else "",
-        f"{len(orders)} orders" if len(orders) > 1 else "",
-        f"{result.metric} of {result.task} in lm-eval {_at(run.results, 'lm_eval_version') or '(version unknown)'}",
-        f"{result.documents} documents",
-        f"limit {run.limit:g}" if run.limit else "",
-        f"95% interval {found.low:.4f} to {found.high:.4f} {HOW[found.how]}" if found else "",
-        f"revision {run.revision}" if run.revision not in ("", "main") else "",
-        run.dtype,
-        *sorted({mark for _, each in members for mark in each.marks}),
-    ]
-    return _text("; ".join(filter(None, parts)))
 
 
 # ---------------------------------------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import io
 import itertools
 import math
@@ -17,7 +16,7 @@ from xml.dom import minidom
 
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.leaderboard.style import GREY, INK, METADATA, clipped, of_method, one_line, shortened, styled
-from lm_eval_icl.leaderboard.tables import plain
+from lm_eval_icl.leaderboard.tables import csv_text
 from lm_eval_icl.results.board import Board, Cell, Column, Entry
 from lm_eval_icl.results.statistics import Estimate
 
@@ -76,12 +75,10 @@ def draw(board: Board, folder: Path, only: Collection[str] | None = None) -> lis
                     continue
                 svg, table = (folder / f"{drawn.name}.{kind}" for kind in ("svg", "csv"))
                 drawn.figure.savefig(svg, metadata=METADATA["svg"])
-                with table.open("w", encoding="utf-8", newline="") as file:
-                    writer = csv.writer(file, lineterminator="\n")
-                    writer.writerow([*_ENTRY, *drawn.header])
-                    for entry, values in drawn.lines:
-                        cells = [*(getattr(entry, name) for name in _ENTRY), *values]
-                        writer.writerow([plain(one_line(cell)) if isinstance(cell, str) else cell for cell in cells])
+                names = (*_ENTRY, *drawn.header)
+                rows = [(*(getattr(entry, name) for name in _ENTRY), *values) for entry, values in drawn.lines]
+                clean = [[one_line(cell) if isinstance(cell, str) else cell for cell in row] for row in rows]
+                table.write_text(csv_text(dict(zip(names, row, strict=True)) for row in clean), encoding="utf-8")
                 paths += [svg, table]
     except OSError as error:
         where = error.filename or folder

@@ -1,3 +1,4 @@
+# ruff: noqa: RUF002 (the examples have typographic signs)
 """How numbers are written for people: in the terminal, on the page, in figures, Markdown and LaTeX.
 
 A metric between 0 and 1 is written in percent with one decimal, any other with four significant digits, a difference of

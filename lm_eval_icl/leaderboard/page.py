@@ -332,6 +332,7 @@ def _cell(cell: Cell | None, runs: Mapping[str, int], has_orders: bool) -> list[
         ],
         "majority": _rounded(cell.majority),
         "expected": _rounded(cell.expected),
+        "chosen": [clean(choice) for choice in cell.chosen],
     }
     return [given[name] for name in _CELL]
 

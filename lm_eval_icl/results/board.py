@@ -16,19 +16,25 @@ Pairs = Mapping[tuple[str, str], Mapping[str, Difference]]
 
 @dataclass(frozen=True, eq=False)
 class Answered:
-    """A run's answers to a task in an entry.
+    """What one run gave on one task.
 
     Attributes:
-        seed: of the demonstrations.
-        order: of the demonstrations of this seed.
         repeats: further runs with the same prompts; of those, `run` is the first by date.
     """
 
     run: Run
     result: TaskResult
-    seed: int | None
-    order: int
     repeats: tuple[Run, ...] = ()
+
+    @property
+    def seed(self) -> int | None:
+        """The seed of the demonstrations."""
+        return self.run.seed
+
+    @property
+    def order(self) -> int:
+        """Which order of the demonstrations of this seed."""
+        return self.run.order
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,7 +44,7 @@ class PromptSet:
     Attributes:
         label: "seed 3", or the beginning of the digest where no seed is known.
         answered: an element for each order.
-        value: of the metric: the mean over the orders.
+        value: the mean of the metric over the orders.
     """
 
     label: str
@@ -62,24 +68,26 @@ class Cell:
         marks: words on this cell: "confirmed", "differs", "unpaired", "aggregate only", "few seeds", "collapsed", or
             a sentence on what is wrong with its files.
         left_out: demonstrations left out because prompts were too long.
-        predicted: of a task with options: by option, the share of the answers that name it; over all prompts.
+        predicted: the share of the answers to a task that name an option, by option; over all prompts.
         majority: the score of always giving the most frequent right answer; None where these are not known.
         expected: the paper's value, where a study says which one that is.
+        chosen: the arguments that a study chose on its dev set for a task, each choice as text: "T=5, eta=0.01".
     """
 
     estimate: Estimate
-    difference: Difference | None
-    p_holm: float | None
-    rank: tuple[int, int] | None
-    tied_with_best: bool
-    sets: tuple[PromptSet, ...]
-    sensitivity: Estimate | None
-    corrected: float | None
-    marks: tuple[str, ...]
-    left_out: int
+    difference: Difference | None = None
+    p_holm: float | None = None
+    rank: tuple[int, int] | None = None
+    tied_with_best: bool = False
+    sets: tuple[PromptSet, ...] = ()
+    sensitivity: Estimate | None = None
+    corrected: float | None = None
+    marks: tuple[str, ...] = ()
+    left_out: int = 0
     predicted: Mapping[str, float] = field(default_factory=dict)
     majority: float | None = None
     expected: float | None = None
+    chosen: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -115,7 +123,8 @@ class Entry:
         arguments: as text: "T=5, eta=0.01".
         conditions: what else tells rows apart: "8 shots", "prompts 3fa2", "limit 100"; "" if nothing does.
         runs: all of its runs, by date.
-        cells: by the column's name; those without a result are missing.
+        cells: by the column's name; those without a result are missing. The tasks of a column that are no columns
+            themselves are there too, not compared with anything.
         parameters: how many the model has; None if unknown.
         tokens: run through the model a document; None if the files do not say.
         seconds: of a run, a document; None if the files do not say.

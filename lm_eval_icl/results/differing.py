@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from lm_eval_icl.results.board import Answered, Entry
-from lm_eval_icl.results.build import common, matrix
+from lm_eval_icl.results.cells import common, matrix
 from lm_eval_icl.results.entries import shown
 from lm_eval_icl.results.read import samples_file
 from lm_eval_icl.results.samples import Unusable, first_prompt, lines

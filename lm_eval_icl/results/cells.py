@@ -1,0 +1,303 @@
+"""What a row has on a task or a group, and how two rows differ there."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from lm_eval_icl.results import statistics
+from lm_eval_icl.results.board import Answered, Cell, Column, PromptSet
+from lm_eval_icl.results.entries import chosen, grouped, left_out, shown, study, varied
+from lm_eval_icl.results.records import Answers, TaskResult
+from lm_eval_icl.results.statistics import Difference, Estimate
+
+_FEW_SETS = 5
+_COLLAPSED, _FEW_DOCUMENTS = 0.95, 10  # the share of one answer, and of how many documents it says something
+HUGE = 1e100  # what is larger is no result, and its square may be no number
+_NORMAL = 1.96  # half of a 95% interval, in standard errors
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# A row's own numbers.
+
+
+def measured(units: Sequence[Answered], is_share: bool) -> Cell:
+    """The numbers of a row on a task, not yet compared with other rows.
+
+    Args:
+        units: what its runs gave on the task, by date.
+        is_share: the metric lies between 0 and 1.
+    """
+    answered = [unit for unit in units if unit.result.answers is not None]
+    marks = [mark for unit in units for mark in unit.result.marks] + varied(units)
+    cell = _from_answers(answered, is_share, marks) if answered else None
+    if cell is None:
+        cell = Cell(_reported(units, is_share))
+        marks.append("aggregate only")
+    elif len(answered) < len(units):
+        marks.append(f"{len(units) - len(answered)} of {len(units)} runs without samples are not counted")
+    choices = {unit.run.digest: [_choice(unit, name) for name in chosen(unit.run)] for unit in units}
+    return replace(
+        cell,
+        marks=tuple(dict.fromkeys(marks)),
+        left_out=max(map(left_out, units)),
+        expected=_expected(units, units[0].result.task),
+        chosen=tuple(dict.fromkeys(shown(", ".join(choice)) for choice in choices.values() if choice)),
+    )
+
+
+def _choice(unit: Answered, name: str) -> str:
+    return f"seed={unit.seed}" if name == "seeds" else f"{name}={unit.run.arguments.get(name, unit.run.icl.get(name))}"
+
+
+def _expected(units: Iterable[Answered], column: str) -> float | None:
+    """The paper's value of a column, if all runs say the same one."""
+    by_column = [study(unit.run).get("expected") for unit in units]
+    values = [said.get(column) if isinstance(said, dict) else None for said in by_column]
+    value = values[0] if values.count(values[0]) == len(values) else None
+    return float(value) if isinstance(value, (int, float)) and type(value) is not bool and abs(value) < HUGE else None
+
+
+def _from_answers(units: Sequence[Answered], is_share: bool, marks: list[str]) -> Cell | None:
+    """The numbers of a row on a task from its samples, or None where they have none: some metrics are no function of
+    sums over documents. Words on them are added to `marks`."""
+    first = units[0].result
+    if first.aggregation not in statistics.AGGREGATIONS:
+        return None
+    sets = _prompt_sets(units, marks)
+    drawn = _answers(sets[0].answered[0]).demonstrations is not None
+    try:
+        if first.aggregation == "mean":
+            estimate = statistics.estimate(matrix(sets), drawn=drawn, bounds=(0.0, 1.0) if is_share else None)
+        else:
+            metric = statistics.AGGREGATIONS[first.aggregation]
+            estimate = statistics.bootstrap(_sums(sets), metric.value, drawn=drawn, bounds=metric.bounds)
+    except ValueError as error:
+        marks.append(f"its samples are not used: {error}")
+        return None
+    if not math.isfinite(estimate.mean) or math.isnan(estimate.error):
+        marks.append("its samples are not used: some of them alone have no such metric.")
+        return None
+    if drawn and 1 < len(sets) < _FEW_SETS:
+        marks.append("few seeds")
+    by_orders = [[_answers(order).predictions for order in one.answered] for one in sets if len(one.answered) > 1]
+    are_known = drawn and not any(order is None for orders in by_orders for order in orders)
+    answers = [_answers(order) for one in sets for order in one.answered]
+    predicted, majority = _predicted(units[0], answers, marks)
+    chance = answers[0].chance if first.metric == "acc" else None
+    return Cell(
+        estimate,
+        sets=sets,
+        sensitivity=statistics.order_sensitivity(np.array(orders).T for orders in by_orders) if are_known else None,
+        corrected=None if chance is None or chance >= 1 else (estimate.mean - chance) / (1 - chance),
+        predicted=predicted,
+        majority=majority,
+    )
+
+
+def _predicted(unit: Answered, answers: Sequence[Answers], marks: list[str]) -> tuple[dict[str, float], float | None]:
+    """The share of each option among the predictions, and the accuracy of always giving the most frequent right answer.
+    A mark says if nearly all predictions are one option though others are right."""
+    predictions = [of_prompt.predictions for of_prompt in answers if of_prompt.predictions is not None]
+    if len(predictions) < len(answers):
+        return {}, None
+    names = dict(enumerate(_options(unit)))
+    numbers, counts = np.unique(np.concatenate(predictions), return_counts=True)
+    shares = dict(zip(numbers.tolist(), (counts / counts.sum()).tolist(), strict=True))
+    predicted = {names.get(n, f"option {n}"): shares.get(n, 0.0) for n in sorted({*names, *shares})}
+
+    def most_frequent(options: np.ndarray) -> float:
+        """The share of the most frequent option."""
+        return float(np.unique(options, return_counts=True)[1].max() / len(options))
+
+    golds = answers[0].golds
+    majority = None if golds is None else most_frequent(golds)
+    if len(predictions[0]) >= _FEW_DOCUMENTS and (majority is None or majority < _COLLAPSED):
+        collapsed = sum(most_frequent(of_prompt) >= _COLLAPSED for of_prompt in predictions)
+        if collapsed == len(predictions):
+            marks.append("collapsed")
+        elif collapsed:
+            marks.append(f"With {collapsed} of {len(predictions)} prompts it gives one answer to nearly all documents.")
+    return predicted, majority if unit.result.metric == "acc" else None
+
+
+def _options(unit: Answered) -> list[str]:
+    """The names of a task's options, if all documents have the same."""
+    configs = unit.run.results.get("configs")
+    config = configs.get(unit.result.task) if isinstance(configs, dict) else None
+    choices = config.get("doc_to_choice") if isinstance(config, dict) else None
+    names = [shown(name) for name in choices if isinstance(name, str)] if isinstance(choices, list) else []
+    return names if len(set(names)) == len(choices or ()) else []
+
+
+def _prompt_sets(units: Sequence[Answered], marks: list[str]) -> tuple[PromptSet, ...]:
+    """The answers by set of demonstrations, and in it by order. Words on repeated runs are added to `marks`.
+
+    Args:
+        units: with answers, by date.
+    """
+    orders: dict[str | None, list[Answered]] = {}
+    # Where a method sorts the demonstrations, the prompts of a study's orders are the same.
+    for first, *others in grouped(units, lambda unit: (_prompts(_answers(unit)), unit.order)).values():
+        answers = _answers(first)
+        if others:
+            agree = all(np.array_equal(answers.items, _answers(unit).items, equal_nan=True) for unit in others)
+            marks.append("confirmed" if agree else "differs")
+        counted = replace(first, repeats=tuple(unit.run for unit in others))
+        orders.setdefault(answers.demonstrations, []).append(counted)
+    sets = []
+    for demonstrations, answered in orders.items():
+        answered.sort(key=lambda each: each.order)
+        seeds = {each.seed for each in answered}
+        seed = seeds.pop() if len(seeds) == 1 else None
+        label = f"set {demonstrations[:6]}" if demonstrations and seed is None else f"seed {seed}"
+        value = float(np.mean([each.result.value for each in answered]))
+        prompt_set = PromptSet("no demonstrations" if demonstrations is None else label, tuple(answered), value)
+        sets.append((-1 if seed is None else seed, prompt_set))
+    return tuple(prompt_set for _, prompt_set in sorted(sets, key=lambda each: (each[0], each[1].label)))
+
+
+def _answers(answered: Answered) -> Answers:
+    assert answered.result.answers is not None
+    return answered.result.answers
+
+
+def _prompts(answers: Answers) -> tuple[str, int]:
+    """What was asked. The number of documents is there as a digest may be a stranger's claim."""
+    return answers.prompts, len(answers.items)
+
+
+def matrix(sets: Sequence[PromptSet]) -> np.ndarray:
+    """(documents, sets) scores: the mean over the orders of each set."""
+    return np.stack([np.mean([_answers(order).items for order in one.answered], axis=0) for one in sets], axis=1)
+
+
+def _sums(sets: Sequence[PromptSet]) -> np.ndarray:
+    """(documents, sets, k): what the metric's value is made of, the mean over the orders of each set."""
+    features = statistics.AGGREGATIONS[sets[0].answered[0].result.aggregation].features
+    return np.stack(
+        [np.mean([features(_answers(order).items) for order in one.answered], axis=0) for one in sets], axis=1
+    )
+
+
+def _reported(units: Sequence[Answered], is_share: bool) -> Estimate:
+    """What lm-eval's results say where there are no samples: errors over documents, and over several seeds.
+
+    The parts cannot be told apart without samples, so that the interval is rather too wide than too narrow.
+
+    Args:
+        units: by date; of runs with one seed and order, the first counts.
+    """
+    results = [same[0].result for same in grouped(units, lambda unit: (unit.seed, unit.order)).values()]
+    of_seeds = [[unit.result.value for unit in same] for same in grouped(units, lambda unit: unit.seed).values()]
+    values = [float(np.mean(of_seed)) for of_seed in of_seeds]
+    errors = [math.inf if result.stderr is None else result.stderr for result in results]
+    variance_of_seeds = float(np.var(values, ddof=1)) / len(values) if len(values) > 1 else 0.0
+    mean, error = float(np.mean(values)), math.sqrt(float(np.mean(np.square(errors))) + variance_of_seeds)
+    low, high = mean - _NORMAL * error, mean + _NORMAL * error
+    if is_share:
+        low, high = max(low, 0.0), min(high, 1.0)
+    return Estimate(mean, low, high, error, math.inf, results[0].documents, len(values), None, None, "reported")
+
+
+def combined(cells: Mapping[str, Cell], units: Iterable[Answered], column: Column) -> Cell:
+    """The numbers of a row on a group or the average.
+
+    Args:
+        cells: of all tasks of the column.
+        units: what the row's runs gave on these tasks.
+    """
+    parts, weights = [cells[task] for task in column.weights], list(column.weights.values())
+
+    def mean(values: Sequence[float | None]) -> float | None:
+        known = [value for value in values if value is not None]
+        return math.fsum(map(math.prod, zip(weights, known, strict=True))) if len(known) == len(values) else None
+
+    sensitivities = [part.sensitivity for part in parts if part.sensitivity is not None]
+    return Cell(
+        statistics.estimate_group([part.estimate for part in parts], weights, bounds=_bounds(column)),
+        sensitivity=statistics.estimate_group(sensitivities, weights, bounds=(0.0, 1.0))
+        if len(sensitivities) == len(parts)
+        else None,
+        corrected=mean([part.corrected for part in parts]),
+        marks=tuple(dict.fromkeys(mark for part in parts for mark in part.marks)),
+        left_out=sum(part.left_out for part in parts),
+        majority=mean([part.majority for part in parts]),
+        expected=_expected(units, column.name),
+    )
+
+
+def _bounds(column: Column) -> tuple[float, float] | None:
+    return (0.0, 1.0) if column.percent else None
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Differences.
+
+
+def kind(result: TaskResult) -> tuple[object, ...]:
+    """What two results must have in common to stand in one column."""
+    return result.metric, result.filter, result.aggregation, result.higher_is_better
+
+
+def common(first: Sequence[PromptSet], second: Sequence[PromptSet]) -> list[tuple[PromptSet, PromptSet]]:
+    """The sets that both were asked, each with the orders that both were asked."""
+    by_prompts = {_prompts(_answers(order)): order for prompt_set in second for order in prompt_set.answered}
+    pairs = []
+    for prompt_set in first:
+        matches = ((order, by_prompts.get(_prompts(_answers(order)))) for order in prompt_set.answered)
+        both = [(mine, theirs) for mine, theirs in matches if theirs is not None]
+        if both:
+            mine, theirs = zip(*both, strict=True)
+            pairs.append((replace(prompt_set, answered=mine), replace(prompt_set, answered=theirs)))
+    return pairs
+
+
+def compare(first: Mapping[str, Cell], second: Mapping[str, Cell], columns: Sequence[Column]) -> dict[str, Difference]:
+    """The first row less the second, by column; columns on which they are not paired are missing.
+
+    Args:
+        first, second: their cells, of which those of tasks are compared.
+    """
+    of_tasks: dict[str, Difference | None] = {}
+    differences = {}
+    for column in columns:
+        for task in column.weights:
+            if task in first and task in second and task not in of_tasks:
+                of_tasks[task] = _difference(first[task].sets, second[task].sets, _bounds(column))
+        parts = [part for task in column.weights if (part := of_tasks.get(task)) is not None]
+        if len(parts) == len(column.weights):
+            weights = list(column.weights.values())
+            differences[column.name] = (
+                parts[0]
+                if column.kind == "task"
+                else statistics.difference_group(parts, weights, bounds=_bounds(column))
+            )
+    return differences
+
+
+def _difference(
+    first: Sequence[PromptSet], second: Sequence[PromptSet], bounds: tuple[float, float] | None
+) -> Difference | None:
+    """On one task; None if no prompt was put to both, or the metric has no value for those that were."""
+    pairs = common(first, second)
+    if not pairs:
+        return None
+    mine, theirs = ([pair[i] for pair in pairs] for i in (0, 1))
+    result = mine[0].answered[0].result
+    if kind(result) != kind(theirs[0].answered[0].result):
+        return None
+    drawn = _answers(mine[0].answered[0]).demonstrations is not None
+    try:
+        if result.aggregation == "mean":
+            return statistics.difference(matrix(mine), matrix(theirs), drawn=drawn, bounds=bounds)
+        metric = statistics.AGGREGATIONS[result.aggregation]
+        difference = statistics.bootstrap_difference(
+            _sums(mine), _sums(theirs), metric.value, drawn=drawn, bounds=metric.bounds
+        )
+        return None if math.isnan(difference.p) else difference
+    except ValueError:
+        return None

@@ -1,0 +1,96 @@
+"""How numbers are written: the same on the page, in the terminal, in figures and in tables."""
+
+import math
+
+import pytest
+
+from lm_eval_icl.leaderboard import numbers
+from lm_eval_icl.results.board import Column
+from lm_eval_icl.results.statistics import Estimate
+
+ACCURACY = Column("a", "task", "acc", percent=True, higher_is_better=True, weights={"a": 1})
+PERPLEXITY = Column("b", "task", "word_perplexity", percent=False, higher_is_better=False, weights={"b": 1})
+M, D = numbers.MINUS, numbers.DASH
+
+
+@pytest.mark.parametrize(
+    ("x", "text"),
+    [
+        (12345.678, "12,346"),
+        (1234, "1,234"),
+        (123456789, "123,456,789"),
+        (0.0123456, "0.01235"),
+        (99.996, "100"),
+        (3.0, "3"),
+        (-2.5, f"{M}2.5"),
+        (-0.0, "0"),
+        (None, D),
+        (math.inf, D),
+        (math.nan, D),
+    ],
+)
+def test_numbers_of_any_size(x, text):
+    assert numbers.number(x) == text
+
+
+@pytest.mark.parametrize(
+    ("x", "column", "value", "signed"),
+    [
+        (0.1234, ACCURACY, "12.3%", "+12.3%"),
+        (-0.1, ACCURACY, f"{M}10.0%", f"{M}10.0%"),
+        (0.0, ACCURACY, "0.0%", "0.0%"),
+        (-0.0001, ACCURACY, "0.0%", "0.0%"),
+        (0.0006, ACCURACY, "0.1%", "+0.1%"),
+        (12.3456, PERPLEXITY, "12.35", "+12.3"),
+        (-2.0, PERPLEXITY, f"{M}2", f"{M}2"),
+        (-0.0, PERPLEXITY, "0", "0"),
+        (math.inf, ACCURACY, D, D),
+        (None, PERPLEXITY, D, D),
+    ],
+)
+def test_values_and_differences(x, column, value, signed):
+    assert (numbers.value(x, column, unit=True), numbers.signed(x, column, unit=True)) == (value, signed)
+    assert (numbers.value(x, column), numbers.signed(x, column)) == (value.rstrip("%"), signed.rstrip("%"))
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "plain", "signed"),
+    [
+        (0.831, 0.874, f"83.1{D}87.4%", "+83.1 to +87.4%"),
+        (-0.003, 0.027, f"{M}0.3 to 2.7%", f"{M}0.3 to +2.7%"),
+        (-math.inf, math.inf, f"{D}{D}{D}", f"{D} to {D}"),
+    ],
+)
+def test_intervals(low, high, plain, signed):
+    of = Estimate(0, low, high, 0, 0, 0, 0, None, None, "crossed")
+    assert numbers.interval(of, ACCURACY, unit=True) == plain
+    assert numbers.interval(of, ACCURACY, sign=True, unit=True) == signed
+    assert numbers.half(of, ACCURACY) == (f"{50 * (high - low):.1f}" if math.isfinite(high) else "")
+
+
+@pytest.mark.parametrize(
+    ("p", "text"), [(1e-5, "<0.0001"), (0.0234, "0.023"), (0.0999, "0.10"), (1.0, "1.00"), (None, D), (math.nan, D)]
+)
+def test_p_values(p, text):
+    assert numbers.p_value(p) == text
+
+
+def test_ranks_and_counts():
+    assert [numbers.rank(of) for of in (None, (2, 2), (1, 3))] == [D, "2", f"1{D}3"]
+    assert [numbers.count(n, "entry", "entries") for n in (1, 2)] == ["1 entry", "2 entries"]
+    assert numbers.count(1200, "set") == "1,200 sets"
+
+
+@pytest.mark.parametrize(
+    ("mean", "p", "column", "verdict"),
+    [
+        (1, 0.01, ACCURACY, "better"),
+        (1, 0.01, PERPLEXITY, "worse"),
+        (-1, 0.05, PERPLEXITY, "better"),
+        (1, 0.051, ACCURACY, "same"),
+        (1, None, ACCURACY, "same"),
+        (1, math.nan, ACCURACY, "same"),
+    ],
+)
+def test_what_a_difference_says(mean, p, column, verdict):
+    assert numbers.judged(mean, p, column) == verdict
