@@ -287,7 +287,7 @@ def test_results_say_what_only_the_study_knows(study: tuple[Conductor, str]) -> 
     for facts in said(conductor, "icl"):
         assert facts.get("expected", {}) == ({"icl_demo_short": 0.579} if facts["task"] == "icl_demo_short" else {})
         assert "chosen" not in facts
-    assert text.count("(57.9)") == 1 and "eta=0.5" in text and "T=chosen on dev" in " ".join(text.split())
+    assert text.count("(57.9)") == 1 and "eta=0.5" in text and "T chosen on dev" in " ".join(text.split())
 
 
 def test_an_older_folder_and_a_corrected_file(study: tuple[Conductor, str], tmp_path: Path) -> None:
