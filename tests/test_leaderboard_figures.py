@@ -19,23 +19,14 @@ import numpy as np
 import pytest
 
 from lm_eval_icl.errors import InputError
-from lm_eval_icl.leaderboard import figures, style
+from lm_eval_icl.leaderboard import figures, numbers, style
 from lm_eval_icl.results.board import AVERAGE, Answered, Board, Cell, Column, Entry, PromptSet
 from lm_eval_icl.results.records import Run, TaskResult
 from lm_eval_icl.results.statistics import Difference, Estimate
 
 HERE = Path(__file__).parent
 SVG = "{http://www.w3.org/2000/svg}"
-FIGURES = {
-    "forest": figures._forest,
-    "differences": figures._differences,
-    "seeds": figures._seeds,
-    "orders": figures._orders,
-    "shots": figures._by_shots,
-    "T": figures._by_T,
-    "tokens": figures._by_tokens,
-}
-ALL = list(FIGURES)
+ALL = list(figures.FIGURES)
 # A method with its arguments and shots.
 Kind = tuple[str, dict[str, Any], int]
 KINDS: list[Kind] = [
@@ -153,7 +144,10 @@ def result(task: str, value: float, shots: int) -> TaskResult:
 def run(
     checkpoint: str, method: str, arguments: dict[str, Any], seed: int, order: int, tasks: dict[str, TaskResult]
 ) -> Run:
-    icl = {"method": method, **arguments}
+    icl: dict[str, Any] = {"method": method, **arguments}
+    if "T" in arguments:
+        curve = [{"arguments": {"T": T}, "seed": s, "score": 0.5 + T / 100 + s / 10} for T in (1, 2, 4) for s in (0, 1)]
+        icl["study"] = {"curve": curve, "arguments": {"T": 2}, "chosen": ["T"]}
     path = Path(f"results_{seed}_{order}.json")
     return Run(path, "", method, checkpoint, "", "", {}, icl, seed, order, 0.0, None, tasks, {}, {})
 
@@ -170,16 +164,9 @@ def table(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def drawn(board: Board, folder: Path) -> dict[str, list[dict[str, str]]]:
+def drawn(board: Board, folder: Path, *only: str) -> dict[str, list[dict[str, str]]]:
     """By the figure's name, the lines of its CSV file."""
-    return {path.stem: table(path) for path in figures.draw(board, folder) if path.suffix == ".csv"}
-
-
-def drawn_alone(name: str, board: Board, folder: Path) -> list[dict[str, str]]:
-    """The lines of one figure's CSV file. The others are not drawn, which takes long."""
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(figures, "_all", lambda board, rows: filter(None, [FIGURES[name](board, rows)]))
-        return drawn(board, folder)[name]
+    return {path.stem: table(path) for path in figures.draw(board, folder, only or None) if path.suffix == ".csv"}
 
 
 def texts(path: Path) -> list[str]:
@@ -199,15 +186,17 @@ def changed(board: Board, change: Any) -> Board:
 # Files.
 
 
-def test_each_figure_is_an_svg_file_with_its_numbers_beside_it(tmp_path: Path) -> None:
+def test_each_figure_is_a_picture_with_its_numbers_beside_it(tmp_path: Path) -> None:
     board = make(sweep(), tasks=("a", "b"), orders=2)
     paths = figures.draw(board, tmp_path / "new" / "folder")
-    assert [path.name for path in paths] == [f"{name}.{kind}" for name in ALL for kind in ("svg", "csv")]
+    assert [path.name for path in paths] == [f"{name}.{kind}" for name in ALL for kind in ("svg", "png", "csv")]
     for path in paths:
         if path.suffix == ".csv":
             assert table(path)
-        else:
+        elif path.suffix == ".svg":
             assert ET.parse(path).getroot().tag == f"{SVG}svg" and len(texts(path)) > 5
+        else:
+            assert path.read_bytes().startswith(b"\x89PNG")
 
 
 def test_equal_boards_make_equal_files(tmp_path: Path) -> None:
@@ -215,7 +204,7 @@ def test_equal_boards_make_equal_files(tmp_path: Path) -> None:
     code = (
         "import sys; from pathlib import Path; import test_leaderboard_figures as t; "
         "from lm_eval_icl.leaderboard import figures; "
-        "board = t.make([*t.sweep(), ('theirs', {}, 8)], ['a', 'b'], ['x'], seeds=2, orders=2); "
+        "board = t.make([*t.sweep()[:20], ('theirs', {}, 8)], ['a', 'b'], ['x'], seeds=2, orders=2); "
         "paths = figures.draw(board, Path(sys.argv[1])); "
         "Path(sys.argv[1], 'page').write_text(str(figures.svgs(board)), encoding='utf-8')"
     )
@@ -224,37 +213,41 @@ def test_equal_boards_make_equal_files(tmp_path: Path) -> None:
         environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join([*sys.path, str(HERE)])}
         subprocess.run([sys.executable, "-c", code, str(tmp_path / seed)], check=True, env=environment)
         found.append({path.name: path.read_bytes() for path in (tmp_path / seed).iterdir()})
-    assert found[0] == found[1] and len(found[0]) == 2 * len(ALL) + 1
+    assert found[0] == found[1] and len(found[0]) == 3 * len(ALL) + 1
 
 
 def test_the_users_settings_of_matplotlib_change_nothing(tmp_path: Path) -> None:
     import matplotlib
 
-    first = {path.name: path.read_bytes() for path in figures.draw(make(), tmp_path)}
+    first = {path.name: path.read_bytes() for path in figures.draw(make(), tmp_path, ["forest", "seeds"])}
     with matplotlib.rc_context({"font.size": 20, "svg.fonttype": "path", "axes.prop_cycle": "cycler('color', ['r'])"}):
-        assert {path.name: path.read_bytes() for path in figures.draw(make(), tmp_path)} == first
+        again = figures.draw(make(), tmp_path, ["forest", "seeds"])
+        assert {path.name: path.read_bytes() for path in again} == first
 
 
-def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+def test_a_figure_or_a_folder_that_cannot_be_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="there is no figure 'shot': name some of forest, "):
+        figures.draw(make(), tmp_path, ["T", "shot"])
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="file: cannot be written"):
         figures.draw(make(), tmp_path / "file")
 
 
 @pytest.mark.parametrize(
-    ("board", "missing"),
+    ("board", "names"),
     [
-        (make(KINDS[:2], tasks=("a",)), {"differences", "orders", "shots", "T"}),  # one difference is no map
-        (make(seeds=1, tokens=False), {"seeds", "orders", "shots", "T", "tokens"}),
-        (make([("invicl", {}, 8), ("pcw", {}, 8)], tasks=("a", "b")), {"differences", "orders", "shots", "T"}),
-        (make([("deepthink", {"T": T}, 8) for T in (1, 2)], tasks=("a", "b")), {"differences", "orders", "shots"}),
-        (make(missing=1), set(ALL)),
+        (make(KINDS[:2], tasks=("a",)), "forest seeds tokens"),  # one difference is no map
+        (make(KINDS[:4], seeds=1, tokens=False), "forest differences"),
+        (make([("invicl", {}, 8), ("pcw", {}, 8)], tasks=("a", "b")), "forest seeds tokens"),
+        (make([("deepthink", {"T": T}, 8) for T in (1, 2)], tasks=("a", "b")), "forest seeds T dev tokens"),
+        (make(KINDS[:2], tasks=("a",), orders=2), "forest seeds orders sensitivity tokens"),
+        (make(KINDS[:4], missing=1), ""),
     ],
 )
-def test_what_has_nothing_to_show_is_not_drawn(board: Board, missing: set[str]) -> None:
+def test_what_has_nothing_to_show_is_not_drawn(board: Board, names: str) -> None:
     for rows in (figures._ROWS, figures._ROWS_ON_PAGE):
         with style.styled():
-            assert {figure.name for figure in figures._all(board, rows)} == set(ALL) - missing
+            assert [name for name, _ in figures._all(board, rows)] == names.split()
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -263,7 +256,7 @@ def test_what_has_nothing_to_show_is_not_drawn(board: Board, missing: set[str]) 
 
 def test_forest_has_means_intervals_and_the_baseline(tmp_path: Path) -> None:
     board = make(tasks=("a", "b"), checkpoints=("one", "two"))
-    lines = drawn_alone("forest", board, tmp_path)
+    lines = drawn(board, tmp_path, "forest")["forest"]
     assert len(lines) == len(board.entries)
     said = texts(tmp_path / "forest.svg")
     by_name = {entry.name: entry for entry in board.entries}
@@ -271,9 +264,9 @@ def test_forest_has_means_intervals_and_the_baseline(tmp_path: Path) -> None:
         found = of(board, line).cells[AVERAGE].estimate
         assert [float(line[name]) for name in ("mean", "low", "high")] == [found.mean, found.low, found.high]
         assert float(line["baseline"]) == by_name[board.baseline[line["name"]]].cells[AVERAGE].estimate.mean
-        assert f"{100 * found.mean:.1f}  [{100 * found.low:.1f}, {100 * found.high:.1f}]" in said
+        assert f"{numbers.value(found.mean, board.columns[0])}  [{numbers.interval(found, board.columns[0])}]" in said
     assert {"one", "two", "icl", "deepthink T=5, eta=0.01"} <= set(said)  # no word of the shots, which all have
-    assert "accuracy, % (average over tasks, 8 shots), with 95% interval; dashed: the baseline" in said
+    assert {"accuracy, % (average over tasks, 8 shots)", "Means with 95% intervals; dashed: the baseline"} <= set(said)
 
 
 def test_a_mean_without_an_interval_is_a_point(tmp_path: Path) -> None:
@@ -283,7 +276,7 @@ def test_a_mean_without_an_interval_is_a_point(tmp_path: Path) -> None:
         return replace(entry, cells={"sst2": replace(cell, estimate=of)})
 
     board = changed(make(), change)
-    drawn_alone("forest", board, tmp_path)
+    drawn(board, tmp_path, "forest")
     assert "inf" not in (tmp_path / "forest.svg").read_text()
     assert f"{100 * board.entries[0].cells['sst2'].estimate.mean:.1f}" in texts(tmp_path / "forest.svg")
 
@@ -292,9 +285,11 @@ def test_seeds_on_the_average_are_weighted_sums_of_the_tasks(tmp_path: Path) -> 
     board = make(tasks=("a", "b"), seeds=4, orders=3)
     weights = {"a": 0.25, "b": 0.75}
     board = replace(board, columns=(replace(board.columns[0], weights=weights), *board.columns[1:]))
-    lines = drawn_alone("seeds", board, tmp_path)
-    assert len(lines) == 4 * len(board.entries)
+    lines = drawn(board, tmp_path, "seeds")["seeds"]
+    assert len(lines) == 4 * len(board.entries) * 3  # the average and both tasks
     for line in lines:
+        if line["column"] != AVERAGE:
+            continue
         entry, at = of(board, line), int(line["prompt set"].split()[1])
         expected = sum(weight * entry.cells[task].sets[at].value for task, weight in weights.items())
         assert float(line["value"]) == pytest.approx(expected)
@@ -305,26 +300,29 @@ def test_seeds_that_a_task_lacks_are_not_drawn_on_the_average(tmp_path: Path) ->
         fewer = replace(entry.cells["b"], sets=entry.cells["b"].sets[:3])
         return replace(entry, cells={**entry.cells, "b": fewer})
 
-    lines = drawn_alone("seeds", changed(make(tasks=("a", "b")), change), tmp_path)
-    assert {line["prompt set"] for line in lines} == {"seed 0", "seed 1", "seed 2"}
+    lines = drawn(changed(make(tasks=("a", "b")), change), tmp_path, "seeds")["seeds"]
+    assert {line["prompt set"] for line in lines if line["column"] == AVERAGE} == {"seed 0", "seed 1", "seed 2"}
 
 
 def test_orders_are_drawn_around_the_mean_of_their_demonstrations(tmp_path: Path) -> None:
     board = make(tasks=("a",), seeds=2, orders=3)
-    lines = drawn_alone("orders", board, tmp_path)
+    lines = drawn(board, tmp_path, "orders", "sensitivity")
     for entry in board.entries:
-        found = [line for line in lines if line["name"] == entry.name]
-        expected = [one.result.value - each.value for each in entry.cells["a"].sets for one in each.answered]
-        assert [float(line["deviation"]) for line in found[:-1]] == pytest.approx(expected)
+        found = [float(line["value"]) for line in lines["orders"] if line["name"] == entry.name]
+        sets = entry.cells["a"].sets
+        assert found == pytest.approx([one.result.value - each.value for each in sets for one in each.answered])
+        (line,) = [line for line in lines["sensitivity"] if line["name"] == entry.name]
         flips = entry.cells["a"].sensitivity
         assert flips is not None
-        assert [float(found[-1][name]) for name in ("flip rate", "low", "high")] == [flips.mean, flips.low, flips.high]
+        assert [float(line[name]) for name in ("flip rate", "low", "high")] == [flips.mean, flips.low, flips.high]
 
 
 def test_entries_that_differ_in_shots_only_are_a_line(tmp_path: Path) -> None:
     kinds = [("icl", {}, shots) for shots in (0, 1, 4, 16)] + [("pcw", {"windows": n}, 2 * n) for n in (2, 4)]
     board = make(kinds, tasks=("a", "b"))
-    lines = drawn_alone("shots", board, tmp_path)
+    every = drawn(board, tmp_path, "shots")["shots"]
+    assert [line["column"] for line in every] == [AVERAGE] * 4 + ["a"] * 4 + ["b"] * 4
+    lines = every[:4]
     assert [(line["line"], float(line["demonstrations"])) for line in lines] == [("icl", n) for n in (0, 1, 4, 16)]
     assert [float(line["mean"]) for line in lines] == [of(board, line).cells[AVERAGE].estimate.mean for line in lines]
     assert {"0", "1", "4", "16"} <= set(texts(tmp_path / "shots.svg"))
@@ -342,7 +340,7 @@ def test_curves_over_T_with_defaults_and_without_what_was_chosen(tmp_path: Path)
             return replace(entry, arguments="T=chosen on dev, eta=0.1")
         return entry
 
-    lines = drawn_alone("T", changed(board, change), tmp_path)
+    lines = [line for line in drawn(changed(board, change), tmp_path, "T")["T"] if line["column"] == AVERAGE]
     expected = {"deepthink eta=0.01": [1, 2, 10], "deepthink eta=0.1": [1, 10], "baseline": [None]}
     found: dict[str, list[float | None]] = {}
     for line in lines:
@@ -353,7 +351,7 @@ def test_curves_over_T_with_defaults_and_without_what_was_chosen(tmp_path: Path)
 
 def test_the_map_has_dots_where_holm_says_so_and_dashes_where_nothing_is_known(tmp_path: Path) -> None:
     board = make(tasks=("a", "b", "c"), missing=0.2)
-    lines = drawn_alone("differences", board, tmp_path)
+    lines = drawn(board, tmp_path, "differences")["differences"]
     expected = {
         (entry.name, column): cell
         for entry in board.entries
@@ -367,23 +365,13 @@ def test_the_map_has_dots_where_holm_says_so_and_dashes_where_nothing_is_known(t
         assert cell.difference is not None and cell.p_holm is not None
         assert float(line["difference"]) == cell.difference.mean
         assert line["significant"] == str(cell.p_holm < 0.05)
-        assert figures._signed(100 * cell.difference.mean) in said
+        assert numbers.signed(cell.difference.mean, board.columns[0]) in said
     with style.styled():
         figure = figures._differences(board, 40)
     assert figure is not None
-    axes = figure.figure.axes[0]
-    dots, dashes = (line for line in axes.get_lines()[:2])
-    assert len(dots.get_xdata()) == sum(line["significant"] == "True" for line in lines) > 0
-    shown = {line["name"] for line in lines}
-    assert len(dashes.get_xdata()) == len(shown) * 4 - len(lines) > 0
-
-
-@pytest.mark.parametrize(
-    ("value", "said"),
-    [(0.0, "0.0"), (-0.04, "0.0"), (0.06, "+0.1"), (-10.0, "\N{MINUS SIGN}10.0"), (20.0, "+20.0")],
-)
-def test_nothing_has_no_sign(value: float, said: str) -> None:
-    assert figures._signed(value) == said
+    marks = [line.get_marker() for line in figure.figure.axes[0].get_lines()]
+    assert marks.count("o") == sum(line["significant"] == "True" for line in lines) > 0
+    assert marks.count("_") == len({line["name"] for line in lines}) * 4 - len(lines) > 0
 
 
 def test_blue_is_better_also_where_less_is_better() -> None:
@@ -400,7 +388,7 @@ def test_blue_is_better_also_where_less_is_better() -> None:
 
 def test_the_dashed_line_joins_what_no_cheaper_entry_reaches(tmp_path: Path) -> None:
     board = make(tasks=("a", "b"))
-    lines = drawn_alone("tokens", board, tmp_path)
+    lines = drawn(board, tmp_path, "tokens")["tokens"]
     assert len(lines) == len(board.entries)
     for line in lines:
         assert float(line["tokens"]) == of(board, line).tokens
@@ -410,8 +398,45 @@ def test_the_dashed_line_joins_what_no_cheaper_entry_reaches(tmp_path: Path) -> 
 
 @pytest.mark.parametrize(("low", "high"), [(380, 540), (20, 30), (1.5, 9e6), (100, 900), (1e-3, 2e-3), (7, 7.01)])
 def test_there_are_a_few_ticks_whatever_the_tokens(low: float, high: float) -> None:
-    found = figures._log_ticks(low, high)
-    assert 2 <= len(found) <= 6 and low <= found[0] < found[-1] <= high
+    board = make(KINDS[:2])
+    board = replace(board, entries=tuple(replace(e, tokens=t) for e, t in zip(board.entries, (low, high), strict=True)))
+    with style.styled():
+        made = figures._tokens(board, 40)
+        assert made is not None
+        axes = made.figure.axes[0]
+        left, right = axes.get_xlim()
+        ticks = [tick for tick in axes.get_xticks() if left <= tick <= right]
+    assert 2 <= len(ticks) <= 9
+
+
+def test_the_dev_curve_is_the_mean_over_seeds_with_a_ring_where_it_was_chosen(tmp_path: Path) -> None:
+    board = make([("icl", {}, 8), ("deepthink", {"T": 2}, 8)], seeds=2)
+    lines = drawn(board, tmp_path, "dev")["dev"]
+    assert [(line["line"], line["argument"], float(line["at"])) for line in lines] == [
+        ("sst2", "T", T) for T in (1, 2, 4)
+    ]
+    assert [float(line["score"]) for line in lines] == pytest.approx([0.56, 0.57, 0.59])
+    assert [line["chosen"] for line in lines] == ["False", "True", "False"]
+    assert "T" in texts(tmp_path / "dev.svg")
+
+
+@pytest.mark.parametrize(
+    "study",
+    [
+        3,
+        [],
+        {"curve": 3},
+        {"curve": "T"},
+        {"curve": [3, {}, {"arguments": 3, "score": 1}, {"arguments": {"T": 1}}]},
+        {"curve": [{"arguments": {"T": T, "x": None}, "score": s} for T, s in ((1, 0.5), ("<b>", 1), (2, True))]},
+    ],
+)
+def test_a_dev_curve_of_a_stranger_is_not_trusted(study: Any, tmp_path: Path) -> None:
+    board = make(KINDS[:2])
+    entry = board.entries[0]
+    runs = tuple(replace(run, icl={"study": study}) for run in entry.runs)
+    board = replace(board, entries=(replace(entry, runs=runs), *board.entries[1:]))
+    assert figures.draw(board, tmp_path, ["dev"]) == []
 
 
 # ---------------------------------------------------------------------------------------------------------------

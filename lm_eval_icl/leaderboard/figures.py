@@ -1,4 +1,8 @@
-"""Figures of a leaderboard, each with the numbers that are drawn."""
+"""Figures of a leaderboard or a study, each with the numbers that are drawn.
+
+Some have a row for each entry (results, seeds, orders), some a curve for entries that differ in one thing (shots, T).
+`FIGURES`, at the end, lists them by name.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +14,15 @@ import textwrap
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean, quantiles
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
-from xml.dom import minidom
 
-from lm_eval_icl.errors import InputError
+from lm_eval_icl.errors import InputError, is_number
+from lm_eval_icl.leaderboard import numbers
 from lm_eval_icl.leaderboard.style import GREY, INK, METADATA, clipped, of_method, one_line, shortened, styled
 from lm_eval_icl.leaderboard.tables import csv_text
-from lm_eval_icl.results.board import Board, Cell, Column, Entry
+from lm_eval_icl.results.board import SIGNIFICANT, Board, Column, Entry
+from lm_eval_icl.results.records import Run
 from lm_eval_icl.results.statistics import Estimate
 
 if TYPE_CHECKING:
@@ -25,35 +30,32 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _WIDTH, _ROW = 7.6, 0.23  # inches
-_PANELS, _LINES, _TASKS = 6, 8, 36  # of a figure, at most
-_ROWS, _ROWS_ON_PAGE = 40, 24
+_ROWS, _ROWS_ON_PAGE, _ROWS_OF_POINTS = 40, 24, 24
+_PANELS, _LINES, _TASKS = 9, 8, 36  # of a figure, at most
 _NUMBERS = 14  # so many columns have room for numbers in a heat map
-_ALPHA = 0.05
 _BETTER, _WORSE = "#2b8fd0", "#e8752a"  # lighter, since there is text on them
-FIGURES = ("forest", "differences", "seeds", "orders", "sensitivity", "shots", "T", "dev", "tokens")
-_CSVLine = tuple[Entry, tuple[Any, ...]]
+_DASHED: dict[str, Any] = {"color": GREY, "linestyle": (0, (4, 2)), "linewidth": 1}
+_FOR_ROOM = "for room (the best of each checkpoint are drawn)"
 _ENTRY = ("checkpoint", "details", "method", "arguments", "conditions", "name")
+_SETTINGS = {
+    **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), INK),
+    **dict.fromkeys(("legend.fontsize", "xtick.labelsize", "ytick.labelsize"), 8),
+    "axes.linewidth": 0.8,
+    "legend.handlelength": 2.6,
+}
+
+Numbers = dict[str, object]  # a line of a figure's CSV file
 
 
 @dataclass(frozen=True)
 class _Drawn:
-    """A figure, and what it shows.
-
-    Attributes:
-        name: of its files.
-        header: of the CSV file, after what tells the entry.
-        lines: of the CSV file, each with its entry.
-    """
-
-    name: str
     title: str
     figure: Figure
-    header: Sequence[str]
-    lines: Sequence[_CSVLine]
+    lines: list[Numbers]
 
 
 def draw(board: Board, folder: Path, only: Collection[str] | None = None) -> list[Path]:
-    """Draw what the board has something to show of, each as an SVG file and a CSV file with the numbers drawn.
+    """Draw what the board has something to show of, each as SVG, as PNG and as CSV with the numbers drawn.
 
     Equal boards make equal files, byte for byte. What a figure has no room for, it says.
 
@@ -64,22 +66,21 @@ def draw(board: Board, folder: Path, only: Collection[str] | None = None) -> lis
         The files.
 
     Raises:
-        InputError: a file cannot be written.
+        InputError: there is no such figure, or a file cannot be written.
     """
+    for name in only or ():
+        if name not in FIGURES:
+            raise InputError(f"figures: there is no figure {name!r}: name some of {', '.join(FIGURES)}.")
     paths = []
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with styled(**_SETTINGS):
-            for drawn in _all(board, _ROWS):
-                if only is not None and drawn.name not in only:
-                    continue
-                svg, table = (folder / f"{drawn.name}.{kind}" for kind in ("svg", "csv"))
-                drawn.figure.savefig(svg, metadata=METADATA["svg"])
-                names = (*_ENTRY, *drawn.header)
-                rows = [(*(getattr(entry, name) for name in _ENTRY), *values) for entry, values in drawn.lines]
-                clean = [[one_line(cell) if isinstance(cell, str) else cell for cell in row] for row in rows]
-                table.write_text(csv_text(dict(zip(names, row, strict=True)) for row in clean), encoding="utf-8")
-                paths += [svg, table]
+            for name, drawn in _all(board, _ROWS, only):
+                for kind, metadata in METADATA.items():
+                    paths.append(folder / f"{name}.{kind}")
+                    drawn.figure.savefig(paths[-1], dpi=150, metadata=metadata)
+                paths.append(folder / f"{name}.csv")
+                paths[-1].write_text(csv_text(drawn.lines), encoding="utf-8")
     except OSError as error:
         where = error.filename or folder
         raise InputError(f"{where}: cannot be written ({error.strerror or error}). Name another folder.") from error
@@ -89,509 +90,86 @@ def draw(board: Board, folder: Path, only: Collection[str] | None = None) -> lis
 def svgs(board: Board) -> dict[str, str]:
     """Figures for a page: by title, an `<svg>` element with text as text.
 
-    It has no background, and lines and text have the colour of the text around it (`currentColor`), so that it can be
+    It has no background, and lines and text have the color of the text around it (`currentColor`), so that it can be
     read on a light and on a dark page alike. Elements have no ids but those that the figure refers to.
     """
     from matplotlib import rc_context
 
-    found = {}
+    elements = {}
     with styled(**_SETTINGS):
-        for drawn in _all(board, _ROWS_ON_PAGE):
+        for name, drawn in _all(board, _ROWS_ON_PAGE):
             file = io.StringIO()
-            with rc_context({"svg.hashsalt": drawn.name}):  # so that figures of one page share no ids
+            with rc_context({"svg.hashsalt": name}):  # so that figures of one page share no ids
                 drawn.figure.savefig(file, format="svg", metadata=METADATA["svg"], transparent=True)
-            found[drawn.title] = _inline(file.getvalue(), drawn.title)
-    return found
+            elements[drawn.title] = _element(file.getvalue(), drawn.title)
+    return elements
 
 
-_SETTINGS = {
-    "text.color": INK,
-    "axes.edgecolor": INK,
-    "axes.labelcolor": INK,
-    "xtick.color": INK,
-    "ytick.color": INK,
-    "axes.linewidth": 0.8,
-    "legend.fontsize": 8,
-    "legend.handlelength": 2.6,
-    "xtick.labelsize": 8,
-    "ytick.labelsize": 8,
-}
+def _element(svg: str, title: str) -> str:
+    """An SVG file of matplotlib's as an element of an HTML page.
+
+    A name in the figure cannot look like the tags that are searched for: its "<" is written as "&lt;".
+    """
+    svg = svg[svg.index("<svg") :]
+    # The style sheet would be for the whole page; nothing is drawn beyond the axes that is to be clipped.
+    svg = re.sub(r"<!--.*?-->|<(style|clipPath|metadata)\b.*?</\1>|<defs>\s*</defs>", "", svg, flags=re.DOTALL)
+    svg = re.sub(r'(<g) id="[^"]*"| clip-path="[^"]*"| xmlns(?::xlink)?="[^"]*"', r"\1", svg)
+    svg = svg.replace("xlink:href", "href").replace(INK, "currentColor")
+    svg = re.sub(r"font: ([\d.]+px) [^;\"]*", r"font-size: \1", svg)
+
+    def rounded(attribute: re.Match[str]) -> str:
+        value = re.sub(r"\d+\.\d+", lambda x: f"{float(x[0]):.2f}".rstrip("0").rstrip("."), attribute[2])
+        return f'{attribute[1]}"{" ".join(value.split())}"'
+
+    svg = re.sub(r'( (?:d|x|y|transform|width|height)=)"([^"]*)"', rounded, svg)
+    svg = re.sub(r">\s+<", "><", svg)
+
+    def styled_once(group: re.Match[str]) -> str:
+        styles = set(re.findall(r' style="[^"]*"', group[1]))
+        bare = re.sub(r' style="[^"]*"', "", group[1])
+        return group[0] if len(styles) > 1 else f"<g{styles.pop()}>{bare}</g>"
+
+    svg = re.sub(r'<g>((?:<use [^>]* style="[^"]*"[^>]*/>)+)</g>', styled_once, svg)
+    fonts = "font-family: 'DejaVu Sans', Verdana, Arial, sans-serif"
+    style = f"stroke-linejoin: round; stroke-linecap: butt; {fonts}"
+    return svg.replace("<svg", f'<svg role="img" aria-label="{title}" style="{style}"', 1).strip()
 
 
-_FONTS = "'DejaVu Sans', Verdana, Arial, sans-serif"
-_FAMILY = re.compile(r"font-family: [^;]*; ")
-
-
-def _inline(svg: str, title: str) -> str:
-    """An SVG file's text as a small element of an HTML page: nothing is drawn beyond the axes that is to be clipped."""
-    root = minidom.parseString(svg.encode()).documentElement
-    assert root is not None
-    waiting: list[Any] = [root]
-    while waiting:
-        node = waiting.pop()
-        for child in list(node.childNodes):
-            if child.nodeName in ("#comment", "style", "clipPath") or (
-                child.nodeName == "#text" and not child.data.strip()
-            ):
-                node.removeChild(child)
-            elif child.nodeType == child.ELEMENT_NODE:
-                waiting.append(child)
-        for name, value in list(node.attributes.items()):
-            if name == "style":
-                node.setAttribute(name, _FAMILY.sub("", value).replace(INK, "currentColor"))
-            elif name in ("d", "x", "y", "transform", "width", "height"):
-                value = re.sub(r"\d+\.\d+", lambda number: f"{float(number[0]):.2f}".rstrip("0").rstrip("."), value)
-                node.setAttribute(name, " ".join(value.split()))
-            elif name == "xlink:href":
-                node.setAttribute("href", value)
-            if (
-                name.startswith("xmlns")
-                or name in ("xlink:href", "clip-path")
-                or (name == "id" and node.nodeName == "g")
-            ):
-                node.removeAttribute(name)
-        if node.getAttribute("transform").startswith("rotate(-0 "):
-            node.removeAttribute("transform")
-        # One style for all markers of a line.
-        uses = [child for child in node.childNodes if child.nodeName == "use"]
-        if node.nodeName == "g" and len({use.getAttribute("style") for use in uses}) == 1:
-            node.setAttribute("style", uses[0].getAttribute("style").replace(INK, "currentColor"))
-            for use in uses:
-                use.removeAttribute("style")
-    # What matplotlib's style sheet says; in a page it would be for the whole page.
-    root.setAttribute("style", f"stroke-linejoin: round; stroke-linecap: butt; font-family: {_FONTS}")
-    root.setAttribute("role", "img")
-    root.setAttribute("aria-label", title)
-    return root.toxml()
-
-
-def _all(board: Board, rows: int) -> Iterator[_Drawn]:
-    for make in (_forest, _differences, _seeds, _orders, _by_shots, _by_T, _by_tokens):
-        if (drawn := make(board, rows)) is not None:
-            yield drawn
+def _all(board: Board, most: int, only: Collection[str] | None = None) -> Iterator[tuple[str, _Drawn]]:
+    for name, make in FIGURES.items():
+        if (only is None or name in only) and (drawn := make(board, most)) is not None:
+            yield name, drawn
 
 
 # ---------------------------------------------------------------------------------------------------------------
-# Entries as rows, in a panel for each checkpoint.
+# Names, columns and notes.
 
 
-def _checkpoint(entry: Entry) -> str:
-    return ", ".join(filter(None, [entry.checkpoint, entry.details]))
-
-
-def _label(board: Board, entry: Entry) -> str:
-    """An entry's label, without the conditions that all entries of the board have in common."""
-    return shortened(_joined(entry.method, entry.arguments, "" if _common(board) else entry.conditions))
-
-
-def _joined(method: str, arguments: str, conditions: str) -> str:
-    return ", ".join(filter(None, [" ".join(filter(None, [method, arguments])), conditions]))
+def _by_checkpoint(board: Board, entries: Iterable[Entry]) -> dict[str, list[Entry]]:
+    """Entries by their checkpoint's name, without its owner where that is plain without it."""
+    names = {entry.checkpoint for entry in board.entries}
+    ends = {name: name.rpartition("/")[2] if re.fullmatch(r"[\w.-]+/[\w.-]+", name) else name for name in names}
+    groups: dict[str, list[Entry]] = {}
+    for entry in entries:
+        end = ends[entry.checkpoint]
+        name = end if list(ends.values()).count(end) == 1 else entry.checkpoint
+        groups.setdefault(", ".join(filter(None, [name, entry.details])), []).append(entry)
+    return groups
 
 
 def _common(board: Board) -> str:
     """The conditions that all entries have in common; "" if they differ."""
-    found = {entry.conditions for entry in board.entries}
-    return found.pop() if len(found) == 1 else ""
+    conditions = {entry.conditions for entry in board.entries}
+    return conditions.pop() if len(conditions) == 1 else ""
 
 
-def _unit(board: Board, column: Column) -> tuple[float, str]:
-    """What values are multiplied by, and their name on an axis."""
-    name = "accuracy" if column.metric == "acc" else clipped(column.metric)
-    parts = [
-        "average over tasks" if column.kind == "average" else clipped(column.name),
-        clipped(_common(board)),
-        "" if column.higher_is_better else "lower is better",
-    ]
-    return (100 if column.percent else 1), f"{name}{', %' * column.percent} ({', '.join(filter(None, parts))})"
+def _label(board: Board, entry: Entry) -> str:
+    """The method with its arguments, and its conditions if entries differ in them."""
+    return _joined(entry.method, entry.arguments, "" if _common(board) else entry.conditions)
 
 
-def _by_checkpoint(entries: Iterable[Entry]) -> dict[str, list[Entry]]:
-    found: dict[str, list[Entry]] = {}
-    for entry in entries:
-        found.setdefault(_checkpoint(entry), []).append(entry)
-    return found
-
-
-def _chosen(board: Board, entries: Sequence[Entry], most: int) -> list[Entry]:
-    """As many entries as there is room for: the best of each checkpoint first, each with its baseline."""
-    by_name = {entry.name: entry for entry in entries}
-    place = {entry.name: at for some in _by_checkpoint(entries).values() for at, entry in enumerate(some)}
-    chosen: dict[str, Entry] = {}
-    for entry in sorted(entries, key=lambda one: place[one.name]):
-        baseline = by_name.get(board.baseline.get(entry.name, ""), entry)
-        new = {one.name: one for one in (entry, baseline) if one.name not in chosen}
-        if len(chosen) + len(new) <= most:
-            chosen |= new
-    return [entry for entry in entries if entry.name in chosen]
-
-
-def _note(*parts: tuple[int, int, str]) -> str:
-    """A sentence on what is not drawn: how many, of how many, of what."""
-    said = [f"{n:,} of {of:,} {what}" for n, of, what in parts if n]
-    return textwrap.fill(f"Not drawn: {'; '.join(said)}.", 120) if said else ""
-
-
-def _left_out(board: Board, found: Sequence[Entry], chosen: Sequence[Entry], lacking: str) -> str:
-    every = len(board.entries)
-    return _note(
-        (len(found) - len(chosen), every, "entries, for room (the best of each checkpoint are drawn)"),
-        (every - len(found), every, f"entries, since they {lacking}"),
-    )
-
-
-@dataclass(frozen=True)
-class _Panel:
-    axes: list[Axes]
-    entries: list[Entry]
-
-
-def _stacked(
-    board: Board, entries: Sequence[Entry], note: str, across: int = 1, below: float = 0.75
-) -> tuple[Figure, list[_Panel]]:
-    """Panels one below the other, a row for each entry; `across` axes side by side share the rows.
-
-    Args:
-        below: inches for what is below the last panel.
-    """
-    from matplotlib.figure import Figure
-
-    groups = _by_checkpoint(entries)
-    heights = [_ROW * (len(some) + 0.3) for some in groups.values()]
-    height = sum(heights) + 0.34 * len(groups) + below + 0.16 * note.count("\n") + (0.25 if note else 0)
-    figure = Figure(figsize=(_WIDTH, height))
-    figure.set_layout_engine("constrained", h_pad=0.03, w_pad=0.05, hspace=0.0, wspace=0.03)
-    grid = figure.subplots(len(groups), across, squeeze=False, sharex="col", gridspec_kw={"height_ratios": heights})
-    panels = []
-    for row, (name, some) in zip(grid, groups.items(), strict=True):
-        for axes in row:
-            axes.set_ylim(len(some) - 0.35, -0.65)
-            axes.grid(axis="x", color=INK, alpha=0.13, linewidth=0.6)
-            axes.set_axisbelow(True)
-            axes.spines["left"].set_visible(False)
-            axes.tick_params(axis="y", length=0)
-            axes.set_yticks(range(len(some)), [""] * len(some))
-        row[0].set_yticks(range(len(some)), [_label(board, entry) for entry in some])
-        row[0].set_title(clipped(name, 80), loc="left", fontweight="bold")
-        panels.append(_Panel(list(row), some))
-    _footnote(figure, note)
-    return figure, panels
-
-
-def _footnote(figure: Figure, note: str) -> None:
-    if note:
-        figure.supxlabel(note, x=0.01, ha="left", fontsize=7.5, color=GREY)
-
-
-def _finite(*values: float | None) -> bool:
-    return all(value is not None and math.isfinite(value) for value in values)
-
-
-def _point(axes: Axes, x: float, y: float, of: Estimate, scale: float, entry: Entry) -> None:
-    """A mean with its 95% interval, from left to right."""
-    colour, marker = of_method(entry.method)
-    if _finite(of.low, of.high):
-        axes.plot([scale * of.low, scale * of.high], [y, y], color=colour, linewidth=1.6, solid_capstyle="butt")
-    axes.plot([x], [y], marker, color=colour, markersize=5, zorder=3)
-
-
-def _forest(board: Board, rows: int) -> _Drawn | None:
-    """Means with intervals, and the baseline as a line."""
-    column = board.columns[0]
-    scale, unit = _unit(board, column)
-    found = [one for one in board.entries if column.name in one.cells and _finite(one.cells[column.name].estimate.mean)]
-    if not found:
-        return None
-    chosen = _chosen(board, found, rows)
-    note = _left_out(board, found, chosen, "have no result here")
-    figure, panels = _stacked(board, chosen, note, below=0.9)
-    lines: list[_CSVLine] = []
-    means = {entry.name: entry.cells[column.name].estimate.mean for entry in found}
-    has_baseline = False
-    majority, *others = {entry.cells[column.name].majority for entry in chosen}
-    has_majority = majority is not None and not others
-    for panel in panels:
-        (axes,) = panel.axes
-        marked: tuple[list[float], list[float]] = ([], [])
-        for y, entry in enumerate(panel.entries):
-            of = entry.cells[column.name].estimate
-            baseline = means.get(board.baseline.get(entry.name, ""))
-            if baseline is not None:
-                marked[0].extend([scale * baseline] * 2 + [math.nan])
-                marked[1].extend([y - 0.5, y + 0.5, math.nan])
-            _point(axes, scale * of.mean, y, of, scale, entry)
-            digits = 1 if column.percent else 3
-            said = f"{scale * of.mean:.{digits}f}"
-            if _finite(of.low, of.high):
-                said += f"  [{scale * of.low:.{digits}f}, {scale * of.high:.{digits}f}]"
-            axes.annotate(said, (1.01, y), xycoords=("axes fraction", "data"), va="center", fontsize=8)
-            lines.append((entry, (column.name, column.metric, of.mean, of.low, of.high, baseline)))
-        axes.plot(*marked, color=GREY, linestyle=(0, (4, 2)), linewidth=1, zorder=1)
-        has_baseline = has_baseline or bool(marked[0])
-        if has_majority:
-            axes.axvline(scale * (majority or 0), color=GREY, linestyle=":", linewidth=1, zorder=1)
-    said = f"{unit}, with 95% interval{'; dashed: the baseline' if has_baseline else ''}"
-    axes.set_xlabel(said + ";\ndotted: always the most frequent right answer" * has_majority)
-    header = ("column", "metric", "mean", "low", "high", "baseline")
-    return _Drawn("forest", "Results with 95% intervals", figure, header, lines)
-
-
-def _differences(board: Board, rows: int) -> _Drawn | None:
-    """A heat map of differences to the baseline, a dot where the adjusted p-value is below 5%."""
-    from matplotlib.colors import LinearSegmentedColormap, Normalize, to_rgb
-
-    by_name = {entry.name: entry for entry in board.entries}
-
-    def differs(entry: Entry, column: Column) -> bool:
-        cell = entry.cells.get(column.name)
-        return cell is not None and cell.difference is not None and _finite(cell.difference.mean)
-
-    columns = [
-        column for column in board.columns if column.percent and any(differs(entry, column) for entry in board.entries)
-    ]
-    found = [entry for entry in board.entries if any(differs(entry, column) for column in columns)]
-    if len(found) == len(columns) == 1 or not found:  # one difference is no map
-        return None
-    some, chosen = columns[:_TASKS], _chosen(board, found, rows)
-    others = [entry for entry in board.entries if board.baseline.get(entry.name, entry.name) != entry.name]
-    note = _note(
-        (len(found) - len(chosen), len(others), "entries, for room (the best of each checkpoint are drawn)"),
-        (
-            len([e for e in others if e not in found]),
-            len(others),
-            "entries, since they are not paired with their baseline",
-        ),
-        (len(board.columns) - len(some), len(board.columns), "columns, for room or since they are no shares"),
-    )
-    numbers = len(some) <= _NUMBERS
-    slanted = max(len(column.name) for column in some) > 60 / max(len(some), 6)
-    below = 1.15 + (0.055 * min(26, max(len(column.name) for column in some)) if slanted else 0.15)
-    figure, panels = _stacked(board, chosen, note, below=below)
-    cells = {(e.name, c.name): e.cells[c.name] for e in chosen for c in some if differs(e, c)}
-    signs = {column.name: 1 if column.higher_is_better else -1 for column in some}
-    most = max(0.1, *(abs(100 * _mean(cell)) for cell in cells.values()))
-    # Nothing is transparent: so it is the page's background, be it light or dark.
-    shades_of = [(_WORSE, 0, 0.9), (_WORSE, 0.25, 0.5), (_WORSE, 0.5, 0)]
-    shades_of += [(_BETTER, 0.5, 0), (_BETTER, 0.75, 0.5), (_BETTER, 1, 0.9)]
-    colours = LinearSegmentedColormap.from_list("", [(at, (*to_rgb(end), alpha)) for end, at, alpha in shades_of])
-    lines: list[_CSVLine] = []
-    image = None
-    for panel in panels:
-        (axes,) = panel.axes
-        shades = [[math.nan] * len(some) for _ in panel.entries]
-        dots, missing = [], []
-        for y, entry in enumerate(panel.entries):
-            for x, column in enumerate(some):
-                cell = cells.get((entry.name, column.name))
-                if cell is None:
-                    missing.append((x, y))
-                    continue
-                value = 100 * _mean(cell)
-                shades[y][x] = value * signs[column.name]
-                if significant := cell.p_holm is not None and cell.p_holm < _ALPHA:
-                    dots.append((x + 0.41, y - 0.34) if numbers else (x, y))
-                if numbers:
-                    weight = "bold" if significant else "normal"
-                    axes.text(x, y, _signed(value), ha="center", va="center", fontsize=7.5, fontweight=weight)
-                lines.append((entry, (column.name, column.metric, _mean(cell), cell.p_holm, significant)))
-        image = axes.imshow(
-            shades, cmap=colours, norm=Normalize(-most, most), aspect="auto", interpolation="none", zorder=0
-        )
-        axes.grid(False)
-        axes.plot(*_unzip(dots), "o", color=INK, markersize=2.8, markeredgewidth=0)
-        axes.plot(*_unzip(missing), "_", color=GREY, markersize=4)
-        axes.set_xlim(-0.5, max(len(some), 6) - 0.5)  # a few columns do not become wide ones
-        axes.set_xticks(range(len(some)), [])
-        axes.tick_params(axis="x", length=0)
-        axes.spines["bottom"].set_visible(False)
-        for x, (left, right) in enumerate(itertools.pairwise(some)):
-            if left.kind != right.kind:
-                axes.vlines(x + 0.5, -0.5, len(panel.entries) - 0.5, color=GREY, linewidth=0.8)
-    turned: dict[str, Any] = {"rotation": 40, "ha": "right", "rotation_mode": "anchor"} if slanted else {}
-    axes.set_xticks(range(len(some)), [clipped(column.name, 26) for column in some], **turned)
-    baselines = sorted({one_line(by_name[name].method) for name in board.baseline.values() if name in by_name})
-    assert image is not None
-    bar = figure.colorbar(
-        image,
-        ax=[panel.axes[0] for panel in panels],
-        location="bottom",
-        aspect=50,
-        # Of the panels' height. Of few rows it is as far and as thick as of some.
-        pad=max(0.02, 0.1 / (_ROW * len(chosen))),
-        fraction=max(0.05, 0.12 / (_ROW * len(chosen))),
-        shrink=0.6,
-        ticks=[-most, 0, most],  # more of them overlap where long labels make the bar short
-        format=lambda value, _: _signed(value),
-    )
-    bar.outline.set_visible(False)  # type: ignore[operator]
-    bar.set_label(
-        f"difference to {clipped(', '.join(baselines)) or 'the baseline'} in points,\n"
-        "blue is better; dot: adjusted p < 5% (Holm)",
-        fontsize=8,
-    )
-    header = ("column", "metric", "difference", "p_holm", "significant")
-    return _Drawn("differences", "Differences to the baseline, by task", figure, header, lines)
-
-
-def _mean(cell: Cell) -> float:
-    assert cell.difference is not None
-    return cell.difference.mean
-
-
-def _signed(value: float) -> str:
-    said = f"{value:+.1f}".replace("-", "\N{MINUS SIGN}")
-    return said[1:] if said.endswith("0.0") and len(said) == 4 else said
-
-
-def _unzip(points: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:
-    return [x for x, _ in points], [y for _, y in points]
-
-
-# ---------------------------------------------------------------------------------------------------------------
-# Prompt sets: seeds, and orders of the same demonstrations.
-
-
-def _values(entry: Entry, column: Column) -> dict[tuple[str, int], float]:
-    """The entry's value by prompt set and order; over several tasks for what there is of all of them."""
-    parts: list[tuple[float, dict[tuple[str, int], float]]] = []
-    for task, weight in column.weights.items():
-        cell = entry.cells.get(task)
-        sets = cell.sets if cell is not None else ()
-        parts.append((weight, {(one.label, of.order): of.result.value for one in sets for of in one.answered}))
-    if not parts:
-        return {}
-    common = [key for key in parts[0][1] if all(key in values for _, values in parts)]
-    found = {key: sum(weight * values[key] for weight, values in parts) for key in common}
-    return {key: value for key, value in found.items() if math.isfinite(value)}
-
-
-def _of_sets(values: Mapping[tuple[str, int], float]) -> dict[str, list[float]]:
-    """By prompt set, the values of its orders."""
-    found: dict[str, list[float]] = {}
-    for (label, _), value in values.items():
-        found.setdefault(label, []).append(value)
-    return found
-
-
-def _column(board: Board, shows: Callable[[Entry, Column], bool]) -> tuple[Column, list[Entry]] | None:
-    """The first column on which an entry shows something, and all entries that do."""
-    for column in board.columns:
-        if found := [entry for entry in board.entries if shows(entry, column)]:
-            return column, found
-    return None
-
-
-def _strip(axes: Axes, values: Sequence[float], y: float, entry: Entry) -> None:
-    """Points from left to right, a box of their quartiles behind them, and their median."""
-    colour, marker = of_method(entry.method)
-    if len(values) > 3:
-        first, median, third = quantiles(values, n=4, method="inclusive")
-        axes.barh(y, third - first, left=first, height=0.62, color=colour, alpha=0.25, linewidth=0, zorder=1)
-        axes.plot([median] * 2, [y - 0.31, y + 0.31], color=colour, linewidth=1.8, alpha=0.8, solid_capstyle="butt")
-    axes.plot(values, [y] * len(values), marker, color=colour, markersize=4, markeredgewidth=0, alpha=0.8, zorder=3)
-
-
-def _seeds(board: Board, rows: int) -> _Drawn | None:
-    """Each prompt set's value, the same sets joined across entries."""
-
-    def shows(entry: Entry, column: Column) -> bool:
-        return len(_of_sets(_values(entry, column))) > 1
-
-    if (where := _column(board, shows)) is None:
-        return None
-    column, found = where
-    scale, unit = _unit(board, column)
-    chosen = _chosen(board, found, min(rows, 24))
-    note = _left_out(board, found, chosen, "have one prompt set here or none")
-    figure, panels = _stacked(board, chosen, note, below=0.9)
-    lines: list[_CSVLine] = []
-    for panel in panels:
-        (axes,) = panel.axes
-        joined: dict[str, list[float]] = {}
-        for y, entry in enumerate(panel.entries):
-            values = {name: fmean(some) for name, some in _of_sets(_values(entry, column)).items()}
-            _strip(axes, [scale * value for value in values.values()], y, entry)
-            for name, value in values.items():
-                joined.setdefault(name, [math.nan] * len(panel.entries))[y] = scale * value
-                lines.append((entry, (column.name, column.metric, name, value)))
-        for of_set in joined.values():
-            axes.plot(of_set, range(len(of_set)), color=GREY, linewidth=0.6, alpha=0.6, zorder=2)
-    axes.set_xlabel(f"{unit}, a point for each set of demonstrations;\nlines join the same set")
-    header = ("column", "metric", "prompt set", "value")
-    return _Drawn("seeds", "Sets of demonstrations", figure, header, lines)
-
-
-def _orders(board: Board, rows: int) -> _Drawn | None:
-    """Values over orders of the same demonstrations, and how often an order changes the prediction."""
-
-    def deviations(entry: Entry, column: Column) -> list[tuple[str, float]]:
-        by_set = {name: some for name, some in _of_sets(_values(entry, column)).items() if len(some) > 1}
-        return [(name, value - fmean(some)) for name, some in by_set.items() for value in some]
-
-    def shows(entry: Entry, column: Column) -> bool:
-        cell = entry.cells.get(column.name)
-        return bool(deviations(entry, column)) or (cell is not None and cell.sensitivity is not None)
-
-    if (where := _column(board, shows)) is None:
-        return None
-    column, found = where
-    scale, unit = _unit(board, column)
-    chosen = _chosen(board, found, min(rows, 24))
-    note = _left_out(board, found, chosen, "have one order of their demonstrations here or none")
-    figure, panels = _stacked(board, chosen, note, 2, below=1.05)
-    lines: list[_CSVLine] = []
-    for panel in panels:
-        left, right = panel.axes
-        for y, entry in enumerate(panel.entries):
-            cell = entry.cells.get(column.name)
-            flips = cell.sensitivity if cell is not None else None
-            values = deviations(entry, column)
-            if values:
-                _strip(left, [scale * value for _, value in values], y, entry)
-            if flips is not None and _finite(flips.mean):
-                _point(right, 100 * flips.mean, y, flips, 100, entry)
-                right.annotate(
-                    f"{100 * flips.mean:.1f}", (1.01, y), xycoords=("axes fraction", "data"), va="center", fontsize=8
-                )
-            for name, value in values:
-                lines.append((entry, (column.name, column.metric, name, value, None, None, None)))
-            if flips is not None:
-                lines.append((entry, (column.name, column.metric, None, None, flips.mean, flips.low, flips.high)))
-    right.set_xlim(left=0)
-    left.set_xlabel(unit.replace(" (", "\n(", 1) + "\nless the mean over orders")
-    right.set_xlabel("predictions changed by\nanother order (flip rate), %,\nwith 95% interval")
-    header = ("column", "metric", "prompt set", "deviation", "flip rate", "low", "high")
-    return _Drawn("orders", "Orders of the same demonstrations", figure, header, lines)
-
-
-# ---------------------------------------------------------------------------------------------------------------
-# Curves, in a panel for each checkpoint.
-
-
-@dataclass(frozen=True)
-class _Line:
-    """Entries that differ in one thing, by its value."""
-
-    method: str
-    label: str
-    points: tuple[tuple[float, Entry], ...]
-
-
-def _lines_of(
-    board: Board, value: Callable[[Entry], float | None], label: Callable[[Entry], str]
-) -> dict[str, list[_Line]]:
-    """Lines of two points or more, by checkpoint: entries with a result in the first column, joined by their label."""
-    column = board.columns[0].name
-    found: dict[str, dict[tuple[str, str], dict[float, Entry]]] = {}
-    for entry in board.entries:
-        x = value(entry)
-        if x is not None and column in entry.cells and _finite(x, entry.cells[column].estimate.mean):
-            lines = found.setdefault(_checkpoint(entry), {})
-            lines.setdefault((entry.method, label(entry)), {}).setdefault(x, entry)
-    panels = {
-        name: [_Line(*key, tuple(sorted(of.items()))) for key, of in sorted(lines.items()) if len(of) > 1]
-        for name, lines in found.items()
-    }
-    return {name: lines for name, lines in panels.items() if lines}
+def _joined(method: str, arguments: str, conditions: str) -> str:
+    return ", ".join(filter(None, [" ".join(filter(None, [method, arguments])), conditions]))
 
 
 def _without(text: str, pattern: str) -> str:
@@ -599,46 +177,393 @@ def _without(text: str, pattern: str) -> str:
     return ", ".join(part for part in text.split(", ") if part and not re.fullmatch(pattern, part))
 
 
-_SHOTS = r"(?:([\d.]+) of )?(\d+) shots?"
+def _metric(column: Column) -> str:
+    return ("accuracy" if column.metric == "acc" else clipped(column.metric)) + ", %" * column.percent
 
 
-def _shots(entry: Entry) -> float | None:
-    """Demonstrations that a prompt has; None if they differ between tasks."""
-    found = [re.fullmatch(_SHOTS, part) for part in entry.conditions.split(", ")]
-    return next((float(each[1] or each[2]) for each in found if each), None)
+def _short(column: Column) -> str:
+    return "average over tasks" if column.kind == "average" else clipped(column.name, 26)
 
 
-def _argument(entry: Entry, name: str) -> float | None:
-    """A method's argument if it is a number: as the entry says it, otherwise its default."""
-    said = [part.removeprefix(f"{name}=") for part in entry.arguments.split(", ") if part.startswith(f"{name}=")]
-    try:
-        return float(said[0] if said else entry.runs[0].icl[name])
-    except (KeyError, TypeError, ValueError):
+def _axis(board: Board, column: Column, is_narrow: bool = False) -> str:
+    """What values of a column are, for an axis."""
+    if is_narrow:
+        return ("average over tasks" if column.kind == "average" else clipped(column.name, 18)) + ", %" * column.percent
+    parts = [_short(column), clipped(_common(board)), "" if column.higher_is_better else "lower is better"]
+    return f"{_metric(column)} ({', '.join(filter(None, parts))})"
+
+
+def _scale(column: Column) -> int:
+    return 100 if column.percent else 1
+
+
+def _estimate(entry: Entry, column: Column) -> Estimate | None:
+    cell = entry.cells.get(column.name)
+    return cell.estimate if cell is not None and math.isfinite(cell.estimate.mean) else None
+
+
+def _like_the_first(board: Board) -> list[Column]:
+    """Columns that can share an axis with the first: those of its metric."""
+    first = board.columns[0]
+    kind = (first.metric, first.percent, first.higher_is_better)
+    return [column for column in board.columns if (column.metric, column.percent, column.higher_is_better) == kind]
+
+
+def _for_room(board: Board, entries: Sequence[Entry], most: int) -> list[Entry]:
+    """As many entries as there is room for: the best of each checkpoint first, each with its baseline."""
+    by_name = {entry.name: entry for entry in entries}
+    place = {entry.name: at for group in _by_checkpoint(board, entries).values() for at, entry in enumerate(group)}
+    kept: dict[str, Entry] = {}
+    for entry in sorted(entries, key=lambda entry: place[entry.name]):
+        baseline = by_name.get(board.baseline.get(entry.name, ""), entry)
+        new = {one.name: one for one in (entry, baseline) if one.name not in kept}
+        if len(kept) + len(new) <= most:
+            kept |= new
+    return [entry for entry in entries if entry.name in kept]
+
+
+def _note(*parts: tuple[int, int, str]) -> str:
+    """A sentence on what is not drawn: how many, of how many, of what."""
+    texts = [f"{n:,} of {total:,} {what}" for n, total, what in parts if n]
+    return textwrap.fill(f"Not drawn: {'; '.join(texts)}.", 120) if texts else ""
+
+
+def _numbers(entry: Entry, column: Column, **values: object) -> Numbers:
+    """A line of a CSV file: the entry, the column, and what is drawn."""
+    names = {name: getattr(entry, name) for name in _ENTRY} | {"column": column.name, "metric": column.metric}
+    return {name: one_line(value) if isinstance(value, str) else value for name, value in (names | values).items()}
+
+
+def _ends(of: Estimate) -> Numbers:
+    return {"mean": of.mean, "low": of.low, "high": of.high}
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# A row for each entry, in a panel for each checkpoint.
+
+
+def _stacked(
+    board: Board, entries: Sequence[Entry], foot: str, labels: Sequence[str], below: float = 0.0
+) -> tuple[Figure, list[tuple[list[Entry], list[Axes]]]]:
+    """Panels one below the other, whose entries are at 0, 1, ... of the y axis.
+
+    Args:
+        labels: of the x axes, one for each of the axes side by side.
+        below: inches for what else is below the last panel.
+    """
+    from matplotlib.figure import Figure
+
+    groups, most = _by_checkpoint(board, entries), 46 if len(labels) == 1 else 32
+    heights = [_ROW * (len(group) + 0.3) for group in groups.values()]
+    height = sum(heights) + 0.34 * len(groups) + below + 0.67 + 0.16 * (foot.count("\n") + 1)
+    figure = Figure(figsize=(_WIDTH, height))
+    figure.set_layout_engine("constrained", h_pad=0.03, w_pad=0.05, hspace=0.0, wspace=0.03)
+    shape: dict[str, Any] = {"squeeze": False, "sharex": "col", "gridspec_kw": {"height_ratios": heights}}
+    grid = figure.subplots(len(groups), len(labels), **shape)
+    for row, (name, group) in zip(grid, groups.items(), strict=True):
+        for axes in row:
+            axes.set_ylim(len(group) - 0.35, -0.65)
+            axes.grid(axis="x", color=INK, alpha=0.13, linewidth=0.6)
+            axes.set_axisbelow(True)
+            axes.spines["left"].set_visible(False)
+            axes.tick_params(axis="y", length=0, pad=6)
+            axes.set_yticks(range(len(group)), [""] * len(group))
+        row[0].set_yticks(range(len(group)), [shortened(_label(board, entry), most) for entry in group])
+        row[0].set_title(clipped(name, 80), loc="left", fontweight="bold")
+    for axes, label in zip(grid[-1], labels, strict=True):
+        axes.set_xlabel(label)
+    figure.supxlabel(foot, x=0.01, ha="left", fontsize=8, color=GREY)
+    return figure, [(group, list(row)) for row, group in zip(grid, groups.values(), strict=True)]
+
+
+def _rows(
+    board: Board,
+    most: int,
+    title: str,
+    label: str,
+    lacking: str,
+    data: Mapping[tuple[str, str], Any],
+    paint: Callable[[Axes, int, Entry, Column, Any], list[Numbers]],
+    left: float | None = None,
+) -> _Drawn | None:
+    """The first three columns that have data, side by side.
+
+    Args:
+        data: by the names of an entry and a column, what `paint` draws at a y of some axes; it returns lines of CSV.
+        left: where the x axes begin.
+    """
+    from matplotlib.ticker import MaxNLocator
+
+    columns = [column for column in board.columns if any(column.name == name for _, name in data)][:3]
+    entries = [entry for entry in board.entries if any((entry.name, column.name) in data for column in columns)]
+    if not entries:
         return None
+    kept = _for_room(board, entries, most)
+    note = _note(
+        (len(entries) - len(kept), len(board.entries), f"entries, {_FOR_ROOM}"),
+        (len(board.entries) - len(entries), len(board.entries), f"entries, since they {lacking}"),
+    )
+    foot = "\n".join(filter(None, [textwrap.fill(label, 110), note]))
+    figure, panels = _stacked(board, kept, foot, [_axis(board, column, len(columns) > 1) for column in columns])
+    lines = []
+    for group, row in panels:
+        for (y, entry), (axes, column) in itertools.product(enumerate(group), zip(row, columns, strict=True)):
+            if (entry.name, column.name) in data:
+                lines += paint(axes, y, entry, column, data[entry.name, column.name])
+    for axes, column in zip(panels[-1][1], columns, strict=True):
+        axes.xaxis.set_major_locator(MaxNLocator(4 if len(columns) > 1 else 8, steps=[1, 2, 2.5, 5, 10]))
+        low, high = axes.set_xlim(left)
+        if high - low < (least := _scale(column) / 50):  # values that are all but equal
+            axes.set_xlim((low + high - least) / 2, (low + high + least) / 2)
+    return _Drawn(title, figure, lines)
 
 
-def _by_shots(board: Board, rows: int) -> _Drawn | None:
-    """Against the number of demonstrations, a line for entries that differ in it only."""
+def _point(axes: Axes, y: float, of: Estimate, scale: float, entry: Entry, text: str) -> None:
+    """A mean with its 95% interval, from left to right, and a text beside the axes."""
+    color, marker = of_method(entry.method)
+    if math.isfinite(of.low) and math.isfinite(of.high):
+        axes.plot([scale * of.low, scale * of.high], [y, y], color=color, linewidth=1.6, solid_capstyle="butt")
+    axes.plot([scale * of.mean], [y], marker, color=color, markersize=5, zorder=3, clip_on=False)
+    axes.annotate(text, (1.01, y), xycoords=("axes fraction", "data"), va="center", fontsize=8)
+
+
+def _forest(board: Board, most: int) -> _Drawn | None:
+    """Means with intervals, and the baseline as a line."""
+    first = board.columns[0]
+    data = {(entry.name, first.name): of for entry in board.entries if (of := _estimate(entry, first)) is not None}
+    baselines = {name: data.get((base, first.name)) for name, base in board.baseline.items()}
+    majorities = {entry.cells[first.name].majority for entry in board.entries if (entry.name, first.name) in data}
+    majority = majorities.pop() if len(majorities) == 1 else None
+
+    def paint(axes: Axes, y: int, entry: Entry, column: Column, of: Estimate) -> list[Numbers]:
+        scale, baseline = _scale(column), baselines.get(entry.name)
+        if baseline is not None:
+            axes.plot([scale * baseline.mean] * 2, [y - 0.5, y + 0.5], zorder=1, **_DASHED)
+        if majority is not None:
+            axes.plot([scale * majority] * 2, [y - 0.5, y + 0.5], color=GREY, linestyle=":", linewidth=1, zorder=1)
+        text = numbers.value(of.mean, column)
+        text += f"  [{numbers.interval(of, column)}]" * math.isfinite(of.high - of.low)
+        _point(axes, y, of, scale, entry, text)
+        return [_numbers(entry, column, **_ends(of), baseline=baseline and baseline.mean)]
+
+    label = "Means with 95% intervals" + "; dashed: the baseline" * any(baselines.values())
+    label += "; dotted: always the most frequent right answer" * (majority is not None)
+    return _rows(board, most, "Results with 95% intervals", label, "have no result here", data, paint)
+
+
+def _differences(board: Board, most: int) -> _Drawn | None:
+    """A heat map of differences to the baseline, a dot where the adjusted p-value is below 5%."""
+    from matplotlib.colors import LinearSegmentedColormap, Normalize, to_rgb
+
+    differences = {
+        (entry.name, column.name): (cell, cell.difference.mean)
+        for entry in board.entries
+        for column in board.columns
+        if column.percent
+        and (cell := entry.cells.get(column.name)) is not None
+        and cell.difference is not None
+        and math.isfinite(cell.difference.mean)
+    }
+    if len(differences) < 2:  # one difference is no map
+        return None
+    columns = [column for column in board.columns if any(column.name == name for _, name in differences)][:_TASKS]
+    entries = [entry for entry in board.entries if any(entry.name == name for name, _ in differences)]
+    kept = _for_room(board, entries, most)
+    others = [entry for entry in board.entries if board.baseline.get(entry.name, entry.name) != entry.name]
+    unpaired = sum(entry not in entries for entry in others)
+    left_out = len(board.columns) - len(columns)
+    note = _note(
+        (len(entries) - len(kept), len(others), f"entries, {_FOR_ROOM}"),
+        (unpaired, len(others), "entries, since they are not paired with their baseline"),
+        (left_out, len(board.columns), "columns, for room or since they are no shares"),
+    )
+    has_numbers = len(columns) <= _NUMBERS
+    longest = max(len(column.name) for column in columns)
+    is_slanted = longest > 60 / max(len(columns), 6)
+    below = 0.48 + (0.055 * min(26, longest) if is_slanted else 0.15)
+    figure, panels = _stacked(board, kept, note, [""], below)
+    largest = max(0.1, *(abs(100 * mean) for _, mean in differences.values()))
+    # Nothing is transparent: so it is the page's background, be it light or dark.
+    shades = [(_WORSE, 0, 0.9), (_WORSE, 0.25, 0.5), (_WORSE, 0.5, 0)]
+    shades += [(_BETTER, 0.5, 0), (_BETTER, 0.75, 0.5), (_BETTER, 1, 0.9)]
+    colors = LinearSegmentedColormap.from_list("", [(at, (*to_rgb(end), alpha)) for end, at, alpha in shades])
+    lines = []
+    for group, (axes,) in panels:
+        goodness = [[math.nan] * len(columns) for _ in group]
+        for (y, entry), (x, column) in itertools.product(enumerate(group), enumerate(columns)):
+            if (entry.name, column.name) not in differences:
+                axes.plot([x], [y], "_", color=GREY, markersize=4)
+                continue
+            cell, mean = differences[entry.name, column.name]
+            goodness[y][x] = 100 * mean * (1 if column.higher_is_better else -1)
+            is_significant = cell.p_holm is not None and cell.p_holm <= SIGNIFICANT
+            if is_significant:
+                at = (x + 0.41, y - 0.34) if has_numbers else (x, y)
+                axes.plot(*([part] for part in at), "o", color=INK, markersize=2.8, markeredgewidth=0)
+            if has_numbers:
+                style: dict[str, Any] = {"fontsize": 7.5, "fontweight": "bold" if is_significant else "normal"}
+                axes.text(x, y, numbers.signed(mean, column), ha="center", va="center", **style)
+            lines.append(_numbers(entry, column, difference=mean, p_holm=cell.p_holm, significant=is_significant))
+        look: dict[str, Any] = {"cmap": colors, "norm": Normalize(-largest, largest), "aspect": "auto", "zorder": 0}
+        image = axes.imshow(goodness, interpolation="none", **look)
+        axes.grid(False)
+        axes.set_xlim(-0.5, max(len(columns), 6) - 0.5)  # a few columns do not become wide ones
+        axes.set_xticks(range(len(columns)), [])
+        axes.tick_params(axis="x", length=0)
+        axes.spines["bottom"].set_visible(False)
+        for x, (left, right) in enumerate(itertools.pairwise(columns)):
+            if left.kind != right.kind:
+                axes.vlines(x + 0.5, -0.5, len(group) - 0.5, color=GREY, linewidth=0.8)
+    turned: dict[str, Any] = {"rotation": 40, "ha": "right", "rotation_mode": "anchor"} if is_slanted else {}
+    axes.set_xticks(range(len(columns)), [clipped(column.name, 26) for column in columns], **turned)
+    bar = figure.colorbar(
+        image,
+        ax=[axes for _, (axes,) in panels],
+        location="bottom",
+        aspect=50,
+        # These are shares of the panels' height: the bar of few rows is as far and as thick as that of many.
+        pad=max(0.02, 0.1 / (_ROW * len(kept))),
+        fraction=max(0.05, 0.12 / (_ROW * len(kept))),
+        shrink=0.6,
+        ticks=[-largest, 0, largest],  # more of them overlap where long labels make the bar short
+        format=lambda x, _: numbers.signed(x / 100, columns[0]),
+    )
+    bar.outline.set_visible(False)  # type: ignore[operator]
+    methods = sorted({entry.method for entry in board.entries if entry.name in board.baseline.values()})
+    bar.set_label(
+        f"difference to {clipped(', '.join(methods)) or 'the baseline'} in points,\n"
+        "blue is better; dot: adjusted p < 5% (Holm)",
+        fontsize=8,
+    )
+    return _Drawn("Differences to the baseline, by task", figure, lines)
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Sets of demonstrations: seeds, and orders of the same demonstrations.
+
+
+def _by_set(entry: Entry, column: Column) -> dict[str, list[float]]:
+    """By set of demonstrations, the values of its orders; over several tasks for what all of them have."""
+    values = []
+    for task, weight in column.weights.items():
+        sets = entry.cells[task].sets if task in entry.cells else ()
+        values.append({(one.label, of.order): weight * of.result.value for one in sets for of in one.answered})
+    groups: dict[str, list[float]] = {}
+    for label, order in values[0] if values else ():
+        total = [of_task.get((label, order), math.nan) for of_task in values]
+        if math.isfinite(sum(total)):
+            groups.setdefault(label, []).append(sum(total))
+    return groups
+
+
+def _points(
+    board: Board, most: int, title: str, lacking: str, label: str, of: Callable[[Entry, Column], dict[str, list[float]]]
+) -> _Drawn | None:
+    """Points from left to right and a bar at their mean; lines join single points of the same set."""
+    columns = _like_the_first(board)
+    data = {(e.name, c.name): points for e in board.entries for c in columns if (points := of(e, c))}
+    paths: dict[tuple[Axes, str], Any] = {}  # lines through the single points of a set, broken where a row has none
+
+    def paint(axes: Axes, y: int, entry: Entry, column: Column, points: dict[str, list[float]]) -> list[Numbers]:
+        color, marker = of_method(entry.method)
+        scale, lines = _scale(column), []
+        for name, values in points.items():
+            xs = [scale * x for x in values]
+            axes.plot(xs, [y] * len(xs), marker, color=color, markersize=4, markeredgewidth=0, alpha=0.75, zorder=3)
+            if len(xs) == 1:
+                if (axes, name) not in paths:
+                    paths[axes, name] = axes.plot([], [], color=GREY, linewidth=0.6, alpha=0.6, zorder=2)[0]
+                path_x, path_y = map(list, paths[axes, name].get_data())
+                gap = [math.nan] * (bool(path_y) and path_y[-1] != y - 1)
+                paths[axes, name].set_data([*path_x, *gap, *xs], [*path_y, *gap, y])
+            lines += [_numbers(entry, column, **{"prompt set": name, "value": x}) for x in values]
+        mean = scale * fmean(itertools.chain(*points.values()))
+        axes.plot([mean] * 2, [y - 0.31, y + 0.31], color=color, linewidth=2, solid_capstyle="butt")
+        return lines
+
+    return _rows(board, min(most, _ROWS_OF_POINTS), title, label, lacking, data, paint)
+
+
+def _seeds(board: Board, most: int) -> _Drawn | None:
+    """Each set of demonstrations: the mean over its orders."""
+
+    def means(entry: Entry, column: Column) -> dict[str, list[float]]:
+        sets = _by_set(entry, column)
+        return {name: [fmean(values)] for name, values in sets.items()} if len(sets) > 1 else {}
+
+    label = "A point for each set of demonstrations and a bar at their mean; lines join the same set."
+    return _points(board, most, "Sets of demonstrations", "have one prompt set here or none", label, means)
+
+
+def _orders(board: Board, most: int) -> _Drawn | None:
+    """Values over orders of the same demonstrations, less their mean."""
+
+    def deviations(entry: Entry, column: Column) -> dict[str, list[float]]:
+        sets = {name: values for name, values in _by_set(entry, column).items() if len(values) > 1}
+        return {name: [value - fmean(values) for value in values] for name, values in sets.items()}
+
+    label = "A point for each order, less the mean over the orders of the same demonstrations."
+    lacking = "have one order of their demonstrations here or none"
+    return _points(board, most, "Orders of the same demonstrations", lacking, label, deviations)
+
+
+def _sensitivity(board: Board, most: int) -> _Drawn | None:
+    """How often another order of the demonstrations changes the prediction, with its 95% interval."""
+    data: dict[tuple[str, str], Estimate] = {
+        (entry.name, name): cell.sensitivity
+        for entry in board.entries
+        for name, cell in entry.cells.items()
+        if cell.sensitivity is not None and math.isfinite(cell.sensitivity.mean)
+    }
+
+    def paint(axes: Axes, y: int, entry: Entry, column: Column, of: Estimate) -> list[Numbers]:
+        _point(axes, y, of, 100, entry, numbers.share(of.mean).removesuffix("%"))
+        return [_numbers(entry, column, **{"flip rate": of.mean, "low": of.low, "high": of.high})]
+
+    label = "Predictions that another order of the same demonstrations changes (flip rate, %), with 95% intervals."
+    lacking = "have one order of their demonstrations here or none"
+    return _rows(board, min(most, _ROWS_OF_POINTS), "Order sensitivity", label, lacking, data, paint, 0)
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Curves.
+
+
+@dataclass(frozen=True)
+class _Curve:
+    """A line of a panel.
+
+    Attributes:
+        method: whose color it has.
+        points: by x, a mean with the ends of its interval, if any, and the line of the CSV file.
+        ring: the x of the point that has a ring.
+    """
+
+    method: str
+    label: str
+    points: Mapping[float, tuple[float, float, float, Numbers]]
+    ring: float | None = None
+
+
+def _shots(board: Board, most: int) -> _Drawn | None:
+    """Against the number of demonstrations, a curve for entries that differ in it only."""
+    shots = r"(?:([\d.]+) of )?(\d+) shots?"
+
+    def x(entry: Entry) -> float | None:
+        matches = [re.fullmatch(shots, part) for part in entry.conditions.split(", ")]
+        return next((float(match[1] or match[2]) for match in matches if match), None)
 
     def label(entry: Entry) -> str:
-        return _joined(entry.method, entry.arguments, _without(entry.conditions, _SHOTS))
+        return _joined(entry.method, entry.arguments, _without(entry.conditions, shots))
 
-    def axis(axes: Axes, values: list[float]) -> None:
-        if values[0] > 0:
-            axes.set_xscale("log", base=2)
-        else:
-            axes.set_xscale("symlog", base=2, linthresh=1, linscale=1)
-        ticks = values[:: -(-len(values) // 8)]
-        axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
-        axes.minorticks_off()
-
-    panels = _lines_of(board, _shots, label)
-    return _curves(board, panels, "shots", "Results by number of demonstrations", "demonstrations", axis)
+    return _against(board, "Results by number of demonstrations", "demonstrations", x, label)
 
 
-def _by_T(board: Board, rows: int) -> _Drawn | None:
-    """Against T, a line for entries that differ in it only."""
-    from matplotlib.ticker import MaxNLocator
+def _by_T(board: Board, most: int) -> _Drawn | None:
+    """Against T, a curve for entries that differ in it only."""
+
+    def x(entry: Entry) -> float | None:
+        return None if re.search(r"\bT\b.*chosen on dev", entry.arguments) else _argument(entry, "T")
 
     def label(entry: Entry) -> str:
         arguments = _without(entry.arguments, "T=.*")
@@ -646,102 +571,193 @@ def _by_T(board: Board, rows: int) -> _Drawn | None:
             arguments = ", ".join(filter(None, [f"eta={eta:g}", arguments]))
         return _joined(entry.method, arguments, "" if _common(board) else entry.conditions)
 
-    def axis(axes: Axes, values: list[float]) -> None:
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    return _against(board, "Results by T", "T", x, label)
 
-    return _curves(board, _lines_of(board, lambda entry: _argument(entry, "T"), label), "T", "Results by T", "T", axis)
+
+def _argument(entry: Entry, name: str) -> float | None:
+    """A method's argument if it is a number: as the entry names it, otherwise its default."""
+    named = [part.removeprefix(f"{name}=") for part in entry.arguments.split(", ") if part.startswith(f"{name}=")]
+    try:
+        return float(named[0] if named else entry.runs[0].icl[name])
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def _against(
+    board: Board, title: str, x_name: str, x_of: Callable[[Entry], float | None], label: Callable[[Entry], str]
+) -> _Drawn | None:
+    """Results against what entries differ in: a panel for each column and checkpoint, with its baseline."""
+    columns, by_name = _like_the_first(board), {entry.name: entry for entry in board.entries}
+    scale, every = _scale(columns[0]), _by_checkpoint(board, board.entries)
+    panels: dict[tuple[str, str], list[_Curve]] = {}
+    baselines: dict[tuple[str, str], tuple[float, Numbers]] = {}
+    for column, (checkpoint, group) in itertools.product(columns, every.items()):
+        curves: dict[tuple[str, str], dict[float, tuple[Entry, Estimate]]] = {}
+        for entry in group:
+            x, of = x_of(entry), _estimate(entry, column)
+            if x is not None and math.isfinite(x) and of is not None:
+                curves.setdefault((entry.method, label(entry)), {}).setdefault(x, (entry, of))
+        curves = {key: points for key, points in curves.items() if len(points) > 1}
+        if not curves:
+            continue
+        # What all panels have in common is said at the y axis.
+        key = checkpoint if len(every) > 1 else "", _short(column) if len(columns) > 1 else ""
+        for (method, name), points in sorted(curves.items()):
+            drawn: dict[float, tuple[float, float, float, Numbers]] = {}
+            for x, (entry, of) in sorted(points.items()):
+                line = _numbers(entry, column, line=name, **{x_name: x}, **_ends(of))
+                low, high = (scale * (end if math.isfinite(end) else of.mean) for end in (of.low, of.high))
+                drawn[x] = scale * of.mean, low, high, line
+            panels.setdefault(key, []).append(_Curve(method, name, drawn))
+        on_curves = {entry.name for points in curves.values() for entry, _ in points.values()}
+        names = {board.baseline.get(name, "") for name in on_curves}
+        baseline = by_name.get(names.pop()) if len(names) == 1 else None
+        if baseline and baseline.name not in on_curves and (of := _estimate(baseline, column)) is not None:
+            line = _numbers(baseline, column, line="baseline", **{x_name: None}, **_ends(of))
+            baselines[key] = scale * of.mean, line | {"label": _label(board, baseline)}
+    common = [*every] if len(every) == 1 else []
+    common += [_short(columns[0])] if len(columns) == 1 else []
+    y = f"{_metric(columns[0])} ({', '.join(map(clipped, filter(None, [*common, _common(board)])))})".removesuffix(
+        " ()"
+    )
+    return _curves(title, x_name, y, panels, baselines)
+
+
+def _dev(board: Board, most: int) -> _Drawn | None:
+    """What a study measured on its dev set, a curve for each task; a ring for the value that was chosen."""
+    column, x_name = board.columns[0], "T"
+    panels: dict[tuple[str, str], list[_Curve]] = {}
+    for checkpoint, group in _by_checkpoint(board, board.entries).items():
+        for entry in group:
+            scores: dict[str, dict[float, list[float]]] = {}
+            rings: dict[str, float] = {}
+            for run in entry.runs:
+                for x_name, rest, x, score, is_chosen in _measured(run):  # noqa: B007 (the figure has one x axis)
+                    name = ", ".join(filter(None, ["/".join(run.tasks), rest]))
+                    scores.setdefault(name, {}).setdefault(x, []).append(score)
+                    rings |= {name: x} if is_chosen else {}
+            for name, by_x in sorted(scores.items()):
+                points: dict[float, tuple[float, float, float, Numbers]] = {}
+                for x, mean in sorted((x, fmean(values)) for x, values in by_x.items()):
+                    line = {"line": name, "argument": x_name, "at": x, "score": mean, "chosen": x == rings.get(name)}
+                    y = _scale(column) * mean
+                    points[x] = y, y, y, _numbers(entry, column, **line)
+                curve = _Curve(entry.method, name, points, rings.get(name))
+                panels.setdefault((checkpoint, _label(board, entry)), []).append(curve)
+    title = "On the dev set, where arguments are chosen (ring)"
+    return _curves(title, x_name, f"{_metric(column)}, on the dev set", panels, {})
+
+
+def _measured(run: Run) -> Iterator[tuple[str, str, float, float, bool]]:
+    """A run's curve on the dev set: what varies, what else does, its value, the score, and whether it was chosen.
+
+    What varies is T, if that was chosen, or else the first number that was.
+    """
+    study = run.icl.get("study")
+    curve, chosen = (study.get(name) if isinstance(study, Mapping) else None for name in ("curve", "arguments"))
+    points = [
+        (point["arguments"], float(point["score"]))
+        for point in (curve if isinstance(curve, Sequence) else ())
+        if isinstance(point, Mapping) and isinstance(point.get("arguments"), Mapping) and is_number(point.get("score"))
+    ]
+    names = dict.fromkeys(name for arguments, _ in points for name in arguments)
+    varying = [name for name in names if len({repr(arguments.get(name)) for arguments, _ in points}) > 1]
+    numeric = [name for name in varying if all(is_number(arguments.get(name)) for arguments, _ in points)]
+    for arguments, score in points if numeric else ():
+        x_name = "T" if "T" in numeric else numeric[0]
+        rest = ", ".join(f"{name}={arguments.get(name)}" for name in varying if name != x_name)
+        is_chosen = isinstance(chosen, Mapping) and all(chosen.get(name) == arguments.get(name) for name in varying)
+        yield str(x_name), rest, float(arguments[x_name]), score, is_chosen
 
 
 def _curves(
-    board: Board,
-    panels: Mapping[str, Sequence[_Line]],
-    name: str,
     title: str,
     x: str,
-    axis: Callable[[Axes, list[float]], None],
+    y: str,
+    panels: Mapping[tuple[str, str], Sequence[_Curve]],
+    baselines: Mapping[tuple[str, str], tuple[float, Numbers]],
 ) -> _Drawn | None:
+    """Panels with a common y axis; lines of a method have its color in several shades."""
+    from matplotlib.ticker import MaxNLocator
+
     if not panels:
         return None
-    column = board.columns[0]
-    scale, unit = _unit(board, column)
-    every = list(dict.fromkeys((line.method, line.label) for lines in panels.values() for line in lines))
-    labels = every[:_LINES]
-    shown = {key: [one for one in some if (one.method, one.label) in labels] for key, some in panels.items()}
-    drawn = [key for key, some in shown.items() if some][:_PANELS]
+    every = list(dict.fromkeys((curve.method, curve.label) for curves in panels.values() for curve in curves))
+    looks = {key: _look(key, every[:_LINES]) for key in every[:_LINES]}
+    shown = {key: [curve for curve in curves if (curve.method, curve.label) in looks] for key, curves in panels.items()}
+    keys = [key for key, curves in shown.items() if curves][:_PANELS]
     note = _note(
-        (len(panels) - len(drawn), len(panels), "checkpoints"),
-        (len(every) - len(labels), len(every), "methods with their arguments"),
+        (len(panels) - len(keys), len(panels), "panels"),
+        (len(every) - len(looks), len(every), "methods with their arguments"),
     )
-    looks = {label: _looks(label, labels) for label in labels}
-    legend: list[tuple[str, Mapping[str, Any]]] = [(shortened(label), looks[method, label]) for method, label in labels]
-    by_name = {entry.name: entry for entry in board.entries}
-    others: dict[str, Entry] = {}  # the one baseline of a panel, if it is none of its lines
-    for key in drawn:
-        of_panel = [entry for line in shown[key] for _, entry in line.points]
-        baselines = {board.baseline.get(entry.name, "") for entry in of_panel}
-        baseline = by_name.get(baselines.pop()) if len(baselines) == 1 else None
-        if baseline is not None and baseline not in of_panel and column.name in baseline.cells:
-            others[key] = baseline
-    for label in dict.fromkeys(_label(board, entry) for entry in others.values()):
-        legend.append((f"baseline: {label}", {"color": GREY, "linestyle": (0, (4, 2)), "linewidth": 1}))
-    figure, grid = _grid(drawn, unit, x, note, legend)
-    lines: list[_CSVLine] = []
-    for axes, key in zip(grid, drawn, strict=True):
-        for line in shown[key]:
-            look = looks[line.method, line.label]
-            of = [entry.cells[column.name].estimate for _, entry in line.points]
-            values = [value for value, _ in line.points]
-            axes.plot(values, [scale * one.mean for one in of], linewidth=1.5, markersize=4.5, zorder=3, **look)
-            low = [scale * (one.low if _finite(one.low) else one.mean) for one in of]
-            high = [scale * (one.high if _finite(one.high) else one.mean) for one in of]
-            axes.fill_between(
-                values, low, high, color=look["color"], alpha=0.13 if len(shown[key]) < 5 else 0.06, linewidth=0
-            )
-            for (value, entry), one in zip(line.points, of, strict=True):
-                lines.append((entry, (column.name, column.metric, line.label, value, one.mean, one.low, one.high)))
-        if key in others:
-            of_baseline = others[key].cells[column.name].estimate
-            axes.axhline(scale * of_baseline.mean, color=GREY, linestyle=(0, (4, 2)), linewidth=1)
-            one = of_baseline
-            lines.append((others[key], (column.name, column.metric, "baseline", None, one.mean, one.low, one.high)))
-        axis(axes, sorted({value for line in shown[key] for value, _ in line.points}))
-    header = ("column", "metric", "line", x, "mean", "low", "high")
-    return _Drawn(name, title, figure, header, lines)
+    legend: list[tuple[str, Mapping[str, Any]]] = [(shortened(label), look) for (_, label), look in looks.items()]
+    of_baselines = dict.fromkeys(str(baselines[key][1]["label"]) for key in keys if key in baselines)
+    legend += [(f"baseline: {shortened(label)}", _DASHED) for label in of_baselines]
+    figure, grid = _grid(keys, y, x, note, legend)
+    lines: list[Numbers] = []
+    for axes, key in zip(grid, keys, strict=True):
+        xs = sorted({x for curve in shown[key] for x in curve.points})
+        for curve in shown[key]:
+            look = looks[curve.method, curve.label]
+            means, lows, highs, of_points = zip(*curve.points.values(), strict=True)
+            axes.plot(list(curve.points), means, linewidth=1.5, markersize=4.5, zorder=3, **look)
+            alpha = 0.13 if len(shown[key]) < 5 else 0.06
+            axes.fill_between(list(curve.points), lows, highs, color=look["color"], alpha=alpha, linewidth=0)
+            if curve.ring is not None:
+                ring: dict[str, Any] = {"color": GREY, "markersize": 10, "fillstyle": "none", "zorder": 4}
+                axes.plot([curve.ring], [curve.points[curve.ring][0]], "o", **ring)
+            lines += of_points
+        if key in baselines:
+            mean, line = baselines[key]
+            axes.axhline(mean, **_DASHED)
+            lines.append({name: value for name, value in line.items() if name != "label"})
+        if x == "T":
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+            continue
+        if xs[0] > 0:
+            axes.set_xscale("log", base=2)
+        else:
+            axes.set_xscale("symlog", base=2, linthresh=1, linscale=1)
+        ticks = xs[:: -(-len(xs) // 8)]
+        axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+        axes.minorticks_off()
+    return _Drawn(title, figure, lines)
 
 
-def _looks(line: tuple[str, str], lines: Sequence[tuple[str, str]]) -> dict[str, Any]:
-    """A line's colour, marker and dashes: the method's, in a shade for each of its lines."""
+def _look(curve: tuple[str, str], curves: Sequence[tuple[str, str]]) -> dict[str, Any]:
+    """A curve's color, marker and dashes: the method's, in a shade for each of its curves."""
     from matplotlib.colors import to_hex, to_rgb
 
-    colour, marker = of_method(line[0])
-    of_same = [one for one in lines if one[0] == line[0]]
-    at = of_same.index(line)
+    color, marker = of_method(curve[0])
+    of_same = [one for one in curves if one[0] == curve[0]]
+    at = of_same.index(curve)
     if len(of_same) > 1:
         shift = at / (len(of_same) - 1) * 0.7 - 0.45  # from darker to lighter
         to = 1.0 if shift > 0 else 0.0
-        red, green, blue = (part + abs(shift) * (to - part) for part in to_rgb(colour))
-        colour = to_hex((red, green, blue))
-    return {"color": colour, "marker": marker, "linestyle": ["-", "--", ":", "-."][at % 4]}
+        red, green, blue = (part + abs(shift) * (to - part) for part in to_rgb(color))
+        color = to_hex((red, green, blue))
+    return {"color": color, "marker": marker, "linestyle": ["-", "--", ":", "-."][at % 4]}
 
 
 def _grid(
-    names: Sequence[str], y: str, x: str, note: str, legend: Sequence[tuple[str, Mapping[str, Any]]]
+    names: Sequence[tuple[str, str]], y: str, x: str, note: str, legend: Sequence[tuple[str, Mapping[str, Any]]]
 ) -> tuple[Figure, list[Axes]]:
-    """Panels side by side, in rows, below a legend of labels and looks."""
+    """Panels side by side, in rows, with titles of one line or two, below a legend of labels and looks."""
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
     across = min(len(names), 3)
     down = -(-len(names) // across)
-    ncols = next((n for n in (4, 3) if sum(sorted(len(label) + 8 for label, _ in legend)[-n:]) < 100), 2)
-    height = (3 if across == 1 else 2.4) * down + 0.2 + 0.17 * -(-len(legend) // ncols)
+    ncols = next((n for n in (6, 5, 4, 3) if sum(sorted(len(label) + 8 for label, _ in legend)[-n:]) < 100), 2)
+    two_lines = any(second for _, second in names)
+    height = (3 if across == 1 else 2.4 + 0.15 * two_lines) * down + 0.2 + 0.17 * -(-len(legend) // ncols)
     height += 0.25 + 0.16 * note.count("\n") if note else 0
     figure = Figure(figsize=(_WIDTH, height), layout="constrained")
-    grid = figure.subplots(down, across, squeeze=False)
+    grid = figure.subplots(down, across, squeeze=False, sharey=True)
     for axes in grid.flat[len(names) :]:
         axes.remove()
-    for i, (axes, name) in enumerate(zip(grid.flat, names, strict=False)):
-        axes.set_title(clipped(name, 34), loc="left", fontweight="bold")
+    for i, (axes, (first, second)) in enumerate(zip(grid.flat, names, strict=False)):
+        axes.set_title("\n".join(clipped(line, 80 // across) for line in (first, second) if line), loc="left")
         axes.set_xlabel(x if i + across >= len(names) else "")
         axes.grid(color=INK, alpha=0.13, linewidth=0.6)
         axes.set_axisbelow(True)
@@ -750,75 +766,74 @@ def _grid(
     # Before 3.10, matplotlib left out what begins with an underscore.
     labels = [f" {label}" if label.startswith("_") else label for label, _ in legend]
     figure.legend(handles, labels, loc="outside upper left", ncols=ncols)
-    _footnote(figure, note)
+    figure.supxlabel(note, x=0.01, ha="left", fontsize=8, color=GREY)
     return figure, list(grid.flat[: len(names)])
 
 
-def _log_ticks(low: float, high: float) -> list[float]:
-    """Two to five round numbers between these."""
-    from matplotlib.ticker import MaxNLocator
-
-    tens = [10.0**power for power in range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)]
-    for steps in ((1,), (1, 3), (1, 2, 5)):
-        found = [step * ten for ten in tens for step in steps if low <= step * ten <= high]
-        if len(found) > 2:
-            return found[:: -(-len(found) // 5)]
-    return [float(tick) for tick in MaxNLocator(5, steps=[1, 2, 5, 10]).tick_values(low, high) if low <= tick <= high]
-
-
-def _by_tokens(board: Board, rows: int) -> _Drawn | None:
+def _tokens(board: Board, most: int) -> _Drawn | None:
     """Against the tokens run for each document; a line joins what is best for its number of tokens."""
-    from matplotlib.ticker import EngFormatter
+    from matplotlib.ticker import EngFormatter, LogLocator
 
     column = board.columns[0]
-    scale, unit = _unit(board, column)
-    with_result = [
-        one for one in board.entries if column.name in one.cells and _finite(one.cells[column.name].estimate.mean)
-    ]
-    found = [entry for entry in with_result if _finite(entry.tokens) and entry.tokens]
+    scale, sign = _scale(column), 1 if column.higher_is_better else -1
+    costs = {
+        entry.name: (entry.tokens, of)
+        for entry in board.entries
+        if (of := _estimate(entry, column)) is not None and entry.tokens and math.isfinite(entry.tokens)
+    }
     panels = {
-        f"{name}{' (in a study)' * shared}": some
-        for shared in (False, True)  # a study's cells share passes
-        for name, some in _by_checkpoint(entry for entry in found if entry.shared == shared).items()
-        if len(some) > 1
+        (name, "in a study" * is_shared): group
+        for is_shared in (False, True)  # a study's cells share passes
+        for name, group in _by_checkpoint(
+            board, (entry for entry in board.entries if entry.name in costs and entry.shared == is_shared)
+        ).items()
+        if len(group) > 1
     }
     if not panels:
         return None
-    drawn = list(panels)[:_PANELS]
+    keys = list(panels)[:_PANELS]
+    lacking = "entries, since they have no result here or do not say how many tokens were run"
     note = _note(
-        (len(panels) - len(drawn), len(panels), "checkpoints"),
-        (
-            len(board.entries) - len(found),
-            len(board.entries),
-            "entries, since they have no result here or do not say how many tokens were run",
-        ),
+        (len(panels) - len(keys), len(panels), "panels"),
+        (len(board.entries) - len(costs), len(board.entries), lacking),
     )
-    methods = sorted({entry.method for name in drawn for entry in panels[name]})
-    legend: list[tuple[str, Mapping[str, Any]]] = [
-        (clipped(method), {"color": colour, "marker": marker, "linestyle": "none"})
-        for method in methods[:12]
-        for colour, marker in [of_method(method)]
-    ]
-    legend.append(("best for its tokens", {"color": GREY, "linewidth": 1, "linestyle": (0, (4, 2))}))
-    figure, grid = _grid(drawn, unit, "tokens run for each document", note, legend)
-    sign = 1 if column.higher_is_better else -1
-    lines: list[_CSVLine] = []
-    for axes, name in zip(grid, drawn, strict=True):
+    legend: list[tuple[str, Mapping[str, Any]]] = []
+    for method in sorted({entry.method for key in keys for entry in panels[key]})[:12]:
+        color, marker = of_method(method)
+        legend.append((clipped(method), {"color": color, "marker": marker, "linestyle": "none"}))
+    legend.append(("best for its tokens", _DASHED))
+    figure, grid = _grid(keys, _axis(board, column), "tokens run for each document", note, legend)
+    lines = []
+    for axes, key in zip(grid, keys, strict=True):
         best: list[tuple[float, float]] = []
-        for entry in sorted(panels[name], key=lambda one: (one.tokens or 0, one.name)):
-            tokens, of = entry.tokens or 0, entry.cells[column.name].estimate
-            colour, marker = of_method(entry.method)
-            if _finite(of.low, of.high):
-                axes.plot([tokens] * 2, [scale * of.low, scale * of.high], color=colour, linewidth=1, alpha=0.6)
-            axes.plot([tokens], [scale * of.mean], marker, color=colour, markersize=5.5, zorder=3)
-            front = not best or sign * scale * of.mean > sign * best[-1][1]
-            if front:
+        for entry in sorted(panels[key], key=lambda entry: (costs[entry.name][0], entry.name)):
+            tokens, of = costs[entry.name]
+            color, marker = of_method(entry.method)
+            if math.isfinite(of.low) and math.isfinite(of.high):
+                axes.plot([tokens] * 2, [scale * of.low, scale * of.high], color=color, linewidth=1, alpha=0.6)
+            axes.plot([tokens], [scale * of.mean], marker, color=color, markersize=5.5, zorder=3)
+            is_best = not best or sign * scale * of.mean > sign * best[-1][1]
+            if is_best:
                 best.append((tokens, scale * of.mean))
-            lines.append((entry, (column.name, column.metric, tokens, of.mean, of.low, of.high, front)))
-        axes.plot(*_unzip(best), color=GREY, linewidth=1, linestyle=(0, (4, 2)), drawstyle="steps-post", zorder=1)
+            lines.append(_numbers(entry, column, tokens=tokens, **_ends(of), best=is_best))
+        axes.plot(*zip(*best, strict=True), drawstyle="steps-post", zorder=1, **_DASHED)
         axes.set_xscale("log")
-        ticks = _log_ticks(*axes.get_xlim())
-        axes.set_xticks(ticks, [EngFormatter(sep="").format_eng(tick) for tick in ticks])
+        low, high = axes.get_xlim()
+        axes.xaxis.set_major_locator(LogLocator(subs=(1.0,) if high > 100 * low else (1, 2, 5)))
+        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
         axes.minorticks_off()
-    header = ("column", "metric", "tokens", "mean", "low", "high", "best")
-    return _Drawn("tokens", "Results by tokens run", figure, header, lines)
+    return _Drawn("Results by tokens run", figure, lines)
+
+
+# By name, as in a study's file: what makes the figure, of so many rows at most. None where there is nothing to show.
+FIGURES: Mapping[str, Callable[[Board, int], _Drawn | None]] = {
+    "forest": _forest,
+    "differences": _differences,
+    "seeds": _seeds,
+    "orders": _orders,
+    "sensitivity": _sensitivity,
+    "shots": _shots,
+    "T": _by_T,
+    "dev": _dev,
+    "tokens": _tokens,
+}
