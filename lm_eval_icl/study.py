@@ -17,10 +17,10 @@ from rich.table import Table
 
 from lm_eval_icl.errors import InputError, refusing
 from lm_eval_icl.harness.arguments import check_folders, pairs
-from lm_eval_icl.studies import figures, outcome
 from lm_eval_icl.studies.conduct import CellsFailed, Conductor
+from lm_eval_icl.studies.end import conclude
 from lm_eval_icl.studies.folder import Folder
-from lm_eval_icl.studies.grid import Study, named, read, trained_under
+from lm_eval_icl.studies.grid import named, read
 from lm_eval_icl.studies.plan import Plan
 from lm_eval_icl.studies.run import Options
 from lm_eval_icl.train import training
@@ -109,7 +109,7 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
             record = {**conductor.record(), "work": {"planned": plan, "done": conductor.work()}}
             conductor.folder.write("study.json", json.dumps(record, indent=2, default=str) + "\n")
     if first:
-        _conclude(study, conductor, console)
+        conclude(conductor, console)
     if failure is not None:
         raise failure
 
@@ -150,31 +150,6 @@ def _say_plan(plan: Plan, console: Console) -> None:
         console.print("What the models take to choose demonstrations is not counted.")
     if plan.conductor.study.dev:
         console.print("Cells that depend on the dev set are counted with the values that take most.")
-
-
-def _conclude(study: Study, conductor: Conductor, console: Console) -> None:
-    """Write and print what came out."""
-    rows, folder = conductor.rows(), conductor.folder
-    outcome.write_csv(rows, folder.path / "study.csv")
-    (folder.path / "figures").mkdir(exist_ok=True)
-    drawn = figures.draw(rows, folder.path / "figures", study.metric, study.figures)
-    summary = outcome.summarize(rows, study.expected, conductor.columns(), conductor.alike())
-    console.print(outcome.table(summary, " ".join(filter(None, [study.paper, study.title])), _notes(study)))
-    for sentence in study.deviates:
-        console.print(f"Deviates: {sentence}", markup=False, highlight=False)
-    console.print(f"{folder.path}: study.json, study.csv, {len(drawn)} figures, cells", markup=False, highlight=False)
-    if not conductor.failed:  # whose responses are kept
-        folder.tidy()
-
-
-def _notes(study: Study) -> list[str]:
-    """What the table says about training."""
-    if not study.trainings:
-        return []
-    under = {each.method: trained_under(each).method for each in study.variants}
-    others = sorted(name for name, trained in under.items() if name != trained)
-    but = f" ({', '.join(others)}: under {under[others[0]]})" if others else ""
-    return [f"Each line's model was trained from the one above it under the line's method{but}."]
 
 
 def _whole(limit: float | None) -> float | None:

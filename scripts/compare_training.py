@@ -32,6 +32,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from make_demo_model import SHORT, TEMPLATES, TOPICS, UNSEEN_TOPICS, DemoTask, Episodes, Shape, allowed, make_text
 from matplotlib.figure import Figure
 from scipy.stats import t as student_t
@@ -42,7 +43,7 @@ from lm_eval_icl import demo, methods
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.harness.training import load_model
 from lm_eval_icl.methods.predictor import Predictor
-from lm_eval_icl.studies.outcome import flip_rate
+from lm_eval_icl.results.statistics import order_sensitivity
 from lm_eval_icl.training.episodes import FileTask, read_file
 from lm_eval_icl.training.train import Settings, train
 from lm_eval_icl.training.trainer import quiet, read_log
@@ -176,7 +177,9 @@ def measure(predictor: Predictor, tests: Sequence[Test]) -> dict[str, Any]:
         rng, shown = random.Random(f"orders {number}"), test.demonstrations[:TRAINED_WITH]
         orders = [rng.sample(shown, len(shown)) for _ in range(ORDERS - 1)]
         others = [predict(predictor, order, test.queries) for order in orders]
-        flips[test.domain].append(flip_rate([predicted[TRAINED_WITH], *others]))
+        of_test = order_sensitivity([np.array([predicted[TRAINED_WITH], *others]).T])
+        assert of_test is not None
+        flips[test.domain].append(of_test.mean)
         predictor.forget()
     return {
         "accuracy": {domain: {str(n): statistics.mean(of) for n, of in each.items()} for domain, each in right.items()},

@@ -3,9 +3,9 @@
     python scripts/demo.py [--limit N] [--output DIR]
 
 Offline and on a CPU: the model and the documents ship with the package. Each model is evaluated with two and with eight
-demonstrations: accuracy with its standard error, and the order sensitivity (the share of documents whose predicted
-label is not the same for all of four random orders of the same demonstrations). A table shows them as they come, with
-the documents that each model took a second, everything counted. Where the output is no terminal, each takes a line, and
+demonstrations: accuracy with its standard error, and order flips: how often two of four random orders of the same
+demonstrations give a document different labels, over all pairs of orders. A table shows them as they come, with the
+documents that each model took a second, everything counted. Where the output is no terminal, each takes a line, and
 the table ends the run. Up to four processes, of one thread each, share the work: a model this small gains nothing from
 more threads. lm-eval's ordinary results files stay in the output folder.
 """
@@ -30,6 +30,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports huggingface_hub
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before anything imports torch, whose waiting threads give way so
 
 import lm_eval
+import numpy as np
 import torch
 import transformers
 from lm_eval.api.model import LM
@@ -45,6 +46,7 @@ from lm_eval_icl import demo
 from lm_eval_icl.demonstrations.draw import stratified
 from lm_eval_icl.harness.plugin import task_dir
 from lm_eval_icl.methods import NAMES
+from lm_eval_icl.results.statistics import order_sensitivity
 from lm_eval_icl.studies.run import environment_once
 
 SHOTS, ORDERS, SEED = (2, 8), 4, 1234
@@ -116,39 +118,39 @@ def evaluate(model: str, lm: LM, shots: int, order: Path, output: Path, limit: i
     return {**results, "samples": samples}
 
 
-def predictions(results: dict[str, Any]) -> dict[tuple[str, int], int]:
-    """(task, document) -> the index of the option with the highest log-likelihood."""
-    found = {}
-    for task, samples in results["samples"].items():
-        for sample in samples:
+def predictions(results: dict[str, Any]) -> list[int]:
+    """The option with the highest log-likelihood, document by document of all tasks."""
+    predicted = []
+    for _, samples in sorted(results["samples"].items()):
+        for sample in sorted(samples, key=lambda sample: int(sample["doc_id"])):
             scores = [float(response[0]) for (response,) in sample["resps"]]
-            found[task, sample["doc_id"]] = scores.index(max(scores))
-    return found
+            predicted.append(scores.index(max(scores)))
+    return predicted
 
 
 def measure(
     model: str, shots: int, orders: list[Path], output: Path, limit: int | None
 ) -> tuple[list[str], int, float]:
-    """Accuracy and order sensitivity of a model with a number of demonstrations, in words; of how many documents, over
-    all orders; and in how many seconds."""
+    """Accuracy and order flips of a model with a number of demonstrations, in words; of how many documents, over all
+    orders; and in how many seconds."""
     begun = time.perf_counter()
     with quiet():
         runs = [evaluate(model, load(model), shots, order, output, limit) for order in orders]
-    predicted = [predictions(run) for run in runs]
-    changed = [len({of_run[document] for of_run in predicted}) > 1 for document in predicted[0]]
+    predicted = np.array([predictions(run) for run in runs]).T  # (documents, orders)
+    flips = order_sensitivity([predicted])
+    assert flips is not None
     group = runs[0]["groups"]["icl_demo"]
     accuracy = f"{group['acc,none']:.3f} ± {group['acc_stderr,none']:.3f}"
-    sensitivity = f"{sum(changed) / len(changed):.3f}"
-    return [accuracy, sensitivity], sum(map(len, predicted)), time.perf_counter() - begun
+    return [accuracy, f"{flips.mean:.3f}"], predicted.size, time.perf_counter() - begun
 
 
 def table_of(rows: list[list[str]]) -> Table:
     """The rows that there are; the last one may not be complete."""
-    table = Table(title="icl_demo on the embedded model: accuracy, order sensitivity (o.s.)")
+    table = Table(title="icl_demo on the embedded model: accuracy, order flips")
     table.add_column("model")
     for shots in SHOTS:
         table.add_column(f"{shots} shots", justify="right")
-        table.add_column("o.s.", justify="right")
+        table.add_column("flips", justify="right")
     table.add_column("documents/s", justify="right")
     for row in rows:
         table.add_row(*row)
@@ -197,8 +199,8 @@ def main() -> None:
                 documents, seconds = documents + of_these, seconds + took
                 rows[-1] += cells
                 if not console.is_terminal:
-                    accuracy, sensitivity = cells
-                    said = f"accuracy {accuracy}, order sensitivity {sensitivity} ({took:.0f} s)"
+                    accuracy, flips = cells
+                    said = f"accuracy {accuracy}, order flips {flips} ({took:.0f} s)"
                     print(f"{model}, {shots} shots: {said}", flush=True)
                 progress.advance(bar)
             rows[-1].append(f"{documents / seconds:.0f}")

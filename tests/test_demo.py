@@ -183,7 +183,7 @@ def test_the_demo_prints_a_line_for_each_setting_and_a_table(tmp_path: Path) -> 
     done = processes.python(alone, "--limit", 2, "--output", tmp_path, cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
-    settings = [line.split(": accuracy ")[0] for line in lines[:4] if ", order sensitivity " in line]
+    settings = [line.split(": accuracy ")[0] for line in lines[:4] if ", order flips " in line]
     assert settings == ["hf, 2 shots", "hf, 8 shots", "icl, 2 shots", "icl, 8 shots"]
     assert [line.split("│")[1].strip() for line in lines if line.startswith("│")] == ["hf", "icl"]
 

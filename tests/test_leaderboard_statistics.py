@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from scipy import special, stats
 
+from lm_eval_icl.metaicl.metric import macro_f1
 from lm_eval_icl.results.statistics import (
     AGGREGATIONS,
     HOW,
@@ -550,6 +551,11 @@ def items(name: str, n: int, rng: np.random.Generator) -> list[Any]:
     if name in ("f1", "matthews_corrcoef"):
         gold = rng.integers(2, size=n)
         return list(zip(gold.tolist(), np.where(rng.random(n) < 0.7, gold, 1 - gold).tolist(), strict=True))
+    if name == "macro_f1":  # classes by their number; -1 is one that is right nowhere
+        gold = np.unique(rng.integers(4, size=n), return_inverse=True)[1]
+        return list(
+            zip(gold.tolist(), np.where(rng.random(n) < 0.5, gold, rng.integers(-1, 4, n)).tolist(), strict=True)
+        )
     if name in ("weighted_perplexity", "bits_per_byte"):
         return list(zip((-rng.random(n) * 50).tolist(), rng.integers(1, 40, n).tolist(), strict=True))
     values = (-rng.random(n)).tolist()
@@ -563,7 +569,7 @@ def test_aggregations_are_lm_evals(name: str) -> None:
         from lm_eval.api.registry import get_aggregation
 
         rng, ours = np.random.default_rng(0), AGGREGATIONS[name]
-        theirs = get_aggregation(name)
+        theirs = macro_f1 if name == "macro_f1" else get_aggregation(name)
         for n in (1, 2, 50):
             some = items(name, n + (name == "nanmean"), rng)
             features = ours.features(some)
@@ -571,6 +577,12 @@ def test_aggregations_are_lm_evals(name: str) -> None:
             assert ours.value(np.stack([features, features]).sum(axis=1)).shape == (2,)
             if ours.bounds:
                 assert ours.bounds[0] <= theirs(some) <= ours.bounds[1]
+
+
+@pytest.mark.parametrize("gold", [-1, 0.5, math.inf, 1e9])
+def test_classes_that_cannot_be_are_refused(gold: float) -> None:
+    with pytest.raises(ValueError, match="right classes must be whole numbers below 1,000"):
+        AGGREGATIONS["macro_f1"].features([(0, 0), (gold, 0)])
 
 
 @pytest.mark.parametrize("gold, predicted", [((0, 0), (0, 0)), ((1, 1), (1, 1)), ((0, 1), (0, 0)), ((1, 0), (0, 1))])

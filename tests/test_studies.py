@@ -13,18 +13,19 @@ import weakref
 from pathlib import Path
 
 import lm_eval
+import pandas as pd
 import pytest
 import yaml
 from datasets import Dataset
 from lm_eval.tasks import TaskManager
 
-from lm_eval_icl import cli
+from lm_eval_icl import cli, results
 from lm_eval_icl.demo import model_path
 from lm_eval_icl.harness.plugin import task_dir
 from lm_eval_icl.inference import memory
 from lm_eval_icl.studies import conduct as study_conduct
+from lm_eval_icl.studies import end, grid, run
 from lm_eval_icl.studies import folder as study_folder
-from lm_eval_icl.studies import grid, run
 from lm_eval_icl.studies import tasks as study_tasks
 from lm_eval_icl.studies.conduct import Conductor
 from lm_eval_icl.studies.folder import Folder
@@ -53,6 +54,11 @@ def conduct(output: Path, options: Options = OPTIONS, **keys: object) -> Conduct
     conductor = Conductor(study, Folder(output), options, None)
     conductor.run()
     return conductor
+
+
+def rows(conductor: Conductor) -> pd.DataFrame:
+    """What `study.csv` says of the finished cells."""
+    return end.cells_table(conductor, end.results_of(conductor, end.columns_of(conductor.study, conductor.leaves)))
 
 
 def refused(arguments: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> str:
@@ -308,9 +314,8 @@ def test_the_dev_set_decides_and_the_test_labels_do_not(tmp_path, monkeypatch):
     monkeypatch.setattr(study_tasks.ICLTask, "test_docs", wrong_labels)
     other = conduct(tmp_path / "other", tasks="icl_demo_unseen", **DEV)
     assert other.record()["choices"] == choices
-    assert [row.score for row in other.rows() if row.split == "test"] != [
-        row.score for row in conductor.rows() if row.split == "test"
-    ]
+    first, second = (rows(each).query("split == 'test'").score.tolist() for each in (conductor, other))
+    assert first != second
 
 
 def test_dev_documents_are_of_the_training_split_and_no_demonstrations(tmp_path):
@@ -330,9 +335,11 @@ def test_seeds_are_chosen_too(tmp_path):
     dev = {"size": 8, "choose": ["seeds"]}
     conductor = conduct(tmp_path / "study", methods=["icl", "pcw"], dev=dev, tasks="icl_demo_unseen", seeds="0..2")
     for method in ("icl", "pcw"):
-        rows = [row for row in conductor.rows() if row.method == method]
-        (tested,) = [row for row in rows if row.split == "test"]
-        assert tested.seed == max((row for row in rows if row.split == "dev"), key=lambda row: row.score).seed
+        of_method = rows(conductor)
+        of_method = of_method[of_method.method == method]
+        (tested,), dev = of_method.query("split == 'test'").seed, of_method.query("split == 'dev'")
+        assert tested == dev.seed[dev.score.idxmax()]
+        assert dev.seed[dev.chosen].tolist() == [tested]
 
 
 def test_another_dev_set_is_measured_anew(tmp_path):
@@ -373,7 +380,7 @@ def test_of_a_metric_of_which_less_is_better_the_least_is_chosen(tmp_path):
 
 def test_a_share_of_the_documents_is_the_same_share_on_dev(tmp_path):
     conductor = conduct(tmp_path / "o", Options("cpu", 8, 0.05), methods="icl", seeds=0, dev={"size": "test"})
-    dev, test = (row.documents for row in conductor.rows())
+    dev, test = rows(conductor).documents
     assert dev == test == len(conductor.dev["icl_demo_short"])
     (leaf,) = conductor.leaves.values()
     there = len(leaf.task.eval_docs)
@@ -409,12 +416,10 @@ def test_a_dev_set_needs_demonstrations_that_are_not_in_it(tmp_path):
 def test_predictions_are_of_the_options_behind_the_question(tmp_path):
     """With acc_mutual_info, lm-eval's samples have those without the question too."""
     conductor = conduct(tmp_path / "o", tasks=own_task(tmp_path, "own"), methods="icl", seeds=0)
-    (row,), (cell,) = conductor.rows(), conductor.all_cells()
-    found = samples(conductor, cell)
-    assert all(len(each["resps"]) == 4 for each in found)
-    assert [float(int(each["target"]) == guess) for each, guess in zip(found, row.predictions, strict=True)] == [
-        each["acc"] for each in found
-    ]
+    (cell,) = conductor.all_cells()
+    documents = results.documents(conductor.folder.results(cell))
+    assert all(len(each["resps"]) == 4 for each in samples(conductor, cell)) and len(documents) == 6
+    assert (documents.target.astype(int) == documents.prediction).astype(float).tolist() == documents.acc.tolist()
 
 
 def test_whole_texts_can_be_planned_and_run(tmp_path, capsys, monkeypatch):
@@ -568,7 +573,7 @@ def test_what_somebody_has_removed_or_damaged(tmp_path):
     results.write_text(whole)
     next(results.parent.glob("samples_*")).unlink()
     with pytest.raises(study_tasks.InputError, match=r"icl_demo_short.* is not whole \(its samples are missing\)"):
-        conduct(tmp_path / "o", methods="icl", seeds=0).rows()
+        conduct(tmp_path / "o", methods="icl", seeds=0)
 
 
 def started(file: str, output: Path) -> list[str]:

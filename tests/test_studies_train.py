@@ -19,16 +19,17 @@ from lm_eval_icl.errors import InputError
 from lm_eval_icl.harness.choosing import Chooser
 from lm_eval_icl.harness.plugin import task_dir
 from lm_eval_icl.metaicl.files import SEEDS, TASKS
+from lm_eval_icl.metaicl.metric import macro_f1
+from lm_eval_icl.results import read as reader
 from lm_eval_icl.studies import conduct as conducting
-from lm_eval_icl.studies import grid
+from lm_eval_icl.studies import end, grid
 from lm_eval_icl.studies.conduct import Conductor
 from lm_eval_icl.studies.folder import Folder, Model
 from lm_eval_icl.studies.grid import Variant, trained_under
-from lm_eval_icl.studies.outcome import summarize
 from lm_eval_icl.studies.run import Options
 from lm_eval_icl.train import training
 from lm_eval_icl.training.trainer import LayoutTrainer
-from tests.test_studies import refused
+from tests.test_studies import refused, rows
 
 FEW = {"steps": 3, "num_fewshot": 2, "batch_size": 2, "eval_steps": 0, "save_steps": 1, "learning_rate": "1e-3"}
 STUDY = {
@@ -101,6 +102,13 @@ def study(tmp_path_factory):
     return conduct(tmp_path_factory.mktemp("study") / "o", tasks=["icl_demo_short", "icl_demo_four"], train=train)
 
 
+def lines(conductor):
+    """The lines of the study's table."""
+    columns = end.columns_of(conductor.study, conductor.leaves)
+    found = end.results_of(conductor, columns)
+    return end.in_order(end.board_of(found, columns), found)
+
+
 def test_a_cell_is_train_followed_by_lm_eval(study, tmp_path, monkeypatch):
     """Of every method; hf and deepthink run on the model that was trained under icl."""
     there = {path.name.rsplit("-", 1)[0].split(",", 1)[1]: path for path in study.folder.checkpoints.iterdir()}
@@ -141,15 +149,16 @@ def test_a_cell_is_train_followed_by_lm_eval(study, tmp_path, monkeypatch):
 
 def test_each_column_has_the_training_that_it_is_a_target_of(study):
     """And lines are the methods, in the file's order, though some share a model."""
-    rows = study.rows()
-    assert {(row.training, row.task) for row in rows} == {("short", "icl_demo_short"), ("four", "icl_demo_four")}
-    assert {row.model for row in rows} == {str(model_path())}
-    summary = summarize(rows, [], study.columns())
-    assert [line.variant.method for line in summary.lines] == ["hf", "invicl", "deepthink"]
-    for line in summary.lines:
-        mine = [row for row in rows if row.method == line.variant.method]
+    cells = rows(study)
+    assert {*zip(cells.training, cells.task, strict=True)} == {("short", "icl_demo_short"), ("four", "icl_demo_four")}
+    assert set(cells.model) == {str(model_path())}
+    entries = lines(study)
+    assert [entry.method for entry in entries] == ["hf", "invicl", "deepthink"]
+    assert len({entry.on for entry in entries}) == 1
+    for entry in entries:
+        mine = cells[cells.method == entry.method].set_index("task").score
         for task in ("icl_demo_short", "icl_demo_four"):
-            assert line.cells[task].mean in [row.score for row in mine if row.task == task]
+            assert entry.cells[task].estimate.mean == mine[task]
     assert study.record()["checkpoints"].keys() == {model.checkpoint for model in study.models}
 
 
@@ -230,7 +239,7 @@ def test_two_at_once_train_nothing_twice(tmp_path, steps, monkeypatch):
     monkeypatch.setattr(conducting, "time", SimpleNamespace(sleep=wait))
     conductor = conduct(tmp_path / "o", first, **keys)
     assert trained == [("first", "icl"), ("second", "pcw")] and steps["done"] == 2 * 3
-    assert all(map(conductor.is_done, conductor.all_cells())) and len(conductor.rows()) == 2
+    assert all(map(conductor.is_done, conductor.all_cells())) and len(rows(conductor)) == 2
 
 
 def test_a_training_that_fails_takes_its_cells_with_it(tmp_path, steps, monkeypatch):
@@ -388,10 +397,13 @@ def data(tmp_path_factory):
         path = folder / task / f"{task}_{k}_{seed}_{split}.jsonl"
         path.parent.mkdir(exist_ok=True)
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return path.read_text()
 
-    for task, seed in ((task, seed) for task in ("glue-mrpc", "medical_questions_pairs", "paws") for seed in SEEDS):
+    targets = ("glue-mrpc", "medical_questions_pairs", "paws")
+    tests = {task: write(task, 16, 100, "test", 5) for task in targets}
+    for task, seed in ((task, seed) for task in targets for seed in SEEDS):
         write(task, 16, seed, "train", 16)
-        write(task, 16, seed, "test", 5)
+        (folder / task / f"{task}_16_{seed}_test.jsonl").write_text(tests[task])  # the same for all seeds
     for task in ("ethos-gender", "rotten_tomatoes"):
         write(task, 16384, 100, "train", 20)
     return folder
@@ -414,8 +426,8 @@ def test_a_study_on_metaicl(data, tmp_path, checkpoint):
         num_fewshot=2,
         orders=2,
     )
-    cells, rows = conductor.all_cells(), conductor.rows()
-    assert len(cells) == len(rows) == 2 * 3 * 2 * 2 and len(conductor.models) == 2
+    cells, table = conductor.all_cells(), rows(conductor)
+    assert len(cells) == len(table) == 2 * 3 * 2 * 2 and len(conductor.models) == 2
     for cell in cells:
         if cell.seed != 13 or cell.task != "metaicl_paws":
             continue
@@ -441,24 +453,24 @@ def test_a_study_on_metaicl(data, tmp_path, checkpoint):
             assert one["prompt_hash"] == other["prompt_hash"]
             for (ours,), (theirs,) in zip(one["resps"], other["resps"], strict=True):
                 assert abs(float(ours[0]) - float(theirs[0])) < 1e-5
-    by = {(row.method, row.task, row.seed, row.order): row for row in rows}
-    for (method, task, seed, order), row in by.items():
-        (cell,) = [
-            cell
-            for cell in cells
-            if (cell.variant.method, cell.task, cell.seed, cell.order) == (method, task, seed, order)
-        ]
-        for guess, sample in zip(row.predictions, conductor.folder.samples(cell, task), strict=True):
+    said = {}  # by task and seed of hf, the right and the predicted option of each document in both orders
+    for cell in cells:
+        answers = reader.read([conductor.folder.results(cell)])[0][0].tasks[cell.task].answers
+        for guess, sample in zip(answers.predictions, conductor.folder.samples(cell, cell.task), strict=True):
             assert float(sample["doc"]["options"][guess] == sample["doc"]["output"]) == sample["acc"]
-        if method == "invicl":
-            assert row.predictions == by[method, task, seed, 1 - order].predictions
-    summary = summarize(rows, [], conductor.columns(), conductor.alike())
-    line = next(line for line in summary.lines if line.variant.method == "hf")
-    scores = [row.score for row in rows if row.method == "hf"]
-    assert line.cells[f"metaicl_{setting}"].mean == pytest.approx(sum(scores) / len(scores))
-    assert line.cells[f"metaicl_{setting}_unseen"].mean == pytest.approx(
-        sum(row.score for row in rows if row.method == "hf" and row.task == "metaicl_medical_questions_pairs") / 4
-    )
+            if cell.variant.method == "hf":
+                said.setdefault((cell.task, cell.seed), []).append(sample["metaicl"])
+    hf, invicl = lines(conductor)
+    assert (hf.method, invicl.method) == ("hf", "invicl")
+    for column in (f"metaicl_{setting}", f"metaicl_{setting}_unseen"):
+        of_column = [
+            macro_f1(pairs)
+            for (task, _), pairs in said.items()
+            if column == f"metaicl_{setting}" or task == "metaicl_medical_questions_pairs"
+        ]
+        assert hf.cells[column].estimate.mean == pytest.approx(sum(of_column) / len(of_column))
+        assert hf.cells[column].sensitivity is not None and invicl.cells[column].sensitivity.mean == 0
+    assert set(table.score) == {conductor.score(cell) for cell in cells}
     conductor.study = replace(conductor.study, metadata={"metaicl": str(data)})
     with pytest.raises(InputError, match=r"was trained without .*, which had no files: give another folder"):
         conductor._check_beginning(conductor.models[0])

@@ -560,7 +560,7 @@ def _shots(board: Board, most: int) -> _Drawn | None:
 
 
 def _by_T(board: Board, most: int) -> _Drawn | None:
-    """Against T, a curve for entries that differ in it only."""
+    """Against T, a curve for entries that differ in it only; beside it, what a study measured on its dev set."""
 
     def x(entry: Entry) -> float | None:
         return None if re.search(r"\bT\b.*chosen on dev", entry.arguments) else _argument(entry, "T")
@@ -571,7 +571,21 @@ def _by_T(board: Board, most: int) -> _Drawn | None:
             arguments = ", ".join(filter(None, [f"eta={eta:g}", arguments]))
         return _joined(entry.method, arguments, "" if _common(board) else entry.conditions)
 
-    return _against(board, "Results by T", "T", x, label)
+    return _against(board, "Results by T", "T", x, label, _on_dev)
+
+
+def _on_dev(entry: Entry, column: Column) -> Estimate | None:
+    """The mean on the dev set of a study that has measured it and chosen nothing; it has no interval."""
+    scores: dict[str, list[float]] = {}
+    for run in entry.runs:
+        match run.icl.get("study"):
+            case {"curve": [{"score": int() | float() as score}]}:
+                for task in run.tasks:
+                    scores.setdefault(task, []).append(score)
+    if not column.weights.keys() <= scores.keys():
+        return None
+    mean = math.fsum(weight * fmean(scores[task]) for task, weight in column.weights.items())
+    return Estimate(mean, mean, mean, 0.0, math.inf, 0, 0, None, None, "reported") if math.isfinite(mean) else None
 
 
 def _argument(entry: Entry, name: str) -> float | None:
@@ -584,7 +598,12 @@ def _argument(entry: Entry, name: str) -> float | None:
 
 
 def _against(
-    board: Board, title: str, x_name: str, x_of: Callable[[Entry], float | None], label: Callable[[Entry], str]
+    board: Board,
+    title: str,
+    x_name: str,
+    x_of: Callable[[Entry], float | None],
+    label: Callable[[Entry], str],
+    dev_of: Callable[[Entry, Column], Estimate | None] = lambda *_: None,
 ) -> _Drawn | None:
     """Results against what entries differ in: a panel for each column and checkpoint, with its baseline."""
     columns, by_name = _like_the_first(board), {entry.name: entry for entry in board.entries}
@@ -597,6 +616,8 @@ def _against(
             x, of = x_of(entry), _estimate(entry, column)
             if x is not None and math.isfinite(x) and of is not None:
                 curves.setdefault((entry.method, label(entry)), {}).setdefault(x, (entry, of))
+                if (on_dev := dev_of(entry, column)) is not None:
+                    curves.setdefault((entry.method, f"{label(entry)}, dev set"), {}).setdefault(x, (entry, on_dev))
         curves = {key: points for key, points in curves.items() if len(points) > 1}
         if not curves:
             continue

@@ -25,7 +25,7 @@ from lm_eval_icl.results.statistics import Difference
 from lm_eval_icl.results.summary import summarize
 
 # Metrics between 0 and 1, which are shown as percent. Of some tasks, metrics of these names are of another range.
-_SHARES = {"acc", "acc_norm", "acc_bytes", "acc_mutual_info", "exact_match", "em", "f1", "quasi_exact_match"}
+_SHARES = {"acc", "acc_norm", "acc_bytes", "acc_mutual_info", "exact_match", "em", "f1", "quasi_exact_match", "metaicl"}
 _LISTED = 20  # names in a message
 
 Cells = dict[str, Cell]  # of a row, by task or column

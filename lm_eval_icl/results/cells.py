@@ -140,7 +140,8 @@ def _prompt_sets(units: Sequence[Answered], marks: list[str]) -> tuple[PromptSet
         units: with answers, by date.
     """
     orders: dict[str | None, list[Answered]] = {}
-    for first, *others in grouped(units, lambda unit: _prompts(_answers(unit))).values():
+    # Where a method sorts the demonstrations, the prompts of a study's orders are the same.
+    for first, *others in grouped(units, lambda unit: (_prompts(_answers(unit)), unit.order)).values():
         answers = _answers(first)
         if others:
             agree = all(np.array_equal(answers.items, _answers(unit).items, equal_nan=True) for unit in others)

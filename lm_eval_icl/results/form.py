@@ -114,6 +114,7 @@ class Study(Form):
     """What a study of this package says of its cell (`config.icl.study`)."""
 
     split: Tolerant[str] = None
+    metric: Tolerant[str] = None
     order: Tolerant[int] = None
     demonstrations: Tolerant[str] = None
     weights: Any = None

@@ -47,7 +47,7 @@ _METRICS: Mapping[str, tuple[str, bool]] = {
 }
 # Those that are computed from a number, or a pair of numbers, of each document; of these, the statistics are known.
 _OF_NUMBERS = ("mean", "nanmean", "perplexity")
-_OF_PAIRS = ("f1", "matthews_corrcoef", "weighted_perplexity", "bits_per_byte")
+_OF_PAIRS = ("f1", "matthews_corrcoef", "weighted_perplexity", "bits_per_byte", "macro_f1")
 AGGREGATIONS = (*_OF_NUMBERS, *_OF_PAIRS)
 
 
@@ -354,7 +354,7 @@ def _task(file: _File, results: Mapping[str, Any], form: Results, says: Task, ta
     Raises:
         Unusable: it has no number.
     """
-    metric, of_filter, entry = _metric(says)
+    metric, of_filter, entry = _metric(says, form.config.icl.study.metric)
     value = number(says.values[f"{metric},{of_filter}"])
     if value is None:
         raise Unusable(f"its {metric} is {str(says.values[f'{metric},{of_filter}'])[:40]!r}, which is not a number")
@@ -394,6 +394,8 @@ def _task(file: _File, results: Mapping[str, Any], form: Results, says: Task, ta
             answers, kept = unpack(says.packed, f"{metric},{of_filter}")
         else:
             answers, kept = _answers(file, results, result), []
+        if answers is not None and answers.items.ndim == 2 and metric == "metaicl":  # of classification
+            result = replace(result, aggregation="macro_f1")
         if answers is not None and not marks:
             _check(answers, result)
         marks += kept
@@ -404,8 +406,11 @@ def _task(file: _File, results: Mapping[str, Any], form: Results, says: Task, ta
     return replace(result, documents=len(answers.items), answers=answers)
 
 
-def _metric(task: Task) -> tuple[str, str, Mapping[str, Any]]:
+def _metric(task: Task, of_study: str | None) -> tuple[str, str, Mapping[str, Any]]:
     """The metric that stands for a task, its first filter, and what the task's configuration says of it.
+
+    Args:
+        of_study: the metric that a study names, which comes first.
 
     Raises:
         Unusable: the task has none.
@@ -422,7 +427,7 @@ def _metric(task: Task) -> tuple[str, str, Mapping[str, Any]]:
             # A metric that is a Python function has its source as its name.
             if name == metric or (isinstance(name, str) and f"def {metric}(" in name):
                 entries.setdefault(metric, entry)
-    for metric in ("acc", "exact_match", *entries, *filters):
+    for metric in (*([of_study] if of_study else ()), "acc", "exact_match", *entries, *filters):
         if metric in filters:
             return metric, filters[metric], entries.get(metric, {})
     raise Unusable("it has no metric")

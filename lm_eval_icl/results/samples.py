@@ -7,7 +7,7 @@ import hashlib
 import itertools
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -50,7 +50,7 @@ class Asked:
 class _Row(NamedTuple):
     """A sample without its texts."""
 
-    item: tuple[float, ...]
+    item: tuple[float, ...] | tuple[str, ...]
     document: str
     prompt: str
     target: str
@@ -108,7 +108,7 @@ def read_answers(samples: Iterable[Mapping[str, Any]], asked: Asked) -> Answers:
             prompt = first_prompt(sample.get("arguments"))
             rows[number] = _Row(
                 _item(sample.get(asked.metric), asked.metric, number),
-                _document_hash(sample),
+                _document_hash(sample, asked),
                 _hash(sample, "prompt_hash", lambda prompt=prompt: prompt),  # type: ignore[misc]
                 _hash(sample, "target_hash", lambda sample=sample: str(sample.get("target"))),  # type: ignore[misc]
                 _demonstrations(prompt, asked.front, asked.delimiter) if asked.shots else "",
@@ -122,7 +122,7 @@ def read_answers(samples: Iterable[Mapping[str, Any]], asked: Asked) -> Answers:
     item, document, prompts, target, demonstrations, predictions, options, golds = zip(*rows.values(), strict=True)
     if len(set(map(len, item))) > 1:
         raise Unusable(f"{asked.metric} is a pair for some samples and a number for others")
-    items, numbers = np.array(item), list(map(str, rows))
+    items, numbers = _numbered(item), list(map(str, rows))
     known = asked.options and None not in predictions
     return Answers(
         doc_ids=np.array(list(rows)),
@@ -156,7 +156,7 @@ def document_rows(samples: Iterable[Mapping[str, Any]], asked: Asked) -> Iterato
         yield {
             "filter": str(sample.get("filter", asked.filter)),
             "doc_id": number,
-            "document": _document_hash(sample),
+            "document": _document_hash(sample, asked),
             "target": sample.get("target"),
             "prediction": prediction,
             **{name: item[0] if len(item) == 1 else item for name, item in items.items()},
@@ -215,7 +215,11 @@ def _choice(sample: Mapping[str, Any], asked: Asked) -> tuple[int | None, int, i
     return scores.index(max(scores)), len(scores), gold  # the first of equals, as lm-eval's `acc`
 
 
-def _document_hash(sample: Mapping[str, Any]) -> str:
+def _document_hash(sample: Mapping[str, Any], asked: Asked) -> str:
+    """The same for all runs: where documents say what was predicted, lm-eval's hash is of that too."""
+    if asked.decided and isinstance(document := sample.get("doc"), dict):
+        text = json.dumps({name: value for name, value in document.items() if name != "prediction"}, sort_keys=True)
+        return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
     return _hash(sample, "doc_hash", lambda: json.dumps(sample.get("doc"), indent=2, ensure_ascii=False))
 
 
@@ -227,15 +231,27 @@ def _hash(sample: Mapping[str, Any], name: str, text: Callable[[], str]) -> str:
     return hashlib.sha256(text().encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def _item(value: Any, metric: str, number: int) -> tuple[float, ...]:
-    """What lm-eval aggregates of a document: a number, or a pair of them."""
+def _numbered(items: Sequence[tuple[float, ...] | tuple[str, ...]]) -> np.ndarray:
+    """The items as numbers: names of classes by their places among the right ones in the order of the alphabet, so that
+    runs on the same documents agree; -1 for a class that is right nowhere."""
+    if not any(isinstance(name, str) for item in items for name in item):
+        return np.array(items)
+    right = {name: place for place, name in enumerate(sorted({str(item[0]) for item in items}))}
+    return np.array([[right.get(str(name), -1) for name in item] for item in items], dtype=float)
+
+
+def _item(value: Any, metric: str, number: int) -> tuple[float, ...] | tuple[str, ...]:
+    """What lm-eval aggregates of a document: a number, a pair of them, or the names of the right class and of the
+    predicted one."""
     values = value if isinstance(value, list) and len(value) == 2 else [value]
     try:
         if all(isinstance(each, (int, float)) for each in values):  # a boolean is an integer, as for lm-eval
             return tuple(float(each) for each in values)
+        if len(values) == 2 and all(isinstance(each, str) for each in values):
+            return tuple(values)
     except OverflowError:
         pass
-    raise Unusable(f"the sample of document {number} has no {metric} that is a number or a pair of numbers")
+    raise Unusable(f"the sample of document {number} has no {metric} that is a number or a pair of them")
 
 
 def _demonstrations(prompt: str, front: tuple[str, ...], delimiter: str) -> str:

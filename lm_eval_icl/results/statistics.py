@@ -45,6 +45,7 @@ _NORMAL = float(special.ndtri((1 + CONFIDENCE) / 2))
 _TINY = 1e-12  # what is less than this share of the scores is rounding
 _EXACT_SETS = 20  # up to this many sets, all their sign flips are gone through
 _FLIPS = 100_000  # with more, this many are drawn
+_CLASSES = 1000  # of a macro-F1, fewer
 
 Bounds = tuple[float, float]
 
@@ -666,6 +667,25 @@ def _matthews(sums: np.ndarray) -> np.ndarray:
     return _ratio(hits * rejections - false_alarms * misses, margins, 0.0)
 
 
+def _class_counts(items: ArrayLike) -> np.ndarray:
+    """From pairs of the right class and the predicted one: of each class that is right somewhere, whether it is right,
+    predicted, and both."""
+    right, predicted = _summed_pairs(items).T
+    if not (np.all(right == np.floor(right)) and 0 <= right.min() and right.max() < _CLASSES):
+        raise ValueError(f"The right classes must be whole numbers below {_CLASSES:,}.")
+    classes = np.arange(right.max() + 1)
+    is_right, is_predicted = right[:, None] == classes, predicted[:, None] == classes
+    return np.hstack([is_right, is_predicted, is_right & is_predicted]).astype(float)
+
+
+def _macro_f1(sums: np.ndarray) -> np.ndarray:
+    """The mean of the F1 of the classes that are right somewhere (MetaICL's metric of classification)."""
+    right, predicted, both = np.split(sums, 3, axis=-1)
+    counts = right > 0
+    f1: np.ndarray = (counts * _ratio(2 * both, right + predicted, 0.0)).sum(axis=-1) / counts.sum(axis=-1)
+    return f1
+
+
 def _perplexity(sums: np.ndarray) -> np.ndarray:
     with np.errstate(over="ignore"):  # infinite, which is refused
         return np.exp(-_quotient(sums))
@@ -677,6 +697,7 @@ AGGREGATIONS: Mapping[str, Aggregation] = {
     "mean": Aggregation(_counted, _quotient, None),
     "nanmean": Aggregation(_counted_if_numbers, _quotient, None),
     "f1": Aggregation(_confusions, _f1, (0, 1)),
+    "macro_f1": Aggregation(_class_counts, _macro_f1, (0, 1)),
     "matthews_corrcoef": Aggregation(_confusions, _matthews, (-1, 1)),
     "perplexity": Aggregation(_counted, _perplexity, (0, math.inf)),
     "weighted_perplexity": Aggregation(_summed_pairs, _perplexity, (0, math.inf)),

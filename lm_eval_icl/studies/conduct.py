@@ -30,7 +30,6 @@ from lm_eval_icl.studies import tasks as study_tasks
 from lm_eval_icl.studies.choices import Choices, ToChoose
 from lm_eval_icl.studies.folder import Cell, Folder, Model, digest
 from lm_eval_icl.studies.grid import HF, Study, Variant, trained_under
-from lm_eval_icl.studies.row import Row
 from lm_eval_icl.studies.run import (
     Models,
     Options,
@@ -65,11 +64,13 @@ class Choice:
         variant, seed: the chosen method with its arguments, and the chosen seed; the seed itself if seeds are not
             chosen among.
         curve: the mean over orders on the dev set, for every variant and seed: arguments, seed, score.
+        names: the arguments (or "seeds") that there were several values of to choose from.
     """
 
     variant: Variant
     seed: int
     curve: tuple[tuple[Mapping[str, Any], int, float], ...]
+    names: tuple[str, ...]
 
 
 class Conductor:
@@ -245,7 +246,7 @@ class Conductor:
                 if not self.study.chooses(variant):
                     found.append(cell)
                 elif (choice := self.choice(cell)) and (choice.variant, choice.seed) == (variant, cell.seed):
-                    found.append(replace(cell, chosen=self.study.dev.choose if self.study.dev else ()))
+                    found.append(replace(cell, chosen=choice.names))
         return found
 
     def _candidates(self, cell: Cell) -> list[tuple[Variant, int, list[Cell]]]:
@@ -299,7 +300,10 @@ class Conductor:
         equal = [mean == best or (not counts and math.isclose(mean, best, rel_tol=1e-9)) for mean in means]
         variant, seed, _ = candidates[equal.index(True)]
         curve = tuple((each.arguments, s, float(mean)) for (each, s, _), mean in zip(candidates, means, strict=True))
-        self._choices[key] = Choice(variant, seed, curve)
+        values = [{**arguments, "seeds": seed} for arguments, seed, _ in curve]
+        several = {name for name in values[0] if any(each[name] != values[0][name] for each in values)}
+        names = tuple(name for name in (self.study.dev.choose if self.study.dev else ()) if name in several)
+        self._choices[key] = Choice(variant, seed, curve, names)
         return self._choices[key]
 
     def score(self, cell: Cell) -> float:
@@ -630,66 +634,6 @@ class Conductor:
         """The cells of all models that are known so far, those on the dev set first."""
         return [cell for model in self.models for cell in self._known_cells(model)]
 
-    def rows(self) -> list[Row]:
-        """What the finished cells gave, in the order of the study's models and methods."""
-        models, variants = list(self.study.models), list(self.study.variants)
-        cells = [cell for cell in self.all_cells() if self.is_done(cell)]
-        cells.sort(key=lambda cell: (models.index(cell.model.arguments), variants.index(cell.variant)))
-        return [self._row(cell) for cell in cells]
-
-    def columns(self) -> Mapping[str, Sequence[str]]:
-        """The columns of each part of the table. If the study does not say: the tasks, or the entries of the study's
-        `tasks` if there are more than eight."""
-        if self.study.columns:
-            return self.study.columns
-        if len(self.leaves) <= 8:
-            return {"": list(self.leaves)}
-        return {"": [each if isinstance(each, str) else each["task"] for each in self.study.tasks]}
-
-    def alike(self) -> set[str]:
-        """The groups whose tasks count alike."""
-        return {group for leaf in self.leaves.values() for group in leaf.alike}
-
-    def _row(self, cell: Cell) -> Row:
-        leaf, training = self.leaves[cell.task], cell.model.training
-        found = self._results(cell)
-        shared = found["config"]["icl"]["study"]["shared"]
-        chosen = not self.study.chooses(cell.variant) or cell.split == "test"
-        if not chosen:
-            choice = self.choice(cell)
-            chosen = choice is not None and (choice.variant, choice.seed) == (cell.variant, cell.seed)
-        return Row(
-            model=cell.model.name,
-            method=cell.variant.method,
-            arguments=cell.variant.arguments,
-            task=cell.task,
-            groups=leaf.groups(training.targets if training else None),
-            num_fewshot=cell.num_fewshot,
-            demonstrations=str(cell.demonstrations or "as the task says"),
-            seed=cell.seed,
-            order=cell.order,
-            split=cell.split,
-            chosen=chosen,
-            documents=self._documents(cell),
-            score=self.score(cell),
-            predictions=self._predictions(cell),
-            seconds=float(shared.get("seconds", 0.0)) / shared["cells"],
-            training=training.name if training else "",
-            code=self._made_by(cell, found),
-        )
-
-    def _predictions(self, cell: Cell) -> tuple[int, ...]:
-        task = self.leaves[cell.task].task
-        if task.OUTPUT_TYPE != "multiple_choice":
-            return ()
-        samples = self.folder.samples(cell, task.task_name)
-        if isinstance(task, MetaICLTask):
-            return tuple(int(sample["doc"]["prediction"]) for sample in samples)
-        # With acc_mutual_info, those of the options without the question follow.
-        parts = 2 if "acc_mutual_info" in self.leaves[cell.task].task.aggregation() else 1
-        options = (sample["resps"][: len(sample["resps"]) // parts] for sample in samples)
-        return tuple(_best([float(response[0][0]) for response in each]) for each in options)
-
     def record(self) -> dict[str, Any]:
         """What `study.json` says: the grid, the cells, what was chosen, and how much was run."""
         cells = self.all_cells()
@@ -739,7 +683,3 @@ def _make_room() -> None:
     """Free the memory of a model that is no longer used: it refers to itself, and the next one needs its place."""
     gc.collect()
     torch.cuda.empty_cache()
-
-
-def _best(scores: Sequence[float]) -> int:
-    return scores.index(max(scores))

@@ -309,7 +309,7 @@ class Folder:
         Raises:
             InputError: it cannot be written.
         """
-        half = self.path / f".{name}.{uuid.uuid4().hex}"
+        half = self.path / f".{uuid.uuid4().hex}"
         try:
             half.write_text(content, encoding="utf-8")
             half.replace(self.path / name)

@@ -17,11 +17,11 @@ from lm_eval.utils import simple_parse_args_string
 from lm_eval_icl import methods
 from lm_eval_icl.demonstrations import how
 from lm_eval_icl.errors import InputError, is_number, is_whole
-from lm_eval_icl.studies.outcome import AVERAGE
+from lm_eval_icl.results.board import AVERAGE
 from lm_eval_icl.training.train import with_numbers
 
 _NAMED = "named"
-FIGURES = ("T", "shots", "seeds", "orders", "sensitivity")
+FIGURES = ("T", "shots", "seeds", "orders", "sensitivity", "dev")
 HF = "hf"
 _DEV = ("size", "choose", "metric")
 # Options of `lm-eval-icl train` that a study gives itself.

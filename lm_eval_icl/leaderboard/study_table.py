@@ -1,0 +1,140 @@
+"""The table that ends a study in the terminal: rows of its board by the study's columns, 80 columns wide at most."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from lm_eval_icl.leaderboard import numbers
+from lm_eval_icl.results.board import Board, Cell, Column, Entry
+from lm_eval_icl.results.entries import grouped, shown
+from lm_eval_icl.results.statistics import Estimate
+
+_WIDTH = 80
+_NUMBER, _INTERVAL = 8, 9  # the widths of "57.9±1.2" and an interval
+_AT_A_TIME = 7  # columns of numbers side by side: five tasks, their average, the order sensitivity
+_SHARE = Column("order flips", "average", "", percent=True, higher_is_better=False, weights={})
+
+
+def table(
+    board: Board,
+    columns: Sequence[str],
+    entries: Sequence[Entry],
+    flips: Mapping[str, Estimate],
+    codes: Mapping[str, Sequence[str]],
+    title: str,
+    note: str = "",
+) -> Table:
+    """The table: a part for each checkpoint, and for columns that do not fit beside the others.
+
+    Args:
+        columns: in their order. One that the board does not have is shown as missing.
+        entries: the board's, in the order of the lines.
+        flips: order sensitivity, by the name of an entry.
+        codes: what is said of the code that made an entry's cells, by its name.
+        note: a further sentence of the legend.
+    """
+    by_name = {column.name: column for column in board.columns}
+    conditions = {entry.name: entry.conditions.split(", ") for entry in entries}
+    common = [words for words in next(iter(conditions.values()), []) if all(words in of for of in conditions.values())]
+    labels = {}
+    for entry in entries:
+        own = ", ".join(words for words in conditions[entry.name] if words not in common)
+        labels[entry.name] = [text for text in (entry.method, entry.arguments, own, *codes[entry.name]) if text]
+    headings = [*columns, *([_SHARE.name] if flips else [])]
+    size = math.ceil(len(headings) / math.ceil(len(headings) / _AT_A_TIME)) if headings else 1
+    longest = max((len(part) for label in labels.values() for part in label), default=0)
+
+    grid = Table.grid()
+    grid.add_column(max_width=_WIDTH, overflow="fold")
+    grid.add_row(Text(shown(title), style="bold"))
+    for start in range(0, len(headings), size):
+        some = headings[start : start + size]
+        # The parts of all checkpoints have columns of the same width, so that their numbers are below each other.
+        widths = [_INTERVAL if heading == _SHARE.name and flips else _NUMBER for heading in some]
+        width = min(longest, _WIDTH - sum(widths) - len(widths))
+        for checkpoint, of_checkpoint in grouped(entries, lambda entry: entry.on).items():
+            part = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=0)
+            part.add_column("", width=width, overflow="fold")
+            for heading, wide in zip(some, widths, strict=True):
+                part.add_column(Text(_broken(shown(heading), wide)), width=wide, justify="right", overflow="fold")
+            for entry in of_checkpoint:
+                method, *details = (_broken(text, width) for text in labels[entry.name])
+                label = Text("\n").join([Text(method), *(Text(text, style="dim") for text in details)])
+                cells = [
+                    _number(entry.cells.get(heading), by_name.get(heading))
+                    if wide == _NUMBER
+                    else _share(flips.get(entry.name))
+                    for heading, wide in zip(some, widths, strict=True)
+                ]
+                part.add_row(label, *cells)
+            for row in ("", Text(shown(checkpoint), style="bold"), part):
+                grid.add_row(row)
+    grid.add_row("")
+    grid.add_row(Text(_legend(board, entries, common, bool(flips), any(codes.values()), note), style="dim"))
+    return grid
+
+
+def _broken(text: str, width: int) -> str:
+    """The text in lines, broken after underscores, blanks and equals signs."""
+    lines = [""]
+    for part in re.findall(r"[^_ =]*[_ =]?", text):
+        if lines[-1] and len((lines[-1] + part).rstrip()) > width:
+            lines.append("")
+        lines[-1] += part
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _number(cell: Cell | None, column: Column | None) -> Text:
+    """A mean with half of its interval, and the paper's number below it."""
+    if cell is None or column is None:
+        return Text(numbers.DASH, style="dim")
+    text = Text(_value(cell.estimate.mean, column, 0.9995))
+    width = (cell.estimate.high - cell.estimate.low) / 2
+    if math.isfinite(width):
+        half = "±" + _value(width, column, 0.0995)
+        text.append("\n" * (len(text) + len(half) > _NUMBER) + half, style="dim")
+    if cell.expected is not None:
+        text.append(f"\n({_value(cell.expected, column, 0.9995)})", style="cyan")
+    return text
+
+
+def _value(x: float, column: Column, least: float) -> str:
+    """A value that has room: of percents from `least` on, no decimals: "57.9", "100", "±12"."""
+    return numbers.value(x, column, decimals=int(x < least)) if column.percent else numbers.number(x, 3)
+
+
+def _share(flips: Estimate | None) -> Text:
+    """A share, and its interval below it."""
+    if flips is None:
+        return Text(numbers.DASH, style="dim")
+    return Text.assemble(numbers.value(flips.mean, _SHARE), ("\n" + numbers.interval(flips, _SHARE), "dim"))
+
+
+def _legend(board: Board, entries: Sequence[Entry], common: Sequence[str], flips: bool, codes: bool, note: str) -> str:
+    """What the numbers are."""
+    others = [shown(column.name) for column in board.columns if not column.percent]
+    several = any(len({run.seed for run in entry.runs}) > 1 for entry in entries)
+    over = "documents and sets of demonstrations" if several else "documents, for these demonstrations"
+    text = f"Means ± half of the 95% interval over {over}"
+    if len(others) < len(board.columns):
+        text += ", in percent" + (f" but for {', '.join(others)}" if others else "")
+    if any(cell.expected is not None for entry in entries for cell in entry.cells.values()):
+        text += "; in parentheses, the paper's"
+    sentences = [f"{', '.join(common)}." if any(common) else "", f"{text}."]
+    if flips:
+        sentences.append(
+            "Order flips: how often two orders of the same demonstrations give different predictions, in percent, with "
+            "the 95% interval."
+        )
+    if codes:
+        sentences.append(
+            "Cells by other code were made before the code that their numbers come from has changed, those by unknown "
+            "code do not say which made them; --rerun runs both again."
+        )
+    return " ".join(filter(None, [*sentences, shown(note)]))

@@ -1,0 +1,340 @@
+"""How a study ends: its results as a board, with the table, page, figures and CSV file of any results.
+
+What only the study knows is recorded in the results of its cells first, under `config.icl.study`:
+
+    chosen    the arguments (or "seeds") whose values were chosen on the dev set
+    curve     what was measured on the dev set for this cell and for those that it was chosen among: a list of
+              {"arguments", "seed", "score"}, the score being the mean over orders
+    expected  the paper's numbers for the columns that the cell counts in, by column
+    metric    what stands for the task, if that is not accuracy
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from rich.console import Console
+
+from lm_eval_icl.leaderboard import figures, study_table
+from lm_eval_icl.leaderboard.page import page
+from lm_eval_icl.results import statistics
+from lm_eval_icl.results.board import AVERAGE, Board, Entry
+from lm_eval_icl.results.build import build
+from lm_eval_icl.results.read import read
+from lm_eval_icl.results.records import Run
+from lm_eval_icl.results.statistics import Estimate
+from lm_eval_icl.studies.conduct import Conductor
+from lm_eval_icl.studies.folder import Cell
+from lm_eval_icl.studies.grid import Study, Training, trained_under
+from lm_eval_icl.studies.tasks import Leaf
+
+_TASKS = 8  # with more tasks, the columns are what the study's file calls its tasks
+_RECORDED = ("chosen", "curve", "expected", "metric")
+_CELL = (
+    *("path", "model", "method", "arguments", "task", "num_fewshot", "demonstrations", "seed", "order", "split"),
+    *("chosen", "documents", "score", "seconds", "training", "code"),
+)
+
+
+def conclude(conductor: Conductor, console: Console) -> None:
+    """Record in the results what only the study knows, then write and print what came out.
+
+    Raises:
+        InputError: a file cannot be written, or a figure that the study names is not known.
+    """
+    study, folder = conductor.study, conductor.folder
+    columns = columns_of(study, conductor.leaves)
+    results = results_of(conductor, columns)
+    table = cells_table(conductor, results)
+    folder.write("study.csv", table.to_csv(index=False))
+    written = "study.json, study.csv; there are no results on the test set"
+    tested = [(cell, run) for cell, run in results if cell.split == "test"]
+    if tested:
+        board = board_of(tested, columns)
+        drawn = figures.draw(board, folder.path / "figures", study.figures)
+        folder.write("board.html", page(board, figures.svgs(board), [folder.path]))
+        written = f"board.html, study.csv, study.json, {len(drawn)} files of figures, cells"
+        flips = {entry.name: of for entry in board.entries if (of := flips_of(entry, columns)) is not None}
+        codes = {entry.name: _codes(entry, table) for entry in board.entries}
+        title = " ".join(filter(None, [study.paper, study.title]))
+        entries = in_order(board, tested)
+        console.print(study_table.table(board, columns.names, entries, flips, codes, title, _about_training(study)))
+    for sentence in study.deviates:
+        console.print(f"Deviates: {sentence}", markup=False, highlight=False)
+    console.print(f"{folder.path}: {written}", markup=False, highlight=False)
+    if not conductor.failed:  # whose responses are kept
+        folder.tidy()
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Columns.
+
+Trained = tuple[str, str]  # a training ("" if the models are evaluated as they are), and a task
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The columns of a study.
+
+    Attributes:
+        names: all of them, each average behind what it is of.
+        tasks: by column, averages aside, what counts in it: tasks, each after a training.
+        alike: the columns whose tasks count alike, however many documents they have.
+        averages: by the name of each average, the columns that count alike in it.
+    """
+
+    names: tuple[str, ...]
+    tasks: Mapping[str, frozenset[Trained]]
+    alike: frozenset[str]
+    averages: Mapping[str, tuple[str, ...]]
+
+    @property
+    def of_one_training(self) -> bool:
+        """Whether every column is of one training: those of several trainings then stand in one row."""
+        return all(len({training for training, _ in tasks}) < 2 for tasks in self.tasks.values())
+
+    def having(self, one: Trained) -> set[str]:
+        """The columns that something counts in, averages among them."""
+        own = {column for column, tasks in self.tasks.items() if one in tasks}
+        return own | {average for average, of in self.averages.items() if own.intersection(of)}
+
+    def groups(self, documents: Mapping[Trained, int], names: Mapping[Trained, str]) -> dict[str, dict[str, float]]:
+        """The weights of tasks in each column of which all results are there, averages among them.
+
+        Args:
+            documents: how many were scored of each task.
+            names: of the tasks on the board.
+        """
+        weights = {}
+        for column, tasks in self.tasks.items():
+            if tasks and tasks <= documents.keys():
+                of_task = {one: 1 if column in self.alike else documents[one] for one in sorted(tasks)}
+                total = sum(of_task.values())
+                weights[column] = {names[one]: number / total for one, number in of_task.items()}
+        for average, columns in self.averages.items():
+            if weights.keys() >= {*columns}:
+                of_average: dict[str, float] = defaultdict(float)
+                for column in columns:
+                    for task, weight in weights[column].items():
+                        of_average[task] += weight / len(columns)
+                weights[average] = dict(of_average)
+        return {column: of for column, of in weights.items() if list(of) != [column]}  # a task is a column by itself
+
+
+def columns_of(study: Study, leaves: Mapping[str, Leaf]) -> Columns:
+    """The columns that the study's file names. If it names none, its tasks: single ones, or if these are more than
+    eight, as the file lists them."""
+    parts: Mapping[str, Sequence[str]] = study.columns
+    if not parts:
+        listed = [task if isinstance(task, str) else str(task["task"]) for task in study.tasks]
+        parts = {"": list(leaves) if len(leaves) <= _TASKS else listed}
+    trainings: Sequence[Training | None] = study.trainings or [None]
+    tasks: dict[str, set[Trained]] = {column: set() for columns in parts.values() for column in columns}
+    for leaf in leaves.values():
+        for training in trainings:
+            if training is None or not leaf.inside.keys().isdisjoint(training.targets):
+                for column in {leaf.name, *leaf.groups(training.targets if training else None)} & tasks.keys():
+                    tasks[column].add((training.name if training else "", leaf.name))
+    names: list[str] = []
+    averages = {}
+    for part, columns in parts.items():
+        names += columns
+        if len(columns) > 1:
+            names.append(f"{AVERAGE}, {part}" if part else AVERAGE)
+            averages[names[-1]] = tuple(columns)
+    alike = frozenset(group for leaf in leaves.values() for group in leaf.alike)
+    return Columns(tuple(names), {column: frozenset(of) for column, of in tasks.items()}, alike, averages)
+
+
+def board_of(results: Sequence[tuple[Cell, Run]], columns: Columns) -> Board:
+    """The board of a study's cells on the test set.
+
+    Models of several trainings stand in one row where no column is of two: a task that two of them are evaluated on
+    then has two names.
+    """
+    documents = {_trained(cell): next(iter(run.tasks.values())).documents for cell, run in reversed(results)}
+    trainings = list(dict.fromkeys(_trained(cell)[0] for cell, _ in results))
+    together = len(trainings) > 1 and columns.of_one_training
+    often = Counter(task for _, task in documents)
+    names = {one: f"{one[1]} [{one[0]}]" if together and often[one[1]] > 1 else one[1] for one in documents}
+    runs = []
+    for cell, run in results:
+        ((known, result),) = run.tasks.items()
+        if (name := names[_trained(cell)]) != known:
+            counts = {
+                key: {name: of[known]} for key in ("left_out", "truncated") if known in (of := run.icl.get(key, {}))
+            }
+            configs = {name: run.results["configs"][known]}
+            run = replace(
+                run,
+                tasks={name: replace(result, task=name)},
+                icl={**run.icl, **counts},
+                results={**run.results, "configs": configs},
+            )
+        if together:
+            every = ", ".join(trainings)
+            icl = {**run.icl, "study": {**run.icl["study"], "training": every}}
+            run = replace(run, icl=icl, model_facts={"study.weights": every})
+        runs.append(run)
+    groups = columns.groups(documents, names)
+    tasks = [column for column in columns.names if column in groups or column in names.values()]
+    return build(runs, tasks=tasks, groups=groups)
+
+
+def _trained(cell: Cell) -> Trained:
+    return cell.model.training.name if cell.model.training else "", cell.task
+
+
+def flips_of(entry: Entry, columns: Columns) -> Estimate | None:
+    """An entry's order sensitivity over all columns: that of the average. Of several averages, their mean."""
+    cells = [entry.cells.get(column) for column in columns.averages or columns.tasks]
+    found = [cell.sensitivity for cell in cells if cell is not None and cell.sensitivity is not None]
+    if not found or len(found) < len(cells):
+        return None
+    return found[0] if len(found) == 1 else statistics.estimate_group(found, [1] * len(found), bounds=(0.0, 1.0))
+
+
+def in_order(board: Board, results: Sequence[tuple[Cell, Run]]) -> list[Entry]:
+    """The board's entries in the order of the study's models and methods."""
+    places = {run.path: place for place, (_, run) in enumerate(results)}
+    return sorted(board.entries, key=lambda entry: min(places[run.path] for run in entry.runs))
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Cells.
+
+
+def results_of(conductor: Conductor, columns: Columns) -> list[tuple[Cell, Run]]:
+    """Every finished cell with its results, in the order of the study's models and methods. What only the study knows
+    is recorded in the results first."""
+    models, variants = list(conductor.study.models), list(conductor.study.variants)
+    cells = filter(conductor.is_done, conductor.all_cells())
+    in_order = sorted(cells, key=lambda cell: (models.index(cell.model.arguments), variants.index(cell.variant)))
+    paths = {conductor.folder.results(cell): cell for cell in in_order}
+    for path, cell in paths.items():
+        record(conductor, path, facts(conductor, cell, columns))
+    runs = {run.path: run for run in read(list(paths), quiet=True, dev=True)[0]}
+    return [(cell, runs[path]) for path, cell in paths.items() if path in runs]
+
+
+def record(conductor: Conductor, path: Path, facts: Mapping[str, Any]) -> None:
+    """Write what only the study knows into a cell's results, if it is not there yet, or has changed.
+
+    Raises:
+        InputError: the file cannot be written.
+    """
+    results = json.loads(path.read_text(encoding="utf-8"))
+    said = results["config"]["icl"]["study"]
+    facts = json.loads(json.dumps(facts, default=str))
+    now = {name: value for name, value in {**said, **facts}.items() if name not in _RECORDED or name in facts}
+    if now != said:
+        results["config"]["icl"]["study"] = now
+        text = json.dumps(results, indent=2, ensure_ascii=False)  # as lm-eval writes it
+        conductor.folder.write(str(path.relative_to(conductor.folder.path)), text)
+
+
+def facts(conductor: Conductor, cell: Cell, columns: Columns) -> dict[str, Any]:
+    """What only the study knows of a cell, by the names at the beginning of this file."""
+    study, dev = conductor.study, conductor.study.dev
+    metric = dev.metric if dev and cell.split == "dev" else study.metric
+    found: dict[str, Any] = {} if metric == "acc" else {"metric": metric}
+    if cell.split == "dev":
+        return found
+    if cell.chosen:
+        found["chosen"] = list(cell.chosen)
+    if dev and (choice := conductor.choice(cell)) is not None:
+        found["curve"] = [
+            {"arguments": dict(arguments), "seed": seed, "score": score} for arguments, seed, score in choice.curve
+        ]
+    if expected := expected_of(study, cell, columns.having(_trained(cell))):
+        found["expected"] = expected
+    return found
+
+
+def expected_of(study: Study, cell: Cell, columns: set[str]) -> dict[str, float]:
+    """The paper's number for each of these columns: that of the first entry of `expected` which matches the cell."""
+    own = {
+        "model": cell.model.name,
+        "training": _trained(cell)[0],
+        "method": cell.variant.method,
+        "num_fewshot": cell.num_fewshot,
+        "demonstrations": _drawn(cell),
+        "chosen": bool(cell.chosen),
+    }
+    values: dict[str, float] = {}
+    for entry in study.expected:
+        matches = all(entry.get(name) in (None, value) for name, value in own.items())
+        if matches and (entry.get("arguments") or {}).items() <= cell.variant.arguments.items():
+            values = {name: float(value) for name, value in entry["values"].items() if name in columns} | values
+    return values
+
+
+def _drawn(cell: Cell) -> str:
+    return str(cell.demonstrations or "as the task says")
+
+
+def cells_table(conductor: Conductor, results: Sequence[tuple[Cell, Run]]) -> pd.DataFrame:
+    """One row a finished cell, on the test set and on the dev set.
+
+    Returns:
+        A table whose index is the path of the results file, with the columns
+        model: the checkpoint that the study names; with `training`, that which the training began from.
+        method, arguments: of the study; arguments as JSON.
+        task, num_fewshot, demonstrations, seed, order, split: of the cell.
+        chosen: whether its arguments and its seed are those that were chosen, or nothing was to be chosen.
+        documents: how many were scored.
+        score: the study's metric.
+        seconds: of scoring; of cells that share passes, each has its part.
+        training: the name of the training; "" without one.
+        code: "other code" or "unknown code" if that has made the cell, "" if this code has.
+    """
+    rows = []
+    for cell, run in results:
+        (result,), shared = run.tasks.values(), run.icl["study"]["shared"]
+        is_chosen = cell.split == "test" or not conductor.study.chooses(cell.variant)
+        if not is_chosen and (choice := conductor.choice(cell)) is not None:
+            is_chosen = (choice.variant, choice.seed) == (cell.variant, cell.seed)
+        rows.append(
+            {
+                "path": run.path,
+                "model": cell.model.name,
+                "method": cell.variant.method,
+                "arguments": json.dumps(dict(cell.variant.arguments), ensure_ascii=False, default=str),
+                "task": cell.task,
+                "num_fewshot": cell.num_fewshot,
+                "demonstrations": _drawn(cell),
+                "seed": cell.seed,
+                "order": cell.order,
+                "split": cell.split,
+                "chosen": is_chosen,
+                "documents": result.documents,
+                "score": result.value,
+                "seconds": float(shared.get("seconds", 0.0)) / shared["cells"],
+                "training": _trained(cell)[0],
+                "code": conductor.state(cell).partition(" by ")[2],
+            }
+        )
+    return pd.DataFrame(rows, columns=_CELL).set_index("path")
+
+
+def _codes(entry: Entry, table: pd.DataFrame) -> list[str]:
+    """How many cells of an entry are of other code, or of unknown code."""
+    codes = table.code.loc[[run.path for run in entry.runs]]
+    counts = codes[codes != ""].value_counts().sort_index()
+    return [f"{number} of {len(codes)} cells by {code}" for code, number in counts.items()]
+
+
+def _about_training(study: Study) -> str:
+    """What the table says about training; "" if nothing is trained."""
+    if not study.trainings:
+        return ""
+    under = {variant.method: trained_under(variant).method for variant in study.variants}
+    others = sorted(name for name, trained in under.items() if name != trained)
+    but = f" ({', '.join(others)}: under {under[others[0]]})" if others else ""
+    return f"Each line's model was trained from the one above it under the line's method{but}."
