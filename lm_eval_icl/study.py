@@ -61,8 +61,8 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     given = parser.parse_args(arguments)
     console = Console()
     if given.list:
-        for name, paper in named().items():
-            console.print(f"{name}: {paper}", markup=False, highlight=False, soft_wrap=True)
+        lines = "\n".join(f"{name}: {paper}" for name, paper in named().items())
+        console.print(lines, markup=False, highlight=False, soft_wrap=True)
         return
     if given.study is None:
         raise InputError("give a study's file or name; `lm-eval-icl study --list` lists the names.")
@@ -70,8 +70,8 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
         raise InputError(f"--limit {given.limit:g}: must be above 0{', and finite' * (given.limit > 0)}.")
     check_folders(given.include_path, None)
     study = read(given.study, _overrides(given))
-    limit = int(given.limit) if given.limit is not None and given.limit == int(given.limit) else given.limit
-    options = Options(given.device, given.batch_size, limit)
+    whole = given.limit is not None and given.limit == int(given.limit)
+    options = Options(given.device, given.batch_size, int(given.limit) if whole else given.limit)
     if given.dry_run:
         _dry_run(study, given, options, console)
         return
@@ -81,8 +81,7 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     if given.status:
         if not folder.cells.is_dir():
             raise InputError(f"--output {given.output}: there is no study.")
-        progress = open_study(study, folder, options, given.include_path, given.rerun)
-        screen.print_status(progress, console, given.verbose)
+        screen.print_status(open_study(study, folder, options, given.include_path), console, given.verbose)
         return
     # Of several processes of a launch, the first one writes and prints.
     with folder.locked() if os.environ.get("RANK", "0") == "0" else nullcontext():

@@ -21,7 +21,7 @@ _LINE = 150  # characters of a list of methods or tasks
 
 
 def print_plan(progress: Progress, plan: Plan, lacking: Mapping[str, str], console: Console, verbose: bool) -> None:
-    """Print what a study would run: how many cells, forward passes, tokens and hours, and what is missing.
+    """Print what a study would run: how many cells, forward passes and tokens, how long, and what is missing.
 
     Args:
         lacking: why tasks and trainings cannot be had, by name.
@@ -43,7 +43,7 @@ def print_plan(progress: Progress, plan: Plan, lacking: Mapping[str, str], conso
         _print(console, f"to be trained first, which is not counted: {len(trained)} checkpoints")
     table = Table(title="estimate of forward passes and tokens", title_justify="left", box=None, pad_edge=False)
     table.add_column("model", width=_NAME, no_wrap=True)
-    for column in ("cells", "passes", "tokens", "one by one", "weights", "hours"):
+    for column in ("cells", "passes", "tokens", "one by one", "weights", "time"):
         table.add_column(column, justify="right")
     shown = models if verbose else models[:_MODELS]
     for model in shown:
@@ -57,20 +57,20 @@ def print_plan(progress: Progress, plan: Plan, lacking: Mapping[str, str], conso
             f"{shared.tokens:,}" if shared else "?",
             f"{alone.tokens:,}" if alone else "?",
             _size(model),
-            f"{shared.tokens / speed / 3600:.1f}" if shared and speed else "?",
+            _duration(shared.tokens / speed) if shared and speed else "?",
         )
     console.print(table)
     if len(shown) < len(models):
         _print(console, f"and {len(models) - len(shown)} more models (--verbose)")
     for sentence in (
-        "Tokens of the study, and of its cells run one by one; `hf` is not counted.",
+        "Tokens of the study, and of its cells run one by one, without `hf`; weights as stored.",
         "Cells that depend on the dev set are counted with the values that take most." if progress.study.dev else "",
         "What the models take to choose demonstrations is not counted."
         if any(how and how.method for how in progress.study.demonstrations)
         else "",
         ""
         if any(map(progress.tokens_per_second, shown))
-        else "No hours: they come from finished cells in the folder of --output.",
+        else "No time is estimated: it needs finished cells in the folder of --output.",
     ):
         if sentence:
             _print(console, sentence)
@@ -116,8 +116,13 @@ def _time_left(progress: Progress, cells: Sequence[Cell], left: Sequence[Cell]) 
     every = fmean(seconds for some in measured.values() for seconds in some)
     means = {key: fmean(some) for key, some in measured.items()}
     total = sum(means.get((cell.model.folder, cell.variant.method), every) for cell in left)
-    unit = f"{total / 3600:.1f} hours" if total >= 3600 else f"{total / 60:.1f} minutes"
-    return f"{len(left)} left: about {unit} of scoring, by the cells that are done"
+    return f"{len(left)} left: about {_duration(total)} of scoring, by the cells that are done"
+
+
+def _duration(seconds: float) -> str:
+    return next(
+        (f"{seconds / n:.1f} {unit}" for n, unit in ((3600, "h"), (60, "min")) if seconds >= n), f"{seconds:.1f} s"
+    )
 
 
 def _size(model: Model) -> str:
