@@ -72,7 +72,7 @@ class Conductor:
         progress = self.progress
         self._check_tasks()
         for model in self.grid.models:
-            if of_first(lambda model=model: progress.missing(progress.known_cells(model))):  # type: ignore[misc]
+            if of_first(lambda model=model: bool(progress.missing(progress.known_cells(model)))):  # type: ignore[misc]
                 with self._noting(lambda model=model: progress.known_cells(model)):  # type: ignore[misc]
                     if model.training:
                         trainings.train(self.grid, self.folder, model, self._trainings[model.checkpoint])

@@ -58,8 +58,7 @@ class Folder:
         """
         lock = FileLock(self.path / ".lock")
         try:
-            for folder in (self.cells, self.work):
-                folder.mkdir(parents=True, exist_ok=True)
+            self.path.mkdir(parents=True, exist_ok=True)
             lock.acquire(timeout=_WAIT)
         except Timeout as error:
             raise InputError(
@@ -70,6 +69,8 @@ class Folder:
             raise CannotWrite(f"--output {self.path}: cannot be written ({error.strerror}).") from error
         try:
             self.note_running("the beginning")
+            for folder in (self.cells, self.work):
+                folder.mkdir(exist_ok=True)
             yield
         finally:
             self._running.unlink(missing_ok=True)
@@ -259,5 +260,5 @@ class Folder:
 
     def tidy(self) -> None:
         """Remove what was kept of cells that were not finished."""
-        for folder in (self.work, self.path / "claims"):  # version 0.1 had claims of several processes
+        for folder in (self.work, self.path / "claims"):  # earlier versions had claims of several processes
             shutil.rmtree(folder, ignore_errors=True)
