@@ -63,7 +63,7 @@ def print_plan(progress: Progress, plan: Plan, lacking: Mapping[str, str], conso
     if len(shown) < len(models):
         _print(console, f"and {len(models) - len(shown)} more models (--verbose)")
     for sentence in (
-        "Tokens of the study, and of its cells run one by one, without `hf`; weights as stored.",
+        "Tokens of the study, and of its cells run one by one; `hf` is not counted.",
         "Cells that depend on the dev set are counted with the values that take most." if progress.study.dev else "",
         "What the models take to choose demonstrations is not counted."
         if any(how and how.method for how in progress.study.demonstrations)
