@@ -46,11 +46,12 @@ def main() -> None:
 def _run(arguments: list[str]) -> None:
     if arguments[:1] and arguments[0] in COMMANDS:
         line = f"{arguments[0]}: interrupted.{_GO_ON.get(arguments[0], '')}"
-        interrupt.never_ignored(lambda: line)
+        interrupt.never_ignored(lambda: line, terminated=arguments[0] == "study")
         try:
             COMMANDS[arguments[0]][1](arguments[1:])
         except KeyboardInterrupt as stopped:
-            interrupt.end(stopped, lambda: line)
+            said = str(stopped) or line  # what is kept, if the command knows
+            interrupt.end(stopped, lambda: said)
         return
     if arguments == ["--version"]:
         print(f"lm-eval-icl {version.version()} (commit {version.commit() or 'unknown'})")

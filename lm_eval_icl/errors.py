@@ -38,6 +38,10 @@ class Unsupported(InputError):
     """The loaded model does not do what the method needs; another method may work on it."""
 
 
+class LaterForm(InputError):
+    """A later version of this package has written a file, in a form that this version does not know."""
+
+
 def one_line(error: BaseException) -> str:
     """The type and the message of another package's error, on one line of at most 600 characters."""
     text = " ".join(re.sub(r"\x1b\[[0-9;]*m", "", str(error)).split())
@@ -62,6 +66,24 @@ def refusing(what: str, advice: str = "", kinds: tuple[type[Exception], ...] = (
         raise
     except kinds as error:
         raise InputError(f"{what} ({one_line(error)}).{advice and ' ' + advice}") from error
+
+
+def check_form(found: object, known: int, where: object) -> None:
+    """Refuse a file of a later version of this package, whose form this version does not know.
+
+    Args:
+        found: the number of its form in the file; None in files of before there were numbers, which are of form 1.
+        known: the latest form that this version reads.
+        where: the file, for the message.
+
+    Raises:
+        LaterForm: the form is later.
+    """
+    if isinstance(found, int) and found > known:
+        raise LaterForm(
+            f"{where}: is of form {found}, which a later version of lm-eval-icl has written; this one reads forms up "
+            f"to {known}: update lm-eval-icl, or give another folder."
+        )
 
 
 def is_number(value: object) -> bool:

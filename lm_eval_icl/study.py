@@ -6,22 +6,23 @@ import argparse
 import json
 import math
 import os
-import tempfile
-from collections import Counter
+from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
-from lm_eval_icl.errors import InputError, refusing
+from lm_eval_icl.errors import InputError, LaterForm
 from lm_eval_icl.harness.arguments import check_folders, pairs
+from lm_eval_icl.harness.interrupt import Terminated
+from lm_eval_icl.studies import screen, trainings
 from lm_eval_icl.studies.conduct import CellsFailed, Conductor
 from lm_eval_icl.studies.end import conclude
-from lm_eval_icl.studies.folder import Folder
-from lm_eval_icl.studies.grid import named, read
+from lm_eval_icl.studies.folder import FORM, Folder
+from lm_eval_icl.studies.grid import Study, named, read
 from lm_eval_icl.studies.plan import Plan
+from lm_eval_icl.studies.progress import open_study
 from lm_eval_icl.studies.run import Options
 from lm_eval_icl.train import training
 
@@ -30,14 +31,16 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     """Run `lm-eval-icl study`.
 
     Raises:
-        InputError: the study, an option or a folder cannot be used.
+        InputError: the study, an option or a folder cannot be used, or cells have failed.
+        KeyboardInterrupt: the study was interrupted; the message says what is kept.
     """
     parser.description = "Run a grid of models, methods, tasks, seeds and orders: a table or figure of a paper."
     parser.add_argument("study", nargs="?", metavar="FILE|NAME", help="a study's file, or a study of --list")
     parser.add_argument("--list", action="store_true", help="the studies that come with lm-eval-icl")
     parser.add_argument("--output", type=Path, metavar="DIR", help="the study's folder; what is there is not run again")
-    parser.add_argument("--dry_run", action="store_true", help="say which cells there are and what they take; run none")
+    parser.add_argument("--dry_run", action="store_true", help="say how much there is to run, and what is missing")
     parser.add_argument("--status", action="store_true", help="say what of the study is in its folder; run none")
+    parser.add_argument("--verbose", action="store_true", help="with --dry_run or --status: list the cells")
     parser.add_argument(
         "--rerun",
         action="store_true",
@@ -59,98 +62,106 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     given = parser.parse_args(arguments)
     console = Console()
     if given.list:
-        for name, paper in named().items():
-            console.print(f"{name}: {paper}", markup=False, highlight=False, soft_wrap=True)
+        lines = "\n".join(f"{name}: {paper}" for name, paper in named().items())
+        console.print(lines, markup=False, highlight=False, soft_wrap=True)
         return
     if given.study is None:
         raise InputError("give a study's file or name; `lm-eval-icl study --list` lists the names.")
     if given.limit is not None and not 0 < given.limit < math.inf:  # neither is NaN
         raise InputError(f"--limit {given.limit:g}: must be above 0{', and finite' * (given.limit > 0)}.")
     check_folders(given.include_path, None)
-    overrides: dict[str, Any] = {
-        name: getattr(given, name)
-        for name in ("model_args", "num_fewshot", "orders")
-        if getattr(given, name) is not None
-    }
+    study = read(given.study, _overrides(given))
+    whole = given.limit is not None and given.limit == int(given.limit)
+    options = Options(given.device, given.batch_size, int(given.limit) if whole else given.limit)
+    if given.dry_run:
+        _dry_run(study, given, options, console)
+        return
+    if given.output is None:
+        raise InputError("--output: give the study's folder.")
+    folder = Folder(given.output)
+    if given.status:
+        if not folder.cells.is_dir():
+            raise InputError(f"--output {given.output}: there is no study.")
+        screen.print_status(open_study(study, folder, options, given.include_path), console, given.verbose)
+        return
+    # Of several processes of a launch, the first one writes and prints.
+    with folder.locked() if os.environ.get("RANK", "0") == "0" else nullcontext():
+        _run(study, folder, given, options, console)
+
+
+def _overrides(given: argparse.Namespace) -> Mapping[str, Any]:
+    """The options that stand in place of keys of the file, or are added to them."""
+    overrides = {name: getattr(given, name) for name in ("model_args", "num_fewshot", "orders")}
     if given.seeds is not None:
         overrides["seeds"] = [int(seed) if seed.isdecimal() else seed for seed in given.seeds.split(",")]
     for name in ("tasks", "demonstrations"):
         if (several := getattr(given, name)) is not None:
             overrides[name] = [each for each in several.split(",") if each]
     overrides |= {name: pairs(name, getattr(given, name)) for name in ("train", "metadata") if getattr(given, name)}
-    study = read(given.study, overrides)
-    options = Options(given.device, given.batch_size, _whole(given.limit))
-    if given.dry_run:
-        with tempfile.TemporaryDirectory() as folder:
-            conductor = Conductor(study, Folder(Path(folder)), options, given.include_path, training)
-            _say_plan(Plan(conductor), console)
-        return
-    if given.output is None:
-        raise InputError("--output: give the study's folder.")
-    if given.status and not (given.output / "cells").is_dir():
-        raise InputError(f"--output {given.output}: there is no study.")
-    conductor = Conductor(study, Folder(given.output), options, given.include_path, training, given.rerun)
-    if given.status:
-        _say_status(conductor, console)
-        return
-    first = os.environ.get("RANK", "0") == "0"  # of several processes, one writes and prints
+    return {name: value for name, value in overrides.items() if value is not None}
+
+
+def _dry_run(study: Study, given: argparse.Namespace, options: Options, console: Console) -> None:
+    """Print what would be run, and what cannot be had for it.
+
+    Raises:
+        InputError: something cannot be had. What can be said without it is printed.
+    """
+    lacking: dict[str, str] = {}
+    folder = Folder(given.output or Path("the study's folder"))
+    progress = open_study(study, folder, options, given.include_path, given.rerun, lacking)
+    for model in progress.models:
+        if model.training:
+            try:
+                trainings.check(study, model, folder, options.device, given.include_path, training)
+            except InputError as error:
+                lacking[model.checkpoint] = error.message
+    plan = Plan(progress.grid, progress.leaves)
+    screen.print_plan(progress, plan, lacking, console, given.verbose)
+    if number := len(lacking) + len(plan.lacking):
+        raise InputError(f"{given.study}: cannot be run as it is: {number} missing, as listed above.")
+
+
+def _run(study: Study, folder: Folder, given: argparse.Namespace, options: Options, console: Console) -> None:
+    """Run a study, and write and print what came out.
+
+    Raises:
+        InputError: as for `command`.
+        KeyboardInterrupt: as for `command`.
+    """
+    first = os.environ.get("RANK", "0") == "0"
+    try:
+        folder.record()
+    except LaterForm:
+        raise
+    except InputError:
+        pass  # it is damaged, and written anew
+    progress = open_study(study, folder, options, given.include_path, given.rerun)
+    conductor = Conductor(progress, given.include_path, training)
     plan: list[dict[str, Any]] = []
     failure = None
-    try:
-        plan = Plan(conductor).record() if first else []
-    except InputError as error:  # of one model or one cell, whose turn comes; the others need no estimate
-        console.print(f"There is no estimate: {error.message}", markup=False, highlight=False, soft_wrap=True)
+    if first:
+        estimates = Plan(progress.grid, progress.leaves)
+        plan = estimates.record()
+        for why in estimates.lacking.values():  # of a model or a cell whose turn comes; the others need no estimate
+            console.print(f"There is no estimate: {why}", markup=False, highlight=False, soft_wrap=True)
     try:
         conductor.run()
     except CellsFailed as error:
         failure = error
+    except KeyboardInterrupt as stopped:
+        cells = progress.all_cells()
+        done = sum(map(progress.is_done, cells))
+        how = "terminated" if isinstance(stopped, Terminated) else "interrupted"
+        raise type(stopped)(
+            f"study: {how}: {done} of {len(cells)} known cells, and the responses of those begun, are kept in "
+            f"{folder.path}. The same command goes on from there."
+        ) from stopped
     finally:
         if first:
-            record = {**conductor.record(), "work": {"planned": plan, "done": conductor.work()}}
-            conductor.folder.write("study.json", json.dumps(record, indent=2, default=str) + "\n")
+            record = {"form": FORM, **progress.record(), "work": {"planned": plan, "done": progress.work()}}
+            folder.write("study.json", json.dumps(record, indent=2, default=str) + "\n")
     if first:
-        conclude(conductor, console)
+        conclude(progress, console)
     if failure is not None:
         raise failure
-
-
-def _say_status(conductor: Conductor, console: Console) -> None:
-    """Print how many cells are in which state, and those that are not simply done, with the reasons of the last run."""
-    said = conductor.folder.path / "study.json"
-    with refusing(f"{said} cannot be read"):
-        failed = json.loads(said.read_text(encoding="utf-8")).get("failed", {}) if said.is_file() else {}
-    states = {cell.path: conductor.state(cell) for cell in conductor.all_cells()}
-    # Damaged cells are found now; what a cell on the dev set has kept from being chosen is no cell yet.
-    failed = {path: why for path, why in failed.items() if states.get(path, "missing") == "missing"} | conductor.failed
-    states |= dict.fromkeys(failed, "failed")
-    for state, number in Counter(states.values()).most_common():
-        console.print(f"{number} {state}", markup=False, highlight=False)
-    for path, state in states.items():
-        if state != "done":
-            why = f": {failed[path]}" if path in failed else ""
-            console.print(f"{state}: {path}{why}", markup=False, highlight=False, soft_wrap=True)
-
-
-def _say_plan(plan: Plan, console: Console) -> None:
-    """Print the cells, and a table of what they take."""
-    for model in plan.conductor.models:
-        if model.training:
-            console.print(f"to be trained: {model.checkpoint}", markup=False, highlight=False, soft_wrap=True)
-        for cell in plan.cells(model):
-            console.print(cell.path, markup=False, highlight=False, soft_wrap=True)
-    table = Table(title="estimate of forward passes and tokens")
-    table.add_column("model", overflow="fold")
-    for column in ("cells", "passes", "tokens", "tokens, cells one by one"):
-        table.add_column(column, justify="right")
-    for row in plan.record():
-        numbers = (row["cells"], row["passes"], row["tokens"], row["tokens_one_by_one"])
-        table.add_row(escape(row["model"]), *(f"{number:,}" for number in numbers))
-    console.print(table)
-    if plan.conductor.choices.pools:
-        console.print("What the models take to choose demonstrations is not counted.")
-    if plan.conductor.study.dev:
-        console.print("Cells that depend on the dev set are counted with the values that take most.")
-
-
-def _whole(limit: float | None) -> float | None:
-    return int(limit) if limit is not None and limit == int(limit) else limit

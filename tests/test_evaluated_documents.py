@@ -268,9 +268,11 @@ def test_a_study_draws_none_of_them(tmp_path):
         found = json.loads(study.folder.results(cell).read_text())
         said, metadata = found["config"]["icl"]["study"], found["configs"]["toy"]["metadata"] or {}
         assert not COPIES.keys() & set(said["indices"])
-        count = sum(row in COPIES for row in old("random", 6, cell.seed)) if cell.demonstrations == "random" else 0
+        count = sum(row in COPIES for row in old("random", 6, cell.seed)) if str(cell.demonstrations) == "random" else 0
         assert metadata.get("demonstrations_replaced", 0) == count
-        assert said.get("choice", {}).get("evaluated", 0) == (0 if cell.demonstrations == "random" else len(COPIES))
+        assert said.get("choice", {}).get("evaluated", 0) == (
+            0 if str(cell.demonstrations) == "random" else len(COPIES)
+        )
 
 
 @pytest.mark.usefixtures("own_tasks")

@@ -23,12 +23,13 @@ from lm_eval_icl import cli, results
 from lm_eval_icl.demo import model_path
 from lm_eval_icl.harness.plugin import task_dir
 from lm_eval_icl.inference import memory
-from lm_eval_icl.studies import conduct as study_conduct
 from lm_eval_icl.studies import end, grid, run
-from lm_eval_icl.studies import folder as study_folder
 from lm_eval_icl.studies import tasks as study_tasks
+from lm_eval_icl.studies.cells import Cell
 from lm_eval_icl.studies.conduct import Conductor
 from lm_eval_icl.studies.folder import Folder
+from lm_eval_icl.studies.plan import Plan
+from lm_eval_icl.studies.progress import Progress, open_study
 from lm_eval_icl.studies.run import Options
 from tests.processes import Process, run_command
 
@@ -49,16 +50,17 @@ def write(path: Path, **keys: object) -> str:
     return str(path)
 
 
-def conduct(output: Path, options: Options = OPTIONS, **keys: object) -> Conductor:
-    study = grid.read(write(output.with_suffix(".yaml"), **keys), {})
-    conductor = Conductor(study, Folder(output), options, None)
-    conductor.run()
-    return conductor
+def conduct(output: Path, options: Options = OPTIONS, include_path: str | None = None, **keys: object) -> Progress:
+    study, folder = grid.read(write(output.with_suffix(".yaml"), **keys), {}), Folder(output)
+    with folder.locked():
+        progress = open_study(study, folder, options, include_path)
+        Conductor(progress, include_path).run()
+    return progress
 
 
-def rows(conductor: Conductor) -> pd.DataFrame:
+def rows(progress: Progress) -> pd.DataFrame:
     """What `study.csv` says of the finished cells."""
-    return end.cells_table(conductor, end.results_of(conductor, end.columns_of(conductor.study, conductor.leaves)))
+    return end.cells_table(progress, end.results_of(progress, end.columns_of(progress.study, progress.leaves)))
 
 
 def refused(arguments: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> str:
@@ -70,12 +72,12 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str], monkeypatc
     return said.removeprefix("lm-eval-icl: study: ")
 
 
-def samples(conductor: Conductor, cell: study_folder.Cell) -> list[dict]:
-    return conductor.folder.samples(cell, cell.task)
+def samples(progress: Progress, cell: Cell) -> list[dict]:
+    return progress.folder.samples(cell, cell.task)
 
 
 @pytest.fixture(scope="module")
-def study(tmp_path_factory) -> Conductor:
+def study(tmp_path_factory) -> Progress:
     """A study with everything that is shared: methods, orders, passes; and models of lm-eval's own."""
     methods = ["hf", "icl", "invicl", "saicl", "batchicl", {"deepthink": {"T": "1..3", "eta": [0.1, 0.5]}}]
     return conduct(tmp_path_factory.mktemp("study") / "study", methods=methods, orders=2)
@@ -224,11 +226,9 @@ def test_the_number_of_passes_is_each_cells_own(tmp_path, checkpoint):
     methods = {"deepthink": {"T": [1, 3, 5], "eta": 0.9}}
     long = {"task": "icl_demo_long", "metric_list": [{"metric": "exact_match"}]}  # that of texts too
     keys = {"models": model, "methods": methods, "tasks": [long, "said"], "metric": "exact_match"}
-    study = grid.read(write(tmp_path / "s.yaml", **keys), {})
-    conductor = Conductor(study, Folder(tmp_path / "o"), Options("cpu", 4, 3), str(tmp_path / "tasks"))
-    conductor.run()
-    for cell in conductor.all_cells():
-        found = json.loads(conductor.folder.results(cell).read_text())
+    progress = conduct(tmp_path / "o", Options("cpu", 4, 3), str(tmp_path / "tasks"), **keys)
+    for cell in progress.all_cells():
+        found = json.loads(progress.folder.results(cell).read_text())
         alone = lm_eval.simple_evaluate(
             model="deepthink",
             model_args={**cell.model.arguments, **cell.variant.arguments},
@@ -242,7 +242,7 @@ def test_the_number_of_passes_is_each_cells_own(tmp_path, checkpoint):
         )
         assert found["config"]["icl"]["T"] == alone["config"]["icl"]["T"] == cell.variant.arguments["T"]
         assert found["config"]["icl"]["left_out"] == alone["config"]["icl"]["left_out"]
-        mine, theirs = samples(conductor, cell), alone["samples"][cell.task]
+        mine, theirs = samples(progress, cell), alone["samples"][cell.task]
         if cell.task == "said":
             assert [each["resps"] for each in mine] == [each["resps"] for each in theirs]
             continue
@@ -250,8 +250,8 @@ def test_the_number_of_passes_is_each_cells_own(tmp_path, checkpoint):
             for (ours,), (their,) in zip(one["resps"], other["resps"], strict=True):
                 assert abs(float(ours[0]) - float(their[0])) < 1e-5
     left_out = {
-        cell.variant.arguments["T"]: conductor._results(cell)["config"]["icl"]["left_out"]
-        for cell in conductor.all_cells()
+        cell.variant.arguments["T"]: progress._results(cell)["config"]["icl"]["left_out"]
+        for cell in progress.all_cells()
         if cell.task == "icl_demo_long"
     }
     assert left_out[1] != left_out[3] == left_out[5] != {}
@@ -273,36 +273,24 @@ def test_what_is_left_out_in_one_order_is_nothing_to_another(tmp_path):
     assert left_out[0] != left_out[1]
 
 
-def test_a_full_disk_leaves_no_half_cell(tmp_path, monkeypatch):
-    before = study_folder.EvaluationTracker.save_results_samples
-
-    def half(tracker, task_name, samples):
-        before(tracker, task_name, samples[:-1])
-
-    monkeypatch.setattr(study_folder.EvaluationTracker, "save_results_samples", half)
-    with pytest.raises(study_tasks.InputError, match="cannot be written: is the disk full"):
-        conduct(tmp_path / "o", methods="icl", seeds=0)
-    assert not [path for path in (tmp_path / "o/cells").rglob("*") if path.is_file()]
-
-
 # The dev set.
 
 DEV = {"dev": {"size": 12, "choose": ["T", "eta"]}, "methods": ["icl", {"deepthink": {"T": "1..4", "eta": [0.2, 0.9]}}]}
 
 
 def test_the_dev_set_decides_and_the_test_labels_do_not(tmp_path, monkeypatch):
-    conductor = conduct(tmp_path / "study", tasks="icl_demo_unseen", **DEV)
-    choices = conductor.record()["choices"]
+    progress = conduct(tmp_path / "study", tasks="icl_demo_unseen", **DEV)
+    choices = progress.record()["choices"]
     assert len(choices) == 2  # of deepthink, one a seed
     for choice in choices.values():
         best = max(each["score"] for each in choice["curve"])
         (first, *_) = [each for each in choice["curve"] if each["score"] == best]
         assert choice["chosen"] == {**first["arguments"], "seed": first["seed"]}
         assert len(choice["curve"]) == 8
-    tested = [cell for cell in conductor.all_cells() if cell.split == "test"]
+    tested = [cell for cell in progress.all_cells() if cell.split == "test"]
     assert len(tested) == 2 + 2
     for cell in tested:
-        said = json.loads(conductor.folder.results(cell).read_text())["config"]["icl"]["study"].get("chosen")
+        said = json.loads(progress.folder.results(cell).read_text())["config"]["icl"]["study"].get("chosen")
         assert said == (["T", "eta"] if cell.variant.method == "deepthink" else None)
 
     before = study_tasks.ICLTask.test_docs
@@ -314,28 +302,28 @@ def test_the_dev_set_decides_and_the_test_labels_do_not(tmp_path, monkeypatch):
     monkeypatch.setattr(study_tasks.ICLTask, "test_docs", wrong_labels)
     other = conduct(tmp_path / "other", tasks="icl_demo_unseen", **DEV)
     assert other.record()["choices"] == choices
-    first, second = (rows(each).query("split == 'test'").score.tolist() for each in (conductor, other))
+    first, second = (rows(each).query("split == 'test'").score.tolist() for each in (progress, other))
     assert first != second
 
 
 def test_dev_documents_are_of_the_training_split_and_no_demonstrations(tmp_path):
     study = grid.read(write(tmp_path / "s.yaml", methods="icl", seeds="0..5", dev={"size": 20}), {})
     options = Options("cpu", 8)
-    conductor = Conductor(study, Folder(tmp_path / "o"), options, None)
-    leaf = conductor.leaves["icl_demo_short"]
+    progress = open_study(study, Folder(tmp_path / "o"), options, None)
+    leaf = progress.leaves["icl_demo_short"]
     pool, rows = list(leaf.task.sampler.df), leaf.task.training_docs()
     used = [pool[i] for seed in range(6) for i in study_tasks.draw(leaf, 3, None, seed)]
-    dev = conductor.dev["icl_demo_short"]
+    dev = progress.dev["icl_demo_short"]
     assert len(set(dev)) == 20 and not any(rows[i] in used for i in dev)
     fewer = grid.read(write(tmp_path / "t.yaml", methods="icl", seeds="0..5", dev={"size": 7}), {})
-    assert Conductor(fewer, Folder(tmp_path / "o"), options, None).dev["icl_demo_short"] == dev[:7]
+    assert open_study(fewer, Folder(tmp_path / "o"), options, None).dev["icl_demo_short"] == dev[:7]
 
 
 def test_seeds_are_chosen_too(tmp_path):
     dev = {"size": 8, "choose": ["seeds"]}
-    conductor = conduct(tmp_path / "study", methods=["icl", "pcw"], dev=dev, tasks="icl_demo_unseen", seeds="0..2")
+    progress = conduct(tmp_path / "study", methods=["icl", "pcw"], dev=dev, tasks="icl_demo_unseen", seeds="0..2")
     for method in ("icl", "pcw"):
-        of_method = rows(conductor)
+        of_method = rows(progress)
         of_method = of_method[of_method.method == method]
         (tested,), dev = of_method.query("split == 'test'").seed, of_method.query("split == 'dev'")
         assert tested == dev.seed[dev.score.idxmax()]
@@ -347,13 +335,13 @@ def test_another_dev_set_is_measured_anew(tmp_path):
 
     def measured(seeds, size):
         dev = {"size": size, "choose": ["T"]}
-        conductor = conduct(tmp_path / "o", Options("cpu", 8), methods=methods, seeds=seeds, dev=dev)
-        texts = [[each["doc"]["text"] for each in samples(conductor, cell)] for cell in dev_cells(conductor)]
+        progress = conduct(tmp_path / "o", Options("cpu", 8), methods=methods, seeds=seeds, dev=dev)
+        texts = [[each["doc"]["text"] for each in samples(progress, cell)] for cell in dev_cells(progress)]
         assert all(each == texts[0] and len(each) == size for each in texts)
-        return conductor.dev["icl_demo_short"], texts[0]
+        return progress.dev["icl_demo_short"], texts[0]
 
-    def dev_cells(conductor):
-        return [cell for cell in conductor.all_cells() if cell.split == "dev"]
+    def dev_cells(progress):
+        return [cell for cell in progress.all_cells() if cell.split == "dev"]
 
     methods = {"deepthink": {"T": "1..2"}}
     rows, texts = measured(0, 40)
@@ -379,10 +367,10 @@ def test_of_a_metric_of_which_less_is_better_the_least_is_chosen(tmp_path):
 
 
 def test_a_share_of_the_documents_is_the_same_share_on_dev(tmp_path):
-    conductor = conduct(tmp_path / "o", Options("cpu", 8, 0.05), methods="icl", seeds=0, dev={"size": "test"})
-    dev, test = rows(conductor).documents
-    assert dev == test == len(conductor.dev["icl_demo_short"])
-    (leaf,) = conductor.leaves.values()
+    progress = conduct(tmp_path / "o", Options("cpu", 8, 0.05), methods="icl", seeds=0, dev={"size": "test"})
+    dev, test = rows(progress).documents
+    assert dev == test == len(progress.dev["icl_demo_short"])
+    (leaf,) = progress.leaves.values()
     there = len(leaf.task.eval_docs)
     assert test == math.ceil(0.05 * there) and len(study_tasks.dev_rows(leaf, None, 10**6, [])) == there
 
@@ -408,17 +396,17 @@ def test_a_dev_set_needs_demonstrations_that_are_not_in_it(tmp_path):
     keys = {"tasks": own_task(tmp_path, "own"), "methods": "icl", "dev": {"size": 5}}
     study = grid.read(write(tmp_path / "s.yaml", **keys), {})
     with pytest.raises(study_tasks.InputError, match="dev: task 'own' draws demonstrations of its own for every doc"):
-        Conductor(study, Folder(tmp_path / "o"), OPTIONS, None)
+        open_study(study, Folder(tmp_path / "o"), OPTIONS, None)
     study = grid.read(write(tmp_path / "s.yaml", **keys, num_fewshot=0), {})
-    assert len(Conductor(study, Folder(tmp_path / "o"), OPTIONS, None).dev["own"]) == 5
+    assert len(open_study(study, Folder(tmp_path / "o"), OPTIONS, None).dev["own"]) == 5
 
 
 def test_predictions_are_of_the_options_behind_the_question(tmp_path):
     """With acc_mutual_info, lm-eval's samples have those without the question too."""
-    conductor = conduct(tmp_path / "o", tasks=own_task(tmp_path, "own"), methods="icl", seeds=0)
-    (cell,) = conductor.all_cells()
-    documents = results.documents(conductor.folder.results(cell))
-    assert all(len(each["resps"]) == 4 for each in samples(conductor, cell)) and len(documents) == 6
+    progress = conduct(tmp_path / "o", tasks=own_task(tmp_path, "own"), methods="icl", seeds=0)
+    (cell,) = progress.all_cells()
+    documents = results.documents(progress.folder.results(cell))
+    assert all(len(each["resps"]) == 4 for each in samples(progress, cell)) and len(documents) == 6
     assert (documents.target.astype(int) == documents.prediction).astype(float).tolist() == documents.acc.tolist()
 
 
@@ -506,8 +494,8 @@ def command(file: str, output: Path) -> list[str]:
 
 
 def test_what_is_there_is_not_run_again_and_a_changed_grid_runs_what_is_missing(tmp_path):
-    conductor = conduct(tmp_path / "o", methods=["icl"])
-    times = {cell.path: conductor.folder.results(cell).stat().st_mtime_ns for cell in conductor.all_cells()}
+    progress = conduct(tmp_path / "o", methods=["icl"])
+    times = {cell.path: progress.folder.results(cell).stat().st_mtime_ns for cell in progress.all_cells()}
     more = conduct(tmp_path / "o", methods=["icl", "nope"], seeds="0..2")
     assert len(more.all_cells()) == 6
     for path, when in times.items():
@@ -559,9 +547,9 @@ def test_a_task_that_has_changed_is_refused(tmp_path):
 
 
 def test_what_somebody_has_removed_or_damaged(tmp_path):
-    conductor = conduct(tmp_path / "o", methods="icl", seeds=0)
-    (cell,) = conductor.all_cells()
-    results, before = conductor.folder.results(cell), contents(tmp_path / "o")
+    progress = conduct(tmp_path / "o", methods="icl", seeds=0)
+    (cell,) = progress.all_cells()
+    results, before = progress.folder.results(cell), contents(tmp_path / "o")
     results.unlink()
     conduct(tmp_path / "o", methods="icl", seeds=0)
     assert contents(tmp_path / "o") == before
@@ -607,69 +595,98 @@ def test_killed_and_started_again(tmp_path):
     assert calm.keys() == killed.keys()
     for name in calm:
         assert calm[name] == killed[name], name
-    assert not (tmp_path / "killed/work").exists() and not (tmp_path / "killed/claims").exists()
+    assert not (tmp_path / "killed/work").exists()
 
 
-def counted(line: list[str], log: Path) -> None:
-    """Run a command; write which cells it runs, one a line."""
-    run_cells, file = study_conduct.run_cells, os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+def test_one_process_at_a_time_writes_a_folder(tmp_path):
+    """The line names the folder, who has it and what to do; `--status` goes on; and a killed process leaves no lock."""
+    file, log = write(tmp_path / "s.yaml", methods="icl", seeds=0), tmp_path / "began"
+    first = Process(held, tmp_path / "o", log)
+    while not log.exists():
+        time.sleep(0.01)
+    code, (line,) = Process(run_command, command(file, tmp_path / "o")).finish()
+    assert code == 1 and line.startswith(
+        f"lm-eval-icl: study: --output {tmp_path / 'o'}: process {first.process.pid} on "
+    )
+    assert "(at the training of x) runs a study in this folder, and only one may at a time: wait until it ends" in line
+    code, lines = Process(run_command, [*command(file, tmp_path / "o"), "--status"]).finish()
+    assert code == 0 and lines[:1] == ["1 missing"] and f"running: process {first.process.pid} on " in lines[1]
+    first.kill()
+    assert Process(run_command, command(file, tmp_path / "o")).finish()[0] == 0
+    lines = Process(run_command, [*command(file, tmp_path / "o"), "--status"]).finish()[1]
+    assert lines == ["1 done"]
 
-    def run(models, cells, *rest):
-        os.write(file, "".join(f"{os.getpid()} {cell.path}\n" for cell in cells).encode())
-        run_cells(models, cells, *rest)
 
-    study_conduct.run_cells = run
-    run_command(line)
+def held(output: Path, log: Path) -> None:
+    """Hold a folder until this process is killed."""
+    folder = Folder(output)
+    with folder.locked():
+        folder.note_running("the training of x")
+        log.touch()
+        time.sleep(600)
 
 
 @pytest.mark.slow
-def test_several_at_once_run_no_cell_twice(tmp_path):
-    """One of them a study that has more of the same cells."""
-    methods, log = ["icl", "pcw", "nope", {"deepthink": {"T": "1..2"}}], tmp_path / "log"
-    files = [write(tmp_path / "s.yaml", methods=methods, seeds="0..7")] * 2
-    files.append(write(tmp_path / "more.yaml", methods=[*methods[:3], {"deepthink": {"T": "1..3"}}], seeds="0..7"))
-    several = [Process(counted, command(file, tmp_path / "o"), log) for file in files]
-    ended = [process.finish() for process in several]
-    assert [code for code, _ in ended] == [0, 0, 0], ended
-    who, ran = zip(*(line.split(" ", 1) for line in log.read_text().splitlines()), strict=True)
-    assert len(ran) == len(set(ran)) == 8 * (3 + 3) and len(set(who)) > 1
-    assert Process(run_command, command(files[2], tmp_path / "alone")).finish()[0] == 0
-    several_, alone = contents(tmp_path / "o"), contents(tmp_path / "alone")
-    for name in (name for name in alone if name.startswith("cells/")):
-        assert several_[name] == alone[name], name
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_study_says_what_is_kept_and_goes_on(tmp_path, number):
+    """By Ctrl-C, or by a scheduler's warning; the exit status is the signal's, 130 or 143 in a shell."""
+    file = write(tmp_path / "s.yaml", methods=["icl", "pcw", "nope", "invicl"], seeds="0..9")
+    with subprocess.Popen(started(file, tmp_path / "o"), stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        while not list((tmp_path / "o").glob("cells/**/results_*")):
+            time.sleep(0.05)
+        process.send_signal(number)
+        error = process.communicate()[1].decode()
+    assert process.returncode == -number
+    how = "terminated" if number == signal.SIGTERM else "interrupted"
+    last = error.splitlines()[-1]
+    said = re.fullmatch(rf"lm-eval-icl: study: {how}: (\d+) of 40 known cells, .* are kept in (.*)\. The same .*", last)
+    assert said and said[2] == str(tmp_path / "o") and "Traceback" not in error
+    assert int(said[1]) == len(list((tmp_path / "o").glob("cells/**/results_*"))) > 0
+    record = json.loads((tmp_path / "o/study.json").read_text())
+    assert list(record["cells"].values()).count("done") == int(said[1])
+    assert subprocess.run(started(file, tmp_path / "o"), capture_output=True).returncode == 0
 
 
-def test_a_claim_is_one_process_alone_and_a_dead_ones_is_taken_over(tmp_path, monkeypatch):
-    one, other = Folder(tmp_path / "o"), Folder(tmp_path / "o")
-    with one.claimed("w") as first:
-        assert first
-        with other.claimed("w") as second:
-            assert not second
-        with other.claimed("another") as third:
-            assert third
-        claim = one.claims / "w.1"
-        claimed = json.loads(claim.read_text())
-        ended = subprocess.Popen(["true"])
-        ended.wait()
-        claim.write_text(json.dumps({**claimed, "pid": ended.pid}))  # a process of this machine that is gone
-        with other.claimed("w") as second:
-            assert second
-    glob = Path.glob
-    with monkeypatch.context() as patched:  # another process tidies at this moment
-        patched.setattr(Path, "glob", lambda path, pattern: path.rmdir() or glob(path, pattern))
-        with other.claimed("w") as second:
-            assert not second
-    one.claims.mkdir()
-    claim.write_text(json.dumps({"where": "elsewhere", "pid": 1}))
-    with other.claimed("w") as second:
-        assert not second
-    os.utime(claim, (0, time.time() - study_folder.DEAD - 60))  # another machine that no longer touches it
-    with other.claimed("w") as second:
-        assert second
-    assert not list(other.claims.iterdir())
-    with one.claimed("w"), other.claimed("v"):  # one is paused, and its claim taken over, before it ends
-        (one.claims / "w.2").write_text(json.dumps({"where": "elsewhere", "pid": 1}))
-    assert [claim.name for claim in one.claims.iterdir()] == ["w.2"]
+# Files of other versions.
+
+
+def test_a_folder_of_before_there_were_forms_goes_on(tmp_path):
+    """Nothing of it is run again; and files of a later version are refused, and not written over."""
+    keys = {"methods": "icl", "seeds": 0, "demonstrations": "herding:pool=30"}
+    progress = conduct(tmp_path / "o", **keys)
+    (cell,), (chosen,) = progress.all_cells(), (tmp_path / "o/choices").glob("*/*")
+    results = progress.folder.results(cell)
+
+    def form(file: Path, number: int | None) -> None:
+        found = json.loads(file.read_text())
+        facts = found["config"]["icl"]["study"] if file == results else found
+        assert facts.pop("form") == 1
+        file.write_text(json.dumps({**found, **({"form": number} if number and file != results else {})}))
+        if number and file == results:
+            facts["form"] = number
+            file.write_text(json.dumps(found))
+
+    whole = {file: file.read_text() for file in (results, chosen)}
+    for file in whole:
+        form(file, None)
+    before = {file: file.stat().st_mtime_ns for file in whole}
+    conduct(tmp_path / "o", **keys)
+    assert {file: file.stat().st_mtime_ns for file in whole} == before
+    for file in whole:
+        for each, text in whole.items():
+            each.write_text(text)
+        form(file, 2)
+        for options in ([], ["--rerun"]):
+            line = [*command(str(tmp_path / "o.yaml"), tmp_path / "o"), *options]
+            code, lines = Process(run_command, line).finish()
+            assert code == 1 and f"{file}: is of form 2, which a later version of lm-eval-icl has written" in lines[-1]
+    for each, text in whole.items():
+        each.write_text(text)
+    (tmp_path / "o/study.json").write_text('{"form": 2}')
+    for options in ([], ["--status"]):
+        code, (line,) = Process(run_command, [*command(str(tmp_path / "o.yaml"), tmp_path / "o"), *options]).finish()
+        assert code == 1 and "study.json: is of form 2, which a later version" in line
+    assert (tmp_path / "o/study.json").read_text() == '{"form": 2}'
 
 
 @pytest.mark.slow
@@ -750,12 +767,16 @@ def test_a_named_study_runs(name, hub, checkpoint, tmp_path, monkeypatch, capsys
         ({"methods": "icl", "models": "gpt2"}, "models: 'gpt2': must be arguments as --model_args takes them"),
         ({"methods": "icl", "dev": {"chose": "T"}}, "dev: unknown key 'chose': did you mean 'choose'?"),
         ({"methods": "icl", "dev": {"choose": "T"}}, "dev: choose: no method of this study has the argument 'T'."),
-        ({"methods": "icl", "expected": [{"model": "x"}]}, "expected: {'model': 'x'}: must be a mapping with `values`"),
+        ({"methods": "icl", "expected": [{"model": "x"}]}, "expected: values: names none: give one or several."),
+        ({"methods": "icl", "expected": {"modell": "x"}}, "expected: unknown key 'modell': did you mean 'model'?"),
         ({"methods": "icl", "models": "pretrained=x,y"}, "models: 'pretrained=x,y': must be arguments as"),
-        ({"methods": "icl", "figures": ["t"]}, "figures: 't': must be T, shots,"),
-        ({"methods": "icl", "expected": 3}, "expected: 3: must be a mapping with `values`"),
-        ({"methods": "icl", "expected": {"values": {"a": "b"}}}, "expected: a: 'b': must be a number."),
-        ({"methods": "icl", "expected": {"values": {}, "arguments": [1]}}, "expected: arguments: [1]: must be argum"),
+        ({"methods": "icl", "figures": ["t"]}, "figures: 't': must be 'T', 'shots',"),
+        ({"methods": "icl", "expected": 3}, "expected: 3: must be a valid dictionary."),
+        ({"methods": "icl", "expected": {"values": {"a": "b"}}}, "expected: values: a: 'b': must be a number."),
+        (
+            {"methods": "icl", "expected": {"values": {}, "arguments": [1]}},
+            "expected: arguments: [1]: must be a valid dictionary.",
+        ),
         ({"methods": "icl", "dev": {"choose": 3}}, "dev: choose: no method of this study has the argument '3'."),
         ({"methods": {"icl": {1: 2}}}, "methods: icl: {1: 2}: must be arguments and values."),
         ({"methods": "icl", "models": {"pretrained": "x", 1: 2}}, "models: {'pretrained': 'x', 1: 2}: must be arg"),
@@ -811,21 +832,48 @@ def test_a_task_without_a_training_split_has_no_dev_set(tmp_path):
         study_tasks.dev_rows(task, None, None, [])
 
 
-def test_a_dry_run_says_what_there_is_and_runs_nothing(tmp_path, capsys, monkeypatch):
-    file = write(tmp_path / "s.yaml", methods=["icl", {"deepthink": {"T": "1..4"}}])
-    monkeypatch.setattr(sys, "argv", ["lm-eval-icl", "study", file, "--dry_run", "--limit", "6"])
+def dry_run(capsys, monkeypatch, *arguments: object) -> str:
+    line = ["lm-eval-icl", "study", *map(str, arguments), "--dry_run", "--limit", "6"]
+    monkeypatch.setattr(sys, "argv", line)
+    monkeypatch.setenv("COLUMNS", "80")
     cli.main()
-    said = capsys.readouterr().out
-    assert said.count("deepthink,T=") == 8 and "estimate of forward passes and tokens" in said
+    return capsys.readouterr().out
+
+
+def test_a_dry_run_is_one_screen_and_runs_nothing(tmp_path, capsys, monkeypatch):
+    """The long list is there if it is asked for, and hours if there are cells of which the time is known."""
+    methods = ["hf", "icl", {"deepthink": {"T": "1..40"}}]
+    file = write(tmp_path / "s.yaml", methods=methods, tasks=["icl_demo_short", "icl_demo_four"])
+    said = dry_run(capsys, monkeypatch, file)
+    assert len(said.splitlines()) <= 24 and max(map(len, said.splitlines())) <= 80
+    assert "168 cells: 168 on the test set, 0 on the dev set" in said
+    assert "methods: deepthink 160, hf 4, icl 4" in said and "tasks: icl_demo_short 84, icl_demo_four 84" in said
+    assert "No time is estimated: it needs finished cells" in said and "MB" in said
     assert sorted(path.name for path in tmp_path.iterdir()) == ["s.yaml"]
+    assert dry_run(capsys, monkeypatch, file, "--verbose").count("deepthink,T=") == 160
+    conduct(tmp_path / "o", methods="icl", seeds=0)
+    said = dry_run(capsys, monkeypatch, file, "--output", tmp_path / "o")
+    assert "No time" not in said and re.search(r"MB +\d+\.\d s\n", said)
+
+
+def test_a_dry_run_names_what_is_missing_and_says_the_rest(tmp_path, capsys, monkeypatch):
+    """A tokenizer and a task that cannot be had; a script sees it by the exit status."""
+    (tmp_path / "gated").mkdir()
+    models = [DEMO["models"], f"pretrained={tmp_path / 'gated'}"]
+    file = write(tmp_path / "s.yaml", models=models, methods="icl", tasks=["icl_demo_short", "icl_demo_shrt"])
+    monkeypatch.setattr(sys, "argv", ["lm-eval-icl", "study", file, "--dry_run", "--limit", "6"])
+    with pytest.raises(SystemExit, match="cannot be run as it is: 2 missing, as listed above"):
+        cli.main()
+    said = " ".join(capsys.readouterr().out.split())
+    assert "4 cells" in said and re.search(r"demo_model 2 [\d,]+ [\d,]+ ", said)
+    assert "missing: icl_demo_shrt: tasks: there is no task 'icl_demo_shrt'" in said
+    assert f"missing: {tmp_path / 'gated'}: tokenizer='{tmp_path / 'gated'}': the tokenizer cannot be loaded" in said
 
 
 def test_the_plan_is_what_is_run(tmp_path):
-    from lm_eval_icl.studies.plan import Plan
-
-    conductor = conduct(tmp_path / "o", methods=["icl", "invicl", {"deepthink": {"T": "1..4"}}], orders=2)
-    (planned,) = Plan(conductor).record()
-    done = conductor.work()
+    progress = conduct(tmp_path / "o", methods=["icl", "invicl", {"deepthink": {"T": "1..4"}}], orders=2)
+    (planned,) = Plan(progress.grid, progress.leaves).record()
+    done = progress.work()
     assert abs(planned["tokens"] - done["tokens"]) < 0.1 * done["tokens"]
     assert planned["tokens_one_by_one"] > 1.5 * planned["tokens"]
 

@@ -97,23 +97,6 @@ def test_counts_decide_and_of_equal_ones_the_first(tmp_path, study, better):
     assert scores == ([0.2, 25 / 120] if better else [0.2, 0.2])
 
 
-def test_what_is_no_count_is_equal_up_to_its_rounding(tmp_path, study):
-    task = {"task": "icl_demo_short", "metric_list": [{"metric": "acc"}, {"metric": "brier_score"}]}
-    dev = {"size": 12, "choose": "T", "metric": "brier_score"}
-    keys = {"methods": {"deepthink": {"T": [1, 2, 3]}}, "dev": dev, "tasks": [task]}
-    study(limit=None, **keys)
-    for t, score in ((1, 0.3), (2, 0.25 + 1e-13), (3, 0.25)):
-
-        def change(found, score=score):
-            (of_task,) = found["results"].values()
-            of_task["brier_score,none"] = score
-
-        edit(files(tmp_path, next(p for p in record(tmp_path)["cells"] if f"T={t}/" in p and "dev" in p))[0], change)
-    study(limit=None, **keys)
-    (choice,) = record(tmp_path)["choices"].values()
-    assert choice["chosen"]["T"] == 2
-
-
 # Which cells are accepted.
 
 
@@ -334,7 +317,7 @@ def test_cells_that_are_run_together_fail_one_by_one(tmp_path, study):
     assert states == {"1": "done", "2": "failed"}, (failure, record(tmp_path)["failed"])
 
 
-def test_a_full_disk_ends_the_study_at_once(tmp_path, study, monkeypatch):
+def test_a_full_disk_ends_the_study_at_once_and_leaves_no_half_cell(tmp_path, study, monkeypatch):
     tried, save = [], study_folder.EvaluationTracker.save_results_samples
 
     def half(tracker, task_name, samples):
@@ -344,6 +327,7 @@ def test_a_full_disk_ends_the_study_at_once(tmp_path, study, monkeypatch):
     monkeypatch.setattr(study_folder.EvaluationTracker, "save_results_samples", half)
     _, failure = study(methods=["icl", "nope", "pcw"])
     assert "is the disk full?" in failure and "failed" not in failure and len(tried) == 1
+    assert not [path for path in (tmp_path / "o/cells").rglob("*") if path.is_file()]
 
 
 def test_an_address_that_is_used_again_is_another_model(tmp_path, study, checkpoint, monkeypatch):

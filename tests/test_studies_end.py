@@ -20,9 +20,11 @@ from lm_eval_icl.results.board import Board
 from lm_eval_icl.results.read import read
 from lm_eval_icl.results.records import Run
 from lm_eval_icl.studies import end, grid
+from lm_eval_icl.studies.cells import Cell, Model
 from lm_eval_icl.studies.conduct import Conductor
-from lm_eval_icl.studies.folder import Cell, Folder, Model
+from lm_eval_icl.studies.folder import Folder
 from lm_eval_icl.studies.grid import Training, Variant
+from lm_eval_icl.studies.progress import Progress, open_study
 from lm_eval_icl.studies.run import Options
 from lm_eval_icl.studies.tasks import Leaf
 from tests.test_leaderboard_board import make_result, make_run
@@ -253,48 +255,48 @@ KEYS: dict[str, Any] = {
 }
 
 
-def concluded(folder: Path, **keys: Any) -> tuple[Conductor, str]:
+def concluded(folder: Path, **keys: Any) -> tuple[Progress, str]:
     file = folder.with_suffix(".yaml")
     file.write_text(yaml.safe_dump({**KEYS, **keys}))
-    conductor = Conductor(grid.read(str(file), {}), Folder(folder), Options("cpu", 8, 4), None)
-    conductor.run()
+    progress = open_study(grid.read(str(file), {}), Folder(folder), Options("cpu", 8, 4), None)
+    Conductor(progress, None).run()
     console = Console(width=80, file=io.StringIO(), color_system=None)
     with console.capture() as captured:
-        end.conclude(conductor, console)
-    return conductor, captured.get()
+        end.conclude(progress, console)
+    return progress, captured.get()
 
 
-def said(conductor: Conductor, method: str) -> list[dict[str, Any]]:
+def said(progress: Progress, method: str) -> list[dict[str, Any]]:
     """What the results of a method's cells on the test set say of the study."""
-    runs, _ = read([conductor.folder.cells], quiet=True)
+    runs, _ = read([progress.folder.cells], quiet=True)
     return [run.icl["study"] for run in runs if run.model == method]
 
 
 @pytest.fixture(scope="module")
-def study(tmp_path_factory: pytest.TempPathFactory, own_tasks: None) -> tuple[Conductor, str]:
+def study(tmp_path_factory: pytest.TempPathFactory, own_tasks: None) -> tuple[Progress, str]:
     return concluded(tmp_path_factory.mktemp("end") / "o")
 
 
-def test_results_say_what_only_the_study_knows(study: tuple[Conductor, str]) -> None:
-    conductor, text = study
-    for facts in said(conductor, "deepthink"):
+def test_results_say_what_only_the_study_knows(study: tuple[Progress, str]) -> None:
+    progress, text = study
+    for facts in said(progress, "deepthink"):
         assert facts["chosen"] == ["T"], "there is one eta"
         assert [(point["arguments"]["T"], point["seed"]) for point in facts["curve"]] == [
             (T, facts["seed"]) for T in (1, 2)
         ]
         assert "expected" not in facts
-    assert len(said(conductor, "deepthink")) == 4
-    for facts in said(conductor, "icl"):
+    assert len(said(progress, "deepthink")) == 4
+    for facts in said(progress, "icl"):
         assert facts.get("expected", {}) == ({"icl_demo_short": 0.579} if facts["task"] == "icl_demo_short" else {})
         assert "chosen" not in facts
     assert text.count("(57.9)") == 1 and "eta=0.5" in text and "T chosen on dev" in " ".join(text.split())
 
 
-def test_an_older_folder_and_a_corrected_file(study: tuple[Conductor, str], tmp_path: Path) -> None:
+def test_an_older_folder_and_a_corrected_file(study: tuple[Progress, str], tmp_path: Path) -> None:
     """Results that do not say it, or say something else, say it afterwards; what is said is not written again."""
-    conductor, text = study
-    before = {path: path.read_bytes() for path in conductor.folder.cells.rglob("*.json*")}
-    for path in conductor.folder.cells.rglob("results_*.json"):
+    progress, text = study
+    before = {path: path.read_bytes() for path in progress.folder.cells.rglob("*.json*")}
+    for path in progress.folder.cells.rglob("results_*.json"):
         found = json.loads(path.read_text())
         facts = found["config"]["icl"]["study"]
         for name in ("curve", "expected"):
@@ -302,36 +304,36 @@ def test_an_older_folder_and_a_corrected_file(study: tuple[Conductor, str], tmp_
         if "chosen" in facts:
             facts["chosen"] = ["T", "eta"]
         path.write_text(json.dumps(found, indent=2, ensure_ascii=False))
-    assert concluded(conductor.folder.path)[1] == text
+    assert concluded(progress.folder.path)[1] == text
     assert {path: json.loads(path.read_text()) for path in before if path.suffix == ".json"} == {
         path: json.loads(content) for path, content in before.items() if path.suffix == ".json"
     }
     times = {path: path.stat().st_mtime_ns for path in before}
-    assert concluded(conductor.folder.path)[1] == text
+    assert concluded(progress.folder.path)[1] == text
     assert {path: path.stat().st_mtime_ns for path in before} == times
-    again = concluded(conductor.folder.path, expected={"method": "icl", "values": {"icl_demo_short": 0.6}})[1]
+    again = concluded(progress.folder.path, expected={"method": "icl", "values": {"icl_demo_short": 0.6}})[1]
     assert again == text.replace("57.9", "60.0")
 
 
 @pytest.mark.filterwarnings("ignore:.*is of the dev set")
-def test_study_csv_has_a_line_for_each_cell(study: tuple[Conductor, str]) -> None:
-    conductor, _ = study
-    table = pd.read_csv(conductor.folder.path / "study.csv")
+def test_study_csv_has_a_line_for_each_cell(study: tuple[Progress, str]) -> None:
+    progress, _ = study
+    table = pd.read_csv(progress.folder.path / "study.csv")
     expected = "model method arguments task num_fewshot demonstrations seed order split chosen documents score seconds"
     assert list(table) == [*expected.split(), "training", "code"]
-    assert len(table) == len(conductor.all_cells()) == 2 * 2 * (3 + 2)
+    assert len(table) == len(progress.all_cells()) == 2 * 2 * (3 + 2)
     assert set(map(str, table[table.split == "dev"].chosen)) == {"True", "False"}
-    scores = results.scores(conductor.folder.cells).query("metric == 'acc'")  # those of the test set
+    scores = results.scores(progress.folder.cells).query("metric == 'acc'")  # those of the test set
     tested = table[table.split == "test"]
     assert sorted(tested.score) == sorted(scores.value) and set(tested.documents) == {4} and tested.chosen.all()
-    assert {"board.html", "study.csv"} <= {path.name for path in conductor.folder.path.iterdir()}
+    assert {"board.html", "study.csv"} <= {path.name for path in progress.folder.path.iterdir()}
 
 
 def test_the_table_has_the_studys_metric(tmp_path: Path, own_tasks: None) -> None:
     task = {"task": "icl_demo_short", "metric_list": [{"metric": "acc"}, {"metric": "brier_score"}]}
     keys = {"tasks": [task], "metric": "brier_score", "dev": None, "methods": "icl", "expected": None}
-    conductor, text = concluded(tmp_path / "o", **keys)
-    scores = [conductor.score(cell) for cell in conductor.all_cells()]
+    progress, text = concluded(tmp_path / "o", **keys)
+    scores = [progress.score(cell) for cell in progress.all_cells()]
     assert list(pd.read_csv(tmp_path / "o/study.csv").score) == scores
     assert f"{sum(scores) / 2:.3g}" in text and "percent" not in text
 
@@ -340,9 +342,9 @@ def test_a_study_without_results_says_so(tmp_path: Path, own_tasks: None) -> Non
     """On the test set there is nothing yet, as all cells have failed."""
     file = tmp_path / "s.yaml"
     file.write_text(yaml.safe_dump(KEYS))
-    conductor = Conductor(grid.read(str(file), {}), Folder(tmp_path / "o"), Options("cpu", 8, 4), None)
+    progress = open_study(grid.read(str(file), {}), Folder(tmp_path / "o"), Options("cpu", 8, 4), None)
     console = Console(width=80, file=io.StringIO(), color_system=None)
     with console.capture() as captured:
-        end.conclude(conductor, console)
+        end.conclude(progress, console)
     assert "there are no results on the test set" in " ".join(captured.get().split())
     assert len((tmp_path / "o/study.csv").read_text().splitlines()) == 1

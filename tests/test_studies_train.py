@@ -1,12 +1,12 @@
 """Studies that train: each method has its checkpoint, which is made once, and what was interrupted goes on."""
 
 import json
+import os
 import random
 import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import lm_eval
 import pytest
@@ -23,10 +23,13 @@ from lm_eval_icl.metaicl.metric import macro_f1
 from lm_eval_icl.results import read as reader
 from lm_eval_icl.studies import conduct as conducting
 from lm_eval_icl.studies import end, grid
+from lm_eval_icl.studies.cells import Model
 from lm_eval_icl.studies.conduct import Conductor
-from lm_eval_icl.studies.folder import Folder, Model
+from lm_eval_icl.studies.folder import Folder
 from lm_eval_icl.studies.grid import Variant, trained_under
+from lm_eval_icl.studies.progress import Progress, open_study
 from lm_eval_icl.studies.run import Options
+from lm_eval_icl.studies.trainings import check_beginning
 from lm_eval_icl.train import training
 from lm_eval_icl.training.trainer import LayoutTrainer
 from tests.test_studies import refused, rows
@@ -54,23 +57,25 @@ def read(output: Path, metadata: dict | None = None, **keys: object) -> grid.Stu
     return grid.read(str(file), {"metadata": metadata or {}})
 
 
-def conduct(output: Path, trainer=training, options: Options = OPTIONS, **keys: object) -> Conductor:
-    conductor = Conductor(read(output, **keys), Folder(output), options, None, trainer)
-    conductor.run()
-    return conductor
+def conduct(output: Path, trainer=training, options: Options = OPTIONS, **keys: object) -> Progress:
+    folder = Folder(output)
+    with folder.locked():
+        progress = open_study(read(output, **keys), folder, options, None)
+        Conductor(progress, None, trainer).run()
+    return progress
 
 
 def weights(folder: Path) -> bytes:
     return (folder / "model.safetensors").read_bytes()
 
 
-def responses(conductor: Conductor) -> dict[tuple, list]:
+def responses(progress: Progress) -> dict[tuple, list]:
     """What the cells scored, by method, task, seed and order."""
     return {
         (cell.model.training.name, cell.variant.name, cell.task, cell.seed, cell.order): [
-            sample["resps"] for sample in conductor.folder.samples(cell, cell.task)
+            sample["resps"] for sample in progress.folder.samples(cell, cell.task)
         ]
-        for cell in conductor.all_cells()
+        for cell in progress.all_cells()
     }
 
 
@@ -102,10 +107,10 @@ def study(tmp_path_factory):
     return conduct(tmp_path_factory.mktemp("study") / "o", tasks=["icl_demo_short", "icl_demo_four"], train=train)
 
 
-def lines(conductor):
+def lines(progress):
     """The lines of the study's table."""
-    columns = end.columns_of(conductor.study, conductor.leaves)
-    found = end.results_of(conductor, columns)
+    columns = end.columns_of(progress.study, progress.leaves)
+    found = end.results_of(progress, columns)
     return end.in_order(end.board_of(found, columns), found)
 
 
@@ -174,11 +179,13 @@ def test_each_trained_model_chooses_for_its_own_targets(tmp_path, monkeypatch):
     tasks = ["icl_demo_short", "icl_demo_four"]
     train = {each: {**FEW, "steps": 1, "tasks": "icl_demo_short", "targets": each} for each in tasks}
     train["icl_demo_four"]["learning_rate"] = 0.1
-    conductor = conduct(tmp_path / "o", methods=["hf", "icl"], tasks=tasks, train=train, demonstrations="herding")
-    assert sorted(chosen) == sorted(tasks) and len(conductor.all_cells()) == 4
-    for cell in conductor.all_cells():
-        said = json.loads(conductor.folder.results(cell).read_text())["config"]["icl"]["study"]
-        assert said["indices"] == conductor.choices.of(cell)["indices"]
+    progress = conduct(tmp_path / "o", methods=["hf", "icl"], tasks=tasks, train=train, demonstrations="herding")
+    assert sorted(chosen) == sorted(tasks) and len(progress.all_cells()) == 4
+    for cell in progress.all_cells():
+        said = json.loads(progress.folder.results(cell).read_text())["config"]["icl"]["study"]
+        (file,) = (tmp_path / "o/choices" / cell.model.folder).iterdir()
+        (of_task,) = json.loads(file.read_text())["tasks"].values()
+        assert said["indices"] == of_task["seeds"]["0"]["indices"]
 
 
 def test_what_was_interrupted_goes_on(tmp_path, study, steps, monkeypatch):
@@ -202,44 +209,35 @@ def test_what_was_interrupted_goes_on(tmp_path, study, steps, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         conduct(tmp_path / "o", **{key: value for key, value in keys.items() if key != "stop"})
     del keys["stop"]
-    conductor = conduct(tmp_path / "o", **keys)
+    progress = conduct(tmp_path / "o", **keys)
     assert steps["done"] == 2 * 3 and len(ran) == len(set(ran)) == 2
     assert len(list(checkpoints.iterdir())) == 2 and not list(checkpoints.glob("*.part"))
     (model,) = [model for model in study.models if model.checkpoint in {path.name for path in checkpoints.iterdir()}]
     assert weights(checkpoints / model.checkpoint) == weights(study.folder.checkpoints / model.checkpoint)
     key = ("short", "invicl", "icl_demo_short", 0, 0)
-    assert responses(conductor)[key] == responses(study)[key]
+    assert responses(progress)[key] == responses(study)[key]
     conduct(tmp_path / "o", **keys)
     assert steps["done"] == 2 * 3 and len(ran) == 2
 
 
-def test_two_at_once_train_nothing_twice(tmp_path, steps, monkeypatch):
-    """The second one, which comes while the first one trains, trains the other model meanwhile."""
-    keys, trained = {"methods": ["icl", "pcw"]}, []
+def test_nobody_trains_in_a_folder_where_somebody_trains(tmp_path, steps, capsys, monkeypatch):
+    """Two processes would write one checkpoint."""
+    refusals = []
 
-    class Waiting(Exception):
-        pass
-
-    def wait(seconds):
-        raise Waiting
-
-    def second(given):
-        trained.append(("second", given["method"]))
-        return training(given)
-
-    def first(given):
+    def train(given):
         def run():
-            trained.append(("first", given["method"]))
-            with pytest.raises(Waiting):  # what it wants besides is claimed
-                conduct(tmp_path / "o", lambda given: lambda: second(given)(), **keys)
+            file = tmp_path / "o.yaml"
+            refusals.append(refused([file, "--output", tmp_path / "o", "--device", "cpu"], capsys, monkeypatch))
             training(given)()
 
         return run
 
-    monkeypatch.setattr(conducting, "time", SimpleNamespace(sleep=wait))
-    conductor = conduct(tmp_path / "o", first, **keys)
-    assert trained == [("first", "icl"), ("second", "pcw")] and steps["done"] == 2 * 3
-    assert all(map(conductor.is_done, conductor.all_cells())) and len(rows(conductor)) == 2
+    progress = conduct(tmp_path / "o", train, methods="icl")
+    (refusal,) = refusals
+    assert (
+        f"process {os.getpid()} on " in refusal and f"(at the training of {progress.models[0].checkpoint})" in refusal
+    )
+    assert steps["done"] == 3 and all(map(progress.is_done, progress.all_cells()))
 
 
 def test_a_training_that_fails_takes_its_cells_with_it(tmp_path, steps, monkeypatch):
@@ -256,8 +254,8 @@ def test_a_training_that_fails_takes_its_cells_with_it(tmp_path, steps, monkeypa
     with pytest.raises(InputError, match=r"2 of 4 cells failed; the first: .*no loss"):
         conduct(tmp_path / "o", **keys)
     del failing[:]
-    conductor = conduct(tmp_path / "o", **keys)
-    assert set(conductor.record()["cells"].values()) == {"done"} and steps["done"] == 2 * 3
+    progress = conduct(tmp_path / "o", **keys)
+    assert set(progress.record()["cells"].values()) == {"done"} and steps["done"] == 2 * 3
 
 
 def test_processes_of_one_launch_do_not_train(tmp_path, monkeypatch):
@@ -310,9 +308,10 @@ def test_a_checkpoint_is_named_by_what_its_weights_depend_on():
 
 def test_a_dry_run_says_what_would_be_trained(tmp_path, capsys, monkeypatch):
     read(tmp_path / "s", methods=["icl", "pcw", "batchicl"])
-    monkeypatch.setattr(sys, "argv", ["lm-eval-icl", "study", str(tmp_path / "s.yaml"), "--dry_run", "--limit", "6"])
+    monkeypatch.setattr(sys, "argv", ["lm-eval-icl", "study", str(tmp_path / "s.yaml"), "--dry_run", "--verbose"])
     cli.main()
-    assert capsys.readouterr().out.count("to be trained: ") == 2
+    said = capsys.readouterr().out
+    assert said.count("to be trained: ") == 2 and "to be trained first, which is not counted: 2 checkpoints" in said
     assert sorted(path.name for path in tmp_path.iterdir()) == ["s.yaml"]
 
 
@@ -412,7 +411,7 @@ def data(tmp_path_factory):
 def test_a_study_on_metaicl(data, tmp_path, checkpoint):
     """Trained on a setting; each cell is what lm_eval gives on the checkpoint, also of several orders."""
     setting = "non_paraphrase_to_paraphrase"
-    conductor = conduct(
+    progress = conduct(
         tmp_path / "o",
         options=Options("cpu", 4, 3),
         metadata={"metaicl": str(data), "missing": "skip"},
@@ -426,18 +425,18 @@ def test_a_study_on_metaicl(data, tmp_path, checkpoint):
         num_fewshot=2,
         orders=2,
     )
-    cells, table = conductor.all_cells(), rows(conductor)
-    assert len(cells) == len(table) == 2 * 3 * 2 * 2 and len(conductor.models) == 2
+    cells, table = progress.all_cells(), rows(progress)
+    assert len(cells) == len(table) == 2 * 3 * 2 * 2 and len(progress.models) == 2
     for cell in cells:
         if cell.seed != 13 or cell.task != "metaicl_paws":
             continue
-        found, mine = json.loads(conductor.folder.results(cell).read_text()), conductor.folder.samples(cell, cell.task)
+        found, mine = json.loads(progress.folder.results(cell).read_text()), progress.folder.samples(cell, cell.task)
         assert found["config"]["icl"]["study"]["indices"] == ([0, 1] if cell.order == 0 else [1, 0])
         if cell.order:
             continue
         alone = lm_eval.simple_evaluate(
             model=cell.variant.method,
-            model_args=conductor.folder.arguments(cell.model),
+            model_args=progress.folder.arguments(cell.model),
             tasks=[cell.task],
             num_fewshot=2,
             batch_size=4,
@@ -455,12 +454,12 @@ def test_a_study_on_metaicl(data, tmp_path, checkpoint):
                 assert abs(float(ours[0]) - float(theirs[0])) < 1e-5
     said = {}  # by task and seed of hf, the right and the predicted option of each document in both orders
     for cell in cells:
-        answers = reader.read([conductor.folder.results(cell)])[0][0].tasks[cell.task].answers
-        for guess, sample in zip(answers.predictions, conductor.folder.samples(cell, cell.task), strict=True):
+        answers = reader.read([progress.folder.results(cell)])[0][0].tasks[cell.task].answers
+        for guess, sample in zip(answers.predictions, progress.folder.samples(cell, cell.task), strict=True):
             assert float(sample["doc"]["options"][guess] == sample["doc"]["output"]) == sample["acc"]
             if cell.variant.method == "hf":
                 said.setdefault((cell.task, cell.seed), []).append(sample["metaicl"])
-    hf, invicl = lines(conductor)
+    hf, invicl = lines(progress)
     assert (hf.method, invicl.method) == ("hf", "invicl")
     for column in (f"metaicl_{setting}", f"metaicl_{setting}_unseen"):
         of_column = [
@@ -470,17 +469,26 @@ def test_a_study_on_metaicl(data, tmp_path, checkpoint):
         ]
         assert hf.cells[column].estimate.mean == pytest.approx(sum(of_column) / len(of_column))
         assert hf.cells[column].sensitivity is not None and invicl.cells[column].sensitivity.mean == 0
-    assert set(table.score) == {conductor.score(cell) for cell in cells}
-    conductor.study = replace(conductor.study, metadata={"metaicl": str(data)})
+    assert set(table.score) == {progress.score(cell) for cell in cells}
+    whole = replace(progress.grid, study=progress.study.model_copy(update={"metadata": {"metaicl": str(data)}}))
     with pytest.raises(InputError, match=r"was trained without .*, which had no files: give another folder"):
-        conductor._check_beginning(conductor.models[0])
+        check_beginning(whole, progress.folder, progress.models[0])
 
 
 @pytest.mark.parametrize("name", [name for name in grid.named() if grid.read(name, {}).trainings])
 def test_a_named_study_that_trains_is_planned(name, data, checkpoint, capsys, monkeypatch):
     """With the options of its trainings checked, its tasks loaded, and its columns found."""
     tasks = "metaicl_hr_to_lr_unseen" if "hr_to_lr_unseen" in str(grid.read(name, {})) else "metaicl_hr_to_lr"
-    arguments = ["--dry_run", "--tasks", tasks, "--metadata", f"metaicl={data},missing=skip", "--limit", "1"]
+    arguments = [
+        "--dry_run",
+        "--verbose",
+        "--tasks",
+        tasks,
+        "--metadata",
+        f"metaicl={data},missing=skip",
+        "--limit",
+        "1",
+    ]
     arguments += ["--model_args", f"pretrained={checkpoint('gpt2')}", "--seeds", "100", "--train", "steps=1"]
     monkeypatch.setattr(sys, "argv", ["lm-eval-icl", "study", name, *arguments])
     cli.main()

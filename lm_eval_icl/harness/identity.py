@@ -44,6 +44,7 @@ _MODEL_FILES = re.compile(
 _NO_NUMBERS = {
     *("__init__.py", "version.py", "errors.py", "methods/__init__.py", "training/record.py"),
     *("harness/identity.py", "harness/response_cache.py", "harness/plugin.py", "studies/folder.py", "studies/grid.py"),
+    *("studies/cells.py", "studies/choose.py"),
 }
 
 

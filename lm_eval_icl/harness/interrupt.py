@@ -21,6 +21,10 @@ from typing import Any, NoReturn
 from lm_eval_icl.harness.plugin import Unasked, is_ours
 
 
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, by which a scheduler warns a process before it kills it."""
+
+
 def run_until_interrupted(original: Callable[..., None], args: argparse.Namespace) -> None:
     """Wrapper of `Run._execute`, which is the command `lm_eval run`: a Ctrl-C during a run of one of this package's
     models ends it in one line; and a device that was not asked for is marked (`CheckedHFLM` refuses others)."""
@@ -37,38 +41,44 @@ def run_until_interrupted(original: Callable[..., None], args: argparse.Namespac
         end(stopped, lambda: _line(_given(args, "use_cache"), _given(args, "output_path") if saving else None))
 
 
-def never_ignored(line: Callable[[], str]) -> None:
+def never_ignored(line: Callable[[], str], terminated: bool = False) -> None:
     """Let Ctrl-C be heard where Python or a library ignores its exception, or reports another one: end the process at
     once while a module is imported, and let the signal wait for the end of an object's `__del__`.
 
     Args:
         line: as of `end`.
+        terminated: SIGTERM is heard too, as `Terminated`.
     """
 
     def heard(number: int, frame: FrameType | None) -> None:
+        stopped = Terminated if number == signal.SIGTERM else KeyboardInterrupt
         for each, _ in traceback.walk_stack(frame):
             if each.f_code.co_filename.startswith("<frozen importlib"):
-                end(KeyboardInterrupt(), line)
+                end(stopped(), line)
             if each.f_code.co_name == "__del__":
                 again = threading.Timer(0.005, signal.raise_signal, [number])
                 again.daemon = True
                 again.start()
                 return
-        raise KeyboardInterrupt
+        raise stopped
 
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # `nohup` has it ignored
         signal.signal(signal.SIGINT, heard)
+    if terminated and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, heard)
 
 
 def end(stopped: KeyboardInterrupt, line: Callable[[], str]) -> NoReturn:
-    """End the process that Ctrl-C has interrupted, with one line instead of a traceback.
+    """End the process that Ctrl-C or SIGTERM has interrupted, with one line instead of a traceback.
 
-    The process ends by SIGINT, which is exit status 130 in a shell, so that a loop over many runs ends too.
+    The process ends by that signal, which is exit status 130 or 143 in a shell, so that a loop over many runs ends too.
 
     Args:
         line: what is said. It is called when everything that was interrupted has cleaned up.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # an impatient second Ctrl-C
+    number = signal.SIGTERM if isinstance(stopped, Terminated) else signal.SIGINT
+    for ignored in {number, signal.SIGINT}:  # an impatient second Ctrl-C
+        signal.signal(ignored, signal.SIG_IGN)
     # Progress bars that are closed leave their line.
     for bar in list(getattr(getattr(sys.modules.get("tqdm"), "tqdm", None), "_instances", ())):
         bar.close()
@@ -78,9 +88,9 @@ def end(stopped: KeyboardInterrupt, line: Callable[[], str]) -> NoReturn:
         print(f"\nlm-eval-icl: {line()}", file=sys.__stderr__)
     with suppress(OSError):  # a reader that was interrupted too
         sys.stdout.flush()
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    os.kill(os.getpid(), signal.SIGINT)
-    sys.exit(128 + signal.SIGINT)  # where that does not end a process
+    signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
+    sys.exit(128 + number)  # where that does not end a process
 
 
 def _given(args: argparse.Namespace, name: str) -> Any:

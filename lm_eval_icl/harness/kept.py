@@ -20,7 +20,7 @@ from lm_eval.api.task import Task
 
 from lm_eval_icl.demonstrations import choices
 from lm_eval_icl.demonstrations.how import How
-from lm_eval_icl.errors import InputError, log
+from lm_eval_icl.errors import InputError, check_form, log
 from lm_eval_icl.harness.choosing import Choice, Chooser, PoolOfTask, about, about_model, as_json, code
 from lm_eval_icl.harness.distributed import of_first
 from lm_eval_icl.harness.tasks import FixedSampler, template_of
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 # The seed if a run has set none: lm-eval's.
 _SEED = 1234
+# The form of the files. Those without a number are of form 1.
+FORM = 1
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,7 @@ def read(path: Path, pool: PoolOfTask, n: int, seed: int) -> dict[str, Any] | No
 
     Raises:
         InputError: the file is damaged, or of another pool.
+        LaterForm: a later version has written it.
     """
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
@@ -80,6 +83,7 @@ def read(path: Path, pool: PoolOfTask, n: int, seed: int) -> dict[str, Any] | No
         raise InputError(f"{path}: cannot be read ({error}).") from error
     if not choices.is_file_of_choices(found):
         raise InputError(f"{path}: no file of choices.")
+    check_form(found.get("form"), FORM, path)
     rows = choices.indices(found, n, pool.docs, pool.name, seed, pool.sha256)
     if any(map(pool.is_closed, rows)):
         raise InputError(f"{path}: has a document that is evaluated among the demonstrations.")
@@ -95,7 +99,7 @@ def write(path: Path, how: How, pool: PoolOfTask, n: int, seed: int, choice: Cho
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     half = path.with_name(f".{uuid.uuid4().hex}")
-    said = {"about": about(how, model), "tasks": {pool.name: as_json(pool, n, {seed: choice})}}
+    said = {"form": FORM, "about": about(how, model), "tasks": {pool.name: as_json(pool, n, {seed: choice})}}
     half.write_text(json.dumps(said, indent=1) + "\n", encoding="utf-8")
     half.replace(path)
 

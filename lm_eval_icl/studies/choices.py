@@ -10,13 +10,14 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-from lm_eval_icl.demonstrations.how import How, read
-from lm_eval_icl.errors import CannotWrite, InputError, log, one_line_with_place
+from lm_eval_icl.demonstrations.how import How
+from lm_eval_icl.errors import CannotWrite, InputError, LaterForm, log, one_line_with_place
 from lm_eval_icl.harness import kept
 from lm_eval_icl.harness.choosing import Chooser, PoolOfTask, about_model, code
 from lm_eval_icl.harness.distributed import of_first
 from lm_eval_icl.studies import tasks as study_tasks
-from lm_eval_icl.studies.folder import Cell, Folder, Model, digest, plain
+from lm_eval_icl.studies.cells import Cell, Model, plain
+from lm_eval_icl.studies.folder import Folder
 from lm_eval_icl.studies.run import Models, ends_all
 from lm_eval_icl.studies.tasks import Leaf
 
@@ -81,72 +82,67 @@ class Choices:
     @staticmethod
     def key(cell: Cell) -> Key | None:
         """Which choice a cell needs; None if nobody is to choose."""
-        how = read(cell.demonstrations) if cell.demonstrations else None
-        if how is None or not cell.num_fewshot:
+        if cell.demonstrations is None or cell.demonstrations.method is None or not cell.num_fewshot:
             return None
-        return cell.model.folder, cell.task, cell.num_fewshot, cell.seed, str(how)
+        return cell.model.folder, cell.task, cell.num_fewshot, cell.seed, cell.demonstrations.text
 
     def of(self, cell: Cell) -> dict[str, Any] | None:
         """What was chosen for a cell; None if it is not yet, if its file is damaged, or if nobody is to choose."""
         key = self.key(cell)
-        return None if key is None else self._find(key)
+        return None if key is None else self._read(key)
 
-    def _find(self, key: Key) -> dict[str, Any] | None:
+    def _read(self, key: Key) -> dict[str, Any] | None:
         if key not in self._known:
             _, task, shots, seed, _ = key
             try:
-                found = kept.read(self._path(key), self.pools[task], shots, seed)
+                choice = kept.read(self._path(key), self.pools[task], shots, seed)
+            except LaterForm:
+                raise
             except InputError as error:
                 if not self.rerun:
                     self.failed[key] = error.message
                 return None
-            if found is None or (self.rerun and found["code"] != code()):
+            if choice is None or (self.rerun and choice["code"] != code()):
                 return None
-            self._known[key] = found
+            self._known[key] = choice
         return self._known[key]
 
     def _path(self, key: Key) -> Path:
         model, task, shots, seed, how = key
-        said = self.tasks[task].contents
-        return self.folder.path / "choices" / model / f"{plain(f'{task},{how}')},n={shots},seed={seed},{said}.json"
+        name = f"{plain(f'{task},{how}')},n={shots},seed={seed},{self.tasks[task].contents}.json"
+        return self.folder.path / "choices" / model / name
 
     def make(self, model: Model, models: Models, tasks: Collection[str]) -> None:
-        """Choose what is missing for these tasks, unless other processes do. All processes of a launch call this.
+        """Choose what is missing for these tasks. All processes of a launch call this; the first one chooses.
 
         Raises:
             InputError: another checkpoint of the same name has chosen before.
             CannotWrite: what was chosen cannot be kept.
         """
-        for name in tasks:
-            of_first(partial(self._make, models, model.folder, name, self.tasks[name]))
+        for task in tasks:
+            of_first(partial(self._make, models, model.folder, task))
 
-    def _make(self, models: Models, model: str, name: str, of: ToChoose) -> None:
+    def _make(self, models: Models, model: str, task: str) -> None:
         """Choose for one task."""
+        about = about_model(str(models.arguments["pretrained"]), models.first.fingerprint())
         missing = []
-        for shots, how, seed in of:
-            found = self._find(key := (model, name, shots, seed, str(how)))
-            if key in self.failed:
-                continue
-            if found is None:
-                missing.append((key, how))
-            elif found["model"] != self._said(models):
+        for shots, how, seed in self.tasks[task]:
+            choice = self._read(key := (model, task, shots, seed, str(how)))
+            if choice is not None and choice["model"] != about:
                 raise InputError(
                     f"--output {self.folder.path}: the weights or the tokenizer of {models.arguments['pretrained']} "
                     "have changed since it chose demonstrations: give another folder."
                 )
-        if not missing:
-            return
-        with self.folder.claimed(f"choices-{digest(f'{model} {name}')}") as claimed:
-            if claimed:
-                with _told():
-                    self._choose(models, name, missing)
+            if choice is None and key not in self.failed:
+                missing.append((key, how))
+        if missing:
+            with _told():
+                self._choose(models, task, missing, about)
 
-    def _choose(self, models: Models, name: str, missing: Sequence[tuple[Key, How]]) -> None:
-        pool, predictor = self.pools[name], kept.predictor(models.first)
+    def _choose(self, models: Models, task: str, missing: Sequence[tuple[Key, How]], about: Mapping[str, Any]) -> None:
+        pool, predictor = self.pools[task], kept.predictor(models.first)
         choosers: dict[int, Chooser] = {}
         for key, how in missing:
-            if self._find(key) is not None:  # another process has been faster
-                continue
             _, _, shots, seed, _ = key
             chooser = choosers.setdefault(how.pool, Chooser(pool, predictor, how.pool))
             try:
@@ -155,17 +151,12 @@ class Choices:
                 if ends_all(error):
                     raise
                 why = error.message if isinstance(error, InputError) else one_line_with_place(error)
-                self.failed[key] = f"task {name!r}: demonstrations={how}: {why}"
+                self.failed[key] = f"task {task!r}: demonstrations={how}: {why}"
                 continue
-            path = self._path(key)
             try:
-                kept.write(path, how, pool, shots, seed, choice, self._said(models))
+                kept.write(self._path(key), how, pool, shots, seed, choice, about)
             except OSError as error:
                 raise CannotWrite(f"--output {self.folder.path}: cannot be written ({error.strerror}).") from error
-
-    @staticmethod
-    def _said(models: Models) -> dict[str, str]:
-        return about_model(str(models.arguments["pretrained"]), models.first.fingerprint())
 
 
 @contextmanager

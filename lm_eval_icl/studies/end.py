@@ -29,9 +29,9 @@ from lm_eval_icl.results.build import build
 from lm_eval_icl.results.read import read
 from lm_eval_icl.results.records import Run
 from lm_eval_icl.results.statistics import Estimate
-from lm_eval_icl.studies.conduct import Conductor
-from lm_eval_icl.studies.folder import Cell
+from lm_eval_icl.studies.cells import Cell
 from lm_eval_icl.studies.grid import Study, Training, trained_under
+from lm_eval_icl.studies.progress import Progress
 from lm_eval_icl.studies.tasks import Leaf
 
 _TASKS = 8  # with more tasks, the columns are what the study's file calls its tasks
@@ -42,16 +42,16 @@ _CELL = (
 )
 
 
-def conclude(conductor: Conductor, console: Console) -> None:
+def conclude(progress: Progress, console: Console) -> None:
     """Record in the results what only the study knows, then write and print what came out.
 
     Raises:
         InputError: a file cannot be written, or a figure that the study names is not known.
     """
-    study, folder = conductor.study, conductor.folder
-    columns = columns_of(study, conductor.leaves)
-    results = results_of(conductor, columns)
-    table = cells_table(conductor, results)
+    study, folder = progress.study, progress.folder
+    columns = columns_of(study, progress.leaves)
+    results = results_of(progress, columns)
+    table = cells_table(progress, results)
     folder.write("study.csv", table.to_csv(index=False))
     written = "study.json, study.csv; there are no results on the test set"
     tested = [(cell, run) for cell, run in results if cell.split == "test"]
@@ -68,7 +68,7 @@ def conclude(conductor: Conductor, console: Console) -> None:
     for sentence in study.deviates:
         console.print(f"Deviates: {sentence}", markup=False, highlight=False)
     console.print(f"{folder.path}: {written}", markup=False, highlight=False)
-    if not conductor.failed:  # whose responses are kept
+    if not progress.failed:  # whose responses are kept
         folder.tidy()
 
 
@@ -210,20 +210,20 @@ def in_order(board: Board, results: Sequence[tuple[Cell, Run]]) -> list[Entry]:
 # Cells.
 
 
-def results_of(conductor: Conductor, columns: Columns) -> list[tuple[Cell, Run]]:
+def results_of(progress: Progress, columns: Columns) -> list[tuple[Cell, Run]]:
     """Every finished cell with its results, in the order of the study's models and methods. What only the study knows
     is recorded in the results first."""
-    models, variants = list(conductor.study.models), list(conductor.study.variants)
-    cells = filter(conductor.is_done, conductor.all_cells())
+    models, variants = list(progress.study.models), list(progress.study.variants)
+    cells = filter(progress.is_done, progress.all_cells())
     in_order = sorted(cells, key=lambda cell: (models.index(cell.model.arguments), variants.index(cell.variant)))
-    paths = {conductor.folder.results(cell): cell for cell in in_order}
+    paths = {progress.folder.results(cell): cell for cell in in_order}
     for path, cell in paths.items():
-        record(conductor, path, facts(conductor, cell, columns))
+        record(progress, path, facts(progress, cell, columns))
     runs = {run.path: run for run in read(list(paths), quiet=True, dev=True)[0]}
     return [(cell, runs[path]) for path, cell in paths.items() if path in runs]
 
 
-def record(conductor: Conductor, path: Path, facts: Mapping[str, Any]) -> None:
+def record(progress: Progress, path: Path, facts: Mapping[str, Any]) -> None:
     """Write what only the study knows into a cell's results, if it is not there yet, or has changed.
 
     Raises:
@@ -236,19 +236,19 @@ def record(conductor: Conductor, path: Path, facts: Mapping[str, Any]) -> None:
     if now != said:
         results["config"]["icl"]["study"] = now
         text = json.dumps(results, indent=2, ensure_ascii=False)  # as lm-eval writes it
-        conductor.folder.write(str(path.relative_to(conductor.folder.path)), text)
+        progress.folder.write(str(path.relative_to(progress.folder.path)), text)
 
 
-def facts(conductor: Conductor, cell: Cell, columns: Columns) -> dict[str, Any]:
+def facts(progress: Progress, cell: Cell, columns: Columns) -> dict[str, Any]:
     """What only the study knows of a cell, by the names at the beginning of this file."""
-    study, dev = conductor.study, conductor.study.dev
+    study, dev = progress.study, progress.study.dev
     metric = dev.metric if dev and cell.split == "dev" else study.metric
     found: dict[str, Any] = {} if metric == "acc" else {"metric": metric}
     if cell.split == "dev":
         return found
     if cell.chosen:
         found["chosen"] = list(cell.chosen)
-    if dev and (choice := conductor.choice(cell)) is not None:
+    if dev and (choice := progress.choice(cell)) is not None:
         found["curve"] = [
             {"arguments": dict(arguments), "seed": seed, "score": score} for arguments, seed, score in choice.curve
         ]
@@ -279,7 +279,7 @@ def _drawn(cell: Cell) -> str:
     return str(cell.demonstrations or "as the task says")
 
 
-def cells_table(conductor: Conductor, results: Sequence[tuple[Cell, Run]]) -> pd.DataFrame:
+def cells_table(progress: Progress, results: Sequence[tuple[Cell, Run]]) -> pd.DataFrame:
     """One row a finished cell, on the test set and on the dev set.
 
     Returns:
@@ -297,8 +297,8 @@ def cells_table(conductor: Conductor, results: Sequence[tuple[Cell, Run]]) -> pd
     rows = []
     for cell, run in results:
         (result,), shared = run.tasks.values(), run.icl["study"]["shared"]
-        is_chosen = cell.split == "test" or not conductor.study.chooses(cell.variant)
-        if not is_chosen and (choice := conductor.choice(cell)) is not None:
+        is_chosen = cell.split == "test" or not progress.study.chooses(cell.variant)
+        if not is_chosen and (choice := progress.choice(cell)) is not None:
             is_chosen = (choice.variant, choice.seed) == (cell.variant, cell.seed)
         rows.append(
             {
@@ -317,7 +317,7 @@ def cells_table(conductor: Conductor, results: Sequence[tuple[Cell, Run]]) -> pd
                 "score": result.value,
                 "seconds": float(shared.get("seconds", 0.0)) / shared["cells"],
                 "training": _trained(cell)[0],
-                "code": conductor.state(cell).partition(" by ")[2],
+                "code": progress.state(cell).partition(" by ")[2],
             }
         )
     return pd.DataFrame(rows, columns=_CELL).set_index("path")

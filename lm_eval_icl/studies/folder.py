@@ -1,173 +1,103 @@
-"""The folder of a study: its cells, each with a results file and samples, and which process works on which.
+"""The folder of a study.
 
     cells/MODEL/METHOD/TASK,.../results_ID.json   what lm-eval writes, one folder a cell
     cells/MODEL/METHOD/TASK,.../samples_TASK_ID.jsonl
     choices/MODEL/TASK,....json                   demonstrations that a model has chosen
     checkpoints/MODEL,TRAINING,METHOD-ID          models that the study has trained; NAME.part is not finished
     work/...                                      responses of cells that are not finished
-    claims/...                                    who works on what
+    study.json                                    the study, the states of its cells, what was chosen, what failed
+    .lock, .running.json                          held by the process that writes the folder, and what that runs
 
-A cell's or a checkpoint's folder appears whole or not at all. Several processes, also of several machines on one file
-system, share the work: each claims what it works on by creating a file, which fails if the file is there, and touches
-the file as long as it lives. The claim of a process that has died is taken over by creating the next one.
+A cell's or a checkpoint's folder appears whole or not at all. One process writes a folder at a time.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
-import re
 import shutil
 import socket
-import threading
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
 from lm_eval.loggers import EvaluationTracker
 
-from lm_eval_icl.errors import CannotWrite, InputError, one_line
+from lm_eval_icl.errors import CannotWrite, InputError, check_form, one_line, refusing
 from lm_eval_icl.harness.saving import whole_lines
-from lm_eval_icl.harness.training import ARGUMENTS
 from lm_eval_icl.results import read as reader
-from lm_eval_icl.studies.grid import Training, Variant
+from lm_eval_icl.studies.cells import Cell, Model
 
-# How often a claim is touched, and after how long without that its process counts as dead, in seconds.
-TOUCH, DEAD = 10.0, 120.0
-
-
-@dataclass(frozen=True)
-class Model:
-    """A model of a study: one that is there, or one that the study trains from that.
-
-    Attributes:
-        arguments: as of `--model_args`, of the model that is there.
-        training: how it is trained; None if it is not.
-        under: the method that it is trained under.
-    """
-
-    arguments: Mapping[str, Any]
-    training: Training | None = None
-    under: Variant | None = None
-
-    @property
-    def name(self) -> str:
-        """The name of the model that is there."""
-        return str(self.arguments["pretrained"])
-
-    @property
-    def folder(self) -> str:
-        """The folder of its cells: its name, the training's, and a digest of all arguments and the checkpoint."""
-        said = json.dumps(self.arguments, sort_keys=True, default=str)
-        if self.training is None:
-            return f"{_short(self.name)}-{digest(said)}"
-        return f"{_short(self.name)},{plain(self.training.name, 60)}-{digest(said + self.checkpoint)}"
-
-    @property
-    def training_arguments(self) -> dict[str, Any]:
-        """As of `--model_args` of `lm-eval-icl train`: the arguments that training knows, and those of the method."""
-        of_model = {key: value for key, value in self.arguments.items() if key in ARGUMENTS}
-        return {**of_model, **(self.under.arguments if self.under else {})}
-
-    @property
-    def checkpoint(self) -> str:
-        """The name of the checkpoint that is trained, with a digest of all that its weights depend on."""
-        if self.training is None or self.under is None:
-            return ""
-        options = {key: value for key, value in self.training.options.items() if key not in ("save_steps", "data")}
-        said = json.dumps([self.training_arguments, self.under.method, options], sort_keys=True, default=str)
-        names = _short(self.name), plain(self.training.name, 60), plain(self.under.name, 60)
-        return f"{','.join(names)}-{digest(said)}"
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One evaluation of a study.
-
-    Attributes:
-        task: the name of the leaf task.
-        split: "test" or "dev".
-        changes: as of `Leaf`.
-        rows: a digest of the dev set's rows, which depend on all demonstrations of a study; on the test set only of a
-            cell whose demonstrations a model chooses outside the dev set, and empty otherwise.
-        chosen: the arguments (or "seeds") of a cell on the test set whose values were chosen on the dev set.
-        alone: its task makes the requests for one method, so that it shares none with cells of others.
-    """
-
-    model: Model
-    variant: Variant
-    task: str
-    num_fewshot: int
-    demonstrations: str | None
-    seed: int
-    order: int
-    split: str
-    limit: float | None
-    changes: str = ""
-    rows: str = ""
-    chosen: tuple[str, ...] = ()
-    alone: bool = False
-
-    @property
-    def path(self) -> str:
-        """The cell's folder, below that of all cells."""
-        of_task = {
-            "num_fewshot": self.num_fewshot,
-            **({} if self.demonstrations is None else {"demonstrations": self.demonstrations}),
-            "seed": self.seed,
-            "order": self.order,
-            **({"changes": self.changes} if self.changes else {}),
-            **({} if self.limit is None else {"limit": self.limit}),
-            **({} if self.split == "test" and not self.rows else {"split": f"{self.split}-{self.rows}"}),
-        }
-        task = ",".join([self.task, *(f"{name}={value}" for name, value in of_task.items())])
-        return "/".join([self.model.folder, plain(self.variant.name), plain(task)])
-
-    @property
-    def id(self) -> str:
-        """A digest of the path, for the names of files."""
-        return digest(self.path)
-
-
-def _short(model: str) -> str:
-    return plain(model.strip("/"), 60)
-
-
-def digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:10]
-
-
-def plain(text: str, longest: int = 150) -> str:
-    """Text as a file's name. What is shortened or has other characters gets a digest."""
-    plain = re.sub(r"[^\w.,=+-]+", "-", text, flags=re.ASCII).lstrip(".-")[-longest:]
-    return plain if plain == text else f"{plain}-{digest(text)}"
+# The form of `study.json` and of what cells say under `config.icl.study`. Files without a number are of form 1.
+FORM = 1
+# How long, in seconds, a lock is waited for, which `--status` may hold for a moment.
+_WAIT = 2.0
 
 
 class Folder:
     """A study's folder.
 
     Args:
-        path: the folder, which is made if it does not exist.
-
-    Raises:
-        InputError: it cannot be made or written.
+        path: the folder, which is made when it is locked.
     """
 
     def __init__(self, path: Path) -> None:
-        self.path, self.cells, self.work, self.claims = path, path / "cells", path / "work", path / "claims"
+        self.path, self.cells, self.work = path, path / "cells", path / "work"
         self.checkpoints = path / "checkpoints"
+        self._running = path / ".running.json"
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Inside this context, no other process writes the folder. A process that is killed leaves no lock.
+
+        Raises:
+            InputError: another process has it, or the folder cannot be made or written.
+        """
+        lock = FileLock(self.path / ".lock")
         try:
-            for each in (self.cells, self.work, self.claims):
-                each.mkdir(parents=True, exist_ok=True)
-            probe = path / f".{uuid.uuid4().hex}"
-            probe.touch()
-            probe.unlink()
+            self.path.mkdir(parents=True, exist_ok=True)
+            lock.acquire(timeout=_WAIT)
+        except Timeout as error:
+            raise InputError(
+                f"--output {self.path}: {self.running() or 'another process'} runs a study in this folder, and only "
+                "one may at a time: wait until it ends (--status shows how far it is), or give another folder."
+            ) from error
         except OSError as error:
-            raise InputError(f"--output {path}: cannot be written ({error.strerror}).") from error
+            raise CannotWrite(f"--output {self.path}: cannot be written ({error.strerror}).") from error
+        try:
+            self.note_running("the beginning")
+            for folder in (self.cells, self.work):
+                folder.mkdir(exist_ok=True)
+            yield
+        finally:
+            self._running.unlink(missing_ok=True)
+            lock.release()
+
+    def note_running(self, what: str) -> None:
+        """Note what is run now, for `running`."""
+        facts = {"process": os.getpid(), "machine": socket.gethostname(), "runs": what}
+        self.write(self._running.name, json.dumps(facts) + "\n")
+
+    def running(self) -> str:
+        """Which process runs a study in this folder, and what; empty if none does."""
+        try:
+            if not (self.path / ".lock").is_file():
+                return ""
+            with FileLock(self.path / ".lock", timeout=0):
+                return ""
+        except Timeout:
+            pass
+        except OSError:  # somebody else's folder: what stands in the file is all that is known
+            if not self._running.is_file():
+                return ""
+        try:
+            facts = json.loads(self._running.read_text(encoding="utf-8"))
+            return f"process {facts['process']} on {facts['machine']} (at {facts['runs']})"
+        except (OSError, ValueError, KeyError, TypeError):
+            return "another process"
 
     def results(self, cell: Cell) -> Path:
         return self.cells / cell.path / f"results_{cell.id}.json"
@@ -204,8 +134,7 @@ class Folder:
             shutil.rmtree(half, ignore_errors=True)
             with suppress(OSError):
                 before.rename(folder)
-            if not self.results(cell).is_file():  # otherwise another process that was taken for dead has been faster
-                raise CannotWrite(f"--output {self.path}: cannot be written ({error.strerror}).") from error
+            raise CannotWrite(f"--output {self.path}: cannot be written ({error.strerror}).") from error
 
     def read(self, cell: Cell, task: str) -> dict[str, Any]:
         """The results, configuration and numbers of samples of a finished cell, checked as a leaderboard checks them:
@@ -213,6 +142,7 @@ class Folder:
 
         Raises:
             InputError: somebody has changed or removed them.
+            LaterForm: a later version has written them.
         """
         with self._whole(cell):
             runs, left_out = reader.read([self.results(cell)], quiet=True, dev=True)
@@ -227,7 +157,9 @@ class Folder:
                 if len(documents) != result.documents:
                     why = f"its samples are of {len(documents)} documents, its results of {result.documents}."
                     raise self._damaged(cell, why)
-            found["config"]["icl"]["study"]["contents"]  # which every cell has
+            study = found["config"]["icl"]["study"]
+            check_form(study.get("form"), FORM, self.results(cell))
+            study["contents"]  # which every cell has
             return {key: found[key] for key in ("results", "config", "n-samples")}
 
     def samples(self, cell: Cell, task: str) -> list[dict[str, Any]]:
@@ -298,10 +230,20 @@ class Folder:
                 f"{path}: is not whole ({one_line(error)}): remove its folder, and the same command trains again."
             ) from error
 
-    def drop_work(self, name: str, claim: Path) -> None:
-        """Remove what was kept of a piece of work, which is done, unless another process has taken over the claim."""
-        if not self._later(name, claim):
-            shutil.rmtree(self.work / name, ignore_errors=True)
+    def record(self) -> dict[str, Any]:
+        """What the latest run has written to `study.json`; empty if there is none.
+
+        Raises:
+            InputError: somebody has damaged it.
+            LaterForm: a later version has written it.
+        """
+        path = self.path / "study.json"
+        if not path.is_file():
+            return {}
+        with refusing(f"{path} cannot be read"):
+            record = dict(json.loads(path.read_text(encoding="utf-8")))
+            check_form(record.get("form"), FORM, path)
+            return record
 
     def write(self, name: str, content: str) -> None:
         """Write a file of the folder, whole or not at all.
@@ -316,91 +258,7 @@ class Folder:
         except OSError as error:
             raise CannotWrite(f"--output {self.path}: cannot be written ({error.strerror}).") from error
 
-    @contextmanager
-    def claimed(self, name: str) -> Iterator[Path | None]:
-        """Claim a piece of work; the claim is released at the end, but not that of a process that has taken it over.
-
-        Yields the claim's file, None if another process has the claim.
-        """
-        path = self._claim(name)
-        if path is None:
-            yield None
-            return
-        stop = threading.Event()
-
-        def keep() -> None:
-            while not stop.wait(TOUCH):
-                with suppress(OSError):
-                    path.touch()
-
-        thread = threading.Thread(target=keep, daemon=True)
-        thread.start()
-        try:
-            yield path
-        finally:
-            stop.set()
-            thread.join()
-            for each in {*self.claims.glob(f"{name}.*")} - self._later(name, path):
-                each.unlink(missing_ok=True)
-
-    def _later(self, name: str, claim: Path) -> set[Path]:
-        """The claims of processes that have taken this one for dead, which it was not: it was paused, for example."""
-        return {each for each in self.claims.glob(f"{name}.*") if int(each.suffix[1:]) > int(claim.suffix[1:])}
-
-    def _claim(self, name: str) -> Path | None:
-        self.claims.mkdir(exist_ok=True)  # another process that has finished may have removed it
-        number = 0
-        for each in self.claims.glob(f"{name}.*"):
-            number = max(number, int(each.suffix[1:]))
-        latest = self.claims / f"{name}.{number}"
-        if number and not self._is_dead(latest):
-            return None
-        mine = self.claims / f"{name}.{number + 1}"
-        try:
-            with mine.open("x", encoding="utf-8") as file:
-                json.dump({"where": _where(), "pid": os.getpid()}, file)
-        except (FileExistsError, FileNotFoundError):  # another process has claimed it, or is just tidying
-            return None
-        return mine
-
-    def _is_dead(self, claim: Path) -> bool:
-        """Whether the process of a claim has died: on this machine it is gone, on another it no longer touches it."""
-        try:
-            claimed = json.loads(claim.read_text(encoding="utf-8") or "{}")
-            if claimed.get("where") == _where() and not _is_alive(claimed["pid"]):
-                return True
-            return self._now() - claim.stat().st_mtime > DEAD
-        except (OSError, ValueError):
-            return False  # it has just been released, or is just being written
-
-    def _now(self) -> float:
-        """The time by the file system's clock, which may be another machine's."""
-        probe = self.claims / f"clock-{uuid.uuid4().hex}"
-        probe.touch()
-        now = probe.stat().st_mtime
-        probe.unlink()
-        return now
-
     def tidy(self) -> None:
-        """Remove the folders of work and claims, if no process works on anything."""
-        with suppress(OSError):
-            self.claims.rmdir()
-            gone = self.path / f".work.{uuid.uuid4().hex}"
-            self.work.rename(gone)  # at once, as a process that begins now would use it
-            shutil.rmtree(gone, ignore_errors=True)
-
-
-def _where() -> str:
-    """Where a process's number means this process: the machine, and on Linux its namespace of process numbers."""
-    space = Path("/proc/self/ns/pid")
-    return f"{socket.gethostname()} {space.readlink() if space.is_symlink() else ''}".strip()
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    return True
+        """Remove what was kept of cells that were not finished."""
+        for folder in (self.work, self.path / "claims"):  # earlier versions had claims of several processes
+            shutil.rmtree(folder, ignore_errors=True)

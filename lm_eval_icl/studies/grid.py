@@ -1,18 +1,30 @@
-"""A study's file: the grid of models, methods, tasks, numbers of demonstrations, seeds and orders."""
+"""A study's file: read, validated, and every range and list of it expanded."""
 
 from __future__ import annotations
 
 import difflib
 import itertools
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, fields
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, Required
 
 import yaml
 from lm_eval.utils import simple_parse_args_string
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_serializer,
+    field_validator,
+    model_validator,
+)
+from typing_extensions import TypedDict
 
 from lm_eval_icl import methods
 from lm_eval_icl.demonstrations import how
@@ -21,11 +33,30 @@ from lm_eval_icl.results.board import AVERAGE
 from lm_eval_icl.training.train import with_numbers
 
 _NAMED = "named"
-FIGURES = ("T", "shots", "seeds", "orders", "sensitivity", "dev")
 HF = "hf"
-_DEV = ("size", "choose", "metric")
 # Options of `lm-eval-icl train` that a study gives itself.
 _GIVEN = ("method", "model_args", "output", "resume", "device", "include_path", "metadata")
+
+
+def _whole(least: int) -> BeforeValidator:
+    """Validates a whole number, which may be written 5.0, of at least this size."""
+
+    def check(value: Any) -> int:
+        if not is_whole(value) or value < least:
+            raise ValueError(f"must be a whole number, {least} or more")
+        return int(value)
+
+    return BeforeValidator(check)
+
+
+def _number(value: Any) -> Any:
+    if not is_number(value):
+        raise ValueError("must be a number")
+    return value
+
+
+Whole = Annotated[int, _whole(0)]
+Positive = Annotated[int, _whole(1)]
 
 
 @dataclass(frozen=True)
@@ -49,18 +80,68 @@ class Variant:
 
 
 @dataclass(frozen=True)
-class Dev:
+class Demonstrations:
+    """How demonstrations are drawn or chosen, as users write it and as it was read.
+
+    Attributes:
+        text: the same text for the same way: "stratified", "lens:m=500".
+        method: the method by which a model chooses them; None if they are drawn, or stand in a file.
+    """
+
+    text: str
+    method: how.How | None = field(default=None, compare=False)
+
+    @classmethod
+    def read(cls, given: Any) -> Demonstrations:
+        """Read what a user gives, as `how.read` does.
+
+        Raises:
+            InputError: it is no way of drawing or choosing, or an argument cannot be used.
+        """
+        method = how.read(given)
+        return cls(str(method or given), method)
+
+    def __str__(self) -> str:
+        return self.text
+
+
+class Dev(BaseModel):
     """On which documents values are chosen, and which values.
 
     Attributes:
         size: how many documents; None for as many as the test set has.
         choose: arguments of methods, and "seeds".
-        metric: by which metric.
+        metric: by which metric; the study's if the file does not say.
     """
 
-    size: int | None
-    choose: tuple[str, ...]
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    size: Positive | None = None
+    choose: tuple[str, ...] = ()
     metric: str
+
+    @model_validator(mode="before")
+    @classmethod
+    def _expand(cls, given: Any) -> Any:
+        if not isinstance(given, Mapping):
+            raise ValueError("must be a mapping, such as {size: test, choose: [T, eta]}")
+        dev = {key: value for key, value in given.items() if value is not None and (key, value) != ("size", "test")}
+        if "choose" in dev:
+            dev["choose"] = tuple(map(str, expanded("dev: choose", dev["choose"], needed=False)))
+        return dev
+
+
+class Expected(TypedDict, total=False):
+    """Numbers of a paper: `values` by column, for the rows that agree with all that the other keys say."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid", strict=True)  # type: ignore[misc]
+    model: str
+    training: str
+    method: str
+    arguments: dict[str, Any] | None
+    num_fewshot: int
+    demonstrations: str
+    chosen: bool
+    values: Required[dict[str, Annotated[Any, BeforeValidator(_number)]]]
 
 
 @dataclass(frozen=True)
@@ -78,15 +159,14 @@ class Training:
     targets: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class Study:
-    """A study, every range and list of its file expanded.
+class Study(BaseModel):
+    """A study. Its keys are those of the file; `variants` and `trainings` are `methods` and `train` there.
 
     Attributes:
-        models: the arguments of each model.
+        models: the arguments of each model, as of `--model_args`.
         tasks: names of tasks or groups, or overrides of a task's configuration.
         num_fewshot: None for the task's own.
-        demonstrations: how they are drawn, given or chosen; None for the task's own way.
+        demonstrations: how they are drawn or chosen; None for the task's own way.
         trainings: empty if the models are evaluated as they are.
         metadata: of the tasks, as for `lm_eval`.
         columns: tasks and groups, in parts of which each has a name and an average of its own; one part without a name
@@ -94,38 +174,145 @@ class Study:
         expected: the paper's numbers.
     """
 
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
     models: tuple[Mapping[str, Any], ...]
-    variants: tuple[Variant, ...]
+    variants: tuple[Variant, ...] = Field(alias="methods")
     tasks: tuple[str | Mapping[str, Any], ...]
-    num_fewshot: tuple[int | None, ...] = (None,)
-    seeds: tuple[int, ...] = (1234,)
-    orders: int = 1
-    demonstrations: tuple[str | None, ...] = (None,)
+    num_fewshot: tuple[Whole | None, ...] = (None,)
+    seeds: tuple[Whole, ...] = (1234,)
+    orders: Positive = 1
+    demonstrations: tuple[Demonstrations | None, ...] = (None,)
     dev: Dev | None = None
     metric: str = "acc"
     title: str = ""
     paper: str = ""
     deviates: tuple[str, ...] = ()
-    trainings: tuple[Training, ...] = ()
-    metadata: Mapping[str, Any] = field(default_factory=dict)
-    columns: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    figures: tuple[str, ...] | None = None
-    expected: tuple[Mapping[str, Any], ...] = field(default=(), repr=False)
+    trainings: tuple[Training, ...] = Field((), alias="train")
+    metadata: Mapping[str, Any] = Field(default_factory=dict)
+    columns: Mapping[str, tuple[str, ...]] = Field(default_factory=dict)
+    figures: tuple[Literal["T", "shots", "seeds", "orders", "sensitivity", "dev"], ...] | None = None
+    expected: tuple[Expected, ...] = Field((), repr=False)
 
     def chooses(self, variant: Variant) -> bool:
         """Whether the variant is one of several among which `dev` chooses."""
         if self.dev is None or not self.dev.choose:
             return False
-        others = [other for other in self.variants if other.entry == variant.entry]
-        several = any(len({str(each.arguments.get(name)) for each in others}) > 1 for name in self.dev.choose)
+        alternatives = [other.arguments for other in self.variants if other.entry == variant.entry]
+        several = any(len({str(each.get(name)) for each in alternatives}) > 1 for name in self.dev.choose)
         return several or ("seeds" in self.dev.choose and len(self.seeds) > 1)
 
+    @field_validator("num_fewshot", "seeds", "deviates", "figures", "expected", mode="before")
+    @classmethod
+    def _expand(cls, given: Any, info: ValidationInfo) -> tuple[Any, ...]:
+        name = str(info.field_name)
+        return tuple(expanded(name, given, needed=name not in ("deviates", "expected")))
 
-KEYS = (
-    *("models", "methods", "tasks", "num_fewshot", "seeds", "orders", "demonstrations", "train", "dev", "metric"),
-    "metadata",
-    *("title", "paper", "deviates", "columns", "figures", "expected"),
-)
+    @field_validator("models", mode="before")
+    @classmethod
+    def _expand_models(cls, given: Any, info: ValidationInfo) -> tuple[dict[str, Any], ...]:
+        overrides = info.context or {}
+        models = [_model(model) for model in expanded("models", given, needed="model_args" not in overrides)]
+        if "model_args" in overrides:
+            more = _model(overrides["model_args"])
+            models = [more] if "pretrained" in more or not models else [{**model, **more} for model in models]
+        if any("pretrained" not in model for model in models):
+            raise InputError("models: each must say pretrained=..., as --model_args does.")
+        return tuple(models)
+
+    @field_validator("variants", mode="before")
+    @classmethod
+    def _expand_methods(cls, given: Any) -> tuple[Variant, ...]:
+        return tuple(_variants(expanded("methods", given)))
+
+    @field_validator("tasks", mode="before")
+    @classmethod
+    def _expand_tasks(cls, given: Any) -> tuple[str | Mapping[str, Any], ...]:
+        tasks = expanded("tasks", given)
+        for task in tasks:
+            if not isinstance(task["task"] if isinstance(task, Mapping) and "task" in task else task, str):
+                raise InputError(
+                    f"tasks: {task!r}: must be a name, or a mapping with `task` and what is changed of it."
+                )
+        return tuple(tasks)
+
+    @field_validator("demonstrations", mode="before")
+    @classmethod
+    def _expand_demonstrations(cls, given: Any) -> tuple[Demonstrations | None, ...]:
+        found: list[Demonstrations | None] = []
+        for entry in expanded("demonstrations", given):
+            name, arguments = next(iter(entry.items()), ("", None)) if isinstance(entry, Mapping) else ("", None)
+            if isinstance(arguments, Mapping) and len(entry) == 1:  # a list of values of an argument is a way each
+                lists = {key: expanded(f"demonstrations: {name}: {key}", each) for key, each in arguments.items()}
+                combinations = itertools.product(*lists.values())
+                found += [Demonstrations.read({name: dict(zip(lists, each, strict=True))}) for each in combinations]
+            else:  # `read` refuses what is no text and no method with its arguments
+                found.append(None if entry is None else Demonstrations.read(entry))
+        return tuple(found)
+
+    @field_validator("trainings", mode="before")
+    @classmethod
+    def _expand_trainings(cls, given: Any, info: ValidationInfo) -> tuple[Training, ...]:
+        overrides = info.context or {}
+        tasks = [each if isinstance(each, str) else each["task"] for each in info.data.get("tasks", ())]
+        return tuple(_trainings(given, overrides.get("train", {}), list(dict.fromkeys(tasks)), "tasks" in overrides))
+
+    @field_validator("metadata", mode="before")
+    @classmethod
+    def _check_metadata(cls, given: Any, info: ValidationInfo) -> Mapping[str, Any]:
+        if not isinstance(given, Mapping):
+            raise ValueError("must be a mapping, such as {metaicl: DIR}")
+        metadata = {**given, **(info.context or {}).get("metadata", {})}
+        if (drawn := metadata.get("demonstrations")) is not None and how.read(drawn) is not None:
+            raise InputError(
+                f"metadata: demonstrations={drawn}: a method by which the model chooses is a key of the study itself: "
+                f"give demonstrations: [{drawn}] in the file, or --demonstrations {drawn}."
+            )
+        return metadata
+
+    @field_validator("columns", mode="before")
+    @classmethod
+    def _expand_columns(cls, given: Any, info: ValidationInfo) -> dict[str, tuple[str, ...]]:
+        parts = given if isinstance(given, Mapping) else {"": given}
+        asked = (info.context or {}).get("tasks")  # of the file's columns, those that are among other tasks stay
+        columns = {}
+        for part, some in parts.items():
+            names = map(str, expanded(f"columns: {part}", some, needed=bool(part)))
+            columns[str(part)] = tuple(name for name in names if asked is None or name in asked)
+        return {part: names for part, names in columns.items() if names}
+
+    @model_validator(mode="after")
+    def _check(self) -> Study:
+        """Refuse what would be run twice, and what cannot be chosen."""
+        for name, values in (
+            ("models", [str(sorted(each.items())) for each in self.models]),
+            ("methods", [each.name for each in self.variants]),
+            ("tasks", [str(each) for each in self.tasks]),
+            ("num_fewshot", self.num_fewshot),
+            ("seeds", self.seeds),
+            ("demonstrations", self.demonstrations),
+        ):
+            twice = next((value for i, value in enumerate(values) if value in values[:i]), None)
+            if twice is not None:
+                raise InputError(f"{name}: {twice} is there twice: two cells would write one file.")
+        for name in self.dev.choose if self.dev else ():
+            if name != "seeds" and not any(name in each.arguments for each in self.variants):
+                raise InputError(f"dev: choose: no method of this study has the argument {name!r}.")
+            alike: dict[str, Variant] = {}
+            for variant in self.variants if self.trainings else ():
+                others = {key: value for key, value in variant.arguments.items() if key != name}
+                trained = trained_under(variant)
+                if alike.setdefault(f"{variant.entry} {others}", trained) != trained:
+                    raise InputError(
+                        f"dev: choose: {name!r}: `train` trains a model for each value: give each by itself."
+                    )
+        return self
+
+    @field_serializer("demonstrations")
+    def _texts(self, demonstrations: tuple[Demonstrations | None, ...]) -> list[str | None]:
+        return [None if each is None else each.text for each in demonstrations]
+
+
+_KEYS = [field.alias or name for name, field in Study.model_fields.items()]
 
 
 def named() -> dict[str, str]:
@@ -154,11 +341,10 @@ def read(source: str, overrides: Mapping[str, Any]) -> Study:
             text = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise InputError(f"{source}: cannot be read ({error}).") from error
-    elif source in (there := named()):
+    elif source in (known := named()):
         text = (resources.files(__package__) / _NAMED / f"{source}.yaml").read_text(encoding="utf-8")
     else:
-        near = difflib.get_close_matches(source, list(there), n=1)
-        what = f"did you mean {near[0]!r}?" if near else "`lm-eval-icl study --list` lists those there are."
+        what = _near(source, known) or "`lm-eval-icl study --list` lists those there are."
         raise InputError(f"{source}: neither a file nor a named study: {what}")
     try:
         given = yaml.safe_load(text)
@@ -166,87 +352,65 @@ def read(source: str, overrides: Mapping[str, Any]) -> Study:
         raise InputError(f"{source}: not YAML ({' '.join(str(error).split())}).") from error
     if not isinstance(given, dict):
         raise InputError(f"{source}: must be keys and values, such as `methods: [icl, invicl]`.")
+    replaced = {key: value for key, value in overrides.items() if key not in ("model_args", "train", "metadata")}
+    given = {str(key): value for key, value in {**given, **replaced}.items() if value is not None}
+    if isinstance(given.get("dev"), Mapping):
+        given["dev"] = {"metric": given.get("metric", "acc"), **given["dev"]}
+    # So that the validators of these keys run, which add what the overrides have.
+    needed: dict[str, dict[str, Any]] = {
+        "model_args": {"models": None},
+        "train": {"train": {}},
+        "metadata": {"metadata": {}},
+    }
+    for override in needed.keys() & overrides.keys():
+        given = needed[override] | given
     try:
-        return _study(given, overrides)
-    except InputError as error:
-        raise InputError(f"{source}: {error.message}") from error
+        study = Study.model_validate(given, context=overrides)
+    except ValidationError as error:
+        raise InputError(f"{source}: {_fault(error)}") from error
+    if "tasks" not in overrides:
+        return study
+    values = [
+        {name: value for name, value in entry["values"].items() if not name.startswith(AVERAGE)}
+        for entry in study.expected
+    ]
+    expected = tuple({**entry, "values": some} for entry, some in zip(study.expected, values, strict=True))
+    return study.model_copy(update={"expected": expected})
 
 
-def _study(given: Mapping[str, Any], overrides: Mapping[str, Any]) -> Study:
-    for key in given:
-        if key not in KEYS:
-            near = difflib.get_close_matches(str(key), KEYS, n=1)
-            what = f"did you mean {near[0]!r}?" if near else f"the keys are {', '.join(KEYS)}."
-            raise InputError(f"unknown key {key!r}: {what}")
-    added = ("model_args", "train", "metadata")
-    given = {**given, **{key: value for key, value in overrides.items() if key not in added}}
-    models = [_model(each) for each in expanded("models", given.get("models"), needed="model_args" not in overrides)]
-    if "model_args" in overrides:
-        more = _model(overrides["model_args"])
-        models = [more] if "pretrained" in more or not models else [{**each, **more} for each in models]
-    if any("pretrained" not in each for each in models):
-        raise InputError("models: each must say pretrained=..., as --model_args does.")
-    seeds = expanded("seeds", given.get("seeds", 1234))
-    shots = expanded("num_fewshot", given.get("num_fewshot", [None]))
-    for name, values in (("seeds", seeds), ("num_fewshot", shots)):
-        for value in values:
-            if not ((is_whole(value) and value >= 0) or (name == "num_fewshot" and value is None)):
-                raise InputError(f"{name}: {value!r}: must be a whole number, 0 or more.")
-    orders = given.get("orders", 1)
-    if not is_whole(orders) or orders < 1:
-        raise InputError(f"orders: {orders!r}: must be a whole number, 1 or more.")
-    metric = str(given.get("metric", "acc"))
-    metadata = given.get("metadata") or {}
-    if not isinstance(metadata, Mapping):
-        raise InputError(f"metadata: {metadata!r}: must be a mapping, such as {{metaicl: DIR}}.")
-    metadata = {**metadata, **overrides.get("metadata", {})}
-    if (drawn := metadata.get("demonstrations")) is not None and how.read(drawn) is not None:
-        raise InputError(
-            f"metadata: demonstrations={drawn}: a method by which the model chooses is a key of the study itself: give "
-            f"demonstrations: [{drawn}] in the file, or --demonstrations {drawn}."
-        )
-    tasks = [_task(each) for each in expanded("tasks", given.get("tasks"))]
-    columns = _columns(given.get("columns"))
-    if "tasks" in overrides:
-        some = {part: tuple(each for each in of if each in overrides["tasks"]) for part, of in columns.items()}
-        columns = {part: of for part, of in some.items() if of}
-    study = Study(
-        models=tuple(models),
-        variants=tuple(_variants(expanded("methods", given.get("methods")))),
-        tasks=tuple(tasks),
-        num_fewshot=tuple(None if each is None else int(each) for each in shots),
-        seeds=tuple(map(int, seeds)),  # 1.0 is 1
-        orders=int(orders),
-        demonstrations=tuple(_demonstrations(given.get("demonstrations", [None]))),
-        dev=_dev(given.get("dev"), metric),
-        metric=metric,
-        title=str(given.get("title", "")),
-        paper=str(given.get("paper", "")),
-        deviates=tuple(map(str, expanded("deviates", given.get("deviates"), needed=False))),
-        trainings=tuple(_trainings(given.get("train"), overrides.get("train"), tasks, "tasks" in overrides)),
-        metadata=metadata,
-        columns=columns,
-        figures=None if given.get("figures") is None else tuple(expanded("figures", given["figures"])),
-        expected=tuple(expanded("expected", given.get("expected"), needed=False)),
-    )
-    _check(study)
-    return study if "tasks" not in overrides else replace(study, expected=tuple(map(_no_average, study.expected)))
+def _fault(error: ValidationError) -> str:
+    """One fault of a file in a sentence: an unknown key first, since another may be missing for it, which is last."""
+    ranks = {"extra_forbidden": 0, "missing": 2}
+    fault = min(error.errors(include_url=False), key=lambda each: ranks.get(each["type"], 1))
+    *above, key = [str(each) for each in fault["loc"] if isinstance(each, str)] or [""]
+    where = ": ".join([*above, key])
+    if fault["type"] == "extra_forbidden":
+        known = {"dev": list(Dev.model_fields), "expected": list(Expected.__annotations__)}.get("".join(above), _KEYS)
+        what = _near(key, known) or f"the keys are {', '.join(known)}."
+        return f"{''.join(f'{each}: ' for each in above)}unknown key {key!r}: {what}"
+    if fault["type"] == "missing":
+        return f"{where}: names none: give one or several."
+    cause = fault.get("ctx", {}).get("error")
+    if isinstance(cause, InputError):
+        return cause.message
+    what = str(cause) if cause else fault["msg"].replace("Input should", "must")
+    return f"{where}: {fault['input']!r}: {what}."
 
 
-def _no_average(entry: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The paper's numbers without averages, which are those of the file's columns."""
-    return {**entry, "values": {name: v for name, v in entry["values"].items() if not name.startswith(AVERAGE)}}
+def _near(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
+    """A question whether another name was meant; empty if none is like it."""
+    near = difflib.get_close_matches(name, list(known), n=1, cutoff=cutoff)
+    return f"did you mean {near[0]!r}?" if near else ""
 
 
 def expanded(key: str, given: Any, needed: bool = True) -> list[Any]:
-    """The values of a key: a list, a single one, or ranges such as 0..9, both ends included."""
-    if given is None and not needed:
-        return []
-    values = given if isinstance(given, list) else [given]
-    if not values and not needed:
-        return []
+    """The values of a key: a list, a single one, or ranges such as 0..9, both ends included.
+
+    Raises:
+        InputError: there is none and one is needed, or a range is empty or has other dots.
+    """
     found: list[Any] = []
-    for value in values:
+    for value in given if isinstance(given, list) else [] if given is None else [given]:
         if isinstance(value, str) and (ends := re.fullmatch(r"\s*(-?\d+)\s*\.\.\s*(-?\d+)\s*", value)):
             first, last = int(ends[1]), int(ends[2])
             if last < first:
@@ -256,7 +420,7 @@ def expanded(key: str, given: Any, needed: bool = True) -> list[Any]:
             raise InputError(f"{key}: {value!r}: a range has two dots between its ends: 0..2 is 0, 1 and 2.")
         else:
             found.append(value)
-    if not found or (given is None and needed):
+    if needed and not found:
         raise InputError(f"{key}: names none: give one or several.")
     return found
 
@@ -269,78 +433,40 @@ def _model(given: Any) -> dict[str, Any]:
     return dict(simple_parse_args_string(given))
 
 
-def _task(given: Any) -> str | Mapping[str, Any]:
-    if isinstance(given, Mapping) and isinstance(given.get("task"), str):
-        return dict(given)
-    if not isinstance(given, str):
-        raise InputError(f"tasks: {given!r}: must be a name, or a mapping with `task` and what is changed of it.")
-    return given
-
-
-def _demonstrations(given: Any) -> Iterator[str | None]:
-    """The ways in which demonstrations are chosen, each as a text."""
-    for entry in expanded("demonstrations", given):
-        if not isinstance(entry, Mapping):
-            found = how.read(entry) if isinstance(entry, str) else None
-            yield None if entry is None else str(found or entry)
-            continue
-        name, arguments = next(iter(entry.items()), ("", None))
-        if len(entry) != 1 or not isinstance(arguments, Mapping):
-            yield str(how.read(entry))  # which refuses what is no method with its arguments
-            continue
-        lists = {key: expanded(f"demonstrations: {name}: {key}", each) for key, each in arguments.items()}
-        for values in itertools.product(*lists.values()):
-            yield str(how.read({name: dict(zip(lists, values, strict=True))}))
-
-
-def _columns(given: Any) -> dict[str, tuple[str, ...]]:
-    """The columns of each part of the table."""
-    if isinstance(given, Mapping):
-        return {str(name): tuple(map(str, expanded(f"columns: {name}", some))) for name, some in given.items()}
-    some = expanded("columns", given, needed=False)
-    return {"": tuple(map(str, some))} if some else {}
-
-
-def _trainings(
-    given: Any, more: Mapping[str, Any] | None, tasks: Sequence[str | Mapping[str, Any]], others: bool
-) -> Iterator[Training]:
+def _trainings(given: Any, more: Mapping[str, Any], tasks: list[str], others: bool) -> Iterator[Training]:
     """The trainings of a study: one, or several, each with a name.
 
     Args:
         more: options of all trainings, which replace those of the file.
+        tasks: the names in the study's `tasks`.
         others: whether the tasks are others than the file's, so that trainings without targets among them are left out.
     """
-    if given is None and not more:
-        return
-    if not isinstance(given, Mapping | None):
+    if not isinstance(given, Mapping):
         raise InputError(f"train: {given!r}: must be options of `lm-eval-icl train`, such as {{steps: 100}}.")
-    names = list(dict.fromkeys(each if isinstance(each, str) else str(each["task"]) for each in tasks))
-    common: dict[str, Any] = {}
-    several: dict[str, Mapping[str, Any]] = {}
-    for key, value in (given or {}).items():
-        (several if isinstance(value, Mapping) else common)[str(key)] = value
-    found = []
+    common = {str(key): value for key, value in given.items() if not isinstance(value, Mapping)}
+    several = {str(key): value for key, value in given.items() if isinstance(value, Mapping)}
+    targets_of_all: set[str] = set()
     for name, own in (several or {"": {}}).items():
         where = f"train: {name}" if name else "train"
-        options = {**common, **own, **(more or {})}
-        targets = [str(each) for each in expanded(f"{where}: targets", options.pop("targets", names))]
+        options = {**common, **own, **more}
+        targets = [str(each) for each in expanded(f"{where}: targets", options.pop("targets", tasks))]
         for option in options:
             if option in _GIVEN:
                 raise InputError(f"{where}: {option}: the study gives this itself: leave it out.")
         for target in targets:
-            if target not in names and not others:
-                raise InputError(f"{where}: targets: {target!r} is none of the study's tasks: {', '.join(names)}.")
+            if target not in tasks and not others:
+                raise InputError(f"{where}: targets: {target!r} is none of the study's tasks: {', '.join(tasks)}.")
         try:
             options = with_numbers({key: value for key, value in options.items() if value is not None})
         except InputError as error:
             raise InputError(f"{where}: {error.message}") from error
         what = next((str(options[key]) for key in ("metaicl", "tasks", "episodes") if key in options), "trained")
-        if there := tuple(target for target in targets if target in names):
-            found.append(Training(name or what, options, there))
-    for name in names:
-        if not any(name in each.targets for each in found):
-            raise InputError(f"train: no training has {name!r} among its targets, so that nothing would run it.")
-    yield from found
+        if asked := tuple(target for target in targets if target in tasks):
+            targets_of_all.update(asked)
+            yield Training(name or what, options, asked)
+    for task in tasks:
+        if task not in targets_of_all:
+            raise InputError(f"train: no training has {task!r} among its targets, so that nothing would run it.")
 
 
 def trained_under(variant: Variant) -> Variant:
@@ -352,15 +478,14 @@ def trained_under(variant: Variant) -> Variant:
     if variant.method == HF:
         return Variant("icl", {}, 0)
     method = methods.make(variant.method, dict(variant.arguments))
-    name = variant.method
-    if not method.one_pass:
-        name = "icl"
+    name = variant.method if method.one_pass else "icl"
     trained = methods.make(name)
     own = {field.name: getattr(method, field.name) for field in fields(trained)}
     return Variant(name, {key: value for key, value in own.items() if value != getattr(trained, key)}, 0)
 
 
-def _variants(entries: Sequence[Any]) -> Iterator[Variant]:
+def _variants(entries: Iterable[Any]) -> Iterator[Variant]:
+    """Each method of a study with each combination of its arguments' values."""
     for number, entry in enumerate(entries):
         if isinstance(entry, str):
             entry = {entry: {}}
@@ -382,63 +507,10 @@ def _check_variant(variant: Variant) -> None:
             raise InputError("methods: hf has no arguments of its own: give them in `models`.")
         return
     try:
-        known = methods.arguments_of(methods.find(variant.method))
-        for name in sorted(variant.arguments.keys() - known):
-            near = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.4)
-            what = f"did you mean {near[0]!r}?" if near else f"its arguments are {', '.join(sorted(known))}."
+        known = sorted(methods.arguments_of(methods.find(variant.method)))
+        for name in sorted(variant.arguments.keys() - set(known)):
+            what = _near(name, known, cutoff=0.4) or f"its arguments are {', '.join(known)}."
             raise InputError(f"{variant.method} has no argument {name!r}: {what}")
         methods.make(variant.method, dict(variant.arguments))
     except InputError as error:
         raise InputError(f"methods: {error.message}") from error
-
-
-def _dev(given: Any, metric: str) -> Dev | None:
-    if given is None:
-        return None
-    if not isinstance(given, Mapping):
-        raise InputError(f"dev: {given!r}: must be a mapping, such as {{size: test, choose: [T, eta]}}.")
-    for key in given:
-        if key not in _DEV:
-            near = difflib.get_close_matches(str(key), _DEV, n=1)
-            what = f"did you mean {near[0]!r}?" if near else f"the keys are {', '.join(_DEV)}."
-            raise InputError(f"dev: unknown key {key!r}: {what}")
-    size = given.get("size", "test")
-    if size != "test" and not (is_whole(size) and size >= 1):
-        raise InputError(f"dev: size: {size!r}: must be test, or a whole number, 1 or more.")
-    choose = expanded("dev: choose", given.get("choose"), needed=False)
-    return Dev(None if size == "test" else int(size), tuple(map(str, choose)), str(given.get("metric") or metric))
-
-
-def _check(study: Study) -> None:
-    """Refuse what would be run twice, and what cannot be chosen or drawn."""
-    for name, values in (
-        ("models", [str(sorted(each.items())) for each in study.models]),
-        ("methods", [each.name for each in study.variants]),
-        ("tasks", [str(each) for each in study.tasks]),
-        ("num_fewshot", study.num_fewshot),
-        ("seeds", study.seeds),
-        ("demonstrations", study.demonstrations),
-    ):
-        twice = next((value for i, value in enumerate(values) if value in values[:i]), None)
-        if twice is not None:
-            raise InputError(f"{name}: {twice} is there twice: two cells would write one file.")
-    for name in study.dev.choose if study.dev else ():
-        if name != "seeds" and not any(name in each.arguments for each in study.variants):
-            raise InputError(f"dev: choose: no method of this study has the argument {name!r}.")
-        alike: dict[str, Variant] = {}
-        for variant in study.variants if study.trainings else ():
-            others = {key: value for key, value in variant.arguments.items() if key != name}
-            trained = trained_under(variant)
-            if alike.setdefault(f"{variant.entry} {others}", trained) != trained:
-                raise InputError(f"dev: choose: {name!r}: `train` trains a model for each value: give each by itself.")
-    for entry in study.expected:
-        if not isinstance(entry, Mapping) or not isinstance(entry.get("values"), Mapping):
-            raise InputError(f"expected: {entry!r}: must be a mapping with `values`, numbers by column.")
-        if not isinstance(entry.get("arguments"), Mapping | None):
-            raise InputError(f"expected: arguments: {entry['arguments']!r}: must be arguments and values.")
-        for column, value in entry["values"].items():
-            if not is_number(value):
-                raise InputError(f"expected: {column}: {value!r}: must be a number.")
-    for name in study.figures or ():
-        if name not in FIGURES:
-            raise InputError(f"figures: {name!r}: must be {', '.join(FIGURES)}.")

@@ -9,18 +9,17 @@ from typing import Any
 
 from transformers import AutoTokenizer
 
-from lm_eval_icl.demonstrations.how import read
 from lm_eval_icl.encoded import EncodedPrompt
-from lm_eval_icl.errors import refusing
+from lm_eval_icl.errors import InputError, refusing
 from lm_eval_icl.harness.models import model_class
 from lm_eval_icl.metaicl.reading import Reader, reader
 from lm_eval_icl.metaicl.strings import PER_SEQUENCE
 from lm_eval_icl.prompt import FewShotPrompt
 from lm_eval_icl.studies import tasks as study_tasks
-from lm_eval_icl.studies.conduct import Conductor
-from lm_eval_icl.studies.folder import Cell, Model
-from lm_eval_icl.studies.grid import HF
-from lm_eval_icl.studies.run import by_work, passes_of
+from lm_eval_icl.studies.cells import Cell, Grid, Model
+from lm_eval_icl.studies.grid import HF, Demonstrations
+from lm_eval_icl.studies.order import batches, passes_of
+from lm_eval_icl.studies.tasks import Leaf
 from lm_eval_icl.tokens import Context, PromptTokenizer
 
 _PACK = 1024  # tokens of queries that share a pass (`CommonArguments.pack_tokens`)
@@ -60,46 +59,53 @@ class Prompts:
 class Plan:
     """The plan of a study.
 
-    Raises:
-        InputError: a tokenizer or a prompt cannot be had.
+    Args:
+        grid: which cells there are.
+        leaves: the study's tasks, loaded.
+
+    Attributes:
+        lacking: of models whose work cannot be estimated, why, by name: their tokenizer cannot be had, for example.
     """
 
-    def __init__(self, conductor: Conductor) -> None:
-        self.conductor = conductor
+    def __init__(self, grid: Grid, leaves: Mapping[str, Leaf]) -> None:
+        self.grid, self.leaves = grid, leaves
+        self.lacking: dict[str, str] = {}
         self._prompts: dict[tuple[Any, ...], Prompts] = {}
         self._tokenizers: dict[str, PromptTokenizer] = {}
 
     def cells(self, model: Model) -> list[Cell]:
-        """All cells of a model. Where the dev set will choose, the first of the values stand for the chosen ones."""
-        study = self.conductor.study
-        found = self.conductor.dev_cells(model)
+        """All cells of a model. Where the dev set will choose, the values that take most stand for the chosen ones."""
+        study = self.grid.study
+        cells = self.grid.dev_cells(model)
         taken = set()
-        for variant in self.conductor.variants(model):
+        for variant in self.grid.variants(model):
+            seeds: tuple[int, ...] = ()
             if study.chooses(variant):
                 if variant.entry in taken:
                     continue
                 taken.add(variant.entry)
                 variant = max((v for v in study.variants if v.entry == variant.entry), key=lambda v: passes_of(v)[1])
-            one = study.seeds[0] if study.dev and study.chooses(variant) and "seeds" in study.dev.choose else None
-            found += self.conductor.cells("test", model, variant, one)
-        return found
+                seeds = study.seeds[:1] if study.dev and "seeds" in study.dev.choose else ()
+            cells += self.grid.cells("test", model, variant, seeds)
+        return cells
 
-    def shared(self, model: Model) -> Work:
-        """What a study runs for a model, `hf` not counted."""
-        total = Work()
-        for cells in by_work(self.cells(model)).values():
-            if cells[0].variant.method == HF:
-                continue
-            largest = max(cells, key=lambda cell: passes_of(cell.variant)[1])
-            method = model_class(largest.variant.method).method_class.from_arguments(largest.variant.arguments)
-            orders = 1 if method.invariant else len({cell.order for cell in cells})
-            numbers = len({passes_of(cell.variant)[1] for cell in cells})
-            total += self._encoding(largest).times(orders) + self._queries(largest).times(orders * numbers)
-        return total
-
-    def alone(self, cell: Cell) -> Work:
-        """What one cell takes if it is run by itself."""
-        return self._encoding(cell) + self._queries(cell)
+    def work(self, model: Model) -> tuple[Work, Work] | None:
+        """What a study runs for a model, and what its cells take if each is run by itself; `hf` is not counted. None if
+        it cannot be estimated, which `lacking` explains."""
+        cells = [cell for cell in self.cells(model) if cell.variant.method != HF]
+        try:
+            alone = sum((self._encoding(cell) + self._queries(cell) for cell in cells), Work())
+            shared = Work()
+            for batch in batches(cells):
+                largest = max(batch.cells, key=lambda cell: passes_of(cell.variant)[1])
+                method = model_class(largest.variant.method).method_class.from_arguments(largest.variant.arguments)
+                orders = 1 if method.invariant else len({cell.order for cell in batch.cells})
+                numbers = len({passes_of(cell.variant)[1] for cell in batch.cells})
+                shared += self._encoding(largest).times(orders) + self._queries(largest).times(orders * numbers)
+        except InputError as error:
+            self.lacking[model.name] = error.message
+            return None
+        return shared, alone
 
     def _encoding(self, cell: Cell) -> Work:
         prompts = self._of(cell)
@@ -118,12 +124,14 @@ class Plan:
         """The prompts of a cell. Those of other seeds and orders, and of the dev set, count as many."""
         key = (cell.model.name, cell.task, cell.num_fewshot, cell.demonstrations)
         if key not in self._prompts:
-            leaf = self.conductor.leaves[cell.task]
             # What a model chooses is not known before it is loaded: rows that are drawn stand for it.
             how = cell.demonstrations
-            drawn = "random" if how is not None and read(how) is not None else how
-            given = (cell.num_fewshot, drawn, cell.seed, 0, None, cell.limit)
-            prepared = study_tasks.prepare(leaf, *given, bind=lambda task: task.read_by(self._reader(cell.model)))
+            drawn = Demonstrations("random") if how is not None and how.method is not None else how
+            prepared = study_tasks.prepare(
+                self.leaves[cell.task],
+                *(cell.num_fewshot, drawn, cell.seed, 0, None, cell.limit),
+                bind=lambda task: task.read_by(self._reader(cell.model)),
+            )
             self._prompts[key] = self._count(cell, prepared)
         return self._prompts[key]
 
@@ -162,20 +170,12 @@ class Plan:
 
     def record(self) -> list[dict[str, Any]]:
         """For each model: its cells, and the passes and tokens of the study and of the same cells run one by one, `hf`
-        and training not counted."""
+        and training not counted. A model that `lacking` names has no passes and tokens."""
         found = []
-        for model in self.conductor.models:
-            cells = self.cells(model)
-            ours = [cell for cell in cells if cell.variant.method != HF]
-            alone, shared = sum(map(self.alone, ours), Work()), self.shared(model)
-            found.append(
-                {
-                    "model": model.checkpoint or model.name,
-                    "cells": len(cells),
-                    "passes": shared.passes,
-                    "tokens": shared.tokens,
-                    "passes_one_by_one": alone.passes,
-                    "tokens_one_by_one": alone.tokens,
-                }
-            )
+        for model in self.grid.models:
+            entry: dict[str, Any] = {"model": model.checkpoint or model.name, "cells": len(self.cells(model))}
+            if work := self.work(model):
+                for name, each in zip(("", "_one_by_one"), work, strict=True):
+                    entry |= {f"passes{name}": each.passes, f"tokens{name}": each.tokens}
+            found.append(entry)
         return found

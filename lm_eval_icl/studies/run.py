@@ -13,7 +13,6 @@ import functools
 import json
 import os
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
@@ -42,8 +41,10 @@ from lm_eval_icl.inference.packing import Queries
 from lm_eval_icl.inference.schedule import Ids, grouped
 from lm_eval_icl.inference.scoring import Score
 from lm_eval_icl.methods.runner import MethodRunner
-from lm_eval_icl.studies.folder import Cell, Folder, digest
+from lm_eval_icl.studies.cells import Cell, digest
+from lm_eval_icl.studies.folder import FORM, Folder
 from lm_eval_icl.studies.grid import HF, Variant
+from lm_eval_icl.studies.order import passes_of
 from lm_eval_icl.studies.tasks import Prepared
 from lm_eval_icl.tokens import Context
 
@@ -187,22 +188,6 @@ class Models:
     def forget_requests(self) -> None:
         for tokenize in self._tokenizers.values():
             tokenize.forget()
-
-
-def passes_of(variant: Variant) -> tuple[str, int]:
-    """The argument that says how many memories a method makes, and its value; ("", 1) if a method makes one."""
-    if variant.method == HF:
-        return "", 1
-    cls = model_class(variant.method).method_class
-    if not cls.counts_memories:
-        return "", 1
-    return cls.counts_memories, getattr(cls.from_arguments(variant.arguments), cls.counts_memories)
-
-
-def without_passes(variant: Variant) -> tuple[str, str]:
-    """What the variants have in common that are scored together."""
-    name, _ = passes_of(variant)
-    return variant.method, str(sorted((key, value) for key, value in variant.arguments.items() if key != name))
 
 
 @functools.cache
@@ -424,12 +409,13 @@ def save(
     of_model = {name: value for name, value in models.arguments.items() if name not in ours}
     arguments = {**of_model, **cell.variant.arguments}
     study = {
+        "form": FORM,
         "model": cell.model.name,
         **({"training": cell.model.training.name, "checkpoint": cell.model.checkpoint} if cell.model.training else {}),
         "arguments": dict(cell.variant.arguments),
         "task": cell.task,
         "num_fewshot": cell.num_fewshot,
-        "demonstrations": cell.demonstrations,
+        "demonstrations": cell.demonstrations and cell.demonstrations.text,
         "indices": prepared.demonstrations,
         **({"choice": prepared.choice} if prepared.choice else {}),
         "contents": prepared.contents,
@@ -469,22 +455,3 @@ def environment_once() -> Iterator[None]:
         yield
     finally:
         module.add_env_info, module.get_git_commit_hash = add, commit
-
-
-Key = tuple[Any, ...]
-
-
-def work_of(cell: Cell) -> tuple[Key, Key]:
-    """What cells of one model have in common that are run together: of their requests, and of their method."""
-    of_task = (cell.task, cell.changes, cell.num_fewshot, cell.demonstrations, cell.seed)
-    of_method = cell.variant.name if cell.alone else ""
-    return (*of_task, cell.split, cell.rows, cell.limit, of_method), without_passes(cell.variant)
-
-
-def by_work(cells: Iterable[Cell]) -> dict[tuple[Key, Key], list[Cell]]:
-    """Cells of one model that are run together, by `work_of`; those with the same requests one after another."""
-    found: dict[Key, dict[Key, list[Cell]]] = defaultdict(lambda: defaultdict(list))
-    for cell in cells:
-        requests, method = work_of(cell)
-        found[requests][method].append(cell)
-    return {(requests, method): some for requests, of in found.items() for method, some in of.items()}

@@ -27,7 +27,8 @@ from lm_eval_icl.harness.task_errors import unknown_task
 from lm_eval_icl.harness.tasks import FixedSampler, ICLTask, These, among, template_of
 from lm_eval_icl.harness.training import task_manager
 from lm_eval_icl.metaicl.files import checked_seed
-from lm_eval_icl.studies.folder import digest
+from lm_eval_icl.studies.cells import digest
+from lm_eval_icl.studies.grid import Demonstrations
 
 Doc = dict[str, Any]
 # The dev set is the same for all seeds of the demonstrations.
@@ -59,6 +60,11 @@ class Leaf:
         of = [groups for name, groups in self.inside.items() if asked is None or name in asked]
         return tuple(dict.fromkeys(group for groups in of for group in groups))
 
+    def shots(self, num_fewshot: int | None) -> int:
+        """How many demonstrations it has, as lm-eval decides it: a task with 0 in its configuration keeps 0."""
+        own = self.task.config.num_fewshot
+        return int(own or 0) if num_fewshot is None or own == 0 else num_fewshot
+
 
 @dataclass
 class Prepared:
@@ -83,9 +89,15 @@ class Prepared:
 
 
 def load(
-    specs: Sequence[str | Mapping[str, Any]], include_path: str | None, metadata: Mapping[str, Any] | None = None
+    specs: Sequence[str | Mapping[str, Any]],
+    include_path: str | None,
+    metadata: Mapping[str, Any] | None = None,
+    lacking: dict[str, str] | None = None,
 ) -> list[Leaf]:
     """The leaf tasks of these names, groups and changed configurations.
+
+    Args:
+        lacking: notes here what cannot be loaded, by name, with the reason, and goes on without it.
 
     Raises:
         InputError: there is no such task, or its data cannot be loaded.
@@ -95,11 +107,18 @@ def load(
     for spec in specs:
         asked, changes = (spec, {}) if isinstance(spec, str) else (spec["task"], {**spec})
         changes.pop("task", None)
-        if asked not in manager.all_tasks and not Path(asked).is_file():
-            raise InputError(f"tasks: {unknown_task(asked, manager.all_tasks, include_path)}")
-        with refusing(f"tasks: {asked}: cannot be loaded"), patches.of_our_commands():
+        try:
+            if asked not in manager.all_tasks and not Path(asked).is_file():
+                raise InputError(f"tasks: {unknown_task(asked, manager.all_tasks, include_path)}")
             # As part of a group, a task's configuration is merged with the changes.
-            loaded = manager.load([{"group": "study", "task": [{"task": asked, **changes}]}] if changes else [asked])
+            wanted = [{"group": "study", "task": [{"task": asked, **changes}]}] if changes else [asked]
+            with refusing(f"tasks: {asked}: cannot be loaded"), patches.of_our_commands():
+                loaded = manager.load(wanted)
+        except InputError as error:
+            if lacking is None:
+                raise
+            lacking[asked] = error.message
+            continue
         groups = {name: {task.task_name for task in group.get_all_tasks()} for name, group in loaded["groups"].items()}
         means = {name: group.aggregate_metric_list or () for name, group in loaded["groups"].items()}
         weighted = {name for name, some in means.items() if not some or any(each.weight_by_size for each in some)}
@@ -145,16 +164,10 @@ def digest_of(said: Any) -> str:
     return digest(re.sub(r" at 0x[0-9a-f]+", "", json.dumps(said, sort_keys=True, default=str)))
 
 
-def shots_of(leaf: Leaf, num_fewshot: int | None) -> int:
-    """How many demonstrations a task has, as lm-eval decides it: a task with 0 in its configuration keeps 0."""
-    own = leaf.task.config.num_fewshot
-    return int(own or 0) if num_fewshot is None or own == 0 else num_fewshot
-
-
 def prepare(
     leaf: Leaf,
     shots: int,
-    how: str | None,
+    how: Demonstrations | None,
     seed: int,
     order: int,
     dev: Sequence[int] | None,
@@ -219,7 +232,7 @@ def _quiet() -> Iterator[None]:
 def draw(
     leaf: Leaf,
     shots: int,
-    how: str | None,
+    how: Demonstrations | None,
     seed: int,
     order: int = 0,
     choice: Mapping[str, Any] | None = None,
@@ -252,8 +265,8 @@ def draw(
         return None
     sampler = leaf.task.sampler
     if how is not None:
-        sampler = FixedSampler(sampler.df, how, leaf.task)
-        if sampler.method is not None:
+        sampler = FixedSampler(sampler.df, how.text, leaf.task)
+        if how.method is not None:
             permuted(list(range(shots)), order, seed, leaf.name)  # refuses more orders than there are
             return None
     return permuted(sampler.set_rnd(seed).rows(shots, of), order, seed, leaf.name)

@@ -1,0 +1,229 @@
+"""The cells of a study, as plain data: which there are, given what has been chosen on the dev set."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from lm_eval_icl.harness.training import ARGUMENTS
+from lm_eval_icl.studies.choose import Choice
+from lm_eval_icl.studies.grid import Demonstrations, Study, Training, Variant, trained_under
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model of a study: one that is there, or one that the study trains from that.
+
+    Attributes:
+        arguments: as of `--model_args`, of the model that is there.
+        training: how it is trained; None if it is not.
+        under: the method that it is trained under.
+    """
+
+    arguments: Mapping[str, Any]
+    training: Training | None = None
+    under: Variant | None = None
+
+    @property
+    def name(self) -> str:
+        """The name of the model that is there."""
+        return str(self.arguments["pretrained"])
+
+    @property
+    def folder(self) -> str:
+        """The folder of its cells: its name, the training's, and a digest of all arguments and the checkpoint."""
+        arguments = json.dumps(self.arguments, sort_keys=True, default=str)
+        if self.training is None:
+            return f"{_short(self.name)}-{digest(arguments)}"
+        return f"{_short(self.name)},{plain(self.training.name, 60)}-{digest(arguments + self.checkpoint)}"
+
+    @property
+    def training_arguments(self) -> dict[str, Any]:
+        """As of `--model_args` of `lm-eval-icl train`: the arguments that training knows, and those of the method."""
+        of_model = {key: value for key, value in self.arguments.items() if key in ARGUMENTS}
+        return {**of_model, **(self.under.arguments if self.under else {})}
+
+    @property
+    def checkpoint(self) -> str:
+        """The name of the checkpoint that is trained, with a digest of all that its weights depend on."""
+        if self.training is None or self.under is None:
+            return ""
+        options = {key: value for key, value in self.training.options.items() if key not in ("save_steps", "data")}
+        parts = [self.training_arguments, self.under.method, options]
+        names = _short(self.name), plain(self.training.name, 60), plain(self.under.name, 60)
+        return f"{','.join(names)}-{digest(json.dumps(parts, sort_keys=True, default=str))}"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One evaluation of a study.
+
+    Attributes:
+        task: the name of the leaf task.
+        split: "test" or "dev".
+        changes: as of `Leaf`.
+        rows: a digest of the dev set's rows, which depend on all demonstrations of a study; on the test set only of a
+            cell whose demonstrations a model chooses outside the dev set, and empty otherwise.
+        chosen: the arguments (or "seeds") of a cell on the test set whose values were chosen on the dev set.
+        alone: its task makes the requests for one method, so that it shares none with cells of others.
+    """
+
+    model: Model
+    variant: Variant
+    task: str
+    num_fewshot: int
+    demonstrations: Demonstrations | None
+    seed: int
+    order: int
+    split: str
+    limit: float | None
+    changes: str = ""
+    rows: str = ""
+    chosen: tuple[str, ...] = ()
+    alone: bool = False
+
+    @property
+    def path(self) -> str:
+        """The cell's folder, below that of all cells."""
+        axes = {
+            "num_fewshot": self.num_fewshot,
+            **({} if self.demonstrations is None else {"demonstrations": self.demonstrations}),
+            "seed": self.seed,
+            "order": self.order,
+            **({"changes": self.changes} if self.changes else {}),
+            **({} if self.limit is None else {"limit": self.limit}),
+            **({} if self.split == "test" and not self.rows else {"split": f"{self.split}-{self.rows}"}),
+        }
+        task = ",".join([self.task, *(f"{name}={value}" for name, value in axes.items())])
+        return "/".join([self.model.folder, plain(self.variant.name), plain(task)])
+
+    @property
+    def id(self) -> str:
+        """A digest of the path, for the names of files."""
+        return digest(self.path)
+
+
+@dataclass(frozen=True)
+class GridTask:
+    """What the cells of a study depend on of one of its tasks.
+
+    Attributes:
+        shots: numbers of demonstrations.
+        asked: the names in the study's `tasks` that it comes from.
+        changes, alone: as of `Cell`.
+        dev: a digest of its rows on the dev set; empty without one.
+    """
+
+    name: str
+    shots: tuple[int, ...]
+    asked: tuple[str, ...]
+    changes: str = ""
+    alone: bool = False
+    dev: str = ""
+
+
+@dataclass(frozen=True)
+class Grid:
+    """All cells that a study may have.
+
+    Attributes:
+        limit: as of `lm_eval`.
+    """
+
+    study: Study
+    tasks: Mapping[str, GridTask]
+    limit: float | None = None
+
+    @cached_property
+    def models(self) -> list[Model]:
+        """The study's models, or one for each training and each method that is trained under."""
+        study, found = self.study, list[Model]()
+        for arguments in study.models:
+            trained = itertools.product(study.trainings, map(trained_under, study.variants))
+            for model in [Model(arguments, *each) for each in trained] if study.trainings else [Model(arguments)]:
+                if model not in found:
+                    found.append(model)
+        return found
+
+    def variants(self, model: Model) -> list[Variant]:
+        """The variants that run on a model."""
+        return [each for each in self.study.variants if model.training is None or trained_under(each) == model.under]
+
+    def tasks_of(self, model: Model) -> list[GridTask]:
+        """The tasks that a model is evaluated on: if the study trains it, the targets of its training."""
+        targets = set(model.training.targets) if model.training else None
+        return [task for task in self.tasks.values() if targets is None or not targets.isdisjoint(task.asked)]
+
+    def cells(self, split: str, model: Model, variant: Variant, seeds: Sequence[int] = ()) -> Iterator[Cell]:
+        """The cells of a model and a method, over tasks, numbers of demonstrations, seeds and orders.
+
+        Args:
+            seeds: in place of the study's.
+        """
+        study = self.study
+        for task in self.tasks_of(model):
+            axes = task.shots, study.demonstrations, seeds or study.seeds, range(study.orders)
+            for shots, how, seed, order in itertools.product(*axes):
+                chosen_by_model = how is not None and how.method is not None
+                rows = task.dev if split == "dev" or chosen_by_model else ""
+                of_task = shots, how, seed, order, split, self.limit, task.changes, rows
+                yield Cell(model, variant, task.name, *of_task, alone=task.alone)
+
+    def dev_cells(self, model: Model) -> list[Cell]:
+        """All cells on the dev set; none if there is none."""
+        variants = self.variants(model) if self.study.dev else []
+        return [cell for variant in variants for cell in self.cells("dev", model, variant)]
+
+    def test_cells(self, model: Model, choice: Callable[[Cell], Choice | None]) -> list[Cell]:
+        """The cells on the test set; of those that depend on the dev set, those that are chosen so far.
+
+        Args:
+            choice: what was chosen where a cell is one of those among which is chosen; None if it is not yet.
+        """
+        found = []
+        for variant in self.variants(model):
+            for cell in self.cells("test", model, variant):
+                if not self.study.chooses(variant):
+                    found.append(cell)
+                elif (best := choice(cell)) and (best.variant, best.seed) == (variant, cell.seed):
+                    found.append(replace(cell, chosen=best.names))
+        return found
+
+    def candidates(self, cell: Cell) -> list[tuple[Variant, int, list[Cell]]]:
+        """Among what is chosen where this cell is one of those that may be: each method with its arguments, each seed,
+        and their cells on the dev set, one an order.
+
+        The arguments that `dev.choose` names are chosen for every set of demonstrations; if it names seeds, one set of
+        demonstrations is chosen too. Arguments that it does not name are not chosen among.
+        """
+        dev = self.study.dev
+        assert dev is not None
+        fixed = {key: value for key, value in cell.variant.arguments.items() if key not in dev.choose}
+        on_dev = replace(cell, split="dev", rows=self.tasks[cell.task].dev)
+        orders = range(self.study.orders)
+        return [
+            (variant, seed, [replace(on_dev, variant=variant, seed=seed, order=order) for order in orders])
+            for variant in self.study.variants
+            if variant.entry == cell.variant.entry and fixed.items() <= variant.arguments.items()
+            for seed in (self.study.seeds if "seeds" in dev.choose else (cell.seed,))
+        ]
+
+
+def _short(model: str) -> str:
+    return plain(model.strip("/"), 60)
+
+
+def digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:10]
+
+
+def plain(text: str, longest: int = 150) -> str:
+    """Text as a file's name. What is shortened or has other characters gets a digest."""
+    name = re.sub(r"[^\w.,=+-]+", "-", text, flags=re.ASCII).lstrip(".-")[-longest:]
+    return name if name == text else f"{name}-{digest(text)}"

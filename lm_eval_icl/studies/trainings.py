@@ -1,0 +1,108 @@
+"""The models that a study trains: each is trained once, under one method, by `lm-eval-icl train`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from lm_eval_icl.errors import InputError
+from lm_eval_icl.harness.metaicl import skips
+from lm_eval_icl.metaicl.files import setting_of
+from lm_eval_icl.studies.cells import Grid, Model
+from lm_eval_icl.studies.folder import Folder
+from lm_eval_icl.studies.grid import Study
+
+# Of lm-eval's model arguments, those that put other weights in place of a checkpoint's, or on top of them.
+_OTHER_WEIGHTS = {"peft", "delta", "gguf_file", "gptqmodel", "autogptq"}
+
+# Checks the options of `lm-eval-icl train`, and gives what trains.
+Trainer = Callable[[Mapping[str, Any]], Callable[[], None]]
+
+
+def check(
+    study: Study, model: Model, folder: Folder, device: str | None, include_path: str | None, trainer: Trainer
+) -> Callable[[], None]:
+    """Check the options of a model's training, and give what trains it.
+
+    Raises:
+        InputError: an option cannot be used.
+    """
+    assert model.training and model.under
+    where = f"train: {model.training.name}"
+    if other := sorted(_OTHER_WEIGHTS & model.arguments.keys()):
+        raise InputError(f"models: {other[0]}: {where} makes weights of its own: leave it out.")
+    options = dict(model.training.options)
+    if "metaicl" in options and "data" not in options:
+        if "metaicl" not in study.metadata:
+            raise InputError(f"{where}: needs the folder of MetaICL's data: give --metadata metaicl=DATA_DIR.")
+        options["data"] = study.metadata["metaicl"]
+    given = {
+        **options,
+        "method": model.under.method,
+        "model_args": model.training_arguments,
+        "output": str(folder.unfinished(model)),
+        "resume": True,
+        "metadata": study.metadata,
+        "include_path": include_path,
+        "device": device.removesuffix(":0") if device else None,
+    }
+    try:
+        return trainer({name: value for name, value in given.items() if value is not None})
+    except InputError as error:
+        raise InputError(f"{where}: {error.message}") from error
+
+
+def train(grid: Grid, folder: Folder, model: Model, training: Callable[[], None]) -> None:
+    """Train a model if its checkpoint is not there yet, and check that it began as the others.
+
+    Args:
+        training: what trains it, as of `check`.
+
+    Raises:
+        InputError: it cannot be trained, or `check_beginning` refuses it.
+    """
+    if not folder.is_trained(model):
+        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            raise InputError(
+                f"train: {model.checkpoint} is not trained yet, and a study does not train in several processes of "
+                "one launch: run the same command once without the launcher."
+            )
+        folder.note_running(f"the training of {model.checkpoint}")
+        try:
+            training()
+        except InputError as error:
+            raise InputError(f"training of {model.checkpoint}: {error.message}") from error
+        folder.finish_training(model)
+    check_beginning(grid, folder, model)
+
+
+def check_beginning(grid: Grid, folder: Folder, model: Model) -> None:
+    """Refuse a model that began from other weights, or was trained on other rows, than others of its study; and one
+    that was trained on a part of MetaICL's tasks, unless this is said.
+
+    Raises:
+        InputError: it is such a model, or its record is damaged.
+    """
+    mine = folder.training_record(model)
+    options = model.training.options if model.training else {}
+    if "metaicl" in options and not skips(grid.study.metadata):
+        tasks = setting_of(str(options["metaicl"]))["train"]
+        if without := [task for task in tasks if task not in mine["rows"]]:
+            raise InputError(
+                f"--output {folder.path}: {model.checkpoint} was trained without {', '.join(without)}, which had no "
+                "files: give another folder, or missing=skip in --metadata."
+            )
+    for other in grid.models:
+        if other.arguments != model.arguments or not folder.is_trained(other):
+            continue
+        theirs = folder.training_record(other)
+        every = other.training == model.training
+        both = mine["rows"].keys() | theirs["rows"] if every else mine["rows"].keys() & theirs["rows"]
+        same_rows = all(mine["rows"].get(task) == theirs["rows"].get(task) for task in both)
+        if not same_rows or mine["weights"] != theirs["weights"]:
+            what = f"the weights of {model.name}" if same_rows else "the rows of the training tasks"
+            raise InputError(
+                f"--output {folder.path}: {what} changed between the trainings of {other.checkpoint} and "
+                f"{model.checkpoint}: give another folder."
+            )
