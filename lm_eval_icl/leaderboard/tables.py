@@ -125,8 +125,8 @@ def _row(board: Board, entry: Entry) -> list[str]:
 def _note(board: Board, escaped: Callable[[str], str]) -> str:
     others = [column.name for column in board.columns if not column.percent]
     percent = "In percent: " if not others else f"In percent, but for {escaped(', '.join(others))}: "
-    text = f"{percent if len(others) < len(board.columns) else ''}mean {escaped('±')} half of the 95% interval."
-    against = f" {escaped('†')} is a significant difference to the baseline (5%, Holm over the column)."
+    text = f"{percent if len(others) < len(board.columns) else ''}mean ± half of the 95% interval."
+    against = " † is a significant difference to the baseline (5%, Holm over the column)."
     return text[0].upper() + text[1:] + against * bool(board.baseline)
 
 
