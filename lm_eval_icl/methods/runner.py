@@ -59,7 +59,7 @@ class MethodRunner(Encoder):
     ) -> Iterator[tuple[list[Asked], Sequence[Score]]]:
         """The batches of `score`, whose scores may still be computed when they are yielded. A memory that is given is
         that of the only context."""
-        left = {context: dict(queries) for context, queries in asked.items()}
+        left = {context: dict(queries) for context, queries in asked.items() if queries}
         in_use: tuple[Memory, Ids | None] | None = None if memory is None else (memory, None)
         while left:
             work = [part for context in left for part in self.method.work(context, left[context], own(context))]
