@@ -6,6 +6,7 @@ form: `runs` by `lm_eval --model hf|icl|deepthink` on two tasks of the demonstra
 """
 
 import csv
+import json
 import sys
 import tarfile
 from pathlib import Path
@@ -15,6 +16,8 @@ import yaml
 
 from lm_eval_icl import cli, results
 from lm_eval_icl.results.read import read
+from lm_eval_icl.version import FORM
+from tests import harness, tiny
 
 ROOT = Path(__file__).resolve().parent.parent
 STUDY = {
@@ -55,19 +58,22 @@ def test_runs_are_read_with_all_of_their_numbers(written):
     assert not left_out and {run.digest for run in theirs} == {run.digest for run in mine}
 
 
+@pytest.mark.filterwarnings("ignore:.*is of the dev set of a study")
 def test_a_study_is_continued(written, capsys, monkeypatch):
-    """No cell is run again; T was chosen on the dev set for each seed, as the cells say."""
+    """No cell is run again; T was chosen on the dev set for each seed, which the cells say from now on."""
     monkeypatch.chdir(ROOT)
     file, folder = written / "study.yaml", written / "study"
     file.write_text(yaml.safe_dump(STUDY))
-    cells = {path: path.stat().st_mtime_ns for path in folder.rglob("cells/**/*.json*")}
+    samples = {path: path.stat().st_mtime_ns for path in folder.rglob("samples_*.jsonl")}
+    scores = results.scores(folder / "cells").drop(columns="run")
     for more in (["--status"], []):
         command = ["study", file, "--output", folder, "--limit", 8, "--device", "cpu", "--batch_size", 8, *more]
         monkeypatch.setattr(sys, "argv", ["lm-eval-icl", *map(str, command)])
         cli.main()
         said = capsys.readouterr().out
-        assert ("28 done" in said) if more else ("T=2" in said)
-    assert {path: path.stat().st_mtime_ns for path in folder.rglob("cells/**/*.json*")} == cells
+        assert ("28 done by other code" in said) if more else ("T chosen on dev" in said)
+    assert samples == {path: path.stat().st_mtime_ns for path in folder.rglob("samples_*.jsonl")}
+    assert scores.equals(results.scores(folder / "cells").drop(columns="run"))
     with (folder / "study.csv").open() as opened:
         rows = [row for row in csv.DictReader(opened) if row["split"] == "test"]
     means = {
@@ -75,3 +81,20 @@ def test_a_study_is_continued(written, capsys, monkeypatch):
         for method in ("hf", "icl", "deepthink")
     }
     assert means == {"hf": 0.84375, "icl": 0.84375, "deepthink": 0.84375}
+
+
+def test_what_a_later_version_has_written_is_left_out(written, tmp_path):
+    """Runs say which form their facts have; before, they said nothing."""
+    tiny.save("llama", tmp_path / "model")
+    now = harness.run("icl", tmp_path / "model", ["one_token"], 2, limit=2)["config"]["icl"]
+    assert now["form"] == FORM
+    (path,) = [path for path in (written / "runs").glob("results*.json") if '"model": "icl"' in path.read_text()]
+    results = json.loads(path.read_text())
+    assert "form" not in results["config"]["icl"]
+    results["config"]["icl"]["form"] = FORM + 1
+    path.write_text(json.dumps(results))
+    runs, left_out = read([written / "runs"], quiet=True)
+    assert len(runs) == 2
+    assert [file.why for file in left_out if file.path == path] == [
+        f"was written by a later version of lm-eval-icl, in form {FORM + 1}; this one reads {FORM}."
+    ]

@@ -124,6 +124,7 @@ class Study(Form):
 class Icl(Form):
     """What a model of this package says of its run (`config.icl`)."""
 
+    form: Tolerant[int] = None
     study: Annotated[Study, IfMapping] = Study()
     trained: Any = None
     tokens_run: Tolerant[Number] = None
