@@ -536,13 +536,13 @@ class _Curve:
     Attributes:
         method: whose color it has.
         points: by x, a mean with the ends of its interval, if any, and the line of the CSV file.
-        ring: the x of the point that has a ring.
+        rings: the x of the points that have a ring.
     """
 
     method: str
     label: str
     points: Mapping[float, tuple[float, float, float, Numbers]]
-    ring: float | None = None
+    rings: Collection[float] = ()
 
 
 def _shots(board: Board, most: int) -> _Drawn | None:
@@ -645,25 +645,33 @@ def _against(
 
 
 def _dev(board: Board, most: int) -> _Drawn | None:
-    """What a study measured on its dev set, a curve for each task; a ring for the value that was chosen."""
+    """What a study measured on its dev set: a curve for each task, the mean over sets of demonstrations, with a ring
+    for each value that was chosen for some of them."""
     column, x_name = board.columns[0], "T"
     panels: dict[tuple[str, str], list[_Curve]] = {}
     for checkpoint, group in _by_checkpoint(board, board.entries).items():
         for entry in group:
             scores: dict[str, dict[float, list[float]]] = {}
-            rings: dict[str, float] = {}
+            rings: dict[str, set[float]] = {}
             for run in entry.runs:
                 for x_name, rest, x, score, is_chosen in _measured(run):  # noqa: B007 (the figure has one x axis)
                     name = ", ".join(filter(None, ["/".join(run.tasks), rest]))
                     scores.setdefault(name, {}).setdefault(x, []).append(score)
-                    rings |= {name: x} if is_chosen else {}
+                    if is_chosen:
+                        rings.setdefault(name, set()).add(x)
             for name, by_x in sorted(scores.items()):
                 points: dict[float, tuple[float, float, float, Numbers]] = {}
                 for x, mean in sorted((x, fmean(values)) for x, values in by_x.items()):
-                    line = {"line": name, "argument": x_name, "at": x, "score": mean, "chosen": x == rings.get(name)}
+                    line = {
+                        "line": name,
+                        "argument": x_name,
+                        "at": x,
+                        "score": mean,
+                        "chosen": x in rings.get(name, ()),
+                    }
                     y = _scale(column) * mean
                     points[x] = y, y, y, _numbers(entry, column, **line)
-                curve = _Curve(entry.method, name, points, rings.get(name))
+                curve = _Curve(entry.method, name, points, rings.get(name, ()))
                 panels.setdefault((checkpoint, _label(board, entry)), []).append(curve)
     title = "On the dev set, where arguments are chosen (ring)"
     return _curves(title, x_name, f"{_metric(column)}, on the dev set", panels, {})
@@ -724,9 +732,8 @@ def _curves(
             axes.plot(list(curve.points), means, linewidth=1.5, markersize=4.5, zorder=3, **look)
             alpha = 0.13 if len(shown[key]) < 5 else 0.06
             axes.fill_between(list(curve.points), lows, highs, color=look["color"], alpha=alpha, linewidth=0)
-            if curve.ring is not None:
-                ring: dict[str, Any] = {"color": GREY, "markersize": 10, "fillstyle": "none", "zorder": 4}
-                axes.plot([curve.ring], [curve.points[curve.ring][0]], "o", **ring)
+            for ring in sorted(curve.rings):
+                axes.plot([ring], [curve.points[ring][0]], "o", color=GREY, markersize=10, fillstyle="none", zorder=4)
             lines += of_points
         if key in baselines:
             mean, line = baselines[key]
