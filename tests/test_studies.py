@@ -482,6 +482,8 @@ def contents(output: Path) -> dict[str, object]:
             found[name] = {key: value for key, value in json.loads(path.read_text()).items() if key != "work"}
         elif path.name == "study.csv":
             found[name] = [{**row, "seconds": ""} for row in csv.DictReader(path.read_text().splitlines())]
+        elif path.name == "board.html" or path.stem == "tokens":  # they show times and counts
+            found[name] = path.stat().st_size > 0
         elif path.is_file():
             found[name] = path.read_bytes()
         else:
