@@ -38,7 +38,8 @@ def leaf(name: str, *groups: str, asked: str = "", alike: Sequence[str] = ()) ->
 
 
 def columns_of(*leaves: Leaf, tasks: Sequence[str] = (), **keys: Any) -> end.Columns:
-    study = grid.Study(({"pretrained": "M"},), (), tuple(tasks) or tuple(leaf.name for leaf in leaves), **keys)
+    names = tuple(tasks) or tuple(leaf.name for leaf in leaves)
+    study = grid.Study.model_construct(models=({"pretrained": "M"},), methods=(), tasks=names, **keys)
     return end.columns_of(study, {leaf.name: leaf for leaf in leaves})
 
 
@@ -111,7 +112,7 @@ def test_trainings_with_columns_of_their_own_share_a_row() -> None:
     """A task that is a target of both counts in each column with the training that the column is of."""
     trainings = tuple(Training(name, {}, (f"of {name}",)) for name in ("one", "two"))
     leaves = [Leaf(name, {f"of {t}": (f"of {t}",) for t in ("one", "two")}, None) for name in "ab"]  # type: ignore[arg-type]
-    columns = columns_of(*leaves, columns={"first": ("of one", "of two")}, trainings=trainings)
+    columns = columns_of(*leaves, columns={"first": ("of one", "of two")}, train=trainings)
     assert columns.names == ("of one", "of two", "average, first")
     assert columns.having(("one", "a")) == {"of one", "average, first"}
     board = end.board_of(of_two_trainings("a", "b"), columns)
@@ -120,7 +121,7 @@ def test_trainings_with_columns_of_their_own_share_a_row() -> None:
 
 def test_trainings_of_one_column_have_rows_of_their_own() -> None:
     trainings = tuple(Training(name, {}, ("a", "b")) for name in ("one", "two"))
-    board = end.board_of(of_two_trainings("a", "b"), columns_of(leaf("a"), leaf("b"), trainings=trainings))
+    board = end.board_of(of_two_trainings("a", "b"), columns_of(leaf("a"), leaf("b"), train=trainings))
     assert means(board) == [{"average": 0.65, "a": 0.5, "b": 0.8}, {"average": 0.15, "a": 0.1, "b": 0.2}]
     assert all(training in entry.on for entry, training in zip(board.entries, ("two", "one"), strict=True))
 
@@ -144,7 +145,7 @@ def test_order_sensitivity_is_that_of_the_average_or_the_mean_of_several() -> No
 
 
 def expected(entries: Sequence[dict[str, Any]], cell: Cell) -> dict[str, float]:
-    study = grid.Study((), (), (), expected=tuple(entries))
+    study = grid.Study.model_construct(models=(), methods=(), tasks=(), expected=tuple(entries))
     return end.expected_of(study, cell, {"a", "average"})
 
 
@@ -259,7 +260,8 @@ def concluded(folder: Path, **keys: Any) -> tuple[Progress, str]:
     file = folder.with_suffix(".yaml")
     file.write_text(yaml.safe_dump({**KEYS, **keys}))
     progress = open_study(grid.read(str(file), {}), Folder(folder), Options("cpu", 8, 4), None)
-    Conductor(progress, None).run()
+    with progress.folder.locked():
+        Conductor(progress, None).run()
     console = Console(width=80, file=io.StringIO(), color_system=None)
     with console.capture() as captured:
         end.conclude(progress, console)
@@ -345,6 +347,7 @@ def test_a_study_without_results_says_so(tmp_path: Path, own_tasks: None) -> Non
     progress = open_study(grid.read(str(file), {}), Folder(tmp_path / "o"), Options("cpu", 8, 4), None)
     console = Console(width=80, file=io.StringIO(), color_system=None)
     with console.capture() as captured:
+        progress.folder.path.mkdir()
         end.conclude(progress, console)
     assert "there are no results on the test set" in " ".join(captured.get().split())
     assert len((tmp_path / "o/study.csv").read_text().splitlines()) == 1

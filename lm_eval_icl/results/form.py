@@ -149,7 +149,7 @@ class Results(Form):
     results: dict[str, Mapped]
     configs: dict[str, Mapped]
     config: Config
-    groups: Mapped = {}
+    groups: Annotated[dict[str, Mapped], IfMapping] = {}
     group_subtasks: Annotated[dict[str, Tolerant[list[str]]], IfMapping] = {}
     model_name: Tolerant[str] = None
     date: Tolerant[Annotated[float, Field(ge=0, lt=253_402_300_800)]] = None  # before the year 10000
