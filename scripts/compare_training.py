@@ -39,11 +39,12 @@ from scipy.stats import t as student_t
 from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from lm_eval_icl import demo, methods
+from lm_eval_icl import methods
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.harness.training import load_model
 from lm_eval_icl.methods.predictor import Predictor
 from lm_eval_icl.results.statistics import order_sensitivity
+from lm_eval_icl.smoke import demo
 from lm_eval_icl.training.episodes import FileTask, read_file
 from lm_eval_icl.training.train import Settings, train
 from lm_eval_icl.training.trainer import quiet, read_log

@@ -42,11 +42,11 @@ from rich.live import Live
 from rich.progress import Progress
 from rich.table import Table
 
-from lm_eval_icl import demo
 from lm_eval_icl.demonstrations.draw import stratified
 from lm_eval_icl.harness.plugin import task_dir
 from lm_eval_icl.methods import NAMES
 from lm_eval_icl.results.statistics import order_sensitivity
+from lm_eval_icl.smoke import demo
 from lm_eval_icl.studies.run import environment_once
 
 SHOTS, ORDERS, SEED = (2, 8), 4, 1234

@@ -20,8 +20,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, Rectangle
 
 from lm_eval_icl import methods
+from lm_eval_icl.drawing.drawing import colour
 from lm_eval_icl.inference.packing import TokenTree
-from lm_eval_icl.methods.drawing.drawing import colour
 
 ROOT = Path(__file__).resolve().parent.parent
 SETTINGS = {

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import transformers
 
-from lm_eval_icl import tiny
-from lm_eval_icl.smoke import Result, sweep
+from lm_eval_icl.smoke import tiny
+from lm_eval_icl.smoke.smoke import Result, sweep
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "models.md"
 HEADING = "## All types\n"

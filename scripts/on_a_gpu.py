@@ -45,7 +45,7 @@ from rich.console import Console
 
 from lm_eval_icl import version
 from lm_eval_icl.errors import one_line
-from lm_eval_icl.prompt import FewShotPrompt
+from lm_eval_icl.prompts.prompt import FewShotPrompt
 
 ROOT = Path(__file__).resolve().parents[1]
 ON_GPU = torch.cuda.is_available()

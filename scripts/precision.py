@@ -20,9 +20,9 @@ import lm_eval
 import transformers
 from lm_eval.tasks import TaskManager
 
-from lm_eval_icl import demo
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.methods import NAMES
+from lm_eval_icl.smoke import demo
 
 # (task, document) -> the log-probability of each option
 Scores = dict[tuple[str, int], list[float]]

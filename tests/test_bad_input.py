@@ -33,8 +33,8 @@ from lm_eval_icl import cli
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.harness import hf_arguments, patches
 from lm_eval_icl.harness.models import model_class
-from lm_eval_icl.layouts import Pattern, before
 from lm_eval_icl.methods import Method, Predictor, make
+from lm_eval_icl.prompts.layouts import Pattern, before
 from tests import harness, processes, tiny
 from tests.harness import ICL, DeepThink
 

@@ -14,7 +14,6 @@ import transformers
 from lm_eval.tasks import TaskManager
 
 from lm_eval_icl import cli
-from lm_eval_icl.demo import model_path
 from lm_eval_icl.demonstrations import choices
 from lm_eval_icl.demonstrations.pool import Pool
 from lm_eval_icl.demonstrations.select import SELECTORS, in_prompt_order, select
@@ -23,7 +22,8 @@ from lm_eval_icl.harness.choosing import HOW, Chooser, PoolOfTask
 from lm_eval_icl.harness.plugin import task_dir
 from lm_eval_icl.inference.scoring import query_states
 from lm_eval_icl.methods import ICL, Predictor
-from lm_eval_icl.prompt import FewShotPrompt
+from lm_eval_icl.prompts.prompt import FewShotPrompt
+from lm_eval_icl.smoke.demo import model_path
 from tests import harness, tiny
 
 TASK = "icl_demo_four"

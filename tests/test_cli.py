@@ -16,11 +16,12 @@ import torch
 import yaml
 from transformers import AutoConfig, AutoTokenizer
 
-from lm_eval_icl import cli, methods, smoke, tiny, version
-from lm_eval_icl.demo import model_path
+from lm_eval_icl import cli, methods, version
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.methods import NAMES, PrefixICL
-from lm_eval_icl.smoke import Result, sweep
+from lm_eval_icl.smoke import smoke, tiny
+from lm_eval_icl.smoke.demo import model_path
+from lm_eval_icl.smoke.smoke import Result, sweep
 from tests.processes import Process, command
 
 COMMAND = str(Path(sys.executable).parent / "lm-eval-icl")

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from lm_eval_icl.demo import model_path
 from lm_eval_icl.errors import InputError
+from lm_eval_icl.smoke.demo import model_path
 from lm_eval_icl.training.train import Settings
 
 SCRIPTS = Path(__file__).resolve().parents[1] / "scripts"

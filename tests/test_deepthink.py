@@ -6,7 +6,7 @@ from transformers import DynamicCache
 
 from lm_eval_icl import methods
 from lm_eval_icl.inference.scoring import score_packed, score_rows
-from lm_eval_icl.tokens import Context
+from lm_eval_icl.prompts.tokens import Context
 from tests import harness, tiny
 
 FAMILIES = ["gpt2", "opt", "gpt_neo", "gpt_neox", "llama", "qwen2", "qwen3", "mistral", "mistral_window"]

@@ -20,9 +20,9 @@ import torch
 from lm_eval.tasks import TaskManager
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from lm_eval_icl.demo import documents, model_path
 from lm_eval_icl.harness.plugin import task_dir
 from lm_eval_icl.methods import make
+from lm_eval_icl.smoke.demo import documents, model_path
 from tests import processes
 
 TASKS = ["icl_demo_short", "icl_demo_long", "icl_demo_four", "icl_demo_pieces", "icl_demo_unseen"]

@@ -14,9 +14,9 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lm_eval_icl.demo import model_path
 from lm_eval_icl.harness.distributed import by_filter, in_order, total
 from lm_eval_icl.methods import NAMES
+from lm_eval_icl.smoke.demo import model_path
 from tests import divided, harness
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -291,7 +291,7 @@ import atexit, sys
 import torch.distributed as dist
 atexit.register(lambda: print("still there" if dist.is_initialized() else "left"))
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-from lm_eval_icl.demo import model_path
+from lm_eval_icl.smoke.demo import model_path
 from lm_eval_icl.harness.models import icl
 icl(str(model_path()), device="cpu")
 """

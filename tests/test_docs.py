@@ -24,15 +24,17 @@ from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 from lm_eval.utils import simple_parse_args_string
 
-from lm_eval_icl import cli, methods, tiny, train, version
-from lm_eval_icl.demo import model_path
+from lm_eval_icl import cli, methods, version
+from lm_eval_icl.cli import train
+from lm_eval_icl.drawing import drawing, picture
 from lm_eval_icl.harness import patches, training
 from lm_eval_icl.harness.arguments import CommonArguments
 from lm_eval_icl.harness.patches import PATCHES
 from lm_eval_icl.metaicl.files import SETTINGS
 from lm_eval_icl.methods import NAMES
-from lm_eval_icl.methods.drawing import drawing, picture
-from lm_eval_icl.smoke import Result, result_of
+from lm_eval_icl.smoke import tiny
+from lm_eval_icl.smoke.demo import model_path
+from lm_eval_icl.smoke.smoke import Result, result_of
 from lm_eval_icl.training.train import Settings
 from tests import processes
 

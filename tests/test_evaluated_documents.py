@@ -14,9 +14,9 @@ from datasets import Dataset, DatasetDict
 from lm_eval.tasks import TaskManager
 
 from lm_eval_icl import cli
-from lm_eval_icl.demo import model_path
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.harness.tasks import ICLTask
+from lm_eval_icl.smoke.demo import model_path
 from lm_eval_icl.studies.run import Options
 from lm_eval_icl.training.episodes import FileTask, Pool, Row, draw, read_file
 

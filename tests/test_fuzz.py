@@ -23,8 +23,8 @@ from lm_eval_icl.harness.models import ICLModel, model_class
 from lm_eval_icl.harness.requests import Request, RequestTokenizer, fit_requests, fits
 from lm_eval_icl.methods import NAMES, make
 from lm_eval_icl.methods.limits import PromptLimits
-from lm_eval_icl.prompt import FewShotPrompt
-from lm_eval_icl.tokens import PromptTokenizer
+from lm_eval_icl.prompts.prompt import FewShotPrompt
+from lm_eval_icl.prompts.tokens import PromptTokenizer
 from tests import tiny
 
 CLASSES: dict[str, type[ICLModel]] = {name: model_class(name) for name in NAMES}

@@ -19,7 +19,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, GPT2
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from lm_eval_icl import methods
-from lm_eval_icl import tiny as smoke_models
 from lm_eval_icl.errors import InputError, Unsupported
 from lm_eval_icl.harness.models import model_class
 from lm_eval_icl.inference import generation, shared_attention
@@ -29,7 +28,8 @@ from lm_eval_icl.inference.generation import continue_from
 from lm_eval_icl.inference.memory import read
 from lm_eval_icl.inference.shared_attention import behind, reads_shared_memory
 from lm_eval_icl.methods import Predictor
-from lm_eval_icl.prompt import FewShotPrompt
+from lm_eval_icl.prompts.prompt import FewShotPrompt
+from lm_eval_icl.smoke import tiny as smoke_models
 from tests import harness, tiny
 
 CONTEXT = [5 + 3 * i % 90 for i in range(30)]

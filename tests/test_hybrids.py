@@ -4,12 +4,12 @@ import pytest
 import torch
 
 from lm_eval_icl import methods
-from lm_eval_icl import tiny as smoke_models
 from lm_eval_icl.errors import Unsupported
 from lm_eval_icl.inference import caches, capabilities
 from lm_eval_icl.inference.capabilities import probe
 from lm_eval_icl.methods.runner import MethodRunner
-from lm_eval_icl.tokens import Context
+from lm_eval_icl.prompts.tokens import Context
+from lm_eval_icl.smoke import tiny as smoke_models
 from tests import harness, tiny
 
 HYBRIDS = ["qwen3_5", "qwen3_next", "jamba"]

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lm_eval_icl import methods
-from lm_eval_icl.tokens import Context
+from lm_eval_icl.prompts.tokens import Context
 
 METHODS = [
     *(methods.make(name) for name in methods.NAMES),

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from lm_eval_icl import cli
-from lm_eval_icl.demo import model_path
 from lm_eval_icl.leaderboard import numbers, tables
 from lm_eval_icl.results import build
 from lm_eval_icl.results.cells import compare
 from lm_eval_icl.results.entries import shown
 from lm_eval_icl.results.read import read
+from lm_eval_icl.smoke.demo import model_path
 from tests import boards, processes
 
 RIGHT = {"icl": 0.5, "deepthink": 0.55, "invicl": 0.9}

@@ -11,13 +11,13 @@ import jsonschema
 import numpy as np
 import pytest
 
-from lm_eval_icl import leaderboards
-from lm_eval_icl.demo import model_path
+from lm_eval_icl.cli import leaderboards
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.leaderboard.export import export
 from lm_eval_icl.results.collect import collect
 from lm_eval_icl.results.read import read
 from lm_eval_icl.results.records import Answers, Run, TaskResult
+from lm_eval_icl.smoke.demo import model_path
 from tests import processes
 
 SCHEMAS = Path(__file__).parent / "schemas"

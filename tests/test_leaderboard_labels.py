@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from lm_eval_icl import cli, methods
-from lm_eval_icl.demo import model_path
+from lm_eval_icl.smoke.demo import model_path
 from tests.boards import write
 from tests.test_leaderboard_page import BROWSER, in_browser, sync_playwright
 

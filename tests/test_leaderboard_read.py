@@ -19,13 +19,13 @@ from hypothesis import strategies as st
 from lm_eval.loggers import EvaluationTracker
 from lm_eval.tasks import TaskManager
 
-from lm_eval_icl.demo import model_path
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.harness.plugin import task_dir
 from lm_eval_icl.results import read as reading
 from lm_eval_icl.results import samples as sampling
 from lm_eval_icl.results.collect import KEY, collect
 from lm_eval_icl.results.records import Run, TaskResult
+from lm_eval_icl.smoke.demo import model_path
 from tests import harness
 
 NESTED = {

@@ -21,10 +21,10 @@ from lm_eval_icl.inference.attention import AttentionCall, attention_by
 from lm_eval_icl.inference.caches import run_rows
 from lm_eval_icl.inference.context_attention import RowsAtATime
 from lm_eval_icl.inference.scoring import score_packed
-from lm_eval_icl.layouts import Layout, Pattern, lay_out
 from lm_eval_icl.methods import runner
 from lm_eval_icl.methods.runner import MethodRunner
-from lm_eval_icl.tokens import Context
+from lm_eval_icl.prompts.layouts import Layout, Pattern, lay_out
+from lm_eval_icl.prompts.tokens import Context
 from tests import tiny
 
 METHODS = [

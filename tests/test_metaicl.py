@@ -18,7 +18,7 @@ from lm_eval.tasks import TaskManager
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lm_eval_icl import cli, methods
-from lm_eval_icl import train as train_command
+from lm_eval_icl.cli import train as train_command
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.harness import patches
 from lm_eval_icl.harness.models import model_class

@@ -22,7 +22,7 @@ from lm_eval_icl.inference.generation import continue_from
 from lm_eval_icl.inference.positions import no_positions, position_embeddings
 from lm_eval_icl.inference.scoring import score_packed, score_rows
 from lm_eval_icl.methods.predictor import Predictor
-from lm_eval_icl.tokens import Context
+from lm_eval_icl.prompts.tokens import Context
 from tests import harness, processes, tiny
 
 # How far log-likelihoods agree, in float64 models. Where norms are LayerNorm everything that differs between two ways
@@ -617,7 +617,7 @@ def test_generation_goes_on_from_any_memory(name, case):
 MINE = """
 from dataclasses import dataclass
 
-from lm_eval_icl.layouts import Pattern, before
+from lm_eval_icl.prompts.layouts import Pattern, before
 from lm_eval_icl.methods import Method
 
 

@@ -9,7 +9,6 @@ from transformers import AttentionInterface, AttentionMaskInterface, AutoConfig,
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from lm_eval_icl import methods
-from lm_eval_icl import tiny as smoke_models
 from lm_eval_icl.errors import InputError, Unsupported
 from lm_eval_icl.harness.models import model_class
 from lm_eval_icl.inference import scoring
@@ -18,7 +17,8 @@ from lm_eval_icl.inference.capabilities import probe
 from lm_eval_icl.inference.positions import no_positions, position_embeddings
 from lm_eval_icl.methods import NAMES
 from lm_eval_icl.methods.runner import MethodRunner
-from lm_eval_icl.tokens import Context
+from lm_eval_icl.prompts.tokens import Context
+from lm_eval_icl.smoke import tiny as smoke_models
 from tests import harness, tiny
 from tests.test_invariance import answers
 

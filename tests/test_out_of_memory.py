@@ -20,7 +20,7 @@ from lm_eval_icl.inference.memory import Memory
 from lm_eval_icl.inference.packing import first_pack
 from lm_eval_icl.inference.store import MemoryStore
 from lm_eval_icl.methods import Predictor, runner
-from lm_eval_icl.tokens import Context
+from lm_eval_icl.prompts.tokens import Context
 from tests import harness
 
 NAMES = ["described", "generate"]  # the first has another context for every document

@@ -16,7 +16,7 @@ from lm_eval_icl import methods
 from lm_eval_icl.errors import InputError, Unsupported
 from lm_eval_icl.harness.models import model_class
 from lm_eval_icl.methods import Predictor
-from lm_eval_icl.prompt import FewShotPrompt
+from lm_eval_icl.prompts.prompt import FewShotPrompt
 from tests import processes, tiny
 
 DEMONSTRATIONS = [
@@ -309,7 +309,7 @@ def test_an_adapter_and_its_model_share_a_lock(checkpoint):
 
 def test_deepthink_leaves_the_first_memory_alone_and_can_be_differentiated(checkpoint):
     from lm_eval_icl.methods import deepthink
-    from lm_eval_icl.tokens import Context
+    from lm_eval_icl.prompts.tokens import Context
 
     model = tiny.build("gpt2", torch.float64)
     context = Context((1,), ((5, 6, 7), (8, 9)))

@@ -13,7 +13,7 @@ from lm_eval.tasks import TaskManager
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.harness import patches
 from lm_eval_icl.harness.prompts import _MARK, _compiled, recording
-from lm_eval_icl.prompt import FewShotPrompt
+from lm_eval_icl.prompts.prompt import FewShotPrompt
 from tests import harness
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from lm_eval_icl import methods
 from lm_eval_icl.inference.positions import no_positions, position_embeddings
 from lm_eval_icl.inference.scoring import score_packed, score_rows
-from lm_eval_icl.tokens import Context
+from lm_eval_icl.prompts.tokens import Context
 from tests import tiny
 
 # What is the same in real numbers differs by the order of summation: by 1e-14 where all is float64, and by up to 1e-7

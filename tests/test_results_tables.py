@@ -8,10 +8,10 @@ import pytest
 from lm_eval.tasks import TaskManager
 
 from lm_eval_icl import results
-from lm_eval_icl.demo import model_path
 from lm_eval_icl.harness.plugin import task_dir
 from lm_eval_icl.results.collect import collect
 from lm_eval_icl.results.read import read
+from lm_eval_icl.smoke.demo import model_path
 from tests import harness
 from tests.test_leaderboard_read import CHOICE, GENERATE, evaluate, results_of, samples_of, save, write
 

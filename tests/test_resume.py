@@ -28,14 +28,15 @@ from datasets import Dataset, DatasetDict
 from lm_eval.api.instance import Instance
 from sqlitedict import SqliteDict
 
-from lm_eval_icl import demo, version
+from lm_eval_icl import version
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.harness import generate, identity
 from lm_eval_icl.harness import response_cache as cache
 from lm_eval_icl.harness.identity import fingerprint, weights_digest
 from lm_eval_icl.harness.models import model_class
 from lm_eval_icl.harness.response_cache import Responses, ResumableLM
-from lm_eval_icl.prompt import FewShotPrompt
+from lm_eval_icl.prompts.prompt import FewShotPrompt
+from lm_eval_icl.smoke import demo
 from tests import harness, processes, tiny
 from tests.harness import ICL
 from tests.processes import Process
@@ -549,7 +550,7 @@ def test_weights_that_cannot_be_read_have_no_digest():
 
 METHOD = """
 from dataclasses import dataclass
-from lm_eval_icl.layouts import Pattern, before, nothing
+from lm_eval_icl.prompts.layouts import Pattern, before, nothing
 from lm_eval_icl.methods import Method
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import torch
 from lm_eval_icl.harness.run import PreparedRun
 from lm_eval_icl.inference.memory import Memory
 from lm_eval_icl.inference.store import MemoryStore
-from lm_eval_icl.tokens import Context
+from lm_eval_icl.prompts.tokens import Context
 from tests import harness
 from tests.harness import ICL, DeepThink
 

@@ -12,10 +12,12 @@ import lm_eval_icl
 PACKAGE = Path(lm_eval_icl.__file__).parent
 # From the first to the last: a room may import from itself and from those before it.
 ROOMS = [
-    {"__init__", "version", "errors", "prompt", "splitting", "tokens", "encoded", "layouts"},
+    {"__init__", "version", "errors"},
+    {"prompts"},
     {"metaicl"},
     {"inference"},
     {"methods"},
+    {"drawing"},
     {"demonstrations"},
     {"training"},
     {"regression"},
@@ -23,7 +25,8 @@ ROOMS = [
     {"results"},
     {"leaderboard"},
     {"studies"},
-    {"demo", "tiny", "smoke", "train", "study", "select", "leaderboards", "cli", "__main__"},
+    {"smoke"},
+    {"cli", "__main__"},
 ]
 HARNESS = ROOMS.index({"harness"})
 # What the rooms before the harness know nothing of.
@@ -69,15 +72,19 @@ def test_imports_go_up(file):
 
 def test_regression_knows_nothing_of_text():
     for file in (PACKAGE / "regression").glob("*.py"):
-        assert not imported(file) & {"lm_eval_icl.prompt", "lm_eval_icl.tokens", "lm_eval_icl.methods.predictor"}
+        assert not imported(file) & {
+            "lm_eval_icl.prompts.prompt",
+            "lm_eval_icl.prompts.tokens",
+            "lm_eval_icl.methods.predictor",
+        }
 
 
 def test_the_test_sees_an_import_that_goes_down(tmp_path):
     file = tmp_path / "x.py"
     file.write_text("def f():\n    from lm_eval_icl.harness import run\n    import lm_eval.api\n")
     assert {"lm_eval_icl.harness", "lm_eval_icl.harness.run", "lm_eval.api"} <= imported(file)
-    assert room(below("lm_eval_icl.harness.run")) == HARNESS > room(below("lm_eval_icl.layouts")) == 0
-    assert below("lm_eval_icl.layouts.Pattern") is None and below("torch") is None
+    assert room(below("lm_eval_icl.harness.run")) == HARNESS > room(below("lm_eval_icl.prompts.layouts")) == 1
+    assert below("lm_eval_icl.prompts.layouts.Pattern") is None and below("torch") is None
 
 
 def test_methods_take_in_no_harness():

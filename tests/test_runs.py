@@ -14,7 +14,7 @@ from lm_eval_icl.harness import patches
 from lm_eval_icl.harness.prompts import recording
 from lm_eval_icl.harness.run import PreparedRun
 from lm_eval_icl.inference.capabilities import probe
-from lm_eval_icl.prompt import FewShotPrompt
+from lm_eval_icl.prompts.prompt import FewShotPrompt
 from tests import harness, tiny
 from tests.harness import ICL, DeepThink
 

@@ -14,7 +14,7 @@ from lm_eval_icl.inference.capabilities import Capabilities
 from lm_eval_icl.inference.generation import GenerationSettings
 from lm_eval_icl.inference.schedule import Batch, Sizes, Text, first_texts, schedule, side_by_side
 from lm_eval_icl.inference.store import MemoryStore
-from lm_eval_icl.tokens import Context, TokenizedPrompt
+from lm_eval_icl.prompts.tokens import Context, TokenizedPrompt
 
 CAN = Capabilities(
     has_other_states=False,

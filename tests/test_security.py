@@ -19,7 +19,7 @@ sys.addaudithook(refuse)
 EVALUATE = """
 import lm_eval, logging
 from lm_eval.tasks import TaskManager
-from lm_eval_icl import demo
+from lm_eval_icl.smoke import demo
 from lm_eval_icl.harness.plugin import task_dir
 lm_eval.simple_evaluate(model="icl", model_args={"pretrained": str(demo.model_path())}, tasks=["icl_demo_short"],
                         task_manager=TaskManager(include_defaults=False, include_path=str(task_dir() / "demo")),

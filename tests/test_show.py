@@ -14,13 +14,13 @@ from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from lm_eval_icl import cli, methods
-from lm_eval_icl.demo import model_path
+from lm_eval_icl.drawing import drawing, picture, terminal
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.inference.scoring import score_rows
-from lm_eval_icl.layouts import Layout
 from lm_eval_icl.methods import NAMES
-from lm_eval_icl.methods.drawing import drawing, picture, terminal
-from lm_eval_icl.tokens import Context
+from lm_eval_icl.prompts.layouts import Layout
+from lm_eval_icl.prompts.tokens import Context
+from lm_eval_icl.smoke.demo import model_path
 from tests import processes, tiny
 
 VARIANTS = [

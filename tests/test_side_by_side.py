@@ -16,7 +16,6 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from lm_eval_icl import methods
-from lm_eval_icl import tiny as smoke_models
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.inference import context_attention, memory, packed_attention
 from lm_eval_icl.inference.attention import AttentionCall, additive, attention_by
@@ -25,11 +24,12 @@ from lm_eval_icl.inference.generation import GenerationSettings
 from lm_eval_icl.inference.packed_attention import in_parts
 from lm_eval_icl.inference.schedule import in_order
 from lm_eval_icl.inference.scoring import score_packed
-from lm_eval_icl.layouts import POSITIONS, Pattern, lay_out, side_by_side
 from lm_eval_icl.methods.deepthink import DeepThink
 from lm_eval_icl.methods.icl import ICL
 from lm_eval_icl.methods.runner import MethodRunner
-from lm_eval_icl.tokens import Context, TokenizedPrompt
+from lm_eval_icl.prompts.layouts import POSITIONS, Pattern, lay_out, side_by_side
+from lm_eval_icl.prompts.tokens import Context, TokenizedPrompt
+from lm_eval_icl.smoke import tiny as smoke_models
 from tests import tiny
 
 METHODS = [

@@ -20,9 +20,9 @@ from datasets import Dataset
 from lm_eval.tasks import TaskManager
 
 from lm_eval_icl import cli, results
-from lm_eval_icl.demo import model_path
 from lm_eval_icl.harness.plugin import task_dir
 from lm_eval_icl.inference import memory
+from lm_eval_icl.smoke.demo import model_path
 from lm_eval_icl.studies import end, grid, run
 from lm_eval_icl.studies import tasks as study_tasks
 from lm_eval_icl.studies.cells import Cell

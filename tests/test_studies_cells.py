@@ -13,7 +13,7 @@ import yaml
 
 import lm_eval_icl
 from lm_eval_icl import cli
-from lm_eval_icl.demo import model_path
+from lm_eval_icl.smoke.demo import model_path
 from lm_eval_icl.studies import conduct as study_conduct
 from lm_eval_icl.studies import folder as study_folder
 

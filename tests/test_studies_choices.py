@@ -9,11 +9,11 @@ import transformers
 import yaml
 
 from lm_eval_icl import cli
-from lm_eval_icl.demo import model_path
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.harness import kept
 from lm_eval_icl.harness.choosing import Chooser, PoolOfTask
 from lm_eval_icl.methods import ICL, Predictor
+from lm_eval_icl.smoke.demo import model_path
 from lm_eval_icl.studies import grid
 from lm_eval_icl.studies import tasks as study_tasks
 from lm_eval_icl.studies.conduct import Conductor

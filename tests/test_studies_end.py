@@ -14,11 +14,11 @@ import yaml
 from rich.console import Console
 
 from lm_eval_icl import results
-from lm_eval_icl.demo import model_path
 from lm_eval_icl.leaderboard import study_table
 from lm_eval_icl.results.board import Board
 from lm_eval_icl.results.read import read
 from lm_eval_icl.results.records import Run
+from lm_eval_icl.smoke.demo import model_path
 from lm_eval_icl.studies import end, grid
 from lm_eval_icl.studies.cells import Cell, Model
 from lm_eval_icl.studies.conduct import Conductor

@@ -14,13 +14,14 @@ import yaml
 from lm_eval.tasks import TaskManager
 
 from lm_eval_icl import cli
-from lm_eval_icl.demo import model_path
+from lm_eval_icl.cli.train import training
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.harness.choosing import Chooser
 from lm_eval_icl.harness.plugin import task_dir
 from lm_eval_icl.metaicl.files import SEEDS, TASKS
 from lm_eval_icl.metaicl.metric import macro_f1
 from lm_eval_icl.results import read as reader
+from lm_eval_icl.smoke.demo import model_path
 from lm_eval_icl.studies import conduct as conducting
 from lm_eval_icl.studies import end, grid
 from lm_eval_icl.studies.cells import Model
@@ -30,7 +31,6 @@ from lm_eval_icl.studies.grid import Variant, trained_under
 from lm_eval_icl.studies.progress import Progress, open_study
 from lm_eval_icl.studies.run import Options
 from lm_eval_icl.studies.trainings import check_beginning
-from lm_eval_icl.train import training
 from lm_eval_icl.training.trainer import LayoutTrainer
 from tests.test_studies import refused, rows
 

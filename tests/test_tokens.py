@@ -15,9 +15,9 @@ from lm_eval_icl import methods
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.harness.models import model_class
 from lm_eval_icl.methods import Predictor
-from lm_eval_icl.prompt import FewShotPrompt
-from lm_eval_icl.splitting import encoder, tokenizes_by_line
-from lm_eval_icl.tokens import Context, PairEncoder
+from lm_eval_icl.prompts.prompt import FewShotPrompt
+from lm_eval_icl.prompts.splitting import encoder, tokenizes_by_line
+from lm_eval_icl.prompts.tokens import Context, PairEncoder
 from tests import harness, tiny
 from tests.test_methods import REFERENCES, read
 

@@ -21,11 +21,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lm_eval_icl import cli, methods
-from lm_eval_icl.demo import model_path
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.harness.training import HarnessTask, load_tasks
 from lm_eval_icl.methods import Predictor
-from lm_eval_icl.tokens import Context, TokenizedPrompt
+from lm_eval_icl.prompts.tokens import Context, TokenizedPrompt
+from lm_eval_icl.smoke.demo import model_path
 from lm_eval_icl.training import rows as training_rows
 from lm_eval_icl.training.episodes import FileTask, Pool, Row, draw, read_file
 from lm_eval_icl.training.rows import RowMaker, collate, leaks, make_row, mean_loss, target_losses
@@ -549,7 +549,7 @@ def test_every_method_trains(checkpoint, tmp_path, method):
 
 def test_a_method_of_the_users(checkpoint, tmp_path, monkeypatch):
     (tmp_path / "neighbours.py").write_text(
-        "from dataclasses import dataclass\nfrom lm_eval_icl.layouts import Pattern, before\n"
+        "from dataclasses import dataclass\nfrom lm_eval_icl.prompts.layouts import Pattern, before\n"
         "from lm_eval_icl.methods import Method\n@dataclass(frozen=True)\nclass Neighbours(Method):\n"
         "    def pattern(self, n):\n        return Pattern(before(n).triu(-1))\n"
     )

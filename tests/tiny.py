@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreT
 
 from lm_eval_icl.inference.memory import Memory
 from lm_eval_icl.methods import Method
-from lm_eval_icl.tokens import Context
+from lm_eval_icl.prompts.tokens import Context
 
 # Enough English, layout and punctuation for merges that straddle words, blanks and line breaks.
 CORPUS = [

@@ -30,7 +30,7 @@ from lm_eval_icl.harness.training import Examples
 from lm_eval_icl.inference.scoring import query_states
 from lm_eval_icl.methods.icl import ICL
 from lm_eval_icl.methods.predictor import DoesNotFit, Predictor
-from lm_eval_icl.prompt import FewShotPrompt
+from lm_eval_icl.prompts.prompt import FewShotPrompt
 
 HOW = ("random", "stratified", *METHODS)
 _AT_ONCE = 256  # queries between two steps of the progress bar

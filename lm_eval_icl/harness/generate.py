@@ -20,7 +20,7 @@ from lm_eval_icl.harness.run import PreparedRun
 from lm_eval_icl.inference.generation import settings_in_force
 from lm_eval_icl.inference.schedule import in_order
 from lm_eval_icl.methods.runner import MethodRunner
-from lm_eval_icl.tokens import Context, TokenizedPrompt
+from lm_eval_icl.prompts.tokens import Context, TokenizedPrompt
 
 
 def generate_until(

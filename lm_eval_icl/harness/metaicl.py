@@ -1,8 +1,8 @@
 """MetaICL's tasks in lm-eval: its files, its sequences, its decision and its metric, for every model with a tokenizer.
 
-The requests carry their token ids (`lm_eval_icl.encoded`), because MetaICL tokenizes and cuts piece by piece. So the
-model has to be known before requests are built: the patch of `evaluate` tells the tasks (`told_the_model`), and a patch
-of lm-eval's tokenization hands the ids to models of lm-eval's own (`own_ids`).
+The requests carry their token ids (`lm_eval_icl.prompts.encoded`), because MetaICL tokenizes and cuts piece by piece.
+So the model has to be known before requests are built: the patch of `evaluate` tells the tasks (`told_the_model`), and
+a patch of lm-eval's tokenization hands the ids to models of lm-eval's own (`own_ids`).
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from lm_eval.tasks.manager import TaskManager
 from transformers import PreTrainedTokenizerBase
 
 from lm_eval_icl.demonstrations.draw import as_text
-from lm_eval_icl.encoded import EncodedPrompt, EncodedText
 from lm_eval_icl.errors import InputError, log
 from lm_eval_icl.harness.tasks import These, note
 from lm_eval_icl.metaicl.files import SHOTS, Folder, Row, checked_seed, classifies, refuse_missing, setting_of
 from lm_eval_icl.metaicl.metric import decision, macro_f1, mean_losses
 from lm_eval_icl.metaicl.reading import Reader, encoded, reader
 from lm_eval_icl.metaicl.strings import Example, Sequences
-from lm_eval_icl.tokens import Context
+from lm_eval_icl.prompts.encoded import EncodedPrompt, EncodedText
+from lm_eval_icl.prompts.tokens import Context
 
 Doc = dict[str, Any]
 OPTION = "--metadata metaicl=..."

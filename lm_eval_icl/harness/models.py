@@ -31,7 +31,7 @@ from lm_eval_icl.inference.memory import vocabulary_of
 from lm_eval_icl.inference.scoring import Score
 from lm_eval_icl.methods.base import Method
 from lm_eval_icl.methods.runner import MethodRunner
-from lm_eval_icl.tokens import PromptTokenizer
+from lm_eval_icl.prompts.tokens import PromptTokenizer
 from lm_eval_icl.training import record
 
 # Arguments of `HFLM` that are not part of a run's identity: they only say where and how fast the model runs, or their

@@ -20,7 +20,7 @@ from jinja2 import Template
 from lm_eval.api.utils import Message
 
 from lm_eval_icl.errors import InputError
-from lm_eval_icl.prompt import FewShotPrompt
+from lm_eval_icl.prompts.prompt import FewShotPrompt
 
 # The mark that is put before every turn while lm-eval joins the turns, and is removed afterwards: a code point of
 # Unicode's private use area. If a document contains it, there are more marks than turns, and the prompt is left without

@@ -12,15 +12,15 @@ from lm_eval.api.instance import Instance
 from lm_eval.models.utils import normalize_gen_kwargs
 from tqdm import tqdm
 
-from lm_eval_icl.encoded import EncodedPrompt
 from lm_eval_icl.errors import InputError, log
 from lm_eval_icl.harness.prompts import structure_error
 from lm_eval_icl.inference.generation import settings_in_force
 from lm_eval_icl.methods.limits import PromptLimits
 from lm_eval_icl.methods.needs import check_generates
 from lm_eval_icl.methods.runner import MethodRunner
-from lm_eval_icl.prompt import FewShotPrompt
-from lm_eval_icl.tokens import Context, PromptTokenizer, TokenizedPrompt
+from lm_eval_icl.prompts.encoded import EncodedPrompt
+from lm_eval_icl.prompts.prompt import FewShotPrompt
+from lm_eval_icl.prompts.tokens import Context, PromptTokenizer, TokenizedPrompt
 
 # A document: its task and its number in the run.
 Document = tuple[str | None, int]

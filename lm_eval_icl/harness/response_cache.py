@@ -23,9 +23,9 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.model import CacheHook, CachingLM
 from lm_eval.models.utils import normalize_gen_kwargs
 
-from lm_eval_icl.encoded import EncodedPrompt
 from lm_eval_icl.errors import CannotWrite, InputError, log
-from lm_eval_icl.prompt import FewShotPrompt
+from lm_eval_icl.prompts.encoded import EncodedPrompt
+from lm_eval_icl.prompts.prompt import FewShotPrompt
 
 # How many seconds may pass before finished responses are written. Not every forward pass should wait for the disk.
 SECONDS = 1.0

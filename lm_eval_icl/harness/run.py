@@ -9,14 +9,14 @@ from typing import Any
 from lm_eval.api.instance import Instance
 from lm_eval.api.task import Task
 
-from lm_eval_icl.encoded import EncodedPrompt
 from lm_eval_icl.errors import InputError, log
 from lm_eval_icl.harness.distributed import total
 from lm_eval_icl.harness.requests import Documents, Request, RequestTokenizer, by_document, fit_requests
 from lm_eval_icl.inference.store import MemoryStore
 from lm_eval_icl.methods.limits import PromptLimits
-from lm_eval_icl.prompt import FewShotPrompt
-from lm_eval_icl.tokens import Context, line_break_at_end
+from lm_eval_icl.prompts.encoded import EncodedPrompt
+from lm_eval_icl.prompts.prompt import FewShotPrompt
+from lm_eval_icl.prompts.tokens import Context, line_break_at_end
 
 # Task -> name of a number -> number.
 Counts = dict[str, dict[str, int]]

@@ -21,7 +21,7 @@ from lm_eval_icl.harness.loading import WholeCheckpoints, refuse_vision
 from lm_eval_icl.harness.prompts import recording, structure_error
 from lm_eval_icl.harness.task_errors import unknown_task
 from lm_eval_icl.harness.tasks import These, text_of
-from lm_eval_icl.prompt import FewShotPrompt
+from lm_eval_icl.prompts.prompt import FewShotPrompt
 from lm_eval_icl.training.episodes import Example
 
 # The arguments of --model_args that loading for training takes, besides the method's.

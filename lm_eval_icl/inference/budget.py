@@ -14,7 +14,7 @@ from lm_eval_icl.errors import InputError, log
 from lm_eval_icl.inference.devices import device_of
 from lm_eval_icl.inference.schedule import Sizes
 from lm_eval_icl.inference.store import MemoryStore
-from lm_eval_icl.tokens import Context
+from lm_eval_icl.prompts.tokens import Context
 
 T = TypeVar("T")
 

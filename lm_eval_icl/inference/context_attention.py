@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from lm_eval_icl.inference.attention import Attended, AttentionCall, additive, join
-from lm_eval_icl.layouts import Layout, side_by_side
+from lm_eval_icl.prompts.layouts import Layout, side_by_side
 
 # How many tokens are taken at a time. A smaller number reads fewer hidden keys; keys that do not lie side by side are
 # copied for every so many tokens.

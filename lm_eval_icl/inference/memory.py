@@ -33,7 +33,7 @@ from lm_eval_icl.inference.context_attention import ROWS, RowsAtATime
 from lm_eval_icl.inference.devices import device_of, on_device, to_device
 from lm_eval_icl.inference.positions import position_switch
 from lm_eval_icl.inference.shared_attention import reads_shared_memory
-from lm_eval_icl.layouts import Layout
+from lm_eval_icl.prompts.layouts import Layout
 
 # How many tokens run behind a memory at a time.
 PIECE = 512

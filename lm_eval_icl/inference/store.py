@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
 from lm_eval_icl.inference.memory import Memory
-from lm_eval_icl.tokens import Context
+from lm_eval_icl.prompts.tokens import Context
 
 
 class MemoryStore:

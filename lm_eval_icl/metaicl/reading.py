@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from transformers import PreTrainedTokenizerBase
 
-from lm_eval_icl.encoded import EncodedPrompt, EncodedText
 from lm_eval_icl.metaicl.strings import Codec, Joined, Sequences, codec
-from lm_eval_icl.tokens import Context, TokenizedPrompt
+from lm_eval_icl.prompts.encoded import EncodedPrompt, EncodedText
+from lm_eval_icl.prompts.tokens import Context, TokenizedPrompt
 
 
 @dataclass(frozen=True)

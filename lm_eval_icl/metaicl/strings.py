@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerBase
 
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.metaicl.files import Row
-from lm_eval_icl.splitting import encoder
+from lm_eval_icl.prompts.splitting import encoder
 
 # How many tokens an example may have, two of which MetaICL leaves free, and how many a sequence.
 PER_EXAMPLE, FREE, PER_SEQUENCE = 256, 2, 1024

@@ -15,8 +15,8 @@ from lm_eval_icl.inference.capabilities import Capabilities
 from lm_eval_icl.inference.memory import Memory, encode_all
 from lm_eval_icl.inference.packing import Queries
 from lm_eval_icl.inference.schedule import Work
-from lm_eval_icl.layouts import POSITIONS, Layout, Pattern, check_pattern, lay_out
-from lm_eval_icl.tokens import Context
+from lm_eval_icl.prompts.layouts import POSITIONS, Layout, Pattern, check_pattern, lay_out
+from lm_eval_icl.prompts.tokens import Context
 
 # A context, and the ids of a query behind it.
 Asked = tuple[Context, tuple[int, ...]]

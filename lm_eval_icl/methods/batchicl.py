@@ -15,10 +15,10 @@ from lm_eval_icl.inference.blocks import residual_stream
 from lm_eval_icl.inference.capabilities import Capabilities
 from lm_eval_icl.inference.memory import Memory, causal_pass
 from lm_eval_icl.inference.scoring import streams_packed
-from lm_eval_icl.layouts import Layout, Pattern, before, lay_out
 from lm_eval_icl.methods.base import Asked, Memories, Method
 from lm_eval_icl.methods.needs import check_residual_stream
-from lm_eval_icl.tokens import Context
+from lm_eval_icl.prompts.layouts import Layout, Pattern, before, lay_out
+from lm_eval_icl.prompts.tokens import Context
 
 DEFAULT_LAYER = 15
 

@@ -11,9 +11,9 @@ from transformers import PreTrainedModel
 
 from lm_eval_icl.errors import is_number
 from lm_eval_icl.inference.memory import KeyValues, Memory, causal_pass, masked_pass
-from lm_eval_icl.layouts import Layout
 from lm_eval_icl.methods.icl import ICL
-from lm_eval_icl.tokens import Context
+from lm_eval_icl.prompts.layouts import Layout
+from lm_eval_icl.prompts.tokens import Context
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from lm_eval_icl.inference.store import MemoryStore
 from lm_eval_icl.methods import needs
 from lm_eval_icl.methods.base import Memories, Method
 from lm_eval_icl.methods.limits import PromptLimits
-from lm_eval_icl.tokens import Context
+from lm_eval_icl.prompts.tokens import Context
 
 T = TypeVar("T")
 

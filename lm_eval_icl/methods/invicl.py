@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
-from lm_eval_icl.layouts import Pattern, nothing, others
 from lm_eval_icl.methods.base import Method
+from lm_eval_icl.prompts.layouts import Pattern, nothing, others
 
 
 @dataclass(frozen=True)

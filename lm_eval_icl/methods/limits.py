@@ -11,7 +11,7 @@ from lm_eval_icl.errors import InputError
 from lm_eval_icl.inference.capabilities import Capabilities
 from lm_eval_icl.methods.base import Method
 from lm_eval_icl.methods.needs import longest_row
-from lm_eval_icl.tokens import Context, TokenizedPrompt
+from lm_eval_icl.prompts.tokens import Context, TokenizedPrompt
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from lm_eval_icl.inference.blocks import residual_stream
 from lm_eval_icl.inference.capabilities import Capabilities
 from lm_eval_icl.inference.memory import Memory, causal_pass
 from lm_eval_icl.methods.base import Method
-from lm_eval_icl.tokens import Context
+from lm_eval_icl.prompts.tokens import Context
 
 
 def check(method: Method, model: PreTrainedModel, can: Capabilities) -> None:

@@ -8,8 +8,8 @@ from typing import ClassVar
 
 import torch
 
-from lm_eval_icl.layouts import Pattern, before, same
 from lm_eval_icl.methods.base import Method
+from lm_eval_icl.prompts.layouts import Pattern, before, same
 
 
 @dataclass(frozen=True)

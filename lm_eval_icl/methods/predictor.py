@@ -19,8 +19,8 @@ from lm_eval_icl.inference.schedule import grouped, in_order
 from lm_eval_icl.inference.scoring import Score
 from lm_eval_icl.methods.base import Method
 from lm_eval_icl.methods.runner import MethodRunner
-from lm_eval_icl.prompt import FewShotPrompt
-from lm_eval_icl.tokens import PromptTokenizer, TokenizedPrompt, line_break_at_end
+from lm_eval_icl.prompts.prompt import FewShotPrompt
+from lm_eval_icl.prompts.tokens import PromptTokenizer, TokenizedPrompt, line_break_at_end
 
 
 class DoesNotFit(InputError):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lm_eval_icl.layouts import Pattern, everything
 from lm_eval_icl.methods.base import Method
+from lm_eval_icl.prompts.layouts import Pattern, everything
 
 
 @dataclass(frozen=True)

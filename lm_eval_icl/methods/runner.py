@@ -15,7 +15,7 @@ from lm_eval_icl.inference.schedule import Asked, Batch, Ids, Text, first_texts,
 from lm_eval_icl.inference.scoring import Score, score_packed, score_rows
 from lm_eval_icl.methods import needs
 from lm_eval_icl.methods.encoder import Encoder
-from lm_eval_icl.tokens import Context, TokenizedPrompt
+from lm_eval_icl.prompts.tokens import Context, TokenizedPrompt
 
 
 class MethodRunner(Encoder):

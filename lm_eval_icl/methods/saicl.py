@@ -9,8 +9,8 @@ from transformers import PreTrainedModel
 
 from lm_eval_icl.inference.capabilities import Capabilities
 from lm_eval_icl.inference.memory import Memory, encode_all
-from lm_eval_icl.layouts import Pattern, nothing
 from lm_eval_icl.methods.base import Asked, Memories, Method
+from lm_eval_icl.prompts.layouts import Pattern, nothing
 
 
 @dataclass(frozen=True)

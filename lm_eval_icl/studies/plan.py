@@ -9,18 +9,18 @@ from typing import Any
 
 from transformers import AutoTokenizer
 
-from lm_eval_icl.encoded import EncodedPrompt
 from lm_eval_icl.errors import InputError, refusing
 from lm_eval_icl.harness.models import model_class
 from lm_eval_icl.metaicl.reading import Reader, reader
 from lm_eval_icl.metaicl.strings import PER_SEQUENCE
-from lm_eval_icl.prompt import FewShotPrompt
+from lm_eval_icl.prompts.encoded import EncodedPrompt
+from lm_eval_icl.prompts.prompt import FewShotPrompt
+from lm_eval_icl.prompts.tokens import Context, PromptTokenizer
 from lm_eval_icl.studies import tasks as study_tasks
 from lm_eval_icl.studies.cells import Cell, Grid, Model
 from lm_eval_icl.studies.grid import HF, Demonstrations
 from lm_eval_icl.studies.order import batches, passes_of
 from lm_eval_icl.studies.tasks import Leaf
-from lm_eval_icl.tokens import Context, PromptTokenizer
 
 _PACK = 1024  # tokens of queries that share a pass (`CommonArguments.pack_tokens`)
 

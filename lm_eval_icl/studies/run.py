@@ -41,12 +41,12 @@ from lm_eval_icl.inference.packing import Queries
 from lm_eval_icl.inference.schedule import Ids, grouped
 from lm_eval_icl.inference.scoring import Score
 from lm_eval_icl.methods.runner import MethodRunner
+from lm_eval_icl.prompts.tokens import Context
 from lm_eval_icl.studies.cells import Cell, digest
 from lm_eval_icl.studies.folder import FORM, Folder
 from lm_eval_icl.studies.grid import HF, Variant
 from lm_eval_icl.studies.order import passes_of
 from lm_eval_icl.studies.tasks import Prepared
-from lm_eval_icl.tokens import Context
 
 # The number of a memory -> id(instance) -> its score.
 Scores = dict[int, dict[int, Score]]

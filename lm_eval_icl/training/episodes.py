@@ -17,7 +17,7 @@ from typing import ClassVar, Protocol
 
 from lm_eval_icl.demonstrations.draw import as_text
 from lm_eval_icl.errors import InputError
-from lm_eval_icl.prompt import FewShotPrompt
+from lm_eval_icl.prompts.prompt import FewShotPrompt
 
 
 @dataclass(frozen=True)

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lm_eval_icl.encoded import EncodedPrompt, EncodedText
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.inference.attention import additive
-from lm_eval_icl.layouts import Layout
 from lm_eval_icl.methods.base import Method
 from lm_eval_icl.methods.predictor import Predictor
-from lm_eval_icl.tokens import TokenizedPrompt
+from lm_eval_icl.prompts.encoded import EncodedPrompt, EncodedText
+from lm_eval_icl.prompts.layouts import Layout
+from lm_eval_icl.prompts.tokens import TokenizedPrompt
 from lm_eval_icl.training.episodes import Episode
 
 LOSSES = ("query", "all")

@@ -16,7 +16,7 @@ from transformers import GPT2Config, LlamaConfig, PreTrainedModel, PreTrainedTok
 from lm_eval_icl.harness.models import model_class
 from lm_eval_icl.harness.prompts import recording
 from lm_eval_icl.methods import NAMES
-from lm_eval_icl.prompt import FewShotPrompt
+from lm_eval_icl.prompts.prompt import FewShotPrompt
 
 POSITIONS = 4096
 CONFIGS = {

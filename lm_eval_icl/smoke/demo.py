@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def model_path() -> Path:
     """The folder of the checkpoint, to be given as `--model_args pretrained=FOLDER`."""
-    return Path(__file__).parent / "demo_model"
+    return Path(__file__).parents[1] / "demo_model"
 
 
 def documents(name: str, **_: Any) -> DatasetDict:

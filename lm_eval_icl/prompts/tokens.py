@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from transformers import PreTrainedTokenizerBase
 
 from lm_eval_icl.errors import InputError
-from lm_eval_icl.prompt import FewShotPrompt
-from lm_eval_icl.splitting import Encode, PartSplitter, WholeSplitter, encoder, tokenizes_by_line
+from lm_eval_icl.prompts.prompt import FewShotPrompt
+from lm_eval_icl.prompts.splitting import Encode, PartSplitter, WholeSplitter, encoder, tokenizes_by_line
 
 
 @dataclass(frozen=True)

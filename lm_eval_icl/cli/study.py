@@ -13,6 +13,7 @@ from typing import Any
 
 from rich.console import Console
 
+from lm_eval_icl.cli.train import training
 from lm_eval_icl.errors import InputError, LaterForm
 from lm_eval_icl.harness.arguments import check_folders, pairs
 from lm_eval_icl.harness.interrupt import Terminated
@@ -24,7 +25,6 @@ from lm_eval_icl.studies.grid import Study, named, read
 from lm_eval_icl.studies.plan import Plan
 from lm_eval_icl.studies.progress import open_study
 from lm_eval_icl.studies.run import Options
-from lm_eval_icl.train import training
 
 
 def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""A smoke test of every method on tiny random models (`lm_eval_icl.tiny`), one model type or all that there are.
+"""A smoke test of every method on tiny random models (`lm_eval_icl.smoke.tiny`), one model type or all that there are.
 
 `lm-eval-icl smoke --arch llama` runs `smoke`, and `lm-eval-icl smoke --arch all` runs `sweep`.
 """
@@ -22,8 +22,9 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from lm_eval_icl import demo, methods
+from lm_eval_icl import methods
 from lm_eval_icl.errors import InputError, Unsupported, one_line, refusing
+from lm_eval_icl.smoke import demo
 
 # A log-likelihood in float32 is wrong if it differs by more than this part of its size.
 TOLERANCE = 1e-4
@@ -56,7 +57,7 @@ def smoke(arch: str = "llama", limit: int = 3) -> dict[str, dict[str, float | st
         NoTinyModel: there is no tiny model of the type, or lm-eval's `hf` does not run it.
         InputError: methods failed or gave wrong numbers; the message says how.
     """
-    from lm_eval_icl import tiny
+    from lm_eval_icl.smoke import tiny
 
     scores: dict[str, dict[str, float | str] | str] = {}
     failures: dict[str, Exception] = {}
@@ -79,7 +80,7 @@ def smoke(arch: str = "llama", limit: int = 3) -> dict[str, dict[str, float | st
 
 def _hf(arch: str, folder: str, limit: int) -> dict[str, Responses]:
     """What lm-eval's `hf` responds; nothing for an encoder-decoder model, which it runs as a whole."""
-    from lm_eval_icl.tiny import is_encoder_decoder
+    from lm_eval_icl.smoke.tiny import is_encoder_decoder
 
     if is_encoder_decoder(arch):
         return {}
@@ -233,7 +234,7 @@ class Result:
 
 def result_of(arch: str, limit: int = 3) -> Result:
     """The result of `smoke` on a model type, run here."""
-    from lm_eval_icl.tiny import NoTinyModel
+    from lm_eval_icl.smoke.tiny import NoTinyModel
 
     try:
         scores = smoke(arch, limit)

@@ -18,10 +18,10 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from lm_eval_icl.errors import InputError
-from lm_eval_icl.layouts import Layout
 from lm_eval_icl.methods.base import Method
-from lm_eval_icl.prompt import FewShotPrompt
-from lm_eval_icl.tokens import Context, PromptTokenizer
+from lm_eval_icl.prompts.layouts import Layout
+from lm_eval_icl.prompts.prompt import FewShotPrompt
+from lm_eval_icl.prompts.tokens import Context, PromptTokenizer
 
 # How many tokens a row may have; with more, single cells could not be told apart.
 LIMIT = 200

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Self
 
-from lm_eval_icl.prompt import FewShotPrompt
-from lm_eval_icl.tokens import Context, TokenizedPrompt
+from lm_eval_icl.prompts.prompt import FewShotPrompt
+from lm_eval_icl.prompts.tokens import Context, TokenizedPrompt
 
 
 class EncodedText(str):

@@ -148,7 +148,7 @@ def _smoke(arguments: list[str]) -> None:
 
     # Run offline, and without those progress bars that these variables switch off.
     os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_DISABLE_PROGRESS_BARS": "1"}
-    from lm_eval_icl import tiny
+    from lm_eval_icl.smoke import tiny
 
     archs = list(tiny.types()) if options.arch == "all" else options.arch.split(",")
     try:
@@ -171,7 +171,7 @@ def _smoke_one(arch: str, limit: int) -> Counter[str]:
 
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     transformers.logging.set_verbosity_error()  # or it would list, for every method, the weights for pictures
-    from lm_eval_icl.smoke import refusals, smoke
+    from lm_eval_icl.smoke.smoke import refusals, smoke
 
     scores = smoke(arch, limit)
     for name, of in scores.items():
@@ -186,7 +186,7 @@ def _smoke_one(arch: str, limit: int) -> Counter[str]:
 def _smoke_several(archs: list[str], options: argparse.Namespace) -> Counter[str]:
     """Test several model types and print a line a type. Returns how many types have which status, how many methods ran,
     and how many refusals there are."""
-    from lm_eval_icl.smoke import sweep
+    from lm_eval_icl.smoke.smoke import sweep
 
     counts: Counter[str] = Counter()
     for result in sweep(archs, options.limit, options.time_limit, options.record):
@@ -235,8 +235,8 @@ def _draw(options: argparse.Namespace) -> None:
     from lm_eval.utils import simple_parse_args_string
     from rich.console import Console
 
-    from lm_eval_icl import demo
-    from lm_eval_icl.methods.drawing import drawing, picture, terminal
+    from lm_eval_icl.drawing import drawing, picture, terminal
+    from lm_eval_icl.smoke import demo
 
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     transformers.logging.set_verbosity_error()
@@ -279,7 +279,7 @@ def _train(arguments: list[str]) -> None:
     import logging
 
     logging.getLogger("lm_eval").setLevel(logging.WARNING)
-    from lm_eval_icl import train
+    from lm_eval_icl.cli import train
 
     _command("train", train.command, arguments)
 
@@ -288,7 +288,7 @@ def _study(arguments: list[str]) -> None:
     import logging
 
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
-    from lm_eval_icl import study
+    from lm_eval_icl.cli import study
 
     _command("study", study.command, arguments)
 
@@ -300,16 +300,16 @@ def _select(arguments: list[str]) -> None:
 
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     log.setLevel(logging.WARNING)  # what a search will cost
-    from lm_eval_icl import select
+    from lm_eval_icl.cli import select
 
     _command("select", select.command, arguments)
 
 
 def _of_results(name: str) -> Callable[[list[str]], None]:
-    """A command that reads results files: see `lm_eval_icl.leaderboards`."""
+    """A command that reads results files: see `lm_eval_icl.cli.leaderboards`."""
 
     def run(arguments: list[str]) -> None:
-        from lm_eval_icl import leaderboards
+        from lm_eval_icl.cli import leaderboards
 
         _command(name, getattr(leaderboards, name), arguments)
 

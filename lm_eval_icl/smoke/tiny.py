@@ -26,8 +26,8 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
 )
 
-from lm_eval_icl.demo import model_path
 from lm_eval_icl.errors import InputError, one_line
+from lm_eval_icl.smoke.demo import model_path
 
 # How many tokens a layer with a sliding window, or with attention in chunks, sees.
 WINDOW = 72

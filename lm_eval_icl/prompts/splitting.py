@@ -19,7 +19,7 @@ from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerBase
 
 from lm_eval_icl.errors import InputError
-from lm_eval_icl.prompt import FewShotPrompt
+from lm_eval_icl.prompts.prompt import FewShotPrompt
 
 Ids = tuple[int, ...]
 Encode = Callable[[str], "tuple[list[int], list[int], int]"]

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from rich.text import Text
 
+from lm_eval_icl.drawing.drawing import Drawing, colour, columns, rows
 from lm_eval_icl.errors import InputError
-from lm_eval_icl.layouts import Layout
-from lm_eval_icl.methods.drawing.drawing import Drawing, colour, columns, rows
+from lm_eval_icl.prompts.layouts import Layout
 
 
 @dataclass(frozen=True)

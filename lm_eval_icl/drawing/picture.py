@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lm_eval_icl.drawing.drawing import Drawing, colour, columns, rows
 from lm_eval_icl.errors import InputError
-from lm_eval_icl.layouts import Layout
-from lm_eval_icl.methods.drawing.drawing import Drawing, colour, columns, rows
+from lm_eval_icl.prompts.layouts import Layout
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

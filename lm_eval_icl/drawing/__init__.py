@@ -1,0 +1,1 @@
+"""Layouts as text and as pictures."""
