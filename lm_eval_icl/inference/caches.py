@@ -21,7 +21,7 @@ from transformers.cache_utils import (
     LinearAttentionCacheLayerMixin,
 )
 
-from lm_eval_icl.inference.devices import device_of_states, on_device
+from lm_eval_icl.inference.devices import device_of_states, on_device, once_a_model
 from lm_eval_icl.inference.shared_attention import behind, behind_copies
 
 
@@ -90,6 +90,7 @@ class MemoryLayer(DynamicLayer):
         return copied
 
 
+@once_a_model
 def has_other_states(model: PreTrainedModel) -> bool:
     """Whether a model keeps more of the tokens it has read than one key and one value for each token and layer: the
     state of linear attention, of a state-space layer or of a convolution, or the keys of an indexer that chooses what
@@ -116,6 +117,7 @@ def cache_argument(model: PreTrainedModel) -> str:
     return next((name for name in ("past_key_values", "cache_params", "state") if name in taken), "past_key_values")
 
 
+@once_a_model
 def takes_positions(model: PreTrainedModel) -> bool:
     """Whether the model has the argument `position_ids`."""
     return "position_ids" in _arguments(model)

@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-# The device of the last hidden states of models that accelerate has spread over devices.
-_of_states: WeakKeyDictionary[PreTrainedModel, torch.device] = WeakKeyDictionary()
+Answer = TypeVar("Answer")
+
+
+def once_a_model(ask: Callable[[PreTrainedModel], Answer]) -> Callable[[PreTrainedModel], Answer]:
+    """Keep what `ask` answers of a model, as long as the model lives: for facts that hold for a loaded model."""
+    answers: WeakKeyDictionary[PreTrainedModel, Answer] = WeakKeyDictionary()
+
+    @functools.wraps(ask)
+    def answer(model: PreTrainedModel) -> Answer:
+        if model not in answers:
+            answers[model] = ask(model)
+        return answers[model]
+
+    return answer
 
 
 def device_of(model: PreTrainedModel) -> torch.device:
@@ -26,28 +39,27 @@ def device_of(model: PreTrainedModel) -> torch.device:
 
 def device_of_states(model: PreTrainedModel) -> torch.device:
     """The device on which a model has its last hidden states, from which `logits_to_keep` takes some: an index on
-    another device raises an error, and one on the CPU waits for the device.
+    another device raises an error, and one on the CPU waits for the device."""
+    return _spread_states(model) if hasattr(model, "_hf_hook") else device_of(model)
 
-    If accelerate has spread the model over devices, this is neither the device of the input nor, with tied weights,
-    that of the vocabulary projection. It is seen in a pass of one token, once for a model.
-    """
-    if not hasattr(model, "_hf_hook"):
-        return device_of(model)
-    if model not in _of_states:
-        hooks: list[Any] = [module._hf_hook for module in model.modules() if hasattr(module, "_hf_hook")]
-        for hook in hooks:
-            # The hook at the entrance would move the index, as everything else, to the device of the input.
-            skipped = getattr(hook, "skip_keys", None) or []
-            hook.skip_keys = [*([skipped] if isinstance(skipped, str) else skipped), "logits_to_keep"]
-        devices = [torch.device("cpu")]
-        head: Any = model.get_output_embeddings()
-        handle = head.register_forward_pre_hook(lambda module, args: devices.append(args[0].device))
-        try:
-            model(input_ids=on_device([[0]], device_of(model)), use_cache=False)
-        finally:
-            handle.remove()
-        _of_states[model] = devices[-1]
-    return _of_states[model]
+
+@once_a_model
+def _spread_states(model: PreTrainedModel) -> torch.device:
+    """`device_of_states` of a model that accelerate has spread over devices. This is neither the device of the input
+    nor, with tied weights, that of the vocabulary projection. It is seen in a pass of one token."""
+    hooks: list[Any] = [module._hf_hook for module in model.modules() if hasattr(module, "_hf_hook")]
+    for hook in hooks:
+        # The hook at the entrance would move the index, as everything else, to the device of the input.
+        skipped = getattr(hook, "skip_keys", None) or []
+        hook.skip_keys = [*([skipped] if isinstance(skipped, str) else skipped), "logits_to_keep"]
+    devices = [torch.device("cpu")]
+    head: Any = model.get_output_embeddings()
+    handle = head.register_forward_pre_hook(lambda module, args: devices.append(args[0].device))
+    try:
+        model(input_ids=on_device([[0]], device_of(model)), use_cache=False)
+    finally:
+        handle.remove()
+    return devices[-1]
 
 
 def on_device(numbers: Sequence[Any], device: torch.device) -> Tensor:

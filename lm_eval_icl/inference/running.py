@@ -88,17 +88,6 @@ class RunningModel:
         without = self.without_positions
         return nullcontext() if without is None else no_positions(self.model, without)
 
-    @contextmanager
-    def own_cache(self) -> Iterator[None]:
-        """Inside this context, the type of cache that a checkpoint's `generation_config` asks for is ignored, since
-        generation continues from a memory's cache."""
-        config = self.model.generation_config
-        asked, config.cache_implementation = config.cache_implementation, None
-        try:
-            yield
-        finally:
-            config.cache_implementation = asked
-
     def mixed_precision(self) -> torch.autocast:
         """torch's autocast, if it was asked for. It keeps the weights that it has cast until its outermost context
         ends, so many passes inside one context cast them once."""

@@ -206,7 +206,7 @@ class MethodRunner(Encoder):
                 memories = [memory]
             longest = max(map(len, memories)) + max(map(len, queries)) + max_new_tokens
             ways = {"stepwise": can.stepwise, "shared": can.can_share_to(longest), "leaving": can.can_leave}
-            with self.own_cache(), stop_on_nonfinite(self.model, names[: len(texts)]):
+            with stop_on_nonfinite(self.model, names[: len(texts)]):
                 return continue_from(self.model, generate, memories, queries, settings.beams, stopped=stopped, **ways)
 
         return self.fit(run, lambda: self.budget.halve(0, len(first())), prompts[0].context)
