@@ -97,7 +97,7 @@ def test_ids_are_those_of_the_whole_string(kind, prefix, parts, query, answers):
     encode = pairs(tokenizer)
     for answer in answers:
         context, continuation = Reference(tokenizer)._encode_pair(str(prompt), answer)
-        tokens, ids = encode(prompt, answer)
+        tokens, (ids,) = encode(prompt, [answer])
         assert [*tokens.context.tokens, *tokens.query] == context
         assert list(ids) == continuation
         assert len(tokens.query) >= 1
@@ -124,9 +124,9 @@ def test_behind_a_shared_context_the_ids_are_those_of_the_whole_string(kind, pre
     for query in queries:
         prompt = FewShotPrompt(prefix, [*parts[:-1], parts[-1] + end], query)
         context, continuation = Reference(tokenizer)._encode_pair(str(prompt), " b")
-        tokens, ids = encode(prompt, " b")
+        tokens, (ids,) = encode(prompt, [" b"])
         assert [*tokens.context.tokens, *tokens.query] == context and list(ids) == continuation
-        assert (tokens, ids) == alone(prompt, " b")
+        assert (tokens, [ids]) == alone(prompt, [" b"])
 
 
 @pytest.mark.parametrize("kind", OF_EVERY_KIND)
@@ -166,8 +166,8 @@ def test_the_check_of_the_first_prompt_alone_finds_such_a_tokenizer():
 def test_a_word_that_takes_in_the_line_break_before_it_is_not_the_end_of_a_shared_context():
     """The context's last word goes on in the query, and its first token holds the line break."""
     tokenizer = OF_EVERY_KIND["without_lines"]
-    assert tokenizes_by_line(tokenizer) and "▁Q" in tokenizer.tokenize("a\nQ: b")
-    encode = pairs(tokenizer)
+    assert "▁Q" in tokenizer.tokenize("a\nQ: b")
+    encode = PairEncoder(encoder(tokenizer), encoder(tokenizer, add_special_tokens=False), by_line=True)
     for query in ("", ": a", "uestion: b"):
         tokens = encode.split(prompt := FewShotPrompt("", ["a\nQ"], query), prompt)
         assert [*tokens.context.tokens, *tokens.query] == tokenizer.encode(prompt)
@@ -260,8 +260,8 @@ def test_by_part_nothing_depends_on_the_order(kind, prefix, parts, query, answer
     order = data.draw(st.permutations(range(len(parts))))
     tokenizer = TOKENIZERS[kind]
     encode = pairs(tokenizer, by_part=True)
-    tokens, ids = encode(FewShotPrompt(prefix, parts, query), answer)
-    permuted, permuted_ids = encode(FewShotPrompt(prefix, [parts[i] for i in order], query), answer)
+    tokens, ids = encode(FewShotPrompt(prefix, parts, query), [answer])
+    permuted, permuted_ids = encode(FewShotPrompt(prefix, [parts[i] for i in order], query), [answer])
     assert permuted.context.prefix == tokens.context.prefix
     assert permuted.context.demonstrations == tuple(tokens.context.demonstrations[i] for i in order)
     assert permuted.query == tokens.query and permuted_ids == ids
@@ -275,9 +275,9 @@ def test_by_part_an_empty_query_is_refused():
     tokenizer = TOKENIZERS["byte_level"]
     encode = pairs(tokenizer, by_part=True)
     with pytest.raises(InputError, match="the query is empty"):
-        encode(FewShotPrompt("p", ["a\n\n", "b\n\n"], " "), "x")
+        encode(FewShotPrompt("p", ["a\n\n", "b\n\n"], " "), ["x"])
     # Without demonstrations there is no order to depend on.
-    assert encode(FewShotPrompt("p", [], " "), "x")[0] == encode(FewShotPrompt("", [], "p "), "x")[0]
+    assert encode(FewShotPrompt("p", [], " "), ["x"])[0] == encode(FewShotPrompt("", [], "p "), ["x"])[0]
 
 
 # Tokenizers whose offsets and ends of texts are unlike those of GPT-2's and Llama's, in whole computations.

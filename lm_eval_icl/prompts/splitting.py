@@ -15,7 +15,6 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerBase
 
 from lm_eval_icl.errors import InputError
@@ -89,35 +88,91 @@ _KINDS = ("", *"aZé漢1 \t\r\n.'_-<")
 def tokenizes_by_line(tokenizer: PreTrainedTokenizerBase) -> bool:
     """Whether a text can be divided behind any line break that a letter follows, and its two pieces tokenized alone.
 
-    A tokenizer normalizes a text, divides it into words, and tokenizes each word by itself. So the pieces have the
-    text's tokens if a word ends with the line break, and if neither the words before it nor those behind it depend on
-    what is on its other side. This is tried on short texts of characters of every kind. Where words reach over the line
-    break (some tokenizers take the whole text as one word), it is as good if BPE has nothing to merge over it: an entry
-    of the vocabulary that does.
+    No entry of the vocabulary reaches over such a place, so a token always ends there. What is left is that normalizing
+    a text and dividing it into words may look across. This is tried on short texts of characters of every kind: their
+    ids must be those of the text before the line break, as they are in front of another letter, and those of the line.
     """
-    backend = tokenizer.backend_tokenizer
-    normalizer, divider, model = backend.normalizer, backend.pre_tokenizer, backend.model
     if any(map(_OVER_A_LINE_BREAK.search, tokenizer.get_vocab())):
         return False
-    merges_only = isinstance(model, BPE) and not (
-        model.dropout or model.continuing_subword_prefix or model.end_of_word_suffix
-    )
 
-    def words(text: str) -> list[str]:
-        text = normalizer.normalize_str(text) if normalizer else text
-        found = [word for word, _ in divider.pre_tokenize_str(text)] if divider else [text]
-        return [part for word in found for part in re.split(r"(?<=[\nĊ])(?=[^\W\d_])", word)] if merges_only else found
+    def ids(text: str) -> list[int]:
+        found: list[int] = tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids
+        return found
 
-    def before(text: str) -> list[str]:
-        return words(text + "a")[:-1]
+    def behind(line: str) -> list[int]:
+        return ids("\n" + line)[len(ids("\n")) :]
 
-    def behind(line: str) -> list[str]:
-        return words("\n" + line)[len(before("\n")) :]
+    def before(text: str) -> list[int]:
+        return ids(text + "a")[: -len(behind("a")) or None]
 
     texts = [f"{a}{b}\n" for a, b in itertools.product(_KINDS, _KINDS)]
     lines = [letter + kind for letter in "aZé漢" for kind in _KINDS]
     tried = itertools.chain(itertools.product(texts, ("a", "Z1")), itertools.product(("\n", "a\n"), lines))
-    return all(words(text + line) == before(text) + behind(line) for text, line in tried)
+    return all(ids(text + line) == before(text) + behind(line) for text, line in tried)
+
+
+@dataclass(frozen=True)
+class Head:
+    """The beginning that prompts with the same context share, up to a line break in the context's last part.
+
+    Attributes:
+        ids, starts: the ids before the line break's line, and the index of each one's first character.
+        added: how many of the ids are special tokens at the beginning.
+        end: the index of the line break in the prompt.
+    """
+
+    ids: list[int]
+    starts: list[int]
+    added: int
+    end: int
+
+
+class WholeSplitter:
+    """Tokenizes a prompt as one string and divides the ids into the prompt's parts: a token belongs to the part that
+    contains its first character.
+
+    Of prompts with the same context, the first one is tokenized as a whole, and the others only from a line break near
+    the end of the context on, behind the `Head` that the first one leaves. This is done with tokenizers that allow it
+    (`tokenizes_by_line`), and only if it gives the first prompt the tokens that it has as a whole.
+    """
+
+    def __init__(self, encode: Encode, bare: Encode, by_line: bool = False):
+        """`encode` adds the special tokens that the model expects, `bare` adds none. `by_line`: `tokenizes_by_line`."""
+        self.encode, self.bare, self.by_line = encode, bare, by_line
+        self._of_line_break = len(bare("\n")[0])
+
+    def __call__(self, prompt: FewShotPrompt, text: str, head: Head | None = None) -> tuple[list[Ids], Head | None]:
+        """The ids of the prefix, of each demonstration and of the query, which has at least one token; and the head.
+
+        Args:
+            text: the prompt, or the prompt without the blanks at its end.
+            head: what an earlier prompt with the same context has left; None if there was none, or it left nothing.
+        """
+        if head is not None and (tail := self._tail(text, head.end)):
+            return _divide(prompt, head.ids + tail[0], head.starts + tail[1], head.added), head
+        ids, starts, added = self.encode(text)
+        return _divide(prompt, ids, starts, added), head or self._head(prompt, text, ids, starts, added)
+
+    def _head(self, prompt: FewShotPrompt, text: str, ids: list[int], starts: list[int], added: int) -> Head | None:
+        """What further prompts with this prompt's context share with it; None if they share nothing."""
+        end = len(prompt) - len(prompt.query)
+        begin = max(0, end - len((prompt.prefix, *prompt.demonstrations)[-1]) - 1)
+        line_breaks = [found.start() for found in _LINE_BREAK.finditer(text, begin, end)] if self.by_line else []
+        if line_breaks and (tail := self._tail(text, line_breaks[-1])):
+            before = len(ids) - len(tail[0])
+            if before >= 0 and (ids[before:], starts[before:]) == tail:
+                return Head(ids[:before], starts[:before], added, line_breaks[-1])
+        return None
+
+    def _tail(self, text: str, line_break: int) -> tuple[list[int], list[int]] | None:
+        """The ids of what is behind a line break, and the index in the text of each token's first character.
+
+        None if the first of these tokens does not begin right behind the line break. Then the line break is a part of
+        it, or is left out, or has other tokens than by itself.
+        """
+        ids, starts, _ = self.bare(text[line_break:])
+        n = self._of_line_break
+        return (ids[n:], [line_break + start for start in starts[n:]]) if starts[n : n + 1] == [1] else None
 
 
 def _divide(prompt: FewShotPrompt, ids: Sequence[int], starts: Sequence[int], added: int) -> list[Ids]:
@@ -129,81 +184,6 @@ def _divide(prompt: FewShotPrompt, ids: Sequence[int], starts: Sequence[int], ad
     last = max(0, min(cuts[-1], len(ids) - 1))  # the query has a token, even if its text is empty
     cuts = [min(cut, last) for cut in cuts]
     return [tuple(ids[a:b]) for a, b in itertools.pairwise([*cuts, len(ids)])]
-
-
-@dataclass(frozen=True)
-class _Beginning:
-    """The beginning that prompts with the same context share, up to a line break in the context's last part.
-
-    Attributes:
-        context: prefix and demonstrations, as text.
-        parts: the ids of prefix and demonstrations; of the last of them, only those before what is behind the break.
-        line_break: the index of the line break in the prompt; -1 if there is none at which it can be divided.
-    """
-
-    context: tuple[str, tuple[str, ...]]
-    parts: list[Ids]
-    line_break: int
-
-
-class WholeSplitter:
-    """Tokenizes a prompt as one string and divides the ids into the prompt's parts: a token belongs to the part that
-    contains its first character.
-
-    Of prompts with the same context that follow each other, the first one is tokenized as a whole, and the others only
-    from a line break near the end of the context on. This is done with tokenizers that allow it (`tokenizes_by_line`),
-    and only if it gives the first prompt the tokens that it has as a whole.
-    """
-
-    def __init__(self, encode: Encode, bare: Encode, by_line: bool = False):
-        """`encode` adds the special tokens that the model expects, `bare` adds none. `by_line`: `tokenizes_by_line`."""
-        self.encode, self.bare, self.by_line = encode, bare, by_line
-        self._of_line_break = len(bare("\n")[0])
-        self._beginning = _Beginning(("", ()), [], -1)
-
-    def __call__(self, prompt: FewShotPrompt, text: str) -> list[Ids]:
-        """The ids of the prefix, of each demonstration and of the query. The query has at least one token.
-
-        Args:
-            text: the prompt, or the prompt without the blanks at its end.
-        """
-        shared, query = self._beginning, len(prompt) - len(prompt.query)
-        begun = shared.context == (prompt.prefix, prompt.demonstrations) and shared.line_break >= 0
-        if begun and len(text) >= query and (behind := self._behind(text, shared.line_break)):
-            ids, starts = behind
-            cut = min(bisect_left(starts, query), len(ids) - 1)
-            return [*shared.parts[:-1], shared.parts[-1] + ids[:cut], ids[cut:]]
-        whole, starts, added = self.encode(text)
-        parts = _divide(prompt, whole, starts, added)
-        if shared.context != (prompt.prefix, prompt.demonstrations):
-            self._beginning = self._shared(prompt, text, whole, starts, parts)
-        return parts
-
-    def _behind(self, text: str, line_break: int) -> tuple[Ids, list[int]] | None:
-        """The ids of what is behind a line break, and the index in the text of each token's first character.
-
-        None if the first of these tokens does not begin right behind the line break. Then the line break is a part of
-        it, or is left out, or has other tokens than by itself.
-        """
-        ids, starts, _ = self.bare(text[line_break:])
-        n = self._of_line_break
-        return (tuple(ids[n:]), [line_break + start for start in starts[n:]]) if starts[n : n + 1] == [1] else None
-
-    def _shared(
-        self, prompt: FewShotPrompt, text: str, ids: list[int], starts: list[int], parts: list[Ids]
-    ) -> _Beginning:
-        """What further prompts with this prompt's context share with it."""
-        context, (*others, last) = (prompt.prefix, prompt.demonstrations), parts[:-1]
-        end = len(prompt) - len(prompt.query)
-        begin = max(0, end - len((prompt.prefix, *prompt.demonstrations)[-1]) - 1)
-        line_breaks = [found.start() for found in _LINE_BREAK.finditer(text, begin, end)]
-        possible = self.by_line and line_breaks and len(text) >= end
-        if possible and (behind := self._behind(text, line_breaks[-1])):
-            before = len(ids) - len(behind[0])
-            of_last = before - sum(map(len, others))
-            if of_last >= 0 and (tuple(ids[before:]), starts[before:]) == behind:
-                return _Beginning(context, [*others, last[:of_last]], line_breaks[-1])
-        return _Beginning(context, [], -1)
 
 
 # Characters to put before a part that is tokenized by itself. They are tried in this order, until one is found that the

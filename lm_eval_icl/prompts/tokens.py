@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from transformers import PreTrainedTokenizerBase
 
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.prompts.prompt import FewShotPrompt
-from lm_eval_icl.prompts.splitting import Encode, PartSplitter, WholeSplitter, encoder, tokenizes_by_line
+from lm_eval_icl.prompts.splitting import Encode, Head, Ids, PartSplitter, WholeSplitter, encoder, tokenizes_by_line
 
 
 @dataclass(frozen=True)
@@ -49,12 +49,6 @@ class Context:
         return max(self.tokens, default=-1)
 
 
-@functools.lru_cache(maxsize=1024)
-def _intern(context: Context) -> Context:
-    """The first context seen that is equal to this one, so that thousands of documents share a single object."""
-    return context
-
-
 @dataclass(frozen=True)
 class TokenizedPrompt:
     """The token ids of a prompt: the shared context, and the query.
@@ -84,25 +78,8 @@ class TokenizedPrompt:
         return TokenizedPrompt(Context(self.context.prefix, kept), self.query)
 
 
-@dataclass(frozen=True)
-class _Encoded:
-    """What `PairEncoder` keeps about the last prompt, for further continuations of the same prompt.
-
-    Attributes:
-        prompt: the prompt.
-        end: the index of the first of the blanks at the prompt's end.
-        tokens: the prompt's ids by part.
-        ids, text: a function from a text to its ids, and the text that it must be given together with a continuation:
-            the prompt, or its last line.
-        before: how many of these ids are the text's own.
-    """
-
-    prompt: FewShotPrompt
-    end: int
-    tokens: TokenizedPrompt
-    ids: Callable[[str], Sequence[int]]
-    text: str
-    before: int
+# How many contexts a `PairEncoder` knows, the last ones.
+_KNOWN = 1024
 
 
 class PairEncoder:
@@ -123,13 +100,23 @@ class PairEncoder:
         self._split_whole = WholeSplitter(encode, bare, by_line)
         self._split_parts = PartSplitter(encode, bare) if by_part else None
         self._ids = functools.lru_cache(maxsize=100_000)(lambda text: bare(text)[0])
-        self._last: _Encoded | None = None
+        # Prefix and demonstrations as text -> their ids, as the object that thousands of documents share; and what is
+        # tokenized only once of prompts that begin with them.
+        self._known: dict[tuple[str, tuple[str, ...]], tuple[Context, Head | None]] = {}
 
     def split(self, prompt: FewShotPrompt, text: str) -> TokenizedPrompt:
         """The prompt's ids by part. `text` is the prompt, or the prompt without the blanks at its end."""
-        split = self._split_parts if self._split_parts and prompt.demonstrations else self._split_whole
-        prefix, *demonstrations, query = split(prompt, text)
-        return TokenizedPrompt(_intern(Context(prefix, tuple(demonstrations))), query)
+        key = (prompt.prefix, prompt.demonstrations)
+        known, head = self._known.pop(key, (None, None))
+        if self._split_parts and prompt.demonstrations:
+            prefix, *demonstrations, query = self._split_parts(prompt, text)
+        else:
+            (prefix, *demonstrations, query), head = self._split_whole(prompt, text, head)
+        context = Context(prefix, tuple(demonstrations))
+        self._known[key] = (known if known == context else context), head
+        if len(self._known) > _KNOWN:
+            del self._known[next(iter(self._known))]
+        return TokenizedPrompt(self._known[key][0], query)
 
     def inside(self, prompt: FewShotPrompt, spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
         """For each demonstration of the prompt, (begin, end) of the tokens that begin among some characters of it.
@@ -149,30 +136,30 @@ class PairEncoder:
             for part, (begin, end) in zip(prompt.demonstrations, spans, strict=True)
             for piece in (part[:begin], part[begin:end], part[end:])
         ]
-        lengths = list(map(len, self._split_whole(FewShotPrompt(prompt.prefix, pieces, prompt.query), text)[1:-1]))
+        parts, _ = self._split_whole(FewShotPrompt(prompt.prefix, pieces, prompt.query), text)
+        lengths = list(map(len, parts[1:-1]))
         return [(lengths[i], lengths[i] + lengths[i + 1]) for i in range(0, len(lengths), 3)]
 
-    def __call__(self, prompt: FewShotPrompt, continuation: str) -> tuple[TokenizedPrompt, tuple[int, ...]]:
-        """The context's ids by part, and the continuation's ids."""
-        last = self._last
-        if last is None or last.prompt is not prompt:  # all options of a document have the same prompt object
-            last = self._last = self._tokenize(prompt)
-        return last.tokens, tuple(last.ids(last.text + prompt[last.end :] + continuation)[last.before :])
-
-    def _tokenize(self, prompt: FewShotPrompt) -> _Encoded:
+    def __call__(self, prompt: FewShotPrompt, continuations: Sequence[str]) -> tuple[TokenizedPrompt, list[Ids]]:
+        """The context's ids by part, and the ids of each continuation."""
         text = prompt.rstrip()
-        end, tokens = len(text), self.split(prompt, text)
+        tokens, blanks = self.split(prompt, text), prompt[len(text) :]
         alone = self._split_parts is not None and bool(prompt.demonstrations)
         if alone:  # the answer's ids may not depend on the last demonstration
             text = "\n" + text[len(prompt) - len(prompt.query) :]
+        encode = self.bare if alone else self.encode
+
+        def ids(text: str) -> list[int]:
+            return encode(text)[0]
+
         if "\n" in text and self.by_line and (alone or not self._closes):
             line = "\n" + text.rpartition("\n")[2]
             tail = self._ids(line)[len(self._ids("\n")) :]
-            ids = [*tokens.context.tokens, *tokens.query]
-            if tail and not line[1].isspace() and ids[-len(tail) :] == tail:
-                return _Encoded(prompt, end, tokens, self._ids, line, len(self._ids(line)))
-        encode = self.bare if alone else self.encode
-        return _Encoded(prompt, end, tokens, lambda text: encode(text)[0], text, len(encode(text)[0]))
+            whole = [*tokens.context.tokens, *tokens.query]
+            if tail and not line[1].isspace() and whole[-len(tail) :] == tail:
+                ids, text = self._ids, line
+        before = len(ids(text))
+        return tokens, [tuple(ids(text + blanks + continuation)[before:]) for continuation in continuations]
 
 
 def line_break_at_end(prompt: str) -> str:
@@ -235,9 +222,6 @@ class PromptTokenizer:
             unless_it_opens_with(str(tokenizer.decode(prefix_token_id))), self.bare, by_part, by_line
         )
         self._continued = PairEncoder(unless_it_opens_with(tokenizer.bos_token), self.bare, by_part, by_line)
-        # The last prompt that was arranged, so that all options of a document keep sharing one prompt object.
-        nothing = FewShotPrompt("", (), "")
-        self._last: tuple[FewShotPrompt, tuple[int, ...], FewShotPrompt] = nothing, (), nothing
 
     @property
     def nothing(self) -> TokenizedPrompt:
@@ -249,27 +233,29 @@ class PromptTokenizer:
         in that order are in `left_out`."""
         if not (self.canonical or left_out):
             return prompt
-        last, without, arranged = self._last
-        if last is not prompt or without != left_out:
-            demonstrations = sorted(prompt.demonstrations) if self.canonical else prompt.demonstrations
-            kept = [each for i, each in enumerate(demonstrations) if i not in left_out]
-            arranged = FewShotPrompt(prompt.prefix, kept, prompt.query)
-            self._last = prompt, left_out, arranged
-        return arranged
+        demonstrations = sorted(prompt.demonstrations) if self.canonical else prompt.demonstrations
+        kept = [part for i, part in enumerate(demonstrations) if i not in left_out]
+        return FewShotPrompt(prompt.prefix, kept, prompt.query)
 
-    def pair(self, prompt: FewShotPrompt, continuation: str) -> tuple[TokenizedPrompt, tuple[int, ...]]:
-        """The ids of a prompt, by part, and of a continuation to score, as `TemplateLM.loglikelihood` makes them.
+    def pair(self, prompt: FewShotPrompt, continuation: str) -> tuple[TokenizedPrompt, Ids]:
+        """`pairs` for a single continuation."""
+        tokens, (answer,) = self.pairs(prompt, [continuation])
+        return tokens, answer
+
+    def pairs(self, prompt: FewShotPrompt, continuations: Sequence[str]) -> tuple[TokenizedPrompt, list[Ids]]:
+        """The ids of a prompt, by part, and of continuations to score, as `TemplateLM.loglikelihood` makes them.
 
         Raises:
             InputError: no tokenizer can read the text, or a token is not in the model's vocabulary.
         """
         if prompt == "":
-            tokens, answer = self.nothing, tuple(self.bare(continuation)[0])
-            answer = answer[1:] if answer[:1] == tokens.query else answer
+            tokens, answers = self.nothing, [tuple(self.bare(continuation)[0]) for continuation in continuations]
+            answers = [answer[1:] if answer[:1] == tokens.query else answer for answer in answers]
         else:
-            tokens, answer = self._pair(prompt, continuation)
-        self.check_known(tokens, answer)
-        return tokens, answer
+            tokens, answers = self._pair(prompt, continuations)
+        for answer in answers:
+            self.check_known(tokens, answer)
+        return tokens, answers
 
     def inside(self, prompt: FewShotPrompt, spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
         """Where `pair` has the tokens of a piece of each demonstration, such as its answer.
