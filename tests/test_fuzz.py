@@ -20,8 +20,9 @@ from lm_eval.models.huggingface import HFLM
 
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.harness.models import ICLModel, model_class
-from lm_eval_icl.harness.requests import Request, RequestTokenizer, fit_requests, fits
+from lm_eval_icl.harness.requests import RequestTokenizer, fit_requests
 from lm_eval_icl.methods import NAMES, make
+from lm_eval_icl.methods.fitting import Request, fits
 from lm_eval_icl.methods.limits import PromptLimits
 from lm_eval_icl.prompts.prompt import FewShotPrompt
 from lm_eval_icl.prompts.tokens import PromptTokenizer
@@ -236,7 +237,7 @@ def test_the_fewest_are_left_out(method, data):
     tried = [some for n in range(shots + 1) for some in itertools.combinations(everything, n)]
     if method in SEQUENTIAL:
         tried = [tuple(range(n)) for n in range(shots + 1)]
-    fit = (some for some in tried if fits(limits, [tokenize(each, some) for each in document(everything)]))
+    fit = (some for some in tried if fits(limits, tokenize(document(everything), some)))
     fewest = next(map(len, fit), None)
     event(f"{fewest} of {shots}")
     if fewest is None or (fewest and method.why_not(shots - fewest)):

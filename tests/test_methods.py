@@ -571,14 +571,14 @@ def test_a_run_of_lm_eval(checkpoint, name, kind):
     with torch.no_grad():
         for sample in results["samples"]["many_tokens"]:
             for arguments, (response,) in zip(sample["arguments"], sample["resps"], strict=True):
-                request = lm.tokenize(Instance("loglikelihood", {}, arguments, 0))
+                [request] = lm.tokenize([Instance("loglikelihood", {}, arguments, 0)])
                 score = read(logits(request.prompt.context)(request.prompt.query, request.answer), request.answer)
                 ours = float(response[0]), str(response[1]) == "True"
                 harness.assert_same([ours], [score], TOLERANCE[name])
 
         texts = []
         for sample in results["samples"]["generate"]:
-            request = lm.tokenize(Instance("generate_until", {}, sample["arguments"][0], 0))
+            [request] = lm.tokenize([Instance("generate_until", {}, sample["arguments"][0], 0)])
             assert len(request.prompt.context.demonstrations) == 3
             tokens = greedy(logits(request.prompt.context), request.prompt.query, 12)
             tokens = itertools.takewhile(lm.tokenizer.eos_token_id.__ne__, tokens)

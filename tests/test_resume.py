@@ -688,12 +688,12 @@ def test_what_was_left_out_is_part_of_what_was_asked(gpt2):
     ]
     assert [request.left_out for request in lm.run.requests(requests)][:2] == [(), ()]
     assert lm.run.requests(requests)[2].left_out
-    keys = [cache.response_key("loglikelihood", args) for args in lm.run.cache_keys("loglikelihood", requests)]
+    keys = [cache.response_key("loglikelihood", request.key) for request in lm.run.requests(requests)]
     assert len(set(keys)) == 4
     # As many, but others, or more tokens cut, would be other responses.
     prepared = lm.run._prepared
     for change in ({"left_out": (1,)}, {"left_out": (0,)}, {"cut": 3}, {"cut": 4}):
         for key, (instance, request) in prepared.items():
             prepared[key] = instance, dataclasses.replace(request, **change)
-        keys.append(cache.response_key("loglikelihood", lm.run.cache_keys("loglikelihood", requests)[0]))
+        keys.append(cache.response_key("loglikelihood", lm.run.requests(requests)[0].key))
     assert len(set(keys)) == 8

@@ -25,7 +25,8 @@ from lm_eval_icl.harness.arguments import check_names, read_arguments
 from lm_eval_icl.harness.distributed import DividedDocuments
 from lm_eval_icl.harness.identity import code_digest, fingerprint, identity
 from lm_eval_icl.harness.loading import CheckedHFLM
-from lm_eval_icl.harness.requests import Documents, RequestTokenizer
+from lm_eval_icl.harness.overflow import Documents
+from lm_eval_icl.harness.requests import RequestTokenizer
 from lm_eval_icl.harness.run import PreparedRun
 from lm_eval_icl.inference.memory import vocabulary_of
 from lm_eval_icl.inference.scoring import Score

@@ -2,66 +2,27 @@
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from functools import partial
+from itertools import groupby
 from typing import Any
 
 from lm_eval.api.instance import Instance
 from lm_eval.models.utils import normalize_gen_kwargs
 from tqdm import tqdm
 
-from lm_eval_icl.errors import InputError, log
+from lm_eval_icl.errors import InputError
+from lm_eval_icl.harness.overflow import Document, Documents, refusal
 from lm_eval_icl.harness.prompts import structure_error
 from lm_eval_icl.inference.generation import settings_in_force
+from lm_eval_icl.methods.fitting import Request, fits, shortened
 from lm_eval_icl.methods.limits import PromptLimits
 from lm_eval_icl.methods.needs import check_generates
 from lm_eval_icl.methods.runner import MethodRunner
 from lm_eval_icl.prompts.encoded import EncodedPrompt
 from lm_eval_icl.prompts.prompt import FewShotPrompt
-from lm_eval_icl.prompts.tokens import Context, PromptTokenizer, TokenizedPrompt
-
-# A document: its task and its number in the run.
-Document = tuple[str | None, int]
-# Task -> the indices of a run's documents among all documents of the task.
-Documents = Callable[[str], Sequence[int]]
-# An instance and the indices of demonstrations to leave out -> the request.
-Tokenize = Callable[[Instance, tuple[int, ...]], "Request"]
-# How many documents that do not fit are named.
-_NAMED = 10
-
-
-@dataclass(frozen=True)
-class Request:
-    """One request as token ids.
-
-    Attributes:
-        prompt: the prompt by part.
-        answer: the continuation to score; empty if text is to be generated.
-        answer_positions: how many positions the answer or the generated text needs after the prompt.
-        left_out: the indices of the demonstrations that were left out (in canonical order, if that is used).
-        cut: how many tokens were cut off the beginning of the prompt, which then has no demonstrations.
-        arguments: those of the instance.
-    """
-
-    prompt: TokenizedPrompt
-    answer: tuple[int, ...]
-    answer_positions: int
-    left_out: tuple[int, ...] = ()
-    cut: int = 0
-    arguments: tuple[Any, ...] = ()
-
-    @property
-    def key(self) -> tuple[Any, ...]:
-        """The key under which a cache stores the response: the arguments, and what was left out of the prompt, which
-        also depends on the other options of the document."""
-        return (*self.arguments, self.left_out, self.cut)
-
-    @property
-    def length(self) -> int:
-        """How many tokens are run through the model if the request is run by itself."""
-        return len(self.prompt) + self.answer_positions
+from lm_eval_icl.prompts.tokens import PromptTokenizer
 
 
 class RequestTokenizer:
@@ -78,36 +39,41 @@ class RequestTokenizer:
         self.prompts, self.max_gen_toks, self.runner = prompts, max_gen_toks, runner
         self._checked: Any = None  # the generation arguments that were checked last
 
-    def __call__(self, instance: Instance, left_out: tuple[int, ...] = ()) -> Request:
-        """The request of an instance, without the demonstrations of these indices.
+    def __call__(self, instances: Sequence[Instance], left_out: tuple[int, ...] = ()) -> list[Request]:
+        """The requests of instances of one kind, without the demonstrations of these indices.
 
         Raises:
-            InputError: the request cannot be run.
+            InputError: a request cannot be run.
         """
-        if instance.request_type == "generate_until":
-            return self._generate_until(instance, left_out)
-        return self._loglikelihood(instance, left_out)
+        if instances[0].request_type == "generate_until":
+            return [self._generate_until(instance, left_out) for instance in instances]
+        # All options of a document have the same prompt object, which is tokenized once.
+        by_prompt = groupby(instances, key=lambda instance: id(instance.args[0]))
+        return [request for _, same in by_prompt for request in self._loglikelihood(list(same), left_out)]
 
-    def _loglikelihood(self, instance: Instance, left_out: tuple[int, ...]) -> Request:
-        prompt, continuation = instance.args
+    def _loglikelihood(self, instances: Sequence[Instance], left_out: tuple[int, ...]) -> Iterator[Request]:
+        """The requests of instances that have one prompt."""
+        prompt, continuations = instances[0].args[0], [instance.args[1] for instance in instances]
         encoded = isinstance(prompt, EncodedPrompt)
-        arranged = prompt if encoded else self._arranged(instance, left_out)
+        arranged = prompt if encoded else self._arranged(instances[0], left_out)
         try:
             if encoded:
-                tokens, answer = prompt.without(left_out), continuation.ids
-                self.prompts.check_known(tokens, answer)
+                tokens, answers = prompt.without(left_out), [continuation.ids for continuation in continuations]
+                for answer in answers:
+                    self.prompts.check_known(tokens, answer)
             else:
-                tokens, answer = self.prompts.pair(arranged, continuation)
+                tokens, answers = self.prompts.pairs(arranged, continuations)
         except InputError as error:
-            raise _of(instance, error) from error
-        if not answer or not tokens.query:
-            raise InputError(
-                f"task {instance.task_name!r}, document {instance.doc_id}, option {instance.idx}: the "
-                f"{'context' if answer else 'continuation'} is empty, so there is nothing to score. Check the task's "
-                "doc_to_text, doc_to_choice and doc_to_target for this document."
-            )
-        # The answer's last token is predicted, but never an input.
-        return Request(tokens, answer, len(answer) - 1, left_out, arguments=instance.args)
+            raise _of(instances[0], error) from error
+        for instance, answer in zip(instances, answers, strict=True):
+            if not answer or not tokens.query:
+                raise InputError(
+                    f"{named(instance)}, option {instance.idx}: the {'context' if answer else 'continuation'} is "
+                    "empty, so there is nothing to score. Check the task's doc_to_text, doc_to_choice and "
+                    "doc_to_target for this document."
+                )
+            # The answer's last token is predicted, but never an input.
+            yield Request(tokens, answer, len(answer) - 1, left_out, arguments=instance.args)
 
     def _generate_until(self, instance: Instance, left_out: tuple[int, ...]) -> Request:
         kwargs = instance.args[1]
@@ -127,7 +93,7 @@ class RequestTokenizer:
             raise _of(instance, error) from error
         if not tokens.query:
             raise InputError(
-                f"{_named(instance)}: the context is empty, so there is nothing to continue. Check the task's "
+                f"{named(instance)}: the context is empty, so there is nothing to continue. Check the task's "
                 "doc_to_text for this document."
             )
         if self.runner is not None:
@@ -154,57 +120,65 @@ class RequestTokenizer:
         return self.prompts.arranged(prompt, left_out)
 
 
-def _named(instance: Instance) -> str:
+def named(instance: Instance) -> str:
     return f"task {instance.task_name!r}, document {instance.doc_id}"
 
 
 def _of(instance: Instance, error: InputError) -> InputError:
     """The error with the task and the document before its message."""
-    return InputError(f"{_named(instance)}: {error.message}")
+    return InputError(f"{named(instance)}: {error.message}")
 
 
 def fit_requests(
     instances: Sequence[Instance],
-    tokenize: Tokenize,
+    tokenize: RequestTokenizer,
     limits: PromptLimits,
     overflow: str,
     run_over: Documents | None = None,
     quiet: bool = False,
 ) -> list[Request]:
-    """Tokenize requests so that all fit the model.
+    """Tokenize requests of one kind so that all fit the model.
 
     Args:
-        tokenize: turns an instance into a `Request` without the demonstrations of some indices.
-        overflow: what is done with a document that does not fit (`CommonArguments.overflow`). All its prompts lose the
-            same demonstrations, so that its options stay comparable.
+        overflow: what is done with a document that does not fit (`CommonArguments.overflow`).
         run_over: which documents of a task the run is over; None if this is not known.
         quiet: show no progress bar.
 
     Raises:
-        InputError: documents do not fit, whatever `overflow` allows to leave out, or fewer demonstrations would be left
-            than the method's arguments allow.
+        InputError: documents do not fit, whatever `overflow` allows to leave out, or the method's arguments do not
+            allow the number of demonstrations that a prompt has, or of those that would be left.
     """
-    with tqdm(instances, desc="Tokenizing inputs", disable=quiet) as bar:  # closed before an error is printed
-        requests = [tokenize(instance, ()) for instance in bar]
-    documents = by_document(instances)
+    prompts = ((i.task_name, i.args[0]) for i in instances)
+    numbers = {(task, len(prompt.demonstrations)) for task, prompt in prompts if isinstance(prompt, FewShotPrompt)}
+    for task_name, n in sorted(numbers, key=str):
+        if why := limits.method.why_not(n):
+            raise InputError(f"{limits.method.name}: task {task_name!r}: {why}.")
+    requests: dict[int, Request] = {}
     too_long: dict[Document, list[Request]] = {}
-    for document, indices in documents.items():
-        found = [requests[i] for i in indices]
-        if fits(limits, found):
-            continue
-        if overflow != "error":
-            found = _shortened([instances[i] for i in indices], found, tokenize, limits, overflow)
-        if not fits(limits, found):
-            too_long[document] = found
-        for i, request in zip(indices, found, strict=True):
-            requests[i] = request
+    bare: dict[Document, list[Request]] = {}  # those of these documents without demonstrations
+    documents = by_document(instances)
+    with tqdm(total=len(instances), desc="Tokenizing inputs", disable=quiet) as bar:
+        for document, indices in documents.items():
+            of_document = partial(tokenize, [instances[i] for i in indices])
+            found = of_document()
+            if not fits(limits, found):
+                most = max(len(request.prompt.context.demonstrations) for request in found)
+                if overflow != "error":
+                    found = shortened(found, of_document, limits, overflow)
+                left = most - len(found[0].left_out)
+                if not fits(limits, found):
+                    too_long[document] = found
+                    bare[document] = of_document(tuple(range(most))) if overflow == "error" else found
+                elif left < most and (why := limits.method.why_not(left)):
+                    raise InputError(
+                        f"{limits.method.name}: {named(instances[indices[0]])}: overflow={overflow} leaves {left} of "
+                        f"its {most} demonstrations, and {why}."
+                    )
+            requests |= zip(indices, found, strict=True)
+            bar.update(len(indices))
     if too_long:
-        alone = too_long
-        if overflow == "error":  # those that would not fit without demonstrations either
-            without = {each: [_bare(instances[i], tokenize) for i in documents[each]] for each in too_long}
-            alone = {each: found for each, found in without.items() if not fits(limits, found)}
-        raise _refusal(too_long, alone, len(documents), limits, overflow, run_over)
-    return requests
+        raise refusal(too_long, bare, len(documents), limits, run_over)
+    return [requests[i] for i in range(len(instances))]
 
 
 def by_document(instances: Sequence[Instance]) -> dict[Document, list[int]]:
@@ -215,171 +189,3 @@ def by_document(instances: Sequence[Instance]) -> dict[Document, list[int]]:
         document = -1 - i if instance.doc_id is None else instance.doc_id
         documents[instance.task_name, document].append(i)
     return documents
-
-
-def fits(limits: PromptLimits, requests: Iterable[Request]) -> bool:
-    """Whether all of these requests fit."""
-    return all(limits.too_long(request.prompt, request.answer_positions) is None for request in requests)
-
-
-def _shortened(
-    instances: Sequence[Instance], requests: list[Request], tokenize: Tokenize, limits: PromptLimits, overflow: str
-) -> list[Request]:
-    """The requests of a document that does not fit, with as little left out as needed. If nothing that may be left out
-    makes them fit, they are without demonstrations, and not cut."""
-    most = max(map(_shots, instances))
-    found = _with_fewest_left_out(instances, requests, tokenize, limits)
-    if overflow == "truncate" and not fits(limits, found):
-        cut = [_truncated(request, limits) for request in found]
-        found = cut if fits(limits, cut) else found
-    kept = most - len(found[0].left_out)
-    if most != kept and fits(limits, found) and (why := limits.method.why_not(kept)):
-        raise InputError(
-            f"{limits.method.name}: {_named(instances[0])}: overflow={overflow} leaves {kept} of its {most} "
-            f"demonstrations, and {why}."
-        )
-    return found
-
-
-def _with_fewest_left_out(
-    instances: Sequence[Instance], requests: list[Request], tokenize: Tokenize, limits: PromptLimits
-) -> list[Request]:
-    """The requests of a document that does not fit, with as few demonstrations left out as needed, in the order of
-    `PromptLimits.leaves_out`; without any, if they do not fit then either."""
-    asked: dict[TokenizedPrompt, int] = {}  # prompt -> the positions of its longest answer
-    for request in requests:
-        asked[request.prompt] = max(request.answer_positions, asked.get(request.prompt, 0))
-
-    kept, left_out = list(range(max(map(_shots, instances)))), list[int]()
-    now = list(asked.items())
-    found = requests
-    while kept and not fits(limits, found):
-        left_out.append(kept.pop(limits.leaves_out(now)))
-        # The numbers of tokens tell about how many to leave out, and only then it is tokenized again: tokens at a
-        # boundary may become others.
-        now = [(prompt.keeping(kept), answer) for prompt, answer in asked.items()]
-        if not kept or all(limits.too_long(*each) is None for each in now):
-            found = [tokenize(instance, tuple(sorted(left_out))) for instance in instances]
-    while len(left_out) > 1 and fits(limits, found):  # and they may become fewer
-        more = [tokenize(instance, tuple(sorted(left_out[:-1]))) for instance in instances]
-        if not fits(limits, more):
-            break
-        found = more
-        left_out.pop()
-    return found
-
-
-def _shots(instance: Instance) -> int:
-    return len(getattr(instance.args[0], "demonstrations", ()))
-
-
-def _bare(instance: Instance, tokenize: Tokenize) -> Request:
-    """The request of an instance without demonstrations."""
-    return tokenize(instance, tuple(range(_shots(instance))))
-
-
-def _truncated(request: Request, limits: PromptLimits) -> Request:
-    """A request without demonstrations, of whose prompt only the last tokens that fit are kept, as `hf` does."""
-    tokens = (*request.prompt.context.tokens, *request.prompt.query)
-    cut = min(len(tokens) + request.answer_positions - limits.positions, len(tokens) - 1)
-    if cut <= 0:
-        return request
-    return replace(request, prompt=TokenizedPrompt(Context((), ()), tokens[cut:]), cut=cut)
-
-
-def _refusal(
-    too_long: dict[Document, list[Request]],
-    alone: dict[Document, list[Request]],
-    documents: int,
-    limits: PromptLimits,
-    overflow: str,
-    run_over: Documents | None,
-) -> InputError:
-    """The error about documents that do not fit, with the numbers of the longest, and with what helps.
-
-    Args:
-        too_long: the documents that do not fit.
-        alone: those of them that do not fit without demonstrations either, with their requests without demonstrations.
-        documents: the number of documents.
-    """
-    reasons = [
-        (reason, request)
-        for requests in too_long.values()
-        for request in requests
-        if (reason := limits.too_long(request.prompt, request.answer_positions)) is not None
-    ]
-    reason, worst = max(reasons, key=lambda each: each[0].needed)
-    tasks = sorted({str(task) for task, _ in too_long})
-    answer = "answer without its last token" if worst.answer else "max_gen_toks"
-    message = (
-        f"{len(too_long)} of {documents} documents (tasks: {', '.join(tasks[:5])}{', ...' if len(tasks) > 5 else ''}) "
-        f"{reason.why}{' even without demonstrations' if worst.left_out else ''}; the longest needs "
-        f"{reason.sum(answer)}. {reason.hint}"
-    )
-    if not worst.answer:
-        message += "Lower max_gen_toks (--gen_kwargs max_gen_toks=N). "
-    if len(alone) < len(too_long):
-        if reason.longest:
-            message += f"A lower --num_fewshot does not help as long as the {reason.longest} stays. Give "
-        else:
-            message += "Lower --num_fewshot, or give "
-        message += (
-            "--model_args overflow=drop, which leaves out as few whole demonstrations as it takes, the "
-            f"{'longest' if limits.longest_go_first else 'first'} ones first. "
-        )
-    if not alone:
-        return InputError(message.rstrip())
-    numbers = _numbers(alone, run_over)
-    if numbers:
-        if len(alone) < len(too_long):
-            message += f"{len(alone)} of them do not fit without demonstrations either: "
-        else:
-            message += (
-                "They do not fit without demonstrations either: "
-                if worst.prompt.context.demonstrations
-                else "They are "
-            )
-        message += f"{_listed(numbers)}. "
-    if all(fits(limits, (_truncated(request, limits) for request in found)) for found in alone.values()):
-        message += "--model_args overflow=truncate keeps the last tokens of such a prompt, as hf does. "
-    if numbers and run_over is not None:
-        message += _how_to_leave_out(numbers, run_over)
-    return InputError(message.rstrip())
-
-
-def _numbers(documents: Iterable[Document], run_over: Documents | None) -> dict[str, list[int]]:
-    """Task -> the indices of these documents among all documents of the task. Those not made by lm-eval have none."""
-    found: dict[str, list[int]] = defaultdict(list)
-    for task, document in documents:
-        if task is not None and document >= 0:
-            # With --samples, lm-eval numbers the documents that are chosen anew.
-            found[task].append(document if run_over is None else run_over(task)[document])
-    return {task: sorted(numbers) for task, numbers in found.items()}
-
-
-def _listed(numbers: dict[str, list[int]]) -> str:
-    """The first few documents by task, and how many more there are."""
-    room, found = _NAMED, []
-    for task, of_task in numbers.items():
-        if some := of_task[:room]:
-            found.append(f"{'document' if len(some) == 1 else 'documents'} {', '.join(map(str, some))} of {task}")
-        room -= len(some)
-    more = sum(map(len, numbers.values())) - _NAMED
-    return "; ".join(found) + (f"; and {more} more" if more > 0 else "")
-
-
-def _how_to_leave_out(numbers: dict[str, list[int]], run_over: Documents) -> str:
-    """How a run goes on without these documents: lm-eval's `--samples` lists those that a run is over."""
-    of_run = {task: run_over(task) for task in numbers}
-    kept = {task: sorted(set(of_run[task]) - set(numbers[task])) for task in numbers}
-    advice = [f"leave {task} out of --tasks" for task in kept if not kept[task]]  # an empty list would mean all of them
-    kept = {task: of_task for task, of_task in kept.items() if of_task}
-    few = sum(map(len, numbers.values())) <= _NAMED and all(isinstance(of_run[task], range) for task in kept)
-    if kept and few:
-        lists = (f'"{task}": [i for i in range({len(of_run[task])}) if i not in {numbers[task]}]' for task in kept)
-        command = f"import json; print(json.dumps({{{', '.join(lists)}}}))"
-        advice.append(f"give --samples \"$(python -c '{command}')\" (in place of --limit)")
-    elif kept:
-        log.debug("--samples '%s'", json.dumps(kept))
-        advice.append("list all others in --samples (with LMEVAL_LOG_LEVEL=DEBUG in the environment they are logged)")
-    return f"To go on without them, {' and '.join(advice)}."

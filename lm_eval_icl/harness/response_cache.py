@@ -156,7 +156,11 @@ class ResumableLM(CachingLM):
 
     def _resume(self, kind: str, requests: list[Instance]) -> list[Any]:
         """The responses in the order of the requests: stored ones from the file, the others from the model."""
-        asked = self.lm.run.cache_keys(kind, requests)
+        self.lm.run.check()
+        whole_texts = kind == "loglikelihood_rolling"
+        asked = (
+            [each.args for each in requests] if whole_texts else [each.key for each in self.lm.run.requests(requests)]
+        )
         keys = ["" if _sampled(kind, args) else response_key(kind, args) for args in asked]
         stored = {each: self.responses[each] for each in keys if each in self.responses}
         missing = [i for i, key in enumerate(keys) if key not in stored]

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
 
 from lm_eval.api.instance import Instance
 from lm_eval.api.task import Task
 
-from lm_eval_icl.errors import InputError, log
+from lm_eval_icl.errors import log
 from lm_eval_icl.harness.distributed import total
-from lm_eval_icl.harness.requests import Documents, Request, RequestTokenizer, by_document, fit_requests
+from lm_eval_icl.harness.overflow import Documents
+from lm_eval_icl.harness.requests import RequestTokenizer, by_document, fit_requests
 from lm_eval_icl.inference.store import MemoryStore
+from lm_eval_icl.methods.base import Method
+from lm_eval_icl.methods.fitting import Request
 from lm_eval_icl.methods.limits import PromptLimits
 from lm_eval_icl.prompts.encoded import EncodedPrompt
-from lm_eval_icl.prompts.prompt import FewShotPrompt
 from lm_eval_icl.prompts.tokens import Context, line_break_at_end
 
 # Task -> name of a number -> number.
@@ -68,7 +69,7 @@ class PreparedRun:
 
     Args:
         tasks: the tasks of the run; empty if the requests are not known in advance.
-        tokenize: turns an instance into a request.
+        tokenize: turns instances into requests.
         limits: the limits that prompts have to stay within.
         overflow: what is done with prompts that do not fit (`CommonArguments.overflow`).
         logs: this process shows progress, and logs what concerns all processes. Only one process does.
@@ -131,11 +132,13 @@ class PreparedRun:
         self.check()
         new = list({id(i): i for i in instances if id(i) not in self._prepared}.values())
         if new:
-            self._refuse(new)
             requests = fit_requests(new, self.tokenize, self.limits, self.overflow, self.documents, quiet=not self.logs)
             self._prepared |= {id(i): (i, request) for i, request in zip(new, requests, strict=True)}
             left_out, truncated = _count(new, requests)
-            self._warn(new, requests, left_out, truncated)
+            for task_name in left_out | truncated:  # every process, for its own documents
+                _warn_left_out(task_name, self.overflow, left_out.get(task_name), truncated.get(task_name))
+            if self.logs:
+                _warn(self.method, new, requests)
             self.left_out = total([self.left_out, left_out])  # a task may have requests of two kinds
             self.truncated = total([self.truncated, truncated])
         return [self._prepared[id(instance)][1] for instance in instances]
@@ -144,50 +147,6 @@ class PreparedRun:
         """Drop the stored requests of these instances, which have their responses."""
         for instance in instances:
             self._prepared.pop(id(instance), None)
-
-    def cache_keys(self, kind: str, instances: Sequence[Instance]) -> list[tuple[Any, ...]]:
-        """The keys under which a cache stores the responses to these requests."""
-        self.check()
-        if kind == "loglikelihood_rolling":
-            return [instance.args for instance in instances]
-        return [request.key for request in self.requests(instances)]
-
-    def _refuse(self, instances: Sequence[Instance]) -> None:
-        """Refuse prompts whose number of demonstrations the method's arguments do not allow."""
-        prompts = ((i.task_name, i.args[0]) for i in instances)
-        numbers = {(task, len(prompt.demonstrations)) for task, prompt in prompts if isinstance(prompt, FewShotPrompt)}
-        for task_name, n in sorted(numbers, key=str):
-            if why := self.method.why_not(n):
-                raise InputError(f"{self.method.name}: task {task_name!r}: {why}.")
-
-    def _warn(
-        self, instances: Sequence[Instance], requests: Sequence[Request], left_out: Counts, truncated: Counts
-    ) -> None:
-        """Warn, once for each task, about what was left out of its prompts, about a task whose prompts end in a line
-        break, and about a task without demonstrations."""
-        for task_name in left_out | truncated:  # every process, for its own documents
-            done = []
-            if count := left_out.get(task_name):
-                done.append("left out {demonstrations} demonstrations of {documents} documents".format(**count))
-            if count := truncated.get(task_name):
-                done.append("cut {tokens} tokens off the beginning of {documents} documents".format(**count))
-            log.warning(
-                "%s: overflow=%s %s, which would not have fitted.", task_name, self.overflow, " and ".join(done)
-            )
-        if not self.logs:
-            return
-        scored = [i for i in instances if i.request_type == "loglikelihood"]
-        prompts = ((i.task_name, i.args[0]) for i in scored if not isinstance(i.args[0], EncodedPrompt))
-        for task_name, said in {task: said for task, prompt in prompts if (said := line_break_at_end(prompt))}.items():
-            log.warning("%s: %s", task_name, said)
-        without = self.method.without_demonstrations
-        if not without:
-            return
-        demonstrations: dict[str | None, int] = defaultdict(int)
-        for instance, request in zip(instances, requests, strict=True):
-            demonstrations[instance.task_name] += len(request.prompt.context.demonstrations)
-        for name in (name for name, number in demonstrations.items() if number == 0 and str(name) not in left_out):
-            log.warning("%s: no demonstrations: %s. Give some with --num_fewshot.", name, without)
 
 
 def _apart(tasks: Sequence[Task]) -> list[list[Instance]]:
@@ -220,3 +179,28 @@ def _count(instances: Sequence[Instance], requests: Sequence[Request]) -> tuple[
                 count["documents"] += 1
                 count[name] += number
     return left_out, truncated
+
+
+def _warn_left_out(
+    task_name: str, overflow: str, left_out: Mapping[str, int] | None, truncated: Mapping[str, int] | None
+) -> None:
+    done = []
+    if left_out:
+        done.append("left out {demonstrations} demonstrations of {documents} documents".format(**left_out))
+    if truncated:
+        done.append("cut {tokens} tokens off the beginning of {documents} documents".format(**truncated))
+    log.warning("%s: overflow=%s %s, which would not have fitted.", task_name, overflow, " and ".join(done))
+
+
+def _warn(method: Method, instances: Sequence[Instance], requests: Sequence[Request]) -> None:
+    """Warn, once for each task, about prompts that end in a line break, and about a task without demonstrations."""
+    scored = [i for i in instances if i.request_type == "loglikelihood"]
+    prompts = ((i.task_name, i.args[0]) for i in scored if not isinstance(i.args[0], EncodedPrompt))
+    for task_name, why in {task: why for task, prompt in prompts if (why := line_break_at_end(prompt))}.items():
+        log.warning("%s: %s", task_name, why)
+    shots: dict[str | None, int] = defaultdict(int)
+    for instance, request in zip(instances, requests, strict=True):
+        shots[instance.task_name] += len(request.prompt.context.demonstrations) + len(request.left_out)
+    for task_name in [name for name, number in shots.items() if not number and method.without_demonstrations]:
+        without = method.without_demonstrations
+        log.warning("%s: no demonstrations: %s. Give some with --num_fewshot.", task_name, without)

@@ -35,11 +35,12 @@ from lm_eval_icl.harness.distributed import DividedDocuments, in_any
 from lm_eval_icl.harness.identity import code_of_numbers, files_digest
 from lm_eval_icl.harness.loglikelihood import check_finite
 from lm_eval_icl.harness.models import ICLModel, model_class
-from lm_eval_icl.harness.requests import Request, RequestTokenizer
+from lm_eval_icl.harness.requests import RequestTokenizer
 from lm_eval_icl.harness.response_cache import Responses, response_key
 from lm_eval_icl.inference.packing import Queries
 from lm_eval_icl.inference.schedule import Ids, grouped
 from lm_eval_icl.inference.scoring import Score
+from lm_eval_icl.methods.fitting import Request
 from lm_eval_icl.methods.runner import MethodRunner
 from lm_eval_icl.prompts.tokens import Context
 from lm_eval_icl.studies.cells import Cell, digest
@@ -97,12 +98,12 @@ class OneTokenizer(RequestTokenizer):
 
     def __init__(self, tokenize: RequestTokenizer) -> None:
         super().__init__(tokenize.prompts, tokenize.max_gen_toks)
-        self._known: dict[tuple[int, tuple[int, ...]], tuple[Instance, Request]] = {}
+        self._known: dict[tuple[tuple[int, ...], tuple[int, ...]], tuple[Sequence[Instance], list[Request]]] = {}
 
-    def __call__(self, instance: Instance, left_out: tuple[int, ...] = ()) -> Request:
-        key = (id(instance), left_out)
-        if key not in self._known:  # the instance is kept, since an id is unique only as long as its object exists
-            self._known[key] = (instance, super().__call__(instance, left_out))
+    def __call__(self, instances: Sequence[Instance], left_out: tuple[int, ...] = ()) -> list[Request]:
+        key = (tuple(map(id, instances)), left_out)
+        if key not in self._known:  # instances are kept, since an id is unique only as long as its object exists
+            self._known[key] = (instances, super().__call__(instances, left_out))
         return self._known[key][1]
 
     def forget(self) -> None:

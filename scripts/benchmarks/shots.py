@@ -31,7 +31,7 @@ def compare(options: argparse.Namespace, console: Console) -> dict[str, Any]:
         for _ in range(options.repetitions):
             for name in options.methods:
                 lm = METHODS[name](model, tokenizer=tokenizer, device=options.device)
-                method, prompt = lm.runner.method, lm.tokenize(instances[0]).prompt
+                method, prompt = lm.runner.method, lm.tokenize(instances[:1])[0].prompt
                 before, start = reset_peak(), busy()
                 with lm.runner.inference_mode():
                     method.encode_queries(model, [(prompt.context, prompt.query)], partial(method.encode, model))

@@ -127,7 +127,7 @@ def distinct(lm: ICLModel, instances: list[Instance]) -> tuple[int, int]:
     nodes: set[Any] = set()
     answers: set[Any] = set()
     for instance in instances:
-        request = lm.tokenize(instance)
+        [request] = lm.tokenize([instance])
         context, query = request.prompt.context, request.prompt.query
         contexts.add(context)
         whole = (*query, *request.answer[:-1])
