@@ -22,8 +22,7 @@ from lm_eval_icl.errors import InputError
 from lm_eval_icl.harness.models import ICLModel, model_class
 from lm_eval_icl.harness.requests import RequestTokenizer, fit_requests
 from lm_eval_icl.methods import NAMES, make
-from lm_eval_icl.methods.fitting import Request, fits
-from lm_eval_icl.methods.limits import PromptLimits
+from lm_eval_icl.methods.limits import PromptLimits, Request, fits
 from lm_eval_icl.prompts.prompt import FewShotPrompt
 from lm_eval_icl.prompts.tokens import PromptTokenizer
 from tests import tiny

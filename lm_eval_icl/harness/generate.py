@@ -27,7 +27,7 @@ def generate_until(
     lm: HFLM, run: PreparedRun, runner: MethodRunner, instances: list[Instance], quiet: bool
 ) -> list[str]:
     """The text that follows each prompt, up to a stop sequence or `max_gen_toks`, in the order of `instances`."""
-    requests = run.requests(instances)
+    requests = run.take(instances)
     of_kind: dict[str, list[int]] = defaultdict(list)  # generation arguments -> requests
     for i in in_order([request.prompt for request in requests]):
         of_kind[json.dumps(instances[i].args[1], sort_keys=True, default=str)].append(i)
@@ -53,7 +53,6 @@ def generate_until(
                     if not uses[prompt.context]:
                         run.contexts.release(prompt.context, runner.store)
                 waiting, prompts, asked = waiting[n:], prompts[n:], asked[n:]
-    run.release(instances)
     return [texts[i] for i in range(len(instances))]
 
 

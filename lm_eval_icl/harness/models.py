@@ -171,7 +171,7 @@ class ICLModel(DividedDocuments, CheckedHFLM):
         if self.enable_thinking:
             return super().loglikelihood(requests, disable_tqdm)  # raises an error about thinking
         quiet = self.runner.quiet = disable_tqdm or self.rank != 0
-        return loglikelihood.loglikelihood(self.run, self.runner, self.cache_hook, requests, quiet)
+        return loglikelihood.score(self.run, self.runner, self.cache_hook, requests, quiet)
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
         """As `HFLM`: the log-probability of whole texts, in rolling windows. There are no demonstrations."""

@@ -7,8 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from lm_eval_icl.errors import InputError, log
-from lm_eval_icl.methods.fitting import Request, fits, truncated
-from lm_eval_icl.methods.limits import PromptLimits
+from lm_eval_icl.methods.limits import PromptLimits, Request, fits, truncated
 
 # A document: its task and its number in the run.
 Document = tuple[str | None, int]

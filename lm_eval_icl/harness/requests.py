@@ -16,8 +16,7 @@ from lm_eval_icl.errors import InputError
 from lm_eval_icl.harness.overflow import Document, Documents, refusal
 from lm_eval_icl.harness.prompts import structure_error
 from lm_eval_icl.inference.generation import settings_in_force
-from lm_eval_icl.methods.fitting import Request, fits, shortened
-from lm_eval_icl.methods.limits import PromptLimits
+from lm_eval_icl.methods.limits import PromptLimits, Request, fits, shortened
 from lm_eval_icl.methods.needs import check_generates
 from lm_eval_icl.methods.runner import MethodRunner
 from lm_eval_icl.prompts.encoded import EncodedPrompt

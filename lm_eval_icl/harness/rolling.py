@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from math import isfinite
 
 from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 
 from lm_eval_icl.errors import log
-from lm_eval_icl.harness.loglikelihood import check_finite
 from lm_eval_icl.harness.response_cache import finished
 from lm_eval_icl.harness.run import PreparedRun
+from lm_eval_icl.inference.scoring import not_finite
 from lm_eval_icl.methods.runner import MethodRunner
 
 
@@ -52,7 +53,9 @@ def loglikelihood_rolling(
             texts = instances[i : i + size]
             scores = runner.fit(partial(score, texts, quiet or not whole), halve)
             for instance, logprob in zip(texts, scores, strict=True):
-                check_finite(instance, logprob, runner.model.dtype)
+                if not isfinite(logprob):
+                    name = f"task {instance.task_name!r}, document {instance.doc_id}, option {instance.idx}"
+                    raise not_finite(name, logprob, runner.model)
             results += scores
             finished(lm.cache_hook)
     finally:

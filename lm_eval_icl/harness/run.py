@@ -14,8 +14,7 @@ from lm_eval_icl.harness.overflow import Documents
 from lm_eval_icl.harness.requests import RequestTokenizer, by_document, fit_requests
 from lm_eval_icl.inference.store import MemoryStore
 from lm_eval_icl.methods.base import Method
-from lm_eval_icl.methods.fitting import Request
-from lm_eval_icl.methods.limits import PromptLimits
+from lm_eval_icl.methods.limits import PromptLimits, Request
 from lm_eval_icl.prompts.encoded import EncodedPrompt
 from lm_eval_icl.prompts.tokens import Context, line_break_at_end
 
@@ -143,8 +142,14 @@ class PreparedRun:
             self.truncated = total([self.truncated, truncated])
         return [self._prepared[id(instance)][1] for instance in instances]
 
+    def take(self, instances: Sequence[Instance]) -> list[Request]:
+        """`requests`, for whoever runs them: they are not stored any more."""
+        requests = self.requests(instances)
+        self.release(instances)
+        return requests
+
     def release(self, instances: Sequence[Instance]) -> None:
-        """Drop the stored requests of these instances, which have their responses."""
+        """Drop the stored requests of these instances, which are run, or have their responses."""
         for instance in instances:
             self._prepared.pop(id(instance), None)
 

@@ -7,8 +7,7 @@ runs out of memory makes the sizes smaller (`inference.budget`), and what is lef
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import Literal
@@ -21,19 +20,6 @@ from lm_eval_icl.prompts.tokens import Context, TokenizedPrompt
 Ids = tuple[int, ...]
 # A context, a query behind it, and an answer.
 Asked = tuple[Context, Ids, Ids]
-# context -> query -> answer -> the indices of the prompts that ask for it.
-Grouped = dict[Context, dict[Ids, dict[Ids, list[int]]]]
-
-
-def grouped(prompts: Iterable[tuple[TokenizedPrompt, Ids]]) -> Grouped:
-    """Group pairs of prompt and answer, so that every distinct context, query and answer occurs once.
-
-    The longest context comes first, so that out-of-memory occurs at the beginning of a run.
-    """
-    groups: Grouped = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))
-    for i, (prompt, answer) in enumerate(prompts):
-        groups[prompt.context][prompt.query][answer].append(i)
-    return dict(sorted(groups.items(), key=lambda item: -len(item[0].tokens)))
 
 
 def in_order(prompts: Sequence[TokenizedPrompt]) -> list[int]:

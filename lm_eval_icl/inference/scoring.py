@@ -349,3 +349,15 @@ def _highest(logits: Tensor) -> tuple[Tensor, Tensor]:
     first = (of_stretches.argmax(-1) * width).clamp_(max=vocabulary - width)
     stretch = logits.gather(1, first[:, None] + torch.arange(width))
     return of_stretches.amax(-1), first + stretch.argmax(-1)
+
+
+def not_finite(name: str, logprob: float, model: PreTrainedModel) -> InputError:
+    """The error about a log-probability that is NaN or infinite, which metrics would count as an ordinary wrong answer.
+
+    Args:
+        name: the name of what was scored.
+    """
+    return InputError(
+        f"{name}: the log-probability is {logprob} ({model.dtype}): the checkpoint is broken, or its numbers overflow. "
+        "Try --model_args dtype=float32."
+    )

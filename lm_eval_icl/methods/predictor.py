@@ -15,8 +15,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from lm_eval_icl.errors import InputError, is_whole, log, refusing
 from lm_eval_icl.inference.generation import settings_in_force
 from lm_eval_icl.inference.memory import vocabulary_of
-from lm_eval_icl.inference.schedule import grouped, in_order
-from lm_eval_icl.inference.scoring import Score
+from lm_eval_icl.inference.schedule import in_order
+from lm_eval_icl.inference.scoring import Score, not_finite
 from lm_eval_icl.methods.base import Method
 from lm_eval_icl.methods.runner import MethodRunner
 from lm_eval_icl.prompts.prompt import FewShotPrompt
@@ -127,28 +127,24 @@ class Predictor:
         names, prompts = [], []
         for q, query in enumerate(queries):
             prompt = self._prompt(prefix, demonstrations, query)
-            for o, option in enumerate(of_query[q]):
+            with _naming(f"query {q}"):
+                tokens, answers = self.tokenizer.pairs(prompt, of_query[q])
+            for o, (option, answer) in enumerate(zip(of_query[q], answers, strict=True)):
                 self._warn_of_missing_blank(query, option)
                 names.append(f"query {q}, option {o}")
                 with _naming(names[-1]):
-                    tokens, answer = self.tokenizer.pair(prompt, option)
                     if not (answer and tokens.query):
                         raise InputError(f"the {'query' if answer else 'option'} is empty: there is nothing to score.")
                     self._check_fits(tokens, len(answer) - 1, "answer without its last token")
                 prompts.append((tokens, answer))
 
         scores: dict[int, Score] = {}
-        asked_by = grouped(prompts)
         with self.runner.inference_mode():
-            for asked, found in self.runner.score(asked_by):
-                for (context, tokens_of_query, tokens_of_answer), score in zip(asked, found, strict=True):
-                    scores |= dict.fromkeys(asked_by[context][tokens_of_query][tokens_of_answer], score)
+            for of_pass in self.runner.score_prompts(prompts):
+                scores |= of_pass
         for i, name in enumerate(names):
             if not math.isfinite(scores[i][0]):
-                raise InputError(
-                    f"{name}: the log-probability is {scores[i][0]} ({self.runner.model.dtype}): the checkpoint is "
-                    "broken, or its numbers overflow: try float32."
-                )
+                raise not_finite(name, scores[i][0], self.runner.model)
         flat = (scores[i] for i in range(len(prompts)))
         return [[next(flat) for _ in each] for each in of_query]
 

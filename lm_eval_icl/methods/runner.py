@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import count, islice
 
@@ -17,11 +18,51 @@ from lm_eval_icl.methods import needs
 from lm_eval_icl.methods.encoder import Encoder
 from lm_eval_icl.prompts.tokens import Context, TokenizedPrompt
 
+# context -> query -> answer -> the indices of the prompts that ask for it.
+Grouped = dict[Context, dict[Ids, dict[Ids, list[int]]]]
+
+
+def grouped(prompts: Iterable[tuple[TokenizedPrompt, Ids]]) -> Grouped:
+    """Group pairs of prompt and answer, so that every distinct context, query and answer occurs once.
+
+    The longest context comes first, so that out-of-memory occurs at the beginning of a run.
+    """
+    groups: Grouped = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))
+    for i, (prompt, answer) in enumerate(prompts):
+        groups[prompt.context][prompt.query][answer].append(i)
+    return dict(sorted(groups.items(), key=lambda item: -len(item[0].tokens)))
+
 
 class MethodRunner(Encoder):
     """Scores and continues queries behind the memories of their contexts. Its arguments are those of `Encoder`."""
 
     # Scoring.
+
+    def score_prompts(
+        self,
+        prompts: Sequence[tuple[TokenizedPrompt, Ids]],
+        done: Callable[[Context], None] = lambda context: None,
+        own: Callable[[Context], bool] = lambda context: False,
+    ) -> Iterator[list[tuple[int, Score]]]:
+        """Score the answer to each prompt. Equal ones are run once.
+
+        Args:
+            prompts: prompts, each with an answer.
+            done, own: as for `score`.
+
+        Yields:
+            For each forward pass, the indices of the prompts that it scored, each with its score.
+
+        Raises:
+            InputError: the device's memory does not suffice.
+        """
+        asked_by = grouped(prompts)
+        for asked, scores in self.score(asked_by, done, own):
+            yield [
+                (i, score)
+                for (context, query, answer), score in zip(asked, scores, strict=True)
+                for i in asked_by[context][query][answer]
+            ]
 
     def score(
         self,

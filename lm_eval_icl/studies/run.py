@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import functools
 import json
+import math
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -33,15 +34,14 @@ from lm_eval_icl.errors import CannotWrite, InputError
 from lm_eval_icl.harness.arguments import CommonArguments
 from lm_eval_icl.harness.distributed import DividedDocuments, in_any
 from lm_eval_icl.harness.identity import code_of_numbers, files_digest
-from lm_eval_icl.harness.loglikelihood import check_finite
 from lm_eval_icl.harness.models import ICLModel, model_class
 from lm_eval_icl.harness.requests import RequestTokenizer
 from lm_eval_icl.harness.response_cache import Responses, response_key
 from lm_eval_icl.inference.packing import Queries
-from lm_eval_icl.inference.schedule import Ids, grouped
-from lm_eval_icl.inference.scoring import Score
-from lm_eval_icl.methods.fitting import Request
-from lm_eval_icl.methods.runner import MethodRunner
+from lm_eval_icl.inference.schedule import Ids
+from lm_eval_icl.inference.scoring import Score, not_finite
+from lm_eval_icl.methods.limits import Request
+from lm_eval_icl.methods.runner import MethodRunner, grouped
 from lm_eval_icl.prompts.tokens import Context
 from lm_eval_icl.studies.cells import Cell, digest
 from lm_eval_icl.studies.folder import FORM, Folder
@@ -342,7 +342,8 @@ def score(
                     for number, pairs, found in _each(runner, context, missing, numbers):
                         for (query, answer), value in zip(pairs, found, strict=True):
                             for i in queries[query][answer]:
-                                check_finite(instances[i], value[0], runner.model.dtype)
+                                if not math.isfinite(value[0]):
+                                    raise not_finite(_name(instances[i]), value[0], runner.model)
                                 last[i] = value
                                 if number in numbers:
                                     scores[number].setdefault(id(instances[i]), value)
@@ -357,6 +358,10 @@ def score(
             run.contexts.release(context, runner.store)
     responses.save()
     return scores
+
+
+def _name(instance: Instance) -> str:
+    return f"task {instance.task_name!r}, document {instance.doc_id}, option {instance.idx}"
 
 
 def _misses(some: Sequence[int], instances: Sequence[Instance], scores: Scores) -> bool:
