@@ -24,7 +24,6 @@ def score(
         InputError: a log-probability is NaN or infinite.
     """
     requests = run.take(instances)
-    run.tokens_alone += sum({id(request): request.length for request in requests}.values())
     scores: dict[int, Score] = {}
     with (
         tqdm(total=len(instances), desc="Running loglikelihood requests", disable=quiet) as bar,

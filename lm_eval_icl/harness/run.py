@@ -143,8 +143,9 @@ class PreparedRun:
         return [self._prepared[id(instance)][1] for instance in instances]
 
     def take(self, instances: Sequence[Instance]) -> list[Request]:
-        """`requests`, for whoever runs them: they are not stored any more."""
+        """`requests`, for whoever runs them: they are counted, and not stored any more."""
         requests = self.requests(instances)
+        self.tokens_alone += sum({id(request): request.length for request in requests if request.answer}.values())
         self.release(instances)
         return requests
 

@@ -79,7 +79,7 @@ class TokenizedPrompt:
 
 
 # How many contexts a `PairEncoder` knows, the last ones.
-_KNOWN = 1024
+_KNOWN = 64
 
 
 class PairEncoder:
