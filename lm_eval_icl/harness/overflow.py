@@ -46,8 +46,8 @@ def refusal(
     if not worst.answer:
         sentences.append("Lower max_gen_toks (--gen_kwargs max_gen_toks=N).")
     never = {document: requests for document, requests in bare.items() if not fits(limits, requests)}
-    some = len(never) < len(too_long)  # fit without demonstrations
-    if some:
+    bare_fit = len(never) < len(too_long)
+    if bare_fit:
         lead = "Lower --num_fewshot, or give"
         if reason.longest:
             lead = f"A lower --num_fewshot does not help as long as the {reason.longest} stays. Give"
@@ -57,9 +57,10 @@ def refusal(
         )
     if numbers := _numbers(never, run_over):
         lead = "They do not fit without demonstrations either:" if worst.prompt.context.demonstrations else "They are"
-        lead = f"{len(never)} of them do not fit without demonstrations either:" if some else lead
+        lead = f"{len(never)} of them do not fit without demonstrations either:" if bare_fit else lead
         sentences.append(f"{lead} {_listed(numbers)}.")
-    if never and all(fits(limits, (truncated(request, limits) for request in each)) for each in never.values()):
+    last_tokens = [truncated(request, limits) for requests in never.values() for request in requests]
+    if last_tokens and fits(limits, last_tokens):
         sentences.append("--model_args overflow=truncate keeps the last tokens of such a prompt, as hf does.")
     if numbers and run_over is not None:
         sentences.append(_how_to_leave_out(numbers, run_over))

@@ -158,22 +158,22 @@ def fit_requests(
     documents = by_document(instances)
     with tqdm(total=len(instances), desc="Tokenizing inputs", disable=quiet) as bar:
         for document, indices in documents.items():
-            of_document = partial(tokenize, [instances[i] for i in indices])
-            found = of_document()
-            if not fits(limits, found):
-                most = max(len(request.prompt.context.demonstrations) for request in found)
+            tokenize_document = partial(tokenize, [instances[i] for i in indices])
+            of_document = tokenize_document()
+            if not fits(limits, of_document):
+                shots = max(len(request.prompt.context.demonstrations) for request in of_document)
                 if overflow != "error":
-                    found = shortened(found, of_document, limits, overflow)
-                left = most - len(found[0].left_out)
-                if not fits(limits, found):
-                    too_long[document] = found
-                    bare[document] = of_document(tuple(range(most))) if overflow == "error" else found
-                elif left < most and (why := limits.method.why_not(left)):
+                    of_document = shortened(of_document, tokenize_document, limits, overflow)
+                kept = shots - len(of_document[0].left_out)
+                if not fits(limits, of_document):
+                    too_long[document] = of_document
+                    bare[document] = tokenize_document(tuple(range(shots))) if overflow == "error" else of_document
+                elif kept < shots and (why := limits.method.why_not(kept)):
                     raise InputError(
-                        f"{limits.method.name}: {named(instances[indices[0]])}: overflow={overflow} leaves {left} of "
-                        f"its {most} demonstrations, and {why}."
+                        f"{limits.method.name}: {named(instances[indices[0]])}: overflow={overflow} leaves {kept} of "
+                        f"its {shots} demonstrations, and {why}."
                     )
-            requests |= zip(indices, found, strict=True)
+            requests |= zip(indices, of_document, strict=True)
             bar.update(len(indices))
     if too_long:
         raise refusal(too_long, bare, len(documents), limits, run_over)
