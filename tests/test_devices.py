@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 import torch
 from accelerate import dispatch_model
@@ -9,6 +12,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lm_eval_icl import methods
+from lm_eval_icl.inference.devices import once_a_model
 from lm_eval_icl.methods import Predictor
 from lm_eval_icl.training.train import Settings, train
 from lm_eval_icl.training.trainer import read_log
@@ -157,3 +161,13 @@ def test_two_gpus(checkpoint):
             found = Predictor(model, tokenizer, methods.make(method)).score(DEMONSTRATIONS, QUERIES, OPTIONS)
             scores.append([score for each in found for score in each])
         harness.assert_same(*scores, 1e-3)
+
+
+def test_a_fact_of_a_model_is_asked_once_and_keeps_no_model():
+    asked = []
+    width = once_a_model(lambda model: asked.append(model.out_features) or model.out_features)
+    models = [nn.Linear(1, 2), nn.Linear(1, 3)]
+    assert [width(model) for model in models * 2] == [2, 3, 2, 3] and asked == [2, 3]
+    gone = weakref.ref(models.pop())
+    gc.collect()
+    assert gone() is None
