@@ -154,6 +154,12 @@ def test_a_tokenizer_that_merges_over_a_line_break_reads_the_whole():
     assert merged == ["a\nb"] and not tokenizes_by_line(tokenizer)
 
 
+def test_a_tokenizer_that_makes_line_breaks_blanks_reads_the_whole():
+    """An entry that reaches over a blank would reach over a line break, and words may be longer than what is tried."""
+    assert not tokenizes_by_line(OF_EVERY_KIND["without_lines"])
+    assert all(map(tokenizes_by_line, BY_LINE.values()))
+
+
 def test_the_check_of_the_first_prompt_alone_finds_such_a_tokenizer():
     """Were it thought to go line by line, the first prompt of a context would say no."""
     tokenizer = OF_EVERY_KIND["over_lines"]

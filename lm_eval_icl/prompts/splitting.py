@@ -88,10 +88,14 @@ _KINDS = ("", *"aZé漢1 \t\r\n.'_-<")
 def tokenizes_by_line(tokenizer: PreTrainedTokenizerBase) -> bool:
     """Whether a text can be divided behind any line break that a letter follows, and its two pieces tokenized alone.
 
-    No entry of the vocabulary reaches over such a place, so a token always ends there. What is left is that normalizing
-    a text and dividing it into words may look across. This is tried on short texts of characters of every kind: their
-    ids must be those of the text before the line break, as they are in front of another letter, and those of the line.
+    If line breaks stay line breaks, and no entry of the vocabulary reaches over such a place, a token always ends
+    there. What is left is that normalizing a text and dividing it into words may look across. This is tried on short
+    texts of characters of every kind: their ids must be those of the text before the line break, as they are in front
+    of another letter, and those of the line.
     """
+    normalizer = tokenizer.backend_tokenizer.normalizer
+    if normalizer and "\n" not in normalizer.normalize_str("a\na"):
+        return False
     if any(map(_OVER_A_LINE_BREAK.search, tokenizer.get_vocab())):
         return False
 
