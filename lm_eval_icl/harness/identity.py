@@ -227,6 +227,9 @@ def _digest_of_part(name: str, path: Path, start: int) -> bytes:
 def with_digest_of_files(original: Callable[..., None], model: Any, pretrained: Any, *args: Any, **kwargs: Any) -> None:
     """Wrapper of `HFLM.__init__`: note which files were loaded. They may be others when the run ends."""
     original(model, pretrained, *args, **kwargs)
+    if loaded := getattr(model, "loaded", None):
+        model.model_files_digest = loaded.lm.model_files_digest
+        return
     writes_results = model.rank == 0 and os.environ.get("LOCAL_RANK", "0") == "0"
     model.model_files_digest = files_digest(pretrained, **kwargs) if writes_results else None
 

@@ -5,15 +5,18 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
-from lm_eval.models.huggingface import HFLM
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 
 from lm_eval_icl.errors import InputError, is_whole, one_line, refusing
+from lm_eval_icl.harness.distributed import DividedDocuments
+from lm_eval_icl.harness.identity import fingerprint
 from lm_eval_icl.harness.plugin import Unasked
 from lm_eval_icl.inference.memory import vocabulary_of
 
@@ -53,18 +56,45 @@ def refuse_vision(pretrained: str, config: transformers.PreTrainedConfig) -> Non
         )
 
 
-class CheckedHFLM(HFLM):
+@dataclass(frozen=True)
+class Loaded:
+    """A checkpoint that is in memory, for several models to share. Nothing changes its weights any more.
+
+    Attributes:
+        lm: the model that has loaded it.
+    """
+
+    lm: CheckedHFLM
+
+    @cached_property
+    def fingerprint(self) -> dict[str, Any]:
+        """As `identity.fingerprint`, which reads all weights, and is asked for once."""
+        return fingerprint(self.lm.model, self.lm.tokenizer)
+
+
+class CheckedHFLM(DividedDocuments):
     """A causal language model with its tokenizer, both checked when they are loaded.
 
     Args:
-        pretrained: the name or folder of a checkpoint, or a model.
+        pretrained: the name or folder of a checkpoint, a model, or a checkpoint that another model has loaded with
+            these arguments.
         **kwargs: as for `HFLM`.
+
+    Attributes:
+        loaded: the checkpoint that other models share; None if this model has loaded its own.
 
     Raises:
         InputError: the checkpoint, the tokenizer or an argument cannot be used.
     """
 
-    def __init__(self, pretrained: str | transformers.PreTrainedModel | None, **kwargs: Any) -> None:
+    tokenizer: Any
+    _model: Any
+    _forwarded: dict[str, Any]
+
+    def __init__(self, pretrained: str | transformers.PreTrainedModel | Loaded | None, **kwargs: Any) -> None:
+        self.loaded = pretrained if isinstance(pretrained, Loaded) else None
+        if self.loaded is not None:
+            pretrained, kwargs = self.loaded.lm.pretrained, {**self.loaded.lm._forwarded, **kwargs}
         if pretrained is None or pretrained == "" or not (isinstance(pretrained, str) or hasattr(pretrained, "config")):
             raise InputError(
                 f"pretrained={pretrained!r}: must be the name or folder of a checkpoint: --model_args pretrained=..."
@@ -87,6 +117,10 @@ class CheckedHFLM(HFLM):
         """For subclasses: refuse a model by its configuration, before its weights are loaded."""
 
     def _get_config(self, pretrained: str, **kwargs: Any) -> None:
+        if self.loaded is not None:
+            self._config = self.loaded.lm.config
+            self._check_config(self._config)
+            return
         self._check_device()
         what = "no checkpoint there that transformers can read"
         if not Path(pretrained).is_dir():
@@ -109,6 +143,9 @@ class CheckedHFLM(HFLM):
             raise InputError(f"device={given!r}: there is no such device here: give cpu, cuda, cuda:0, ...")
 
     def _create_tokenizer(self, pretrained: Any, tokenizer: Any, *args: Any, **kwargs: Any) -> None:
+        if self.loaded is not None:
+            self.tokenizer = self.loaded.lm.tokenizer
+            return
         where = f"tokenizer={tokenizer!r}" if isinstance(tokenizer, str) else f"pretrained={pretrained!r}"
         advice = "Give the folder or name of one that fits: --model_args tokenizer=..."
         with _loading(f"{where}: its tokenizer cannot be loaded", advice):
@@ -118,6 +155,9 @@ class CheckedHFLM(HFLM):
             raise InputError(f"{where}: its tokenizer has no vocabulary: are its files there? {advice}")
 
     def _create_model(self, *args: Any, pretrained: str, **kwargs: Any) -> None:
+        if self.loaded is not None:
+            self._model = self.loaded.lm._model
+            return
         # lm-eval still passes `load_in_4bit` and the like to transformers as arguments, which takes a configuration.
         known = inspect.signature(transformers.BitsAndBytesConfig.__init__).parameters
         bits = {name: kwargs.pop(name) for name in kwargs.keys() & known.keys()}

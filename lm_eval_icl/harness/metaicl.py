@@ -77,17 +77,12 @@ class MetaICLTask(ConfigurableTask):
         self._contexts: dict[Context, Context] = {}
         # By document: for every request, how many tokens are scored; what was cut and left out.
         self._made: dict[int, tuple[list[int], int, int]] = {}
+        self._is_fixed = False
         super().__init__(config=config)
         self.sampler = These([])
 
     def download(self, dataset_kwargs: dict[str, Any] | None = None, **_: Any) -> None:
         self.dataset = {"test": _dataset(self.files.test(self.source))}
-
-    def __copy__(self) -> MetaICLTask:
-        """A task with the same files, and no requests."""
-        copied = object.__new__(type(self))
-        copied.__dict__ = {**self.__dict__, "_shown": {}, "_contexts": {}, "_made": {}}
-        return copied
 
     def fewshot_docs(self) -> list[Doc] | None:
         return [_doc(i, row) for i, row in enumerate(self._rows)] or None
@@ -98,17 +93,23 @@ class MetaICLTask(ConfigurableTask):
         Raises:
             InputError: there are none, or they cannot be used.
         """
+        if self._is_fixed:
+            return
         self._seed = checked_seed(seed)
         self._rows = self.files.shown(self.source, self._seed)
         self.dataset = {"test": _dataset(self.files.test(self.source, self._seed))}
         self.sampler = These(self.fewshot_docs() or [])
-        self._shown.clear()
+        self._shown = {}  # a new one, here and below: copies of a task have the old one
         super().set_fewshot_seed(seed)
 
     def reorder(self, indices: Sequence[int]) -> None:
         """Take these rows of the seed's training file as demonstrations, in this order."""
         self._rows = tuple(self._rows[i] for i in indices)
-        self._shown.clear()
+        self._shown = {}
+
+    def fix(self) -> None:
+        """Keep the seed, the demonstrations and the model, whatever lm-eval says from now on."""
+        self._is_fixed = True
 
     # Requests.
 
@@ -118,13 +119,14 @@ class MetaICLTask(ConfigurableTask):
         Raises:
             InputError: its tokens are not known, and neither would be the mean loss of a token.
         """
-        self.read_by(_reader(lm, str(self.config.task)))
+        if not self._is_fixed:
+            self.read_by(_reader(lm, str(self.config.task)))
 
     def read_by(self, reader: Reader) -> None:
         """Take the tokenizer and the limits of a model."""
         self._prefix = reader.prefix
         self._sequences = reader.sequences(self.channel)
-        self._shown.clear()
+        self._shown = {}
 
     def build_all_requests(self, **kwargs: Any) -> None:
         """As lm-eval's, for the model that `bind` was told.
@@ -148,9 +150,9 @@ class MetaICLTask(ConfigurableTask):
         if shots not in self._shown:
             self._shown[shots] = self._sequences.shown(self._rows[:shots])
         self._note_evaluated(shots)
-        self._made.clear()
+        self._made, self._contexts = {}, {}
         super().build_all_requests(**kwargs)
-        self._contexts.clear()
+        self._contexts = {}
 
     def _note_evaluated(self, shots: int) -> None:
         """Say how many demonstrations are test documents too. They stay: the files are part of what is measured."""

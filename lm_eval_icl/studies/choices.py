@@ -124,7 +124,7 @@ class Choices:
 
     def _make(self, models: Models, model: str, task: str) -> None:
         """Choose for one task."""
-        about = about_model(str(models.arguments["pretrained"]), models.first.fingerprint())
+        about = about_model(str(models.arguments["pretrained"]), models.loaded.fingerprint)
         missing = []
         for shots, how, seed in self.tasks[task]:
             choice = self._read(key := (model, task, shots, seed, str(how)))
