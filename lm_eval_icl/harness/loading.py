@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 import transformers
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 
 from lm_eval_icl.errors import InputError, is_whole, one_line, refusing
 from lm_eval_icl.harness.distributed import DividedDocuments
-from lm_eval_icl.harness.identity import fingerprint
-from lm_eval_icl.harness.plugin import Unasked
+from lm_eval_icl.harness.interrupt import Unasked
+from lm_eval_icl.inference.checkpoints import WholeCheckpoints, refuse_vision
+from lm_eval_icl.inference.fingerprint import fingerprint
 from lm_eval_icl.inference.memory import vocabulary_of
 
 # The arguments of `HFLM` that have an effect if it is given a model that is loaded already.
@@ -41,21 +41,6 @@ def _loading(what: str, advice: str = "") -> Iterator[None]:
             raise InputError(f"{what}, since a library is missing ({said}){install}.") from error
 
 
-def refuse_vision(pretrained: str, config: transformers.PreTrainedConfig) -> None:
-    """Refuse a model that transformers has for images with text, and not as a language model.
-
-    Raises:
-        InputError: it is one.
-    """
-    kind, own_code = type(config), "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
-    if kind in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING and kind not in MODEL_FOR_CAUSAL_LM_MAPPING and not own_code:
-        raise InputError(
-            f"pretrained={pretrained!r}: {config.model_type!r} is a vision model (images and text), and these methods "
-            "are defined for causal language models only: give its language model as a checkpoint of its own, mostly "
-            "the one that it was made from. lm-eval's --model hf-multimodal runs it as it is."
-        )
-
-
 @dataclass(frozen=True)
 class Loaded:
     """A checkpoint that is in memory, for several models to share. Nothing changes its weights any more.
@@ -68,7 +53,7 @@ class Loaded:
 
     @cached_property
     def fingerprint(self) -> dict[str, Any]:
-        """As `identity.fingerprint`, which reads all weights, and is asked for once."""
+        """As `inference.fingerprint`, which reads all weights, and is asked for once."""
         return fingerprint(self.lm.model, self.lm.tokenizer)
 
 
@@ -214,20 +199,3 @@ class CheckedHFLM(DividedDocuments):
                 f"{self.config.model_type!r} is an encoder-decoder model; these methods are defined "
                 "for decoders (causal language models) only."
             )
-
-
-class WholeCheckpoints:
-    """`AutoModelForCausalLM` that refuses checkpoints with missing weights, which it would initialize at random."""
-
-    @staticmethod
-    def from_pretrained(pretrained: str, **kwargs: Any) -> transformers.PreTrainedModel:
-        kwargs["output_loading_info"] = True
-        loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(pretrained, **kwargs)
-        model, report = loaded
-        if missing := sorted(report["missing_keys"]):
-            raise InputError(
-                f"pretrained={pretrained!r}: {len(missing)} of the weights of {type(model).__name__} are "
-                f"not in the checkpoint ({', '.join(missing[:3])}{', ...' if len(missing) > 3 else ''}), and random "
-                "ones would stand in for them: is it the checkpoint of another kind of model, or not whole?"
-            )
-        return model

@@ -22,13 +22,15 @@ from lm_eval_icl import methods, version
 from lm_eval_icl.errors import InputError, log
 from lm_eval_icl.harness import generate, loglikelihood, patches, rolling
 from lm_eval_icl.harness.arguments import CommonArguments, check_names, read_arguments
-from lm_eval_icl.harness.identity import code_digest, fingerprint, identity
+from lm_eval_icl.harness.identity import identity
 from lm_eval_icl.harness.loading import CheckedHFLM, Loaded
 from lm_eval_icl.harness.requests import Documents, RequestTokenizer
 from lm_eval_icl.harness.run import PreparedRun
+from lm_eval_icl.inference.fingerprint import fingerprint
 from lm_eval_icl.inference.memory import vocabulary_of
 from lm_eval_icl.inference.scoring import Score
 from lm_eval_icl.methods.base import Method
+from lm_eval_icl.methods.code import code_digest
 from lm_eval_icl.methods.runner import MethodRunner
 from lm_eval_icl.prompts.tokens import PromptTokenizer
 from lm_eval_icl.training import record
@@ -73,7 +75,7 @@ class ICLModel(CheckedHFLM):
         self.common.is_canonical(method)  # refused before the model is loaded
         super().__init__(**forwarded)
         self.trained = record.read(self.config)
-        # Which demonstrations the model has chosen for the tasks of a run (`harness.kept`).
+        # Which demonstrations the model has chosen for the tasks of a run (`harness.choosing`).
         self.chosen: dict[str, Any] = {}
         if said := record.mismatch(self.trained, method):
             log.warning("%s: %s.", method.name, said)

@@ -31,15 +31,16 @@ from tqdm import tqdm
 from lm_eval_icl.errors import CannotWrite, InputError
 from lm_eval_icl.harness.arguments import CommonArguments
 from lm_eval_icl.harness.distributed import in_any
-from lm_eval_icl.harness.identity import code_of_numbers, files_digest
 from lm_eval_icl.harness.loading import CheckedHFLM, Loaded
 from lm_eval_icl.harness.loglikelihood import check_finite
 from lm_eval_icl.harness.models import ICLModel, model_class
 from lm_eval_icl.harness.requests import Request, RequestTokenizer
 from lm_eval_icl.harness.response_cache import Responses, response_key
+from lm_eval_icl.inference.fingerprint import files_digest
 from lm_eval_icl.inference.packing import Queries
 from lm_eval_icl.inference.schedule import Ids, grouped
 from lm_eval_icl.inference.scoring import Score
+from lm_eval_icl.methods.code import code_of_numbers
 from lm_eval_icl.methods.runner import MethodRunner
 from lm_eval_icl.prompts.tokens import Context
 from lm_eval_icl.studies.cells import Cell, digest
@@ -185,7 +186,7 @@ class Models:
 
 @functools.cache
 def code_of(method: str) -> str | None:
-    """A digest of the code that a method's cells depend on (`identity.code_of_numbers`). The code that draws
+    """A digest of the code that a method's cells depend on (`methods.code.code_of_numbers`). The code that draws
     demonstrations is not in it, since the rows that are drawn are compared; nor that by which a model chooses them,
     which is recorded with each choice."""
     without = ("demonstrations/", "harness/training.py")

@@ -34,7 +34,7 @@ Doc = dict[str, Any]
 # The dev set is the same for all seeds of the demonstrations.
 _DEV_SEED = 0
 # What a cell says of a choice, besides the rows that were chosen.
-_OF_CHOICE = ("picked", "margin", "accuracy", "evaluated", "seconds", "tokens", "code")
+_OF_CHOICE = ("picked", "accuracy", "evaluated", "seconds", "tokens", "code")
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Prepared:
         demonstrations: the indices of the demonstrations in the task's pool, in their order; None if every document has
             its own.
         contents: of the task, see `contents`.
-        choice: how sure and how costly the choice was, if a model has chosen the demonstrations.
+        choice: how good and how costly the choice was, if a model has chosen the demonstrations.
     """
 
     task: ConfigurableTask
