@@ -41,7 +41,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from lm_eval_icl import methods
 from lm_eval_icl.errors import InputError
-from lm_eval_icl.harness.training import load_model
+from lm_eval_icl.inference.checkpoints import load_model
 from lm_eval_icl.methods.predictor import Predictor
 from lm_eval_icl.results.statistics import order_sensitivity
 from lm_eval_icl.smoke import demo

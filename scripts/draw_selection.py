@@ -23,7 +23,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from lm_eval_icl.demonstrations.draw import stratified
 from lm_eval_icl.demonstrations.pool import Pool
 from lm_eval_icl.demonstrations.select import SELECTORS, select
-from lm_eval_icl.harness.choosing import PoolOfTask
+from lm_eval_icl.harness.pools import PoolOfTask
 from lm_eval_icl.harness.training import tasks_of
 from lm_eval_icl.inference.scoring import query_states
 from lm_eval_icl.methods import ICL, Predictor
@@ -70,7 +70,7 @@ def draw(pool: Pool, names: list[str], seed: int, about: str) -> Figure:
     """A panel for each method, and the labels' colours."""
     places, share = components(pool.vectors())
     drawn = stratified(range(len(places)), SHOTS, lambda row: pool.labels[row], Random(seed))
-    picks = {"stratified": drawn, **{how: list(select(how, pool, SHOTS, seed).rows) for how in SELECTORS}}
+    picks = {"stratified": drawn, **{how: list(select(how, pool, SHOTS, seed)) for how in SELECTORS}}
     lines = -(-(len(picks) + 1) // COLUMNS)
     figure = Figure(figsize=(2.4 * COLUMNS, 2.2 * lines + 0.5), layout="constrained")
     panels = figure.subplots(lines, COLUMNS).ravel()

@@ -4,10 +4,13 @@ import importlib.metadata
 import os
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
+from lm_eval_icl import methods
+from lm_eval_icl.harness.models import model_class
 from tests import processes
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -41,6 +44,14 @@ def test_models_are_registered_with_lm_eval(tmp_path):
         "import sys\nprint('torch' in sys.modules, [n in model_registry for n in ('icl', 'deepthink', 'hf')])"
     )
     assert python(code, tmp_path) == "False [True, True, True]"
+
+
+def test_the_next_release_of_lm_eval_finds_every_model_by_its_entry_point():
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]["lm_eval.models"]
+    assert list(declared) == list(methods.NAMES)
+    for name, value in declared.items():
+        model = importlib.metadata.EntryPoint(name, value, "lm_eval.models").load()
+        assert model is model_class(name) and model.method_class is methods.find(name)
 
 
 def test_get_model(tmp_path):

@@ -175,7 +175,7 @@ def test_whatever_the_first_process_cannot_do_ends_all(tmp_path):
     """An error that nobody foresaw, in the process whose choice of demonstrations the others wait for."""
     module = tmp_path / "chooses.py"
     module.write_text(
-        "from lm_eval_icl.harness import choosing\n"
+        "from lm_eval_icl.demonstrations import choosing\n"
         "def choose(*args, **kwargs):\n    raise ZeroDivisionError('unforeseen')\n"
         "choosing.Chooser.choose = choose\n"
         "from lm_eval.__main__ import cli_evaluate\ncli_evaluate()\n"

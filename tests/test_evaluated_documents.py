@@ -249,7 +249,7 @@ def test_a_text_in_a_list_is_left_out_where_there_is_to_be_no_text(tmp_path, mon
         (said,) = select(
             monkeypatch, capsys, "entropy", str(tmp_path / "toy.yaml"), tmp_path / "o.json", "--args", "calibrated=True"
         ).values()
-        found.append((sorted(order[row] for row in said["indices"]), pytest.approx(said["margin"], rel=1e-2)))
+        found.append(sorted(order[row] for row in said["indices"]))
     assert found[0] == found[1]
 
 

@@ -16,8 +16,8 @@ from lm_eval.loggers import EvaluationTracker
 from lm_eval.models.huggingface import HFLM
 
 from lm_eval_icl import cli
-from lm_eval_icl.harness.identity import files_digest
 from lm_eval_icl.harness.models import model_class
+from lm_eval_icl.inference.fingerprint import files_digest
 from tests import harness
 
 N = 20

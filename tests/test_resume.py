@@ -30,11 +30,12 @@ from sqlitedict import SqliteDict
 
 from lm_eval_icl import version
 from lm_eval_icl.errors import InputError
-from lm_eval_icl.harness import generate, identity
+from lm_eval_icl.harness import generate
 from lm_eval_icl.harness import response_cache as cache
-from lm_eval_icl.harness.identity import fingerprint, weights_digest
 from lm_eval_icl.harness.models import model_class
 from lm_eval_icl.harness.response_cache import Responses, ResumableLM
+from lm_eval_icl.inference import fingerprint as fingerprints
+from lm_eval_icl.inference.fingerprint import fingerprint, weights_digest
 from lm_eval_icl.prompts.prompt import FewShotPrompt
 from lm_eval_icl.smoke import demo
 from tests import harness, processes, tiny
@@ -503,7 +504,7 @@ def test_tensors_made_of_tensors():
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.int8, torch.bool, torch.float8_e4m3fn])
 @pytest.mark.parametrize("n", [0, 1, 5000, 40001])
 def test_every_number_is_in_the_digest(dtype, n, monkeypatch):
-    monkeypatch.setattr(identity, "_PART", 1000)  # so that a tensor is read in several parts
+    monkeypatch.setattr(fingerprints, "_PART", 1000)  # so that a tensor is read in several parts
 
     def digest(values):
         model = torch.nn.Module()

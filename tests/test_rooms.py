@@ -70,6 +70,26 @@ def test_imports_go_up(file):
             assert module.split(".")[0] not in FOREIGN, f"{file.relative_to(PACKAGE)} imports {module}"
 
 
+def circles(imports: dict[str, set[str]]) -> list[str]:
+    """The modules that cannot be put into an order in which each imports only modules before it."""
+    left = dict(imports)
+    while free := [module for module, others in left.items() if not others & left.keys() - {module}]:
+        for module in free:
+            del left[module]
+    return sorted(left)
+
+
+def test_no_circle_of_imports():
+    """Whoever reads a module and what it imports comes to an end; imports inside functions count."""
+    imports = {}
+    for file in FILES:
+        module = ".".join(file.relative_to(PACKAGE).with_suffix("").parts).removesuffix(".__init__")
+        imports[module] = {name for other in imported(file) if (name := below(other)) is not None}
+    assert "harness.models" in imports and circles(imports) == []
+    assert circles({**imports, "errors": {"cli"}})  # which imports it
+    assert circles({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": {"d"}}) == ["a", "b", "c"]
+
+
 def test_regression_knows_nothing_of_text():
     for file in (PACKAGE / "regression").glob("*.py"):
         assert not imported(file) & {

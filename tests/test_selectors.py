@@ -15,7 +15,7 @@ from lm_eval_icl.demonstrations import best_random as best_random_module
 from lm_eval_icl.demonstrations import gradients
 from lm_eval_icl.demonstrations import lens as lens_module
 from lm_eval_icl.demonstrations.best_random import Found, best_random
-from lm_eval_icl.demonstrations.lens import Filter, lens
+from lm_eval_icl.demonstrations.lens import Settings, lens
 from lm_eval_icl.demonstrations.pool import Picks, Pool
 from lm_eval_icl.demonstrations.select import SELECTORS, in_prompt_order, quotas, select
 from lm_eval_icl.errors import InputError
@@ -180,7 +180,7 @@ SLOW = {name: globals()[f"slow_{name}"] for name in NAMES}
 def test_a_selector_follows_its_paper(name, classes):
     for seed in range(4):
         pool = make_pool(seed, classes=classes)
-        rows = select(name, pool, 9, seed, balance=False).rows
+        rows = select(name, pool, 9, seed, balance=False)
         assert list(rows) == SLOW[name](pool, 9, rows[0])
 
 
@@ -188,7 +188,7 @@ def test_a_selector_follows_its_paper(name, classes):
 def test_with_balance_it_follows_its_paper_inside_each_class(name):
     for seed in range(3):
         pool = make_pool(seed)
-        rows = select(name, pool, 11, seed).rows
+        rows = select(name, pool, 11, seed)
         for label in range(3):
             of_class = np.flatnonzero(pool.labels == label)
             picked = [row for row in rows if pool.labels[row] == label]
@@ -203,9 +203,9 @@ def test_arguments_of_a_selector(name, argument):
     changed = 0
     for seed in range(4):
         pool = make_pool(seed)
-        rows = select(name, pool, 9, seed, balance=False, **argument).rows
+        rows = select(name, pool, 9, seed, balance=False, **argument)
         assert list(rows) == SLOW[name](pool, 9, None, **argument)
-        changed += rows != select(name, pool, 9, seed, balance=False).rows
+        changed += rows != select(name, pool, 9, seed, balance=False)
     assert changed
 
 
@@ -214,8 +214,8 @@ def test_features_of_length_1(name):
     pool = make_pool(0)
     lengths = np.linalg.norm(pool.features.astype(float), axis=1, keepdims=True)
     units = Pool(pool.labels, pool.features / lengths, pool.probabilities)
-    assert select(name, pool, 9, 0, unit=True).rows == select(name, units, 9, 0).rows
-    assert select(name, pool, 9, 0, unit=True).rows != select(name, pool, 9, 0).rows
+    assert select(name, pool, 9, 0, unit=True) == select(name, units, 9, 0)
+    assert select(name, pool, 9, 0, unit=True) != select(name, pool, 9, 0)
 
 
 def test_gradients_are_never_formed_but_their_inner_products_are_right():
@@ -223,9 +223,10 @@ def test_gradients_are_never_formed_but_their_inner_products_are_right():
     vectors = gradient_embeddings(pool)
     products = vectors @ vectors.T
     assert np.allclose(gradients.gram(pool), products, rtol=1e-5, atol=1e-6 * products.max())
-    distances, lengths = gradients.distances(pool)
-    assert np.allclose(lengths, np.linalg.norm(vectors, axis=1), rtol=1e-5)
-    assert np.allclose(distances, [np.linalg.norm(vectors - one, axis=1) for one in vectors], atol=1e-5 * lengths.max())
+    lengths = np.linalg.norm(vectors, axis=1)
+    assert np.allclose(
+        gradients.distances(pool), [np.linalg.norm(vectors - one, axis=1) for one in vectors], atol=1e-5 * lengths.max()
+    )
 
 
 def test_a_certain_row_has_a_gradient_of_zero_and_no_direction():
@@ -243,7 +244,7 @@ def test_facility_location_is_near_the_best_set(seed):
     similar = similarity(pool)
     best = max(coverage(similar, picks) for picks in itertools.combinations(range(14), 4))
     worst = min(coverage(similar, picks) for picks in itertools.combinations(range(14), 4))
-    mine = coverage(similar, select("facility_location", pool, 4, 0, balance=False).rows)
+    mine = coverage(similar, select("facility_location", pool, 4, 0, balance=False))
     assert mine >= (1 - 1 / math.e) * best
     # All sets cover so much that any set would pass. This one is also far above the worst.
     assert mine >= worst + (1 - 1 / math.e) * (best - worst)
@@ -252,7 +253,7 @@ def test_facility_location_is_near_the_best_set(seed):
 @pytest.mark.parametrize("seed", range(6))
 def test_k_center_is_within_twice_the_best_radius_of_each_class(seed):
     pool = make_pool(seed, size=24, classes=2)
-    rows = select("k_center", pool, 6, seed).rows
+    rows = select("k_center", pool, 6, seed)
 
     def radius(vectors, centers):
         return max(min(math.dist(vector, center) for center in centers) for vector in vectors)
@@ -265,7 +266,7 @@ def test_k_center_is_within_twice_the_best_radius_of_each_class(seed):
 
 def test_herding_is_nearer_to_the_mean_than_any_random_draw():
     pool = make_pool(0, size=300, classes=2)
-    rows = select("herding", pool, 16, 0).rows
+    rows = select("herding", pool, 16, 0)
     for label in range(2):
         vectors, random = pool.features[pool.labels == label], Random(0)
         mine = math.dist(pool.features[[row for row in rows if pool.labels[row] == label]].mean(0), vectors.mean(0))
@@ -277,9 +278,9 @@ def test_with_two_labels_the_measures_of_uncertainty_agree():
     for seed in range(5):
         pool = make_pool(seed, size=60, classes=2)
         choices = [select(name, pool, 12, seed) for name in ("entropy", "least_confidence", "margin")]
-        assert choices[0].rows == choices[1].rows == choices[2].rows
+        assert choices[0] == choices[1] == choices[2]
     three = make_pool(0, size=60)
-    assert len({select(name, three, 12, 0).rows for name in ("entropy", "least_confidence", "margin")}) == 3
+    assert len({select(name, three, 12, 0) for name in ("entropy", "least_confidence", "margin")}) == 3
 
 
 UNCERTAIN = ("entropy", "least_confidence", "margin")
@@ -287,7 +288,7 @@ UNCERTAIN = ("entropy", "least_confidence", "margin")
 
 @pytest.mark.parametrize("name", UNCERTAIN)
 def test_calibrated_probabilities(name):
-    """A softmax of log-probabilities less those without a text; and noise below the margin changes nothing."""
+    """A softmax of log-probabilities less those without a text."""
     changed, generator = 0, np.random.default_rng(0)
     for seed in range(4):
         pool, null = make_pool(seed), generator.dirichlet([1, 1, 1])
@@ -296,18 +297,13 @@ def test_calibrated_probabilities(name):
         by_hand = Pool(pool.labels, pool.features, expected / expected.sum(1, keepdims=True))
         given = Pool(pool.labels, pool.features, pool.probabilities, null)
         choice = select(name, given, 9, seed, balance=False, calibrated=True)
-        assert list(choice.rows) == SLOW[name](by_hand, 9, None)
-        assert choice.rows == select(name, by_hand, 9, seed, balance=False).rows
-        changed += choice.rows != select(name, given, 9, seed, balance=False).rows
-        for _ in range(20):
-            noise = [1 + 0.9 * choice.margin * generator.uniform(-1, 1, of.shape) for of in (pool.probabilities, null)]
-            moved = pool.probabilities * noise[0]
-            moved = Pool(pool.labels, pool.features, moved / moved.sum(1, keepdims=True), null * noise[1])
-            assert set(select(name, moved, 9, seed, balance=False, calibrated=True).rows) == set(choice.rows)
+        assert list(choice) == SLOW[name](by_hand, 9, None)
+        assert choice == select(name, by_hand, 9, seed, balance=False)
+        changed += choice != select(name, given, 9, seed, balance=False)
     assert changed
     two = make_pool(0, size=60, classes=2)
     two = Pool(two.labels, two.features, two.probabilities, np.array([0.9, 0.1]))
-    assert len({select(each, two, 12, 0, calibrated=True).rows for each in UNCERTAIN}) == 1
+    assert len({select(each, two, 12, 0, calibrated=True) for each in UNCERTAIN}) == 1
     with pytest.raises(InputError, match="needs the probabilities of the labels without a text"):
         select(name, make_pool(0), 3, 0, calibrated=True)
     with pytest.raises(InputError, match="must be one above 0 for each of 2 labels"):
@@ -321,7 +317,7 @@ def test_classes_get_the_same_number_and_the_seed_draws_who_gets_more():
     pool = make_pool(0, size=60, classes=4)
     seen = set()
     for seed in range(20):
-        counts = np.bincount(pool.labels[list(select("entropy", pool, 10, seed).rows)], minlength=4)
+        counts = np.bincount(pool.labels[list(select("entropy", pool, 10, seed))], minlength=4)
         assert sorted(counts) == [2, 2, 3, 3]
         seen.add(tuple(counts))
     assert len(seen) > 3
@@ -331,9 +327,9 @@ def test_what_a_short_class_lacks_is_made_up_for_in_turns():
     pool = Pool(np.array([0] + [1] * 3 + [2] * 20), np.random.default_rng(0).standard_normal((24, 2)))
     for seed in range(10):
         assert sorted(quotas(pool, 12, Random(seed)).items()) == [(0, 1), (1, 3), (2, 8)]
-        rows = select("herding", pool, 12, seed).rows
+        rows = select("herding", pool, 12, seed)
         assert np.bincount(pool.labels[list(rows)]).tolist() == [1, 3, 8] and len(set(rows)) == 12
-    assert select("herding", pool, 24, 0).margin == 1.0  # nothing to decide
+    assert sorted(select("herding", pool, 24, 0)) == list(range(24))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -346,162 +342,57 @@ def test_any_choice(name, seed, n, balance, digits):
     probabilities[:, -1] += 1 - probabilities.sum(1)
     pool = Pool(pool.labels, np.round(pool.features, digits - 1), np.abs(probabilities))
     choice = select(name, pool, n, seed, balance)
-    assert len(set(choice.rows)) == n and set(choice.rows) <= set(range(15)) and 0 <= choice.margin <= 1
+    assert len(set(choice)) == n and set(choice) <= set(range(15))
     assert choice == select(name, pool, n, seed, balance)
-    assert choice.rows[: n - 1] == select(name, pool, n - 1, seed, balance).rows
+    assert choice[: n - 1] == select(name, pool, n - 1, seed, balance)
     if balance:
-        assert np.ptp(np.bincount(pool.labels[list(choice.rows)], minlength=3)) <= 1
+        assert np.ptp(np.bincount(pool.labels[list(choice)], minlength=3)) <= 1
 
 
 @pytest.mark.parametrize("name", DETERMINISTIC)
 def test_a_tie_goes_to_the_lowest_row(name):
     alike = Pool(np.zeros(9, int), np.ones((9, 3), np.float32), np.full((9, 2), 0.5, np.float32))
-    assert select(name, alike, 4, 0, balance=False).rows == (0, 1, 2, 3)
+    assert select(name, alike, 4, 0, balance=False) == (0, 1, 2, 3)
     # The copy of a row that is picked first does not come in its place, wherever it stands.
     for seed in range(4):
         pool = make_pool(seed)
-        first = select(name, pool, 1, 0, balance=False).rows[0]
+        first = select(name, pool, 1, 0, balance=False)[0]
         both = permuted(pool, np.array([*range(40), first]))
-        if (rows := select(name, both, 1, 0, balance=False).rows)[0] in (first, 40):
+        if (rows := select(name, both, 1, 0, balance=False))[0] in (first, 40):
             assert rows == (first,)
             reverse = permuted(both, np.arange(41)[::-1])
-            assert select(name, reverse, 1, 0, balance=False).rows == (0,)
+            assert select(name, reverse, 1, 0, balance=False) == (0,)
 
 
 @pytest.mark.parametrize("name", DETERMINISTIC)
 def test_the_order_of_the_pool_makes_no_difference(name):
-    without_ties = 0
-    for seed in range(6):
+    """In the other three of these pools craig and facility location meet two rows that tie, and pick the lower one."""
+    for seed in (1, 3, 4) if name in ("craig", "facility_location") else range(6):
         pool, order = make_pool(seed), np.random.default_rng(seed).permutation(40)
-        choice = select(name, pool, 9, seed)
-        if choice.margin > 0:
-            without_ties += 1
-            assert tuple(order[list(select(name, permuted(pool, order), 9, seed).rows)]) == choice.rows
-    assert without_ties >= 2
+        assert tuple(order[list(select(name, permuted(pool, order), 9, seed))]) == select(name, pool, 9, seed)
+
+
+@pytest.mark.parametrize("scores", [[1.0, 3.0, 3.0 + 4e-16, 2.0], [1e9, -1e9, -1e9 + 1e-5, 0]])
+def test_scores_that_differ_by_rounding_tie(scores):
+    """That of the largest score so far: what is left of it has its rounding."""
+    picks = Picks(Pool(np.zeros(4, int)))
+    picks.best(np.array(scores))
+    assert picks.rows == [max(range(4), key=lambda row: round(scores[row], 3))]
+    picks.best(np.array([0, 1e-16, 0, 1e-16]) * max(scores))
+    assert picks.rows[1] == min({0, 1, 2, 3} - set(picks.rows[:1]))
+    picks.best(np.array([1e-9, 2e-9, 3e-9, 4e-9]) * max(scores))
+    assert picks.rows[2] == max({0, 1, 2, 3} - set(picks.rows[:2]))
 
 
 def test_the_seed_of_k_center_draws_the_first_row():
     pool = make_pool(0)
-    assert len({select("k_center", pool, 3, seed, balance=False).rows[0] for seed in range(20)}) > 5
+    assert len({select("k_center", pool, 3, seed, balance=False)[0] for seed in range(20)}) > 5
 
 
 def test_the_order_in_the_prompt_is_drawn_by_the_seed_from_the_set():
     assert in_prompt_order([5, 3, 9, 1], 0) == in_prompt_order([1, 3, 5, 9], 0)
     assert sorted(in_prompt_order([5, 3, 9, 1], 0)) == [1, 3, 5, 9]
     assert len({in_prompt_order([5, 3, 9, 1], seed) for seed in range(50)}) > 15
-
-
-# Margins.
-
-
-def noisy(pool: Pool, size: float, seed: int, toward: int | None = None) -> Pool:
-    """Every row of features moved by `size` of its length, every probability by at most `size` of itself.
-
-    Args:
-        toward: not in directions of their own, but each toward this row or away from it.
-    """
-    rng = np.random.default_rng(seed)
-    features = pool.features.astype(float)
-    directions = rng.standard_normal(features.shape)
-    if toward is not None:
-        directions = (features[toward] - features) * rng.choice([-1, 1], (len(features), 1))
-        directions[toward] = features.mean(0) - features[toward]
-    directions /= np.linalg.norm(directions, axis=1, keepdims=True)
-    features += size * directions * np.linalg.norm(features, axis=1, keepdims=True)
-    signs = rng.choice([-1, 1], pool.probabilities.shape)
-    return Pool(pool.labels, features, pool.probabilities.astype(float) * (1 + size * signs))
-
-
-@pytest.mark.parametrize("name", NAMES)
-@given(st.integers(0, 10**6), st.integers(2, 3), st.integers(1, 6), st.booleans())
-@settings(max_examples=25, deadline=None)
-def test_noise_below_the_margin_changes_nothing(name, seed, classes, n, balance):
-    pool = make_pool(seed, size=20, classes=classes)
-    choice = select(name, pool, n, seed, balance)
-    size = min(0.95 * choice.margin, 3e-4)  # the margin holds to first order
-    for again in range(3):
-        assert set(select(name, noisy(pool, size, again), n, seed, balance).rows) == set(choice.rows)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_choice_that_noise_changes_has_a_smaller_margin(name):
-    """Every row is there twice, apart by less than the noise, and so are most decisions."""
-    changed = 0
-    for seed in range(5):
-        pool = make_pool(seed, size=10)
-        close = noisy(pool, 1e-7, seed)
-        twice = [np.concatenate(pair) for pair in ((pool.labels,) * 2, (pool.features, close.features))]
-        pool = Pool(*twice, np.concatenate([pool.probabilities, close.probabilities]))
-        for n, again in itertools.product((3, 6), range(3)):
-            choice = select(name, pool, n, seed)
-            if set(select(name, noisy(pool, 1e-6, again), n, seed).rows) != set(choice.rows):
-                changed += 1
-                assert choice.margin < 1e-6
-    assert changed
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_noise_moves_scores_by_no_more_than_is_said(name, monkeypatch):
-    """Each decision's gaps with noise in the pool, against the gaps without and the bounds."""
-    decisions: list[tuple[list[int], np.ndarray, np.ndarray]] = []
-    decided = Picks._decided
-
-    def recorded(picks, rows, scores, noise, jump):
-        decisions.append((list(rows), scores, noise))
-        decided(picks, rows, scores, noise, jump)
-
-    monkeypatch.setattr(Picks, "_decided", recorded)
-    nearest = 0.0
-    for seed, toward in itertools.product(range(10), (None, 0, 1, 2)):
-        pool, size = make_pool(seed, width=4), 1e-6
-        decisions.clear()
-        select(name, pool, 8, seed, balance=False)
-        exact = list(decisions)
-        decisions.clear()
-        toward = None if toward is None else exact[toward % len(exact)][0][0]
-        select(name, noisy(pool, size, seed, toward), 8, seed, balance=False)
-        for (rows, scores, noise), (same, moved, _) in zip(exact, decisions, strict=True):
-            if rows != same:
-                break
-            gaps = np.abs((moved[rows[0]] - moved) - (scores[rows[0]] - scores))
-            bounds = size * (noise[rows[0]] + noise)
-            picked = [row for each, _, _ in exact for row in each]
-            others = np.setdiff1d(np.arange(40), picked)
-            assert (gaps[others] <= 1.01 * bounds[others]).all()
-            nearest = max(nearest, (gaps[others] / bounds[others]).max())
-    assert nearest > 0.02  # and the bounds are not far off
-
-
-def test_noise_that_changes_neighbours():
-    """On a circle every row has two nearest neighbours, as near as each other but for less than the noise."""
-    changed = 0
-    for seed in range(10):
-        pool, angles = make_pool(seed, size=12, classes=2), 2 * np.pi * np.arange(12) / 12
-        circle = Pool(pool.labels, np.stack([np.cos(angles), np.sin(angles)], 1), pool.probabilities)
-        circle = noisy(circle, 1e-8, seed)
-        choice = select("cal", circle, 4, 0, balance=False, k=1)
-        for again in range(3):
-            moved = Pool(circle.labels, noisy(circle, 1e-6, again).features, circle.probabilities)
-            if set(select("cal", moved, 4, 0, balance=False, k=1).rows) != set(choice.rows):
-                changed += 1
-                assert choice.margin < 1e-6
-    assert changed
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_margins_are_not_all_small(name):
-    """The margin of an easy choice shows that it is easy."""
-    margins = [select(name, make_pool(seed, size=20), 3, seed).margin for seed in range(20)]
-    assert np.median(margins) > (5e-5 if name == "cal" else 1e-4)
-
-
-def test_the_tie_of_copies_is_no_decision_and_that_of_two_documents_is():
-    pool = make_pool(0, size=12)
-    copies = permuted(pool, np.repeat(np.arange(12), 2))
-    for name in DETERMINISTIC:
-        assert select(name, copies, 1, 0, balance=False).margin > 1e-7
-    without_features = Pool(copies.labels, probabilities=copies.probabilities)
-    assert select("entropy", without_features, 1, 0, balance=False).margin == 0
 
 
 # Bad input.
@@ -531,7 +422,7 @@ def test_a_pool_that_cannot_be_used_is_one_line():
     labels, features = np.array([0, 0, 2]), np.zeros((3, 2))
     with pytest.raises(InputError, match="label 1 has no rows in the pool of 3: take a larger pool, or choose without"):
         select("herding", Pool(labels, features), 2, 0)
-    assert len(select("herding", Pool(labels, features), 2, 0, balance=False).rows) == 2
+    assert len(select("herding", Pool(labels, features), 2, 0, balance=False)) == 2
     with pytest.raises(InputError, match="entropy: needs probabilities of the pool's documents"):
         select("entropy", Pool(labels, features), 2, 0)
     with pytest.raises(InputError, match="features of a pool: a NaN or an infinity in row 1"):
@@ -701,7 +592,7 @@ def test_lens_follows_the_search_of_its_authors(n):
     for seed in range(2):
         pool = make_pool(seed, size=110)
         mine, slow = Worth(pool, seed), Worth(pool, seed)
-        found = lens(pool, n, Random(seed), mine.info, mine.score, diversity=4.0, **SMALL)
+        found = lens(pool, n, Random(seed), mine.info, mine.score, Settings(**SMALL))
         assert found == slow_lens(pool, n, Random(seed), slow, diversity=4.0, **SMALL)
         assert mine.dev == slow.dev and set(mine.asked) == set(slow.asked)
 
@@ -718,8 +609,8 @@ def test_lens_finds_the_best_set_where_rows_tell_what_they_are_worth(balance):
             told.append(now)
 
         found = lens(
-            pool, 6, Random(seed), worth.info, worth.score, m=30, l=4, diversity=0.0, dev=20, balance=balance,
-            ordered=False, progress=tell,
+            pool, 6, Random(seed), worth.info, worth.score, Settings(m=30, l=4, diversity=0.0, dev=20),
+            balance=balance, ordered=False, progress=tell,
         )  # fmt: skip
         order = np.argsort(-worth.worth)
         best = [row for label in range(3) for row in order[pool.labels[order] == label][:2]] if balance else order[:6]
@@ -728,7 +619,7 @@ def test_lens_finds_the_best_set_where_rows_tell_what_they_are_worth(balance):
         assert len({frozenset(rows) for rows in worth.asked}) == len(worth.asked)
         assert (dev := next(iter(worth.dev))) and len(worth.dev) == 1 and len(set(dev)) == 20
         assert not set(dev) & {row for rows in worth.asked for row in rows}
-        cost = lens_module.cost(pool, 6, m=30, l=4, dev=20, shuffles=0, balance=balance)
+        cost = lens_module.cost(pool, 6, Settings(m=30, l=4, dev=20, shuffles=0), balance)
         assert cost.queries >= worth.pairs + 20 * len(worth.asked) == told[-1][0] and told[-1][1] == cost.queries
         sets = 8 + 10 * 8 * 6
         assert worth.pairs == cost.queries - 20 * sets and cost.demonstrations - cost.contexts == 5 * sets
@@ -737,9 +628,9 @@ def test_lens_finds_the_best_set_where_rows_tell_what_they_are_worth(balance):
 def test_the_orders_of_a_set_are_searched_too():
     pool = make_pool(0, size=110)
     worth = Worth(pool)
-    found = lens(pool, 6, Random(0), worth.info, worth.score, **SMALL)
+    found = lens(pool, 6, Random(0), worth.info, worth.score, Settings(**SMALL))
     assert len({frozenset(rows) for rows in worth.asked}) < len(set(worth.asked)) == len(worth.asked)
-    assert found == lens(pool, 6, Random(0), worth.info, worth.score, **SMALL)
+    assert found == lens(pool, 6, Random(0), worth.info, worth.score, Settings(**SMALL))
     assert found.log_probability == max(worth.log_probability(rows) for rows in worth.asked)
 
 
@@ -749,27 +640,27 @@ def test_the_orders_of_a_set_are_searched_too():
 )
 def test_the_cost_of_the_filter_is_that_of_the_published_settings(size, rho, l, pairs):  # noqa: E741
     pool = Pool(np.arange(size) % 2)
-    cost = lens_module.cost(pool, 8, rho=rho, l=l, beams=8, iterations=10, dev=100)
+    cost = lens_module.cost(pool, 8, Settings(rho=rho, l=l))
     assert cost.queries - 648 * 100 == pytest.approx(pairs, rel=0.02)
 
 
 def test_rounds_of_the_filter():
-    assert Filter().rounds(5000) == [(14, 2500), (28, 1250), (56, 625), (112, 500)]
-    assert Filter().rounds(300) == [(14, 300)]
-    assert Filter(m=2, l=5).rounds(8) == [(5, 4), (8, 2)]
+    assert Settings().rounds(5000) == [(14, 2500), (28, 1250), (56, 625), (112, 500)]
+    assert Settings().rounds(300) == [(14, 300)]
+    assert Settings(m=2, l=5).rounds(8) == [(5, 4), (8, 2)]
 
 
 def test_what_a_search_cannot_do_is_one_line():
     pool = make_pool(0)
     worth = Worth(pool)
     with pytest.raises(InputError, match="best_random: 41 demonstrations asked for, 40 in the pool"):
-        best_random(pool, 41, Random(0), worth.score)
+        best_random(pool, 41, Random(0), worth.score, sets=3)
     with pytest.raises(InputError, match="label 1 has no rows"):
-        best_random(Pool(np.array([0, 0, 2])), 2, Random(0), worth.score)
+        best_random(Pool(np.array([0, 0, 2])), 2, Random(0), worth.score, sets=3)
     with pytest.raises(
         InputError, match="lens: dev=100 rows to score on asked for, 10 of the pool's 40 are left beside"
     ):
-        lens(pool, 6, Random(0), worth.info, worth.score, m=30)
+        lens(pool, 6, Random(0), worth.info, worth.score, Settings(m=30))
     with pytest.raises(InputError, match="lens: rho=1: must be above 1"):
-        lens(pool, 6, Random(0), worth.info, worth.score, rho=1)
+        Settings(rho=1)
     assert not worth.asked and not worth.pairs

@@ -9,9 +9,10 @@ import transformers
 import yaml
 
 from lm_eval_icl import cli
+from lm_eval_icl.demonstrations import kept
+from lm_eval_icl.demonstrations.choosing import Chooser
 from lm_eval_icl.errors import InputError
-from lm_eval_icl.harness import kept
-from lm_eval_icl.harness.choosing import Chooser, PoolOfTask
+from lm_eval_icl.harness.pools import PoolOfTask
 from lm_eval_icl.methods import ICL, Predictor
 from lm_eval_icl.smoke.demo import model_path
 from lm_eval_icl.studies import grid
@@ -73,7 +74,7 @@ def test_all_methods_have_the_one_choice_of_the_model(tmp_path, chosen):
     rows: dict = {}
     for said in facts(study):
         rows.setdefault((said["seed"], said["order"]), set()).add(tuple(said["indices"]))
-        assert said["demonstrations"] == "herding:unit=True" and {"margin", "tokens"} <= said["choice"].keys()
+        assert said["demonstrations"] == "herding:unit=True" and {"picked", "tokens"} <= said["choice"].keys()
     assert len(rows) == 4 and all(len(each) == 1 for each in rows.values())  # `hf` too
     assert rows[1, 0] == {expected.indices} != rows[1, 1]
     del chosen[:]

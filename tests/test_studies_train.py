@@ -15,8 +15,8 @@ from lm_eval.tasks import TaskManager
 
 from lm_eval_icl import cli
 from lm_eval_icl.cli.train import training
+from lm_eval_icl.demonstrations.choosing import Chooser
 from lm_eval_icl.errors import InputError
-from lm_eval_icl.harness.choosing import Chooser
 from lm_eval_icl.harness.plugin import task_dir
 from lm_eval_icl.metaicl.files import SEEDS, TASKS
 from lm_eval_icl.metaicl.metric import macro_f1

@@ -11,13 +11,16 @@ from typing import Any
 
 import torch
 
+from lm_eval_icl.demonstrations.choosing import HOW, Choice, Chooser
 from lm_eval_icl.demonstrations.how import How, make
+from lm_eval_icl.demonstrations.kept import about, about_model, as_json
 from lm_eval_icl.demonstrations.select import near
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.harness.arguments import check_folders, pairs
-from lm_eval_icl.harness.choosing import HOW, Choice, Chooser, PoolOfTask, about, about_model, as_json
-from lm_eval_icl.harness.identity import fingerprint
-from lm_eval_icl.harness.training import ARGUMENTS, load_model, tasks_of
+from lm_eval_icl.harness.pools import PoolOfTask
+from lm_eval_icl.harness.training import tasks_of
+from lm_eval_icl.inference.checkpoints import ARGUMENTS, load_model
+from lm_eval_icl.inference.fingerprint import fingerprint
 from lm_eval_icl.methods import ICL, Predictor
 from lm_eval_icl.studies.grid import expanded
 
@@ -123,8 +126,6 @@ def _load(given: argparse.Namespace) -> tuple[Predictor, dict[str, str]]:
 
 def _say(pool: PoolOfTask, seed: int, choice: Choice) -> None:
     said = [f"rows {', '.join(map(str, choice.indices))}"]
-    if choice.margin is not None:
-        said.append(f"the closest decision would change with relative noise of {choice.margin:.1e}")
     if choice.accuracy is not None:
         said.append(f"accuracy {choice.accuracy:.3f} where it was chosen")
     said.append(f"{choice.seconds:.1f} s, {choice.tokens:,} tokens")

@@ -18,9 +18,10 @@ from lm_eval_icl import methods
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.harness.arguments import check_folders, pairs
 from lm_eval_icl.harness.hf_arguments import check_values
-from lm_eval_icl.harness.metaicl import skips
-from lm_eval_icl.harness.training import ARGUMENTS, check_tasks, load_model, load_tasks
+from lm_eval_icl.harness.training import check_tasks, load_tasks
+from lm_eval_icl.inference.checkpoints import ARGUMENTS, load_model
 from lm_eval_icl.metaicl.files import Folder, setting_of
+from lm_eval_icl.metaicl.metadata import skips
 from lm_eval_icl.metaicl.reading import reader
 from lm_eval_icl.methods.base import Method
 from lm_eval_icl.methods.predictor import Predictor

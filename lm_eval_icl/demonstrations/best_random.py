@@ -57,7 +57,7 @@ def best_random(
     generator: Random,
     score: Callable[[Sequence[Rows]], Scores],
     *,
-    sets: int = 100,
+    sets: int,
     balance: bool = True,
     progress: Progress | None = None,
 ) -> Found:
@@ -96,6 +96,6 @@ def found(sets: Sequence[Rows], scores: Scores) -> list[Found]:
     return [Found(*values) for values in zip(sets, accuracies.tolist(), log_probabilities.tolist(), strict=True)]
 
 
-def cost(n: int, dev: int, sets: int = 100) -> Cost:
+def cost(n: int, dev: int, sets: int) -> Cost:
     """What `best_random` asks of a model, if sets are scored on `dev` documents."""
     return Cost(sets, sets * n, sets * dev)

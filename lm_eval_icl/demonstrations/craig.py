@@ -7,14 +7,14 @@ from random import Random
 import numpy as np
 
 from lm_eval_icl.demonstrations import gradients
-from lm_eval_icl.demonstrations.pool import Pool, Selection
+from lm_eval_icl.demonstrations.pool import Pool
 
 
-def craig(pool: Pool, n: int, generator: Random) -> Selection:
+def craig(pool: Pool, n: int, generator: Random) -> list[int]:
     """Pick the row that lowers the sum of the distances from each row's gradient to the nearest pick's the most.
 
     This is the greedy maximization of a facility location function whose similarity is a constant less the distance.
     The weights that the paper gives to the picks are not used: all demonstrations count alike.
     """
-    distances, lengths = gradients.distances(pool)
-    return gradients.cover(pool, n, np.negative(distances, out=distances), gradients.NOISE * lengths)
+    distances = gradients.distances(pool)
+    return gradients.cover(pool, n, np.negative(distances, out=distances))

@@ -9,17 +9,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from lm_eval_icl.demonstrations.pool import Picks, Pool, Selection
-
-# A gradient moves by at most this many times its length, per relative noise: R and h move by once theirs each.
-NOISE = 2.0
+from lm_eval_icl.demonstrations.pool import Picks, Pool
 
 
 def gram(pool: Pool) -> np.ndarray:
     """(N, N) the inner products. N = 5,000 takes 200 MB."""
     assert pool.probabilities is not None
     residuals, rows = pool.probabilities.astype(np.float64), np.arange(len(pool.labels))
-    # P - 1 of the label is less what the other labels have. Written so, it has as little relative noise as they.
+    # P - 1 of the label is less what the other labels have. Written so, nothing is lost where P is nearly 1.
     residuals[rows, pool.labels] = 0
     residuals[rows, pool.labels] = -residuals.sum(1)
     vectors = pool.vectors()
@@ -46,11 +43,10 @@ def cosines(pool: Pool) -> np.ndarray:
     return similarities
 
 
-def distances(pool: Pool) -> tuple[np.ndarray, np.ndarray]:
-    """(N, N) the distances between gradients, and (N,) their lengths."""
+def distances(pool: Pool) -> np.ndarray:
+    """(N, N) the distances between gradients."""
     products = gram(pool)
-    length = lengths(products)
-    squares = length**2
+    squares = lengths(products) ** 2
     for part in parts(len(products)):
         sums = squares[part, None] + squares
         products[part] *= -2
@@ -58,28 +54,18 @@ def distances(pool: Pool) -> tuple[np.ndarray, np.ndarray]:
         # What is left when equal numbers are subtracted is rounding, and its root would be 1e-8 of a length.
         products[part][products[part] < 1e-13 * sums] = 0
         np.sqrt(products[part], out=products[part])
-    return products, length
+    return products
 
 
-def cover(pool: Pool, n: int, nearness: np.ndarray, moves: np.ndarray) -> Selection:
-    """Pick the row that raises the sum of each row's nearness to the nearest pick the most, n times.
-
-    Args:
-        nearness: (N, N).
-        moves: (N,) how far noise in one row's gradient can move its nearness to another, divided by the noise.
-    """
-    picks, nearest, nearest_moves = Picks(pool), np.full(len(moves), -np.inf), np.zeros_like(moves)
+def cover(pool: Pool, n: int, nearness: np.ndarray) -> list[int]:
+    """Pick the row that raises the sum of each row's nearness (N, N) to the nearest pick the most, n times."""
+    picks, nearest = Picks(pool), np.full(len(nearness), -np.inf)
     for _ in range(n):
-        # A row gains from the rows that are nearer to it than to the picks, and noise in such a row moves both.
-        weights = np.stack([moves + nearest_moves + (moves if picks.rows else 0), np.ones_like(moves)])
-        sums, weighted = np.zeros_like(moves), np.zeros_like(weights)
-        for part in parts(len(moves)):
+        sums = np.zeros(len(nearness))
+        for part in parts(len(nearness)):
             sums += np.maximum(nearness[part], nearest[part, None]).sum(0)
-            weighted += weights[:, part] @ (nearness[part] >= nearest[part, None]).astype(float)
-        row = picks.best(sums, weighted[0] + weighted[1] * moves)
-        nearest_moves = np.where(nearness[row] > nearest, moves[row], nearest_moves)
-        nearest = np.maximum(nearest, nearness[row])
-    return picks.selection()
+        nearest = np.maximum(nearest, nearness[picks.best(sums)])
+    return picks.rows
 
 
 def parts(rows: int, size: int = 256) -> list[slice]:

@@ -6,21 +6,20 @@ from random import Random
 
 import numpy as np
 
-from lm_eval_icl.demonstrations.pool import Picks, Pool, Selection
+from lm_eval_icl.demonstrations.pool import Picks, Pool
 
 
-def herding(pool: Pool, n: int, generator: Random, *, unit: bool = False) -> Selection:
+def herding(pool: Pool, n: int, generator: Random, *, unit: bool = False) -> list[int]:
     """After t picks, pick the row nearest to (t + 1) times the mean less the sum of the picks.
 
     Args:
         unit: features of length 1, with which this is kernel herding without replacement.
     """
     vectors = pool.vectors(unit)
-    lengths = np.linalg.norm(vectors, axis=1)
     mean = vectors.mean(axis=0)
-    picks, target, noise = Picks(pool), np.zeros_like(mean), np.zeros_like(lengths)
+    picks, target = Picks(pool), np.zeros_like(mean)
     for _ in range(n):
-        target, noise = target + mean, noise + lengths.mean()
-        row = picks.best(-np.linalg.norm(target - vectors, axis=1), noise + lengths)
-        target, noise = target - vectors[row], noise + lengths[row]
-    return picks.selection()
+        target = target + mean
+        row = picks.best(-np.linalg.norm(target - vectors, axis=1))
+        target = target - vectors[row]
+    return picks.rows

@@ -2,33 +2,25 @@
 
 from __future__ import annotations
 
-import inspect
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lm_eval_icl.demonstrations import best_random, lens
+from lm_eval_icl.demonstrations import lens
 from lm_eval_icl.demonstrations.draw import DRAWN
 from lm_eval_icl.demonstrations.select import SELECTORS, checked, near
 from lm_eval_icl.errors import InputError
 
-# Of the methods that try demonstrations: those of their arguments that a user does not give.
-_OURS = {"balance", "ordered", "progress"}
 # What every method takes, with its default: class balance, and how many documents are chosen from.
 _OF_ALL: dict[str, Any] = {"balance": True, "pool": 5000}
 
 
-def _defaults(search: Callable[..., Any]) -> dict[str, Any]:
-    parameters = inspect.signature(search).parameters.values()
-    return {each.name: each.default for each in parameters if each.kind == each.KEYWORD_ONLY and each.name not in _OURS}
-
-
 # The methods that try demonstrations, with the arguments that a user may give and their defaults.
 SEARCHES: Mapping[str, dict[str, Any]] = {
-    "best_random": {**_defaults(best_random.best_random), "dev": 1000},
-    "lens": _defaults(lens.lens),
+    "best_random": {"sets": 100, "dev": 1000},
+    "lens": asdict(lens.Settings()),
 }
 # The methods that ask a model.
 METHODS = ("best_random", *SELECTORS, "lens")

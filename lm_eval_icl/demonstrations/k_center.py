@@ -6,10 +6,10 @@ from random import Random
 
 import numpy as np
 
-from lm_eval_icl.demonstrations.pool import Picks, Pool, Selection
+from lm_eval_icl.demonstrations.pool import Picks, Pool
 
 
-def k_center(pool: Pool, n: int, generator: Random, *, unit: bool = False) -> Selection:
+def k_center(pool: Pool, n: int, generator: Random, *, unit: bool = False) -> list[int]:
     """Pick a random row, then always the row that is the farthest from the picks.
 
     The paper begins with rows that are labelled already; there are none here.
@@ -18,11 +18,10 @@ def k_center(pool: Pool, n: int, generator: Random, *, unit: bool = False) -> Se
         unit: features of length 1.
     """
     vectors = pool.vectors(unit)
-    lengths = np.linalg.norm(vectors, axis=1)
     picks, row = Picks(pool), generator.randrange(len(vectors))
     picks.take(row)
     nearest = np.linalg.norm(vectors - vectors[row], axis=1)
     while len(picks.rows) < n:
-        row = picks.best(nearest, lengths + lengths[picks.rows].max())
+        row = picks.best(nearest)
         nearest = np.minimum(nearest, np.linalg.norm(vectors - vectors[row], axis=1))
-    return picks.selection()
+    return picks.rows

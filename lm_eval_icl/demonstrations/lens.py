@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 import numpy as np
@@ -35,27 +35,38 @@ Info = Callable[[Sequence[int], Sequence[int]], np.ndarray]
 
 
 @dataclass(frozen=True)
-class Filter:
-    """How a pool is filtered: each round keeps 1/rho of the rows, and the next scores on rho times as many.
+class Settings:
+    """How a pool is filtered and searched. Each round of the filter keeps 1/rho of the rows, and the next scores on rho
+    times as many.
 
     Attributes:
-        m: how many rows are left.
-        rho: see above. Rounds end when m rows are left.
+        m: how many rows the filter leaves.
+        rho: see above, above 1. Rounds end when m rows are left.
         l: how many rows the first round scores on.
-        balance: keep the same number of each label.
+        beams: how many sets each round of the search begins with.
+        iterations: how many rounds.
+        substitutions: how many sets each set of a round makes by exchanging one row for another of its label.
+        shuffles: how many by another order.
+        diversity: the weight of the similarity to the other rows of a set in choosing a substitute.
+        dev: on how many rows of the pool sets are scored: rows that the filter did not keep.
     """
 
     m: int = 500
     rho: float = 2.0
     l: int = 14  # noqa: E741 - the paper's name
-    balance: bool = True
+    beams: int = 8
+    iterations: int = 10
+    substitutions: int = 6
+    shuffles: int = 2
+    diversity: float = 4.0
+    dev: int = 100
 
     def __post_init__(self) -> None:
         if self.rho <= 1:
             raise InputError(f"lens: rho={self.rho}: must be above 1, so that every round keeps fewer rows.")
 
     def rounds(self, size: int) -> list[tuple[int, int]]:
-        """For each round, on how many rows it scores and how many it keeps, with a pool of `size`."""
+        """For each round of the filter, on how many rows it scores and how many it keeps, with a pool of `size`."""
         rounds, scored, kept = [], self.l, size
         while True:
             last = int(kept / self.rho) <= self.m
@@ -72,16 +83,8 @@ def lens(
     generator: Random,
     info: Info,
     score: Callable[[Sequence[Rows], Rows], Scores],
+    settings: Settings,
     *,
-    m: int = 500,
-    rho: float = 2.0,
-    l: int = 14,  # noqa: E741
-    beams: int = 8,
-    iterations: int = 10,
-    substitutions: int = 6,
-    shuffles: int = 2,
-    diversity: float = 4.0,
-    dev: int = 100,
     balance: bool = True,
     ordered: bool = True,
     progress: Progress | None = None,
@@ -91,13 +94,6 @@ def lens(
     Args:
         info: (rows e, rows e') -> the matrix of c(e, e').
         score: (sets, rows) -> the scores of the sets on these rows of the pool, the same rows in every call.
-        m, rho, l: see `Filter`.
-        beams: how many sets each round of the search begins with.
-        iterations: how many rounds.
-        substitutions: how many sets each set of a round makes by exchanging one row for another of its label.
-        shuffles: how many by another order.
-        diversity: the weight of the similarity to the other rows of a set in choosing a substitute.
-        dev: on how many rows of the pool sets are scored: rows that the filter did not keep.
         balance: the same number from each class as far as possible.
         ordered: whether the order of a set makes a difference to how it is scored. If not, there are no shuffles.
         progress: told how many queries of how many have been scored.
@@ -108,16 +104,14 @@ def lens(
     check_n("lens", pool, n)
     want = quotas(pool, n, generator) if balance else {-1: n}
     labels = pool.labels if balance else np.full(len(pool.labels), -1)
-    filtering = Filter(m, rho, l, balance)
-    sizes = _kept(filtering, labels, want)
+    settings = settings if ordered else replace(settings, shuffles=0)
+    dev, sizes = settings.dev, _kept(settings, labels, want)
     if len(labels) - sum(sizes[-1].values()) < dev:
         raise InputError(
             f"lens: dev={dev} rows to score on asked for, {len(labels) - sum(sizes[-1].values())} of the pool's "
-            f"{len(labels)} are left beside m={m} candidates: raise --pool, or lower m or dev."
+            f"{len(labels)} are left beside m={settings.m} candidates: raise --pool, or lower m or dev."
         )
-    shuffles = shuffles if ordered else 0
-    search_size = {"beams": beams, "iterations": iterations, "substitutions": substitutions, "shuffles": shuffles}
-    done, expected = 0, cost(pool, n, m=m, rho=rho, l=l, **search_size, dev=dev, balance=balance).queries
+    done, expected = 0, cost(pool, n, settings, balance).queries
 
     def told(queries: int) -> None:
         nonlocal done
@@ -125,20 +119,20 @@ def lens(
         if progress is not None:
             progress(done, expected)
 
-    candidates, table, tells = _filtered(filtering, labels, sizes, generator, info, told)
+    candidates, table, tells = _filtered(settings, labels, sizes, generator, info, told)
     rest = sorted(set(range(len(labels))) - set(candidates))
     dev_rows = tuple(generator.sample(rest, dev))
-    search = _Search(labels[candidates], table, tells, want, diversity, generator)
+    search = _Search(labels[candidates], table, tells, want, settings.diversity, generator)
 
     known: dict[Rows, Found] = {}
-    current = search.first_sets(beams)
-    for _ in range(iterations):
+    current = search.first_sets(settings.beams)
+    for _ in range(settings.iterations):
         made = [
             new
             for rows in current
             for new in [
-                *(search.substituted(rows) for _ in range(substitutions)),
-                *(tuple(generator.sample(rows, n)) for _ in range(shuffles)),
+                *(search.substituted(rows) for _ in range(settings.substitutions)),
+                *(tuple(generator.sample(rows, n)) for _ in range(settings.shuffles)),
             ]
         ]
         sets = list(dict.fromkeys(rows if ordered else tuple(sorted(rows)) for rows in [*made, *current]))
@@ -147,47 +141,33 @@ def lens(
             given = [tuple(candidates[row] for row in rows) for rows in new]
             known.update(zip(new, found(given, score(given, dev_rows)), strict=True))
             told(len(new) * dev)
-        current = sorted(sets, key=lambda rows: _rank(known[rows]))[:beams]
+        current = sorted(sets, key=lambda rows: _rank(known[rows]))[: settings.beams]
     return known[current[0]]
 
 
-def cost(
-    pool: Pool,
-    n: int,
-    *,
-    m: int = 500,
-    rho: float = 2.0,
-    l: int = 14,  # noqa: E741
-    beams: int = 8,
-    iterations: int = 10,
-    substitutions: int = 6,
-    shuffles: int = 2,
-    dev: int = 100,
-    balance: bool = True,
-) -> Cost:
+def cost(pool: Pool, n: int, settings: Settings, balance: bool = True) -> Cost:
     """What `lens` asks of a model: exactly for the filter, at most for the search."""
     want = quotas(pool, n, Random(0)) if balance else {-1: n}
     labels = pool.labels if balance else np.full(len(pool.labels), -1)
-    filtering = Filter(m, rho, l, balance)
-    sizes = [sum(kept.values()) for kept in _kept(filtering, labels, want)]
-    asked = [scored for scored, _ in filtering.rounds(len(labels))]
+    sizes = [sum(kept.values()) for kept in _kept(settings, labels, want)]
+    asked = [scored for scored, _ in settings.rounds(len(labels))]
     rows = [len(labels), *sizes[:-1]]
     pairs = sum(size * (now - before) for size, now, before in zip(rows, asked, [0, *asked[:-1]], strict=True))
-    sets = beams + iterations * beams * (substitutions + shuffles)
-    return Cost(sum(rows) + sets, sum(rows) + sets * n, pairs + sets * dev)
+    sets = settings.beams * (1 + settings.iterations * (settings.substitutions + settings.shuffles))
+    return Cost(sum(rows) + sets, sum(rows) + sets * n, pairs + sets * settings.dev)
 
 
-def _kept(filtering: Filter, labels: np.ndarray, want: dict[int, int]) -> list[dict[int, int]]:
+def _kept(settings: Settings, labels: np.ndarray, want: dict[int, int]) -> list[dict[int, int]]:
     """How many rows of each label every round of the filter keeps: what there is, and what is wanted at least."""
     there = {int(label): int(count) for label, count in zip(*np.unique(labels, return_counts=True), strict=True)}
     return [
         {label: min(count, max(kept // len(there), want.get(label, 0))) for label, count in there.items()}
-        for _, kept in filtering.rounds(len(labels))
+        for _, kept in settings.rounds(len(labels))
     ]
 
 
 def _filtered(
-    filtering: Filter,
+    settings: Settings,
     labels: np.ndarray,
     sizes: list[dict[int, int]],
     generator: Random,
@@ -202,7 +182,7 @@ def _filtered(
     rows, order = np.arange(len(labels)), list(range(len(labels)))
     generator.shuffle(order)
     table = np.zeros((len(rows), 0))
-    for (scored, _), keep in zip(filtering.rounds(len(labels)), sizes, strict=True):
+    for (scored, _), keep in zip(settings.rounds(len(labels)), sizes, strict=True):
         new = order[table.shape[1] : scored]
         columns = []
         for start in range(0, len(rows), _AT_ONCE):

@@ -1,15 +1,14 @@
-"""What a selector sees of a pool, what it returns, and how it picks: the highest score, ties to the lowest row."""
+"""What a selector sees of a pool, and how it picks: the highest score, ties to the lowest row."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 
 from lm_eval_icl.errors import InputError
 
-# Two scores tie if noise of this relative size could have ordered them: that is what float64 arithmetic itself adds.
+# Two scores tie if they differ by no more than this part of the largest: that is what float64 arithmetic itself adds.
 TIE = 1e-12
 
 
@@ -100,86 +99,30 @@ class Pool:
             probabilities = probabilities / self.without_text.astype(np.float64)
         return probabilities / probabilities.sum(1, keepdims=True)
 
-    @cached_property
-    def documents(self) -> np.ndarray:
-        """(N,) the same number for rows that are one document twice: equal in all that the pool holds of them."""
-        if self.features is None:
-            return np.arange(len(self.labels))
-        numbers: dict[tuple[bytes, ...], int] = {}
-        arrays = [values for values in (self.labels, self.features, self.probabilities) if values is not None]
-        rows = (tuple(values[row].tobytes() for values in arrays) for row in range(len(self.labels)))
-        return np.array([numbers.setdefault(row, len(numbers)) for row in rows], dtype=np.int64)
 
-
-@dataclass(frozen=True)
-class Selection:
-    """The rows that a selector picked.
+class Picks:
+    """Picks rows of a pool by scores. Scores that differ by no more than rounding tie, and the lowest row is picked.
 
     Attributes:
         rows: in the order of picking, each once.
-        margin: how much relative noise in features and probabilities leaves the same rows picked, from 0 to 1.
     """
-
-    rows: tuple[int, ...]
-    margin: float
-
-
-class Picks:
-    """Picks rows by scores, and keeps the margin of the closest decision."""
 
     def __init__(self, pool: Pool) -> None:
         self.rows: list[int] = []
-        self.margin = 1.0
         self._open = np.ones(len(pool.labels), dtype=bool)
-        self._documents = pool.documents
+        self._largest = 0.0  # of all scores so far: what is left after much is taken away has the rounding of the whole
 
-    def take(self, row: int) -> int:
+    def take(self, row: int) -> None:
         """Pick a row that was not decided on by scores."""
         self.rows.append(row)
         self._open[row] = False
-        return row
 
-    def best(self, scores: np.ndarray, noise: np.ndarray) -> int:
-        """Pick the row of the highest score of those not yet picked.
-
-        Args:
-            scores: (N,).
-            noise: (N,) how far each score can move, divided by the relative noise that moves it.
-        """
+    def best(self, scores: np.ndarray, n: int = 1) -> int:
+        """Pick the n rows of the highest scores (N,) of those not yet picked. Returns the last of them."""
+        self._largest = max(self._largest, float(np.abs(scores).max()))
         rows = np.flatnonzero(self._open)
-        row = int(rows[self._order(scores[rows], noise[rows])[0]])
-        self.take(row)
-        self._decided([row], scores, noise, np.zeros_like(scores))
-        return row
-
-    def top(self, scores: np.ndarray, noise: np.ndarray, n: int, jump: np.ndarray | None = None) -> None:
-        """Pick the n rows of the highest scores. The margin is that of the set, whatever the order in it.
-
-        Args:
-            jump: (N,) how far any noise at all may move a score besides; by default not at all.
-        """
-        for row in self._order(scores, noise)[:n]:
-            self.take(int(row))
-        self._decided(self.rows, scores, noise, np.zeros_like(scores) if jump is None else jump)
-
-    def selection(self) -> Selection:
-        """What was picked. Where nothing is left, no noise can leave other rows picked."""
-        return Selection(tuple(self.rows), self.margin if self._open.any() else 1.0)
-
-    def _order(self, scores: np.ndarray, noise: np.ndarray) -> np.ndarray:
-        """From the highest score to the lowest. Neighbours that tie are in the order of their rows."""
-        order = np.argsort(-scores, kind="stable")
-        gaps, bounds = -np.diff(scores[order]), noise[order][1:] + noise[order][:-1]
-        group = np.concatenate([[0], np.cumsum(gaps > TIE * bounds)])
-        return order[np.lexsort((order, group))]
-
-    def _decided(self, picked: list[int], scores: np.ndarray, noise: np.ndarray, jump: np.ndarray) -> None:
-        """Lower the margin to that of having picked these rows in place of the open ones."""
-        rivals = np.flatnonzero(self._open)
-        for row in picked:
-            others = rivals[self._documents[rivals] != self._documents[row]]
-            gaps, bounds = scores[row] - scores[others] - jump[row] - jump[others], noise[row] + noise[others]
-            gaps = np.where(gaps > TIE * bounds, gaps, 0)
-            # A gap that no noise moves decides for good.
-            margins = np.divide(gaps, bounds, out=(gaps > 0).astype(float), where=bounds > 0)
-            self.margin = min(self.margin, float(margins.min(initial=1)))
+        order = rows[np.argsort(-scores[rows], kind="stable")]
+        tied = np.concatenate([[0], np.cumsum(-np.diff(scores[order]) > TIE * self._largest)])
+        for row in order[np.lexsort((order, tied))][:n].tolist():
+            self.take(row)
+        return self.rows[-1]

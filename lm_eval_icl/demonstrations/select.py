@@ -17,7 +17,7 @@ from lm_eval_icl.demonstrations.craig import craig
 from lm_eval_icl.demonstrations.gradmatch import gradmatch
 from lm_eval_icl.demonstrations.herding import herding
 from lm_eval_icl.demonstrations.k_center import k_center
-from lm_eval_icl.demonstrations.pool import Pool, Selection
+from lm_eval_icl.demonstrations.pool import Pool
 from lm_eval_icl.demonstrations.submodular import facility_location, graph_cut
 from lm_eval_icl.demonstrations.uncertainty import entropy, least_confidence, margin
 from lm_eval_icl.errors import InputError, is_number, is_whole
@@ -28,14 +28,14 @@ class Selector:
     """A method that chooses rows of a pool.
 
     Attributes:
-        function: (pool, n, generator of random numbers, **arguments) -> Selection. The pool has n rows at least, and n
-            is 1 at least.
+        function: (pool, n, generator of random numbers, **arguments) -> the rows in the order of picking. The pool has
+            n rows at least, and n is 1 at least.
         needs: which attributes of the pool it reads. One that reads "labels" means the same C labels for every
             document, as class balance does for any method.
         paper: where it is from.
     """
 
-    function: Callable[..., Selection]
+    function: Callable[..., list[int]]
     needs: tuple[str, ...]
     paper: str
 
@@ -63,7 +63,7 @@ SELECTORS = {
 }
 
 
-def select(how: str, pool: Pool, n: int, seed: int, balance: bool = True, **arguments: Any) -> Selection:
+def select(how: str, pool: Pool, n: int, seed: int, balance: bool = True, **arguments: Any) -> tuple[int, ...]:
     """Choose n rows of a pool.
 
     The caller has taken out documents that are there twice. The first m rows are what would be chosen for m.
@@ -91,16 +91,14 @@ def select(how: str, pool: Pool, n: int, seed: int, balance: bool = True, **argu
     check_n(how, pool, n)
     generator = Random(seed)
     if n == 0:
-        return Selection((), 1.0)
+        return ()
     if not balance:
-        return selector.function(pool, n, generator, **given)
-    picked, least = [], 1.0
+        return tuple(selector.function(pool, n, generator, **given))
+    picked = []
     for label, quota in quotas(pool, n, generator).items():
         rows = np.flatnonzero(pool.labels == label)
-        selection = selector.function(pool.at(rows), quota, generator, **given)
-        picked.append([int(rows[row]) for row in selection.rows])
-        least = min(least, selection.margin)
-    return Selection(tuple(row for turn in zip_longest(*picked) for row in turn if row is not None), least)
+        picked.append([int(rows[row]) for row in selector.function(pool.at(rows), quota, generator, **given)])
+    return tuple(row for turn in zip_longest(*picked) for row in turn if row is not None)
 
 
 def in_prompt_order(rows: Sequence[int], seed: int) -> tuple[int, ...]:

@@ -10,39 +10,28 @@ from random import Random
 
 import numpy as np
 
-from lm_eval_icl.demonstrations.pool import Picks, Pool, Selection
+from lm_eval_icl.demonstrations.pool import Picks, Pool
 
 
-def entropy(pool: Pool, n: int, generator: Random, *, calibrated: bool = False) -> Selection:
+def entropy(pool: Pool, n: int, generator: Random, *, calibrated: bool = False) -> list[int]:
     """The largest entropy of the labels' probabilities."""
     probabilities = pool.distributions(calibrated)
     logs = np.log(np.where(probabilities > 0, probabilities, 1))
-    return _top(pool, n, -(probabilities * logs).sum(1), -logs, calibrated)
+    return _highest(pool, n, -(probabilities * logs).sum(1))
 
 
-def least_confidence(pool: Pool, n: int, generator: Random, *, calibrated: bool = False) -> Selection:
+def least_confidence(pool: Pool, n: int, generator: Random, *, calibrated: bool = False) -> list[int]:
     """The smallest probability of the most probable label."""
-    probabilities = pool.distributions(calibrated)
-    gradient, rows = np.zeros_like(probabilities), np.arange(len(probabilities))
-    gradient[rows, probabilities.argmax(1)] = -1
-    return _top(pool, n, -probabilities.max(1), gradient, calibrated)
+    return _highest(pool, n, -pool.distributions(calibrated).max(1))
 
 
-def margin(pool: Pool, n: int, generator: Random, *, calibrated: bool = False) -> Selection:
+def margin(pool: Pool, n: int, generator: Random, *, calibrated: bool = False) -> list[int]:
     """The smallest difference between the probabilities of the two most probable labels."""
-    probabilities = pool.distributions(calibrated)
-    gradient, rows = np.zeros_like(probabilities), np.arange(len(probabilities))
-    highest, second = np.argsort(-probabilities, axis=1, kind="stable")[:, :2].T
-    gradient[rows, highest], gradient[rows, second] = -1, 1
-    return _top(pool, n, probabilities[rows, second] - probabilities[rows, highest], gradient, calibrated)
+    second, highest = np.sort(pool.distributions(calibrated), axis=1)[:, -2:].T
+    return _highest(pool, n, second - highest)
 
 
-def _top(pool: Pool, n: int, scores: np.ndarray, gradient: np.ndarray, calibrated: bool) -> Selection:
-    """The n highest scores, whose gradient with respect to the probabilities is known up to a constant a row."""
-    probabilities = pool.distributions(calibrated)
-    # A relative change e of each probability changes one that is divided by the sum by e less the mean of all e. A
-    # calibrated one is a quotient of two that both change by e.
-    mean = (probabilities * gradient).sum(1, keepdims=True)
+def _highest(pool: Pool, n: int, scores: np.ndarray) -> list[int]:
     picks = Picks(pool)
-    picks.top(scores, (1 + calibrated) * (probabilities * np.abs(gradient - mean)).sum(1), n)
-    return picks.selection()
+    picks.best(scores, n)
+    return picks.rows

@@ -20,7 +20,6 @@ from lm_eval_icl import methods
 from lm_eval_icl.demonstrations import how
 from lm_eval_icl.errors import InputError, is_whole
 from lm_eval_icl.harness.hf_arguments import check_effects, check_values
-from lm_eval_icl.harness.plugin import is_ours
 from lm_eval_icl.methods.base import Method
 
 OVERFLOW = ("error", "drop", "truncate")
@@ -98,7 +97,7 @@ def checked_first(original: Callable[..., Any], config: Any, *args: Any, **kwarg
         InputError: as for `read_arguments`; or an argument is given that `lm_eval` has an option for; or a folder is
             not there, or cannot be written.
     """
-    if is_ours(config.model):
+    if methods.is_ours(config.model):
         check_folders(config.include_path, config.output_path)
         options = {name: getattr(config, name) for name in ("batch_size", "max_batch_size", "device")}
         options = {name: value for name, value in options.items() if value is not None}

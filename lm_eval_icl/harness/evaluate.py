@@ -12,8 +12,8 @@ from lm_eval.api.task import Task
 from lm_eval.evaluator_utils import get_sample_size
 
 from lm_eval_icl.errors import InputError, log
+from lm_eval_icl.harness.choosing import give_chosen
 from lm_eval_icl.harness.distributed import check_shares
-from lm_eval_icl.harness.kept import give_chosen
 from lm_eval_icl.harness.models import ICLModel
 from lm_eval_icl.harness.prompts import recording
 from lm_eval_icl.harness.response_cache import ResumableLM

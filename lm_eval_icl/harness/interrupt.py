@@ -18,7 +18,11 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
-from lm_eval_icl.harness.plugin import Unasked, is_ours
+from lm_eval_icl.methods import is_ours
+
+
+class Unasked(str):
+    """The device that lm-eval's command takes if none is asked for: the first GPU, or else the CPU."""
 
 
 class Terminated(KeyboardInterrupt):

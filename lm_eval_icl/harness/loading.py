@@ -5,16 +5,19 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
-from lm_eval.models.huggingface import HFLM
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 
 from lm_eval_icl.errors import InputError, is_whole, one_line, refusing
-from lm_eval_icl.harness.plugin import Unasked
+from lm_eval_icl.harness.distributed import DividedDocuments
+from lm_eval_icl.harness.interrupt import Unasked
+from lm_eval_icl.inference.checkpoints import WholeCheckpoints, refuse_vision
+from lm_eval_icl.inference.fingerprint import fingerprint
 from lm_eval_icl.inference.memory import vocabulary_of
 
 # The arguments of `HFLM` that have an effect if it is given a model that is loaded already.
@@ -38,33 +41,45 @@ def _loading(what: str, advice: str = "") -> Iterator[None]:
             raise InputError(f"{what}, since a library is missing ({said}){install}.") from error
 
 
-def refuse_vision(pretrained: str, config: transformers.PreTrainedConfig) -> None:
-    """Refuse a model that transformers has for images with text, and not as a language model.
+@dataclass(frozen=True)
+class Loaded:
+    """A checkpoint that is in memory, for several models to share. Nothing changes its weights any more.
 
-    Raises:
-        InputError: it is one.
+    Attributes:
+        lm: the model that has loaded it.
     """
-    kind, own_code = type(config), "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
-    if kind in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING and kind not in MODEL_FOR_CAUSAL_LM_MAPPING and not own_code:
-        raise InputError(
-            f"pretrained={pretrained!r}: {config.model_type!r} is a vision model (images and text), and these methods "
-            "are defined for causal language models only: give its language model as a checkpoint of its own, mostly "
-            "the one that it was made from. lm-eval's --model hf-multimodal runs it as it is."
-        )
+
+    lm: CheckedHFLM
+
+    @cached_property
+    def fingerprint(self) -> dict[str, Any]:
+        """As `inference.fingerprint`, which reads all weights, and is asked for once."""
+        return fingerprint(self.lm.model, self.lm.tokenizer)
 
 
-class CheckedHFLM(HFLM):
+class CheckedHFLM(DividedDocuments):
     """A causal language model with its tokenizer, both checked when they are loaded.
 
     Args:
-        pretrained: the name or folder of a checkpoint, or a model.
+        pretrained: the name or folder of a checkpoint, a model, or a checkpoint that another model has loaded with
+            these arguments.
         **kwargs: as for `HFLM`.
+
+    Attributes:
+        loaded: the checkpoint that other models share; None if this model has loaded its own.
 
     Raises:
         InputError: the checkpoint, the tokenizer or an argument cannot be used.
     """
 
-    def __init__(self, pretrained: str | transformers.PreTrainedModel | None, **kwargs: Any) -> None:
+    tokenizer: Any
+    _model: Any
+    _forwarded: dict[str, Any]
+
+    def __init__(self, pretrained: str | transformers.PreTrainedModel | Loaded | None, **kwargs: Any) -> None:
+        self.loaded = pretrained if isinstance(pretrained, Loaded) else None
+        if self.loaded is not None:
+            pretrained, kwargs = self.loaded.lm.pretrained, {**self.loaded.lm._forwarded, **kwargs}
         if pretrained is None or pretrained == "" or not (isinstance(pretrained, str) or hasattr(pretrained, "config")):
             raise InputError(
                 f"pretrained={pretrained!r}: must be the name or folder of a checkpoint: --model_args pretrained=..."
@@ -87,6 +102,10 @@ class CheckedHFLM(HFLM):
         """For subclasses: refuse a model by its configuration, before its weights are loaded."""
 
     def _get_config(self, pretrained: str, **kwargs: Any) -> None:
+        if self.loaded is not None:
+            self._config = self.loaded.lm.config
+            self._check_config(self._config)
+            return
         self._check_device()
         what = "no checkpoint there that transformers can read"
         if not Path(pretrained).is_dir():
@@ -109,6 +128,9 @@ class CheckedHFLM(HFLM):
             raise InputError(f"device={given!r}: there is no such device here: give cpu, cuda, cuda:0, ...")
 
     def _create_tokenizer(self, pretrained: Any, tokenizer: Any, *args: Any, **kwargs: Any) -> None:
+        if self.loaded is not None:
+            self.tokenizer = self.loaded.lm.tokenizer
+            return
         where = f"tokenizer={tokenizer!r}" if isinstance(tokenizer, str) else f"pretrained={pretrained!r}"
         advice = "Give the folder or name of one that fits: --model_args tokenizer=..."
         with _loading(f"{where}: its tokenizer cannot be loaded", advice):
@@ -118,6 +140,9 @@ class CheckedHFLM(HFLM):
             raise InputError(f"{where}: its tokenizer has no vocabulary: are its files there? {advice}")
 
     def _create_model(self, *args: Any, pretrained: str, **kwargs: Any) -> None:
+        if self.loaded is not None:
+            self._model = self.loaded.lm._model
+            return
         # lm-eval still passes `load_in_4bit` and the like to transformers as arguments, which takes a configuration.
         known = inspect.signature(transformers.BitsAndBytesConfig.__init__).parameters
         bits = {name: kwargs.pop(name) for name in kwargs.keys() & known.keys()}
@@ -174,20 +199,3 @@ class CheckedHFLM(HFLM):
                 f"{self.config.model_type!r} is an encoder-decoder model; these methods are defined "
                 "for decoders (causal language models) only."
             )
-
-
-class WholeCheckpoints:
-    """`AutoModelForCausalLM` that refuses checkpoints with missing weights, which it would initialize at random."""
-
-    @staticmethod
-    def from_pretrained(pretrained: str, **kwargs: Any) -> transformers.PreTrainedModel:
-        kwargs["output_loading_info"] = True
-        loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(pretrained, **kwargs)
-        model, report = loaded
-        if missing := sorted(report["missing_keys"]):
-            raise InputError(
-                f"pretrained={pretrained!r}: {len(missing)} of the weights of {type(model).__name__} are "
-                f"not in the checkpoint ({', '.join(missing[:3])}{', ...' if len(missing) > 3 else ''}), and random "
-                "ones would stand in for them: is it the checkpoint of another kind of model, or not whole?"
-            )
-        return model

@@ -8,9 +8,8 @@ a patch of lm-eval's tokenization hands the ids to models of lm-eval's own (`own
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from datasets import Dataset
@@ -23,9 +22,10 @@ from lm_eval.tasks.manager import TaskManager
 from transformers import PreTrainedTokenizerBase
 
 from lm_eval_icl.demonstrations.draw import as_text
-from lm_eval_icl.errors import InputError, log
+from lm_eval_icl.errors import InputError
 from lm_eval_icl.harness.tasks import These, note
-from lm_eval_icl.metaicl.files import SHOTS, Folder, Row, checked_seed, classifies, refuse_missing, setting_of
+from lm_eval_icl.metaicl.files import SHOTS, Row, checked_seed, classifies, refuse_missing
+from lm_eval_icl.metaicl.metadata import OPTION, check_group, flag, folder, refuse_misspelt, skips
 from lm_eval_icl.metaicl.metric import decision, macro_f1, mean_losses
 from lm_eval_icl.metaicl.reading import Reader, encoded, reader
 from lm_eval_icl.metaicl.strings import Example, Sequences
@@ -33,7 +33,6 @@ from lm_eval_icl.prompts.encoded import EncodedPrompt, EncodedText
 from lm_eval_icl.prompts.tokens import Context
 
 Doc = dict[str, Any]
-OPTION = "--metadata metaicl=..."
 
 
 class MetaICLTask(ConfigurableTask):
@@ -63,10 +62,10 @@ class MetaICLTask(ConfigurableTask):
                 f"--metadata demonstrations={metadata['demonstrations']}: those of MetaICL's tasks are the rows of the "
                 "seed's training file: leave it out."
             )
-        _refuse_misspelt(metadata)
-        self.pmi = _flag(metadata, "pmi")
+        refuse_misspelt(metadata)
+        self.pmi = flag(metadata, "pmi")
         if setting is not None:
-            _check_group(self.files, setting, split, skips(metadata))
+            check_group(self.files, setting, split, skips(metadata))
         elif self.files.without_test([self.source]):
             refuse_missing(OPTION, "tasks", [self.source], 1, "")
         self._seed: int | None = None
@@ -77,17 +76,12 @@ class MetaICLTask(ConfigurableTask):
         self._contexts: dict[Context, Context] = {}
         # By document: for every request, how many tokens are scored; what was cut and left out.
         self._made: dict[int, tuple[list[int], int, int]] = {}
+        self._is_fixed = False
         super().__init__(config=config)
         self.sampler = These([])
 
     def download(self, dataset_kwargs: dict[str, Any] | None = None, **_: Any) -> None:
         self.dataset = {"test": _dataset(self.files.test(self.source))}
-
-    def __copy__(self) -> MetaICLTask:
-        """A task with the same files, and no requests."""
-        copied = object.__new__(type(self))
-        copied.__dict__ = {**self.__dict__, "_shown": {}, "_contexts": {}, "_made": {}}
-        return copied
 
     def fewshot_docs(self) -> list[Doc] | None:
         return [_doc(i, row) for i, row in enumerate(self._rows)] or None
@@ -98,17 +92,23 @@ class MetaICLTask(ConfigurableTask):
         Raises:
             InputError: there are none, or they cannot be used.
         """
+        if self._is_fixed:
+            return
         self._seed = checked_seed(seed)
         self._rows = self.files.shown(self.source, self._seed)
         self.dataset = {"test": _dataset(self.files.test(self.source, self._seed))}
         self.sampler = These(self.fewshot_docs() or [])
-        self._shown.clear()
+        self._shown = {}  # a new one, here and below: copies of a task have the old one
         super().set_fewshot_seed(seed)
 
     def reorder(self, indices: Sequence[int]) -> None:
         """Take these rows of the seed's training file as demonstrations, in this order."""
         self._rows = tuple(self._rows[i] for i in indices)
-        self._shown.clear()
+        self._shown = {}
+
+    def fix(self) -> None:
+        """Keep the seed, the demonstrations and the model, whatever lm-eval says from now on."""
+        self._is_fixed = True
 
     # Requests.
 
@@ -118,13 +118,14 @@ class MetaICLTask(ConfigurableTask):
         Raises:
             InputError: its tokens are not known, and neither would be the mean loss of a token.
         """
-        self.read_by(_reader(lm, str(self.config.task)))
+        if not self._is_fixed:
+            self.read_by(_reader(lm, str(self.config.task)))
 
     def read_by(self, reader: Reader) -> None:
         """Take the tokenizer and the limits of a model."""
         self._prefix = reader.prefix
         self._sequences = reader.sequences(self.channel)
-        self._shown.clear()
+        self._shown = {}
 
     def build_all_requests(self, **kwargs: Any) -> None:
         """As lm-eval's, for the model that `bind` was told.
@@ -148,9 +149,9 @@ class MetaICLTask(ConfigurableTask):
         if shots not in self._shown:
             self._shown[shots] = self._sequences.shown(self._rows[:shots])
         self._note_evaluated(shots)
-        self._made.clear()
+        self._made, self._contexts = {}, {}
         super().build_all_requests(**kwargs)
-        self._contexts.clear()
+        self._contexts = {}
 
     def _note_evaluated(self, shots: int) -> None:
         """Say how many demonstrations are test documents too. They stay: the files are part of what is measured."""
@@ -212,60 +213,6 @@ class MetaICLTask(ConfigurableTask):
 
 
 # The files.
-
-
-def folder(metadata: Mapping[str, Any], task: str) -> Folder:
-    """The folder that `--metadata metaicl=...` names.
-
-    Raises:
-        InputError: there is none, or it is not one of MetaICL's.
-    """
-    if not metadata.get("metaicl"):
-        raise InputError(f"task {task!r}: needs the folder of MetaICL's data: give --metadata metaicl=DATA_DIR.")
-    return _folder(str(metadata["metaicl"]))
-
-
-@functools.cache
-def _folder(path: str) -> Folder:
-    return Folder(path, OPTION)
-
-
-def skips(metadata: Mapping[str, Any]) -> bool:
-    """Whether tasks without files are left out.
-
-    Raises:
-        InputError: `missing` is something else than skip.
-    """
-    if metadata.get("missing") not in (None, "skip"):
-        raise InputError(f"--metadata missing={metadata['missing']}: must be skip, or be left out.")
-    return metadata.get("missing") == "skip"
-
-
-def _refuse_misspelt(metadata: Mapping[str, Any]) -> None:
-    """Refuse what is nearly one of the names, since without PMI, for example, a run has numbers that look right."""
-    known = ("metaicl", "missing", "pmi")
-    for name in metadata:
-        if name not in known and (near := difflib.get_close_matches(str(name).lower(), known, n=1)):
-            raise InputError(f"--metadata {name}={metadata[name]}: did you mean {near[0]!r}?")
-
-
-def _flag(metadata: Mapping[str, Any], name: str) -> bool:
-    value = metadata.get(name, False)
-    if not isinstance(value, bool):
-        raise InputError(f"--metadata {name}={value}: must be True or False.")
-    return value
-
-
-@functools.cache
-def _check_group(files: Folder, setting: str, split: str, skip: bool) -> None:
-    """Refuse a group with tasks that have no files, or say once which are left out."""
-    tasks = setting_of(setting)[split]
-    missing = files.without_test(tasks)
-    what = f"{'test' if split == 'test' else 'unseen-domain'} tasks of {setting}"
-    if not skip or len(missing) == len(tasks):
-        refuse_missing(OPTION, what, missing, len(tasks), "missing=skip in --metadata")
-    elif missing:
-        log.warning("the %s: goes on without %s, which have no files.", what, ", ".join(missing))
 
 
 def leave_out_missing(manager: TaskManager) -> None:

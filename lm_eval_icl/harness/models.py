@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import transformers
@@ -21,16 +21,17 @@ from lm_eval.api.task import Task
 from lm_eval_icl import methods, version
 from lm_eval_icl.errors import InputError, log
 from lm_eval_icl.harness import generate, loglikelihood, patches, rolling
-from lm_eval_icl.harness.arguments import check_names, read_arguments
-from lm_eval_icl.harness.distributed import DividedDocuments
-from lm_eval_icl.harness.identity import code_digest, fingerprint, identity
-from lm_eval_icl.harness.loading import CheckedHFLM
+from lm_eval_icl.harness.arguments import CommonArguments, check_names, read_arguments
+from lm_eval_icl.harness.identity import identity
+from lm_eval_icl.harness.loading import CheckedHFLM, Loaded
 from lm_eval_icl.harness.overflow import Documents
 from lm_eval_icl.harness.requests import RequestTokenizer
 from lm_eval_icl.harness.run import PreparedRun
+from lm_eval_icl.inference.fingerprint import fingerprint
 from lm_eval_icl.inference.memory import vocabulary_of
 from lm_eval_icl.inference.scoring import Score
 from lm_eval_icl.methods.base import Method
+from lm_eval_icl.methods.code import code_digest
 from lm_eval_icl.methods.runner import MethodRunner
 from lm_eval_icl.prompts.tokens import PromptTokenizer
 from lm_eval_icl.training import record
@@ -43,12 +44,13 @@ _NOT_IDENTITY = {
 }
 
 
-class ICLModel(DividedDocuments, CheckedHFLM):
+class ICLModel(CheckedHFLM):
     """An in-context-learning method as a model of lm-eval.
 
     Args:
         pretrained: as for `hf`. This is also true of every argument that is neither the method's nor one of
-            `CommonArguments`.
+            `CommonArguments`. A checkpoint that another of these models has loaded brings that model's arguments, but
+            for its method's.
         batch_size: how many texts are generated in one batch; how many queries that cannot be packed are scored in one
             batch; and, on an accelerator, how many queries at least share one packed pass. "auto" begins with
             `max_batch_size`. On out-of-memory the batch is halved and run again.
@@ -58,20 +60,24 @@ class ICLModel(DividedDocuments, CheckedHFLM):
     """
 
     method_class: ClassVar[type[Method]]
+    common: CommonArguments
+    _origin: dict[str, Any]
 
-    def __init__(self, pretrained: str | transformers.PreTrainedModel | None = None, **kwargs: Any) -> None:
+    def __init__(self, pretrained: str | transformers.PreTrainedModel | Loaded | None = None, **kwargs: Any) -> None:
         # Now: files may be edited while the model is loaded and run.
         self._code = code_digest(self.method_class)
-        self._origin = {"version": version.version(), "commit": version.commit()}
+        if isinstance(pretrained, Loaded):
+            assert isinstance(pretrained.lm, ICLModel)
+            self._origin = pretrained.lm._origin
+            kwargs = {**dataclasses.asdict(pretrained.lm.common), **kwargs}
+        else:
+            self._origin = {"version": version.version(), "commit": version.commit()}
         method, self.common, forwarded = read_arguments(self.method_class, {**kwargs, "pretrained": pretrained})
         self.common.is_canonical(method)  # refused before the model is loaded
         super().__init__(**forwarded)
         self.trained = record.read(self.config)
-        # Which demonstrations the model has chosen for the tasks of a run (`harness.kept`).
+        # Which demonstrations the model has chosen for the tasks of a run (`harness.choosing`).
         self.chosen: dict[str, Any] = {}
-        self._set_method(method)
-
-    def _set_method(self, method: Method) -> None:
         if said := record.mismatch(self.trained, method):
             log.warning("%s: %s.", method.name, said)
         self.canonical_order = self.common.is_canonical(method)
@@ -95,22 +101,6 @@ class ICLModel(DividedDocuments, CheckedHFLM):
         )
         self.tokenize = RequestTokenizer(prompts, self.max_gen_toks, self.runner)
         self.begin([])
-
-    def under(self, name: str, arguments: Mapping[str, Any]) -> ICLModel:
-        """This model under another method: the weights and the tokenizer are shared.
-
-        Args:
-            name: the method's name.
-            arguments: the method's arguments.
-
-        Raises:
-            InputError: as for a model that is loaded with them.
-        """
-        other: ICLModel = object.__new__(model_class(name))
-        other.__dict__ = dict(self.__dict__)
-        other._code = code_digest(other.method_class)
-        other._set_method(other.method_class.from_arguments(arguments))
-        return other
 
     def _check_config(self, config: transformers.PreTrainedConfig) -> None:
         any_name = bool(self._forwarded.get("trust_remote_code"))
@@ -225,7 +215,7 @@ class ICLModel(DividedDocuments, CheckedHFLM):
 
     def fingerprint(self) -> dict[str, Any]:
         """Digests of the weights and the tokenizer, and the settings of the configuration, by name."""
-        return fingerprint(self.model, self.tokenizer)
+        return self.loaded.fingerprint if self.loaded else fingerprint(self.model, self.tokenizer)
 
 
 @functools.cache

@@ -145,7 +145,7 @@ PATCHES = (
         "prompts:compiled_once",
         OURS,
         "A Jinja template is compiled once, not for every document and field.",
-        "lm-eval keeps compiled templates.",
+        "lm-eval keeps compiled templates, as 0.5.0.dev1 does.",
     ),
     Patch(
         "lm_eval.api.model:CachingLM.__new__",

@@ -11,10 +11,6 @@ from lm_eval_icl import methods
 from lm_eval_icl.harness import patches
 
 
-class Unasked(str):
-    """The device that lm-eval's command takes if none is asked for: the first GPU, or else the CPU."""
-
-
 def task_dir() -> Path:
     """The folder of this package's task configurations: inside the package in a wheel, next to it in a checkout."""
     package = Path(__file__).parent.parent
@@ -41,11 +37,6 @@ def imported(module: str) -> None:
     if module == "lm_eval.models":
         register_models()
     patches.install_early(module)
-
-
-def is_ours(model: str) -> bool:
-    """Whether `--model NAME` is a method: one of this or another installed package, or MODULE:CLASS."""
-    return model in (*methods.NAMES, *methods.installed()) or ":" in model
 
 
 def with_our_models(original: Callable[[str], Any], model_name: str) -> Any:

@@ -4,6 +4,12 @@ The `.pth` file next to the installed package imports this module at every start
 and must never fail. It only puts a finder on `sys.meta_path`. Directly after some modules of lm-eval are loaded, the
 finder calls `plugin.imported`, which registers this package's models and tasks. Before lm-eval's command begins, it
 lets threads of PyTorch that wait give way.
+
+lm-eval after 0.4.13 finds our models by the entry points in pyproject.toml, when a model is made. The hook is still
+needed then, since lm-eval reads its tasks before: for the folder of our tasks, `--metadata demonstrations=...`, the
+checks of arguments that come before hours of work, names MODULE:CLASS, Ctrl-C, and what all models record and read
+(`patches.PATCHES`, those that are early). Only `plugin.register_models` goes: for methods of other packages, these then
+declare entry points of both groups.
 """
 
 import sys

@@ -1,11 +1,10 @@
-"""What training needs of lm-eval: tasks with a training split, and a model loaded as lm-eval's `hf` is told to."""
+"""Tasks of lm-eval's by their names, and their documents as examples to train on or to choose from."""
 
 from __future__ import annotations
 
 import copy
 import functools
 import json
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,21 +12,14 @@ from typing import Any
 from lm_eval.api.task import ConfigurableTask
 from lm_eval.tasks import TaskManager
 from tqdm import tqdm
-from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from lm_eval_icl.errors import InputError, log, refusing
+from lm_eval_icl.errors import InputError, refusing
 from lm_eval_icl.harness import patches
-from lm_eval_icl.harness.loading import WholeCheckpoints, refuse_vision
 from lm_eval_icl.harness.prompts import recording, structure_error
 from lm_eval_icl.harness.task_errors import unknown_task
 from lm_eval_icl.harness.tasks import These, text_of
 from lm_eval_icl.prompts.prompt import FewShotPrompt
 from lm_eval_icl.training.episodes import Example
-
-# The arguments of --model_args that loading for training takes, besides the method's.
-_OF_TOKENIZER = ("revision", "subfolder", "trust_remote_code")
-_OF_MODEL = (*_OF_TOKENIZER, "attn_implementation")
-ARGUMENTS = {"pretrained", "tokenizer", "dtype", "max_length", "add_bos_token", *_OF_MODEL}
 
 
 class Examples:
@@ -154,37 +146,3 @@ def task_manager(include_path: str | None, metadata: Mapping[str, Any]) -> TaskM
 @functools.cache
 def _manager(include_path: str | None, metadata: str) -> TaskManager:
     return TaskManager(include_path=include_path, metadata=json.loads(metadata))
-
-
-def load_model(arguments: Mapping[str, Any]) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """A model and its tokenizer. The weights are in float32, unless `dtype` says otherwise.
-
-    Args:
-        arguments: those of `ARGUMENTS`.
-
-    Raises:
-        InputError: they cannot be loaded.
-    """
-    pretrained = str(arguments["pretrained"])
-    of_model = {name: arguments[name] for name in _OF_MODEL if name in arguments}
-    of_tokenizer = {name: arguments[name] for name in _OF_TOKENIZER if name in arguments}
-    with refusing(f"pretrained={pretrained!r}: the model cannot be loaded"):
-        config = AutoConfig.from_pretrained(pretrained, **of_tokenizer)
-        if getattr(config, "is_encoder_decoder", False):
-            raise InputError(
-                f"pretrained={pretrained!r}: {config.model_type!r} is an encoder-decoder model; these methods are "
-                "defined for decoders (causal language models) only."
-            )
-        refuse_vision(pretrained, config)
-        dtype = arguments.get("dtype", "float32")
-        model = WholeCheckpoints.from_pretrained(pretrained, dtype=dtype, **of_model)
-    where = str(arguments.get("tokenizer", pretrained))
-    with refusing(f"tokenizer={where!r}: the tokenizer cannot be loaded"):
-        tokenizer: Any = AutoTokenizer.from_pretrained(where, **of_tokenizer)
-    if tokenizer.chat_template and os.environ.get("RANK", "0") == "0":
-        log.warning(
-            "%s has a chat template, which is not applied here: prompts are those of an evaluation without "
-            "--apply_chat_template.",
-            where,
-        )
-    return model, tokenizer

@@ -45,6 +45,11 @@ def installed() -> dict[str, str]:
     return {entry.name: entry.value for entry in entry_points(group=ENTRY_POINTS) if entry.name not in NAMES}
 
 
+def is_ours(name: str) -> bool:
+    """Whether `--model NAME` is a method: one of this or another installed package, or MODULE:CLASS."""
+    return name in (*NAMES, *installed()) or ":" in name
+
+
 def find(name: str) -> type[Method]:
     """The class of a method.
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from lm_eval_icl.harness.training import ARGUMENTS
+from lm_eval_icl.inference.checkpoints import ARGUMENTS
 from lm_eval_icl.studies.choose import Choice
 from lm_eval_icl.studies.grid import Demonstrations, Study, Training, Variant, trained_under
 

@@ -10,11 +10,14 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
+from lm_eval_icl.demonstrations import kept
+from lm_eval_icl.demonstrations.choosing import Chooser
 from lm_eval_icl.demonstrations.how import How
+from lm_eval_icl.demonstrations.kept import about_model, code
 from lm_eval_icl.errors import CannotWrite, InputError, LaterForm, log, one_line_with_place
-from lm_eval_icl.harness import kept
-from lm_eval_icl.harness.choosing import Chooser, PoolOfTask, about_model, code
+from lm_eval_icl.harness.choosing import predictor
 from lm_eval_icl.harness.distributed import of_first
+from lm_eval_icl.harness.pools import PoolOfTask
 from lm_eval_icl.studies import tasks as study_tasks
 from lm_eval_icl.studies.cells import Cell, Model, plain
 from lm_eval_icl.studies.folder import Folder
@@ -124,7 +127,7 @@ class Choices:
 
     def _make(self, models: Models, model: str, task: str) -> None:
         """Choose for one task."""
-        about = about_model(str(models.arguments["pretrained"]), models.first.fingerprint())
+        about = about_model(str(models.arguments["pretrained"]), models.loaded.fingerprint)
         missing = []
         for shots, how, seed in self.tasks[task]:
             choice = self._read(key := (model, task, shots, seed, str(how)))
@@ -140,11 +143,11 @@ class Choices:
                 self._choose(models, task, missing, about)
 
     def _choose(self, models: Models, task: str, missing: Sequence[tuple[Key, How]], about: Mapping[str, Any]) -> None:
-        pool, predictor = self.pools[task], kept.predictor(models.first)
+        pool, under_icl = self.pools[task], predictor(models.first)
         choosers: dict[int, Chooser] = {}
         for key, how in missing:
             _, _, shots, seed, _ = key
-            chooser = choosers.setdefault(how.pool, Chooser(pool, predictor, how.pool))
+            chooser = choosers.setdefault(how.pool, Chooser(pool, under_icl, how.pool))
             try:
                 choice = chooser.choose(how.name, shots, seed, how.balance, **how.arguments)
             except Exception as error:

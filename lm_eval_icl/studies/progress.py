@@ -12,8 +12,8 @@ import transformers
 from tqdm import tqdm
 
 from lm_eval_icl import version
+from lm_eval_icl.demonstrations import kept
 from lm_eval_icl.errors import InputError, LaterForm
-from lm_eval_icl.harness import choosing
 from lm_eval_icl.harness.metaicl import MetaICLTask
 from lm_eval_icl.studies import tasks as study_tasks
 from lm_eval_icl.studies.cells import Cell, Grid, GridTask, Model
@@ -149,7 +149,7 @@ class Progress:
         said = found["config"]["icl"]["study"]
         pairs = [(said.get("code"), code_of(cell.variant.method))]
         if "choice" in said:
-            pairs.append((said["choice"].get("code"), choosing.code()))
+            pairs.append((said["choice"].get("code"), kept.code()))
         if all(theirs == ours is not None for theirs, ours in pairs):
             return ""
         return "unknown code" if any(None in pair for pair in pairs) else "other code"

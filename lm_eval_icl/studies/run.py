@@ -26,20 +26,21 @@ import lm_eval.evaluator
 import torch
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import LM
-from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 from tqdm import tqdm
 
 from lm_eval_icl.errors import CannotWrite, InputError
 from lm_eval_icl.harness.arguments import CommonArguments
-from lm_eval_icl.harness.distributed import DividedDocuments, in_any
-from lm_eval_icl.harness.identity import code_of_numbers, files_digest
+from lm_eval_icl.harness.distributed import in_any
+from lm_eval_icl.harness.loading import CheckedHFLM, Loaded
 from lm_eval_icl.harness.models import ICLModel, model_class
 from lm_eval_icl.harness.requests import RequestTokenizer
 from lm_eval_icl.harness.response_cache import Responses, response_key
+from lm_eval_icl.inference.fingerprint import files_digest
 from lm_eval_icl.inference.packing import Queries
 from lm_eval_icl.inference.schedule import Ids
 from lm_eval_icl.inference.scoring import Score, not_finite
+from lm_eval_icl.methods.code import code_of_numbers
 from lm_eval_icl.methods.limits import Request
 from lm_eval_icl.methods.runner import MethodRunner, grouped
 from lm_eval_icl.prompts.tokens import Context
@@ -126,14 +127,7 @@ class Models:
         self._first: ICLModel = model_class("icl").create_from_arg_obj(dict(arguments), given)
         if self._first._is_tensor_parallel:
             raise InputError("models: tp_plan: a study does not divide the passes of a model: leave it out.")
-        known: dict[str, Any] = {}
-
-        def fingerprint() -> dict[str, Any]:  # nothing changes the weights during a study
-            if not known:
-                known.update(type(self._first).fingerprint(self._first))
-            return known
-
-        self._first.fingerprint = fingerprint  # type: ignore[method-assign]
+        self.loaded = Loaded(self._first)
         of_files = self._first.model_files_digest or files_digest(**arguments)  # not every process has noted it
         self._of_files = of_files
         self._tokenizers: dict[tuple[bool, bool], OneTokenizer] = {}
@@ -148,7 +142,7 @@ class Models:
     @cached_property
     def weights_in_memory(self) -> str:
         """That digest of what was loaded, which studies wrote before they had that of the files."""
-        return digest(json.dumps(self._first.fingerprint(), sort_keys=True, default=str))
+        return digest(json.dumps(self.loaded.fingerprint, sort_keys=True, default=str))
 
     def under(self, variant: Variant) -> ICLModel:
         """The model of a method.
@@ -157,7 +151,7 @@ class Models:
             InputError: the model does not do what the method needs.
         """
         if variant.name not in self._models:
-            model = self._first.under(variant.method, variant.arguments)
+            model = model_class(variant.method)(self.loaded, **variant.arguments)
             key = (model.method.treats_demonstrations_alike, model.canonical_order)
             model.tokenize = self._tokenizers.setdefault(key, OneTokenizer(model.tokenize))
             self._models[variant.name] = model
@@ -166,12 +160,12 @@ class Models:
             self._latest = self._models[variant.name]
         return self._latest
 
-    def hf(self) -> HFLM:
-        """The checkpoint as lm-eval's own model. Of several processes, the results are in the documents' order."""
-        model: HFLM = object.__new__(DividedDocuments)
-        # Batch sizes that were found for prompts of another cell may be too large for this one's.
-        model.__dict__ = {**self._first.__dict__, "batch_sizes": {}}
-        return model
+    def hf(self) -> CheckedHFLM:
+        """The checkpoint as lm-eval's own model. Of several processes, the results are in the documents' order.
+
+        A new one for each cell, since batch sizes that were found for one may be too large for another.
+        """
+        return CheckedHFLM(self.loaded)
 
     @property
     def rank(self) -> int:
@@ -193,7 +187,7 @@ class Models:
 
 @functools.cache
 def code_of(method: str) -> str | None:
-    """A digest of the code that a method's cells depend on (`identity.code_of_numbers`). The code that draws
+    """A digest of the code that a method's cells depend on (`methods.code.code_of_numbers`). The code that draws
     demonstrations is not in it, since the rows that are drawn are compared; nor that by which a model chooses them,
     which is recorded with each choice."""
     without = ("demonstrations/", "harness/training.py")

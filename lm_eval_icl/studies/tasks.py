@@ -34,7 +34,7 @@ Doc = dict[str, Any]
 # The dev set is the same for all seeds of the demonstrations.
 _DEV_SEED = 0
 # What a cell says of a choice, besides the rows that were chosen.
-_OF_CHOICE = ("picked", "margin", "accuracy", "evaluated", "seconds", "tokens", "code")
+_OF_CHOICE = ("picked", "accuracy", "evaluated", "seconds", "tokens", "code")
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Prepared:
         demonstrations: the indices of the demonstrations in the task's pool, in their order; None if every document has
             its own.
         contents: of the task, see `contents`.
-        choice: how sure and how costly the choice was, if a model has chosen the demonstrations.
+        choice: how good and how costly the choice was, if a model has chosen the demonstrations.
     """
 
     task: ConfigurableTask
@@ -189,7 +189,8 @@ def prepare(
     Raises:
         InputError: the demonstrations cannot be drawn, there are not as many orders, or fewer documents than processes.
     """
-    task = copy.copy(leaf.task)
+    task: Any = copy.copy(leaf.task)
+    task.__class__ = _prepared_class(leaf.task.__class__)
     task._config = copy.deepcopy(leaf.task.config)
     task.set_config("num_fewshot", shots)
     indices = draw(leaf, shots, how, seed, order, choice, task)
@@ -197,8 +198,7 @@ def prepare(
         task.set_fewshot_seed(seed)
         task.reorder(indices)
         bind(task)
-        # The requests are made below, once, whatever lm-eval tells the task then.
-        task.__dict__.update(bind=lambda lm: None, set_fewshot_seed=lambda seed: None)
+        task.fix()
     elif indices is not None:
         pool = list(leaf.task.sampler.df)
         task.sampler = These([pool[i] for i in indices])
@@ -207,15 +207,41 @@ def prepare(
         task.set_fewshot_seed(seed)
     if dev is not None:
         rows = leaf.task.training_docs()
-        documents = [rows[i] for i in dev]
-        task.has_test_docs, task.test_docs = (lambda: True), (lambda: documents)
+        task.documents = [rows[i] for i in dev]
         limit = None  # the dev set is as large as it should be
     check_shares({leaf.name: task}, limit, None, world_size)
     with recording(), _quiet():
         task.build_all_requests(limit=get_sample_size(task, limit), rank=rank, world_size=world_size)
-    task.build_all_requests = lambda **_: None
     of_choice = {key: choice[key] for key in _OF_CHOICE if key in choice} if choice else {}
     return Prepared(task, indices, contents(leaf, seed), of_choice)
+
+
+@functools.cache
+def _prepared_class(cls: type[ConfigurableTask]) -> type[ConfigurableTask]:
+    """A task's class for one cell of a study."""
+
+    class PreparedTask(cls):  # type: ignore[valid-type, misc]
+        """A task that builds its requests once, whatever asks for them.
+
+        Attributes:
+            documents: those that are evaluated; None for the test set.
+        """
+
+        documents: Sequence[Doc] | None = None
+        _is_built = False
+
+        def has_test_docs(self) -> bool:
+            return self.documents is not None or super().has_test_docs()
+
+        def test_docs(self) -> Any:
+            return super().test_docs() if self.documents is None else self.documents
+
+        def build_all_requests(self, **kwargs: Any) -> None:
+            if not self._is_built:
+                super().build_all_requests(**kwargs)
+                self._is_built = True
+
+    return PreparedTask
 
 
 @contextmanager

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from lm_eval_icl.errors import InputError
-from lm_eval_icl.harness.metaicl import skips
 from lm_eval_icl.metaicl.files import setting_of
+from lm_eval_icl.metaicl.metadata import skips
 from lm_eval_icl.studies.cells import Grid, Model
 from lm_eval_icl.studies.folder import Folder
 from lm_eval_icl.studies.grid import Study

@@ -1,36 +1,32 @@
-"""Demonstrations that the model of a run chooses: before requests are built, once, and kept for other runs.
+"""Choices that are kept in files, as `lm-eval-icl select` writes them (`choices`): each is made once.
 
 A choice depends on the task and its documents, the method that chooses and its arguments, n, the seed, and the model;
-not on the `--model` method. It is kept in a file as `lm-eval-icl select` writes it, whose name says all of this.
+not on the method that is evaluated. The name of a run's file says all of this.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import re
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from lm_eval.api.task import Task
-
+from lm_eval_icl import version
 from lm_eval_icl.demonstrations import choices
+from lm_eval_icl.demonstrations.choosing import Choice, Chooser, TaskPool
 from lm_eval_icl.demonstrations.how import How
 from lm_eval_icl.errors import InputError, check_form, log
-from lm_eval_icl.harness.choosing import Choice, Chooser, PoolOfTask, about, about_model, as_json, code
-from lm_eval_icl.harness.distributed import of_first
-from lm_eval_icl.harness.tasks import FixedSampler, template_of
-from lm_eval_icl.methods import ICL, Predictor
+from lm_eval_icl.methods.code import code_of_numbers
+from lm_eval_icl.methods.icl import ICL
+from lm_eval_icl.methods.predictor import Predictor
 
-if TYPE_CHECKING:
-    from lm_eval_icl.harness.models import ICLModel
-
-# The seed if a run has set none: lm-eval's.
-_SEED = 1234
 # The form of the files. Those without a number are of form 1.
 FORM = 1
 
@@ -41,10 +37,10 @@ class Wanted:
 
     Attributes:
         pool: the task's documents.
-        model: what tells the model from others, see `choosing.about_model`; and its limits, by which documents fit.
+        model: what tells the model from others, see `about_model`; and its limits, by which documents fit.
     """
 
-    pool: PoolOfTask
+    pool: TaskPool
     how: How
     n: int
     seed: int
@@ -53,8 +49,7 @@ class Wanted:
     @property
     def file(self) -> str:
         """The name of the file that the choice is kept in."""
-        said = [self.pool.name, str(self.how), self.n, self.seed, self.pool.sha256, template_of(self.pool.task)]
-        said.append(choices.digest(list(self.pool.task.eval_docs)))  # which are not chosen
+        said = [self.pool.name, str(self.how), self.n, self.seed, self.pool.sha256, self.pool.prompts]
         said += [code(), {key: value for key, value in self.model.items() if key != "pretrained"}]
         key = hashlib.sha256(json.dumps(said, sort_keys=True, default=str).encode()).hexdigest()[:16]
         plain = re.sub(r"[^\w.=-]+", "-", f"{self.pool.name}-{self.how}", flags=re.ASCII)[:100]
@@ -68,7 +63,7 @@ def folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lm-eval-icl" / "demonstrations"
 
 
-def read(path: Path, pool: PoolOfTask, n: int, seed: int) -> dict[str, Any] | None:
+def read(path: Path, pool: TaskPool, n: int, seed: int) -> dict[str, Any] | None:
     """What a file says of a seed's choice; None if there is no file.
 
     Raises:
@@ -91,7 +86,7 @@ def read(path: Path, pool: PoolOfTask, n: int, seed: int) -> dict[str, Any] | No
     return {**of_seed, **{name: found["about"].get(name) for name in ("model", "code")}}
 
 
-def write(path: Path, how: How, pool: PoolOfTask, n: int, seed: int, choice: Choice, model: Mapping[str, Any]) -> None:
+def write(path: Path, how: How, pool: TaskPool, n: int, seed: int, choice: Choice, model: Mapping[str, Any]) -> None:
     """Write a file of one choice, whole or not at all.
 
     Raises:
@@ -104,74 +99,15 @@ def write(path: Path, how: How, pool: PoolOfTask, n: int, seed: int, choice: Cho
     half.replace(path)
 
 
-def predictor(model: ICLModel) -> Predictor:
-    """The model under plain ICL, whatever its own method, with the limits of its runs.
+def chosen(wanted: Wanted, predictor: Predictor) -> dict[str, Any]:
+    """A choice that is kept, or that is made now and kept.
+
+    Args:
+        predictor: the model under plain ICL.
 
     Raises:
-        InputError: its passes are divided among processes, of which one cannot choose by itself.
+        InputError: nothing can be chosen.
     """
-    if model._is_tensor_parallel:
-        raise InputError(
-            "tp_plan: one process chooses demonstrations, and with tp_plan it cannot run the model by itself: make a "
-            "file with `lm-eval-icl select`, and give that as demonstrations=FILE.json."
-        )
-    return Predictor(
-        model.model,
-        model.tokenizer,
-        ICL(),
-        max_length=model.max_length,
-        add_bos_token=model.add_bos_token,
-        batch_size=model.texts,
-        pack_tokens=model.common.pack_tokens,
-        store_bytes=model.common.store_bytes,
-    )
-
-
-def give_chosen(model: ICLModel, tasks: Iterable[Task]) -> dict[str, Any]:
-    """Give all tasks of a run the demonstrations that its model chooses. Every process of a run calls this; the first
-    one chooses.
-
-    Returns:
-        What was chosen, by task, for the results file; empty if no task asks for it.
-
-    Raises:
-        InputError: they cannot be chosen.
-    """
-    waiting = []
-    for task in tasks:
-        sampler = getattr(task, "sampler", None)
-        if isinstance(sampler, FixedSampler) and sampler.method is not None and task.config.num_fewshot:
-            waiting.append((task, sampler, sampler.method))
-    if not waiting:
-        return {}
-
-    def choose() -> dict[str, Any]:
-        asked, said = predictor(model), about_model(str(_name(model)), model.fingerprint())
-        limits = {"max_length": model.max_length, "add_bos_token": model.add_bos_token}
-        return {
-            str(task.config.task): _chosen(
-                Wanted(PoolOfTask(task), how, int(task.config.num_fewshot), _seed(sampler), {**said, **limits}),
-                asked,
-            )
-            for task, sampler, how in waiting
-        }
-
-    found = of_first(choose)
-    for task, sampler, _ in waiting:
-        sampler.give(found[str(task.config.task)]["indices"])
-    return found
-
-
-def _name(model: ICLModel) -> str:
-    return str(getattr(model.pretrained, "name_or_path", model.pretrained))
-
-
-def _seed(sampler: FixedSampler) -> int:
-    return _SEED if sampler.seed is None else sampler.seed
-
-
-def _chosen(wanted: Wanted, asked: Predictor) -> dict[str, Any]:
-    """A choice that is kept, or that is made now and kept."""
     path, pool, how = folder() / wanted.file, wanted.pool, wanted.how
     said = {"how": str(how), "n": wanted.n, "seed": wanted.seed, "file": str(path)}
     try:
@@ -184,7 +120,9 @@ def _chosen(wanted: Wanted, asked: Predictor) -> dict[str, Any]:
         log.info("%s: demonstrations that %s chose before: %s", pool.name, how, path)
         return {**said, **kept, "made_now": False}
     try:
-        choice = Chooser(pool, asked, how.pool).choose(how.name, wanted.n, wanted.seed, how.balance, **how.arguments)
+        choice = Chooser(pool, predictor, how.pool).choose(
+            how.name, wanted.n, wanted.seed, how.balance, **how.arguments
+        )
     except InputError as error:
         raise InputError(f"task {pool.name!r}: demonstrations={how}: {error.message}") from error
     try:
@@ -195,3 +133,48 @@ def _chosen(wanted: Wanted, asked: Predictor) -> dict[str, Any]:
         log.info("%s: %s chose demonstrations in %.1f s: %s", pool.name, how, choice.seconds, path)
     of_seed = as_json(pool, wanted.n, {wanted.seed: choice})["seeds"][str(wanted.seed)]
     return {**said, **of_seed, "made_now": True}
+
+
+def as_json(pool: TaskPool, n: int, of_seeds: Mapping[int, Choice]) -> dict[str, Any]:
+    """A task's part of a file of choices."""
+    seeds: dict[str, Any] = {}
+    for seed, choice in of_seeds.items():
+        said: dict[str, Any] = {"indices": list(choice.indices)}
+        if choice.picked is not None:
+            said["picked"] = list(choice.picked)
+        if choice.accuracy is not None and math.isfinite(choice.accuracy):
+            said["accuracy"] = choice.accuracy
+        if choice.evaluated:
+            said["evaluated"] = choice.evaluated
+        said |= {"seconds": round(choice.seconds, 3), "tokens": choice.tokens}
+        seeds[str(seed)] = said
+    return {"n": n, "pool": {"rows": len(pool.docs), "sha256": pool.sha256}, "seeds": seeds}
+
+
+def about(how: How, model: Mapping[str, Any] | None) -> dict[str, Any]:
+    """What a file of choices says of all of them: how they were chosen, and by which model."""
+    return {
+        "how": how.name,
+        "arguments": dict(how.arguments),
+        "balance": how.balance,
+        "pool": how.pool,
+        **({} if model is None else {"model": dict(model)}),
+        "version": version.version(),
+        "code": code(),
+    }
+
+
+@cache
+def code() -> str | None:
+    """A digest of the code that choices depend on (`identity.code_of_numbers`)."""
+    return code_of_numbers("demonstrations/choosing.py", "harness/pools.py", method=ICL)
+
+
+def about_model(pretrained: str, of_model: Mapping[str, Any]) -> dict[str, str]:
+    """What a file of choices says of the model.
+
+    Args:
+        of_model: `inference.fingerprint.fingerprint` of it.
+    """
+    said = json.dumps(of_model, sort_keys=True, default=str)
+    return {"pretrained": pretrained, "sha256": hashlib.sha256(said.encode()).hexdigest()}

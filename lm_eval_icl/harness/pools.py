@@ -1,0 +1,79 @@
+"""The documents that a task of lm-eval's takes demonstrations from, as prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cache, cached_property
+from typing import Any
+
+from lm_eval.api.task import ConfigurableTask
+
+from lm_eval_icl.demonstrations import choices
+from lm_eval_icl.demonstrations.draw import too_few
+from lm_eval_icl.errors import InputError
+from lm_eval_icl.harness.tasks import among, as_row, evaluated, pool_of, template_of
+from lm_eval_icl.harness.training import Examples
+from lm_eval_icl.prompts.prompt import FewShotPrompt
+
+# What stands for a text where there is none (Zhao et al. 2021).
+_NO_TEXT = "N/A"
+
+
+class PoolOfTask:
+    """The documents that a task takes demonstrations from (`demonstrations.choosing.TaskPool`).
+
+    Args:
+        task: a task with options to choose from.
+        without: documents that are not chosen, besides those that the task evaluates.
+
+    Raises:
+        InputError: it has no options, no few-shot documents, or none that it does not evaluate.
+    """
+
+    def __init__(self, task: ConfigurableTask, without: Sequence[Mapping[str, Any]] = ()) -> None:
+        self.name = str(getattr(task, "task_name", None) or type(task).__name__)
+        if not isinstance(task, ConfigurableTask) or task.OUTPUT_TYPE != "multiple_choice" or task.multiple_input:
+            raise InputError(f"task {self.name!r}: demonstrations are chosen for tasks with options alone.")
+        self.task, self.docs = task, pool_of(task)
+        if not self.docs:
+            raise InputError(f"task {self.name!r}: has no few-shot documents to choose from.")
+        closed = {as_row(doc) for doc in without}
+        self.rows = [row for row, doc in enumerate(self.docs) if not (closed and as_row(doc) in closed)]
+        self.label, self.is_evaluated, is_without = task.doc_to_target, evaluated(task), among(task, lambda: without)
+        self.is_closed = cache(lambda row: self.is_evaluated(self.docs[row]) or is_without(self.docs[row]))
+        if all(self.is_closed(row) for row in self.rows):
+            raise InputError(f"task {self.name!r}: {too_few(1, 0).message}")
+        self.demonstration = cache(self._demonstration)
+        self.query = cache(self._query)
+
+    @cached_property
+    def _examples(self) -> Examples:
+        return Examples(self.task, self.docs)
+
+    @cached_property
+    def sha256(self) -> str:
+        return choices.digest(self.docs)
+
+    @cached_property
+    def prompts(self) -> str:
+        """What a choice depends on besides these documents: the templates, and which documents are evaluated."""
+        return template_of(self.task) + choices.digest(list(self.task.eval_docs))
+
+    def without_text(self) -> tuple[FewShotPrompt, tuple[str, ...]]:
+        return self._examples.prompt((), _without_text(self.docs[0])), self.query(0)[1]
+
+    def _query(self, row: int) -> tuple[FewShotPrompt, tuple[str, ...], int]:
+        example = self._examples.example((), row)
+        return example.prompt, example.options, example.right
+
+    def _demonstration(self, row: int) -> str:
+        return self._examples.example((row,), row).prompt.demonstrations[0]
+
+
+def _without_text(value: Any) -> Any:
+    """A document, or what is in a field of it, with "N/A" for every text."""
+    if isinstance(value, Mapping):
+        return {name: _without_text(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_text(each) for each in value]
+    return _NO_TEXT if isinstance(value, str) else value

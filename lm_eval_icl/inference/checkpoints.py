@@ -1,0 +1,84 @@
+"""Checkpoints of transformers', loaded with one-line errors for those that cannot be used."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import transformers
+from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+
+from lm_eval_icl.errors import InputError, log, refusing
+
+# The arguments of --model_args that `load_model` takes.
+_OF_TOKENIZER = ("revision", "subfolder", "trust_remote_code")
+_OF_MODEL = (*_OF_TOKENIZER, "attn_implementation")
+ARGUMENTS = {"pretrained", "tokenizer", "dtype", "max_length", "add_bos_token", *_OF_MODEL}
+
+
+def load_model(arguments: Mapping[str, Any]) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """A model and its tokenizer. The weights are in float32, unless `dtype` says otherwise.
+
+    Args:
+        arguments: those of `ARGUMENTS`.
+
+    Raises:
+        InputError: they cannot be loaded.
+    """
+    pretrained = str(arguments["pretrained"])
+    of_model = {name: arguments[name] for name in _OF_MODEL if name in arguments}
+    of_tokenizer = {name: arguments[name] for name in _OF_TOKENIZER if name in arguments}
+    with refusing(f"pretrained={pretrained!r}: the model cannot be loaded"):
+        config = AutoConfig.from_pretrained(pretrained, **of_tokenizer)
+        if getattr(config, "is_encoder_decoder", False):
+            raise InputError(
+                f"pretrained={pretrained!r}: {config.model_type!r} is an encoder-decoder model; these methods are "
+                "defined for decoders (causal language models) only."
+            )
+        refuse_vision(pretrained, config)
+        dtype = arguments.get("dtype", "float32")
+        model = WholeCheckpoints.from_pretrained(pretrained, dtype=dtype, **of_model)
+    where = str(arguments.get("tokenizer", pretrained))
+    with refusing(f"tokenizer={where!r}: the tokenizer cannot be loaded"):
+        tokenizer: Any = AutoTokenizer.from_pretrained(where, **of_tokenizer)
+    if tokenizer.chat_template and os.environ.get("RANK", "0") == "0":
+        log.warning(
+            "%s has a chat template, which is not applied here: prompts are those of an evaluation without "
+            "--apply_chat_template.",
+            where,
+        )
+    return model, tokenizer
+
+
+def refuse_vision(pretrained: str, config: transformers.PreTrainedConfig) -> None:
+    """Refuse a model that transformers has for images with text, and not as a language model.
+
+    Raises:
+        InputError: it is one.
+    """
+    kind, own_code = type(config), "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
+    if kind in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING and kind not in MODEL_FOR_CAUSAL_LM_MAPPING and not own_code:
+        raise InputError(
+            f"pretrained={pretrained!r}: {config.model_type!r} is a vision model (images and text), and these methods "
+            "are defined for causal language models only: give its language model as a checkpoint of its own, mostly "
+            "the one that it was made from. lm-eval's --model hf-multimodal runs it as it is."
+        )
+
+
+class WholeCheckpoints:
+    """`AutoModelForCausalLM` that refuses checkpoints with missing weights, which it would initialize at random."""
+
+    @staticmethod
+    def from_pretrained(pretrained: str, **kwargs: Any) -> transformers.PreTrainedModel:
+        kwargs["output_loading_info"] = True
+        loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(pretrained, **kwargs)
+        model, report = loaded
+        if missing := sorted(report["missing_keys"]):
+            raise InputError(
+                f"pretrained={pretrained!r}: {len(missing)} of the weights of {type(model).__name__} are "
+                f"not in the checkpoint ({', '.join(missing[:3])}{', ...' if len(missing) > 3 else ''}), and random "
+                "ones would stand in for them: is it the checkpoint of another kind of model, or not whole?"
+            )
+        return model
