@@ -24,7 +24,7 @@ _OURS = {
     *("pack_tokens", "store_bytes", "overflow", "canonical_order"),
     *("positions", "repeat", "windows", "window_size", "layer", "T", "eta", "momentum", "restart_positions"),
 }
-_METHODS = {"icl", "nope", "prefixicl", "pcw", "saicl", "batchicl", "invicl", "deepthink"}
+_METHODS = {"icl", "nope", "prefixicl", "pcw", "saicl", "batchicl", "invicl", "deepthink", "sbp", "star"}
 # Of lm-eval's models.
 _MODEL = {
     *("pretrained", "model", "path", "engine", "revision", "subfolder", "tokenizer", "gguf_file", "variant"),
