@@ -171,7 +171,7 @@ def _cache(memories: Sequence[Memory], rows: int, shared: bool) -> Any:
         memories, shared: as for `continue_from`.
         rows: how many rows the model runs: each row of the batch as many times as there are beams.
     """
-    if memories[0].state is None and (len(memories) > 1 or rows == 1):
+    if memories[0].state is None and not memories[0].parts and (len(memories) > 1 or rows == 1):
         beams = rows // len(memories)
         return cache_of_rows([memory for memory in memories for _ in range(beams)])
     (memory,) = memories

@@ -136,7 +136,8 @@ class PackedRow:
             if memory.residual is not None:
                 self._layer, token, vector = memory.residual
                 self._replaced.append((next(iter(self.paths[-1].values()))[token], vector))
-            if self._memories and memory.layers is self._memories[-1].layers:
+            last = self._memories[-1] if self._memories else None
+            if last is not None and memory.layers is last.layers and memory.parts is last.parts:
                 first = self._groups.pop()[0].start
             else:
                 self._memories.append(memory)
@@ -161,12 +162,17 @@ class PackedRow:
                 mask[tokens, behind] = 0
         read_at = on_device(read, device_of_states(model))
         cache = cache_of(self._memories, once=True)
-        last = last_block_at(model, cache, read_at, len(self.tree.tokens)) if trim_last_block else nullcontext()
+        in_ways = any(memory.parts for memory in self._memories)  # of all tokens' attention alike, in every block
+        trim = trim_last_block and not in_ways
+        last = last_block_at(model, cache, read_at, len(self.tree.tokens)) if trim else nullcontext()
         replaced: AbstractContextManager[None] = nullcontext()
         if self._replaced:
             at, vectors = zip(*self._replaced, strict=True)
             replaced = replaced_stream(model, self._layer, at, torch.cat(vectors))
-        with last, replaced, in_parts(sees, self._groups):
+        readings = [
+            memory.readings(behind.start) for memory, (_, behind) in zip(self._memories, self._groups, strict=True)
+        ]
+        with last, replaced, in_parts(sees, self._groups, readings if in_ways else ()):
             output: Tensor = model(
                 input_ids=on_device([self.tree.tokens], device),
                 position_ids=to_device(torch.cat(self._positions)[None], device),

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
+import torch
 from transformers import PreTrainedModel
 
-from lm_eval_icl.errors import InputError, Unsupported, log
+from lm_eval_icl.errors import InputError, Unsupported, log, one_line
+from lm_eval_icl.inference.attention import Reading
 from lm_eval_icl.inference.blocks import residual_stream
 from lm_eval_icl.inference.capabilities import Capabilities
-from lm_eval_icl.inference.memory import Memory, causal_pass
+from lm_eval_icl.inference.memory import Memory, causal_pass, read
+from lm_eval_icl.inference.scoring import score_packed, score_rows
 from lm_eval_icl.methods.base import Method
 from lm_eval_icl.prompts.tokens import Context
 
@@ -53,6 +57,35 @@ def check(method: Method, model: PreTrainedModel, can: Capabilities) -> None:
             f"{method.name}{asked} needs a model that obeys given positions, and {name} has no positions to give: it "
             "counts tokens by itself."
         )
+
+
+def check_parts(method: Method, model: PreTrainedModel) -> None:
+    """Check that all layers read a memory in parts: parts that are read as usual give the usual scores, and what a part
+    of next to no weight holds changes nothing.
+
+    Raises:
+        Unsupported: they do not.
+    """
+    query, answers = (3, 4, 5), [(6, 7), (8,)]
+
+    def scores(memory: Memory) -> list[float]:
+        packed = score_packed(model, [(memory, [(query, answer) for answer in answers])])
+        return [number for number, _ in (*packed, *score_rows(model, memory, [(query, answers)]))]
+
+    name = f"{type(model).__name__} (attn_implementation={model.config._attn_implementation})"
+    said = f"{method.name} reads the demonstrations apart from all else, which {name} does not allow"
+    try:
+        memory = read(model, [2, 3, 4, 5, 6, 7, 8, 9])
+        usual, apart = scores(memory), scores(memory.divided(3, Reading()))
+        unread = memory.divided(3, Reading(log_weight=-1e5))
+        changed = [(2 - keys, values.flip(2) + 1) for keys, values in unread.parts[0].layers]
+        other = replace(unread, parts=(replace(unread.parts[0], layers=changed),))
+        hidden = scores(unread) == scores(other) and scores(unread) != usual
+    except ValueError as error:
+        raise Unsupported(f"{said} ({one_line(error)}). Use another model, or attn_implementation=sdpa.") from error
+    most = max(torch.finfo(dtype).eps for dtype in (model.dtype, torch.float32)) * 200
+    if not hidden or any(abs(a - b) > most * max(1, abs(b)) for a, b in zip(apart, usual, strict=True)):
+        raise Unsupported(f"{said}: attention that is not transformers' own sdpa. Use attn_implementation=sdpa.")
 
 
 def check_no_positions(method: Method, model: PreTrainedModel, can: Capabilities) -> None:

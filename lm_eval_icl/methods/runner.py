@@ -185,9 +185,14 @@ class MethodRunner(Encoder):
         can, by_query = self.capabilities, self.method.memory_depends_on_query
         needs.check_generates(self.method, self.model, can, prompts[0].context)
 
+        def alone(context: Context) -> bool:
+            """Whether the context's memory is encoded beside others, for a row of its own. Rows of one memory alone can
+            read it in parts."""
+            return (own(context) or not can.can_generate) and not self.method.reads_in_parts
+
         def first() -> list[Text]:
             texts = [
-                Text(prompt, self.method.footprint(prompt.context).kept, own(prompt.context) or not can.can_generate)
+                Text(prompt, self.method.footprint(prompt.context).kept, alone(prompt.context))
                 for prompt in prompts[: self.budget.sizes.texts]
             ]
             n = first_texts(texts, max_new_tokens, self.budget.sizes, can, settings, by_query)

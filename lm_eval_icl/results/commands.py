@@ -23,8 +23,22 @@ from lm_eval_icl.results.settings import model_arguments
 _OURS = {
     *("pack_tokens", "store_bytes", "overflow", "canonical_order"),
     *("positions", "repeat", "windows", "window_size", "layer", "T", "eta", "momentum", "restart_positions"),
+    *("layout", "reads", "temperature", "scale", "weight", "factor", "align"),
 }
-_METHODS = {"icl", "nope", "prefixicl", "pcw", "saicl", "batchicl", "invicl", "deepthink", "sbp", "star"}
+_METHODS = {
+    "icl",
+    "nope",
+    "prefixicl",
+    "pcw",
+    "saicl",
+    "batchicl",
+    "invicl",
+    "deepthink",
+    "sbp",
+    "star",
+    "ape",
+    "structured",
+}
 # Of lm-eval's models.
 _MODEL = {
     *("pretrained", "model", "path", "engine", "revision", "subfolder", "tokenizer", "gguf_file", "variant"),
