@@ -185,7 +185,7 @@ def test_properties_are_those_of_the_layouts():
     for name, (invariant, no_leakage, interdependent) in properties.items():
         method = methods.make(name)
         assert invariant == ("yes" if method.invariant else "no")
-        if name in ("batchicl", "deepthink"):  # not one layout
+        if name in ("batchicl", "deepthink", "ensemble", "nbce"):  # not one layout
             continue
         parts = drawing.example(3)
         layout = method.layout(len(parts.context.prefix), parts.context.lengths, len(parts.query))

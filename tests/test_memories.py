@@ -13,9 +13,14 @@ import torch
 from transformers import AttentionInterface, DynamicCache
 
 from lm_eval_icl import methods
-from lm_eval_icl.errors import InputError
+from lm_eval_icl.errors import InputError, Unsupported
+from lm_eval_icl.inference.attention import AttentionCall
+from lm_eval_icl.inference.capabilities import probe
+from lm_eval_icl.inference.generation import settings_in_force
 from lm_eval_icl.inference.scoring import score_packed, score_rows
-from lm_eval_icl.prompts.tokens import Context
+from lm_eval_icl.methods import encoder
+from lm_eval_icl.methods.runner import MethodRunner
+from lm_eval_icl.prompts.tokens import Context, TokenizedPrompt
 from tests import tiny
 
 MODELS = ["gpt2", "llama", "gpt_neox"]  # of three layers; llama has two key-value heads for four heads
@@ -32,6 +37,17 @@ def model_of(name):
             if parameter.dim() > 1:
                 parameter.mul_(1.5)
     return model
+
+
+@pytest.fixture(autouse=True)
+def tried_once(monkeypatch):
+    """What a model can do is found out once for all tests."""
+    monkeypatch.setattr(encoder, "probe", probe_of)
+
+
+@functools.cache
+def probe_of(model):
+    return probe(model)
 
 
 # Literal attention.
@@ -352,3 +368,342 @@ def test_what_is_not_thought_over_is_refused(arguments):
     (name,) = arguments
     with pytest.raises(InputError, match=f"deepthink: {name}="):
         methods.make("deepthink", arguments)
+
+
+# Reading a memory in parts.
+
+READINGS = [(1.0, 1.0, 1.0), (0.9, 0.9, 1.0), (0.8, 1.0, 0.7), (2.5, 0.3, 4.0)]
+
+
+@functools.cache
+def behind(name, layout, **arguments):
+    """The literal memory of the context under a layout, and where the query starts."""
+    tokens, positions, sees, kept, end = row_of(CONTEXT, layout, **arguments)
+    memory, _ = run(model_of(name), tokens, positions, Spec(sees))
+    return select(memory, kept), end
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("temperature", "scale", "weight"), READINGS)
+def test_ape(name, temperature, scale, weight):
+    memory, start = behind(name, "pcw")
+    part = [False] * 2 + [True] * (len(CONTEXT.tokens) - 2)
+    wanted = expected(model_of(name), memory, start, (part, temperature, scale * temperature, weight))
+    method = methods.make("ape", {"temperature": temperature, "scale": scale, "weight": weight})
+    for found in ours(model_of(name), method):
+        assert_close(found, wanted)
+    same = temperature == scale == weight == 1
+    for found in ours(model_of(name), methods.make("pcw")):
+        close = [number for number, _ in found] == pytest.approx([number for number, _ in wanted], rel=TOLERANCE)
+        assert close == same
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("size", "factor", "align"), [(1, None, "right"), (2, None, "right"), (3, 2.5, "left")])
+def test_structured(name, size, factor, align):
+    """Own columns have M times the weight: all entries of the memory are a part with the weight 1/M."""
+    memory, start = behind(name, "pcw", window_size=size, align=align)
+    weight = 1 / (factor or math.ceil(4 / size))
+    wanted = expected(model_of(name), memory, start, ([True] * len(CONTEXT.tokens), 1, 1, weight))
+    method = methods.make("structured", {"window_size": size, "factor": factor, "align": align})
+    for found in ours(model_of(name), method):
+        assert_close(found, wanted)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_structured_is_icl_with_one_window_and_pcw_with_equal_ones(name):
+    model = model_of(name)
+    assert ours(model, methods.make("structured", {"window_size": 4})) == ours(model, methods.make("icl"))
+    alike = Context(CONTEXT.prefix, tuple(ids[:2] for ids in CONTEXT.demonstrations))
+    one, other = methods.make("structured", {"factor": 1}), methods.make("pcw")
+    assert ours(model, one, alike) == ours(model, other, alike)
+
+
+def scores(model, method, contexts=(CONTEXT,), own=False, **options):
+    """The runner's scores: {(context, query, answer): score}."""
+    runner, found = MethodRunner(model, method, **options), {}
+    with runner.inference_mode():
+        for asked, numbers in runner.score(dict.fromkeys(contexts, QUERIES), own=lambda context: own):
+            found |= zip(asked, numbers, strict=True)
+    return found
+
+
+OTHER = Context((7,), ((33, 34), (44, 45, 46)))
+
+
+@pytest.mark.parametrize("method", ["ape", "structured"])
+def test_parts_of_several_memories_share_a_pass(method):
+    model, both = model_of("llama"), (CONTEXT, OTHER)
+    together = scores(model, methods.make(method), both, own=True, pack_tokens=4096)
+    apart = scores(model, methods.make(method), both, pack_tokens=1)
+    assert together.keys() == apart.keys()
+    assert_close([*together.values()], [apart[asked] for asked in together], 1e-9)
+
+
+def test_parts_without_the_kernel(monkeypatch):
+    """As on an accelerator: scores are computed, some tokens at a time."""
+    model, method = model_of("llama"), methods.make("ape")
+    wanted = ours(model, method)
+    monkeypatch.setattr(AttentionCall, "has_kernel", property(lambda call: False))
+    for found, expected_ in zip(ours(model, method), wanted, strict=True):
+        assert_close(found, expected_, 1e-9)
+
+
+def test_a_long_pack_is_read_in_parts():
+    """Rows of more than 64 tokens are attended to some tokens at a time."""
+    model, method = model_of("llama"), methods.make("ape")
+    queries = {(60, 61 + i, 62, 63): [(70,), (71, 72)] for i in range(40)}
+    runner, found = MethodRunner(model, method), {}
+    with runner.inference_mode():
+        for asked, numbers in runner.score({CONTEXT: queries}):
+            found |= zip(asked, numbers, strict=True)
+    with torch.no_grad():
+        (memory,) = method.encode(model, [CONTEXT])
+        for query, answers in [*queries.items()][::13]:
+            rows = score_rows(model, memory, [(query, answers)])
+            assert_close([found[CONTEXT, query, answer] for answer in answers], rows, 1e-9)
+
+
+def greedily(distribution, query, length):
+    """Token by token: `distribution(query, answer)` gives what predicts each token of an answer."""
+    tokens = ()
+    for _ in range(length):
+        tokens = (*tokens, int(distribution(query, (*tokens, 0))[-1].argmax()))
+    return list(tokens)
+
+
+def generated(model, method, queries, context=CONTEXT, length=5, **settings):
+    runner = MethodRunner(model, method, batch_size=8)
+    prompts = [TokenizedPrompt(context, query) for query in sorted(queries, key=len, reverse=True)]
+
+    def generate(context, **inputs):
+        plain = {"max_new_tokens": length, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+        return model.generate(context, **inputs, **{**plain, **settings})
+
+    with runner.inference_mode():
+        in_force = settings_in_force(model, {"do_sample": False, **settings})
+        rows = runner.generate(prompts, ["?"] * len(prompts), length, generate, in_force)
+    return {prompt.query: row for prompt, row in zip(prompts, rows, strict=True)}
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_texts_are_generated_in_parts(name):
+    model, (memory, start) = model_of(name), behind(name, "pcw")
+    part = [False] * 2 + [True] * (len(CONTEXT.tokens) - 2)
+    read = (part, 0.6, 0.5 * 0.6, 0.4)
+    method = methods.make("ape", {"temperature": 0.6, "scale": 0.5, "weight": 0.4})
+    found = generated(model, method, QUERIES)
+    for query in QUERIES:
+        assert found[query] == greedily(lambda *pair: asked(model, memory, start, *pair, read), query, 5)
+
+
+def test_beams_in_parts():
+    """Two beams, searched here by hand; the best of two beams is not the greedy text for one of the queries."""
+    model, (memory, start) = model_of("llama"), behind("llama", "pcw")
+    read = ([False] * 2 + [True] * (len(CONTEXT.tokens) - 2), 0.6, 0.3, 0.4)
+    method = methods.make("ape", {"temperature": 0.6, "scale": 0.5, "weight": 0.4})
+    for query in QUERIES:
+        beams = [(0.0, ())]
+        for _ in range(4):
+            grown = []
+            for total, tokens in beams:
+                logprobs = asked(model, memory, start, query, (*tokens, 0), read)[-1]
+                grown += [
+                    (total + float(logprobs[token]), (*tokens, token)) for token in logprobs.topk(2).indices.tolist()
+                ]
+            beams = sorted(grown, reverse=True)[:2]
+        assert generated(model, method, [query], length=4, num_beams=2)[query] == list(beams[0][1])
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "says"),
+    [
+        ("gemma2_window", {}, "ape reads the demonstrations apart from all else, which Gemma2.*caps its scores"),
+        ("llama", {"attn_implementation": "eager"}, "ape reads the demonstrations apart.*attn_implementation=eager"),
+        ("bloom", {}, "ape hides tokens from each other|ape needs a model that obeys given positions"),
+    ],
+)
+def test_models_that_do_not_read_in_parts_are_refused(name, options, says):
+    model = tiny.build(name)
+    if options:
+        model.set_attn_implementation(options["attn_implementation"])
+    with pytest.raises(Unsupported, match=says) as refusal:
+        MethodRunner(model, methods.make("ape"))
+    assert "\n" not in refusal.value.message
+
+
+@pytest.mark.parametrize(
+    ("method", "arguments"),
+    [
+        ("ape", {"temperature": 0}), ("ape", {"scale": -1}), ("ape", {"weight": "a"}), ("structured", {"factor": 0}),
+        ("structured", {"align": "middle"}), ("ensemble", {"combine": "mean"}), ("ensemble", {"method": "saicl"}),
+        ("ensemble", {"method": "nbce"}), ("ensemble", {"weights": [1, -1]}), ("nbce", {"beta": -1}),
+        ("nbce", {"top_p": 0}), ("nbce", {"truncate": "none"}), ("nbce", {"choose": "all"}), ("nbce", {"eta": True}),
+    ],
+)  # fmt: skip
+def test_arguments_outside_their_range(method, arguments):
+    (name,) = arguments
+    with pytest.raises(InputError, match=f"{method}: {name}="):
+        methods.make(method, arguments)
+
+
+# Several memories.
+
+
+def each_window(name, query, answer, size=1, empty=False, context=CONTEXT):
+    """log p of an answer's tokens behind prefix and window, for every window: [windows, tokens, vocabulary]."""
+    model, found = model_of(name), []
+    windows = [context.demonstrations[i : i + size] for i in range(0, len(context.demonstrations), size)]
+    for window in [*windows, *[()] * empty]:
+        tokens = [*context.prefix, *(token for ids in window for token in ids), *query, *answer[:-1]]
+        n = len(tokens)
+        _, logprobs = run(model, tokens, range(n), Spec(torch.ones(n, n, dtype=torch.bool).tril()))
+        found.append(logprobs[n - len(answer) :])
+    return torch.stack(found)
+
+
+def ensembled(numbers, combine, weights):
+    weights = torch.tensor(weights, dtype=torch.float64) / sum(weights)
+    weights = weights.reshape(-1, *[1] * (numbers.dim() - 1))
+    if combine == "poe":
+        return (weights * numbers).sum(0)
+    return (weights * numbers.exp()).sum(0).log() if combine == "moe" else (weights * numbers.exp()).amax(0).log()
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("combine", ["poe", "moe", "max"])
+@pytest.mark.parametrize(("size", "weights"), [(1, None), (3, (1.0, 3.0))])
+def test_ensemble(name, combine, size, weights):
+    method = methods.make("ensemble", {"combine": combine, "window_size": size, "weights": weights})
+    found = scores(model_of(name), method)
+    for (_, query, answer), number in found.items():
+        logprobs = each_window(name, query, answer, size)
+        v = weights or (1.0,) * len(logprobs)
+        behind_each = logprobs[:, range(len(answer)), list(answer)].sum(-1)
+        greedy = ensembled(logprobs, combine, v).argmax(-1).tolist() == list(answer)
+        assert number == (pytest.approx(float(ensembled(behind_each, combine, v)), rel=TOLERANCE), greedy)
+
+
+@pytest.mark.parametrize("inner", ["icl", "pcw", "invicl", "deepthink", "ape"])
+def test_an_ensemble_of_one_window_is_its_method(inner):
+    model = model_of("llama")
+    for combine in ("poe", "moe", "max"):
+        method = methods.make("ensemble", {"method": inner, "combine": combine, "window_size": 4})
+        assert scores(model, method) == scores(model, methods.make(inner))
+
+
+def test_an_ensemble_of_windows_of_another_method():
+    model = model_of("gpt2")
+    found = scores(model, methods.make("ensemble", {"method": "ape", "window_size": 2, "combine": "moe"}))
+    halves = [Context(CONTEXT.prefix, CONTEXT.demonstrations[i : i + 2]) for i in (0, 2)]
+    one, other = (scores(model, methods.make("ape"), (half,)) for half in halves)
+    for (_, query, answer), (number, _) in found.items():
+        behind_each = [one[halves[0], query, answer][0], other[halves[1], query, answer][0]]
+        assert number == pytest.approx(math.log(sum(map(math.exp, behind_each)) / 2), rel=1e-9)
+
+
+def naive_bayes(logprobs, beta, eta, top_p, truncate, choose):
+    """The released demonstration, token by token, in loops; with a normalized z."""
+    tokens, k, rows = logprobs.shape[1], None, []
+    for t in range(tokens):
+        cut, entropies = [], []
+        for context in logprobs[:, t].tolist():
+            inside, mass = set(), 0.0
+            for token in sorted(range(len(context)), key=lambda token: -context[token]):
+                if mass < top_p:
+                    inside.add(token)
+                mass += math.exp(context[token])
+            cut.append([number if token in inside else -math.inf for token, number in enumerate(context)])
+            entropies.append(-sum(math.exp(number) * max(number, -100) for number in cut[-1]))
+        if choose == "step":
+            if k is not None:
+                entropies[k] -= eta
+            k = min(range(len(entropies) - 1), key=lambda w: entropies[w])
+        elif k is None:
+            k = min(range(len(entropies)), key=lambda w: entropies[w])
+        of = cut if truncate == "all" else logprobs[:, t].tolist()
+        z = [(1 + beta) * a - beta * b if b > -100 else a for a, b in zip(of[k], of[-1], strict=True)]
+        total = math.log(sum(map(math.exp, z))) if choose == "step" else 0.0
+        rows.append([number - total for number in z])
+    return torch.tensor(rows, dtype=torch.float64)
+
+
+NBCE = [
+    {},
+    {"window_size": 3, "beta": 1.0, "eta": 2.0, "top_p": 0.5},
+    {"truncate": "all", "top_p": 0.9},
+    {"choose": "first", "top_p": 1.0, "eta": 0.0},
+]
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("arguments", NBCE, ids=str)
+def test_nbce(name, arguments):
+    knobs = {"beta": 0.25, "eta": 0.1, "top_p": 0.95, "truncate": "entropy", "choose": "step", **arguments}
+    size = knobs.pop("window_size", 1)
+    for (_, query, answer), (number, greedy) in scores(model_of(name), methods.make("nbce", arguments)).items():
+        z = naive_bayes(each_window(name, query, answer, size, empty=True), **knobs)
+        path = z[range(len(answer)), list(answer)]
+        assert number == pytest.approx(float(path.mean() if knobs["choose"] == "first" else path.sum()), rel=TOLERANCE)
+        assert greedy == (z.argmax(-1).tolist() == list(answer))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_nbce_of_one_window_without_beta_is_icl(name):
+    method = methods.make("nbce", {"window_size": 4, "beta": 0, "top_p": 1})
+    found, wanted = scores(model_of(name), method), scores(model_of(name), methods.make("icl"))
+    assert_close([found[asked] for asked in wanted], [*wanted.values()], 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("method", "arguments"), [("nbce", {"eta": 1.0}), ("ensemble", {"combine": "moe"}), ("ensemble", {})]
+)
+def test_texts_are_chosen_by_all_memories_together(method, arguments):
+    model = model_of("gpt2")
+
+    def combined(query, answer):
+        if method == "nbce":
+            return naive_bayes(each_window("gpt2", query, answer, empty=True), 0.25, 1.0, 0.95, "entropy", "step")
+        return ensembled(each_window("gpt2", query, answer), arguments.get("combine", "poe"), (1.0,) * 4)
+
+    found = generated(model, methods.make(method, arguments), QUERIES)
+    for query in QUERIES:
+        assert found[query] == greedily(combined, query, 5)
+    for settings in ({"num_beams": 2}, {"do_sample": True}):
+        with pytest.raises(InputError, match=f"{method}: several memories choose each token together"):
+            generated(model, methods.make(method, arguments), QUERIES, **settings)
+
+
+@pytest.mark.parametrize(
+    ("method", "arguments"), [("nbce", {}), ("ensemble", {}), ("ensemble", {"combine": "moe", "method": "invicl"})]
+)
+def test_packs_do_not_matter_and_neither_does_the_order(method, arguments):
+    model, method = model_of("llama"), methods.make(method, arguments)
+    permuted = Context(CONTEXT.prefix, tuple(CONTEXT.demonstrations[i] for i in (2, 0, 3, 1)))
+    assert method.invariant and not methods.make("ensemble", {"weights": [1, 2, 3, 4]}).invariant
+    wanted = [*scores(model, method).values()]
+    assert_close([*scores(model, method, pack_tokens=3).values()], wanted, 1e-9)
+    assert_close([*scores(model, method, (permuted,)).values()], wanted, 1e-9)
+    both = scores(model, method, (CONTEXT, OTHER), own=True)
+    assert_close([number for (context, *_), number in both.items() if context == CONTEXT], wanted, 1e-9)
+
+
+def test_windows_are_stored_by_themselves():
+    runner = MethodRunner(model_of("gpt2"), methods.make("nbce"))
+    shared = Context(CONTEXT.prefix, CONTEXT.demonstrations[1:])
+    with runner.inference_mode():
+        for context in (CONTEXT, shared):
+            list(runner.score({context: QUERIES}))
+    assert runner.store.encoded == 5  # four windows and the prefix, whatever sets they are in
+
+
+def test_without_demonstrations_all_are_plain():
+    model, bare = model_of("gpt2"), Context((5, 9), ())
+    plain = scores(model, methods.make("icl"), (bare,))
+    for name in ("sbp", "star", "ape", "structured", "ensemble", "nbce"):
+        assert scores(model, methods.make(name), (bare,)) == plain
+
+
+def test_every_window_needs_its_weight():
+    method = methods.make("ensemble", {"weights": [1, 2, 3], "window_size": 2})
+    assert method.why_not(4) == "weights: 3 numbers for 2 windows" and not method.why_not(5)

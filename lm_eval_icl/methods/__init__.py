@@ -38,6 +38,8 @@ _CLASSES = (
     "Star",
     "APE",
     "Structured",
+    "Ensemble",
+    "NBCE",
 )
 NAMES = tuple(name.lower() for name in _CLASSES)
 # The group of entry points in which other packages name their methods.

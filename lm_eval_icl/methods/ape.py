@@ -37,6 +37,7 @@ class APE(PCW):
     """
 
     one_pass = False
+    trained_under = "pcw"  # type: ignore[assignment]
     reads_in_parts = True
 
     temperature: float = 0.9

@@ -123,6 +123,11 @@ class Method(ABC):
         return type(self).__name__.lower()
 
     @property
+    def trained_under(self) -> str:
+        """The method under which the models are trained that this one runs on."""
+        return self.name if self.one_pass else "icl"
+
+    @property
     def invariant(self) -> bool:
         """Whether the order of the demonstrations makes no difference except for rounding."""
         return self.treats_demonstrations_alike and self.positions != "sequential"

@@ -97,6 +97,11 @@ class DeepThink(Method):
         return self.layout.method
 
     @property
+    def trained_under(self) -> str:
+        """The method of pass 1."""
+        return self.first.name
+
+    @property
     def treats_demonstrations_alike(self) -> bool:  # type: ignore[override]
         """As the method of pass 1."""
         return self.first.treats_demonstrations_alike

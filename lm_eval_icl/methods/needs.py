@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
+from accelerate.utils.memory import should_reduce_batch_size
 from transformers import PreTrainedModel
 
 from lm_eval_icl.errors import InputError, Unsupported, log, one_line
 from lm_eval_icl.inference.attention import Reading
 from lm_eval_icl.inference.blocks import residual_stream
 from lm_eval_icl.inference.capabilities import Capabilities
+from lm_eval_icl.inference.generation import GenerationSettings
 from lm_eval_icl.inference.memory import Memory, causal_pass, read
 from lm_eval_icl.inference.scoring import score_packed, score_rows
 from lm_eval_icl.methods.base import Method
@@ -81,11 +83,13 @@ def check_parts(method: Method, model: PreTrainedModel) -> None:
         changed = [(2 - keys, values.flip(2) + 1) for keys, values in unread.parts[0].layers]
         other = replace(unread, parts=(replace(unread.parts[0], layers=changed),))
         hidden = scores(unread) == scores(other) and scores(unread) != usual
-    except ValueError as error:
-        raise Unsupported(f"{said} ({one_line(error)}). Use another model, or attn_implementation=sdpa.") from error
+    except (ValueError, RuntimeError) as error:
+        if should_reduce_batch_size(error):
+            raise
+        raise Unsupported(f"{said} ({one_line(error)[:200]}). Use attn_implementation=sdpa, or pcw.") from error
     most = max(torch.finfo(dtype).eps for dtype in (model.dtype, torch.float32)) * 200
     if not hidden or any(abs(a - b) > most * max(1, abs(b)) for a, b in zip(apart, usual, strict=True)):
-        raise Unsupported(f"{said}: attention that is not transformers' own sdpa. Use attn_implementation=sdpa.")
+        raise Unsupported(f"{said} (not all layers attend by sdpa). Use attn_implementation=sdpa, or pcw.")
 
 
 def check_no_positions(method: Method, model: PreTrainedModel, can: Capabilities) -> None:
@@ -146,6 +150,28 @@ def check_generates(method: Method, model: PreTrainedModel, can: Capabilities, c
         raise Unsupported(
             f"{method.name} generates no text with {type(model).__name__}: transformers' generate does not go on from "
             "its cache as the model itself does. Tasks that are scored by log-likelihood work."
+        )
+
+
+def check_generates_together(
+    method: Method, model: PreTrainedModel, can: Capabilities, settings: GenerationSettings
+) -> None:
+    """Check that text can be generated behind several memories, of different lengths, at once.
+
+    Raises:
+        Unsupported: the model does not take the rows of such a batch, or the memories are read in parts.
+        InputError: the rows would go apart under these settings.
+    """
+    if method.reads_in_parts or not can.can_pad:
+        raise Unsupported(
+            f"{method.name} generates no text with {type(model).__name__} here: its rows are behind memories of "
+            "different lengths, which need padding and are not read in parts. Tasks that are scored by log-likelihood "
+            "work."
+        )
+    if settings.beams > 1 or settings.samples or settings.reads_rows:
+        raise InputError(
+            f"{method.name}: several memories choose each token together, which is done greedily alone: no num_beams, "
+            "do_sample, or settings that read the rows of a batch (no_repeat_ngram_size, bad_words_ids, ...)."
         )
 
 

@@ -36,6 +36,7 @@ class Structured(PCW):
     """
 
     one_pass = False
+    trained_under = "pcw"  # type: ignore[assignment]
     reads_in_parts = True
 
     factor: float | None = None

@@ -24,6 +24,7 @@ _OURS = {
     *("pack_tokens", "store_bytes", "overflow", "canonical_order"),
     *("positions", "repeat", "windows", "window_size", "layer", "T", "eta", "momentum", "restart_positions"),
     *("layout", "reads", "temperature", "scale", "weight", "factor", "align"),
+    *("combine", "method", "weights", "beta", "top_p", "truncate", "choose"),
 }
 _METHODS = {
     "icl",
