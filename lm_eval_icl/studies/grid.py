@@ -472,7 +472,7 @@ def _trainings(given: Any, more: Mapping[str, Any], tasks: list[str], others: bo
 def trained_under(variant: Variant) -> Variant:
     """The method that the model of a variant is trained under, with those arguments that are not its defaults.
 
-    It is the method itself, with all its arguments, if it is one forward pass over one layout. The others run on a model
+    It is the method itself, with all its arguments, if it is one pass over one layout. The others run on a model
     trained under another method (`icl` for `hf` and `deepthink`), with those of their arguments that this has too.
     """
     if variant.method == HF:
