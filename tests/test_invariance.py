@@ -49,6 +49,18 @@ def test_no_bit_depends_on_the_order(checkpoint, model, architecture, delimiter)
     assert len(set(map(str, found[0]))) > 5
 
 
+MEMORIES = [("sbp", {}), ("ape", {}), ("structured", {}), ("ensemble", {"combine": "moe"}), ("nbce", {})]
+
+
+@pytest.mark.parametrize(("model", "args"), [*MEMORIES, ("deepthink", {"layout": "invicl", "T": 2, "eta": 0.5})])
+def test_no_bit_depends_on_it_where_memories_are_refined_read_in_parts_or_combined(checkpoint, model, args):
+    path = checkpoint("llama")
+    orders = ([0, 1, 2, 3, 4, 5, 6], [4, 2, 6, 0, 5, 3, 1])
+    found = [answers(model, path, order, delimiter=" ", args=args)[0] for order in orders]
+    assert found[0] == found[1]
+    assert len(set(map(str, found[0]))) > 5
+
+
 def test_plain_icl_depends_on_it(checkpoint):
     found = [answers("icl", checkpoint("gpt2"), order)[0] for order in ([0, 1, 2, 3], [3, 1, 0, 2])]
     assert max(abs(a[0] - b[0]) for a, b in zip(*found, strict=True) if not isinstance(a, str)) > 1e-3

@@ -33,7 +33,11 @@ from lm_eval_icl.smoke import tiny as smoke_models
 from tests import tiny
 
 METHODS = [
-    *(methods.make(name) for name in methods.NAMES if name not in ("deepthink", "batchicl", "saicl")),
+    *(
+        methods.make(name)
+        for name in methods.NAMES
+        if name not in ("deepthink", "batchicl", "saicl", "ensemble", "nbce")
+    ),
     methods.make("pcw", {"window_size": 2}),
     methods.make("invicl", {"positions": "sequential", "repeat": 2}),
     methods.make("icl", {"positions": "symmetric"}),

@@ -158,7 +158,7 @@ def training(given: Mapping[str, Any]) -> Callable[[], None]:
 def read_options(parser: argparse.ArgumentParser, arguments: list[str]) -> dict[str, Any]:
     """The arguments of the command line, and of the file of --config those that the command line has not."""
     parser.argument_default = argparse.SUPPRESS
-    trained = "icl, nope, prefixicl, pcw, saicl, invicl, or MODULE:CLASS"
+    trained = "icl, nope, prefixicl, pcw, saicl, invicl, sbp, star, or MODULE:CLASS"
     parser.add_argument("method", metavar="METHOD", nargs="?", help=trained)
     parser.add_argument("--config", type=Path, metavar="FILE.yaml", help="arguments, by name")
     parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint in --output")

@@ -9,7 +9,7 @@ section 3.1).
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
@@ -77,6 +77,39 @@ class AttentionCall:
         output, lse = FLASH(query, key, value, attn_mask=mask, scale=self.options.get("scaling"))
         return output, lse
 
+    def attend(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, temperature: float = 1.0
+    ) -> tuple[Tensor, Tensor]:
+        """`flash` for any device and dtype. Where there is no kernel, all scores of some tokens are computed, in
+        float32 at least.
+
+        Args:
+            temperature: what the scores are divided by.
+
+        Raises:
+            ValueError: the model does more with the scores than to add a mask.
+        """
+        if self.has("position_bias", "softcap", "cache", "s_aux"):
+            raise ValueError("its attention has sinks, caps its scores or adds a bias")
+        if self.has_kernel and temperature == 1:
+            return self.flash(query, key, value, mask)
+        scaling = self.options.get("scaling")
+        scale = (query.shape[-1] ** -0.5 if scaling is None else scaling) / temperature
+        if self.has_kernel:
+            output, lse = FLASH(query, key, value, attn_mask=mask, scale=scale)
+            return output, lse
+        wide = torch.promote_types(query.dtype, torch.float32)
+        at_once = max(1, 2**25 // (query.shape[0] * query.shape[1] * key.shape[2]))
+        pieces = query.split(at_once, dim=2)
+        masks = [None] * len(pieces) if mask is None else mask.split(at_once, dim=2)
+        outputs, lses = [], []
+        for piece, hidden in zip(pieces, masks, strict=True):
+            scores = (piece.to(wide) * scale) @ key.to(wide).mT
+            scores = scores if hidden is None else scores + hidden.to(wide)
+            lses.append(scores.logsumexp(-1))
+            outputs.append(scores.sub_(lses[-1][..., None]).exp_() @ value.to(wide))
+        return torch.cat(outputs, dim=2), torch.cat(lses, dim=2)
+
     def repeated(self) -> AttentionCall:
         """The same call with keys and values repeated, so that every head has its own."""
         groups = getattr(self.module, "num_key_value_groups", 1)
@@ -94,6 +127,49 @@ def join(output: Tensor, lse: Tensor, other: Tensor, other_lse: Tensor) -> None:
         lse, other_lse: [rows, heads, n].
     """
     output.lerp_(other, torch.sigmoid(other_lse - lse)[..., None])
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How attention reads a part of a memory.
+
+    With the scores s of a token for the part's keys, its output over the part is softmax(s / temperature) times the
+    values, and the part's share among all parts and the token's own keys is that of the log-sum-exp
+    factor * LSE(s / temperature) + log_weight. The defaults are ordinary attention.
+
+    Attributes:
+        temperature: above 0.
+        factor: of the log-sum-exp, above 0.
+        log_weight: added to it (natural logarithm).
+    """
+
+    temperature: float = 1.0
+    factor: float = 1.0
+    log_weight: float = 0.0
+
+
+def read(call: AttentionCall, query: Tensor, parts: Iterable[tuple[Tensor, Tensor, Reading]]) -> tuple[Tensor, Tensor]:
+    """Attention to the parts of a memory, each read in its own way.
+
+    Args:
+        query: [rows, heads, n, width].
+        parts: keys and values, [rows, heads, entries, width], and how they are read. At least one has entries.
+
+    Returns:
+        As `AttentionCall.flash`, to be joined with attention to further keys.
+    """
+    output = lse = torch.empty(0)
+    for key, value, reading in parts:
+        if not key.shape[2]:
+            continue
+        part, part_lse = call.attend(query, key, value, temperature=reading.temperature)
+        part_lse = reading.factor * part_lse + reading.log_weight
+        if lse.numel():
+            join(output, lse, part, part_lse)
+            lse = torch.logaddexp(lse, part_lse)
+        else:
+            output, lse = part, part_lse
+    return output, lse
 
 
 def additive(sees: Tensor, dtype: torch.dtype, memory: int = 0) -> Tensor:

@@ -21,6 +21,7 @@ from transformers.cache_utils import (
     LinearAttentionCacheLayerMixin,
 )
 
+from lm_eval_icl.inference.attention import Reading
 from lm_eval_icl.inference.devices import device_of_states, on_device, once_a_model
 from lm_eval_icl.inference.shared_attention import behind, behind_copies
 
@@ -36,11 +37,19 @@ class MemoryLayer(DynamicLayer):
         once: the cache is for a single forward pass, so that the entries the pass adds are not stored.
         shared: attention reads the memory once for all rows (`inference.shared_attention.behind`). Otherwise, keys and
             values that join a copy of it with each row's own entries exist while the layer's attention runs.
+        parts: keys and values of further entries of the memory, and how attention reads them.
     """
 
-    def __init__(self, keys: Tensor, values: Tensor, once: bool, shared: bool = False):
+    def __init__(
+        self,
+        keys: Tensor,
+        values: Tensor,
+        once: bool,
+        shared: bool = False,
+        parts: Sequence[tuple[Tensor, Tensor, Reading]] = (),
+    ):
         super().__init__()
-        self.memory, self.once, self.shared = (keys, values), once, shared
+        self.memory, self.once, self.shared, self.parts = (keys, values), once, shared, parts
         # Where the rows' entries are stored with room for more, and the views of it that hold them. If `keys` is no
         # longer this view, rows were selected.
         self._room: list[Tensor] = []
@@ -58,8 +67,8 @@ class MemoryLayer(DynamicLayer):
         self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
         keys, values = (key_states, value_states) if self.once else self._append(key_states, value_states)
-        if self.shared:
-            return behind(self.memory, keys), values
+        if self.shared or self.parts:
+            return behind(self.memory, keys, self.parts), values
         if not self.memory[0].shape[-2]:
             return keys, values
         return behind_copies(self.memory, keys, values)
@@ -80,12 +89,13 @@ class MemoryLayer(DynamicLayer):
         return self.keys, self.values
 
     def get_seq_length(self) -> int:
-        return self.memory[0].shape[-2] + super().get_seq_length()
+        parts = sum(keys.shape[-2] for keys, *_ in self.parts)
+        return self.memory[0].shape[-2] + parts + super().get_seq_length()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> MemoryLayer:
         """A copy with entries of its own. The memory itself, which is never written to, stays shared."""
-        copied = type(self)(*self.memory, self.once, self.shared)
-        ours = ("memory", "_room", "_views")
+        copied = type(self)(*self.memory, self.once, self.shared, self.parts)
+        ours = ("memory", "parts", "_room", "_views")
         vars(copied).update({name: copy.deepcopy(part, memo) for name, part in vars(self).items() if name not in ours})
         return copied
 

@@ -62,10 +62,12 @@ class GenerationSettings:
     Attributes:
         beams: how many rows `generate` makes of each row (beam search).
         reads_rows: it reads the order of a row's tokens, or counts them, so that a row must have no padding.
+        samples: it draws tokens at random.
     """
 
     beams: int = 1
     reads_rows: bool = False
+    samples: bool = False
 
 
 def settings_in_force(model: PreTrainedModel, arguments: Mapping[str, Any]) -> GenerationSettings:
@@ -86,7 +88,8 @@ def settings_in_force(model: PreTrainedModel, arguments: Mapping[str, Any]) -> G
             raise InputError(f"the checkpoint's generation_config.json: {name}={value!r} {why}.")
     if not is_whole(beams := settings.get("num_beams") or 1):
         raise InputError(f"generation argument num_beams={beams!r}: must be a whole number, 1 or more.")
-    return GenerationSettings(int(beams), any(settings.get(name) for name in _READ_ROWS))
+    reads_rows, samples = any(settings.get(name) for name in _READ_ROWS), bool(settings.get("do_sample"))
+    return GenerationSettings(int(beams), reads_rows, samples)
 
 
 def continue_from(
@@ -171,7 +174,7 @@ def _cache(memories: Sequence[Memory], rows: int, shared: bool) -> Any:
         memories, shared: as for `continue_from`.
         rows: how many rows the model runs: each row of the batch as many times as there are beams.
     """
-    if memories[0].state is None and (len(memories) > 1 or rows == 1):
+    if memories[0].state is None and not memories[0].parts and (len(memories) > 1 or rows == 1):
         beams = rows // len(memories)
         return cache_of_rows([memory for memory in memories for _ in range(beams)])
     (memory,) = memories
@@ -302,6 +305,32 @@ def _followed_by(model: PreTrainedModel, memory: Memory, tokens: Sequence[int]) 
         return memory
     _, state = read_behind(model, memory, memory.cache(), [tokens], 0, [len(tokens) - 1], stepwise=True)
     return Memory([], [*memory.tokens, *tokens], len(memory) + len(tokens), state=state)
+
+
+@contextmanager
+def combining(
+    model: PreTrainedModel, rows: int, combine: Callable[[Tensor, Tensor | None], tuple[Tensor, Tensor | None]]
+) -> Iterator[None]:
+    """Inside this context, every `rows` adjacent rows of a batch are one text behind several memories, and each of
+    their next tokens is that of the combined distribution.
+
+    Args:
+        combine: [texts, rows, vocabulary], and the state of the token before, which is None for the first ->
+            [texts, vocabulary], and the state. Both are log-probabilities.
+    """
+    state: Tensor | None = None
+
+    def combined(module: nn.Module, args: Any, output: Any) -> None:
+        nonlocal state
+        last = output.logits[:, -1].unflatten(0, (-1, rows))
+        found, state = combine(last.log_softmax(-1, dtype=torch.promote_types(last.dtype, torch.float32)), state)
+        output.logits = found.repeat_interleave(rows, 0)[:, None]
+
+    handle = without_adapter(model).register_forward_hook(combined)
+    try:
+        yield
+    finally:
+        handle.remove()
 
 
 @contextmanager

@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from tqdm import tqdm
 from transformers import Cache, DynamicCache, PreTrainedModel
 
-from lm_eval_icl.inference.attention import additive, attention_by
+from lm_eval_icl.inference import attention
+from lm_eval_icl.inference.attention import Reading, additive, attention_by
 from lm_eval_icl.inference.blocks import hidden, replaced_stream, transformer_blocks
 from lm_eval_icl.inference.caches import (
     MemoryLayer,
@@ -44,18 +45,34 @@ KeyValues = list[tuple[Tensor, Tensor]]
 
 
 @dataclass(frozen=True)
+class Part:
+    """Some entries of a memory, with tensors of their own, that attention reads in a way of their own.
+
+    Attributes:
+        layers: keys and values, as in `Memory`.
+        length: how many entries there are.
+        reading: how they are read.
+    """
+
+    layers: KeyValues
+    length: int
+    reading: Reading
+
+
+@dataclass(frozen=True)
 class Memory:
     """What a method computed for a context, for queries to attend to.
 
     Attributes:
         layers: keys and values of the entries; empty for an empty context, and if there is a `state`. A layer that the
             model leaves out has no entries (Mllama's cross-attention layers, which do not run without a picture).
-        tokens: the token id of each entry, in order.
+        tokens: the token id of each entry, in order, those of `parts` last.
         query_start: the position of a query's first token.
         residual: (k, i, [1, width]): the vector that replaces the residual stream of the token i behind the memory,
             counted from 0, after block k, counted from 1 (see `reading`); None if nothing is replaced.
         state: the cache of a model that keeps more than keys and values (`has_other_states`), as it is after the
             context, as a batch of one row; None for an empty context and for other models.
+        parts: further entries, which attention reads in parts. Those of `layers` are read as usual.
     """
 
     layers: KeyValues
@@ -63,6 +80,7 @@ class Memory:
     query_start: int
     residual: tuple[int, int, Tensor] | None = None
     state: Cache | None = None
+    parts: tuple[Part, ...] = ()
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -72,7 +90,25 @@ class Memory:
         """How many bytes the memory takes."""
         if self.state is not None:
             return sum(tensor.nbytes for tensor in tensors(self.state))
-        return sum(keys.nbytes + values.nbytes for keys, values in self.layers)
+        layers = [layer for part in (self, *self.parts) for layer in part.layers]
+        return sum(keys.nbytes + values.nbytes for keys, values in layers)
+
+    def divided(self, first: int, reading: Reading) -> Memory:
+        """This memory, of which the entries from `first` on are a part that is read so."""
+        before, behind = (
+            [(keys[:, :, some], values[:, :, some]) for keys, values in self.layers]
+            for some in (slice(first), slice(first, None))
+        )
+        return replace(self, layers=before, parts=(Part(behind, len(self) - first, reading),))
+
+    def readings(self, first: int) -> list[tuple[slice, Reading]]:
+        """How the entries are read, if they begin at the column `first`."""
+        lengths = [part.length for part in self.parts]
+        ends = list(accumulate(lengths, initial=first + len(self) - sum(lengths)))
+        parts = [
+            (slice(start, end), part.reading) for start, end, part in zip(ends, ends[1:], self.parts, strict=False)
+        ]
+        return [(slice(first, ends[0]), Reading()), *parts]
 
     def cache(self, rows: int = 1, shared: bool = False) -> Cache:
         """A transformers cache that begins with this memory. Forward passes add entries to the cache alone.
@@ -84,6 +120,11 @@ class Memory:
         """
         if self.state is not None:
             return select_rows(self.state, 1, [0] * rows)
+        if self.parts:
+            attention.install()
+            apart = [[(*layer, part.reading) for layer in part.layers] for part in self.parts]
+            of_layers = zip(self.layers, zip(*apart, strict=True), strict=True)
+            return Cache(layers=[MemoryLayer(*layer, once=False, parts=parts) for layer, parts in of_layers])
         return cache_of([self], shared=shared and reads_shared_memory())
 
     def without_last(self, query_start: int) -> Memory:
@@ -155,8 +196,8 @@ def encode(model: PreTrainedModel, layout: Layout, tokens: Sequence[int]) -> Mem
     if layout.causal and layout.sequential and len(layout.kept_tokens) == len(row):
         return read(model, row)
     if layout.causal:
-        return _kept(layout, row, causal_pass(model, row, positions=layout.positions))
-    return _kept(layout, row, masked_pass(model, [row], [layout])[0])
+        return kept_of(layout, Memory(causal_pass(model, row, positions=layout.positions), row, layout.end))
+    return kept_of(layout, Memory(masked_pass(model, [row], [layout])[0], row, layout.end))
 
 
 def encode_all(model: PreTrainedModel, layouts: Sequence[Layout], prompts: Sequence[Sequence[int]]) -> list[Memory]:
@@ -172,15 +213,16 @@ def encode_all(model: PreTrainedModel, layouts: Sequence[Layout], prompts: Seque
         return [encode(model, layouts[0], prompts[0])]
     rows = [[tokens[i] for i in layout.source] for layout, tokens in zip(layouts, prompts, strict=True)]
     passes = zip(layouts, rows, masked_pass(model, rows, layouts), strict=True)
-    return [_kept(layout, row, layers) for layout, row, layers in passes]
+    return [kept_of(layout, Memory(layers, row, layout.end)) for layout, row, layers in passes]
 
 
-def _kept(layout: Layout, row: Sequence[int], layers: KeyValues) -> Memory:
-    """The memory that a layout leaves: the entries to which later tokens attend."""
+def kept_of(layout: Layout, memory: Memory) -> Memory:
+    """The memory that a layout leaves, given the entries of its whole row: those to which later tokens attend."""
     kept = layout.kept_tokens
-    if len(kept) < len(row):
-        layers = [(_take(keys, kept), _take(values, kept)) for keys, values in layers]
-    return Memory(layers, [row[i] for i in kept], layout.end)
+    if len(kept) == len(memory):
+        return memory
+    layers = [(_take(keys, kept), _take(values, kept)) for keys, values in memory.layers]
+    return replace(memory, layers=layers, tokens=[memory.tokens[i] for i in kept])
 
 
 def read(model: PreTrainedModel, tokens: Sequence[int]) -> Memory:
@@ -251,8 +293,8 @@ def masked_pass(
         Keys and values of the tokens of each row, both [1, key-value heads, n, head width] for each layer.
     """
     device, lengths = device_of(model), [len(row) for row in rows]
-    attention = RowsAtATime(layouts)
-    layout = attention.layout
+    by_rows = RowsAtATime(layouts)
+    layout = by_rows.layout
 
     def run(mask: Tensor) -> KeyValues:
         cache = cache_of(memories)
@@ -268,9 +310,9 @@ def masked_pass(
 
     replaceable = model.config._attn_implementation == "sdpa" and model not in _with_other_attention
     if len(layout) > ROWS and replaceable:
-        with attention_by(attention):
-            layers = run(attention.mask(model.dtype, device))
-        if attention.layers == sum(keys.numel() > 0 for keys, _ in layers):
+        with attention_by(by_rows):
+            layers = run(by_rows.mask(model.dtype, device))
+        if by_rows.layers == sum(keys.numel() > 0 for keys, _ in layers):
             return _apart(layers, lengths)
         _with_other_attention.add(model)
         del layers
@@ -285,7 +327,7 @@ def cache_of(memories: Sequence[Memory], once: bool = False, shared: bool = Fals
         once: the cache is for a single forward pass, so that the entries the pass adds are not stored.
         shared: as for `Memory.cache`.
     """
-    filled = [memory.layers for memory in memories if memory.layers]
+    filled = [part.layers for memory in memories if memory.layers for part in (memory, *memory.parts)]
     if not filled:
         return DynamicCache()
     layers = [

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from lm_eval_icl.inference import attention
-from lm_eval_icl.inference.attention import Attended, AttentionCall, attention_by, join
+from lm_eval_icl.inference.attention import Attended, AttentionCall, Reading, attention_by, join, read
 
 # How many tokens of the row are taken at a time: about a query's length. A smaller number reads fewer hidden keys, but
 # needs more calls of the kernel.
@@ -22,7 +22,9 @@ ROWS = 64
 
 
 @contextmanager
-def in_parts(sees: Tensor, groups: Sequence[tuple[slice, slice]]) -> Iterator[None]:
+def in_parts(
+    sees: Tensor, groups: Sequence[tuple[slice, slice]], readings: Sequence[Sequence[tuple[slice, Reading]]] = ()
+) -> Iterator[None]:
     """Inside this context, a model with `attn_implementation="sdpa"` skips keys of a packed row that the mask hides.
     These are most of the row's keys: a token sees only its own query, and the row has many queries.
 
@@ -33,16 +35,24 @@ def in_parts(sees: Tensor, groups: Sequence[tuple[slice, slice]]) -> Iterator[No
         sees: [n, n] bool: which tokens of the row each token attends to, itself included.
         groups: slices of the row, one behind the other, and for each the slice of the entries in front of the row to
             which its tokens attend: their memory.
+        readings: for each group the parts of its memory, and how they are read; empty if all are read as usual.
+            Attention is then always divided.
     """
-    with nullcontext() if attention.FLASH is None else attention_by(_InParts(sees, groups)):
+    divides = attention.FLASH is not None or readings
+    with attention_by(_InParts(sees, groups, readings)) if divides else nullcontext():
         yield
 
 
 class _InParts:
     """The attention of a forward pass over a packed row; the arguments are those of `in_parts`."""
 
-    def __init__(self, sees: Tensor, groups: Sequence[tuple[slice, slice]]) -> None:
-        self.sees, self.groups = sees, groups
+    def __init__(
+        self,
+        sees: Tensor,
+        groups: Sequence[tuple[slice, slice]],
+        readings: Sequence[Sequence[tuple[slice, Reading]]] = (),
+    ) -> None:
+        self.sees, self.groups, self.readings = sees, groups, readings
 
     @cached_property
     def parts(self) -> list[tuple[slice, Tensor]]:
@@ -60,14 +70,23 @@ class _InParts:
         """
         n, query, mask = len(self.sees), call.query, call.mask
         memory = call.key.shape[2] - n
-        divides = n > ROWS and memory >= 0 and (query.shape[0], query.shape[2]) == (1, n) and call.has_kernel
+        divides = memory >= 0 and (query.shape[0], query.shape[2]) == (1, n)
+        divides = divides and (bool(self.readings) or (n > ROWS and call.has_kernel))
         divides = divides and (not memory or all(entries.start < entries.stop for _, entries in self.groups))
         if not divides or mask is None or mask.dtype != query.dtype or mask.shape[2:] != (n, memory + n):
+            if self.readings:
+                raise ValueError("its attention cannot be computed in parts")
             return call.whole()
         repeated = call.repeated()
         key, value = repeated.key, repeated.value
         output, lse = torch.empty_like(query), torch.empty(0)
-        if memory:
+        if self.readings:
+            over_memory = [
+                read(call, query[:, :, rows], [(key[:, :, part], value[:, :, part], how) for part, how in parts])
+                for (rows, _), parts in zip(self.groups, self.readings, strict=True)
+            ]
+            output, lse = (torch.cat(part, 2) for part in zip(*over_memory, strict=True))
+        elif memory:
             over_memory = [
                 # The model may have added numbers of its own to the mask, which hides nothing of a group's memory.
                 call.flash(query[:, :, rows], key[:, :, entries], value[:, :, entries], mask[:, :, rows, entries])
@@ -77,9 +96,9 @@ class _InParts:
         over_row, key, value = mask[..., memory:], key[:, :, memory:], value[:, :, memory:]
         for rows, seen in self.parts:
             own_mask = over_row[:, :, rows].index_select(3, seen)
-            own = call.flash(query[:, :, rows], key.index_select(2, seen), value.index_select(2, seen), own_mask)
+            own = call.attend(query[:, :, rows], key.index_select(2, seen), value.index_select(2, seen), own_mask)
             if memory:
                 join(output[:, :, rows], lse[:, :, rows], *own)
             else:
                 output[:, :, rows] = own[0]
-        return output.transpose(1, 2).contiguous(), None
+        return output.transpose(1, 2).to(query.dtype).contiguous(), None

@@ -64,6 +64,7 @@ class Work:
         own: nothing else in the run is asked behind this context.
         alone: it is encoded by itself.
         ordinary: context and query are an ordinary causal pass, so that they may be read in one.
+        memories: behind how many memories the queries run. `entries` counts those of all.
     """
 
     context: Context
@@ -74,6 +75,7 @@ class Work:
     own: bool = False
     alone: bool = True
     ordinary: bool = False
+    memories: int = 1
 
 
 @dataclass(frozen=True)
@@ -156,7 +158,8 @@ def _packs(work: Work, sizes: Sizes, can: Capabilities, rows: int) -> Iterator[t
         waiting.sort(key=lambda item: len(item[0]))  # rows of one batch have similar lengths
     while waiting:
         if can.can_pack:
-            pack, tokens = first_pack(waiting, sizes.pack_tokens, sizes.queries)
+            pack, tokens = first_pack(waiting, max(sizes.pack_tokens // work.memories, 1), sizes.queries)
+            tokens *= work.memories
             # A query longer than a pack gains nothing from packing, and its mask would be large.
             together = len(pack) > 1 or tokens <= sizes.pack_tokens
             if not (together and can.can_pack_to(work.entries + tokens)):

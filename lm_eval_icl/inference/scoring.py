@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from functools import cached_property
@@ -136,7 +136,8 @@ class PackedRow:
             if memory.residual is not None:
                 self._layer, token, vector = memory.residual
                 self._replaced.append((next(iter(self.paths[-1].values()))[token], vector))
-            if self._memories and memory.layers is self._memories[-1].layers:
+            last = self._memories[-1] if self._memories else None
+            if last is not None and memory.layers is last.layers and memory.parts is last.parts:
                 first = self._groups.pop()[0].start
             else:
                 self._memories.append(memory)
@@ -161,12 +162,17 @@ class PackedRow:
                 mask[tokens, behind] = 0
         read_at = on_device(read, device_of_states(model))
         cache = cache_of(self._memories, once=True)
-        last = last_block_at(model, cache, read_at, len(self.tree.tokens)) if trim_last_block else nullcontext()
+        in_ways = any(memory.parts for memory in self._memories)  # of all tokens' attention alike, in every block
+        trim = trim_last_block and not in_ways
+        last = last_block_at(model, cache, read_at, len(self.tree.tokens)) if trim else nullcontext()
         replaced: AbstractContextManager[None] = nullcontext()
         if self._replaced:
             at, vectors = zip(*self._replaced, strict=True)
             replaced = replaced_stream(model, self._layer, at, torch.cat(vectors))
-        with last, replaced, in_parts(sees, self._groups):
+        readings = [
+            memory.readings(behind.start) for memory, (_, behind) in zip(self._memories, self._groups, strict=True)
+        ]
+        with last, replaced, in_parts(sees, self._groups, readings if in_ways else ()):
             output: Tensor = model(
                 input_ids=on_device([self.tree.tokens], device),
                 position_ids=to_device(torch.cat(self._positions)[None], device),
@@ -197,6 +203,48 @@ def score_packed(
     Returns:
         The score of each pair, in order.
     """
+    all_pairs = [pair for _, pairs in work for pair in pairs]
+    logits, rows = _predicted(model, work, trim_last_block)
+    return _scores(logits, rows, all_pairs, softmax_dtype)
+
+
+def score_together(
+    model: PreTrainedModel,
+    memories: Sequence[Memory],
+    pairs: Sequence[Pair],
+    combined: Callable[[Tensor], Tensor],
+    score: Callable[[Tensor, Tensor, Sequence[int]], Score],
+    softmax_dtype: torch.dtype | None = None,
+    trim_last_block: bool = False,
+    at_once: bool = True,
+) -> list[Score]:
+    """Score pairs behind several memories, from what all of these predict.
+
+    Args:
+        pairs: queries with continuations, each of which attends to each memory.
+        combined: combines log-probabilities, [memories, tokens, vocabulary] -> [tokens, vocabulary].
+        score: computes a continuation's score from these and those.
+        softmax_dtype, trim_last_block: as for `score_packed`.
+        at_once: run one forward pass; if False, one for each memory.
+    """
+    work = [(memory, pairs) for memory in memories]
+    passes = [_predicted(model, some, trim_last_block) for some in ([work] if at_once else [[item] for item in work])]
+    scores, last, logprobs, together = [], None, torch.empty(0), torch.empty(0)
+    for i, (query, answer) in enumerate(pairs):
+        if (query, answer[:-1]) != last:  # options of one token are read off the same distribution
+            rows = [logits[path] for logits, paths in passes for path in paths[i :: len(pairs)]]
+            dtype = torch.promote_types(softmax_dtype or rows[0].dtype, torch.float32)
+            logprobs = torch.stack(rows).log_softmax(-1, dtype=dtype)
+            together, last = combined(logprobs), (query, answer[:-1])
+        scores.append(score(together, logprobs, answer))
+    return scores
+
+
+def _predicted(
+    model: PreTrainedModel, work: Sequence[tuple[Memory, Sequence[Pair]]], trim_last_block: bool
+) -> tuple[Tensor, list[list[int]]]:
+    """The logits [predicting tokens, vocabulary] of one forward pass (`score_packed`), and for each pair the rows of
+    them that predict its continuation's tokens."""
     packed = PackedRow([(memory, [(*query, *answer[:-1]) for query, answer in pairs]) for memory, pairs in work])
     # For each token of a pair's continuation, the node that predicts it.
     nodes = [
@@ -207,12 +255,11 @@ def score_packed(
     predicting = sorted({node for path in nodes for node in path})
     row = {node: i for i, node in enumerate(predicting)}
     logits = packed.run(model, predicting, trim_last_block)
-    all_pairs = [pair for _, pairs in work for pair in pairs]
     if (states := _collecting.get()) is not None:
         read = states.latest.reshape(-1, states.latest.shape[-1])
         read = read if len(read) == len(predicting) else read[predicting]
-        states.keep([query for query, _ in all_pairs], read[[row[path[0]] for path in nodes]])
-    return _scores(logits, [[row[node] for node in path] for path in nodes], all_pairs, softmax_dtype)
+        states.keep([query for _, pairs in work for query, _ in pairs], read[[row[path[0]] for path in nodes]])
+    return logits, [[row[node] for node in path] for path in nodes]
 
 
 def streams_packed(

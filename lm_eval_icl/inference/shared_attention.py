@@ -6,6 +6,7 @@ joined by their log-sum-exps.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor
 
 from lm_eval_icl.inference import attention
-from lm_eval_icl.inference.attention import Attended, AttentionCall, additive, join
+from lm_eval_icl.inference.attention import Attended, AttentionCall, Reading, additive, join, read
 
 
 def reads_shared_memory() -> bool:
@@ -23,16 +24,17 @@ def reads_shared_memory() -> bool:
     return attention.install() and attention.FLASH is not None
 
 
-def behind(memory: tuple[Tensor, Tensor], keys: Tensor) -> Tensor:
+def behind(memory: tuple[Tensor, Tensor], keys: Tensor, parts: Sequence[tuple[Tensor, Tensor, Reading]] = ()) -> Tensor:
     """The keys of a batch's rows, marked as being behind a memory that all rows share, which attention then reads once
     for all of them. The model has to pass this very tensor to its attention function: the mark is not on its copies.
 
     Args:
         memory: keys and values, [1, key-value heads, entries, width].
         keys: [rows, key-value heads, tokens, width].
+        parts: keys and values of further entries, behind those of `memory`, and how they are read.
     """
     marked: Any = keys[:]  # a tensor object of its own, of the same numbers
-    marked.attention = partial(on_shared_memory, memory)
+    marked.attention = partial(on_shared_memory, memory, parts=parts)
     return marked  # type: ignore[no-any-return]
 
 
@@ -44,7 +46,9 @@ def behind_copies(memory: tuple[Tensor, Tensor], keys: Tensor, values: Tensor) -
     return keys, values
 
 
-def on_shared_memory(memory: tuple[Tensor, Tensor], call: AttentionCall) -> Attended:
+def on_shared_memory(
+    memory: tuple[Tensor, Tensor], call: AttentionCall, parts: Sequence[tuple[Tensor, Tensor, Reading]] = ()
+) -> Attended:
     """A layer's attention of several rows to a memory and to each row's own tokens. If it cannot be divided, it is
     computed as a whole, on a copy of the memory for each row.
 
@@ -53,11 +57,17 @@ def on_shared_memory(memory: tuple[Tensor, Tensor], call: AttentionCall) -> Atte
         call: `key` and `value` are those of each row's own tokens, [rows, key-value heads, tokens, width]; `mask` is
             [rows or 1, 1, n, entries + tokens] and hides nothing of the memory, or None if a single token of each row
             attends to everything.
+        parts: as for `behind`.
+
+    Raises:
+        ValueError: the memory is read in parts, and attention cannot be divided.
     """
     (rows, heads, n, width), (_, key_heads, tokens, _), mask = call.query.shape, call.key.shape, call.mask
-    entries, groups = memory[0].shape[2], heads // key_heads
-    divides = call.has_kernel and heads == groups * key_heads
+    entries, groups = memory[0].shape[2] + sum(keys.shape[2] for keys, *_ in parts), heads // key_heads
+    divides = (call.has_kernel or bool(parts)) and heads == groups * key_heads
     divides = divides and (n == 1 if mask is None else mask.shape[1:] == (1, n, entries + tokens))
+    if parts and not divides:
+        raise ValueError("its attention cannot be computed in parts")
     if not divides:
         key, value = behind_copies(memory, call.key, call.value)
         return replace(call, key=key, value=value).whole()
@@ -69,9 +79,10 @@ def on_shared_memory(memory: tuple[Tensor, Tensor], call: AttentionCall) -> Atte
         mask = mask[:, :, None].expand(-1, -1, groups, -1, -1).flatten(2, 3)
     query = call.query.unflatten(1, (key_heads, groups))
     # All rows' queries are the rows of one matrix.
-    over_memory = call.flash(query.transpose(0, 1).reshape(1, key_heads, -1, width), *memory)
-    own, own_lse = call.flash(query.flatten(2, 3), call.key, call.value, mask)
+    of_all = query.transpose(0, 1).reshape(1, key_heads, -1, width)
+    over_memory = read(call, of_all, [(*memory, Reading()), *parts])
+    own, own_lse = call.attend(query.flatten(2, 3), call.key, call.value, mask)
     output, lse = (part.view(key_heads, rows, groups, n, -1).transpose(0, 1) for part in over_memory)
     own, own_lse = (part.view(rows, key_heads, groups, n, -1) for part in (own, own_lse))
     join(output, lse[..., 0], own, own_lse[..., 0])
-    return output.flatten(1, 2).transpose(1, 2).contiguous(), None
+    return output.flatten(1, 2).transpose(1, 2).to(query.dtype).contiguous(), None

@@ -25,7 +25,22 @@ if TYPE_CHECKING:
     from lm_eval_icl.methods.base import Method
 
 # In the order of tables. A class's name in lower case is the name of its file, and the NAME of `--model NAME`.
-_CLASSES = ("ICL", "NoPE", "PrefixICL", "PCW", "SAICL", "BatchICL", "InvICL", "DeepThink")
+_CLASSES = (
+    "ICL",
+    "NoPE",
+    "PrefixICL",
+    "PCW",
+    "SAICL",
+    "BatchICL",
+    "InvICL",
+    "DeepThink",
+    "SBP",
+    "Star",
+    "APE",
+    "Structured",
+    "Ensemble",
+    "NBCE",
+)
 NAMES = tuple(name.lower() for name in _CLASSES)
 # The group of entry points in which other packages name their methods.
 ENTRY_POINTS = "lm_eval_icl.methods"

@@ -54,6 +54,8 @@ class Method(ABC):
     one_pass: ClassVar[bool] = True
     # What a query attends to depends on the query, so two queries never share a memory.
     memory_depends_on_query: ClassVar[bool] = False
+    # Attention reads the memory in parts (`inference.memory.Part`), which the model's attention must allow.
+    reads_in_parts: ClassVar[bool] = False
     # For the warning about a task without demonstrations: what the method does then. Empty for no warning.
     without_demonstrations: ClassVar[str] = "evaluated as plain zero-shot"
     # Advice for the error about prompts that do not fit, for methods whose encoding takes more positions than the
@@ -119,6 +121,11 @@ class Method(ABC):
     def name(self) -> str:
         """The NAME of `--model NAME`."""
         return type(self).__name__.lower()
+
+    @property
+    def trained_under(self) -> str:
+        """The method under which the models are trained that this one runs on."""
+        return self.name if self.one_pass else "icl"
 
     @property
     def invariant(self) -> bool:

@@ -9,22 +9,43 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from lm_eval_icl import methods
 from lm_eval_icl.errors import is_number
-from lm_eval_icl.inference.memory import KeyValues, Memory, causal_pass, masked_pass
-from lm_eval_icl.methods.icl import ICL
-from lm_eval_icl.prompts.layouts import Layout
+from lm_eval_icl.inference.memory import KeyValues, Memory, causal_pass, encode_all, kept_of, masked_pass
+from lm_eval_icl.methods.base import Method
+from lm_eval_icl.prompts.layouts import Layout, Pattern
 from lm_eval_icl.prompts.tokens import Context
 
 
+class _LayoutOf(str):
+    """The name of the method whose layout is run, which lays a context out when it is called: `layout` is an argument
+    here, and a function of every method."""
+
+    method: Method
+
+    def __call__(self, prefix: int, demonstrations: Sequence[int], query: int = 0, answer: int = 0) -> Layout:
+        return self.method.layout(prefix, demonstrations, query, answer)
+
+
 @dataclass(frozen=True)
-class DeepThink(ICL):
+class DeepThink(Method):
     """Deep-Thinking: the demonstrations are run through the model T times, which refines their keys and values.
 
     Pass 1 is plain ICL. In pass t, the context is run again behind the memory of pass t-1 (Eq. 3; at positions
     L..2L-1 for a context of L tokens), and the memory is moved towards the keys and values of pass t by the gate eta
     (Eq. 4). Queries then attend to the memory of pass T as if it were the context (Eq. 6).
 
+    The same with the layout of another method is not in the paper. Pass 1 is then that method, and its row is run again
+    under its mask, on the memory of the whole row. If a token attends to those entries whose tokens it attends to in
+    pass 1 (`reads="layout"`), what reaches it in T passes is what reaches it in one: an invariant method stays
+    invariant, and one without leakage stays without.
+
     Args:
+        layout: the method of pass 1, one whose memory is a single forward pass under a mask.
+        positions: "layout" for those of the method of pass 1.
+        reads: the entries of the memory to which the tokens of the passes 2..T attend. "all": all that queries attend
+            to, which is the paper's; "layout": those of the tokens that they attend to in pass 1. None is "all" for
+            `icl`, and "layout" for other layouts.
         T: the number of iterations, at least 1; T=1 is `icl`. The paper uses 5 if there is no development set.
         eta: the gate, in (0, 1].
         momentum: beta of the authors' released code (0.9 there by default), in [0, 1). A step is eta times a velocity:
@@ -40,13 +61,28 @@ class DeepThink(ICL):
     without_demonstrations = "nothing to think about, evaluated as plain zero-shot"
     overflow_hint = "The passes 2..T of deepthink reach twice the demonstrations; restart_positions=True does not. "
 
+    positions: str = "layout"  # those of the method of pass 1
     T: int = 5
     eta: float = 0.01
     momentum: float = 0.0
     restart_positions: bool = False
+    layout: str = "icl"  # type: ignore[assignment]
+    reads: str | None = None
 
     def __post_init__(self) -> None:
+        fine = isinstance(self.layout, str) and self.layout in methods.NAMES
+        first = methods.find(self.layout) if fine else Method
+        fine = fine and first.one_pass and not first.memory_depends_on_query
+        self._check("layout", fine=fine, must="a method of one pass for all queries: icl, nope, prefixicl, pcw, ...")
+        if self.positions == "layout":
+            object.__setattr__(self, "positions", first.positions)
+        if self.reads is None:
+            object.__setattr__(self, "reads", "all" if self.layout == "icl" else "layout")
         super().__post_init__()
+        self._check("reads", fine=self.reads in ("all", "layout"), must="all or layout")
+        layout = _LayoutOf(self.layout)
+        layout.method = first(positions=self.positions, repeat=self.repeat)
+        object.__setattr__(self, "layout", layout)
         self._check_whole("T")
         small = is_number(self.eta) and 0 < self.eta <= 1
         self._check("eta", fine=small, must="a number above 0 and at most 1")
@@ -55,19 +91,49 @@ class DeepThink(ICL):
         self._check("restart_positions", fine=isinstance(self.restart_positions, bool), must="True or False")
 
     @property
+    def first(self) -> Method:
+        """The method of pass 1."""
+        assert isinstance(self.layout, _LayoutOf)
+        return self.layout.method
+
+    @property
+    def trained_under(self) -> str:
+        """The method of pass 1."""
+        return self.first.name
+
+    @property
+    def treats_demonstrations_alike(self) -> bool:  # type: ignore[override]
+        """As the method of pass 1."""
+        return self.first.treats_demonstrations_alike
+
+    @property
+    def invariant(self) -> bool:
+        """As the method of pass 1."""
+        return self.first.invariant
+
+    @property
+    def needs_mask(self) -> bool:  # type: ignore[override]
+        """Whether a token does not attend to some before it, in the row or in the memory."""
+        return self.first.needs_mask or self.reads == "layout"
+
+    @property
     def needs_positions(self) -> bool:
         """Also if the passes 2..T restart at position 0."""
         return super().needs_positions or self.restart_positions
+
+    def pattern(self, n: int) -> Pattern:
+        return self.first.pattern(n)
 
     def passes(
         self, prefix: int, demonstrations: Sequence[int], query: int = 0, answer: int = 0
     ) -> list[tuple[str, Layout]]:
         """Pass 1, one layout for all passes behind the memory, and the query on the memory."""
-        row = self.layout(prefix, demonstrations, query, answer)
+        row = self.first.layout(prefix, demonstrations, query, answer)
         if self.T == 1 or not demonstrations:
             return [("", row)]
-        first = self.layout(prefix, demonstrations)
-        again = first.shifted(0 if self.restart_positions else first.end).on_memory(first)
+        first = self.first.layout(prefix, demonstrations)
+        kept = torch.tensor(first.kept, dtype=torch.bool)
+        again = first.again(0 if self.restart_positions else first.end, kept if self.reads == "all" else None)
         velocity = "present - M" if not self.momentum else f"velocity, which decays by {self.momentum:g}"
         title = "pass 2" if self.T == 2 else f"passes 2 to {self.T}, each"
         return [
@@ -79,7 +145,7 @@ class DeepThink(ICL):
     def is_ordinary(self, context: Context) -> bool:
         """As for `icl` where there is one pass."""
         one_pass = type(self) is DeepThink and (self.T == 1 or not context.demonstrations)
-        return one_pass and ICL(self.positions, self.repeat).is_ordinary(context)
+        return one_pass and self.first.is_ordinary(context)
 
     def encode(self, model: PreTrainedModel, contexts: Sequence[Context]) -> list[Memory]:
         """Run T passes over the contexts side by side, or one if there are no demonstrations."""
@@ -93,8 +159,11 @@ class DeepThink(ICL):
 
     def _iterations(self, model: PreTrainedModel, contexts: Sequence[Context]) -> Iterator[list[Memory]]:
         """The memories of all contexts after each pass."""
-        memories = super().encode(model, contexts)
-        yield memories
+        firsts = [self.first.layout(len(context.prefix), context.lengths) for context in contexts]
+        # Also entries to which no query attends are read in the next pass.
+        whole = [replace(first, kept=(True,) * len(first.blocks)) for first in firsts]
+        memories = encode_all(model, whole, [context.tokens for context in contexts])
+        yield list(map(kept_of, firsts, memories))
         # A memory is empty if the context's only token was moved to an empty query.
         if self.T == 1 or not contexts[0].demonstrations or not memories[0].layers:
             return
@@ -117,11 +186,11 @@ class DeepThink(ICL):
                 replace(memory, layers=_layers([entry.to(dtype) for entry in history]))
                 for memory, history in zip(memories, histories, strict=True)
             ]
-            yield memories
+            yield list(map(kept_of, firsts, memories))
 
     def _again(self, model: PreTrainedModel, memories: Sequence[Memory], layouts: Sequence[Layout]) -> list[KeyValues]:
         """The keys and values of one more pass over all contexts, each behind its memory."""
-        if len(memories) > 1:
+        if len(memories) > 1 or self.needs_mask:
             return masked_pass(model, [memory.tokens for memory in memories], layouts, memories)
         # None is for consecutive positions after the memory, which the model computes by itself.
         own = self.restart_positions or self.positions != "sequential"

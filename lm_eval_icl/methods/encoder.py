@@ -77,6 +77,9 @@ class Encoder(RunningModel):
             self.capabilities = probe(model)
             self._learned_positions = learned_positions(model)
         needs.check(method, model, self.capabilities)
+        if method.reads_in_parts:
+            with self.inference_mode(), room_for_trials(model):
+                needs.check_parts(method, model)
         needs.warn(model, self.capabilities)
         if method.positions == "none":
             with self.inference_mode(), room_for_trials(model):

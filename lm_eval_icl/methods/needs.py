@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
+import torch
+from accelerate.utils.memory import should_reduce_batch_size
 from transformers import PreTrainedModel
 
-from lm_eval_icl.errors import InputError, Unsupported, log
+from lm_eval_icl.errors import InputError, Unsupported, log, one_line
+from lm_eval_icl.inference.attention import Reading
 from lm_eval_icl.inference.blocks import residual_stream
 from lm_eval_icl.inference.capabilities import Capabilities
-from lm_eval_icl.inference.memory import Memory, causal_pass
+from lm_eval_icl.inference.generation import GenerationSettings
+from lm_eval_icl.inference.memory import Memory, causal_pass, read
+from lm_eval_icl.inference.scoring import score_packed, score_rows
 from lm_eval_icl.methods.base import Method
 from lm_eval_icl.prompts.tokens import Context
 
@@ -53,6 +59,37 @@ def check(method: Method, model: PreTrainedModel, can: Capabilities) -> None:
             f"{method.name}{asked} needs a model that obeys given positions, and {name} has no positions to give: it "
             "counts tokens by itself."
         )
+
+
+def check_parts(method: Method, model: PreTrainedModel) -> None:
+    """Check that all layers read a memory in parts: parts that are read as usual give the usual scores, and what a part
+    of next to no weight holds changes nothing.
+
+    Raises:
+        Unsupported: they do not.
+    """
+    query, answers = (3, 4, 5), [(6, 7), (8,)]
+
+    def scores(memory: Memory) -> list[float]:
+        packed = score_packed(model, [(memory, [(query, answer) for answer in answers])])
+        return [number for number, _ in (*packed, *score_rows(model, memory, [(query, answers)]))]
+
+    name = f"{type(model).__name__} (attn_implementation={model.config._attn_implementation})"
+    said = f"{method.name} reads the demonstrations apart from all else, which {name} does not allow"
+    try:
+        memory = read(model, [2, 3, 4, 5, 6, 7, 8, 9])
+        usual, apart = scores(memory), scores(memory.divided(3, Reading()))
+        unread = memory.divided(3, Reading(log_weight=-1e5))
+        changed = [(2 - keys, values.flip(2) + 1) for keys, values in unread.parts[0].layers]
+        other = replace(unread, parts=(replace(unread.parts[0], layers=changed),))
+        hidden = scores(unread) == scores(other) and scores(unread) != usual
+    except (ValueError, RuntimeError) as error:
+        if should_reduce_batch_size(error):
+            raise
+        raise Unsupported(f"{said} ({one_line(error)[:200]}). Use attn_implementation=sdpa, or pcw.") from error
+    most = max(torch.finfo(dtype).eps for dtype in (model.dtype, torch.float32)) * 200
+    if not hidden or any(abs(a - b) > most * max(1, abs(b)) for a, b in zip(apart, usual, strict=True)):
+        raise Unsupported(f"{said} (not all layers attend by sdpa). Use attn_implementation=sdpa, or pcw.")
 
 
 def check_no_positions(method: Method, model: PreTrainedModel, can: Capabilities) -> None:
@@ -113,6 +150,28 @@ def check_generates(method: Method, model: PreTrainedModel, can: Capabilities, c
         raise Unsupported(
             f"{method.name} generates no text with {type(model).__name__}: transformers' generate does not go on from "
             "its cache as the model itself does. Tasks that are scored by log-likelihood work."
+        )
+
+
+def check_generates_together(
+    method: Method, model: PreTrainedModel, can: Capabilities, settings: GenerationSettings
+) -> None:
+    """Check that text can be generated behind several memories, of different lengths, at once.
+
+    Raises:
+        Unsupported: the model does not take the rows of such a batch, or the memories are read in parts.
+        InputError: the rows would go apart under these settings.
+    """
+    if method.reads_in_parts or not can.can_pad:
+        raise Unsupported(
+            f"{method.name} generates no text with {type(model).__name__} here: its rows are behind memories of "
+            "different lengths, which need padding and are not read in parts. Tasks that are scored by log-likelihood "
+            "work."
+        )
+    if settings.beams > 1 or settings.samples or settings.reads_rows:
+        raise InputError(
+            f"{method.name}: several memories choose each token together, which is done greedily alone: no num_beams, "
+            "do_sample, or settings that read the rows of a batch (no_repeat_ngram_size, bad_words_ids, ...)."
         )
 
 

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from itertools import count, islice
 
 from torch import Tensor
 
-from lm_eval_icl.inference.generation import GenerationSettings, Stopped, continue_from, stop_on_nonfinite
+from lm_eval_icl.inference.generation import GenerationSettings, Stopped, combining, continue_from, stop_on_nonfinite
 from lm_eval_icl.inference.memory import Memory, progress
 from lm_eval_icl.inference.packing import Queries
 from lm_eval_icl.inference.schedule import Asked, Batch, Ids, Text, first_texts, schedule
-from lm_eval_icl.inference.scoring import Score, score_packed, score_rows
+from lm_eval_icl.inference.scoring import Score, score_packed, score_rows, score_together
 from lm_eval_icl.methods import needs
 from lm_eval_icl.methods.encoder import Encoder
+from lm_eval_icl.methods.several import Several
 from lm_eval_icl.prompts.tokens import Context, TokenizedPrompt
 
 # context -> query -> answer -> the indices of the prompts that ask for it.
@@ -107,7 +109,7 @@ class MethodRunner(Encoder):
             for batch in schedule(work, self.budget.sizes, self.capabilities):
                 context, query, _ = batch.queries[0]
                 with self.counting():
-                    if batch.encoding == "before" and in_use is None:
+                    if batch.encoding == "before" and in_use is None and not self._several(context):
                         in_use = self.budget.fit(partial(self._behind, context, query))
                     halve, used = partial(self.budget.halve, batch.tokens, batch.rows_used), context if in_use else None
                     scores = self.budget.attempt(partial(self._score, batch, in_use), halve, used)
@@ -122,8 +124,18 @@ class MethodRunner(Encoder):
                         del left[context]
                         done(context)
 
+    def _several(self, context: Context) -> Several | None:
+        """The method, if queries run behind several memories of this context."""
+        method = self.method
+        return method if isinstance(method, Several) and len(method.contexts(context)) > 1 else None
+
     def _score(self, batch: Batch, in_use: tuple[Memory, Ids | None] | None) -> Sequence[Score]:
         """Run a batch; if its memory is there already, behind that."""
+        if several := self._several(context := batch.queries[0][0]):
+            pairs = [(query, answer) for _, query, answer in batch.asked]
+            behind, trim = self._stored(several.contexts(context)), self.capabilities.can_trim_last_block
+            how = (several.combined, several.score, self.softmax_dtype, trim, bool(batch.tokens))
+            return score_together(self.model, behind, pairs, *how)
         if in_use is not None:
             memory, rest = in_use
             queries = [(rest or query, answers) for _, query, answers in batch.queries]
@@ -225,10 +237,19 @@ class MethodRunner(Encoder):
         """
         can, by_query = self.capabilities, self.method.memory_depends_on_query
         needs.check_generates(self.method, self.model, can, prompts[0].context)
+        several = self._several(prompts[0].context)
+        if several:
+            needs.check_generates_together(several, self.model, can, settings)
+
+        def alone(context: Context) -> bool:
+            """Whether the context's memory is for one row, beside rows with memories of other contexts. (Rows read in
+            parts only a memory that they share, and a text behind several memories has several rows.)"""
+            apart = isinstance(self.method, Several) or self.method.reads_in_parts
+            return (own(context) or not can.can_generate) and not apart
 
         def first() -> list[Text]:
             texts = [
-                Text(prompt, self.method.footprint(prompt.context).kept, own(prompt.context) or not can.can_generate)
+                Text(prompt, self.method.footprint(prompt.context).kept, alone(prompt.context))
                 for prompt in prompts[: self.budget.sizes.texts]
             ]
             n = first_texts(texts, max_new_tokens, self.budget.sizes, can, settings, by_query)
@@ -237,7 +258,11 @@ class MethodRunner(Encoder):
         def run() -> list[list[int]]:
             texts = first()
             contexts, queries = [text.prompt.context for text in texts], [text.prompt.query for text in texts]
-            if texts[0].own and all(map(self.method.is_ordinary, contexts)):  # a context is read with its query
+            if several:
+                memories = self._stored(several.contexts(contexts[0]))
+                queries = [query for query in queries for _ in memories]
+                memories = memories * len(texts)
+            elif texts[0].own and all(map(self.method.is_ordinary, contexts)):  # a context is read with its query
                 memories = [Memory([], [], 0)]
                 queries = [(*context.tokens, *query) for context, query in zip(contexts, queries, strict=True)]
             elif texts[0].own and not by_query:
@@ -246,8 +271,11 @@ class MethodRunner(Encoder):
                 [(memory, queries[0])] = self._encode_queries([(contexts[0], queries[0])], self._stored)
                 memories = [memory]
             longest = max(map(len, memories)) + max(map(len, queries)) + max_new_tokens
+            each = len(queries) // len(texts)  # rows of a text
+            together = combining(self.model, each, several.next_token) if several else nullcontext()
             ways = {"stepwise": can.stepwise, "shared": can.can_share_to(longest), "leaving": can.can_leave}
-            with stop_on_nonfinite(self.model, names[: len(texts)]):
-                return continue_from(self.model, generate, memories, queries, settings.beams, stopped=stopped, **ways)
+            with stop_on_nonfinite(self.model, names[: len(texts)]), together:
+                rows = continue_from(self.model, generate, memories, queries, settings.beams, stopped=stopped, **ways)
+            return rows[::each]
 
         return self.fit(run, lambda: self.budget.halve(0, len(first())), prompts[0].context)

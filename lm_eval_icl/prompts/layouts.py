@@ -128,6 +128,8 @@ class Layout:
         kept: for each block, whether tokens that run after the row attend to it.
         end: the position of the first token after the row.
         step: the difference between the positions of adjacent tokens: 1, or 0 without positional information.
+        behind_itself: the row begins with an entry M for each block of an earlier pass over it (`again`), and a block
+            attends to its own entries causally too.
     """
 
     blocks: tuple[Block, ...]
@@ -135,6 +137,7 @@ class Layout:
     kept: tuple[bool, ...]
     end: int
     step: int = 1
+    behind_itself: bool = False
 
     def __len__(self) -> int:
         return sum(block.length for block in self.blocks)
@@ -142,7 +145,8 @@ class Layout:
     def rule(self, query: Tensor, key: Tensor) -> Tensor:
         """The mask as a function: whether the tokens `query` attend to the tokens `key`.
 
-        A block attends to the blocks that `sees` gives, and to itself causally. Entries of a memory attend to nothing.
+        A block attends to the blocks that `sees` gives, and to itself (`itself`) causally. Entries of a memory attend
+        to nothing.
 
         Args:
             query: indices of tokens in the row, of any shape.
@@ -152,11 +156,11 @@ class Layout:
             bool, of the broadcast shape.
         """
         if query.device not in self._on:
-            parts = (self._block, self.sees, self._runs)
+            parts = (self._block, self.sees, self.itself, self._place)
             self._on[query.device] = [each.to(query.device, non_blocking=query.is_cuda) for each in parts]
-        block, sees, runs = self._on[query.device]
+        block, sees, itself, place = self._on[query.device]
         row, column = block[query], block[key]
-        return sees[row, column] | ((row == column) & (query >= key) & runs[row])
+        return sees[row, column] | (itself[row, column] & (place[query] >= place[key]))
 
     def keys(self, rows: slice) -> tuple[list[slice], list[slice]]:
         """The tokens to which some adjacent tokens of the row attend, as slices of the row.
@@ -167,17 +171,24 @@ class Layout:
         Returns:
             The slices that all of these tokens see, and those that some of them see; the rest, no token of `rows` sees.
         """
-        block = self._block
+        block, place = self._block, self._place
         first, last = int(block[rows.start]), int(block[rows.stop - 1])
-        sees = self.sees[first : last + 1]
+        sees, own = self.sees[first : last + 1], self.itself[first : last + 1].any(dim=0)[block]
         all_see, some_see = sees.all(dim=0)[block], sees.any(dim=0)[block]
         if first == last:  # within one block, which sees itself causally: all see what is before the first of them
-            own = slice(int(rows.start - self._place[rows.start]), rows.start)
-            all_see[own] = True
-            some_see[rows] = True
-        else:
-            some_see |= (block >= first) & (block <= last)
-        return _slices(all_see), _slices(some_see & ~all_see)
+            all_see |= own & (place < place[rows.start])
+            own &= place <= place[rows.stop - 1]
+        return _slices(all_see), _slices((some_see | own) & ~all_see)
+
+    @cached_property
+    def itself(self) -> Tensor:
+        """[blocks, blocks] bool: whether the column's block is the row's block, or its own entries of an earlier pass.
+        Blocks attend to these causally."""
+        itself = torch.diag(self._runs)
+        if self.behind_itself:
+            rows = int(self._runs.sum())
+            itself[-rows:, :rows] |= torch.eye(rows, dtype=torch.bool)
+        return itself
 
     @cached_property
     def mask(self) -> Tensor:
@@ -255,6 +266,21 @@ class Layout:
         sees[n:, n:] = self.sees
         return replace(self, blocks=(*entries, *self.blocks), sees=sees, kept=(True,) * n + self.kept)
 
+    def again(self, by: int, reads: Tensor | None = None) -> Layout:
+        """This row, run once more with all positions increased by `by`, on the memory of all its tokens, whose blocks
+        become blocks M at the beginning.
+
+        Args:
+            reads: [blocks] bool: the blocks to whose entries all tokens attend. If None, a token attends to the entries
+                of those tokens that it attends to in the row.
+        """
+        entries, n = tuple(replace(block, name="M") for block in self.blocks), len(self.blocks)
+        sees = nothing(2 * n)
+        sees[n:, :n] = self.sees if reads is None else reads
+        sees[n:, n:] = self.sees
+        row = self.shifted(by)
+        return replace(row, blocks=(*entries, *row.blocks), sees=sees, kept=self.kept * 2, behind_itself=reads is None)
+
     @cached_property
     def _lengths(self) -> Tensor:
         return torch.tensor([block.length for block in self.blocks], dtype=torch.long)
@@ -276,7 +302,7 @@ class Layout:
 
     @cached_property
     def _on(self) -> dict[torch.device, list[Tensor]]:
-        """`_block`, `sees` and `_runs` on every device on which the rule was asked for."""
+        """What the rule reads, on every device on which it was asked for."""
         return {}
 
 
@@ -292,7 +318,7 @@ def side_by_side(layouts: Sequence[Layout]) -> Layout:
     tokens of all rows. Its prompt is that of all rows, one after another.
 
     Args:
-        layouts: at least one; all have the same `step`.
+        layouts: at least one; all have the same `step` and `behind_itself`.
     """
     if len(layouts) == 1:
         return layouts[0]
@@ -313,6 +339,7 @@ def side_by_side(layouts: Sequence[Layout]) -> Layout:
         kept=tuple(keep for _, keep, *_ in found),
         end=max(layout.end for layout in layouts),
         step=layouts[0].step,
+        behind_itself=layouts[0].behind_itself,
     )
 
 

@@ -23,8 +23,23 @@ from lm_eval_icl.results.settings import model_arguments
 _OURS = {
     *("pack_tokens", "store_bytes", "overflow", "canonical_order"),
     *("positions", "repeat", "windows", "window_size", "layer", "T", "eta", "momentum", "restart_positions"),
+    *("layout", "reads", "temperature", "scale", "weight", "factor", "align"),
+    *("combine", "method", "weights", "beta", "top_p", "truncate", "choose"),
 }
-_METHODS = {"icl", "nope", "prefixicl", "pcw", "saicl", "batchicl", "invicl", "deepthink"}
+_METHODS = {
+    "icl",
+    "nope",
+    "prefixicl",
+    "pcw",
+    "saicl",
+    "batchicl",
+    "invicl",
+    "deepthink",
+    "sbp",
+    "star",
+    "ape",
+    "structured",
+}
 # Of lm-eval's models.
 _MODEL = {
     *("pretrained", "model", "path", "engine", "revision", "subfolder", "tokenizer", "gguf_file", "variant"),

@@ -472,13 +472,13 @@ def _trainings(given: Any, more: Mapping[str, Any], tasks: list[str], others: bo
 def trained_under(variant: Variant) -> Variant:
     """The method that the model of a variant is trained under, with those arguments that are not its defaults.
 
-    It is the method itself, with all its arguments, if it is one forward pass over one layout. The others (`hf`,
-    `deepthink` and `batchicl`) run on a model trained under `icl`, with those of their arguments that `icl` has too.
+    It is the method itself, with all its arguments, if it is one pass over one layout. The others run on a model
+    trained under another method (`icl` for `hf` and `deepthink`), with those of their arguments that this has too.
     """
     if variant.method == HF:
         return Variant("icl", {}, 0)
     method = methods.make(variant.method, dict(variant.arguments))
-    name = variant.method if method.one_pass else "icl"
+    name = variant.method if method.one_pass else method.trained_under
     trained = methods.make(name)
     own = {field.name: getattr(method, field.name) for field in fields(trained)}
     return Variant(name, {key: value for key, value in own.items() if value != getattr(trained, key)}, 0)

@@ -31,7 +31,7 @@ def mismatch(trained: dict[str, Any], method: Method) -> str:
     Methods that are more than one forward pass run on checkpoints that were trained under `icl`.
     """
     names = [name for name in (trained.get("method"), *(trained.get("methods") or ())) if isinstance(name, str)]
-    needed = method.name if method.one_pass else "icl"
+    needed = method.trained_under
     if not names:
         return ""
     if needed not in names:

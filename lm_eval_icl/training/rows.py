@@ -33,7 +33,7 @@ def check_trainable(method: Method, loss: str = "query") -> None:
     if not method.one_pass:
         raise InputError(
             f"{method.name} is not trained under, since it is more than one pass over one layout. It runs on a "
-            "checkpoint that was trained under icl: give icl."
+            f"checkpoint that was trained under {method.trained_under}: give {method.trained_under}."
         )
     if loss == "all" and leaks(method):
         raise InputError(

@@ -1,0 +1,59 @@
+"""APE: Adaptive Parallel Encoding, Faster and Longer Context-Augmented Generation (Yang et al., ICLR 2025)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from transformers import PreTrainedModel
+
+from lm_eval_icl.errors import is_number
+from lm_eval_icl.inference.attention import Reading
+from lm_eval_icl.inference.memory import Memory
+from lm_eval_icl.methods.pcw import PCW
+from lm_eval_icl.prompts.tokens import Context
+
+
+@dataclass(frozen=True)
+class APE(PCW):
+    """Adaptive parallel encoding: `pcw`, with the demonstrations read at a temperature and with a scale.
+
+    The demonstrations are encoded as in `pcw`, each behind the prefix alone. Where query and continuation read them,
+    with scores s_C for all demonstrations and s_O for prefix and own tokens,
+
+        a = temperature * scale * LSE(s_C / temperature) + log weight        b = LSE(s_O)
+        output = softmax([a, b]) @ [softmax(s_C / temperature) V_C, softmax(s_O) V_O]
+
+    The defaults are those of the authors' released module. With 1, 1, 1 it is `pcw`.
+
+    Args:
+        temperature: T, above 0.
+        scale: S, above 0. The factor of the demonstrations' log-sum-exp is S * T.
+        weight: of the demonstrations' sum of exponentials, above 0.
+
+    Raises:
+        InputError: an argument is outside its range.
+    """
+
+    one_pass = False
+    trained_under = "pcw"  # type: ignore[assignment]
+    reads_in_parts = True
+
+    temperature: float = 0.9
+    scale: float = 0.9
+    weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("temperature", "scale", "weight"):
+            value = getattr(self, name)
+            self._check(name, fine=is_number(value) and 0 < value < math.inf, must="a number above 0")
+
+    def encode(self, model: PreTrainedModel, contexts: Sequence[Context]) -> list[Memory]:
+        """The memories of `pcw`, of which the demonstrations are a part that is read so."""
+        reading = Reading(self.temperature, self.scale * self.temperature, math.log(self.weight))
+        return [
+            memory.divided(len(context.prefix), reading) if any(context.lengths) else memory
+            for memory, context in zip(super().encode(model, contexts), contexts, strict=True)
+        ]

@@ -1,0 +1,104 @@
+"""Demonstration ensembling: Exploring Demonstration Ensembling for In-context Learning (Khalifa et al., 2023)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lm_eval_icl import methods
+from lm_eval_icl.errors import is_number
+from lm_eval_icl.inference.scoring import Score
+from lm_eval_icl.methods.base import Method
+from lm_eval_icl.methods.several import Several
+
+COMBINE = ("poe", "moe", "max")
+
+
+@dataclass(frozen=True)
+class Ensemble(Several):
+    """An ensemble of windows: what is predicted behind each window's memory is combined.
+
+    With the log-likelihoods s_b of an answer behind memory b and weights v_b that sum to 1, the answer's is
+
+        poe: sum_b v_b s_b        moe: log sum_b v_b exp s_b        max: max_b (log v_b + s_b)
+
+    Every request is combined by itself: nothing is normalized over the options of a document, which a model does not
+    see. Where text is generated, and for whether an answer is the greedy one, the distributions of the next token are
+    combined so, and normalized.
+
+    Args:
+        combine: "poe" (product of experts), "moe" (mixture of experts) or "max".
+        method: the method that encodes a window, with its default arguments.
+        weights: a number above 0 for each window, in order, divided by their sum; None for equal weights.
+        positions: "method" for those of `method`.
+
+    Raises:
+        InputError: an argument is outside its range.
+    """
+
+    positions: str = "method"
+    combine: str = "poe"
+    method: str = "icl"
+    weights: tuple[float, ...] | None = None
+
+    def __post_init__(self) -> None:
+        fine = isinstance(self.method, str) and self.method in methods.NAMES
+        encodes = methods.find(self.method) if fine else Method
+        fine = fine and not encodes.memory_depends_on_query and not issubclass(encodes, Several)
+        self._check("method", fine=fine, must="one whose memory all queries share: icl, pcw, invicl, deepthink, ...")
+        if self.positions == "method":
+            object.__setattr__(self, "positions", encodes(repeat=self.repeat).positions)
+        super().__post_init__()
+        self._check("combine", fine=self.combine in COMBINE, must="poe, moe or max")
+        if isinstance(self.weights, list):
+            object.__setattr__(self, "weights", tuple(self.weights))
+        if self.weights is not None:
+            fine = isinstance(self.weights, tuple) and all(is_number(weight) and weight > 0 for weight in self.weights)
+            self._check("weights", fine=fine and bool(self.weights), must="a list of numbers above 0")
+
+    @property
+    def of_window(self) -> Method:
+        return methods.find(self.method)(positions=self.positions, repeat=self.repeat)
+
+    @property
+    def trained_under(self) -> str:
+        """As the method of a window."""
+        return self.of_window.trained_under
+
+    @property
+    def reads_in_parts(self) -> bool:  # type: ignore[override]
+        """As the method of a window."""
+        return self.of_window.reads_in_parts
+
+    @property
+    def invariant(self) -> bool:
+        """If no window, and no demonstration of a window, is treated otherwise than the others."""
+        return super().invariant and self.weights is None
+
+    def why_not(self, n: int) -> str:
+        """Every window needs its weight."""
+        windows = math.ceil(n / self.window_size)
+        if self.weights is not None and n and len(self.weights) != windows:
+            return f"weights: {len(self.weights)} numbers for {windows} windows"
+        return super().why_not(n)
+
+    def _joined(self, numbers: Tensor) -> Tensor:
+        """Combine log-probabilities, [texts, memories, ...] -> [texts, ...]."""
+        weights = torch.tensor(self.weights or [1.0] * numbers.shape[1], dtype=numbers.dtype, device=numbers.device)
+        weights = (weights / weights.sum()).view(-1, *[1] * (numbers.dim() - 2))
+        if self.combine == "poe":
+            return (numbers * weights).sum(1)
+        weighted = numbers + weights.log()
+        return weighted.logsumexp(1) if self.combine == "moe" else weighted.amax(1)
+
+    def next_token(self, logprobs: Tensor, state: Tensor | None) -> tuple[Tensor, None]:
+        return self._joined(logprobs).log_softmax(-1), None
+
+    def score(self, combined: Tensor, logprobs: Tensor, answer: Sequence[int]) -> Score:
+        behind_each = logprobs[:, range(len(answer)), list(answer)].sum(-1)
+        greedy = combined.argmax(-1).tolist() == list(answer)
+        return float(self._joined(behind_each[None])), greedy

@@ -1,0 +1,94 @@
+"""NBCE: Naive Bayes-based Context Extension for Large Language Models (Su et al., NAACL 2024)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lm_eval_icl.errors import is_number
+from lm_eval_icl.inference.scoring import Score
+from lm_eval_icl.methods.base import Method
+from lm_eval_icl.methods.icl import ICL
+from lm_eval_icl.methods.several import Several
+from lm_eval_icl.prompts.tokens import Context
+
+
+@dataclass(frozen=True)
+class NBCE(Several):
+    """Naive-Bayes context extension: the surest window predicts, against the prediction without demonstrations.
+
+    With the log-probabilities l_w of the next token behind window w, l_0 behind the prefix alone, and the entropies
+    H_w = -sum exp(l_w) clip(l_w, -100, 0) of the distributions truncated to their nucleus,
+
+        k = argmin_w H_w, where H_k' of the token before is lowered by eta
+        z = (1 + beta) l_k - beta l_0 where l_0 > -100, and l_k elsewhere
+
+    The next token's distribution is the softmax of z. Ties go to the first window.
+
+    Args:
+        beta: 0 or more.
+        eta: what the entropy of the window is lowered by that was chosen for the token before; 0 or more.
+        top_p: the probability of the nucleus, above 0; 1 for no truncation.
+        truncate: "entropy": the nucleus counts for the entropies alone, so that every answer has a log-likelihood;
+            "all": z is of truncated distributions too, as in the released demonstration. The log-likelihood of an
+            answer outside the nucleus is then minus infinity.
+        choose: "step": a window for every token; "first": the released program for classification. The window is that
+            of the first token, the prefix alone may be chosen too, and an answer's score is the mean of z, which is not
+            normalized, over its tokens.
+
+    Raises:
+        InputError: an argument is outside its range.
+    """
+
+    beta: float = 0.25
+    eta: float = 0.1
+    top_p: float = 0.95
+    truncate: str = "entropy"
+    choose: str = "step"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("beta", "eta"):
+            value = getattr(self, name)
+            self._check(name, fine=is_number(value) and value >= 0, must="a number, 0 or more")
+        self._check("top_p", fine=is_number(self.top_p) and 0 < self.top_p <= 1, must="above 0 and at most 1")
+        self._check("truncate", fine=self.truncate in ("entropy", "all"), must="entropy or all")
+        self._check("choose", fine=self.choose in ("step", "first"), must="step or first")
+
+    @property
+    def of_window(self) -> Method:
+        return ICL(self.positions, self.repeat)
+
+    def contexts(self, context: Context) -> list[Context]:
+        """The windows, and the prefix alone."""
+        return [*self.windows(context), Context(context.prefix, ())] if context.demonstrations else [context]
+
+    def next_token(self, logprobs: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
+        """The state is the number of the window that was chosen."""
+        texts, truncated = torch.arange(len(logprobs), device=logprobs.device), logprobs
+        if self.top_p < 1:
+            ascending, tokens = logprobs.sort(-1)
+            outside = ascending.exp().cumsum(-1) <= 1 - self.top_p
+            outside[..., -1] = False
+            truncated = logprobs.masked_fill(torch.zeros_like(outside).scatter(-1, tokens, outside), -math.inf)
+        entropy = -(truncated.exp() * truncated.clip(-100, 0)).sum(-1)
+        if self.choose == "step":
+            entropy = entropy[:, :-1]
+            if state is not None:
+                entropy[texts, state] -= self.eta
+        elif state is not None:
+            entropy[texts, state] = -math.inf
+        state = entropy.argmin(-1)
+        of = truncated if self.truncate == "all" else logprobs
+        chosen, without = of[texts, state], of[:, -1]
+        z = torch.where(without > -100, (1 + self.beta) * chosen - self.beta * without, chosen)
+        return z if self.choose == "first" else z.log_softmax(-1), state
+
+    def score(self, combined: Tensor, logprobs: Tensor, answer: Sequence[int]) -> Score:
+        numbers = combined[range(len(answer)), list(answer)]
+        greedy = combined.argmax(-1).tolist() == list(answer)
+        return float(numbers.mean() if self.choose == "first" else numbers.sum()), greedy

@@ -1,0 +1,143 @@
+"""The base class of methods that ask several memories, and combine what these predict."""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from lm_eval_icl.inference.memory import Memory
+from lm_eval_icl.inference.packing import Queries
+from lm_eval_icl.inference.schedule import Work
+from lm_eval_icl.inference.scoring import Score
+from lm_eval_icl.methods.base import Footprint, Method
+from lm_eval_icl.prompts.layouts import Layout, Pattern, before, same
+from lm_eval_icl.prompts.tokens import Context
+
+
+@dataclass(frozen=True)
+class Several(Method):
+    """Several memories: the demonstrations are divided into windows, and each window is a context of its own.
+
+    A query runs behind every memory, and the log-probabilities of the next token behind all of them are combined. The
+    memories of windows are stored by themselves, and shared by all queries.
+
+    Args:
+        window_size: how many demonstrations a window has, at most all of them; the last window may have fewer.
+    """
+
+    treats_demonstrations_alike = True
+    one_pass = False
+
+    window_size: int = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check_whole("window_size")
+
+    @property
+    @abstractmethod
+    def of_window(self) -> Method:
+        """The method that encodes a window."""
+
+    @abstractmethod
+    def next_token(self, logprobs: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """The combined distribution of the next token.
+
+        Args:
+            logprobs: [texts, memories, vocabulary], the log-probabilities behind the memories of `contexts`.
+            state: what this function has returned for the token before it; None for the first token.
+
+        Returns:
+            [texts, vocabulary], and a state, [texts].
+        """
+
+    @abstractmethod
+    def score(self, combined: Tensor, logprobs: Tensor, answer: Sequence[int]) -> Score:
+        """The score of an answer.
+
+        Args:
+            combined: [tokens, vocabulary], `next_token` for each of its tokens.
+            logprobs: [memories, tokens, vocabulary], what it was combined from.
+        """
+
+    def combined(self, logprobs: Tensor) -> Tensor:
+        """`next_token` for all tokens of an answer, [memories, tokens, vocabulary] -> [tokens, vocabulary]."""
+        rows, state = [], None
+        for at in range(logprobs.shape[1]):
+            row, state = self.next_token(logprobs[None, :, at], state)
+            rows.append(row)
+        return torch.cat(rows)
+
+    @property
+    def invariant(self) -> bool:
+        """If every window has one demonstration: no pass contains two."""
+        return self.window_size == 1
+
+    def why_not(self, n: int) -> str:
+        """A window must not be larger than the number of demonstrations."""
+        if self.window_size <= max(n, 1):
+            return ""
+        return f"window_size={self.window_size}: more than the {n} demonstrations; lower it"
+
+    def windows(self, context: Context) -> list[Context]:
+        """A context for each window; the context itself if there are no demonstrations."""
+        size, demonstrations = self.window_size, context.demonstrations
+        starts = range(0, max(len(demonstrations), 1), size)
+        return [Context(context.prefix, demonstrations[start : start + size]) for start in starts]
+
+    def contexts(self, context: Context) -> list[Context]:
+        """The contexts whose memories a query asks."""
+        return self.windows(context)
+
+    def pattern(self, n: int) -> Pattern:
+        """The windows side by side, as if they were one row."""
+        window = torch.arange(n) // self.window_size
+        return Pattern(before(n) & same(window), windows=window)
+
+    def passes(
+        self, prefix: int, demonstrations: Sequence[int], query: int = 0, answer: int = 0
+    ) -> list[tuple[str, Layout]]:
+        """One pass for each of `contexts`, the last of its method's passes if that has several."""
+        ids, start = [], 0
+        for length in (prefix, *demonstrations):
+            ids.append(tuple(range(start, start + length)))
+            start += length
+        whole, found = Context(ids[0], tuple(ids[1:])), []
+        for number, context in enumerate(self.contexts(whole), 1):
+            here = len(context.tokens)
+            first = (number - 1) * self.window_size if context.demonstrations else 0
+            title, layout = self.of_window.passes(prefix, context.lengths, query, answer)[-1]
+            blocks = []
+            for block in layout.blocks:
+                name, source = block.name, block.source
+                if name in ("Q", "A"):
+                    source += start - here
+                elif name.startswith("D"):
+                    bare = name.rstrip("'")
+                    name, source = f"D{int(bare[1:]) + first}{name[len(bare) :]}", source + sum(demonstrations[:first])
+                blocks.append(replace(block, name=name, source=source))
+            kind = f"memory {number}" if context.demonstrations else f"memory {number}: no demonstrations"
+            found.append((f"{kind}: {title}" if title else kind, replace(layout, blocks=tuple(blocks))))
+        return found
+
+    def footprint(self, context: Context) -> Footprint:
+        """That of the longest window in every respect."""
+        found = [dataclasses.astuple(self.of_window.footprint(each)) for each in self.contexts(context)]
+        tokens, kept, positions, shortest, start = zip(*found, strict=True)
+        return Footprint(max(tokens), max(kept), max(positions), min(shortest), max(start))
+
+    def encode(self, model: PreTrainedModel, contexts: Sequence[Context]) -> list[Memory]:
+        """The memories of windows."""
+        return self.of_window.encode(model, contexts)
+
+    def work(self, context: Context, queries: Queries, own: bool) -> Iterator[Work]:
+        """All queries run behind all memories."""
+        kept = [self.of_window.footprint(each).kept for each in self.contexts(context)]
+        footprint = self.footprint(context)
+        yield Work(context, sorted(queries.items()), footprint.tokens, entries=sum(kept), own=own, memories=len(kept))

@@ -1,0 +1,75 @@
+"""Structured prompting: Scaling In-Context Learning to 1,000 Examples (Hao et al., 2022)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from transformers import PreTrainedModel
+
+from lm_eval_icl.errors import is_number
+from lm_eval_icl.inference.attention import Reading
+from lm_eval_icl.inference.memory import Memory
+from lm_eval_icl.methods.pcw import PCW
+from lm_eval_icl.prompts.layouts import Block, Layout
+from lm_eval_icl.prompts.tokens import Context
+
+
+@dataclass(frozen=True)
+class Structured(PCW):
+    """Structured prompting: windows as in `pcw`, behind which every token weighs its own tokens M times.
+
+    For M windows, a token of query or continuation gives each of its own tokens the weight M exp(s), and each entry of
+    the memory exp(s) (rescaled attention): log M is added to the scores of its own tokens. This is the same as 1/M for
+    the memory, by which its log-sum-exp is shifted here. Windows are aligned at their ends. With one window it is
+    `icl`.
+
+    Args:
+        window_size: as for `pcw`. The paper's windows have many demonstrations.
+        factor: M, above 0; None for the number of windows.
+        align: "right": all windows end where the longest one ends; "left": they begin together, as in `pcw`. It counts
+            for symmetric positions alone.
+
+    Raises:
+        InputError: an argument is outside its range.
+    """
+
+    one_pass = False
+    trained_under = "pcw"  # type: ignore[assignment]
+    reads_in_parts = True
+
+    factor: float | None = None
+    align: str = "right"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        fine = self.factor is None or (is_number(self.factor) and 0 < self.factor < math.inf)
+        self._check("factor", fine=fine, must="a number above 0")
+        self._check("align", fine=self.align in ("right", "left"), must="right or left")
+
+    def layout(self, prefix: int, demonstrations: Sequence[int], query: int = 0, answer: int = 0) -> Layout:
+        """The layout of `pcw`, with the windows moved to where the longest one ends."""
+        row = super().layout(prefix, demonstrations, query, answer)
+        if self.positions != "symmetric" or self.align == "left":
+            return row
+        lengths, size = [*demonstrations] * self.repeat, self.window_size
+        windows = [sum(lengths[first : first + size]) for first in range(0, len(lengths), size)]
+
+        def moved(block: Block) -> Block:
+            if not block.name.startswith("D"):
+                return block
+            length = windows[(int(block.name[1:]) - 1) // size]
+            return replace(block, start=block.start + max(windows) - length)
+
+        return replace(row, blocks=tuple(map(moved, row.blocks)))
+
+    def encode(self, model: PreTrainedModel, contexts: Sequence[Context]) -> list[Memory]:
+        """The memories of `pcw`, read with the weight 1/M."""
+        memories = []
+        for memory, context in zip(super().encode(model, contexts), contexts, strict=True):
+            windows = math.ceil(len(context.demonstrations) * self.repeat / self.window_size)
+            factor = (windows if self.factor is None else self.factor) if windows else 1
+            plain = factor == 1 or not memory.layers
+            memories.append(memory if plain else memory.divided(0, Reading(log_weight=-math.log(factor))))
+        return memories

@@ -1,0 +1,709 @@
+"""Methods that refine, read or combine memories, against literal computations in float64.
+
+The literal computations share nothing with the package but the models: attention is a function of this file, which
+makes every score of every head at once, and who sees whom is said token by token.
+"""
+
+import functools
+import math
+from dataclasses import dataclass
+
+import pytest
+import torch
+from transformers import AttentionInterface, DynamicCache
+
+from lm_eval_icl import methods
+from lm_eval_icl.errors import InputError, Unsupported
+from lm_eval_icl.inference.attention import AttentionCall
+from lm_eval_icl.inference.capabilities import probe
+from lm_eval_icl.inference.generation import settings_in_force
+from lm_eval_icl.inference.scoring import score_packed, score_rows
+from lm_eval_icl.methods import encoder
+from lm_eval_icl.methods.runner import MethodRunner
+from lm_eval_icl.prompts.tokens import Context, TokenizedPrompt
+from tests import tiny
+
+MODELS = ["gpt2", "llama", "gpt_neox"]  # of three layers; llama has two key-value heads for four heads
+CONTEXT = Context((5, 9), ((20, 21, 22), (30, 31), (40, 41, 42, 43), (50, 51, 52)))
+QUERIES = {(60, 61, 62): [(70,), (71, 72), (71, 73, 74)], (63, 64): [(70, 75), (76,)]}
+TOLERANCE = 1e-6  # rotary angles are computed in float32
+
+
+@functools.cache
+def model_of(name):
+    model = tiny.build(name, torch.float64)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.mul_(1.5)
+    return model
+
+
+@pytest.fixture(autouse=True)
+def tried_once(monkeypatch):
+    """What a model can do is found out once for all tests."""
+    monkeypatch.setattr(encoder, "probe", probe_of)
+
+
+@functools.cache
+def probe_of(model):
+    return probe(model)
+
+
+# Literal attention.
+
+
+@dataclass
+class Spec:
+    """sees: [n, columns] whether a token sees a column. part: [n, columns] the columns that a token reads apart, with
+    this temperature, this factor of their log-sum-exp and this weight; None for none."""
+
+    sees: torch.Tensor
+    part: torch.Tensor | None = None
+    temperature: float = 1.0
+    factor: float = 1.0
+    weight: float = 1.0
+
+
+SPEC: list[Spec] = []
+
+
+def literal(module, query, key, value, attention_mask, scaling=None, **options):
+    groups = query.shape[1] // key.shape[1]
+    key, value = (part.double().repeat_interleave(groups, dim=1) for part in (key, value))
+    scores = query.double() @ key.mT * (query.shape[-1] ** -0.5 if scaling is None else scaling)
+    [spec] = SPEC
+    plain, apart = spec.sees, torch.zeros_like(spec.sees)
+    if spec.part is not None:
+        plain, apart = spec.sees & ~spec.part, spec.sees & spec.part
+    a = scores.masked_fill(~apart, -math.inf) / spec.temperature
+    b = scores.masked_fill(~plain, -math.inf)
+    share_a = spec.factor * a.logsumexp(-1) + math.log(spec.weight)
+    share_a = torch.where(apart.any(-1), share_a, torch.full_like(share_a, -math.inf))
+    shares = torch.stack([share_a, b.logsumexp(-1)], -1).softmax(-1)
+    output = shares[..., :1] * (a.softmax(-1).nan_to_num() @ value) + shares[..., 1:] * (b.softmax(-1) @ value)
+    return output.transpose(1, 2).contiguous(), None
+
+
+AttentionInterface.register("literal_of_tests", literal)
+
+
+def run(model, tokens, positions, spec, behind=None):
+    """Keys and values of the tokens [(keys, values)], and their logits [n, vocabulary]."""
+    before, SPEC[:] = model.config._attn_implementation, [spec]
+    model.config._attn_implementation = "literal_of_tests"
+    try:
+        with torch.no_grad():
+            out = model(
+                torch.tensor([tokens]),
+                position_ids=torch.tensor([positions]),
+                attention_mask=torch.zeros(1, 1, *spec.sees.shape, dtype=torch.float64),
+                past_key_values=DynamicCache(behind) if behind else DynamicCache(),
+                use_cache=True,
+            )
+    finally:
+        model.config._attn_implementation = before
+    n = len(tokens)
+    new = [(layer.keys[:, :, -n:], layer.values[:, :, -n:]) for layer in out.past_key_values.layers]
+    return new, out.logits[0].log_softmax(-1)
+
+
+def row_of(context, layout, window_size=1, positions="symmetric", align="left"):
+    """Tokens, positions, who sees whom [n, n], which are kept, and where the query starts, by the definitions."""
+    p, demonstrations = len(context.prefix), context.demonstrations
+    labels = [("P", 0, i) for i in range(p)]
+    copies = 2 if layout == "invicl" else 1
+    labels += [
+        (f"D{copy}", d, i) for copy in range(copies) for d, ids in enumerate(demonstrations) for i in range(len(ids))
+    ]
+    window = [d // window_size for d in range(len(demonstrations))]
+    lengths = [sum(len(ids) for d, ids in enumerate(demonstrations) if window[d] == w) for w in range(max(window) + 1)]
+    longest = max(lengths)
+
+    def at(kind, d, i):
+        if kind == "P":
+            return i
+        if positions == "sequential":
+            return p + sum(map(len, demonstrations[:d])) + i
+        shift = longest - lengths[window[d]] if align == "right" else 0
+        return p + shift + sum(len(ids) for e, ids in enumerate(demonstrations[:d]) if window[e] == window[d]) + i
+
+    def sees(one, other):
+        (kind, d, i), (kind2, e, j) = one, other
+        if kind2 == "P":
+            return kind != "P" or j <= i
+        if kind == "P":
+            return False
+        own = (kind, d) == (kind2, e)
+        if layout == "icl":
+            return e < d or (own and j <= i)
+        if layout == "prefixicl":
+            return True
+        if layout == "pcw":
+            return (own and j <= i) or (e < d and window[e] == window[d])
+        if layout == "star":
+            return (own and j <= i) or (e < d and window[e] in (0, window[d]))
+        assert layout == "invicl"
+        return (own and j <= i) or (kind == "D1" and kind2 == "D0" and e != d)
+
+    tokens = [context.prefix[i] if kind == "P" else demonstrations[d][i] for kind, d, i in labels]
+    end = p + (sum(map(len, demonstrations)) if positions == "sequential" else longest)
+    matrix = torch.tensor([[sees(one, other) for other in labels] for one in labels])
+    kept = [kind in ("P", f"D{copies - 1}") for kind, *_ in labels]
+    return tokens, [at(*label) for label in labels], matrix, kept, end
+
+
+def asked(model, memory, start, query, answer, read=None):
+    """log p of an answer's tokens behind a memory: [len(answer), vocabulary]. `read` makes the entries of the memory
+    a part: (columns [entries] bool, temperature, factor, weight)."""
+    tokens, entries = [*query, *answer[:-1]], memory[0][0].shape[2]
+    n = len(tokens)
+    sees = torch.cat([torch.ones(n, entries, dtype=torch.bool), torch.ones(n, n, dtype=torch.bool).tril()], 1)
+    spec = Spec(sees)
+    if read is not None:
+        columns, *numbers = read
+        part = torch.cat([torch.as_tensor(columns), torch.zeros(n, dtype=torch.bool)])[None].expand(n, -1)
+        spec = Spec(sees, part, *numbers)
+    _, logprobs = run(model, tokens, range(start, start + n), spec, memory)
+    return logprobs[len(query) - 1 :]
+
+
+def score(logprobs, answer):
+    return float(logprobs[range(len(answer)), list(answer)].sum()), logprobs.argmax(-1).tolist() == list(answer)
+
+
+def expected(model, memory, start, read=None):
+    return [
+        score(asked(model, memory, start, query, answer, read), answer)
+        for query, answers in QUERIES.items()
+        for answer in answers
+    ]
+
+
+def select(memory, columns):
+    at = torch.tensor(columns).nonzero()[:, 0]
+    return [(keys[:, :, at], values[:, :, at]) for keys, values in memory]
+
+
+def ours(model, method, context=CONTEXT):
+    """The product's scores behind a context's memory, packed and as rows."""
+    with torch.no_grad():
+        (memory,) = method.encode(model, [context])
+        packed = score_packed(
+            model, [(memory, [(query, answer) for query, answers in QUERIES.items() for answer in answers])]
+        )
+        rows = [found for query, answers in QUERIES.items() for found in score_rows(model, memory, [(query, answers)])]
+    return list(packed), rows
+
+
+def assert_close(found, wanted, tolerance=TOLERANCE):
+    assert [greedy for _, greedy in found] == [greedy for _, greedy in wanted]
+    assert [number for number, _ in found] == pytest.approx([number for number, _ in wanted], rel=tolerance, abs=1e-8)
+
+
+# Layouts.
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    ("method", "layout", "arguments"),
+    [
+        ("sbp", "pcw", {}),
+        ("star", "star", {"positions": "sequential"}),
+        ("star", "star", {"positions": "sequential", "window_size": 2}),
+    ],
+)
+def test_layouts(name, method, layout, arguments):
+    model = model_of(name)
+    tokens, positions, sees, _, end = row_of(CONTEXT, layout, **arguments)
+    memory, _ = run(model, tokens, positions, Spec(sees))
+    for found in ours(model, methods.make(method, arguments)):
+        assert_close(found, expected(model, memory, end))
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_star_is_every_window_behind_a_copy_of_the_first(name):
+    """The authors' phase 1: a window runs behind the first one, whose keys and values are then dropped."""
+    model, context = model_of(name), Context((), CONTEXT.demonstrations)
+    windows = [[*CONTEXT.demonstrations[0], *CONTEXT.demonstrations[1]], [*CONTEXT.demonstrations[2], 50, 51, 52]]
+    first, second = map(len, windows)
+    causal = torch.ones(first + second, first + second, dtype=torch.bool).tril()
+    anchor, _ = run(model, windows[0], range(first), Spec(causal[:first, :first]))
+    local, _ = run(model, [*windows[0], *windows[1]], range(first + second), Spec(causal))
+    memory = [
+        tuple(torch.cat([a, b[:, :, first:]], dim=2) for a, b in zip(*layer, strict=True))
+        for layer in zip(anchor, local, strict=True)
+    ]
+    for found in ours(model, methods.make("star", {"window_size": 2}), context):
+        assert_close(found, expected(model, memory, first + second))
+
+
+# Deep-Thinking over layouts.
+
+THINKING = {"icl": "sequential", "pcw": "symmetric", "invicl": "symmetric", "prefixicl": "symmetric"}
+
+
+def thought(model, context, layout, reads, T, eta, momentum, restart=False):
+    """The definition: the row runs again at positions moved by its end, on the memory of all its tokens."""
+    tokens, positions, sees, kept, end = row_of(context, layout, positions=THINKING[layout])
+    memory, _ = run(model, tokens, positions, Spec(sees))
+    velocity = [(0.0, 0.0)] * len(memory)
+    behind = torch.tensor([kept] * len(tokens)) if reads == "all" else sees
+    for _ in range(T - 1):
+        at = [position + (0 if restart else end) for position in positions]
+        present, _ = run(model, tokens, at, Spec(torch.cat([behind, sees], 1)), memory)
+        velocity = [
+            tuple(new - old + momentum * v for new, old, v in zip(*layer, strict=True))
+            for layer in zip(present, memory, velocity, strict=True)
+        ]
+        memory = [
+            tuple(old + eta * v for old, v in zip(*layer, strict=True)) for layer in zip(memory, velocity, strict=True)
+        ]
+    return select(memory, kept), end
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("layout", THINKING)
+@pytest.mark.parametrize("reads", ["all", "layout"])
+def test_thinking_over_a_layout(name, layout, reads):
+    model, knobs = model_of(name), {"T": 3, "eta": 0.3, "momentum": 0.5}
+    memory, start = thought(model, CONTEXT, layout, reads, **knobs)
+    method = methods.make("deepthink", {"layout": layout, "reads": reads, **knobs})
+    for found in ours(model, method):
+        assert_close(found, expected(model, memory, start))
+
+
+def moved(one, other):
+    """For each entry, whether keys or values of any layer differ in any bit."""
+    changed = [
+        (a != b).any(-1).any(1)[0] for la, lb in zip(one, other, strict=True) for a, b in zip(la, lb, strict=True)
+    ]
+    return torch.stack(changed).any(0).tolist()
+
+
+@pytest.mark.parametrize(
+    ("layout", "leaks"), [("icl", False), ("pcw", False), ("invicl", False), ("star", False), ("prefixicl", True)]
+)
+def test_nothing_leaks_that_did_not_leak_in_one_pass(layout, leaks):
+    """Not one bit of an entry before a demonstration's last token, its answer, depends on that token: for every T."""
+    model, answer = model_of("llama"), 99
+    changed = Context(CONTEXT.prefix, (CONTEXT.demonstrations[0], (30, answer), *CONTEXT.demonstrations[2:]))
+    depends_on_others = False
+    for T in (1, 2, 3, 4):
+        method = methods.make("deepthink", {"layout": layout, "reads": "layout", "T": T, "eta": 0.5})
+        with torch.no_grad():
+            one, other = (method.encode(model, [context])[0].layers for context in (CONTEXT, changed))
+        differs = moved(one, other)
+        assert differs[5 + 1] and not any(differs[:2])  # the answer itself; not the prefix
+        assert differs[5] == leaks  # the demonstration's input
+        depends_on_others = any(differs[7:])
+        assert depends_on_others == (layout in ("icl", "invicl", "prefixicl"))
+
+
+def test_reading_the_whole_memory_leaks():
+    """The same test sees it, so it can fail: from pass 2 on an input reads its own answer's entry."""
+    model = model_of("llama")
+    changed = Context(CONTEXT.prefix, (CONTEXT.demonstrations[0], (30, 99), *CONTEXT.demonstrations[2:]))
+    for layout in ("icl", "pcw", "invicl"):
+        method = methods.make("deepthink", {"layout": layout, "reads": "all", "T": 2, "eta": 0.5})
+        with torch.no_grad():
+            one, other = (method.encode(model, [context])[0].layers for context in (CONTEXT, changed))
+        assert moved(one, other)[5]
+
+
+@pytest.mark.parametrize("layout", ["pcw", "sbp", "invicl", "prefixicl"])
+@pytest.mark.parametrize("reads", ["all", "layout"])
+def test_thinking_is_invariant_where_its_layout_is(layout, reads):
+    model, order = model_of("gpt_neox"), [2, 0, 3, 1]
+    permuted = Context(CONTEXT.prefix, tuple(CONTEXT.demonstrations[i] for i in order))
+    for T in (1, 2, 4):
+        method = methods.make("deepthink", {"layout": layout, "reads": reads, "T": T, "eta": 0.5})
+        assert method.invariant and method.treats_demonstrations_alike
+        one, other = (ours(model, method, context)[0] for context in (CONTEXT, permuted))
+        assert_close(one, other, 1e-10)
+    assert not methods.make("deepthink", {"layout": layout, "positions": "sequential"}).invariant
+
+
+@pytest.mark.parametrize("layout", ["icl", "nope", "pcw", "star", "invicl", "prefixicl"])
+def test_one_pass_is_the_layouts_own_method(layout):
+    model = model_of("llama")
+    assert ours(model, methods.make("deepthink", {"layout": layout, "T": 1})) == ours(model, methods.make(layout))
+
+
+def test_thinking_over_the_causal_layout_by_itself_is_the_paper():
+    model = model_of("gpt2")
+    plain, said = methods.make("deepthink"), methods.make("deepthink", {"layout": "icl", "reads": "all"})
+    assert plain == said and ours(model, plain) == ours(model, said)
+    assert not plain.needs_mask and methods.make("deepthink", {"reads": "layout"}).needs_mask
+
+
+def test_contexts_think_side_by_side():
+    model, other = model_of("llama"), Context((7,), ((33, 34), (44, 45, 46)))
+    for layout in ("invicl", "pcw"):
+        method = methods.make("deepthink", {"layout": layout, "T": 3, "eta": 0.4})
+        with torch.no_grad():
+            together = method.encode(model, [CONTEXT, other])
+            alone = tiny.encoded_alone(method, model, [CONTEXT, other])
+        for one, two in zip(together, alone, strict=True):
+            assert (one.tokens, one.query_start) == (two.tokens, two.query_start)
+            for layer, layer2 in zip(one.layers, two.layers, strict=True):
+                torch.testing.assert_close(layer, layer2, rtol=1e-9, atol=1e-9)
+
+
+def test_a_long_row_is_attended_to_some_rows_at_a_time():
+    """Rows of more than 256 tokens get no mask of the whole."""
+    model = model_of("gpt2")
+    context = Context((5, 6), tuple(tuple(range(20 + d, 60 + d)) for d in range(9)))
+    knobs = {"T": 2, "eta": 0.5, "momentum": 0.0}
+    for layout in ("pcw", "invicl"):
+        memory, start = thought(model, context, layout, "layout", **knobs)
+        found = ours(model, methods.make("deepthink", {"layout": layout, **knobs}), context)[0]
+        assert_close(found, expected(model, memory, start))
+
+
+@pytest.mark.parametrize(
+    "arguments", [{"layout": "saicl"}, {"layout": "deepthink"}, {"layout": "none"}, {"reads": "others"}]
+)
+def test_what_is_not_thought_over_is_refused(arguments):
+    (name,) = arguments
+    with pytest.raises(InputError, match=f"deepthink: {name}="):
+        methods.make("deepthink", arguments)
+
+
+# Reading a memory in parts.
+
+READINGS = [(1.0, 1.0, 1.0), (0.9, 0.9, 1.0), (0.8, 1.0, 0.7), (2.5, 0.3, 4.0)]
+
+
+@functools.cache
+def behind(name, layout, **arguments):
+    """The literal memory of the context under a layout, and where the query starts."""
+    tokens, positions, sees, kept, end = row_of(CONTEXT, layout, **arguments)
+    memory, _ = run(model_of(name), tokens, positions, Spec(sees))
+    return select(memory, kept), end
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("temperature", "scale", "weight"), READINGS)
+def test_ape(name, temperature, scale, weight):
+    memory, start = behind(name, "pcw")
+    part = [False] * 2 + [True] * (len(CONTEXT.tokens) - 2)
+    wanted = expected(model_of(name), memory, start, (part, temperature, scale * temperature, weight))
+    method = methods.make("ape", {"temperature": temperature, "scale": scale, "weight": weight})
+    for found in ours(model_of(name), method):
+        assert_close(found, wanted)
+    same = temperature == scale == weight == 1
+    for found in ours(model_of(name), methods.make("pcw")):
+        close = [number for number, _ in found] == pytest.approx([number for number, _ in wanted], rel=TOLERANCE)
+        assert close == same
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("size", "factor", "align"), [(1, None, "right"), (2, None, "right"), (3, 2.5, "left")])
+def test_structured(name, size, factor, align):
+    """Own columns have M times the weight: all entries of the memory are a part with the weight 1/M."""
+    memory, start = behind(name, "pcw", window_size=size, align=align)
+    weight = 1 / (factor or math.ceil(4 / size))
+    wanted = expected(model_of(name), memory, start, ([True] * len(CONTEXT.tokens), 1, 1, weight))
+    method = methods.make("structured", {"window_size": size, "factor": factor, "align": align})
+    for found in ours(model_of(name), method):
+        assert_close(found, wanted)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_structured_is_icl_with_one_window_and_pcw_with_equal_ones(name):
+    model = model_of(name)
+    assert ours(model, methods.make("structured", {"window_size": 4})) == ours(model, methods.make("icl"))
+    alike = Context(CONTEXT.prefix, tuple(ids[:2] for ids in CONTEXT.demonstrations))
+    one, other = methods.make("structured", {"factor": 1}), methods.make("pcw")
+    assert ours(model, one, alike) == ours(model, other, alike)
+
+
+def scores(model, method, contexts=(CONTEXT,), own=False, **options):
+    """The runner's scores: {(context, query, answer): score}."""
+    runner, found = MethodRunner(model, method, **options), {}
+    with runner.inference_mode():
+        for asked, numbers in runner.score(dict.fromkeys(contexts, QUERIES), own=lambda context: own):
+            found |= zip(asked, numbers, strict=True)
+    return found
+
+
+OTHER = Context((7,), ((33, 34), (44, 45, 46)))
+
+
+@pytest.mark.parametrize("method", ["ape", "structured"])
+def test_parts_of_several_memories_share_a_pass(method):
+    model, both = model_of("llama"), (CONTEXT, OTHER)
+    together = scores(model, methods.make(method), both, own=True, pack_tokens=4096)
+    apart = scores(model, methods.make(method), both, pack_tokens=1)
+    assert together.keys() == apart.keys()
+    assert_close([*together.values()], [apart[asked] for asked in together], 1e-9)
+
+
+def test_parts_without_the_kernel(monkeypatch):
+    """As on an accelerator: scores are computed, some tokens at a time."""
+    model, method = model_of("llama"), methods.make("ape")
+    wanted = ours(model, method)
+    monkeypatch.setattr(AttentionCall, "has_kernel", property(lambda call: False))
+    for found, expected_ in zip(ours(model, method), wanted, strict=True):
+        assert_close(found, expected_, 1e-9)
+
+
+def test_a_long_pack_is_read_in_parts():
+    """Rows of more than 64 tokens are attended to some tokens at a time."""
+    model, method = model_of("llama"), methods.make("ape")
+    queries = {(60, 61 + i, 62, 63): [(70,), (71, 72)] for i in range(40)}
+    runner, found = MethodRunner(model, method), {}
+    with runner.inference_mode():
+        for asked, numbers in runner.score({CONTEXT: queries}):
+            found |= zip(asked, numbers, strict=True)
+    with torch.no_grad():
+        (memory,) = method.encode(model, [CONTEXT])
+        for query, answers in [*queries.items()][::13]:
+            rows = score_rows(model, memory, [(query, answers)])
+            assert_close([found[CONTEXT, query, answer] for answer in answers], rows, 1e-9)
+
+
+def greedily(distribution, query, length):
+    """Token by token: `distribution(query, answer)` gives what predicts each token of an answer."""
+    tokens = ()
+    for _ in range(length):
+        tokens = (*tokens, int(distribution(query, (*tokens, 0))[-1].argmax()))
+    return list(tokens)
+
+
+def generated(model, method, queries, context=CONTEXT, length=5, **settings):
+    runner = MethodRunner(model, method, batch_size=8)
+    prompts = [TokenizedPrompt(context, query) for query in sorted(queries, key=len, reverse=True)]
+
+    def generate(context, **inputs):
+        plain = {"max_new_tokens": length, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+        return model.generate(context, **inputs, **{**plain, **settings})
+
+    with runner.inference_mode():
+        in_force = settings_in_force(model, {"do_sample": False, **settings})
+        rows = runner.generate(prompts, ["?"] * len(prompts), length, generate, in_force)
+    return {prompt.query: row for prompt, row in zip(prompts, rows, strict=True)}
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_texts_are_generated_in_parts(name):
+    model, (memory, start) = model_of(name), behind(name, "pcw")
+    part = [False] * 2 + [True] * (len(CONTEXT.tokens) - 2)
+    read = (part, 0.6, 0.5 * 0.6, 0.4)
+    method = methods.make("ape", {"temperature": 0.6, "scale": 0.5, "weight": 0.4})
+    found = generated(model, method, QUERIES)
+    for query in QUERIES:
+        assert found[query] == greedily(lambda *pair: asked(model, memory, start, *pair, read), query, 5)
+
+
+def test_beams_in_parts():
+    """Two beams, searched here by hand; the best of two beams is not the greedy text for one of the queries."""
+    model, (memory, start) = model_of("llama"), behind("llama", "pcw")
+    read = ([False] * 2 + [True] * (len(CONTEXT.tokens) - 2), 0.6, 0.3, 0.4)
+    method = methods.make("ape", {"temperature": 0.6, "scale": 0.5, "weight": 0.4})
+    for query in QUERIES:
+        beams = [(0.0, ())]
+        for _ in range(4):
+            grown = []
+            for total, tokens in beams:
+                logprobs = asked(model, memory, start, query, (*tokens, 0), read)[-1]
+                grown += [
+                    (total + float(logprobs[token]), (*tokens, token)) for token in logprobs.topk(2).indices.tolist()
+                ]
+            beams = sorted(grown, reverse=True)[:2]
+        assert generated(model, method, [query], length=4, num_beams=2)[query] == list(beams[0][1])
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "says"),
+    [
+        ("gemma2_window", {}, "ape reads the demonstrations apart from all else, which Gemma2.*caps its scores"),
+        ("llama", {"attn_implementation": "eager"}, "ape reads the demonstrations apart.*attn_implementation=eager"),
+        ("bloom", {}, "ape hides tokens from each other|ape needs a model that obeys given positions"),
+    ],
+)
+def test_models_that_do_not_read_in_parts_are_refused(name, options, says):
+    model = tiny.build(name)
+    if options:
+        model.set_attn_implementation(options["attn_implementation"])
+    with pytest.raises(Unsupported, match=says) as refusal:
+        MethodRunner(model, methods.make("ape"))
+    assert "\n" not in refusal.value.message
+
+
+@pytest.mark.parametrize(
+    ("method", "arguments"),
+    [
+        ("ape", {"temperature": 0}), ("ape", {"scale": -1}), ("ape", {"weight": "a"}), ("structured", {"factor": 0}),
+        ("structured", {"align": "middle"}), ("ensemble", {"combine": "mean"}), ("ensemble", {"method": "saicl"}),
+        ("ensemble", {"method": "nbce"}), ("ensemble", {"weights": [1, -1]}), ("nbce", {"beta": -1}),
+        ("nbce", {"top_p": 0}), ("nbce", {"truncate": "none"}), ("nbce", {"choose": "all"}), ("nbce", {"eta": True}),
+    ],
+)  # fmt: skip
+def test_arguments_outside_their_range(method, arguments):
+    (name,) = arguments
+    with pytest.raises(InputError, match=f"{method}: {name}="):
+        methods.make(method, arguments)
+
+
+# Several memories.
+
+
+def each_window(name, query, answer, size=1, empty=False, context=CONTEXT):
+    """log p of an answer's tokens behind prefix and window, for every window: [windows, tokens, vocabulary]."""
+    model, found = model_of(name), []
+    windows = [context.demonstrations[i : i + size] for i in range(0, len(context.demonstrations), size)]
+    for window in [*windows, *[()] * empty]:
+        tokens = [*context.prefix, *(token for ids in window for token in ids), *query, *answer[:-1]]
+        n = len(tokens)
+        _, logprobs = run(model, tokens, range(n), Spec(torch.ones(n, n, dtype=torch.bool).tril()))
+        found.append(logprobs[n - len(answer) :])
+    return torch.stack(found)
+
+
+def ensembled(numbers, combine, weights):
+    weights = torch.tensor(weights, dtype=torch.float64) / sum(weights)
+    weights = weights.reshape(-1, *[1] * (numbers.dim() - 1))
+    if combine == "poe":
+        return (weights * numbers).sum(0)
+    return (weights * numbers.exp()).sum(0).log() if combine == "moe" else (weights * numbers.exp()).amax(0).log()
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("combine", ["poe", "moe", "max"])
+@pytest.mark.parametrize(("size", "weights"), [(1, None), (3, (1.0, 3.0))])
+def test_ensemble(name, combine, size, weights):
+    method = methods.make("ensemble", {"combine": combine, "window_size": size, "weights": weights})
+    found = scores(model_of(name), method)
+    for (_, query, answer), number in found.items():
+        logprobs = each_window(name, query, answer, size)
+        v = weights or (1.0,) * len(logprobs)
+        behind_each = logprobs[:, range(len(answer)), list(answer)].sum(-1)
+        greedy = ensembled(logprobs, combine, v).argmax(-1).tolist() == list(answer)
+        assert number == (pytest.approx(float(ensembled(behind_each, combine, v)), rel=TOLERANCE), greedy)
+
+
+@pytest.mark.parametrize("inner", ["icl", "pcw", "invicl", "deepthink", "ape"])
+def test_an_ensemble_of_one_window_is_its_method(inner):
+    model = model_of("llama")
+    for combine in ("poe", "moe", "max"):
+        method = methods.make("ensemble", {"method": inner, "combine": combine, "window_size": 4})
+        assert scores(model, method) == scores(model, methods.make(inner))
+
+
+def test_an_ensemble_of_windows_of_another_method():
+    model = model_of("gpt2")
+    found = scores(model, methods.make("ensemble", {"method": "ape", "window_size": 2, "combine": "moe"}))
+    halves = [Context(CONTEXT.prefix, CONTEXT.demonstrations[i : i + 2]) for i in (0, 2)]
+    one, other = (scores(model, methods.make("ape"), (half,)) for half in halves)
+    for (_, query, answer), (number, _) in found.items():
+        behind_each = [one[halves[0], query, answer][0], other[halves[1], query, answer][0]]
+        assert number == pytest.approx(math.log(sum(map(math.exp, behind_each)) / 2), rel=1e-9)
+
+
+def naive_bayes(logprobs, beta, eta, top_p, truncate, choose):
+    """The released demonstration, token by token, in loops; with a normalized z."""
+    tokens, k, rows = logprobs.shape[1], None, []
+    for t in range(tokens):
+        cut, entropies = [], []
+        for context in logprobs[:, t].tolist():
+            inside, mass = set(), 0.0
+            for token in sorted(range(len(context)), key=lambda token: -context[token]):
+                if mass < top_p:
+                    inside.add(token)
+                mass += math.exp(context[token])
+            cut.append([number if token in inside else -math.inf for token, number in enumerate(context)])
+            entropies.append(-sum(math.exp(number) * max(number, -100) for number in cut[-1]))
+        if choose == "step":
+            if k is not None:
+                entropies[k] -= eta
+            k = min(range(len(entropies) - 1), key=lambda w: entropies[w])
+        elif k is None:
+            k = min(range(len(entropies)), key=lambda w: entropies[w])
+        of = cut if truncate == "all" else logprobs[:, t].tolist()
+        z = [(1 + beta) * a - beta * b if b > -100 else a for a, b in zip(of[k], of[-1], strict=True)]
+        total = math.log(sum(map(math.exp, z))) if choose == "step" else 0.0
+        rows.append([number - total for number in z])
+    return torch.tensor(rows, dtype=torch.float64)
+
+
+NBCE = [
+    {},
+    {"window_size": 3, "beta": 1.0, "eta": 2.0, "top_p": 0.5},
+    {"truncate": "all", "top_p": 0.9},
+    {"choose": "first", "top_p": 1.0, "eta": 0.0},
+]
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("arguments", NBCE, ids=str)
+def test_nbce(name, arguments):
+    knobs = {"beta": 0.25, "eta": 0.1, "top_p": 0.95, "truncate": "entropy", "choose": "step", **arguments}
+    size = knobs.pop("window_size", 1)
+    for (_, query, answer), (number, greedy) in scores(model_of(name), methods.make("nbce", arguments)).items():
+        z = naive_bayes(each_window(name, query, answer, size, empty=True), **knobs)
+        path = z[range(len(answer)), list(answer)]
+        assert number == pytest.approx(float(path.mean() if knobs["choose"] == "first" else path.sum()), rel=TOLERANCE)
+        assert greedy == (z.argmax(-1).tolist() == list(answer))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_nbce_of_one_window_without_beta_is_icl(name):
+    method = methods.make("nbce", {"window_size": 4, "beta": 0, "top_p": 1})
+    found, wanted = scores(model_of(name), method), scores(model_of(name), methods.make("icl"))
+    assert_close([found[asked] for asked in wanted], [*wanted.values()], 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("method", "arguments"), [("nbce", {"eta": 1.0}), ("ensemble", {"combine": "moe"}), ("ensemble", {})]
+)
+def test_texts_are_chosen_by_all_memories_together(method, arguments):
+    model = model_of("gpt2")
+
+    def combined(query, answer):
+        if method == "nbce":
+            return naive_bayes(each_window("gpt2", query, answer, empty=True), 0.25, 1.0, 0.95, "entropy", "step")
+        return ensembled(each_window("gpt2", query, answer), arguments.get("combine", "poe"), (1.0,) * 4)
+
+    found = generated(model, methods.make(method, arguments), QUERIES)
+    for query in QUERIES:
+        assert found[query] == greedily(combined, query, 5)
+    for settings in ({"num_beams": 2}, {"do_sample": True}):
+        with pytest.raises(InputError, match=f"{method}: several memories choose each token together"):
+            generated(model, methods.make(method, arguments), QUERIES, **settings)
+
+
+@pytest.mark.parametrize(
+    ("method", "arguments"), [("nbce", {}), ("ensemble", {}), ("ensemble", {"combine": "moe", "method": "invicl"})]
+)
+def test_packs_do_not_matter_and_neither_does_the_order(method, arguments):
+    model, method = model_of("llama"), methods.make(method, arguments)
+    permuted = Context(CONTEXT.prefix, tuple(CONTEXT.demonstrations[i] for i in (2, 0, 3, 1)))
+    assert method.invariant and not methods.make("ensemble", {"weights": [1, 2, 3, 4]}).invariant
+    wanted = [*scores(model, method).values()]
+    assert_close([*scores(model, method, pack_tokens=3).values()], wanted, 1e-9)
+    assert_close([*scores(model, method, (permuted,)).values()], wanted, 1e-9)
+    both = scores(model, method, (CONTEXT, OTHER), own=True)
+    assert_close([number for (context, *_), number in both.items() if context == CONTEXT], wanted, 1e-9)
+
+
+def test_windows_are_stored_by_themselves():
+    runner = MethodRunner(model_of("gpt2"), methods.make("nbce"))
+    shared = Context(CONTEXT.prefix, CONTEXT.demonstrations[1:])
+    with runner.inference_mode():
+        for context in (CONTEXT, shared):
+            list(runner.score({context: QUERIES}))
+    assert runner.store.encoded == 5  # four windows and the prefix, whatever sets they are in
+
+
+def test_without_demonstrations_all_are_plain():
+    model, bare = model_of("gpt2"), Context((5, 9), ())
+    plain = scores(model, methods.make("icl"), (bare,))
+    for name in ("sbp", "star", "ape", "structured", "ensemble", "nbce"):
+        assert scores(model, methods.make(name), (bare,)) == plain
+
+
+def test_every_window_needs_its_weight():
+    method = methods.make("ensemble", {"weights": [1, 2, 3], "window_size": 2})
+    assert method.why_not(4) == "weights: 3 numbers for 2 windows" and not method.why_not(5)
