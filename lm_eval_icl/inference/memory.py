@@ -90,7 +90,7 @@ class Memory:
         """How many bytes the memory takes."""
         if self.state is not None:
             return sum(tensor.nbytes for tensor in tensors(self.state))
-        layers = [layer for part in (self, *self.parts) for layer in part.layers]
+        layers = [layer for layers in (self.layers, *(part.layers for part in self.parts)) for layer in layers]
         return sum(keys.nbytes + values.nbytes for keys, values in layers)
 
     def divided(self, first: int, reading: Reading) -> Memory:
@@ -327,7 +327,8 @@ def cache_of(memories: Sequence[Memory], once: bool = False, shared: bool = Fals
         once: the cache is for a single forward pass, so that the entries the pass adds are not stored.
         shared: as for `Memory.cache`.
     """
-    filled = [part.layers for memory in memories if memory.layers for part in (memory, *memory.parts)]
+    own = [(memory.layers, *(part.layers for part in memory.parts)) for memory in memories if memory.layers]
+    filled = [layers for of_memory in own for layers in of_memory]
     if not filled:
         return DynamicCache()
     layers = [

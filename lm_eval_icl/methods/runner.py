@@ -155,10 +155,10 @@ class MethodRunner(Encoder):
                 for (memory, rest), (*_, answers) in zip(encoded, batch.queries, strict=True)
             ]
         else:
-            pairs: dict[Context, list[tuple[Ids, Ids]]] = {}
+            behind_each: dict[Context, list[tuple[Ids, Ids]]] = {}
             for context, query, answer in batch.asked:
-                pairs.setdefault(context, []).append((query, answer))
-            work = list(zip(self.store.once(list(pairs)), pairs.values(), strict=True))
+                behind_each.setdefault(context, []).append((query, answer))
+            work = list(zip(self.store.once(list(behind_each)), behind_each.values(), strict=True))
         return score_packed(self.model, work, self.softmax_dtype, self.capabilities.can_trim_last_block)
 
     def score_memories(
