@@ -4,12 +4,17 @@ FLOORS ?= .venv-floors
 PYTHON ?= python3
 PYTEST = -m pytest -n logical --maxprocesses 4 --dist worksteal
 
-.PHONY: demo test floors
+.PHONY: demo test test-all floors
 demo: $(VENV)/installed
 	$(VENV)/bin/python scripts/demo.py
 
+# Every method, command and room, in minutes.
 test: $(VENV)/installed
-	$(VENV)/bin/python $(PYTEST)
+	$(VENV)/bin/python $(PYTEST) -m "not slow"
+
+# Every test once: those of `make test`, then the slow ones.
+test-all: test
+	$(VENV)/bin/python $(PYTEST) -m slow
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

@@ -28,7 +28,7 @@ from tests import once, tiny
 torch.set_num_threads(1)
 once.install()
 
-# Every run of the tests draws other examples. pytest --hypothesis-profile=long tests/test_fuzz.py: about an hour.
+# Every run of the tests draws other examples. pytest --hypothesis-profile=long tests/test_fuzz.py: half an hour.
 settings.register_profile("short", max_examples=50)
 settings.register_profile("long", max_examples=4_000, print_blob=True)
 settings.load_profile("short")
@@ -38,6 +38,20 @@ SHARED = Path(__file__).resolve().parents[2] / "shared"
 # A shell has background processes ignore Ctrl-C, and so would the commands that the tests start and interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+# Files that `make test` leaves out as a whole: studies and pages from end to end, of which faster files have the parts.
+SLOW = """
+test_leaderboard_apart test_leaderboard_figures test_leaderboard_labels test_leaderboard_page
+test_studies test_studies_choices test_studies_train
+""".split()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.stem in SLOW:
+            item.add_marker(pytest.mark.slow)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

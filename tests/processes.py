@@ -1,8 +1,9 @@
 """Processes that begin with everything imported, forked from one in which nothing has run.
 
-Python takes four seconds to import what an evaluation needs. What comes of a command's arguments is tested here: its
-output, its errors, its exit status. What comes of starting it (the imports, the start-up hook, an interrupt meanwhile)
-is tested on programs that are started as users start them.
+A command takes twelve seconds of processor time before it does anything: four to import what an evaluation needs, eight
+to read lm-eval's task files. Here it takes half a second, and the tests start some eighty. What comes of a command's
+arguments is tested here: its output, its errors, its exit status. What comes of starting it (the imports, the start-up
+hook, an interrupt meanwhile) is tested on programs that are started as users start them.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import contextlib
 import multiprocessing
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -83,22 +85,48 @@ def python(
     code: str, *arguments: object, cwd: Path | None = None, env: dict[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
     """What `subprocess.run` says of `python -c CODE ARGUMENTS`."""
-    return _completed(_run_python, ["-c", code, *map(str, arguments)], cwd=cwd, env=env)
+    return _completed(run_python, ["-c", code, *map(str, arguments)], cwd=cwd, env=env)
+
+
+def ranks(function: Callable[[list[str]], object], *arguments: object) -> list[subprocess.CompletedProcess[str]]:
+    """A function of arguments in two processes of one group, which find each other as those of torchrun do."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "ACCELERATE_USE_CPU": "true"}
+    env |= {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    line = [str(argument) for argument in arguments]
+    return _completed_all(function, line, None, [{**env, "RANK": rank, "LOCAL_RANK": rank} for rank in "01"])
 
 
 def _completed(
     function: Callable[[list[str]], object], line: list[str], cwd: Path | None, env: dict[str, str] | None
 ) -> subprocess.CompletedProcess[str]:
+    (done,) = _completed_all(function, line, cwd, [env or {}])
+    return done
+
+
+def _completed_all(
+    function: Callable[[list[str]], object], line: list[str], cwd: Path | None, environments: list[dict[str, str]]
+) -> list[subprocess.CompletedProcess[str]]:
+    """The function in as many processes at once as there are environments."""
     with tempfile.TemporaryDirectory() as folder:
-        said = [Path(folder) / name for name in ("output", "error")]
-        for path in said:
-            path.touch()
-        process = start(_as_started, function, line, said, cwd or Path.cwd(), {**os.environ, **(env or {})})
-        process.join()
-        return subprocess.CompletedProcess(line, process.exitcode, *(path.read_text() for path in said))
+        running = []
+        for number, env in enumerate(environments):
+            said = [Path(folder) / f"{name}{number}" for name in ("output", "error")]
+            for path in said:
+                path.touch()
+            running.append((start(as_started, function, line, said, cwd or Path.cwd(), {**os.environ, **env}), said))
+        done = []
+        for process, said in running:
+            process.join(300)
+            if process.exitcode is None:  # in place of a hang
+                process.kill()
+                process.join()
+            done.append(subprocess.CompletedProcess(line, process.exitcode, *(path.read_text() for path in said)))
+        return done
 
 
-def _as_started(
+def as_started(
     function: Callable[[list[str]], object], line: list[str], said: list[Path], cwd: Path, environment: dict[str, str]
 ) -> None:
     for path, number in zip(said, (1, 2), strict=True):
@@ -123,7 +151,7 @@ def run_command(line: list[str]) -> None:
         main()
 
 
-def _run_python(line: list[str]) -> None:
+def run_python(line: list[str]) -> None:
     _, code, *arguments = line
     sys.argv = ["-c", *arguments]
     exec(code, {"__name__": "__main__"})

@@ -27,27 +27,31 @@ def theirs_of(path, names, batch_size, **args):
     return harness.responses(harness.run("hf", path, list(names), 3, args=args, batch_size=batch_size))
 
 
-@pytest.mark.parametrize("shots", [0, 3])
+ARCHITECTURES = [
+    "gpt2",
+    "opt",
+    "gpt_neo",
+    "gpt_neox",
+    "llama",
+    "llama3",
+    "qwen2",
+    "qwen3",
+    "mistral",
+    "mistral_window",
+    "gemma2_window",
+    "phi",
+    "bloom",
+    "qwen3_5",
+    "qwen3_next",
+    "jamba",
+]
+# Without demonstrations, one for each way to read a prompt: by learned positions, with BOS, with a window, without
+# positions, and with other states.
+ZERO_SHOT = ["gpt2", "llama3", "mistral_window", "bloom", "qwen3_next"]
+
+
 @pytest.mark.parametrize(
-    "name",
-    [
-        "gpt2",
-        "opt",
-        "gpt_neo",
-        "gpt_neox",
-        "llama",
-        "llama3",
-        "qwen2",
-        "qwen3",
-        "mistral",
-        "mistral_window",
-        "gemma2_window",
-        "phi",
-        "bloom",
-        "qwen3_5",
-        "qwen3_next",
-        "jamba",
-    ],
+    ("name", "shots"), [*((name, 3) for name in ARCHITECTURES), *((name, 0) for name in ZERO_SHOT)]
 )
 def test_every_request(checkpoint, name, shots):
     path = checkpoint(name)
@@ -75,8 +79,9 @@ def test_prompt_that_ends_with_the_demonstrations(checkpoint):
     harness.assert_same(ours, theirs, tolerance=1e-4)
 
 
-@pytest.mark.parametrize("bos", [None, True, False])
-@pytest.mark.parametrize("name", ["gpt2", "llama"])
+@pytest.mark.parametrize(
+    ("name", "bos"), [("gpt2", None), ("gpt2", True), ("llama", None), ("llama", True), ("llama", False)]
+)
 def test_queries_that_are_too_long_by_themselves(checkpoint, name, bos):
     """overflow=truncate keeps the tokens that `hf` keeps; of some prompts all of them, of some all but BOS."""
     path, names = checkpoint(name), [task for task in SCORED if task != "likelihood"] + GENERATED
@@ -108,8 +113,17 @@ def test_packing_does_not_matter(checkpoint, args):
     harness.assert_same(harness.responses(harness.run("icl", path, SCORED, 3, args=args)), expected, 1e-5)
 
 
-@pytest.mark.parametrize("batch_size", [1, 3, 16, "auto"])
-@pytest.mark.parametrize("name", ["gpt2", "mistral_window", "bloom", "qwen3_next", "jamba"])
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "batch_size"),
+    [
+        *(("gpt2", batch_size) for batch_size in (1, 3, 16, "auto")),
+        *((name, batch_size) for name in ("bloom", "qwen3_next") for batch_size in (1, 3, 16)),
+        ("mistral_window", 3),
+        ("jamba", 3),
+        ("jamba", "auto"),
+    ],
+)
 def test_generation_in_batches(checkpoint, name, batch_size):
     path = checkpoint(name)
     args = {"dtype": dtype_of(name), "max_length": 1024}
@@ -119,8 +133,10 @@ def test_generation_in_batches(checkpoint, name, batch_size):
     harness.assert_same(ours, expected, 0)
 
 
-@pytest.mark.parametrize("batch_size", [1, 3, 16])
-@pytest.mark.parametrize("name", ["bloom", "qwen3_next", "jamba"])
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "batch_size"), [("bloom", 1), ("bloom", 3), ("bloom", 16), ("qwen3_next", 3), ("jamba", 3), ("jamba", 16)]
+)
 def test_scoring_in_batches(checkpoint, name, batch_size):
     """Queries that cannot be packed are the rows of batches."""
     path, args = checkpoint(name), {"dtype": dtype_of(name)}
@@ -141,8 +157,7 @@ def test_generation_arguments_reach_generate(checkpoint, name):
     harness.assert_same(ours, expected, 0)
 
 
-@pytest.mark.parametrize("multiturn", [True, False])
-@pytest.mark.parametrize("name", ["gpt2", "llama3"])
+@pytest.mark.parametrize(("name", "multiturn"), [("gpt2", True), ("llama3", True), ("llama3", False)])
 def test_chat_template(checkpoint, chat_checkpoint, name, multiturn):
     path = chat_checkpoint(name)
     kwargs = {

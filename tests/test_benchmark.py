@@ -56,6 +56,7 @@ def forked(arguments: list[str]) -> subprocess.CompletedProcess[str]:
     return processes.python(code, *arguments)
 
 
+@pytest.mark.slow
 def test_a_whole_command_by_part(benchmark, monkeypatch, capsys, tmp_path):
     """Both contenders go through every part, and the parts of each are all of its time."""
     whole = importlib.import_module("benchmarks.whole")

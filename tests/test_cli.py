@@ -125,6 +125,7 @@ def test_every_weight_of_a_tiny_model_makes_a_difference(arch):
         weight.copy_(before)
 
 
+@pytest.mark.slow
 @pytest.mark.pinned
 def test_a_tiny_model_has_every_kind_of_layer():
     for arch in set(tiny.types()) - set(tiny.NONE) - {"gemma3n"}:  # which needs a package more
@@ -139,6 +140,7 @@ def test_a_tiny_model_has_every_kind_of_layer():
 # Several model types.
 
 
+@pytest.mark.slow
 def test_sweep_goes_on_after_what_is_wrong(tmp_path, monkeypatch):
     """After a method that ends the process, and after a type that takes too long."""
     (tmp_path / "crash.py").write_text(
@@ -167,6 +169,7 @@ def test_sweep_goes_on_after_what_is_wrong(tmp_path, monkeypatch):
         list(sweep(["llama"], record=tmp_path / "nowhere" / "x"))
 
 
+@pytest.mark.slow
 def test_command_line(tmp_path):
     """As it is started by a user."""
     done = subprocess.run(
@@ -180,6 +183,7 @@ def test_command_line(tmp_path):
     assert "Running" not in done.stderr  # lm-eval's progress bars
 
 
+@pytest.mark.slow
 def test_command_line_of_several_types():
     done = command("smoke", "--arch", "bloom,bart,musicgen", "--limit", "1", "--strict")
     assert done.returncode == 1 and not done.stderr
@@ -206,6 +210,7 @@ def test_options_of_the_smoke_test_that_cannot_be(options, says):
     assert done.stderr.startswith("lm-eval-icl: ") and says in done.stderr and done.stderr.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_weights_for_pictures_are_not_listed(capfd):
     """transformers lists the weights of a checkpoint that the text model does not take, each time it is loaded."""
     assert cli._smoke_one("mllama", 1)["methods"] == len(NAMES)

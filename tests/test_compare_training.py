@@ -66,6 +66,7 @@ def small(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return script
 
 
+@pytest.mark.slow
 def test_a_run_of_two_steps(small: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It ends with tables and a picture; the same command does nothing again; another one is refused."""
     settings = Settings(steps=2, learning_rate=1e-3, eval_steps=0, eval_documents=0)

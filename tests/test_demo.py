@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import os
 import pty
 import re
 import runpy
-import subprocess
-import sys
+import select
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -197,13 +195,15 @@ def test_in_a_terminal_the_demo_shows_its_table_row_by_row(tmp_path: Path) -> No
     shown = bytearray()
     terminal, inside = pty.openpty()
     environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "120", "LINES": "40"}
-    line = [sys.executable, "-c", alone]
-    with subprocess.Popen(line, stdout=inside, stderr=inside, cwd=tmp_path, env=environment) as process:
-        os.close(inside)
-        with contextlib.suppress(OSError):  # a terminal whose last program has ended
-            while said := os.read(terminal, 2**16):
-                shown += said
-    assert process.returncode == 0
+    outputs = [Path(os.ttyname(inside))] * 2
+    line = ["-c", alone]
+    process = processes.start(processes.as_started, processes.run_python, line, outputs, tmp_path, environment)
+    while process.exitcode is None or select.select([terminal], [], [], 0)[0]:
+        if select.select([terminal], [], [], 0.05)[0]:
+            shown += os.read(terminal, 2**16)
+    os.close(inside)
+    os.close(terminal)
+    assert process.exitcode == 0, shown.decode()
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode())
     states = []
     for table in re.findall(r"┩\r\n(.*?)└", text, re.DOTALL):

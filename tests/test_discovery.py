@@ -54,11 +54,6 @@ def test_the_next_release_of_lm_eval_finds_every_model_by_its_entry_point():
         assert model is model_class(name) and model.method_class is methods.find(name)
 
 
-def test_get_model(tmp_path):
-    code = "from lm_eval.api.registry import get_model; print(get_model('deepthink').__module__)"
-    assert python(code, tmp_path) == "lm_eval_icl.harness.models"
-
-
 def test_a_name_that_is_taken_stays_taken(tmp_path):
     code = (
         "import lm_eval.api.registry as r\nr.model_registry.register('icl', target='a:B')\nimport lm_eval.models\n"
@@ -83,13 +78,15 @@ def test_no_start_is_broken_by_a_broken_package(tmp_path):
     assert python(code, tmp_path, stderr=line) == "2"
 
 
-def test_tasks_are_found_without_include_path(tmp_path):
+@pytest.mark.slow
+def test_tasks_and_models_are_found_without_an_argument(tmp_path):
     code = (
         "from lm_eval.tasks import TaskManager\nt = TaskManager()\n"
         "print(len([n for n in t.all_tasks if n.startswith('icl_')]) > 90, 'icl_sst2' in t.all_subtasks,"
-        " 'icl_mmlu' in t.all_groups, TaskManager(include_defaults=False).all_tasks)"
+        " 'icl_mmlu' in t.all_groups, TaskManager(include_defaults=False).all_tasks)\n"
+        "from lm_eval.api.registry import get_model; print(get_model('deepthink').__module__)"
     )
-    assert python(code, tmp_path) == "True True True []"
+    assert python(code, tmp_path) == "True True True []\nlm_eval_icl.harness.models"
 
 
 def test_include_path_still_works_and_wins(tmp_path):
@@ -103,13 +100,9 @@ def test_include_path_still_works_and_wins(tmp_path):
     assert processes.python(code, cwd=tmp_path).stdout == "mine.yaml\nTrue\n"
 
 
-@pytest.mark.parametrize("program", ["lm_eval", "lm-eval-icl"])
-def test_lm_eval_lists_our_tasks(program, tmp_path):
-    if program == "lm_eval":  # as it is started by a user
-        line = [sys.executable, "-m", "lm_eval", "ls", "tasks"]
-        done = subprocess.run(line, capture_output=True, text=True, cwd=tmp_path, check=True)
-    else:
-        done = processes.command("ls", "tasks", cwd=tmp_path)
+@pytest.mark.slow
+def test_lm_eval_lists_our_tasks(tmp_path):
+    done = processes.command("ls", "tasks", program="lm_eval", cwd=tmp_path)
     for name in ("icl_classification", "icl_mmlu_anatomy", "icl_bbh_snarks"):
         assert f"|{name}" in done.stdout.replace(" ", "")
 

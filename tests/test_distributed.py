@@ -3,21 +3,28 @@
 On CPUs accelerate's processes speak over gloo, and only if told so: ACCELERATE_USE_CPU.
 """
 
+import contextlib
+import copy
 import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
+from typing import Any
 
+import lm_eval
 import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lm_eval_icl.demonstrations import choosing
+from lm_eval_icl.errors import InputError
 from lm_eval_icl.harness.distributed import by_filter, in_order, total
 from lm_eval_icl.methods import NAMES
 from lm_eval_icl.smoke.demo import model_path
-from tests import divided, harness
+from tests import harness, processes, tiny
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -73,20 +80,109 @@ def flat(values: object) -> list:
         return [str(values)]
 
 
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory):
-    """`divided.everything` by two processes and by one."""
-    found = []
-    for kind in ("two", "one"):
-        folder = tmp_path_factory.mktemp(kind)
-        divided.save(folder)
-        if kind == "two":
-            done = launch(*TORCHRUN, "tests.divided", str(folder))
-            assert done.returncode == 0, done.stderr[-3000:]
-            found.append(json.loads((folder / "found.json").read_text()))
-        else:
-            found.append(json.loads(json.dumps(divided.everything(folder), default=str)))
+# Evaluations by one process and by two.
+
+FILTERED = harness.task(
+    "filtered",
+    output_type="generate_until",
+    doc_to_target="{{other}}",
+    generation_kwargs={"until": ["\n\n"], "max_gen_toks": 5, "do_sample": False},
+    repeats=2,
+    filter_list=[
+        {"name": "all", "filter": [{"function": "take_first"}]},
+        {"name": "often", "filter": [{"function": "majority_vote"}, {"function": "take_first"}]},
+    ],
+)
+ROLLING = harness.task("rolling", output_type="loglikelihood_rolling", doc_to_text="", doc_to_target="{{text}}")
+LIKELY = harness.task(  # standard errors by bootstrap, which depend on the order of the documents
+    "likely", output_type="loglikelihood", doc_to_text="{{text}}", doc_to_target="then {{other}}"
+)
+CHOSEN = {  # demonstrations that the model chooses
+    **harness.TASKS["one_token"],
+    "task": "chosen",
+    "doc_to_choice": ["no", "yes"],
+    "metadata": {"version": 1, "demonstrations": "herding"},
+}
+TASKS = {**harness.TASKS, "filtered": FILTERED, "rolling": ROLLING, "likely": LIKELY, "chosen": CHOSEN}
+
+
+def run(model: str, path: Path, names: list[str], *, limit: int = 5, **kwargs: Any) -> dict[str, Any] | None:
+    """Five documents: two processes have three and two."""
+    args = {"pretrained": str(path), **kwargs.pop("args", {})}
+    results = lm_eval.simple_evaluate(
+        model=model,
+        model_args=args,
+        tasks=[copy.deepcopy(TASKS[name]) for name in names],
+        task_manager=harness.manager(False),
+        device="cpu",
+        limit=limit,
+        **{"batch_size": 4, "num_fewshot": 2, "bootstrap_iters": 100, **kwargs},
+    )
+    return results and {key: results[key] for key in ("results", "samples", "config")}
+
+
+def everything(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    divided = int(os.environ.get("WORLD_SIZE", "1")) > 1
+    for name in NAMES:
+        found[name] = run(name, folder / "llama", ["one_token", "many_tokens", "generate"])
+    found["other tasks"] = run("icl", folder / "llama", ["filtered", "rolling", "likely"])
+    args = {"overflow": "truncate", "max_length": 30}
+    found["left out"] = run("icl", folder / "llama", ["many_tokens"], num_fewshot=11, args=args)
+    for key in ("cache written", "cache read by one process"):
+        if divided and key == "cache read by one process" and os.environ["RANK"] == "0":
+            (folder / "cache_rank0.db").unlink()
+        found[key] = run(
+            *("icl", folder / "llama", ["one_token", "generate"]),
+            use_cache=str(folder / "cache"),
+            batch_size="auto",
+            max_batch_size=2,
+            args={"max_length": 512},
+        )
+    os.environ["LM_EVAL_ICL_CACHE"] = str(folder / "chosen")  # one process reads nothing of what two have chosen
+    found["chosen"] = run("icl", folder / "llama", ["chosen"])
+    try:
+        run("icl", folder / "llama", ["chosen"], num_fewshot=20)
+    except InputError as error:  # of the first process, which all processes raise
+        found["cannot choose"] = str(error)
+    try:
+        run("icl", folder / "llama", ["generate", "one_token"], limit=1)
+    except InputError as error:
+        found["too few"] = str(error)
+    # One model over all processes, each of which has every document.
+    split = {"tp_plan": "auto"} if divided else {}
+    with contextlib.suppress(InputError):  # older versions of transformers refuse it
+        found["tensor parallel"] = run("invicl", folder / "llama", ["one_token", "generate"], args=split)
+    with contextlib.suppress(InputError):
+        run("icl", folder / "llama", ["one_token"], args=split, use_cache=str(folder / "other"))
+        found["tensor parallel with a cache"] = "ran"
     return found
+
+
+def everything_of_two(line: list[str]) -> None:
+    """What each of two processes runs. The first writes what came out."""
+    (folder,) = map(Path, line)
+    found = everything(folder)
+    if os.environ["RANK"] == "0":
+        (folder / "found.json").write_text(json.dumps(found, default=str))
+    # PyTorch's caches hold on to the groups of a model that was split by tensor parallelism, and with them to threads
+    # of gloo, which now and then abort a Python interpreter that is ending.
+    sys.stdout.flush()
+    os._exit(0)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """`everything` by two processes and by one."""
+    two, one = (tmp_path_factory.mktemp(kind) for kind in ("two", "one"))
+    for folder in (two, one):
+        tiny.save("llama", folder / "llama")
+    for done in processes.ranks(everything_of_two, two):
+        assert done.returncode == 0, done.stderr[-3000:]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LM_EVAL_ICL_CACHE", "")  # set again inside, and here as it was before
+        alone = json.loads(json.dumps(everything(one), default=str))
+    return [json.loads((two / "found.json").read_text()), alone]
 
 
 @pytest.mark.slow
@@ -143,6 +239,8 @@ def test_a_process_leaves_the_others_before_it_ends():
 import atexit
 import torch.distributed as dist
 atexit.register(lambda: print("still there" if dist.is_initialized() else "left"))
+from lm_eval_icl.errors import InputError
+from lm_eval_icl.demonstrations import choosing
 from lm_eval_icl.harness.distributed import leave_in_order
 leave_in_order()
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
@@ -154,7 +252,7 @@ dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 @pytest.mark.slow
 def test_a_command_line(tmp_path):
     done = launch(
-        *(*ACCELERATE, "lm_eval", "--model", "pcw", "--model_args", f"pretrained={model_path()}"),
+        *(*ACCELERATE, "tests.launched", "lm_eval", "--model", "pcw", "--model_args", f"pretrained={model_path()}"),
         *("--tasks", "icl_demo_short", "--num_fewshot", "4", "--limit", "5"),
         *("--output_path", str(tmp_path), "--log_samples"),
     )
@@ -170,34 +268,23 @@ def test_a_command_line(tmp_path):
     assert found["config"]["icl"]["contexts_encoded"] == 2
 
 
-@pytest.mark.slow
-def test_whatever_the_first_process_cannot_do_ends_all(tmp_path):
+def choose_and_fail(line: list[str]) -> None:
+    def choose(*args: Any, **kwargs: Any) -> None:
+        raise ZeroDivisionError("unforeseen")
+
+    choosing.Chooser.choose = choose  # type: ignore[method-assign]
+    processes.run_command(["lm_eval", *line])
+
+
+def test_whatever_the_first_process_cannot_do_ends_all(tmp_path, monkeypatch):
     """An error that nobody foresaw, in the process whose choice of demonstrations the others wait for."""
-    module = tmp_path / "chooses.py"
-    module.write_text(
-        "from lm_eval_icl.demonstrations import choosing\n"
-        "def choose(*args, **kwargs):\n    raise ZeroDivisionError('unforeseen')\n"
-        "choosing.Chooser.choose = choose\n"
-        "from lm_eval.__main__ import cli_evaluate\ncli_evaluate()\n"
-    )
-    environment = {**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
-    environment |= {
-        "LM_EVAL_ICL_CACHE": str(tmp_path / "cache"),
-        "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)]),
-    }
+    monkeypatch.setenv("LM_EVAL_ICL_CACHE", str(tmp_path / "cache"))
     line = ["--model", "icl", "--model_args", f"pretrained={model_path()}", "--tasks", "icl_demo_short", "--limit", "4"]
     line += ["--num_fewshot", "2", "--metadata", "demonstrations=herding"]
-    done = subprocess.run(
-        [sys.executable, "-m", *TORCHRUN, "tests.launched", "chooses", *line],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=200,  # in place of a hang
-    )
-    assert done.returncode != 0
-    assert (
-        "the first process stops, and with it all others (ZeroDivisionError: unforeseen)." in done.stderr
-    )  # of the other one
+    first, other = processes.ranks(choose_and_fail, *line)
+    assert first.returncode and other.returncode
+    said = "the first process stops, and with it all others (ZeroDivisionError: unforeseen)."
+    assert said in other.stderr
 
 
 @pytest.mark.slow
@@ -227,48 +314,48 @@ def test_what_one_process_refuses_ends_all(checkpoint, tmp_path):
     assert "lm_eval_icl/" not in done.stderr
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("error", ["RuntimeError('the kernel has failed')", "KeyboardInterrupt()"])
-def test_what_fails_in_the_process_that_acts_for_all_ends_all(tmp_path, error):
+def fail_while_choosing(line: list[str]) -> None:
+    """The first process fails and stays alive, as in a notebook."""
+    folder, kind = Path(line[0]), line[1]
+    rank = os.environ["RANK"]
+    lm = harness.ICL(str(folder / "llama"), device="cpu", batch_size=4)
+
+    def fail(module: Any, args: Any, kwargs: Any) -> None:
+        if kwargs["input_ids"].numel() > 80:  # more tokens than a model is tried with
+            raise {"RuntimeError": RuntimeError("the kernel has failed"), "interrupt": KeyboardInterrupt()}[kind]
+
+    if rank == "0":
+        lm.model.register_forward_pre_hook(fail, with_kwargs=True)
+    try:
+        lm_eval.simple_evaluate(lm, tasks=[dict(CHOSEN)], task_manager=harness.manager(False), num_fewshot=2, limit=4)
+    except BaseException as error:
+        said = repr(error) if rank == "0" else str(error)
+    (folder / f"{rank}.new").write_text(said)
+    (folder / f"{rank}.new").rename(folder / rank)
+    end = time.monotonic() + 60
+    while len(list(folder.glob("[01]"))) < 2 and time.monotonic() < end:
+        time.sleep(0.02)
+    os._exit(0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "error", "inside"),
+    [
+        ("RuntimeError", "RuntimeError('the kernel has failed')", "RuntimeError: the kernel has failed"),
+        ("interrupt", "KeyboardInterrupt()", "KeyboardInterrupt"),
+    ],
+)
+def test_what_fails_in_the_process_that_acts_for_all_ends_all(tmp_path, monkeypatch, kind, error, inside):
     """Demonstrations are chosen by the first process, in which something fails that is not the user's input. It stays
     alive, as in a notebook: the others must not wait for it."""
-    divided.save(tmp_path)
-    program = tmp_path / "program.py"
-    program.write_text(f"""
-import os, sys, time
-from pathlib import Path
-from lm_eval_icl.harness.models import icl
-from tests import divided, harness
-import lm_eval
-folder, rank = Path(sys.argv[1]), os.environ["RANK"]
-os.environ["LM_EVAL_ICL_CACHE"] = str(folder / "cache")  # nothing has been chosen before
-lm = icl(str(folder / "llama"), device="cpu", batch_size=4)
-def fail(module, args, kwargs):
-    if kwargs["input_ids"].numel() > 80:  # more tokens than a model is tried with
-        raise {error}
-if rank == "0":
-    lm.model.register_forward_pre_hook(fail, with_kwargs=True)
-try:
-    lm_eval.simple_evaluate(
-        lm, tasks=[dict(divided.CHOSEN)], task_manager=harness.manager(False), num_fewshot=2, limit=4
-    )
-except BaseException as error:
-    said = repr(error) if rank == "0" else str(error)
-(folder / "said").mkdir(exist_ok=True)
-(folder / f"said/{{rank}}.new").write_text(said)
-(folder / f"said/{{rank}}.new").rename(folder / f"said/{{rank}}")
-end = time.monotonic() + 60
-while len(list((folder / "said").glob("[01]"))) < 2 and time.monotonic() < end:
-    time.sleep(0.1)
-os._exit(0)
-""")
-    done = launch(*TORCHRUN[:-1], str(program), str(tmp_path))
-    said = {path.name: path.read_text() for path in (tmp_path / "said").glob("[01]")}
-    inside = "RuntimeError: the kernel has failed" if "kernel" in error else "KeyboardInterrupt"
+    monkeypatch.setenv("LM_EVAL_ICL_CACHE", str(tmp_path / "cache"))  # nothing has been chosen before
+    tiny.save("llama", tmp_path / "llama")
+    first, _ = processes.ranks(fail_while_choosing, tmp_path, kind)
+    said = {path.name: path.read_text() for path in tmp_path.glob("[01]")}
     assert said == {
         "0": error,
         "1": f"lm-eval-icl: the first process stops, and with it all others ({inside}).",
-    }, done.stderr[-3000:]
+    }, first.stderr[-3000:]
 
 
 @given(st.integers(0, 20), st.integers(1, 5))
@@ -294,8 +381,9 @@ dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 from lm_eval_icl.smoke.demo import model_path
 from lm_eval_icl.harness.models import icl
 icl(str(model_path()), device="cpu")
+atexit._run_exitfuncs()
 """
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
+    done = processes.python(program)
     assert (done.returncode, done.stdout) == (0, "still there\n"), done.stderr
 
 

@@ -411,6 +411,7 @@ def test_every_model_type_has_a_row():
     assert sorted(types) == sorted(tiny.types()) and len(types) > 180
 
 
+@pytest.mark.slow
 @pytest.mark.pinned
 @pytest.mark.parametrize("arch", SAMPLE)
 def test_rows_of_model_types_are_what_is_found_now(arch):

@@ -256,6 +256,7 @@ def test_a_text_in_a_list_is_left_out_where_there_is_to_be_no_text(tmp_path, mon
 # Studies.
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("own_tasks")
 def test_a_study_draws_none_of_them(tmp_path):
     from tests.test_studies import conduct

@@ -1,7 +1,7 @@
 """Any prompt: numbers or one clear line, and the same numbers whatever runs beside it.
 
-100 prompts, 10 where a prompt is run many times over; `pytest --hypothesis-profile=long tests/test_fuzz.py` tries 40
-times as many, in about an hour.
+25 prompts a run, 5 where a prompt is run many times over, and every run draws others; `pytest --hypothesis-profile=long
+tests/test_fuzz.py` tries 80 times as many, in about half an hour.
 """
 
 from __future__ import annotations
@@ -108,7 +108,11 @@ def assert_near(one: Any, other: Any, tolerance: float) -> None:
     assert all(abs(a - b) <= tolerance for (a, _), (b, _) in zip(one, other, strict=True)), (one, other)
 
 
-slowly = settings(deadline=None, suppress_health_check=list(HealthCheck))
+slowly = settings(
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+    max_examples=max(1, settings.default.max_examples // 2),
+)
 seldom = settings(slowly, max_examples=max(1, settings.default.max_examples // 10))
 
 
@@ -134,6 +138,7 @@ def test_any_prompt(loaded, architecture, arguments, data):
             assert_near(found, run(lms["hf"], plain), TOLERANCE[architecture])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", TOLERANCE)
 @slowly
 @given(arguments=requests(refused=False), until=st.lists(TEXT, max_size=2))
@@ -149,6 +154,7 @@ def test_any_prompt_is_continued(loaded, architecture, arguments, until):
             assert texts == run(lms["hf"], plain, "generate_until")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", TOLERANCE)
 @seldom
 @given(data=st.data(), sets=st.lists(requests(refused=False), min_size=1, max_size=3), pack=st.integers(1, 600))
@@ -171,6 +177,7 @@ def test_no_number_depends_on_what_runs_beside_it(loaded, architecture, data, se
         assert all(abs(a - b) <= 1e-5 * max(1, -b) for (a, _), b in zip(found, expected, strict=True)), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", TOLERANCE)
 @seldom
 @given(data=st.data(), sets=st.lists(requests(refused=False), min_size=1, max_size=3), batch=st.integers(1, 5))

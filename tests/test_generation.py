@@ -347,6 +347,7 @@ def predicted(path: Path, prompts: Any = PROMPTS, **asked: Any) -> list[list[str
     return [ours.generate(prompts[0].demonstrations, queries, **given), one_by_one]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [

@@ -53,6 +53,7 @@ def test_all_offloaded(checkpoint, tmp_path, name):
     assert_as_hf(checkpoint(name), parallelize=True, offload_folder=str(tmp_path))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", methods.NAMES)
 def test_layers_on_devices_of_their_own(checkpoint, tmp_path, name):
     """accelerate's hooks move what goes from one device to the next."""

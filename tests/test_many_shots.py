@@ -140,6 +140,7 @@ class NoSquare(TorchDispatchMode):
         return found
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_nothing_is_as_large_as_the_square(rows):
     """A context of n tokens under all methods: no array has n * n bytes, of which a boolean takes one."""

@@ -431,6 +431,7 @@ def test_literal(name, case):
         check(name, case, CONTEXTS[context])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", TURNED, ids=title)
 @pytest.mark.parametrize("name", TOLERANCE)
 def test_literal_with_a_knob_turned(name, case):
@@ -648,6 +649,7 @@ def test_a_method_in_a_file_of_ones_own(checkpoint, tmp_path, monkeypatch):
     assert methods.make("of_mine:Mine", {"reach": 9}) == methods.find("of_mine:Mine")(reach=9)
 
 
+@pytest.mark.slow
 def test_a_method_in_a_file_of_ones_own_on_the_command_line(checkpoint, tmp_path):
     (tmp_path / "of_mine.py").write_text(MINE)
     for program in ("lm_eval", "lm-eval-icl"):  # neither of which Python starts in the working directory
@@ -661,8 +663,9 @@ def test_a_method_in_a_file_of_ones_own_on_the_command_line(checkpoint, tmp_path
 SHARING = ["good film indeed", "good film", "good", "what a long and dull evening that was", "what a long day"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", [case for case in PLAIN + TURNED if case[0] in ("SAICL", "BatchICL")], ids=title)
-@pytest.mark.parametrize("name", TOLERANCE)
+@pytest.mark.parametrize("name", [*THOROUGH, "gpt_neox", "gemma2_window"])
 def test_queries_share_passes_and_change_nothing(checkpoint, name, case):
     """All queries of a context run together where each ran alone, with the scores it has alone."""
     model, tokenizer = copy.deepcopy(tiny_model(name)), AutoTokenizer.from_pretrained(checkpoint("gpt2"))

@@ -87,6 +87,7 @@ def test_a_window_shorter_than_the_prompt(checkpoint, name, architecture):
     assert f"{name} needs a model that sees all that its mask shows" in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "architecture"),
     [
@@ -106,6 +107,7 @@ def test_a_window_longer_than_the_prompt_hides_nothing(tmp_path, name, architect
     harness.assert_same(*found, 1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "architecture"), MASKS_BEHIND_WINDOWS)
 def test_a_window_shorter_than_a_prompt_without_demonstrations(checkpoint, name, architecture):
     """There is nothing to hide."""

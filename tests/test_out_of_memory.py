@@ -35,8 +35,8 @@ def make(checkpoint):
     return make
 
 
-def run(lm: ICLModel) -> list[Any]:
-    return harness.responses(harness.run(lm, "", NAMES, 2))
+def run(lm: ICLModel, limit: int | None = None) -> list[Any]:
+    return harness.responses(harness.run(lm, "", NAMES, 2, limit=limit))
 
 
 @contextmanager
@@ -62,16 +62,17 @@ def device_of(lm: ICLModel, tokens: float) -> Iterator[dict[str, float]]:
         handle.remove()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", sorted(CLASSES))
 def test_the_least_that_holds_a_prompt_suffices(make, method, caplog):
-    expected = run(make(method))
+    expected = run(make(method), 3)
     smallest = make(method, pack_tokens=1, batch_size=1, store_bytes=1)
     with device_of(smallest, float("inf")) as seen:
-        run(smallest)
+        run(smallest, 3)
 
     lm = make(method)
     with device_of(lm, seen["most"]) as disturbed, caplog.at_level(logging.WARNING):
-        harness.assert_same(run(lm), expected, 1e-10)
+        harness.assert_same(run(lm, 3), expected, 1e-10)
     assert disturbed["failed"]
     assert "CUDA out of memory: " in caplog.text
 
@@ -81,7 +82,7 @@ def test_the_least_that_holds_a_prompt_suffices(make, method, caplog):
             InputError, match=r"one prompt is more than the memory of the device holds \(GPT2LMHeadModel on cpu\)"
         ),
     ):
-        run(lm)
+        run(lm, 3)
 
 
 def test_the_memory_in_use_is_kept():

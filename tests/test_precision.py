@@ -11,6 +11,7 @@ from lm_eval_icl.methods import NAMES
 SCRIPT = str(Path(__file__).resolve().parents[1] / "scripts/precision.py")
 
 
+@pytest.mark.slow
 def test_every_method_predicts_alike_in_half_precision(monkeypatch, capsys):
     arguments = ["--tasks", "icl_demo_short", "--limit", "20", "--models", ",".join(NAMES)]
     monkeypatch.setattr(sys, "argv", [SCRIPT, *arguments])

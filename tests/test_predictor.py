@@ -87,12 +87,13 @@ from lm_eval_icl.methods import Predictor, make
 model, tokenizer = AutoModelForCausalLM.from_pretrained(sys.argv[1]), AutoTokenizer.from_pretrained(sys.argv[1])
 predictor = Predictor(model, tokenizer, make(sys.argv[2]))
 for block in model.transformer.h:
-    block.register_forward_pre_hook(lambda *_: time.sleep(0.8))
+    block.register_forward_pre_hook(lambda *_: time.sleep(float(sys.argv[4])))
 demonstrations = ["Review: dull and long\\nSentiment: no\\n\\n"] * int(sys.argv[3])
 print(predictor.score(demonstrations, ["Review: a\\nSentiment:"], [" no"]))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "demonstrations", "tokens", "rank"),
     [
@@ -106,7 +107,8 @@ print(predictor.score(demonstrations, ["Review: a\\nSentiment:"], [" no"]))
 )
 def test_a_bar_while_a_long_context_is_encoded(checkpoint, name, demonstrations, tokens, rank):
     """On standard error, with the time that is left; for all passes together; of one process; not for a short one."""
-    done = processes.python(SLOW, checkpoint("gpt2"), name, demonstrations, env={"RANK": rank})
+    seconds = 0.25 if name == "deepthink" else 0.8  # of each block in each pass: more than two in all
+    done = processes.python(SLOW, checkpoint("gpt2"), name, demonstrations, seconds, env={"RANK": rank})
     assert done.returncode == 0 and "Encoding" not in done.stdout, done.stderr
     bars = re.findall(r"Encoding ([\d,]+) tokens: +(\d+)%\|[^|]*\| \d\d:\d\d<(\d\d:\d\d)", done.stderr)
     assert bool(bars) == bool(tokens)

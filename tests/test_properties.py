@@ -18,7 +18,7 @@ from tests import tiny
 
 # What is the same in real numbers differs by the order of summation: by 1e-14 where all is float64, and by up to 1e-7
 # where RMSNorm rounds to float32 in between. What differs is asked to differ by far more.
-TOLERANCE = {"gpt2": 1e-9, "llama": 1e-6, "qwen3": 1e-6}
+TOLERANCE = {"gpt2": 1e-9, "llama": 1e-6}
 CLEARLY = 1e-4
 INVARIANT = [methods.PrefixICL(), methods.PCW(), methods.SAICL(), methods.InvICL(), methods.BatchICL(layer=2)]
 

@@ -12,6 +12,8 @@ from lm_eval_icl.demonstrations.draw import stratified
 from lm_eval_icl.harness.tasks import evaluated
 from tests import harness, processes
 
+pytestmark = pytest.mark.slow
+
 # Deep-Thinking, Tables 4 to 6. (Table 4 counts one too many for SST2 and AGNews.)
 CLASSIFICATION = {"icl_sst2": 872, "icl_sst5": 2210, "icl_mr": 1066, "icl_trec": 500, "icl_agnews": 7600}
 SHOTS = {"icl_sst2": 8, "icl_sst5": 10, "icl_mr": 8, "icl_trec": 12, "icl_agnews": 8}
@@ -115,9 +117,9 @@ def test_documents_have_an_answer_among_their_choices(tasks):
 REAL = ["mmlu_anatomy", "leaderboard_bbh_date_understanding", "icl_sst2", "bbh_fewshot_navigate"]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("shots", [3, 5])
-@pytest.mark.parametrize("name", ["gpt2", "llama", "gpt_neox", "stories260K"])
+@pytest.mark.parametrize(
+    ("name", "shots"), [("gpt2", 3), ("llama", 3), ("gpt_neox", 3), ("stories260K", 3), ("gpt2", 5), ("stories260K", 5)]
+)
 def test_icl_gives_what_hf_gives(checkpoint, shared, name, shots):
     path = shared / "models" / name if name == "stories260K" else checkpoint(name)
     # The two BBH tasks come with three demonstrations and have no more to give.
@@ -135,7 +137,6 @@ def lm_eval(cwd, *arguments):
     return done.stdout
 
 
-@pytest.mark.slow
 def test_from_the_command_line(checkpoint, hub, tmp_path):
     """The usual table and the usual results file, which says what was run."""
     args = f"pretrained={checkpoint('llama3')},T=3,eta=0.05"
@@ -153,7 +154,6 @@ def test_from_the_command_line(checkpoint, hub, tmp_path):
     assert len(list(tmp_path.rglob("samples_*.jsonl"))) == 5
 
 
-@pytest.mark.slow
 def test_other_ways_to_choose_demonstrations(checkpoint, hub, tmp_path):
     (tmp_path / "chosen.json").write_text(json.dumps({"icl_sst2": [5, 3]}))
     results = {}

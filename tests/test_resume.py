@@ -42,7 +42,7 @@ from tests import harness, processes, tiny
 from tests.harness import ICL
 from tests.processes import Process
 
-KILLS = 20
+KILLS = int(os.environ.get("LM_EVAL_ICL_KILLS", "8"))
 NAMES = ["resume_choice", "resume_text", "resume_rolling"]
 
 
@@ -114,7 +114,8 @@ def undisturbed(gpt2):
     return found, sum(len(sample["resps"]) for of in found["samples"].values() for sample in of)
 
 
-def test_twenty_kills(gpt2, undisturbed, tmp_path):
+@pytest.mark.slow
+def test_kills_in_a_row(gpt2, undisturbed, tmp_path):
     expected, total = undisturbed
     where, rng = tmp_path / "c_rank0.db", random.Random(0)
     counts, out = [0], tmp_path / "out.json"
@@ -167,11 +168,15 @@ def arguments(*further):
     return [*model, "--tasks", "icl_demo_pieces", "--limit", "120", *map(str, further)]
 
 
+@pytest.mark.slow
 def test_the_command_killed_and_started_again(tmp_path):
-    """The real one, as it is typed."""
+    """A program of its own."""
     where = tmp_path / "c_rank0.db"
+    program = [sys.executable, "-m", "tests.launched", "lm_eval"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(harness.ROOT), os.environ.get("PYTHONPATH", "")])}
     line = arguments("--use_cache", tmp_path / "c", "--output_path", tmp_path / "out", "--log_samples")
-    with subprocess.Popen([LM_EVAL, *line], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+    nothing = subprocess.DEVNULL
+    with subprocess.Popen([*program, *line], stdout=nothing, stderr=nothing, env=environment) as process:
         while stored(where) == 0:
             assert process.poll() is None
             time.sleep(0.001)
@@ -227,6 +232,7 @@ def errors_of_command(line):
     processes.run_command(["lm_eval", *line])
 
 
+@pytest.mark.slow
 def test_ctrl_c_says_what_was_kept(tmp_path):
     """And the same command goes on."""
     where = tmp_path / "c_rank0.db"
@@ -268,6 +274,7 @@ def test_ctrl_c_with_a_file_of_arguments(tmp_path, monkeypatch):
     )
 
 
+@pytest.mark.slow
 def test_ctrl_c_while_results_are_saved(tmp_path):
     """A file may then be cut short, which the line says."""
     code = (
@@ -307,6 +314,7 @@ def command_on_a_full_disk(*args):
     main()
 
 
+@pytest.mark.slow
 def test_results_that_cannot_be_saved(tmp_path):
     """The table is shown all the same, and the command fails."""
     process = Process(command_on_a_full_disk, "--output_path", tmp_path / "out")
@@ -318,6 +326,7 @@ def test_results_that_cannot_be_saved(tmp_path):
     assert not any("Traceback" in line for line in before)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("same", [True, False])
 def test_two_at_once(gpt2, undisturbed, tmp_path, same):
     """On one new path: two of a kind share it, and of two kinds one is refused."""

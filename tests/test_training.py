@@ -32,8 +32,7 @@ from lm_eval_icl.training.rows import RowMaker, collate, leaks, make_row, mean_l
 from lm_eval_icl.training.train import Settings, train
 from lm_eval_icl.training.trainer import EpisodeRows, LayoutTrainer, OptionRows, read_log
 from tests import harness, test_methods
-from tests.processes import Process, run_command
-from tests.test_distributed import ACCELERATE, launch
+from tests.processes import Process, ranks, run_command
 
 # The methods that models are trained under, with further arguments.
 CASES = [
@@ -60,8 +59,10 @@ def task(name="t", size=30) -> FileTask:
 # The forward pass.
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-@pytest.mark.parametrize("name", ["gpt2", "llama", "gpt_neox"])
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [("gpt2", torch.float64), ("llama", torch.float64), ("gpt_neox", torch.float64), ("gpt2", torch.float32)],
+)
 @pytest.mark.parametrize("case", CASES, ids=test_methods.title)
 def test_training_forward_is_scoring(checkpoint, name, case, dtype):
     """The answers' log-probabilities of a batch of rows, and those of scoring through the memory."""
@@ -311,8 +312,11 @@ def tokens_of(predictor, episode, copies):
 MOST = 130
 
 
-@pytest.mark.parametrize("method", ["icl", "invicl"])
-@pytest.mark.parametrize("fits", ["", "icl", "invicl", "icl,invicl"])
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("method", "fits"),
+    [("icl", ""), ("invicl", ""), ("icl", "invicl"), ("invicl", "icl"), ("icl", "icl,invicl")],
+)
 def test_fits_counts_the_tokens_of_a_row(checkpoint, tmp_path, monkeypatch, capsys, method, fits):
     """As InvICL's appendix A.4, where its rows are twice as long; by positions, more of them would fit than of icl's.
     Without it, the command says how many of the episodes that it used the other method would have left out."""
@@ -437,6 +441,7 @@ def test_the_accuracy_is_that_of_scoring(checkpoint, tmp_path):
     assert measured["held_out_loss"] == pytest.approx(sum(loss) / len(loss), abs=1e-5)
 
 
+@pytest.mark.slow
 def test_answers_without_options_count_if_greedy(checkpoint, tmp_path):
     free = FileTask("free", tuple(Row(row.input, row.output, ()) for row in task(size=60).rows))
     folder = checkpoint("gpt2")
@@ -456,17 +461,17 @@ def test_answers_without_options_count_if_greedy(checkpoint, tmp_path):
     assert log[-1]["accuracy"] == sum(greedy) / len(greedy) > 0
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [{"gradient_accumulation_steps": 2}, {"gradient_checkpointing": True}, {"save_steps": 1}],
-    ids=["accumulation", "checkpointing", "saving"],
-)
-def test_what_only_saves_memory_changes_nothing(checkpoint, tmp_path, settings):
+@pytest.mark.slow
+def test_what_only_saves_memory_changes_nothing(checkpoint, tmp_path):
     """Without dropout: it draws other numbers for other batches."""
     plain = losses(tiny_run(checkpoint, tmp_path / "plain", name="llama"))
-    assert losses(tiny_run(checkpoint, tmp_path / "other", name="llama", **settings)) == pytest.approx(plain, abs=1e-5)
+    for settings in ({"gradient_accumulation_steps": 2}, {"gradient_checkpointing": True}, {"save_steps": 1}):
+        (name,) = settings
+        found = losses(tiny_run(checkpoint, tmp_path / name, name="llama", **settings))
+        assert found == pytest.approx(plain, abs=1e-5), name
 
 
+@pytest.mark.slow
 def test_bf16_and_lora(checkpoint, tmp_path):
     """Mixed precision runs near float32; adapters are merged, and lie beside the merged weights."""
     plain = losses(tiny_run(checkpoint, tmp_path / "plain"))
@@ -645,8 +650,8 @@ def test_two_processes_do_what_one_does(checkpoint, episodes_file, tmp_path):
     code, said = one.finish()
     assert code == 0, said
     line[line.index("--output") + 1] = str(tmp_path / "two")
-    two = launch(*ACCELERATE, "lm_eval_icl", *line)
-    assert two.returncode == 0, two.stderr
+    for done in ranks(run_command, "lm-eval-icl", *line):
+        assert done.returncode == 0, done.stderr
     logs = [read_log(tmp_path / name / "log.jsonl") for name in ("one", "two")]
     assert [entry["step"] for entry in logs[0]] == [entry["step"] for entry in logs[1]] and len(logs[0]) == 45
     for one_entry, two_entry in zip(*logs, strict=True):
@@ -655,37 +660,38 @@ def test_two_processes_do_what_one_does(checkpoint, episodes_file, tmp_path):
                 assert one_entry[name] == pytest.approx(two_entry[name], abs=1e-5)
 
 
+@pytest.mark.slow
 def test_a_training_made_longer(checkpoint, tmp_path, monkeypatch):
-    """From 20 steps to 40, with dropout: the same weights and losses, bit for bit, as 40 steps in one go of which the
-    first 20 have the learning rates of a training of 20, and the others those of one of 40."""
-    given = {"eval_steps": 0, "save_steps": 10, "learning_rate": 1e-3, "warmup_steps": 4}
-    tiny_run(checkpoint, tmp_path / "longer", steps=20, **given)
-    with pytest.raises(InputError, match="holds this run, of 20 steps: give --resume to make it longer, or another"):
-        tiny_run(checkpoint, tmp_path / "longer", steps=40, **given)
-    with pytest.raises(InputError, match=r"--steps 10: the training in .* has 20 steps: it can be made longer, not sh"):
-        tiny_run(checkpoint, tmp_path / "longer", steps=10, resume=True, **given)
+    """From 10 steps to 20, with dropout: the same weights and losses, bit for bit, as 20 steps in one go of which the
+    first 10 have the learning rates of a training of 10, and the others those of one of 20."""
+    given = {"eval_steps": 0, "save_steps": 5, "learning_rate": 1e-3, "warmup_steps": 4}
+    tiny_run(checkpoint, tmp_path / "longer", steps=10, **given)
+    with pytest.raises(InputError, match="holds this run, of 10 steps: give --resume to make it longer, or another"):
+        tiny_run(checkpoint, tmp_path / "longer", steps=20, **given)
+    with pytest.raises(InputError, match=r"--steps 5: the training in .* has 10 steps: it can be made longer, not sh"):
+        tiny_run(checkpoint, tmp_path / "longer", steps=5, resume=True, **given)
     with pytest.raises(InputError, match="holds another run, which has warmup_steps=4 where this one has 3"):
-        tiny_run(checkpoint, tmp_path / "longer", steps=40, resume=True, **{**given, "warmup_steps": 3})
-    longer = tiny_run(checkpoint, tmp_path / "longer", steps=40, resume=True, **given)
+        tiny_run(checkpoint, tmp_path / "longer", steps=20, resume=True, **{**given, "warmup_steps": 3})
+    longer = tiny_run(checkpoint, tmp_path / "longer", steps=20, resume=True, **given)
     create = LayoutTrainer.create_scheduler
 
     def in_two_parts(self, *args, **kwargs):
         schedule = create(self, *args, **kwargs)
-        of_40 = schedule.lr_lambdas[0]
-        in_parts = lambda step: of_40(step) if step < 4 or step >= 20 else (20 - step) / 16  # noqa: E731
+        of_20 = schedule.lr_lambdas[0]
+        in_parts = lambda step: of_20(step) if step < 4 or step >= 10 else (10 - step) / 6  # noqa: E731
         schedule.lr_lambdas = [in_parts] * len(schedule.lr_lambdas)
         return schedule
 
     monkeypatch.setattr(LayoutTrainer, "create_scheduler", in_two_parts)
-    whole = tiny_run(checkpoint, tmp_path / "whole", steps=40, **given)
+    whole = tiny_run(checkpoint, tmp_path / "whole", steps=20, **given)
     monkeypatch.undo()
-    assert losses(longer) == losses(whole) and len(losses(whole)) == 40
+    assert losses(longer) == losses(whole) and len(losses(whole)) == 20
     rates = [[entry["learning_rate"] for entry in log if "loss" in entry] for log in (longer, whole)]
-    assert rates[0][:19] == rates[1][:19] and rates[0][20:] == rates[1][20:] and rates[0][20] > rates[0][18]
+    assert rates[0][:9] == rates[1][:9] and rates[0][10:] == rates[1][10:] and rates[0][10] > rates[0][8]
     assert weights(tmp_path / "longer") == weights(tmp_path / "whole")
     trained = json.loads((tmp_path / "longer/config.json").read_text())["lm_eval_icl"]["trained"]
-    assert (trained["steps"], trained["lengthened"]) == (40, [{"step": 20, "of": 20}])
-    again = tiny_run(checkpoint, tmp_path / "longer", steps=40, resume=True, **given)  # there is nothing left to do
+    assert (trained["steps"], trained["lengthened"]) == (20, [{"step": 10, "of": 10}])
+    again = tiny_run(checkpoint, tmp_path / "longer", steps=20, resume=True, **given)  # there is nothing left to do
     assert losses(again) == losses(whole) and weights(tmp_path / "longer") == weights(tmp_path / "whole")
 
 
@@ -817,6 +823,7 @@ def test_a_bad_row_is_named_by_its_number(row, says, tmp_path):
     assert f"{path}, line 3: " in error.value.message and says in error.value.message
 
 
+@pytest.mark.slow
 def test_the_count_of_what_was_left_out_goes_on(checkpoint, tmp_path, monkeypatch):
     """A run that resumes counts on, and logs what an undisturbed one does."""
     folder, log = checkpoint("gpt2"), LayoutTrainer.log
@@ -870,6 +877,7 @@ def test_weights_that_are_not_finite_have_no_accuracy(checkpoint, tmp_path):
     assert not list((tmp_path / "out/checkpoints").glob("checkpoint-*"))
 
 
+@pytest.mark.slow
 def test_nothing_held_out(checkpoint, tmp_path):
     """With too few rows, or none asked for, nothing is measured; and each step is logged once otherwise."""
     for name, given in (("few", {"tasks": [task(size=9)]}), ("none", {"eval_documents": 0})):
