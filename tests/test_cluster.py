@@ -79,9 +79,9 @@ def written(output: Path) -> dict[str, object]:
         return [same(one) for one in value] if isinstance(value, list) else value
 
     files = {}
-    for path in (path for top in ("cells", "choices", "checkpoints") for path in (output / top).rglob("*.*")):
-        content = path.read_bytes().replace(str(output).encode(), b"OUTPUT")
-        if path.name not in ("log.jsonl", "training_args.bin") and path.is_file():
+    for path in (path for top in ("cells", "choices", "checkpoints") for path in (output / top).rglob("*")):
+        if path.is_file():
+            content = path.read_bytes().replace(str(output).encode(), b"OUTPUT")
             files[str(path.relative_to(output))] = same(json.loads(content)) if path.suffix == ".json" else content
     return files
 

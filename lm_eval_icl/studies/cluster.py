@@ -195,8 +195,11 @@ class Cluster(ABC):
             self._dismiss(hired)
             self.losses[unit] += 1
             if unit is None:
-                if self.losses[unit] > 10 * _TRIES:
-                    raise InputError(f"--ray: workers end while they begin: {why}") from error
+                if "creation task" in log or self.losses[unit] > 10 * _TRIES:
+                    last = log.strip().splitlines()[-1]
+                    raise InputError(
+                        f"--ray: a worker cannot begin ({last}): install the same lm-eval-icl on every node."
+                    ) from error
             elif self.losses[unit] < _TRIES:
                 queue.add(unit, again=True)
             else:
