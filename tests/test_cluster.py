@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import os
+import random
 import signal
 import sys
 import time
@@ -87,19 +88,19 @@ def written(output: Path) -> dict[str, object]:
 
 
 class Sabotaged(cluster.StudyCluster):
-    """Kills workers that are busy, and then removes a node, as results come in."""
+    """Kills workers, and then removes a node, as the study goes on."""
 
-    kills, remove = KILLS, None
+    kills, remove, last = KILLS, None, 2
 
-    def receive(self, unit, result):
-        super().receive(unit, result)
-        if unit.kind not in ("dev", "test"):
+    def show(self, queue):  # called when units have been given to all that were idle
+        super().show(queue)
+        if self.conductor.cells_ended <= self.last:
             return
-        if self.kills:
-            busy = [p for p in psutil.process_iter(["name"]) if (p.info["name"] or "").startswith("ray::Actor.run")]
-            for process in busy[:1]:
-                process.kill()
-                self.kills -= 1
+        self.last = self.conductor.cells_ended
+        mine = [p for p in psutil.Process().children(recursive=True) if p.name().startswith("ray::Actor")]
+        if self.kills and mine:
+            random.choice(mine).kill()
+            self.kills -= 1
         elif self.remove:
             self.remove()
             self.remove = None

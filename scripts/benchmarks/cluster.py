@@ -4,9 +4,9 @@
     python scripts/benchmarks/cluster.py idle --seconds 2 --load 20
 
 `driver` runs units that sleep on actors that import nothing heavy, on a Ray of this machine with logical cores; nothing
-is written. `idle` simulates a study with the units of `metaicl` (one model trained under each of eight methods on each
-of seven settings) and of `table2` (four models, five tasks, ten seeds, a dev set that decides), with times that were
-measured: of a unit, of loading a model, and of a training.
+is written. `idle` simulates the units of `invicl-table2` (`metaicl`) and of `deep-thinking-table2` (`table2`) as the
+queue gives them to workers, with the times that are given: of a unit on the test set, of loading a model, both for a
+billion parameters in `table2`, and of a training. A worker that loads is not idle.
 """
 
 from __future__ import annotations
@@ -63,8 +63,9 @@ def driver(cells: int, workers: int, per_unit: int, sleep: float) -> None:
     queue = Queue()
     for i in range(cells // per_unit):
         queue.add(Unit(Model({"pretrained": f"model{i % 4}"}), "test", str(i)))
-    with Sleepers(nodes.address) as pool:
-        pool.sleep = sleep
+    Sleepers.sleep = sleep
+    pool = Sleepers(nodes.address)
+    with pool:
         pool._hire(queue)
         while not all(hired.ready for hired in pool.hired):
             for hired in pool.hired:
@@ -81,26 +82,30 @@ def driver(cells: int, workers: int, per_unit: int, sleep: float) -> None:
     nodes.shutdown()
 
 
-def simulate(study: str, workers: int, seconds: float, load: float, train: float) -> float:
+def simulate(study: str, workers: int, seconds: float, load: float, train: float, dev: float) -> float:
     """The share of the workers' time in which they have nothing to do."""
     queue, waits = Queue(), dict[tuple[str, str], list[Unit]]()
     left = Counter[tuple[str, str]]()
-    sections = []
-    if study == "metaicl":
-        for i in range(56):
+    sections = list[tuple[Model, str, int, list[Unit]]]()
+    sizes: dict[str, float] = {}
+    if study == "metaicl":  # seven settings under six methods; 20 tasks and five seeds, batchicl beside icl
+        for i in range(42):
             model = Model({"pretrained": f"m{i}"})
             queue.add(Unit(model, "train"))
-            sections.append((model, "", 1, [Unit(model, "test", f"{task}") for task in range(26)]))
-    else:
-        for i in range(4):
-            model = Model({"pretrained": f"m{i}"})
+            number = 100 * (2 if i % 6 == 0 else 1)
+            sections.append((model, "", 1, [Unit(model, "test") for _ in range(number)]))
+            sizes[model.folder] = 1.0
+    else:  # eight models, five tasks, ten seeds
+        for billions in (0.125, 0.35, 0.355, 1.5, 2.7, 2.7, 7.0, 13.0):
+            model = Model({"pretrained": f"m{len(sizes)}"})
+            sizes[model.folder] = billions
             for task in map(str, range(5)):
                 for _ in range(10):
                     queue.add(Unit(model, "dev", task))
                 sections.append((model, task, 10, [Unit(model, "test", task) for _ in range(10)]))
     for model, task, number, then in sections:
         waits[model.folder, task], left[model.folder, task] = then, number
-    factor = {"dev": 10.0, "test": 1.0, "train": train / seconds}  # ten pairs of T and eta are scored on the dev set
+    factor = {"dev": dev, "test": 1.0, "train": train / seconds}
     held: dict[int, str | None] = dict.fromkeys(range(workers))
     ends: list[tuple[float, int, Unit]] = []
     now, busy = 0.0, 0.0
@@ -108,13 +113,15 @@ def simulate(study: str, workers: int, seconds: float, load: float, train: float
     while len(queue) or ends:
         counts = Counter(model for model in held.values() if model)
         for worker in list(idle):
-            model = queue.best(held[worker], counts, lambda model: True)
-            if model is None:
+            folder = queue.best(held[worker], counts, lambda model: True)
+            if folder is None:
                 break
-            unit = queue.take(model)
-            cost = seconds * factor[unit.kind] + load * (held[worker] != model and unit.kind != "train")
-            held[worker] = model if unit.kind != "train" else None
-            counts[model] += 1
+            unit = queue.take(folder)
+            cost = sizes[folder] * seconds * factor[unit.kind] + sizes[folder] * load * (
+                held[worker] != folder and unit.kind != "train"
+            )
+            counts[folder] += held[worker] != folder
+            held[worker] = folder if unit.kind != "train" else None
             busy += cost
             idle.remove(worker)
             heapq.heappush(ends, (now + cost, worker, unit))
@@ -138,6 +145,7 @@ def main() -> None:
     parser.add_argument("--sleep", type=float, default=0.0)
     parser.add_argument("--seconds", type=float, default=2.0, help="of a unit on the test set")
     parser.add_argument("--load", type=float, default=20.0, help="seconds of loading a model")
+    parser.add_argument("--dev", type=float, default=23.0, help="how much longer a unit on the dev set takes")
     parser.add_argument("--train", type=float, default=600.0, help="seconds of a training")
     given = parser.parse_args()
     if given.what == "driver":
@@ -145,7 +153,7 @@ def main() -> None:
         return
     for study in ("metaicl", "table2"):
         for workers in (1, 2, 4, 8, 16, 32, 64):
-            share = simulate(study, workers, given.seconds, given.load, given.train)
+            share = simulate(study, workers, given.seconds, given.load, given.train, given.dev)
             print(f"{study}: {workers} workers, {share:.1%} idle")
 
 
