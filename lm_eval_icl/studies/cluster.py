@@ -359,10 +359,10 @@ class Actor:
                 traceback.format_exc(),
             )
         files: dict[str, bytes] = {}
-        for folder in ("cells", "choices", *(["checkpoints"] if unit.kind == "train" else [])):
-            for path in sorted((root / folder).rglob("*")):
-                if path.is_file() and given.get(name := str(path.relative_to(root))) != (content := path.read_bytes()):
-                    files[name] = content
+        made = {"train": "checkpoints", "choose": "choices"}.get(unit.kind, "cells")
+        for path in sorted((root / made).rglob("*")):
+            if path.is_file() and given.get(name := str(path.relative_to(root))) != (content := path.read_bytes()):
+                files[name] = content
         shutil.rmtree(self.folder.cells)
         self.folder.cells.mkdir()
         return {
@@ -477,8 +477,11 @@ class StudyCluster(Cluster):
             )
             return
         self.folder.receive(result["files"])
-        if unit.kind == "train" and not result["broken"] and not self.folder.is_trained(model):
-            self.folder.finish_training(model)
+        if unit.kind == "train" and not result["broken"]:
+            if self.folder.is_trained(model):  # what an earlier worker has begun here is not needed
+                shutil.rmtree(self.folder.unfinished(model), ignore_errors=True)
+            else:
+                self.folder.finish_training(model)
         self.worker.choices.failed.update(result["unchosen"])
         if result["failed"] or result["broken"]:
             for cell in progress.missing(progress.known_cells(model)):
