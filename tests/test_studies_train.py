@@ -22,8 +22,8 @@ from lm_eval_icl.metaicl.files import SEEDS, TASKS
 from lm_eval_icl.metaicl.metric import macro_f1
 from lm_eval_icl.results import read as reader
 from lm_eval_icl.smoke.demo import model_path
-from lm_eval_icl.studies import conduct as conducting
 from lm_eval_icl.studies import end, grid
+from lm_eval_icl.studies import worker as working
 from lm_eval_icl.studies.cells import Model
 from lm_eval_icl.studies.conduct import Conductor
 from lm_eval_icl.studies.folder import Folder
@@ -196,7 +196,7 @@ def test_what_was_interrupted_goes_on(tmp_path, study, steps, monkeypatch):
         conduct(tmp_path / "o", **keys)
     checkpoints = tmp_path / "o/checkpoints"
     assert [path.suffix for path in checkpoints.iterdir()] == [".part"]
-    before, ran = conducting.run_cells, []
+    before, ran = working.run_cells, []
 
     def run_cells(models, cells, *rest):
         if len(ran) == 1 and "stop" in keys:
@@ -204,7 +204,7 @@ def test_what_was_interrupted_goes_on(tmp_path, study, steps, monkeypatch):
         ran.extend(cell.path for cell in cells)
         before(models, cells, *rest)
 
-    monkeypatch.setattr(conducting, "run_cells", run_cells)
+    monkeypatch.setattr(working, "run_cells", run_cells)
     keys["stop"] = True
     with pytest.raises(KeyboardInterrupt):
         conduct(tmp_path / "o", **{key: value for key, value in keys.items() if key != "stop"})

@@ -57,6 +57,13 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     parser.add_argument("--batch_size", metavar="N|auto", help="as for lm_eval")
     parser.add_argument("--device", help="as for lm_eval")
     parser.add_argument("--train", metavar="K=V,...", help="options of `lm-eval-icl train`, for models trained first")
+    parser.add_argument(
+        "--ray",
+        nargs="?",
+        const="",
+        metavar="ADDRESS",
+        help="run on the cluster of Ray at this address, or without one on several workers of this machine",
+    )
     parser.add_argument("--metadata", metavar="K=V,...", help="metadata of the tasks, as for lm_eval")
     parser.add_argument("--include_path", metavar="DIR", help="a folder of further tasks")
     given = parser.parse_args(arguments)
@@ -70,6 +77,8 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     if given.limit is not None and not 0 < given.limit < math.inf:  # neither is NaN
         raise InputError(f"--limit {given.limit:g}: must be above 0{', and finite' * (given.limit > 0)}.")
     check_folders(given.include_path, None)
+    if given.ray is not None and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise InputError("--ray: Ray starts its own processes: leave out the launcher, or --ray.")
     study = read(given.study, _overrides(given))
     whole = given.limit is not None and given.limit == int(given.limit)
     options = Options(given.device, given.batch_size, int(given.limit) if whole else given.limit)
@@ -118,8 +127,21 @@ def _dry_run(study: Study, given: argparse.Namespace, options: Options, console:
                 lacking[model.checkpoint] = error.message
     plan = Plan(progress.grid, progress.leaves)
     screen.print_plan(progress, plan, lacking, console, given.verbose)
-    if number := len(lacking) + len(plan.lacking):
+    refused: list[str] = []
+    if given.ray is not None and not lacking:
+        with _cluster(Conductor(progress, given.include_path, training), given) as cluster:
+            refused = cluster.ask()
+        for why in refused:
+            console.print(f"missing: {why}", markup=False, highlight=False, soft_wrap=True)
+    if number := len(lacking) + len(plan.lacking) + len(refused):
         raise InputError(f"{given.study}: cannot be run as it is: {number} missing, as listed above.")
+
+
+def _cluster(conductor: Conductor, given: argparse.Namespace) -> Any:
+    """The cluster of --ray. Without it nothing of Ray is imported."""
+    from lm_eval_icl.studies.cluster import StudyCluster
+
+    return StudyCluster(conductor, given.include_path, training, given.ray)
 
 
 def _run(study: Study, folder: Folder, given: argparse.Namespace, options: Options, console: Console) -> None:
@@ -146,7 +168,11 @@ def _run(study: Study, folder: Folder, given: argparse.Namespace, options: Optio
         for why in estimates.lacking.values():  # of a model or a cell whose turn comes; the others need no estimate
             console.print(f"There is no estimate: {why}", markup=False, highlight=False, soft_wrap=True)
     try:
-        conductor.run()
+        if given.ray is None:
+            conductor.run()
+        else:
+            with _cluster(conductor, given) as cluster:
+                conductor.run(cluster)
     except CellsFailed as error:
         failure = error
     except KeyboardInterrupt as stopped:

@@ -7,7 +7,7 @@ import itertools
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -24,18 +24,20 @@ class Model:
         arguments: as of `--model_args`, of the model that is there.
         training: how it is trained; None if it is not.
         under: the method that it is trained under.
+        resources: those of a cluster's worker that has it, as far as the study says.
     """
 
     arguments: Mapping[str, Any]
     training: Training | None = None
     under: Variant | None = None
+    resources: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     @property
     def name(self) -> str:
         """The name of the model that is there."""
         return str(self.arguments["pretrained"])
 
-    @property
+    @cached_property
     def folder(self) -> str:
         """The folder of its cells: its name, the training's, and a digest of all arguments and the checkpoint."""
         arguments = json.dumps(self.arguments, sort_keys=True, default=str)
@@ -49,7 +51,7 @@ class Model:
         of_model = {key: value for key, value in self.arguments.items() if key in ARGUMENTS}
         return {**of_model, **(self.under.arguments if self.under else {})}
 
-    @property
+    @cached_property
     def checkpoint(self) -> str:
         """The name of the checkpoint that is trained, with a digest of all that its weights depend on."""
         if self.training is None or self.under is None:
@@ -144,10 +146,11 @@ class Grid:
     def models(self) -> list[Model]:
         """The study's models, or one for each training and each method that is trained under."""
         study, found = self.study, list[Model]()
-        for arguments in study.models:
+        for i, arguments in enumerate(study.models):
+            needs = study.resources[i] if study.resources else {}
             trained = itertools.product(study.trainings, map(trained_under, study.variants))
-            for model in [Model(arguments, *each) for each in trained] if study.trainings else [Model(arguments)]:
-                if model not in found:
+            for training, under in trained if study.trainings else [(None, None)]:
+                if (model := Model(arguments, training, under, needs)) not in found:
                     found.append(model)
         return found
 

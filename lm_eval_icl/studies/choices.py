@@ -115,6 +115,14 @@ class Choices:
         name = f"{plain(f'{task},{how}')},n={shots},seed={seed},{self.tasks[task].contents}.json"
         return self.folder.path / "choices" / model / name
 
+    def keys(self, model: str, task: str) -> list[Key]:
+        """The choices of a model, by its folder, for a task."""
+        return [(model, task, shots, seed, str(how)) for shots, how, seed in self.tasks[task]]
+
+    def paths(self, model: str, task: str) -> list[Path]:
+        """The files of those choices, which need not be there."""
+        return [self._path(key) for key in self.keys(model, task)]
+
     def make(self, model: Model, models: Models, tasks: Collection[str]) -> None:
         """Choose what is missing for these tasks. All processes of a launch call this; the first one chooses.
 

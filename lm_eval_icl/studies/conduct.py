@@ -1,33 +1,52 @@
-"""Conducts a study: a loop that trains and loads each model, runs its cells batch by batch, and notes what fails."""
+"""Conducts a study: plans its units, stage by stage, has them run here or on a cluster, and notes what fails."""
 
 from __future__ import annotations
 
 import functools
-import gc
 import os
-import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import groupby
+from typing import Any, Protocol
 
-import torch
 from tqdm import tqdm
 
-from lm_eval_icl.errors import InputError, one_line_with_place
+from lm_eval_icl.errors import InputError
 from lm_eval_icl.harness.distributed import of_first
 from lm_eval_icl.studies import tasks as study_tasks
 from lm_eval_icl.studies import trainings
 from lm_eval_icl.studies.cells import Cell, Model
-from lm_eval_icl.studies.choices import Choices, ToChoose
-from lm_eval_icl.studies.grid import HF
-from lm_eval_icl.studies.order import Batch, Key, batches, without_passes
+from lm_eval_icl.studies.order import Queue, Unit, batches
 from lm_eval_icl.studies.progress import Progress
-from lm_eval_icl.studies.run import Models, ends_all, naming, run_cells
-from lm_eval_icl.studies.tasks import Prepared
+from lm_eval_icl.studies.worker import Worker
+
+# The units of a model or of a task: each stage needs what the one before gave.
+Stages = Iterator[list[Unit]]
 
 
 class CellsFailed(InputError):
     """Some of a study's cells could not be run. The others are there."""
+
+
+class Pool(Protocol):
+    """What runs units. When it says that one has ended, what came of it is in the folder, or noted as failed."""
+
+    def ended(self, queue: Queue) -> Unit:
+        """Take units from the queue, and wait until one has ended, which is one of those or of those taken before."""
+        ...
+
+
+class Here:
+    """Runs units one after another, in this process and in the study's folder."""
+
+    def __init__(self, worker: Worker) -> None:
+        self.worker = worker
+
+    def ended(self, queue: Queue) -> Unit:
+        unit = queue.take(next(iter(queue.waiting())))  # a model is finished before the next one is loaded
+        with self.worker.noting(lambda: self.worker.progress.known_cells(unit.model)):
+            self.worker.run(unit)
+        return unit
 
 
 class Conductor:
@@ -44,41 +63,43 @@ class Conductor:
 
     def __init__(self, progress: Progress, include_path: str | None, trainer: trainings.Trainer | None = None) -> None:
         self.progress, self.grid, self.folder = progress, progress.grid, progress.folder
-        self._trainings: dict[str, Callable[[], None]] = {}
-        for model in self.grid.models:
-            if model.training:
-                assert trainer
-                of_model = (progress.study, model, self.folder, progress.options.device, include_path)
-                self._trainings[model.checkpoint] = trainings.check(*of_model, trainer)
-        self.choices = Choices(self.folder, {name: self._to_choose(name) for name in progress.leaves}, progress.rerun)
-        self._prepared_for: Key = ()
-        self._prepared: dict[int, Prepared] = {}
+        self.worker = Worker(progress, include_path, trainer)
+        self.choices = self.worker.choices
+        for model in filter(lambda model: model.training, self.grid.models):
+            self.worker.training(model)
+        self._queue = Queue()
+        self._stages: dict[Unit, tuple[Stages, set[Unit]]] = {}
+        self.cells_known = self.cells_ended = 0  # of those that were missing when the study began
 
-    def _to_choose(self, name: str) -> ToChoose:
-        """What the models of this study choose for a task: no documents of its dev set."""
-        leaf, study = self.progress.leaves[name], self.progress.study
-        methods = tuple(how.method for how in study.demonstrations if how and how.method)
-        rows = self.progress.dev.get(name, [])
-        documents = leaf.task.training_docs() if rows else []
-        return ToChoose(leaf, [documents[i] for i in rows], self.grid.tasks[name].shots, methods, study.seeds)
-
-    def run(self) -> None:
+    def run(self, pool: Pool | None = None) -> None:
         """Train the models and run the cells that are missing. All processes of a launch call this.
+
+        Args:
+            pool: runs the units; this process, if it is None.
 
         Raises:
             CellsFailed: some could not be run, for reasons that `progress.failed` says; all others are there.
             InputError: the study cannot go on. What was finished stays.
         """
-        progress = self.progress
+        progress, pool = self.progress, pool or Here(self.worker)
         self._check_tasks()
         for model in self.grid.models:
             if of_first(lambda model=model: bool(progress.missing(progress.known_cells(model)))):  # type: ignore[misc]
-                with self._noting(lambda model=model: progress.known_cells(model)):  # type: ignore[misc]
-                    if model.training:
-                        trainings.train(self.grid, self.folder, model, self._trainings[model.checkpoint])
-                        _make_room()
-                    self._run_model(model)
-                _make_room()
+                self._open(self._stages_of_model(model))
+        quiet = not isinstance(pool, Here) or os.environ.get("RANK", "0") != "0"
+        in_flight = len(self._stages)
+        with tqdm(desc="cells", disable=quiet) as bar:
+            while in_flight:
+                bar.total = self.cells_known
+                bar.refresh()
+                unit = pool.ended(self._queue)
+                self.cells_ended += len(unit.cells)
+                bar.update(len(unit.cells))
+                stages, stage = self._stages.pop(unit)
+                stage.remove(unit)
+                if not stage:
+                    self._open(stages)
+                in_flight = len(self._stages)
         if os.environ.get("RANK", "0") != "0":
             return  # of several processes of a launch, the first one writes the cells and knows which are there
         progress.fail_what_is_not_chosen()
@@ -89,105 +110,50 @@ class Conductor:
                 f"{self.folder.path / 'study.json'} has each reason under `failed`, and the same command tries again."
             )
 
-    @contextmanager
-    def _noting(self, cells: Callable[[], Iterable[Cell]]) -> Iterator[None]:
-        """Inside this context, an error is noted for those of these cells that are missing, and the study goes on,
-        unless nothing could be kept or run any more, or other processes of this launch would wait for this one."""
-        try:
-            yield
-            return
-        except Exception as error:
-            if ends_all(error) or int(os.environ.get("WORLD_SIZE", "1")) > 1:
-                raise
-            why = error.message if isinstance(error, InputError) else one_line_with_place(error)
-        # Now that the error no longer holds references to the model's tensors.
-        self.progress.fail([cell for cell in cells() if not self.progress.is_done(cell)], why)
-        _make_room()
+    def _open(self, stages: Stages) -> None:
+        """Queue the units of the next stage that has any."""
+        units = next((units for units in stages if units), [])
+        stage = set(units)
+        for unit in units:
+            self._stages[unit] = stages, stage
+            self._queue.add(unit)
+        self.cells_known += sum(len(unit.cells) for unit in units)
 
-    def _run_model(self, model: Model) -> None:
-        """Load a model and run its cells: those on the dev set first, which choose those on the test set."""
+    def _stages_of_model(self, model: Model) -> Stages:
+        """The training of a model, if it is missing, and then its tasks, which do not wait for each other."""
         progress = self.progress
-        models = Models(self.folder.arguments(model), progress.options)
+        if model.training:
+            if not self.folder.is_trained(model):
+                yield [Unit(model, "train")]
+            if self.folder.is_trained(model):
+                with self.worker.noting(lambda: progress.known_cells(model)):
+                    trainings.check_beginning(self.grid, self.folder, model)
+        for cell in filter(progress.is_done, progress.known_cells(model)):
+            self.worker.weights.setdefault(model.folder, {}).setdefault(progress.facts(cell)["weights"], cell.path)
+        for task in self.grid.tasks_of(model):
+            self._open(self._stages_of_task(model, task.name))
 
-        def cells_like(like: tuple[str, str]) -> list[Cell]:
-            return [cell for cell in progress.known_cells(model) if without_passes(cell.variant) == like]
+    def _stages_of_task(self, model: Model, task: str) -> Stages:
+        """What a model chooses for a task, then its cells on the dev set, then those on the test set.
 
-        for like, variant in {without_passes(each): each for each in self.grid.variants(model)}.items():
-            if variant.method != HF:  # a method that the model cannot run is refused now
-                with self._noting(functools.partial(cells_like, like)), naming(models, variant):
-                    models.under(variant)
-        self._check_weights(model, models)
-        tasks = [task.name for task in self.grid.tasks_of(model)]
-        for split in ("dev", "test") if progress.dev else ("test",):
-            cells = of_first(lambda split=split: [c for c in progress.known_cells(model) if c.split == split])  # type: ignore[misc]
-            title = f"{model.checkpoint or model.name}, cells ({split})"
-            with tqdm(total=len(cells), desc=title, disable=models.rank != 0) as bar:
-                self.choices.make(model, models, tasks)
-                for batch in batches(cells):
-                    self._run_batch(models, batch)
-                    bar.update(len(batch.cells))
+        A unit has the cells with the same requests. What is chosen on the dev set decides which are on the test set.
+        """
+        progress, grid = self.progress, replace(self.grid, tasks={task: self.grid.tasks[task]})
+        if any(True for _ in self.choices.tasks[task]) and of_first(
+            lambda: bool(progress.missing(progress.known_cells(model)))
+        ):
+            yield [Unit(model, "choose", task)]
 
-    def _run_batch(self, models: Models, batch: Batch) -> None:
-        """Run the cells of a batch that are missing: together, and if that fails, each by itself, as the error may be
-        of one alone."""
-        progress = self.progress
-        missing = of_first(lambda: progress.missing(batch.cells))
-        if not missing:
-            return
-        choice = of_first(lambda: self.choices.of(missing[0]))
-        if choice is None and (key := self.choices.key(missing[0])) is not None:
-            progress.fail(missing, of_first(lambda: self.choices.failed[key]))
-            return
-        if models.rank == 0:
-            self.folder.note_running(batch.title)
-        prepared = self._prepare(models, batch, choice)
+        def missing(split: str) -> list[Cell]:
+            of_split = grid.dev_cells(model) if split == "dev" else grid.test_cells(model, progress.choice)
+            for cell in of_split:
+                if (key := self.choices.key(cell)) is not None and self.choices.of(cell) is None:
+                    progress.fail(progress.missing([cell]), self.choices.failed.get(key, "nothing was chosen."))
+            return progress.missing(of_split)
 
-        def run(cells: Sequence[Cell]) -> None:
-            run_cells(models, cells, prepared, self.folder, progress.options, batch.id)
-
-        if len(missing) > 1 and models.world_size == 1:
-            try:
-                run(missing)
-                missing = []
-            except Exception as error:
-                if ends_all(error):
-                    raise
-            if missing:
-                _make_room()
-        for cells in [[cell] for cell in progress.missing(missing)] if models.world_size == 1 else [missing]:
-            with self._noting(lambda cells=cells: cells):  # type: ignore[misc]
-                run(cells)
-        if models.rank == 0 and all(map(progress.is_done, batch.cells)):
-            shutil.rmtree(self.folder.work / batch.id, ignore_errors=True)
-
-    def _prepare(self, models: Models, batch: Batch, choice: Mapping[str, Any] | None) -> Callable[[int], Prepared]:
-        """The task of an order, with demonstrations that are drawn or that a model has chosen. Those of the latest
-        demonstrations are kept, since the next method has the same."""
-        if self._prepared_for != batch.requests:
-            self._prepared_for, self._prepared = batch.requests, {}
-            models.forget_requests()
-        cell, progress = batch.cells[0], self.progress
-
-        def prepared(order: int) -> Prepared:
-            if order not in self._prepared:
-                self._prepared[order] = study_tasks.prepare(
-                    progress.leaves[cell.task],
-                    cell.num_fewshot,
-                    cell.demonstrations,
-                    cell.seed,
-                    order,
-                    progress.dev[cell.task] if cell.split == "dev" else None,
-                    cell.limit,
-                    models.rank,
-                    models.world_size,
-                    choice,
-                    lambda task: task.bind(models.hf() if cell.variant.method == HF else models.under(cell.variant)),
-                )
-            return self._prepared[order]
-
-        return prepared
-
-    # What is refused.
+        for split in ("dev", "test"):
+            some = batches(of_first(lambda split=split: missing(split)))  # type: ignore[misc]
+            yield [Unit(model, split, task, tuple(each)) for _, each in groupby(some, lambda batch: batch.requests)]
 
     def _check_tasks(self) -> None:
         """Refuse to go on with cells of a task that had other documents, demonstrations or prompts."""
@@ -216,18 +182,3 @@ class Conductor:
                     f"--output {self.folder.path}: {cell.task}: its {what} have changed since {cell.path} was run: "
                     f"give another folder{again}."
                 )
-
-    def _check_weights(self, model: Model, models: Models) -> None:
-        """Refuse to add cells to those that another checkpoint of the same name has given."""
-        for cell in filter(self.progress.is_done, self.progress.known_cells(model)):
-            if self.progress.facts(cell)["weights"] not in (models.weights, models.weights_in_memory):
-                raise InputError(
-                    f"--output {self.folder.path}: the weights or the tokenizer of {model.checkpoint or model.name} "
-                    f"have changed since {cell.path} was run: give another folder."
-                )
-
-
-def _make_room() -> None:
-    """Free the memory of a model that is no longer used: it refers to itself, and the next one needs its place."""
-    gc.collect()
-    torch.cuda.empty_cache()

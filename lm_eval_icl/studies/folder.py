@@ -5,6 +5,7 @@
     choices/MODEL/TASK,....json                   demonstrations that a model has chosen
     checkpoints/MODEL,TRAINING,METHOD-ID          models that the study has trained; NAME.part is not finished
     work/...                                      responses of cells that are not finished
+    logs/...                                      what a cluster's worker said of a unit that failed
     study.json                                    the study, the states of its cells, what was chosen, what failed
     .lock, .running.json                          held by the process that writes the folder, and what that runs
 
@@ -121,15 +122,52 @@ class Folder:
         if not all(whole_lines(half / name, lines, name.endswith(".json")) for name, lines in names.items()):
             shutil.rmtree(half, ignore_errors=True)  # lm-eval only warns
             raise CannotWrite(f"--output {self.path}: the results of {cell.path} cannot be written: is the disk full?")
+        for file in list(half.iterdir()):  # lm-eval names them by the date, which would differ in every run
+            file.rename(half / file.name.replace(str(tracker.date_id), cell.id))
+        self._replace(folder, half)
+
+    def receive(self, files: Mapping[str, bytes]) -> None:
+        """Write files that another process has made in a folder of its own: each cell, choice and checkpoint all or
+        nothing.
+
+        Args:
+            files: by their paths below that folder.
+
+        Raises:
+            CannotWrite: they cannot be written.
+        """
+        wholes: dict[Path, dict[str, bytes]] = {}
+        for name, content in files.items():
+            path = Path(name)
+            whole = {"cells": path.parent, "choices": path}.get(path.parts[0], Path(*path.parts[:2]))
+            wholes.setdefault(whole, {})[str(path.relative_to(whole))] = content
+        for whole, contents in wholes.items():
+            half = self.work / uuid.uuid4().hex
+            try:
+                for name, content in contents.items():
+                    file = half / name  # of a whole that is one file, the name is "."
+                    file.parent.mkdir(parents=True, exist_ok=True)
+                    file.write_bytes(content)
+            except OSError as error:
+                raise CannotWrite(f"--output {self.path}: cannot be written ({error.strerror}).") from error
+            self._replace(self.path / whole, half)
+
+    def _replace(self, folder: Path, half: Path) -> None:
+        """Put what was written in the place of what is there, all or nothing.
+
+        Raises:
+            CannotWrite: it cannot be written.
+        """
         before = half.with_name(f"{half.name}.before")
         try:
-            for file in half.iterdir():  # lm-eval names them by the date, which would differ in every run
-                file.rename(half / file.name.replace(str(tracker.date_id), cell.id))
             with suppress(FileNotFoundError):
                 folder.rename(before)
             folder.parent.mkdir(parents=True, exist_ok=True)
             half.rename(folder)
-            shutil.rmtree(before, ignore_errors=True)
+            if before.is_dir():
+                shutil.rmtree(before, ignore_errors=True)
+            else:  # a file, or nothing
+                before.unlink(missing_ok=True)
         except OSError as error:
             shutil.rmtree(half, ignore_errors=True)
             with suppress(OSError):

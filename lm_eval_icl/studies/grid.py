@@ -55,6 +55,12 @@ def _number(value: Any) -> Any:
     return value
 
 
+def _at_least_0(value: Any) -> float:
+    if not is_number(value) or value < 0:
+        raise ValueError("must be a number, 0 or more")
+    return float(value)
+
+
 Whole = Annotated[int, _whole(0)]
 Positive = Annotated[int, _whole(1)]
 
@@ -144,6 +150,15 @@ class Expected(TypedDict, total=False):
     values: Required[dict[str, Annotated[Any, BeforeValidator(_number)]]]
 
 
+class Resources(TypedDict, total=False):
+    """What a cluster's worker with a model has: as of Ray; `memory` in bytes."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid", strict=True)  # type: ignore[misc]
+    num_cpus: Annotated[float, BeforeValidator(_at_least_0)]
+    num_gpus: Annotated[float, BeforeValidator(_at_least_0)]
+    memory: Annotated[float, BeforeValidator(_at_least_0)]
+
+
 @dataclass(frozen=True)
 class Training:
     """How the models of a study are trained under each method before they are evaluated.
@@ -169,6 +184,7 @@ class Study(BaseModel):
         demonstrations: how they are drawn or chosen; None for the task's own way.
         trainings: empty if the models are evaluated as they are.
         metadata: of the tasks, as for `lm_eval`.
+        resources: of each model, as far as the file says; they change no number, and are not recorded.
         columns: tasks and groups, in parts of which each has a name and an average of its own; one part without a name
             if the file has a list.
         expected: the paper's numbers.
@@ -189,6 +205,7 @@ class Study(BaseModel):
     deviates: tuple[str, ...] = ()
     trainings: tuple[Training, ...] = Field((), alias="train")
     metadata: Mapping[str, Any] = Field(default_factory=dict)
+    resources: tuple[Resources, ...] = Field((), exclude=True)
     columns: Mapping[str, tuple[str, ...]] = Field(default_factory=dict)
     figures: tuple[Literal["T", "shots", "seeds", "orders", "sensitivity", "dev"], ...] | None = None
     expected: tuple[Expected, ...] = Field((), repr=False)
@@ -200,6 +217,27 @@ class Study(BaseModel):
         alternatives = [other.arguments for other in self.variants if other.entry == variant.entry]
         several = any(len({str(each.get(name)) for each in alternatives}) > 1 for name in self.dev.choose)
         return several or ("seeds" in self.dev.choose and len(self.seeds) > 1)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _take_resources(cls, given: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+        """Take `resources` out of the models, whose other keys are arguments; those of all models are added to each."""
+        models = given["models"] if isinstance(given.get("models"), list) else [given.get("models")]
+        mappings = [model if isinstance(model, Mapping) else {} for model in models]
+        common = given.get("resources", {})
+        for each in (common, *(model.get("resources", {}) for model in mappings)):
+            if not isinstance(each, Mapping):
+                raise InputError(f"resources: {each!r}: must be a mapping, such as {{num_gpus: 2}}.")
+        if not common and not any("resources" in model for model in mappings):
+            return given
+        resources = tuple({**common, **model.get("resources", {})} for model in mappings)
+        if "pretrained=" in str((info.context or {}).get("model_args", "")):  # another model, in place of all
+            resources = (dict(common),)
+        models = [
+            {key: value for key, value in model.items() if key != "resources"} if isinstance(model, Mapping) else model
+            for model in models
+        ]
+        return {**given, "models": models, "resources": resources}
 
     @field_validator("num_fewshot", "seeds", "deviates", "figures", "expected", mode="before")
     @classmethod

@@ -1,14 +1,14 @@
-"""The order of work: cells in, batches of cells out that are run together."""
+"""The order of work: cells in, batches of cells out that are run together; and units, which one worker runs."""
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from lm_eval_icl.harness.models import model_class
-from lm_eval_icl.studies.cells import Cell, digest
+from lm_eval_icl.studies.cells import Cell, Model, digest
 from lm_eval_icl.studies.grid import HF, Variant
 
 Key = tuple[Any, ...]
@@ -37,6 +37,74 @@ class Batch:
         """What is run, for people."""
         first = self.cells[0]
         return f"{first.model.checkpoint or first.model.name}, {first.variant.method}, {first.task} ({first.split})"
+
+
+@dataclass(frozen=True, eq=False)
+class Unit:
+    """What one worker runs at a time for a model: its training, a choice of demonstrations, or cells.
+
+    Attributes:
+        kind: "train", "choose", "dev" or "test".
+        task: the task, but for a training.
+        batches: with the same requests; none but for cells.
+    """
+
+    model: Model
+    kind: str
+    task: str = ""
+    batches: tuple[Batch, ...] = ()
+
+    @property
+    def cells(self) -> list[Cell]:
+        return [cell for batch in self.batches for cell in batch.cells]
+
+    @property
+    def title(self) -> str:
+        """What is run, for people."""
+        name = self.model.checkpoint or self.model.name
+        return f"the training of {name}" if self.kind == "train" else f"{name}, {self.task} ({self.kind})"
+
+
+class Queue:
+    """Units that wait for a worker, by model and kind."""
+
+    KINDS = ("train", "choose", "dev", "test")
+
+    def __init__(self) -> None:
+        self.models: dict[str, Model] = {}  # by folder, in the order of the study; with those that have no units left
+        self._units: dict[str, dict[str, deque[Unit]]] = {}
+
+    def __len__(self) -> int:
+        return sum(len(units) for kinds in self._units.values() for units in kinds.values())
+
+    def add(self, unit: Unit, again: bool = False) -> None:
+        """Put a unit behind those of its model and kind, or before them if it is run again."""
+        self.models.setdefault(unit.model.folder, unit.model)
+        units = self._units.setdefault(unit.model.folder, {}).setdefault(unit.kind, deque())
+        units.appendleft(unit) if again else units.append(unit)
+
+    def waiting(self) -> dict[str, int]:
+        """The folders of the models that have units, and how soon the first of these is wanted: 0 is first."""
+        kinds = {folder: [bool(of.get(kind)) for kind in self.KINDS] for folder, of in self._units.items()}
+        return {folder: some.index(True) for folder, some in kinds.items() if any(some)}
+
+    def take(self, model: str) -> Unit:
+        """The next unit of a model that has some: first those that others wait for."""
+        kinds = self._units[model]
+        return next(kinds[kind].popleft() for kind in self.KINDS if kinds.get(kind))
+
+    def best(self, held: str | None, workers: Mapping[str, int], fits: Callable[[Model], bool]) -> str | None:
+        """Of which model a worker that is idle takes a unit; None if there is none that it can run.
+
+        Trainings come first, as all of a model waits for them. Then the worker goes on with the model that it holds.
+        Another model costs it the loading: it takes one whose cells others wait for, and that few workers hold.
+        """
+        waiting = {model: kind for model, kind in self.waiting().items() if fits(self.models[model])}
+        return min(
+            waiting,
+            key=lambda model: (waiting[model] > 0, model != held, waiting[model], workers.get(model, 0)),
+            default=None,
+        )
 
 
 def batches(cells: Iterable[Cell]) -> list[Batch]:

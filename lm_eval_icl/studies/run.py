@@ -116,19 +116,22 @@ class Models:
 
     Args:
         arguments: as `--model_args`.
+        located: those that differ where this process loads it; results and messages have the others.
 
     Raises:
         InputError: it cannot be loaded, its weights cannot be read, or its passes are divided among processes.
     """
 
-    def __init__(self, arguments: Mapping[str, Any], options: Options) -> None:
-        self.arguments = arguments
+    def __init__(
+        self, arguments: Mapping[str, Any], options: Options, located: Mapping[str, Any] | None = None
+    ) -> None:
+        self.arguments, loaded = arguments, {**arguments, **(located or {})}
         given = {name: getattr(options, name) for name in ("device", "batch_size")}
-        self._first: ICLModel = model_class("icl").create_from_arg_obj(dict(arguments), given)
+        self._first: ICLModel = model_class("icl").create_from_arg_obj(loaded, given)
         if self._first._is_tensor_parallel:
             raise InputError("models: tp_plan: a study does not divide the passes of a model: leave it out.")
         self.loaded = Loaded(self._first)
-        of_files = self._first.model_files_digest or files_digest(**arguments)  # not every process has noted it
+        of_files = self._first.model_files_digest or files_digest(**loaded)  # not every process has noted it
         self._of_files = of_files
         self._tokenizers: dict[tuple[bool, bool], OneTokenizer] = {}
         self._models: dict[str, ICLModel] = {}

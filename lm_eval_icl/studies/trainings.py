@@ -53,28 +53,24 @@ def check(
         raise InputError(f"{where}: {error.message}") from error
 
 
-def train(grid: Grid, folder: Folder, model: Model, training: Callable[[], None]) -> None:
-    """Train a model if its checkpoint is not there yet, and check that it began as the others.
+def train(model: Model, training: Callable[[], None]) -> None:
+    """Train a model, in the folder that `training` was told.
 
     Args:
         training: what trains it, as of `check`.
 
     Raises:
-        InputError: it cannot be trained, or `check_beginning` refuses it.
+        InputError: it cannot be trained.
     """
-    if not folder.is_trained(model):
-        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-            raise InputError(
-                f"train: {model.checkpoint} is not trained yet, and a study does not train in several processes of "
-                "one launch: run the same command once without the launcher."
-            )
-        folder.note_running(f"the training of {model.checkpoint}")
-        try:
-            training()
-        except InputError as error:
-            raise InputError(f"training of {model.checkpoint}: {error.message}") from error
-        folder.finish_training(model)
-    check_beginning(grid, folder, model)
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise InputError(
+            f"train: {model.checkpoint} is not trained yet, and a study does not train in several processes of one "
+            "launch: run the same command once without the launcher."
+        )
+    try:
+        training()
+    except InputError as error:
+        raise InputError(f"training of {model.checkpoint}: {error.message}") from error
 
 
 def check_beginning(grid: Grid, folder: Folder, model: Model) -> None:
