@@ -7,18 +7,17 @@ import shutil
 import sys
 from pathlib import Path
 
-import lm_eval
 import peft
 import pytest
 import torch
 import transformers
-from lm_eval.loggers import EvaluationTracker
 from lm_eval.models.huggingface import HFLM
 
 from lm_eval_icl import cli
 from lm_eval_icl.harness.identity import files_digest
 from lm_eval_icl.harness.models import model_class
 from tests import boards, harness
+from tests import test_leaderboard_read as reading
 
 N = 20
 
@@ -347,29 +346,12 @@ def test_where_no_row_of_the_baseline_was_asked_the_same_there_is_a_mark(board, 
 # Real runs.
 
 
-def evaluate(model, path, seed=0, task="one_token", output=None, args=None, **kwargs):
+def evaluate(model, path, seed=0, task="one_token", output=None, **kwargs):
     """A run as lm-eval's command makes and writes it. Returns what the results say of the model and its setting."""
-    tracker = EvaluationTracker(output_path=str(output)) if output else None
-    name = path if isinstance(model, str) else ""
-    results = lm_eval.simple_evaluate(
-        model=model,
-        model_args={"pretrained": str(path), **(args or {})} if name else None,
-        tasks=[{**json.loads(json.dumps({**harness.TASKS[task], "custom_dataset": None})),
-                "custom_dataset": harness.load, "fewshot_config": {"sampler": "default"}}],
-        task_manager=harness.manager(False),
-        num_fewshot=2,
-        device="cpu",
-        batch_size=4,
-        bootstrap_iters=0,
-        fewshot_random_seed=seed,
-        evaluation_tracker=tracker,
-        **kwargs,
-    )  # fmt: skip
-    if tracker:
-        samples = results.pop("samples")
-        tracker.save_results_aggregated(results=results, samples=samples)
-        for of, lines in samples.items():
-            tracker.save_results_samples(task_name=of, samples=lines)
+    config = {**harness.TASKS[task], "fewshot_config": {"sampler": "default"}}
+    results = reading.evaluate(path, [config], 2, model, bootstrap_iters=0, fewshot_random_seed=seed, **kwargs)
+    if output:
+        reading.save(results, output)
     return results["config"]
 
 
@@ -407,7 +389,7 @@ def test_a_digest_is_of_what_is_loaded(model, tmp_path):
     assert evaluate("hf", shutil.copytree(model, tmp_path / "copy"))["model_files_digest"] == first
     loaded = HFLM(str(model), device="cpu")
     other_weights(model)
-    assert evaluate(loaded, model)["model_files_digest"] == first  # not of what is there when the run ends
+    assert evaluate(loaded, None)["model_files_digest"] == first  # not of what is there when the run ends
     second = evaluate("hf", model)["model_files_digest"]
     assert second != first
     weights = transformers.AutoModelForCausalLM.from_pretrained(model)
