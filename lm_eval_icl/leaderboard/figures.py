@@ -41,7 +41,7 @@ _ENTRY = ("checkpoint", "details", "method", "arguments", "conditions", "name")
 _SETTINGS = {
     **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), INK),
     **dict.fromkeys(("legend.fontsize", "xtick.labelsize", "ytick.labelsize"), 8),
-    **{"axes.linewidth": 0.8, "axes.axisbelow": True, "grid.color": INK, "grid.alpha": 0.13, "grid.linewidth": 0.6},
+    **{"axes.linewidth": 0.8, "grid.color": INK, "grid.alpha": 0.13, "grid.linewidth": 0.6},
     "legend.handlelength": 2.6,
 }
 
@@ -265,6 +265,7 @@ def _stacked(
         for axes in row:
             axes.set_ylim(len(group) - 0.35, -0.65)
             axes.grid(axis="x")
+            axes.set_axisbelow(True)
             axes.spines["left"].set_visible(False)
             axes.tick_params(axis="y", length=0, pad=6)
             axes.set_yticks(range(len(group)), [""] * len(group))
@@ -730,6 +731,7 @@ def _grid(
         axes.set_title("\n".join(clipped(line, 80 // across) for line in (first, second) if line), loc="left")
         axes.set_xlabel(x if i + across >= len(names) else "")
         axes.grid()
+        axes.set_axisbelow(True)
     figure.supylabel(y.replace(" (", "\n(", 1) if down == 1 else y, fontsize=9)
     handles = [Line2D([], [], markersize=4.5, **look) for _, look in legend]
     # Before 3.10, matplotlib left out what begins with an underscore.
