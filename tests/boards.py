@@ -1,232 +1,377 @@
-"""Results files for tests; and made-up boards: random numbers, but seeded, and consistent with each other."""
+"""Results for tests: files as lm-eval writes them, runs as they are read, and boards of made-up numbers.
+
+All of them are random, but seeded, and consistent with each other.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
 
-from lm_eval_icl.results.board import AVERAGE, Answered, Board, Cell, Column, Entry, PromptSet
-from lm_eval_icl.results.records import LeftOut, Run, TaskResult
+from lm_eval_icl.results.board import AVERAGE, Board, BoardCell, Column, Entry, PromptSet, TaskRun
+from lm_eval_icl.results.records import Answers, LeftOut, Run, TaskResult
 from lm_eval_icl.results.statistics import Difference, Estimate
 
-METHODS = (
-    ("icl", ""),
-    ("hf", ""),
-    ("invicl", ""),
-    ("deepthink", "T=5, eta=0.01"),
-    ("batchicl", "layer=15"),
-    ("pcw", ""),
-)
-CHECKPOINTS = ("meta-llama/Llama-2-7b-hf", "gpt2-large", "EleutherAI/pythia-1.4b")
-TASKS = ("icl_sst2", "icl_sst5", "icl_mr", "icl_agnews", "icl_trec", "icl_perplexity")
-
-
-Items = Mapping[str, Any] | Iterable[tuple[str, Any]]
+# ---------------------------------------------------------------------------------------------------------------
+# Files.
 
 
 def write(
-    folder: Path | str, model: str = "icl", *, seed: int = 0, order: int = 0, task: str = "t", n: int = 40,
-    says: Sequence[int] | Mapping[str, Sequence[int]] | None = None, gold: Sequence[int] | None = None, shots: int = 4,
-    config: Items = (), results: Items = (), of_task: Items = (), icl: Items = (), model_args: Any = None,
-    evil: str = "",
-) -> None:  # fmt: skip
+    folder: Path | str, model: str = "icl", seed: int = 0, *, task: str | Sequence[str] = "t", n: int = 40,
+    says: Sequence[int] | None = None, gold: Sequence[int] | None = None, right: float | Sequence[float] | None = None,
+    first: int = 0, order: int = 0, shots: int = 4, samples: bool = True, evil: str = "",
+    put: Mapping[str, Any] | None = None, **of_task: Any,
+) -> Path:  # fmt: skip
     """Write the results file of a run and its samples.
 
     Args:
-        says: the number of the option that is predicted for each document; None for the right ones. Of several tasks,
-            by task.
+        task: one, or several.
+        says: the number of the option that is predicted for each document; None for the right ones.
         gold: the right option of each document; None for every second one.
+        right: instead of both, the score of each document; or the share of right ones, drawn for seed, model and task.
+        first: the number of the first document.
         evil: text in front of the prompts.
+        put: what is put into the results, as {"config.limit": 3}.
+        of_task: of the tasks' configuration.
+
+    Returns:
+        The results file.
     """
-    folder = Path(folder)
+    folder, tasks = Path(folder), [task] if isinstance(task, str) else task
     folder.mkdir(parents=True, exist_ok=True)
-    gold = [number % 2 for number in range(n)] if gold is None else gold
-    by_task = says if isinstance(says, Mapping) else {task: gold if says is None else says}
-    stamp = f"2026-11-22T10-00-{seed:02}.{sum(map(ord, str(folder) + model + ''.join(by_task))):06}"
-    for name, predicted in by_task.items():
-        lines = []
-        for number in range(n):
-            shown = [f"Text: demonstration {seed} {which}\nLabel: good\n\n" for which in "ab"]
-            prompt = evil + "".join(shown[::-1] if order else shown) + f"Text: document {number}\nLabel:"
-            scores = [["-1.0" if option == predicted[number] else "-2.0", "False"] for option in range(2)]
-            line = {"doc_id": number, "doc": {"text": f"document {number}"}, "target": str(gold[number]),
-                    "arguments": {f"gen_args_{i}": {"arg_0": prompt, "arg_1": f" {label}"}
-                                  for i, label in enumerate(("good", "bad"))},
-                    "filter": "none", "filtered_resps": scores,
-                    "acc": float(gold[number] == predicted[number])}  # fmt: skip
-            lines.append(json.dumps(line))
-        (folder / f"samples_{name}_{stamp}.jsonl").write_text("\n".join(lines) + "\n")
-    acc = {name: sum(map(int.__eq__, gold, predicted)) / n for name, predicted in by_task.items()}
-    task_config = {"output_type": "multiple_choice", "num_fewshot": shots, "fewshot_delimiter": "\n\n",
-                   "doc_to_text": "Text: {{text}}\nLabel:", "doc_to_choice": ["good", "bad"],
-                   **dict(of_task)}  # fmt: skip
-    whole = {
-        "results": {name: {"acc,none": acc[name], "acc_stderr,none": 0.05, "sample_len": n} for name in by_task},
-        **{key: dict.fromkeys(by_task, value)
-           for key, value in (("configs", task_config), ("n-shot", shots), ("versions", 1.0),
-                              ("higher_is_better", {"acc": True}),
-                              ("n-samples", {"original": n, "effective": n}))},
-        "config": {"model": model, "model_args": {"pretrained": "org/model"} if model_args is None else model_args,
-                   "fewshot_seed": seed, "limit": None, **({"icl": dict(icl)} if icl else {}), **dict(config)},
-        "date": 1790000000.0 + seed, **dict(results),
+    number, shots = len(list(folder.glob("results_*"))), of_task.get("num_fewshot", shots)
+    stamp = f"2026-11-22T10-{number // 60:02}-{number % 60:02}.5"
+    accuracy = {}
+    for name in tasks:
+        wanted = [i % 2 for i in range(n)] if gold is None else gold
+        given = wanted if says is None else says
+        if right is not None:
+            draws = np.random.default_rng([seed, *map(ord, model + name)]).random(n)
+            scores = draws < right if isinstance(right, float) else np.asarray(right, bool)
+            wanted, given = [0] * len(scores), (~scores).astype(int).tolist()
+        accuracy[name] = [float(a == b) for a, b in zip(wanted, given, strict=True)]
+        demonstrations = [f"Text: demonstration {seed} {which}\nLabel: good\n\n" for which in "ab"]
+        before = evil + "".join(demonstrations[::-1] if order else demonstrations)
+        lines = [
+            {
+                "doc_id": first + i,
+                "doc": {"text": f"{name} document {first + i}"},
+                "target": str(wanted[i]),
+                "arguments": {
+                    f"gen_args_{j}": {"arg_0": f"{before}Text: document {first + i}\nLabel:", "arg_1": f" {label}"}
+                    for j, label in enumerate(("good", "bad"))
+                },
+                "filter": "none",
+                "resps": [[["-1.0", "False"]], [["-2.0", "False"]]],
+                "filtered_resps": [["-1.0" if option == given[i] else "-2.0", "False"] for option in range(2)],
+                "acc": score,
+            }
+            for i, score in enumerate(accuracy[name])
+        ]
+        if samples:
+            write_samples(folder / f"results_{stamp}.json", name, lines)
+    config = {"output_type": "multiple_choice", "num_fewshot": shots, "fewshot_delimiter": "\n\n",
+              "doc_to_text": "Text: {{text}}\nLabel:", "doc_to_choice": ["good", "bad"], "test_split": "test",
+              **of_task}  # fmt: skip
+    results = {
+        "results": {
+            name: {"acc,none": fmean(scores), "acc_stderr,none": 0.05, "sample_len": len(scores)}
+            for name, scores in accuracy.items()
+        },
+        **{key: dict.fromkeys(tasks, value) for key, value in (
+            ("configs", config), ("n-shot", shots), ("versions", 1.0), ("higher_is_better", {"acc": True}))},
+        "n-samples": {name: {"original": len(of), "effective": len(of)} for name, of in accuracy.items()},
+        "config": {"model": model, "model_args": {"pretrained": "org/model"}, "fewshot_seed": seed, "limit": None},
+        "date": 1790000000.0 + number,
     }  # fmt: skip
-    (folder / f"results_{stamp}.json").write_text(json.dumps(whole))
+    results = json.loads(json.dumps(results))  # tasks share nothing
+    for path, value in (put or {}).items():
+        *outer, last = path.split(".")
+        inside = results
+        for key in outer:
+            inside = inside.setdefault(key, {})
+        inside[last] = value
+    (folder / f"results_{stamp}.json").write_text(json.dumps(results))
+    return folder / f"results_{stamp}.json"
 
 
-def _estimate(mean: float, error: float, sets: int, documents: int, how: str = "crossed") -> Estimate:
-    parts = (0.8 * error, 0.6 * error) if sets > 1 else (None, None)
-    return Estimate(mean, mean - 2.3 * error, mean + 2.3 * error, error, 6.4, documents, sets, *parts, how)
+def samples_of(results: Path, task: str) -> Path:
+    """The file of the samples of a task beside a results file."""
+    return results.with_name(results.name.replace("results_", f"samples_{task}_") + "l")
 
 
-def _difference(mean: float, error: float, sets: int, documents: int, how: str = "crossed") -> Difference:
-    found = _estimate(mean, error, sets, documents, how)
-    p = math.erfc(abs(mean / error) / math.sqrt(2))
+def write_samples(results: Path, task: str, samples: Iterable[Any]) -> None:
+    samples_of(results, task).write_text("".join(json.dumps(sample) + "\n" for sample in samples))
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Runs.
+
+N = 40
+DEFAULTS = {"deepthink": {"T": 5, "eta": 0.01}, "icl": {}, "invicl": {}}
+RIGHT = {"icl": 0.55, "deepthink": 0.6, "invicl": 0.65, "hf": 0.55}
+
+
+def digest(*parts):
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
+
+
+def bits(*key, right=0.5, n=N):
+    return (np.random.default_rng(zlib.crc32(repr(key).encode())).random(n) < right).astype(float)
+
+
+def make_result(task, model, seed, order, *, shots=4, scores=None, samples=True, seed_of_prompts=None, **changes):
+    """What a run gave on a task, with scores drawn at random unless they are given."""
+    items = np.asarray(bits(model, task, seed, order, right=RIGHT.get(model, 0.5)) if scores is None else scores, float)
+    given = {"template": digest(task), "version": "1.0", "drawn": None, **changes}
+    documents = given.pop("of_documents", digest("documents", task, len(items)))
+    asked = seed if seed_of_prompts is None else seed_of_prompts
+    answers = Answers(
+        doc_ids=np.arange(len(items)),
+        documents=documents,
+        prompts=digest(task, documents, given["template"], given["drawn"], shots, *((asked, order) if shots else ())),
+        demonstrations=digest(task, shots, given["drawn"], asked) if shots else None,
+        items=items,
+        predictions=np.nan_to_num(items[:, 0] if items.ndim == 2 else items).astype(int),
+        chance=0.5,
+    )
+    defaults = {
+        "metric": "acc",
+        "filter": "none",
+        "value": float(items.mean()),
+        "stderr": 0.05,
+        "higher_is_better": True,
+        "aggregation": "mean",
+    }
+    return TaskResult(
+        task=task, shots=shots, documents=len(items), answers=answers if samples else None, **defaults | given
+    )
+
+
+def make_run(model="icl", tasks=("a",), seed=0, order=0, arguments=None, icl=None, results=None, **changes):
+    """A run: `tasks` are names, or results as `make_result` gives them; other arguments are of the run or the tasks."""
+    of_run = {key: changes.pop(key) for key in list(changes) if key in {each.name for each in fields(Run)}}
+    arguments = dict(arguments or {})
+    if icl is None and model in DEFAULTS:
+        resolved = {key: arguments.get(key, value) for key, value in DEFAULTS[model].items()}
+        icl = {"version": "0.1", "method": model, "positions": "sequential", **resolved, "overflow": "error"}
+    made = [
+        task if isinstance(task, TaskResult) else make_result(task, model, seed, order, **changes) for task in tasks
+    ]
+    config = {"model": model, "model_args": {"pretrained": of_run.get("pretrained", "M"), **arguments}}
+    name = digest(model, seed, order, arguments, icl, sorted(of_run.items(), key=str), [vars(one) for one in made])
+    values = {
+        "path": Path(f"/nowhere/results_{name}.json"),
+        "digest": name,
+        "pretrained": "M",
+        "revision": "",
+        "dtype": "float32",
+        "date": 1000.0 + 10 * seed + order,
+        "limit": None,
+        "groups": {},
+        "results": {"config": config, **(results or {})},
+    }
+    return Run(
+        model=model,
+        arguments=arguments,
+        icl=icl or {},
+        seed=seed,
+        order=order,
+        tasks={one.task: one for one in made},
+        **values | of_run,
+    )
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Boards.
+
+# A method with its arguments and shots.
+Kind = tuple[str, Mapping[str, Any] | str, int]
+METHODS: tuple[Kind, ...] = (
+    ("icl", {}, 8),
+    ("hf", {}, 8),
+    ("invicl", {}, 4),
+    ("deepthink", {"T": 5, "eta": 0.01}, 8),
+    ("batchicl", {"layer": 15}, 8),
+)
+CHECKPOINTS = ("meta-llama/Llama-2-7b-hf", "gpt2-large", "EleutherAI/pythia-1.4b")
+TASKS = ("icl_sst2", "icl_sst5", "icl_mr", "icl_agnews", "icl_trec", "icl_perplexity")
+NOTE = "the results' own mean is not that of its samples"
+
+
+def estimate(mean: float, error: float, sets: int = 5, documents: int = 200, how: str = "crossed") -> Estimate:
+    parts = (error / 2, error / 2) if sets > 1 else (None, None)
+    return Estimate(mean, mean - 2 * error, mean + 2 * error, error, 6.4, documents, sets, *parts, how)
+
+
+def difference(mean: float, error: float, sets: int = 5) -> Difference:
+    p = math.erfc(abs(mean) / error / math.sqrt(2))
     better = sum(math.sin(7 * number) * error + mean > 0 for number in range(sets))
     return Difference(
-        mean, found.low, found.high, error, 6.4, p, 3.2 * error, documents, sets, found.error_documents,
-        found.error_sets, better, sets - better, 2 / 2**sets if sets > 1 else None, how,
+        **vars(estimate(mean, error, sets)), p=p, detectable=3 * error, better=better, worse=sets - better,
+        p_signs=2 / 2**sets if sets > 1 else None,
     )  # fmt: skip
 
 
 def make(
+    kinds: Sequence[Kind] = METHODS[:4],
     checkpoints: Sequence[str] = CHECKPOINTS,
-    methods: Sequence[tuple[str, str]] = METHODS[:4],
     tasks: Sequence[str] = TASKS,
     seeds: int = 5,
     orders: int = 1,
-    note: str = "the results' own mean is not that of its samples",
-    details: str = "main, float16",
+    *,
+    missing: float = 0,
+    tokens: bool = True,
+    odd: bool = False,
+    note: str = NOTE,
 ) -> Board:
-    """Every checkpoint under every method. The last task is a perplexity: lower is better, no percent.
+    """Every checkpoint under every method; the baseline is `icl` on the same checkpoint, with the same shots if it can.
 
-    The last entry has no result on the first task, the last but one has no samples. A group holds the first half of the
-    tasks.
+    Args:
+        missing: which share of the results is not there.
+        odd: with all that a page may meet: a group of the first half of the tasks; the last task is a perplexity; the
+            last entry has no result on the first task, the last but one no samples; ranks, pairs, marks.
+        note: a mark of one cell.
     """
-    draw = np.random.default_rng(0)
-    half = tasks[: max(1, len(tasks) // 2)]
-    columns = [
-        Column(AVERAGE, "average", "acc", True, True, {task: 1 / (len(tasks) - 1) for task in tasks[:-1]}),
-        Column("first half", "group", "acc", True, True, {task: 1 / len(half) for task in half}),
-        *(
-            Column(task, "task", "acc", True, True, {task: 1.0})
-            if task != tasks[-1]
-            else Column(task, "task", "word_perplexity", False, False, {task: 1.0})
-            for task in tasks
-        ),
-    ]  # fmt: skip
-    names = [(checkpoint, *method) for checkpoint in checkpoints for method in methods]
-    skill = {name: draw.normal(0, 0.02) + 0.04 * (name[0] == checkpoints[0]) for name in names}
-    names.sort(key=lambda name: -skill[name])
-    digests = {name: f"{place:08x}" for place, name in enumerate(names)}
-    means = {
-        (name, column.name): float(
-            (0.6 + 0.25 * math.sin(3 * at) + skill[name] + draw.normal(0, 0.01))
-            if column.percent
-            else 14 - 20 * skill[name]
-        )
-        for name in names
-        for at, column in enumerate(columns)
-    }
-    scale = {column.name: 1.0 if column.percent else 30.0 for column in columns}
+    random = np.random.default_rng(len(kinds) + 100 * len(checkpoints))
+    shares = list(tasks[:-1] if odd else tasks)
+    weights = {task: {task: 1.0} for task in tasks}
+    if odd:
+        weights = {"first half": dict.fromkeys(tasks[: len(tasks) // 2], 1 / (len(tasks) // 2)), **weights}
+    if len(tasks) > 1:
+        weights = {AVERAGE: dict.fromkeys(shares, 1 / len(shares)), **weights}
+    columns = []
+    for name, of_tasks in weights.items():
+        kind = "average" if name == AVERAGE else "task" if name in tasks else "group"
+        columns.append(Column(name, kind, "acc", True, True, of_tasks))
+        if kind == "task" and name not in shares:
+            columns[-1] = replace(columns[-1], metric="word_perplexity", percent=False, higher_is_better=False)
+    of_sets = random.normal(0, 0.02, (len(tasks), seeds))
     entries = []
-    for place, name in enumerate(names):
-        checkpoint, method, arguments = name
-        runs = [_run(checkpoint, method, seed, order, tasks) for seed in range(seeds) for order in range(orders)]
-        base = (checkpoint, *methods[0])
-        cells = {}
-        for at, column in enumerate(columns):
-            if place == len(names) - 1 and column.name == tasks[0]:
-                continue
-            is_task, has_samples = column.kind == "task", place != len(names) - 2
-            count, documents = (seeds, 500 + 100 * at) if is_task else (seeds * len(column.weights), 4000)
-            mean = means[name, column.name]
-            error = 0.012 * scale[column.name]
-            difference = None
-            if name != base and has_samples:
-                difference = _difference(mean - means[base, column.name], error / 2, count, documents)
-            how = "crossed" if has_samples else "reported"
-            marks = ["confirmed"] if at == 2 and place == 0 else []
-            marks += [] if has_samples else ["aggregate only"]
-            marks += [note] if at == 3 and place == 1 else []
-            cells[column.name] = Cell(
-                _estimate(mean, error, count if has_samples else 1, documents, how),
-                difference,
-                None if difference is None else min(1.0, difference.p * len(methods)),
-                (max(1, place), min(len(names), place + 3)) if has_samples else None,
-                place < 2,
-                _sets(runs, orders, mean, scale[column.name], draw) if is_task and has_samples else (),
-                _estimate(0.03 + 0.002 * place, 0.004, count, documents) if orders > 1 else None,
-                (mean - 0.25) / 0.75 if column.percent else None,
-                tuple(marks),
-                3 * (place == 1),
-            )  # fmt: skip
-        command = f"lm_eval --model {method} --model_args pretrained={checkpoint} --tasks {','.join(tasks)} --seed 0"
-        entries.append(
-            Entry(
-                digests[name], checkpoint, details, method, arguments, f"{8 if place % 5 else 4} shots",
-                tuple(runs), cells,
-                124_439_808 * (1 + checkpoints.index(checkpoint)), 1_234_567 + place, 3600.5 * (place + 1), command,
+    for checkpoint in checkpoints:
+        level = random.uniform(0.55, 0.75)
+        for method, arguments, shots in kinds:
+            of_kind = arguments if isinstance(arguments, Mapping) else {}
+            gain = random.normal(0, 0.03) + 0.02 * math.log2(shots + 1) - 0.01 * abs(of_kind.get("T", 5) - 5)
+            values: dict[str, list[list[float]]] = {}
+            for i, task in enumerate(tasks):
+                if random.uniform() >= missing:
+                    value = level + gain + random.normal(0, 0.02)
+                    of_task = value + of_sets[i][:, None] + random.normal(0, 0.006, (seeds, orders))
+                    values[task] = (of_task if task in shares else 30 - 20 * of_task).tolist()
+            runs = [
+                [_run(checkpoint, method, of_kind, seed, order, shots, values) for order in range(orders)]
+                for seed in range(seeds)
+            ]
+            cells: dict[str, BoardCell] = {}
+            for task, of_task in values.items():
+                sets = tuple(
+                    PromptSet(f"seed {s}", tuple(TaskRun(run, run.tasks[task]) for run in of), fmean(of_task[s]))
+                    for s, of in enumerate(runs)
+                )
+                error = random.uniform(0.005, 0.02) * (1 if task in shares else 20)
+                flips = estimate(random.uniform(0.02, 0.2), 0.01) if orders > 1 else None
+                mean = fmean(one.value for one in sets)
+                cells[task] = BoardCell(
+                    estimate(mean, error, seeds), sets=sets, sensitivity=flips, corrected=mean - 0.2
+                )
+            for name in (name for name in weights if name not in tasks and weights[name].keys() <= values.keys()):
+                mean = math.fsum(weight * cells[task].estimate.mean for task, weight in weights[name].items())
+                flips = estimate(random.uniform(0.02, 0.2), 0.005) if orders > 1 else None
+                cells[name] = BoardCell(estimate(mean, 0.01, seeds), sensitivity=flips, corrected=mean - 0.2)
+            text = ", ".join(f"{key}={value}" for key, value in of_kind.items()) or str(arguments or "")
+            command = (
+                f"lm_eval --model {method} --model_args pretrained={checkpoint} --tasks {','.join(tasks)} --seed 0"
             )
-        )  # fmt: skip
+            spent = float(random.uniform(20, 60) * (shots + 1)) if tokens else None
+            entries.append(Entry(
+                f"{len(entries):04x}", checkpoint, "", method, text, f"{shots} shots",
+                tuple(run for of in runs for run in of), cells, 10**8, spent, 1.0 + len(entries), command,
+            ))  # fmt: skip
+    baseline = {}
+    bases = [entry for entry in entries if entry.method == "icl"]
+    for at, entry in enumerate(entries):
+        on_checkpoint = [base for base in bases if base.checkpoint == entry.checkpoint]
+        for base in sorted(on_checkpoint, key=lambda base: base.conditions != entry.conditions)[:1]:
+            baseline[entry.name] = base.name
+            for name in (name for name in entry.cells if base is not entry and name in base.cells):
+                cell, scale = entry.cells[name], 1 if name not in tasks or name in shares else 20
+                of = difference(cell.estimate.mean - base.cells[name].estimate.mean, 0.008 * scale, seeds)
+                cell = replace(cell, difference=of, p_holm=min(1, 3 * of.p))
+                entries[at] = replace(entries[at], cells={**entries[at].cells, name: cell})
+    first = columns[0].name
+    entries.sort(key=lambda entry: -entry.cells[first].estimate.mean if first in entry.cells else 0)
+    board = Board(tuple(columns), tuple(entries), baseline, {}, (), (), len(entries))
+    return _odd(board, note) if odd else board
+
+
+def _odd(board: Board, note: str) -> Board:
+    names, entries, last = [column.name for column in board.columns], [], len(board.entries) - 1
+    first_task = next(column.name for column in board.columns if column.kind == "task")
+    baseline = {name: base for name, base in board.baseline.items() if name != base}
+    for place, entry in enumerate(board.entries):
+        cells = dict(entry.cells)
+        for at, name in enumerate(names):
+            cell = replace(cells[name], rank=(max(1, place), min(last + 1, place + 3)), tied_with_best=place < 2)
+            if place == last - 1:
+                reported = replace(cell.estimate, how="reported")
+                cell = BoardCell(reported, corrected=cell.corrected, marks=("aggregate only",))
+            marks = [*cell.marks, *["confirmed"] * (at == 2 and place == 0), *[note] * (at == 3 and place == 1)]
+            cells[name] = replace(cell, marks=tuple(marks), left_out=3 * (place == 1))
+        if place == last:
+            del cells[first_task]
+        entries.append(replace(entry, cells=cells, details="main, float16"))
     pairs = {
-        (digests[one], digests[other]): {
-            column.name: _difference(
-                means[one, column.name] - means[other, column.name], 0.007 * scale[column.name], seeds, 700
+        (one.name, other.name): {
+            column.name: difference(
+                one.cells[column.name].estimate.mean - other.cells[column.name].estimate.mean,
+                0.007 if column.percent else 0.2,
             )
-            for column in columns
-            if column.name in entries[i].cells and column.name in entries[j].cells
+            for column in board.columns
+            if column.name in one.cells and column.name in other.cells
         }
-        for i, one in enumerate(names)
-        for j, other in enumerate(names)
-        if i < j and entries[i].cells[AVERAGE].rank and entries[j].cells[AVERAGE].rank
+        for i, one in enumerate(entries)
+        for other in entries[i + 1 :]
+        if one.cells[AVERAGE].rank and other.cells[AVERAGE].rank
     }
-    baseline = {digests[name]: digests[name[0], *methods[0]] for name in names if name != (name[0], *methods[0])}
-    best = entries[0]
-    summary = (
-        f"{best.label} on {best.checkpoint} has the highest average, {100 * best.cells[AVERAGE].estimate.mean:.1f}%.",
-        f"It cannot be told apart from {entries[1].label} on {entries[1].checkpoint}.",
-    )
+    best = f"{entries[0].label} on {entries[0].checkpoint}"
+    summary = (f"{best} has the highest average.", f"It cannot be told apart from {entries[1].label}.")
     left_out = (
-        LeftOut(
-            Path("results/half/results_2026-11-20.json"), "It ends in the middle: the run was stopped while it wrote."
-        ),
+        LeftOut(Path("results/half/results_2026-11-20.json"), "It ends in the middle: the run was stopped."),
         LeftOut(Path("results/other/package.json"), "It is JSON, but no results of lm-eval."),
     )
-    return Board(tuple(columns), tuple(entries), baseline, pairs, summary, left_out, len(names) * seeds * orders + 2)
-
-
-def _run(checkpoint: str, method: str, seed: int, order: int, tasks: Sequence[str]) -> Run:
-    path = (
-        Path("/home/somebody/results")
-        / checkpoint.replace("/", "__")
-        / f"results_2026-11-{seed + 10}T0{order}-15-36.754108.json"
+    return Board(
+        board.columns, tuple(entries), baseline, pairs, summary, left_out, sum(len(e.runs) for e in entries) + 2
     )
-    results = {
+
+
+def _run(
+    checkpoint: str, method: str, arguments: Mapping[str, Any], seed: int, order: int, shots: int,
+    values: Mapping[str, Sequence[Sequence[float]]],
+) -> Run:  # fmt: skip
+    """A run; one with a T is of a study that chose it."""
+    icl: dict[str, Any] = {"version": "0.1.0", "method": method, **arguments}
+    if "T" in arguments:
+        curve = [{"arguments": {"T": T}, "seed": s, "score": 0.5 + T / 100 + s / 10} for T in (1, 2, 4) for s in (0, 1)]
+        icl["study"] = {"curve": curve, "arguments": {"T": 2 if seed % 2 else 4}, "chosen": ["T"]}
+    path = f"/home/somebody/results/{checkpoint.replace('/', '__')}/results_2026-11-{seed + 10}T0{order}-15-36.75.json"
+    tasks = {
         task: TaskResult(
-            task, "acc", "none", 0.5 + 0.01 * order, 0.01, True, "mean", 8, 500, "1.0", "t", "stratified", None
+            task, "acc", "none", of[seed][order], 0.01, True, "mean", shots, 200, "1.0", "t", "stratified", None
         )
-        for task in tasks
-    }  # fmt: skip
+        for task, of in values.items()
+    }
     return Run(
-        path, f"{checkpoint} {method} {seed} {order}", method, checkpoint, "main", "float16", {}, {"version": "0.1.0"},
-        seed, order, 1_794_000_000.0 + 86_400 * seed, None, results, {},
+        Path(path), f"{checkpoint} {method} {seed} {order}", method, checkpoint, "main", "float16", {}, icl, seed,
+        order, 1_794_000_000.0 + 86_400 * seed, None, tasks, {},
         {"lm_eval_version": "0.4.13", "transformers_version": "5.23.0"},
     )  # fmt: skip
-
-
-def _sets(
-    runs: Sequence[Run], orders: int, mean: float, scale: float, draw: np.random.Generator
-) -> tuple[PromptSet, ...]:
-    return tuple(
-        PromptSet(
-            f"seed {runs[start].seed}",
-            tuple(Answered(run, next(iter(run.tasks.values()))) for run in runs[start : start + orders]),
-            float(mean + scale * draw.normal(0, 0.02)),
-        )
-        for start in range(0, len(runs), orders)
-    )

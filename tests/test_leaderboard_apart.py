@@ -1,32 +1,25 @@
 """Which runs the board puts together, and which it keeps apart: results files in, numbers and labels out."""
 
 import csv
+import functools
 import json
 import shutil
 import sys
 from pathlib import Path
 
-import lm_eval
-import numpy as np
 import peft
 import pytest
 import torch
 import transformers
-from lm_eval.loggers import EvaluationTracker
 from lm_eval.models.huggingface import HFLM
 
 from lm_eval_icl import cli
 from lm_eval_icl.harness.models import model_class
 from lm_eval_icl.inference.fingerprint import files_digest
-from tests import harness
+from tests import boards, harness
+from tests import test_leaderboard_read as reading
 
 N = 20
-CONFIG = {
-    "output_type": "multiple_choice",
-    "doc_to_text": "Text: {{text}}\nLabel:",
-    "fewshot_delimiter": "\n\n",
-    "test_split": "test",
-}
 
 
 @pytest.fixture
@@ -43,53 +36,7 @@ def board(monkeypatch, tmp_path):
     return read
 
 
-def write(folder, model="icl", seed=0, *, task="a", right=0.5, first=0, n=N, samples=True, results=None, **changes):
-    """A results file with samples.
-
-    Args:
-        right: the share of right answers, or the scores themselves.
-        first: the first document.
-        changes: of the task's configuration.
-        results: what is put into the results, as {"config.limit": 3}.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    number = len(list(folder.glob("results_*")))
-    stamp = f"2026-11-22T10-{number // 60:02}-{number % 60:02}.5"
-    config = {**CONFIG, **changes}
-    shots = config.setdefault("num_fewshot", 2)
-    draw = np.random.default_rng([seed, *map(ord, model + task)])
-    scores = (draw.random(n) < right).astype(float) if isinstance(right, float) else np.asarray(right, float)
-    found = {
-        "results": {task: {"acc,none": float(scores.mean()), "acc_stderr,none": 0.1, "sample_len": len(scores)}},
-        "configs": {task: config},
-        "n-shot": {task: shots},
-        "versions": {task: 1.0},
-        "higher_is_better": {task: {"acc": True}},
-        "config": {"model": model, "model_args": {"pretrained": "org/model"}, "fewshot_seed": seed, "limit": None},
-        "date": 1790000000.0 + number,
-    }
-    for path, value in (results or {}).items():
-        *outer, last = path.split(".")
-        inside = found
-        for key in outer:
-            inside = inside.setdefault(key, {})
-        inside[last] = value
-    (folder / f"results_{stamp}.json").write_text(json.dumps(found))
-    if samples:
-        lines = [
-            {
-                "doc_id": first + i,
-                "doc": {"text": f"{task} document {first + i}"},
-                "target": "0",
-                "filter": "none",
-                "arguments": {"gen_args_0": {"arg_0": f"{task} shots {seed} of {shots}\n\ndocument {first + i}"}},
-                "filtered_resps": [["-1.0", "False"]],
-                "acc": float(score),
-            }
-            for i, score in enumerate(scores)
-        ]
-        (folder / f"samples_{task}_{stamp}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return folder / f"results_{stamp}.json"
+write = functools.partial(boards.write, task="a", n=N, right=0.5, shots=2)
 
 
 def rows(lines):
@@ -117,7 +64,7 @@ def rows(lines):
 )
 def test_a_file_with_an_impossible_number_is_refused(board, tmp_path, capsys, change, reason):
     write(tmp_path / "in", seed=1)
-    bad = write(tmp_path / "in", seed=2, results=change)
+    bad = write(tmp_path / "in", seed=2, put=change)
     (line,) = board(tmp_path / "in")
     assert line["sets"] == "1" and line["conditions"] == "2 shots"
     said = " ".join(capsys.readouterr().out.split())
@@ -135,7 +82,7 @@ def test_a_file_with_a_key_twice_is_refused(board, tmp_path, capsys):
 
 def test_samples_with_a_key_twice_are_not_used(board, tmp_path):
     bad = write(tmp_path / "in")
-    samples = bad.with_name(bad.name.replace("results_", "samples_a_") + "l")
+    samples = boards.samples_of(bad, "a")
     samples.write_text(samples.read_text().replace('"acc": 0.0', '"acc": 1.0, "acc": 0.0', 1))
     (line,) = board(tmp_path / "in")
     assert "has the key 'acc' twice in one object" in line["marks"] and line["interval"] == "reported"
@@ -195,8 +142,8 @@ DIGEST, OTHER = "0" * 16, "1" * 16
     ],
 )  # fmt: skip
 def test_what_files_say_of_a_model_keeps_rows_apart(board, tmp_path, one, other, said):
-    write(tmp_path / "in", seed=0, right=[1] * 10 + [0] * 10, results=one)
-    write(tmp_path / "in", seed=1, right=[1] * 5 + [0] * 15, results=other)
+    write(tmp_path / "in", seed=0, right=[1] * 10 + [0] * 10, put=one)
+    write(tmp_path / "in", seed=1, right=[1] * 5 + [0] * 15, put=other)
     lines = board(tmp_path / "in")
     assert [float(line["value"]) for line in lines] == [0.5, 0.25]
     assert lines[1]["details"] == said
@@ -204,9 +151,9 @@ def test_what_files_say_of_a_model_keeps_rows_apart(board, tmp_path, one, other,
 
 def test_a_file_that_does_not_say_which_model_agrees_with_the_others_unless_they_differ(board, tmp_path):
     write(tmp_path / "in", seed=0)
-    write(tmp_path / "in", seed=1, results={"config.model_files_digest": DIGEST, "config.model_num_parameters": 7})
+    write(tmp_path / "in", seed=1, put={"config.model_files_digest": DIGEST, "config.model_num_parameters": 7})
     assert len(board(tmp_path / "in")) == 1
-    write(tmp_path / "in", seed=2, results={"config.model_files_digest": OTHER})
+    write(tmp_path / "in", seed=2, put={"config.model_files_digest": OTHER})
     assert {line["details"] for line in board(tmp_path / "in")} == {
         "no model_files_digest", f"model_files_digest={DIGEST}", f"model_files_digest={OTHER}",
     }  # fmt: skip
@@ -215,7 +162,7 @@ def test_a_file_that_does_not_say_which_model_agrees_with_the_others_unless_they
 def test_a_baseline_has_the_same_weights(board, tmp_path):
     for model in ("icl", "invicl"):
         for digest in (DIGEST, OTHER):
-            write(tmp_path / "in", model, results={"config.model_files_digest": digest})
+            write(tmp_path / "in", model, put={"config.model_files_digest": digest})
     by_name = {line["entry"]: line for line in board(tmp_path / "in")}
     pairs = [(line["details"], by_name[line["baseline"]]["details"]) for line in by_name.values() if line["baseline"]]
     assert len(pairs) == 2 and all(mine == theirs for mine, theirs in pairs)
@@ -233,7 +180,7 @@ def test_a_baseline_has_the_same_weights(board, tmp_path):
     ],
 )
 def test_a_local_model_without_a_digest_is_marked(board, tmp_path, results, is_marked):
-    write(tmp_path / "in", results=results)
+    write(tmp_path / "in", put=results)
     (line,) = board(tmp_path / "in")
     assert ("Nothing says which weights the model had" in line["marks"]) is is_marked
 
@@ -306,7 +253,7 @@ def test_machines_and_versions_are_marks(board, tmp_path):
         machine = f"PyTorch version: 2.{seed}.0\nGPU 0: NVIDIA H{seed}00\nModel name: AMD\n"
         changes = {"transformers_version": version, "pretty_env_info": machine, "config.batch_size": seed + 1}
         changes |= {"config.torch_seed": seed, "config.device": f"cuda:{seed}", "config.bootstrap_iters": seed}
-        write(tmp_path / "in", seed=seed, results={**changes, "config.icl": {"version": f"0.{seed}", "commit": "a"}})
+        write(tmp_path / "in", seed=seed, put={**changes, "config.icl": {"version": f"0.{seed}", "commit": "a"}})
     (line,) = board(tmp_path / "in")
     for said in ("transformers: 5.22.0, 5.23.0", "torch: 2.0.0, 2.1.0", "the GPU: NVIDIA H000, NVIDIA H100",
                  "lm-eval-icl: 0.0, 0.1"):  # fmt: skip
@@ -321,9 +268,9 @@ def bbh_and_trec(folder):
     """icl on bbh with the limits 6 and 10, and on trec with 20; pcw on both with other limits on other tasks."""
     for model, right in (("icl", [0] * 20), ("pcw", [1] * 20)):
         for seed in range(3):
-            write(folder, model, seed, task="bbh", right=right[:6], results={"config.limit": 6})
-            write(folder, model, seed, task="trec", right=right, results={"config.limit": 20})
-    write(folder, "icl", 0, task="bbh", right=[0] * 10, results={"config.limit": 10})
+            write(folder, model, seed, task="bbh", right=right[:6], put={"config.limit": 6})
+            write(folder, model, seed, task="trec", right=right, put={"config.limit": 20})
+    write(folder, "icl", 0, task="bbh", right=[0] * 10, put={"config.limit": 10})
 
 
 def test_rows_are_of_one_limit_and_are_compared_task_by_task(board, tmp_path):
@@ -339,8 +286,8 @@ def test_rows_are_of_one_limit_and_are_compared_task_by_task(board, tmp_path):
 
 
 def test_one_task_a_run_does_not_put_limits_together(board, tmp_path):
-    write(tmp_path / "in", task="a", right=[0] * 6, results={"config.limit": 6})
-    write(tmp_path / "in", task="b", right=[1] * 20, results={"config.limit": 20})
+    write(tmp_path / "in", task="a", right=[0] * 6, put={"config.limit": 6})
+    write(tmp_path / "in", task="b", right=[1] * 20, put={"config.limit": 20})
     assert {(line["conditions"], line["value"]) for line in board(tmp_path / "in")} == {
         ("2 shots, limit=6", "0.0"),
         ("2 shots, limit=20", "1.0"),
@@ -358,15 +305,7 @@ def test_what_one_run_asked_stays_together(board, tmp_path):
     """Templates of several tasks, of which the one that came first on one task was not asked with that of the other."""
     write(tmp_path / "in", seed=0, task="b", right=[1] * N, description="B")
     for description, right in (("A", [0] * N), ("B", [1] * N)):
-        first = write(tmp_path / "in", seed=1, task="a", right=right, description=description)
-        second = write(tmp_path / "in", seed=1, task="b", right=right, description=description)
-        both, other = json.loads(first.read_text()), json.loads(second.read_text())
-        for key in ("results", "configs", "n-shot", "versions", "higher_is_better"):
-            both[key] |= other[key]
-        first.write_text(json.dumps(both))
-        second.unlink()
-        samples = second.with_name(second.name.replace("results", "samples_b") + "l")
-        samples.rename(first.with_name(first.name.replace("results", "samples_b") + "l"))
+        write(tmp_path / "in", seed=1, task=("a", "b"), right=right, description=description)
     values = {}
     for line in board(tmp_path / "in"):
         values.setdefault(line["entry"], set()).add(line["value"])
@@ -375,12 +314,12 @@ def test_what_one_run_asked_stays_together(board, tmp_path):
 
 def test_runs_that_say_it_in_different_ways_are_marked(board, tmp_path):
     local = {"config.model_args": {"pretrained": "/tmp/model"}}
-    write(tmp_path / "in", seed=0, results={**local, "config.model_files_digest": "abc"})
-    write(tmp_path / "in", seed=1, results={**local, "config.icl": {"study": {"weights": "def"}}})
+    write(tmp_path / "in", seed=0, put={**local, "config.model_files_digest": "abc"})
+    write(tmp_path / "in", seed=1, put={**local, "config.icl": {"study": {"weights": "def"}}})
     (line,) = board(tmp_path / "in")
     assert "Nothing says which weights the model had" in line["marks"]
-    write(tmp_path / "other", seed=0, results={**local, "config.model_files_digest": "abc"})
-    write(tmp_path / "other", seed=1, results={**local, "config.model_files_digest": "abc"})
+    write(tmp_path / "other", seed=0, put={**local, "config.model_files_digest": "abc"})
+    write(tmp_path / "other", seed=1, put={**local, "config.model_files_digest": "abc"})
     (line,) = board(tmp_path / "other")
     assert "Nothing says" not in line["marks"]
 
@@ -391,7 +330,7 @@ def test_two_rows_of_the_baseline_that_match_do_not_end_the_comparison(board, tm
     (alone,) = (line for line in board(tmp_path / "in") if line["method"] == "pcw")
     assert (alone["difference"], alone["marks"]) == ("1.0", "")
     arguments = {"config.model_args": {"pretrained": "org/model", "positions": "none"}}
-    write(tmp_path / "in", "icl", right=[1] * 20, results=arguments)
+    write(tmp_path / "in", "icl", right=[1] * 20, put=arguments)
     (line,) = (line for line in board(tmp_path / "in") if line["method"] == "pcw")
     assert (line["difference"], line["marks"]) == ("1.0", "Compared with icl, 2 shots.")
 
@@ -399,7 +338,7 @@ def test_two_rows_of_the_baseline_that_match_do_not_end_the_comparison(board, tm
 def test_where_no_row_of_the_baseline_was_asked_the_same_there_is_a_mark(board, tmp_path):
     write(tmp_path / "in", "pcw", seed=5)
     write(tmp_path / "in", "icl", seed=6)
-    write(tmp_path / "in", "icl", seed=7, results={"config.limit": 20})
+    write(tmp_path / "in", "icl", seed=7, put={"config.limit": 20})
     (line,) = (line for line in board(tmp_path / "in") if line["method"] == "pcw")
     assert (line["difference"], line["marks"]) == ("", "unpaired")
 
@@ -407,29 +346,12 @@ def test_where_no_row_of_the_baseline_was_asked_the_same_there_is_a_mark(board, 
 # Real runs.
 
 
-def evaluate(model, path, seed=0, task="one_token", output=None, args=None, **kwargs):
+def evaluate(model, path, seed=0, task="one_token", output=None, **kwargs):
     """A run as lm-eval's command makes and writes it. Returns what the results say of the model and its setting."""
-    tracker = EvaluationTracker(output_path=str(output)) if output else None
-    name = path if isinstance(model, str) else ""
-    results = lm_eval.simple_evaluate(
-        model=model,
-        model_args={"pretrained": str(path), **(args or {})} if name else None,
-        tasks=[{**json.loads(json.dumps({**harness.TASKS[task], "custom_dataset": None})),
-                "custom_dataset": harness.load, "fewshot_config": {"sampler": "default"}}],
-        task_manager=harness.manager(False),
-        num_fewshot=2,
-        device="cpu",
-        batch_size=4,
-        bootstrap_iters=0,
-        fewshot_random_seed=seed,
-        evaluation_tracker=tracker,
-        **kwargs,
-    )  # fmt: skip
-    if tracker:
-        samples = results.pop("samples")
-        tracker.save_results_aggregated(results=results, samples=samples)
-        for of, lines in samples.items():
-            tracker.save_results_samples(task_name=of, samples=lines)
+    config = {**harness.TASKS[task], "fewshot_config": {"sampler": "default"}}
+    results = reading.evaluate(path, [config], 2, model, bootstrap_iters=0, fewshot_random_seed=seed, **kwargs)
+    if output:
+        reading.save(results, output)
     return results["config"]
 
 
@@ -467,7 +389,7 @@ def test_a_digest_is_of_what_is_loaded(model, tmp_path):
     assert evaluate("hf", shutil.copytree(model, tmp_path / "copy"))["model_files_digest"] == first
     loaded = HFLM(str(model), device="cpu")
     other_weights(model)
-    assert evaluate(loaded, model)["model_files_digest"] == first  # not of what is there when the run ends
+    assert evaluate(loaded, None)["model_files_digest"] == first  # not of what is there when the run ends
     second = evaluate("hf", model)["model_files_digest"]
     assert second != first
     weights = transformers.AutoModelForCausalLM.from_pretrained(model)

@@ -1,7 +1,6 @@
 """Runs into a board: which runs are one row, what cells and sentences say, and that no stranger's value stops it."""
 
 import csv
-import hashlib
 import io
 import itertools
 import json
@@ -10,9 +9,7 @@ import random
 import re
 import shlex
 import time
-import zlib
 from dataclasses import fields, is_dataclass, replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -28,81 +25,7 @@ from lm_eval_icl.results.board import AVERAGE
 from lm_eval_icl.results.build import build, named
 from lm_eval_icl.results.cells import compare
 from lm_eval_icl.results.differing import differing
-from lm_eval_icl.results.records import Answers, Run, TaskResult
-
-N = 40
-DEFAULTS = {"deepthink": {"T": 5, "eta": 0.01}, "icl": {}, "invicl": {}}
-RIGHT = {"icl": 0.55, "deepthink": 0.6, "invicl": 0.65, "hf": 0.55}
-
-
-def digest(*parts):
-    return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
-
-
-def bits(*key, right=0.5, n=N):
-    return (np.random.default_rng(zlib.crc32(repr(key).encode())).random(n) < right).astype(float)
-
-
-def make_result(task, model, seed, order, *, shots=4, scores=None, samples=True, seed_of_prompts=None, **changes):
-    """What a run gave on a task, with scores drawn at random unless they are given."""
-    items = np.asarray(bits(model, task, seed, order, right=RIGHT.get(model, 0.5)) if scores is None else scores, float)
-    given = {"template": digest(task), "version": "1.0", "drawn": None, **changes}
-    documents = given.pop("of_documents", digest("documents", task, len(items)))
-    asked = seed if seed_of_prompts is None else seed_of_prompts
-    answers = Answers(
-        doc_ids=np.arange(len(items)),
-        documents=documents,
-        prompts=digest(task, documents, given["template"], given["drawn"], shots, *((asked, order) if shots else ())),
-        demonstrations=digest(task, shots, given["drawn"], asked) if shots else None,
-        items=items,
-        predictions=np.nan_to_num(items[:, 0] if items.ndim == 2 else items).astype(int),
-        chance=0.5,
-    )
-    defaults = {
-        "metric": "acc",
-        "filter": "none",
-        "value": float(items.mean()),
-        "stderr": 0.05,
-        "higher_is_better": True,
-        "aggregation": "mean",
-    }
-    return TaskResult(
-        task=task, shots=shots, documents=len(items), answers=answers if samples else None, **defaults | given
-    )
-
-
-def make_run(model="icl", tasks=("a",), seed=0, order=0, arguments=None, icl=None, results=None, **changes):
-    """A run: `tasks` are names, or results as `make_result` gives them; other arguments are of the run or the tasks."""
-    of_run = {key: changes.pop(key) for key in list(changes) if key in {each.name for each in fields(Run)}}
-    arguments = dict(arguments or {})
-    if icl is None and model in DEFAULTS:
-        resolved = {key: arguments.get(key, value) for key, value in DEFAULTS[model].items()}
-        icl = {"version": "0.1", "method": model, "positions": "sequential", **resolved, "overflow": "error"}
-    made = [
-        task if isinstance(task, TaskResult) else make_result(task, model, seed, order, **changes) for task in tasks
-    ]
-    config = {"model": model, "model_args": {"pretrained": of_run.get("pretrained", "M"), **arguments}}
-    name = digest(model, seed, order, arguments, icl, sorted(of_run.items(), key=str), [vars(one) for one in made])
-    values = {
-        "path": Path(f"/nowhere/results_{name}.json"),
-        "digest": name,
-        "pretrained": "M",
-        "revision": "",
-        "dtype": "float32",
-        "date": 1000.0 + 10 * seed + order,
-        "limit": None,
-        "groups": {},
-        "results": {"config": config, **(results or {})},
-    }
-    return Run(
-        model=model,
-        arguments=arguments,
-        icl=icl or {},
-        seed=seed,
-        order=order,
-        tasks={one.task: one for one in made},
-        **values | of_run,
-    )
+from tests.boards import RIGHT, N, bits, digest, make_result, make_run
 
 
 def grid(*models, seeds=3, orders=2, **changes):
@@ -812,11 +735,11 @@ def test_no_value_stops_a_board(data):
 
 
 def test_tokens_and_seconds_are_of_a_document():
-    icl = {"tokens_run": 800, "study": {"shared": {"cells": 4, "seconds": 2.0}}}
-    (entry,) = build([make_run("pcw", icl=icl), make_run("pcw", seed=1, icl=icl)]).entries
-    assert (entry.tokens, entry.seconds) == (800 / 4 / N, 2 / 4 / N)
-    (entry,) = build([make_run("pcw", icl={}, results={"total_evaluation_time_seconds": "3.5"})]).entries
-    assert (entry.tokens, entry.seconds) == (None, 3.5 / N)
+    shared = {"cost": "shared", "tokens": 200.0, "seconds": 0.5}
+    (entry,) = build([make_run("pcw", **shared), make_run("pcw", seed=1, **shared)]).entries
+    assert (entry.tokens, entry.seconds, entry.shared) == (200 / N, 0.5 / N, True)
+    (entry,) = build([make_run("pcw", seconds=3.5), make_run("pcw", seed=1, **shared)]).entries
+    assert (entry.tokens, entry.seconds, entry.shared) == (None, 3.5 / N, False)
 
 
 # Tables.

@@ -1,11 +1,9 @@
 """The commands leaderboard, compare and collect, on files as lm-eval writes them."""
 
 import re
-import shlex
 import shutil
 import sys
 
-import numpy as np
 import pytest
 
 from lm_eval_icl import cli
@@ -14,8 +12,7 @@ from lm_eval_icl.results import build
 from lm_eval_icl.results.cells import compare
 from lm_eval_icl.results.entries import shown
 from lm_eval_icl.results.read import read
-from lm_eval_icl.smoke.demo import model_path
-from tests import boards, processes
+from tests import boards
 
 RIGHT = {"icl": 0.5, "deepthink": 0.55, "invicl": 0.9}
 TASKS = ("icl_first", "icl_second")
@@ -25,10 +22,8 @@ N = 60
 
 def write(folder, model="icl", seed=0, tasks=TASKS, evil="", **arguments):
     """A results file with its samples: demonstrations are of the seed, answers of the seed and the model."""
-    draws = {task: np.random.default_rng([seed, *map(ord, model + task)]).random(N) for task in tasks}
-    says = {task: (draw >= RIGHT.get(model, 0.5)).astype(int).tolist() for task, draw in draws.items()}
-    model_args = {"pretrained": "org/model", **arguments}
-    boards.write(folder, model, seed=seed, n=N, says=says, gold=[0] * N, shots=1, model_args=model_args, evil=evil)
+    put = {"config.model_args": {"pretrained": "org/model", **arguments}}
+    boards.write(folder, model, seed, task=tasks, n=N, right=RIGHT.get(model, 0.5), shots=1, evil=evil, put=put)
 
 
 @pytest.fixture(scope="module")
@@ -228,21 +223,3 @@ def test_what_cannot_be_used_is_said_in_a_line(command, results, tmp_path, argum
     before = {path: path.read_bytes() for path in results.rglob("*") if path.is_file()}
     assert re.search(f"lm-eval-icl: {says}", command(*(each.format(results=results, **places) for each in arguments)))
     assert {path: path.read_bytes() for path in results.rglob("*") if path.is_file()} == before
-
-
-@pytest.mark.slow
-@pytest.mark.runs
-def test_the_command_of_an_entry_reproduces_its_run(tmp_path):
-    arguments = (
-        f"--model deepthink --model_args pretrained={model_path()},T=2,eta=0.5 --tasks icl_demo_unseen --limit 20 "
-    )
-    arguments += f"--num_fewshot 4 --seed 0,1234,1234,3 --log_samples --output_path {tmp_path}"
-    processes.command(*arguments.split()).check_returncode()
-    (entry,) = build.build(*read([tmp_path], quiet=True)).entries
-    again = [str(tmp_path) if word == "results" else word for word in shlex.split(entry.command)[1:]]
-    processes.command(*again).check_returncode()
-    board = build.build(*read([tmp_path], quiet=True))
-    (entry,) = board.entries
-    assert board.files == len(entry.runs) == 2
-    assert entry.cells["icl_demo_unseen"].marks == ("confirmed",)
-    assert entry.label == "deepthink T=2, eta=0.5, 4 shots, limit=20"

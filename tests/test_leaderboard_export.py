@@ -6,6 +6,7 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import jsonschema
 import numpy as np
@@ -16,9 +17,10 @@ from lm_eval_icl.errors import InputError
 from lm_eval_icl.leaderboard.export import export
 from lm_eval_icl.results.collect import collect
 from lm_eval_icl.results.read import read
-from lm_eval_icl.results.records import Answers, Run, TaskResult
+from lm_eval_icl.results.records import Run
 from lm_eval_icl.smoke.demo import model_path
-from tests import processes
+from tests import boards, processes
+from tests.boards import write_samples
 
 SCHEMAS = Path(__file__).parent / "schemas"
 # A path that every_eval_ever 0.3.0's `validate` takes: validator/validation_core.py, check_path_structure.
@@ -53,110 +55,50 @@ HOSTILE = [
 
 def make_run(
     folder: Path,
-    stamp: str = "2026-11-22T10-00-00.5",
+    seed: int = 1234,
+    *,
     task: str = "icl_sst2",
-    scores: list[int] | None = None,
+    model: str = "deepthink",
     texts: bool = True,
-    dataset: str | None = "stanfordnlp/sst2",
-    prompts: str = "0",
-    demonstrations: str | None = None,
-    **changes: object,
+    dataset: Any = "stanfordnlp/sst2",
+    **changes: Any,
 ) -> Run:
-    """A run as reading gives it, of the results and, if `texts`, the samples that lm-eval would have written."""
-    scores = [int(score) for score in scores or (1, 0, 1, 1)]
-    n = len(scores)
-    mean = float(np.mean(scores))
-    results = {
-        "results": {
-            task: {
-                "alias": task,
-                "acc,none": mean,
-                "acc_stderr,none": 0.25,
-                "acc_norm,none": 0.5,
-                "acc_norm_stderr,none": "N/A",
-                "sample_len": n,
-            }
-        },
-        "configs": {
-            task: {
-                **({"dataset_path": dataset, "test_split": "validation"} if dataset else {}),
-                "metric_list": [{"metric": name, "aggregation": "mean"} for name in ("acc", "acc_norm")],
-                "generation_kwargs": {"temperature": 0.0, "max_gen_toks": 32, "until": ["\n"]},
-            }
-        },
-        "higher_is_better": {task: {"acc": True, "acc_norm": True}},
-        "n-samples": {task: {"original": 872, "effective": n}},
-        "config": {"model_num_parameters": 990720, "bootstrap_iters": 100000},
-        "lm_eval_version": "0.4.13",
-        "transformers_version": "5.23.0",
-        "git_hash": "55329b1",
-    }
-    answers = Answers(
-        doc_ids=np.arange(n),
-        documents="d" * 32,
-        prompts=hashlib.sha256(prompts.encode()).hexdigest(),
-        demonstrations=hashlib.sha256((demonstrations or prompts).encode()).hexdigest(),
-        items=np.array(scores, dtype=float),
-        predictions=np.array([i % 2 if score else 1 - i % 2 for i, score in enumerate(scores)]),
-        chance=0.5,
-    )
-    result = TaskResult(
-        task=task,
-        metric="acc",
-        filter="none",
-        value=mean,
-        stderr=0.25,
-        higher_is_better=True,
-        aggregation="mean",
-        shots=4,
-        documents=n,
-        version="1.0",
-        template="t" * 32,
-        drawn="stratified",
-        answers=answers,
-    )
-    path = folder / f"results_{stamp}.json"
-    folder.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(results))
-    if texts:
-        write_samples(path, task, [sample(i, score) for i, score in enumerate(scores)][::-1])
-    run = Run(
-        path=path,
-        digest=hashlib.sha256(f"{stamp}{changes}".encode(errors="replace")).hexdigest(),
-        model="deepthink",
-        pretrained="example/model-1B",
-        revision="main",
-        dtype="float32",
-        arguments={"T": 5, "eta": 0.01},
-        icl={"version": "0.1", "commit": "c" * 40, "method": "deepthink", "T": 5, "eta": 0.01},
-        seed=1234,
-        order=0,
-        date=1795387962.09,
-        limit=None,
-        tasks={task: result},
-        groups={},
-        results=results,
-    )
+    """A run that was read from files; without `texts`, as if its samples were not there any more."""
+    names = ("acc", "acc_norm")
+    of_task = {"test_split": "validation", "metadata": {"demonstrations": "stratified"}, "doc_to_choice": OPTIONS,
+               "metric_list": [{"metric": name, "aggregation": "mean"} for name in names],
+               "generation_kwargs": {"temperature": 0.0, "max_gen_toks": 32, "until": ["\n"]}}  # fmt: skip
+    icl = {"version": "0.1", "commit": "c" * 40, "method": "deepthink", "T": 5, "eta": 0.01}
+    put = {
+        f"results.{task}.acc_stderr,none": 0.25, f"results.{task}.acc_norm,none": 0.5,
+        f"results.{task}.acc_norm_stderr,none": "N/A", f"higher_is_better.{task}": dict.fromkeys(names, True),
+        f"n-samples.{task}.original": 872, "config.model_num_parameters": 990720, "config.bootstrap_iters": 100000,
+        "config.model_args": {"pretrained": "example/model-1B", "T": 5, "eta": 0.01}, "config.icl": icl,
+        "lm_eval_version": "0.4.13", "transformers_version": "5.23.0", "git_hash": "55329b1", "date": 1795387962.09,
+    }  # fmt: skip
+    of_task |= {"dataset_path": dataset} if dataset else {}
+    path = boards.write(folder, model, seed, task=task, right=[1, 0, 1, 1], put=put, **of_task)
+    write_samples(path, task, [sample(i, score) for i, score in enumerate((1, 0, 1, 1))][::-1])
+    ((run,), left_out) = read([path], quiet=True)
+    assert not left_out and run.tasks[task].answers is not None
+    if not texts:
+        boards.samples_of(path, task).unlink()
     return replace(run, **changes)
 
 
 def sample(doc_id: int, score: int) -> dict:
+    predicted = doc_id % 2 if score else 1 - doc_id % 2
     prompt = f"Review: good\nSentiment: positive\n\nReview: number {doc_id} — très bien\nSentiment:"
     return {
         "doc_id": doc_id,
         "target": str(doc_id % 2),
         "arguments": {f"gen_args_{i}": {"arg_0": prompt, "arg_1": f" {text}"} for i, text in enumerate(OPTIONS)},
         "resps": [[["-1.0", "False"]], [["-2.0", "False"]]],
-        "filtered_resps": [["-1.0", "False"], ["-2.0", "False"]],
+        "filtered_resps": [["-1.0" if i == predicted else "-2.0", "False"] for i in range(2)],
         "filter": "none",
         "doc_hash": f"hash {doc_id}",
         "acc": score,
     }
-
-
-def write_samples(results: Path, task: str, samples: list[dict]) -> None:
-    name = results.name.replace("results_", f"samples_{task}_").replace(".json", ".jsonl")
-    results.with_name(name).write_text("".join(json.dumps(each) + "\n" for each in samples))
 
 
 def change_result(run: Run, **changes: object) -> Run:
@@ -253,11 +195,7 @@ def test_a_log_says_what_the_run_was(tmp_path):
 
 
 def test_seeds_and_methods_have_their_own_logs_and_copies_do_not(tmp_path):
-    runs = [
-        make_run(tmp_path / "in", stamp=f"{method}{seed}", model=method, seed=seed)
-        for method in ("icl", "deepthink")
-        for seed in range(3)
-    ]
+    runs = [make_run(tmp_path / "in", seed, model=method) for method in ("icl", "deepthink") for seed in range(3)]
     copy = replace(runs[0], path=tmp_path / "elsewhere" / "results_x.json")
     exported = export([*runs, copy], tmp_path / "out")
     logs = [log for log, _ in check_logs(tmp_path / "out")]
@@ -266,7 +204,7 @@ def test_seeds_and_methods_have_their_own_logs_and_copies_do_not(tmp_path):
 
 
 def test_run_again_it_writes_the_same_and_touches_nothing(tmp_path):
-    runs = [make_run(tmp_path / "in", stamp=str(seed), seed=seed) for seed in range(2)]
+    runs = [make_run(tmp_path / "in", seed) for seed in range(2)]
     folder = tmp_path / "out"
     first = export(runs, folder)
     before = {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in first.files}
@@ -293,7 +231,7 @@ def test_without_samples_there_is_the_log_alone(tmp_path):
     ("broken", "why"),
     [
         (lambda samples: samples[:-1], "has 3 of the 4 documents"),
-        (lambda samples: [*samples, samples[0]], "is in samples_icl_sst2_s.jsonl twice"),
+        (lambda samples: [*samples, samples[0]], ".jsonl twice"),
         (lambda samples: [{"doc_id": 1}], "KeyError: 'acc'"),
         (lambda samples: [{**samples[0], "doc_id": 99}], "KeyError: 99"),
         (lambda samples: [{**samples[0], "arguments": "x"}], "AttributeError"),
@@ -303,7 +241,7 @@ def test_without_samples_there_is_the_log_alone(tmp_path):
     ],
 )
 def test_samples_that_do_not_fit_are_left_out_and_named(tmp_path, broken, why):
-    run = make_run(tmp_path / "in", stamp="s")
+    run = make_run(tmp_path / "in")
     write_samples(run.path, "icl_sst2", broken([sample(i, score) for i, score in enumerate((1, 0, 1, 1))]))
     (left_out,) = export([run], tmp_path / "out").left_out
     assert left_out.why.startswith("icl_sst2: its samples cannot be used: ") and why in left_out.why
@@ -335,7 +273,7 @@ def test_pairs_of_gold_and_predicted_answers(tmp_path):
 
 
 def test_generated_texts(tmp_path):
-    run = make_run(tmp_path / "in", stamp="s", task="gsm", scores=[1, 0])
+    run = make_run(tmp_path / "in", task="gsm")
     ((_, result),) = run.tasks.items()
     answers = replace(result.answers, predictions=None, chance=None)
     run = change_result(run, metric="exact_match", filter="strict-match", answers=answers)
@@ -349,7 +287,7 @@ def test_generated_texts(tmp_path):
             "filter": filter_,
             "exact_match": float(n == 42),
         }
-        for i, n in enumerate((42, 43))
+        for i, n in enumerate((42, 43, 42, 42))
         for filter_ in ("flexible-extract", "strict-match")
     ]
     write_samples(run.path, "gsm", texts)
@@ -429,12 +367,12 @@ def test_documents_of_no_hub_dataset_have_another_source(tmp_path, dataset):
 def test_hostile_names_stay_in_the_folder(tmp_path):
     runs = []
     for i, name in enumerate(HOSTILE):
-        base = make_run(tmp_path / "in", stamp=str(i))
+        base = make_run(tmp_path / "in")
         (result,) = base.tasks.values()
         runs += [
             replace(base, digest=f"p{i}", pretrained=name),
             replace(base, digest=f"o{i}", pretrained=f"{name}/{name}"),
-            replace(base, digest=f"m{i}", model=name, arguments={name: name}, where=name),
+            replace(base, digest=f"m{i}", model=name, arguments={name: name}),
             replace(
                 base,
                 digest=f"t{i}",
@@ -473,14 +411,14 @@ def test_odd_results_do_not_stop_the_export(tmp_path):
     values += [{"temperature": value, "max_gen_toks": value, "top_p": value} for value in (10**400, True, -1.5)]
     values += [{"icl_sst2": {"original": value, "acc_norm,none": value}} for value in (10**400, True, -1)]
     for i, odd in enumerate(values):
-        base = make_run(tmp_path / "in", stamp=str(i))
+        base = make_run(tmp_path / "in")
         runs = [replace(base, digest=f"{i}-{key}", results={**base.results, key: odd}) for key in base.results]
         config = base.results["configs"]["icl_sst2"]
         for key in (*config, "dataset_name"):
             changed = {**base.results, "configs": {"icl_sst2": {**config, key: odd}}}
             runs.append(replace(base, digest=f"{i}-config-{key}", results=changed))
         export(runs, tmp_path / "eee")
-    assert len(check_logs(tmp_path / "eee")) == len(values) * 13
+    assert len(check_logs(tmp_path / "eee")) == len(values) * (len(base.results) + len(config) + 1)
 
 
 def test_wrong_arguments(tmp_path):

@@ -12,7 +12,6 @@ import xml.etree.ElementTree as ET
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -20,15 +19,13 @@ import pytest
 
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.leaderboard import figures, numbers, style
-from lm_eval_icl.results.board import AVERAGE, Answered, Board, Cell, Column, Entry, PromptSet
-from lm_eval_icl.results.records import Run, TaskResult
-from lm_eval_icl.results.statistics import Difference, Estimate
+from lm_eval_icl.results.board import AVERAGE, Board, Entry
+from tests import boards
+from tests.boards import Kind
 
 HERE = Path(__file__).parent
 SVG = "{http://www.w3.org/2000/svg}"
 ALL = list(figures.FIGURES)
-# A method with its arguments and shots.
-Kind = tuple[str, dict[str, Any], int]
 KINDS: list[Kind] = [
     ("icl", {}, 8),
     ("invicl", {}, 8),
@@ -38,125 +35,18 @@ KINDS: list[Kind] = [
 ]
 
 
-def estimate(mean: float, error: float, sets: int = 5) -> Estimate:
-    return Estimate(
-        mean, mean - 2 * error, mean + 2 * error, error, sets - 1, 200, sets, error / 2, error / 2, "crossed"
-    )
-
-
-def difference(mean: float, error: float, sets: int = 5) -> Difference:
-    p = math.erfc(abs(mean) / error / math.sqrt(2))
-    low, high = mean - 2 * error, mean + 2 * error
-    return Difference(mean, low, high, error, sets - 1, p, 3 * error, 200, sets, None, None, 4, 1, None, "crossed")
-
-
 def make(
-    kinds: Sequence[Kind] = tuple(KINDS),
-    checkpoints: Sequence[str] = ("gpt2",),
-    tasks: Sequence[str] = ("sst2",),
-    seeds: int = 5,
-    orders: int = 1,
-    missing: float = 0,
-    tokens: bool = True,
+    kinds: Sequence[Kind] = KINDS, checkpoints: Sequence[str] = ("gpt2",), tasks: Sequence[str] = ("sst2",), **more: Any
 ) -> Board:
-    """A board of made-up numbers, the same ones whenever it is called. The baseline is `icl` with the same shots.
-
-    Args:
-        missing: which share of the results is not there.
-    """
-    random = np.random.default_rng(len(kinds) + 100 * len(checkpoints))
-    of_sets = random.normal(0, 0.02, (len(tasks), seeds))
-    names = [AVERAGE, *tasks] if len(tasks) > 1 else list(tasks)
-    entries = []
-    for checkpoint in checkpoints:
-        level = random.uniform(0.55, 0.75)
-        for method, arguments, shots in kinds:
-            name = f"{len(entries):04x}"
-            gain = random.normal(0, 0.03) + 0.02 * math.log2(shots + 1) - 0.01 * abs(arguments.get("T", 5) - 5)
-            values: dict[str, list[list[float]]] = {}
-            for i, task in enumerate(tasks):
-                if random.uniform() >= missing:
-                    value = level + gain + random.normal(0, 0.02)
-                    noise = random.normal(0, 0.006, (seeds, orders))
-                    values[task] = (value + of_sets[i][:, None] + noise).tolist()
-            runs = [
-                [
-                    run(
-                        checkpoint,
-                        method,
-                        arguments,
-                        seed,
-                        order,
-                        {t: result(t, v[seed][order], shots) for t, v in values.items()},
-                    )
-                    for order in range(orders)
-                ]
-                for seed in range(seeds)
-            ]
-            cells = {}
-            for task, of_task in values.items():
-                sets = []
-                for seed in range(seeds):
-                    answered = [Answered(one, one.tasks[task]) for one in runs[seed]]
-                    sets.append(PromptSet(f"seed {seed}", tuple(answered), fmean(of_task[seed])))
-                mean, error = fmean(one.value for one in sets), random.uniform(0.005, 0.02)
-                flips = estimate(random.uniform(0.02, 0.2), 0.01) if orders > 1 else None
-                cells[task] = Cell(estimate(mean, error), None, None, None, False, tuple(sets), flips, mean, (), 0)
-            if len(values) == len(tasks) > 1:
-                mean = fmean(cell.estimate.mean for cell in cells.values())
-                flips = estimate(random.uniform(0.02, 0.2), 0.005) if orders > 1 else None
-                cells[AVERAGE] = Cell(estimate(mean, 0.01), None, None, None, False, (), flips, mean, (), 0)
-            text = ", ".join(f"{key}={value}" for key, value in arguments.items())
-            every = tuple(one for some in runs for one in some)
-            spent = float(random.uniform(20, 60) * (shots + 1)) if tokens else None
-            entries.append(
-                Entry(name, checkpoint, "", method, text, f"{shots} shots", every, cells, 10**8, spent, 1.0, "lm_eval")
-            )
-    baseline = {}
-    for at, entry in enumerate(entries):
-        same = [
-            e for e in entries if (e.checkpoint, e.method, e.conditions) == (entry.checkpoint, "icl", entry.conditions)
-        ]
-        if same:
-            baseline[entry.name] = same[0].name
-            cells = dict(entry.cells)
-            for column, cell in cells.items():
-                if same[0] is not entry and column in same[0].cells:
-                    of = difference(cell.estimate.mean - same[0].cells[column].estimate.mean, 0.008)
-                    cells[column] = replace(cell, difference=of, p_holm=min(1, 3 * of.p))
-            entries[at] = replace(entry, cells=cells)
-    first = names[0]
-    entries.sort(key=lambda e: -e.cells[first].estimate.mean if first in e.cells else 0)
-    share = {task: 1 / len(tasks) for task in tasks}
-    columns = tuple(
-        Column(
-            name, "average" if name == AVERAGE else "task", "acc", True, True, share if name == AVERAGE else {name: 1}
-        )
-        for name in names
-    )
-    return Board(columns, tuple(entries), baseline, {}, (), (), len(entries))
+    """A board of made-up numbers, the same ones whenever it is called."""
+    return boards.make(kinds, checkpoints, tasks, **more)
 
 
-def result(task: str, value: float, shots: int) -> TaskResult:
-    return TaskResult(task, "acc", "none", value, 0.01, True, "mean", shots, 200, "1", "template", None, None)
-
-
-def run(
-    checkpoint: str, method: str, arguments: dict[str, Any], seed: int, order: int, tasks: dict[str, TaskResult]
-) -> Run:
-    icl: dict[str, Any] = {"method": method, **arguments}
-    if "T" in arguments:
-        curve = [{"arguments": {"T": T}, "seed": s, "score": 0.5 + T / 100 + s / 10} for T in (1, 2, 4) for s in (0, 1)]
-        icl["study"] = {"curve": curve, "arguments": {"T": 2 if seed % 2 else 4}, "chosen": ["T"]}
-    path = Path(f"results_{seed}_{order}.json")
-    return Run(path, "", method, checkpoint, "", "", {}, icl, seed, order, 0.0, None, tasks, {}, {})
-
-
-def sweep() -> list[Kind]:
+def everything() -> Board:
     """A board that has something to show in each figure."""
-    found: list[Kind] = [(name, {}, shots) for name in ("icl", "invicl", "pcw") for shots in (2, 4, 8, 16)]
-    found += [("deepthink", {"T": T, "eta": eta}, 8) for T in range(1, 11) for eta in (0.001, 0.01, 0.1)]
-    return found
+    kinds: list[Kind] = [(name, {}, shots) for name in ("icl", "invicl", "theirs") for shots in (2, 4, 8, 16)]
+    kinds += [("deepthink", {"T": T, "eta": eta}, 8) for T in (1, 2, 3, 4) for eta in (0.01, 0.1)]
+    return make(kinds, tasks=("a", "b"), seeds=2, orders=2)
 
 
 def table(path: Path) -> list[dict[str, str]]:
@@ -186,11 +76,26 @@ def changed(board: Board, change: Any) -> Board:
 # Files.
 
 
-def test_each_figure_is_a_picture_with_its_numbers_beside_it(tmp_path: Path) -> None:
-    board = make(sweep(), tasks=("a", "b"), orders=2)
-    paths = figures.draw(board, tmp_path / "new" / "folder")
-    assert [path.name for path in paths] == [f"{name}.{kind}" for name in ALL for kind in ("svg", "png", "csv")]
-    for path in paths:
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """All that `draw` makes of a board."""
+    return figures.draw(everything(), tmp_path_factory.mktemp("figures") / "new" / "folder")
+
+
+@pytest.fixture(scope="module")
+def elements() -> dict[str, str]:
+    return figures.svgs(everything())
+
+
+@pytest.fixture(autouse=True)
+def no_png(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A PNG is the same figure and takes as long; those of `files` do for all."""
+    monkeypatch.setattr(figures, "METADATA", {"svg": style.METADATA["svg"]})
+
+
+def test_each_figure_is_a_picture_with_its_numbers_beside_it(files: list[Path]) -> None:
+    assert [path.name for path in files] == [f"{name}.{kind}" for name in ALL for kind in ("svg", "png", "csv")]
+    for path in files:
         if path.suffix == ".csv":
             assert table(path)
         elif path.suffix == ".svg":
@@ -199,21 +104,21 @@ def test_each_figure_is_a_picture_with_its_numbers_beside_it(tmp_path: Path) -> 
             assert path.read_bytes().startswith(b"\x89PNG")
 
 
-def test_equal_boards_make_equal_files(tmp_path: Path) -> None:
-    """In processes that order sets of strings differently."""
+def test_equal_boards_make_equal_files(files: list[Path], elements: dict[str, str], tmp_path: Path) -> None:
+    """In a process that orders sets of strings differently."""
     code = (
-        "import sys; from pathlib import Path; import test_leaderboard_figures as t; "
+        "import sys; from pathlib import Path; from tests import test_leaderboard_figures as t; "
         "from lm_eval_icl.leaderboard import figures; "
-        "board = t.make([*t.sweep()[:20], ('theirs', {}, 8)], ['a', 'b'], ['x'], seeds=2, orders=2); "
-        "paths = figures.draw(board, Path(sys.argv[1])); "
-        "Path(sys.argv[1], 'page').write_text(str(figures.svgs(board)), encoding='utf-8')"
+        "figures.draw(t.everything(), Path(sys.argv[1])); "
+        "Path(sys.argv[1], 'page').write_text(str(figures.svgs(t.everything())), encoding='utf-8')"
     )
-    found = []
-    for seed in ("1", "2"):
-        environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join([*sys.path, str(HERE)])}
-        subprocess.run([sys.executable, "-c", code, str(tmp_path / seed)], check=True, env=environment)
-        found.append({path.name: path.read_bytes() for path in (tmp_path / seed).iterdir()})
-    assert found[0] == found[1] and len(found[0]) == 3 * len(ALL) + 1
+    seed = "1" if os.environ.get("PYTHONHASHSEED") != "1" else "2"
+    environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join([*sys.path, str(HERE.parent)])}
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True, env=environment)
+    assert (tmp_path / "page").read_text(encoding="utf-8") == str(elements)
+    assert len(list(tmp_path.iterdir())) == len(files) + 1
+    for path in files:
+        assert (tmp_path / path.name).read_bytes() == path.read_bytes(), path.name
 
 
 def test_the_users_settings_of_matplotlib_change_nothing(tmp_path: Path) -> None:
@@ -498,7 +403,8 @@ def test_strange_names_are_text(where: str, tmp_path: Path) -> None:
     assert any("alert(1)" in text for text in texts(tmp_path / "forest.svg"))
     if where == "rows and columns":
         assert any("_hidden" in text for text in texts(tmp_path / "shots.svg"))  # in the legend
-    for svg in figures.svgs(board).values():
+    for path in tmp_path.glob("*.svg"):
+        svg = figures._element(path.read_text(encoding="utf-8"), "a figure")
         assert {part.tag for part in ET.fromstring(svg).iter()} <= set("svg g defs path use text image rect".split())
 
 
@@ -506,12 +412,10 @@ def test_strange_names_are_text(where: str, tmp_path: Path) -> None:
 # In a page, and colours.
 
 
-def test_figures_for_a_page_need_nothing_but_the_page() -> None:
-    board = make(sweep(), tasks=("a", "b"), orders=2)
-    found = figures.svgs(board)
-    assert len(found) == len(ALL)
+def test_figures_for_a_page_need_nothing_but_the_page(elements: dict[str, str]) -> None:
+    assert len(elements) == len(ALL)
     ids: list[str] = []
-    for title, svg in found.items():
+    for title, svg in elements.items():
         assert svg.startswith("<svg") and not re.search("http|<!--|<style|<metadata|<!DOCTYPE", svg)
         assert style.INK not in svg and "currentColor" in svg and "#ffffff" not in svg  # no background
         root = ET.fromstring(svg)

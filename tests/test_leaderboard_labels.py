@@ -3,6 +3,7 @@
 import csv
 import dataclasses
 import html
+import itertools
 import json
 import os
 import re
@@ -16,6 +17,7 @@ import pytest
 
 from lm_eval_icl import cli, methods
 from lm_eval_icl.smoke.demo import model_path
+from tests import processes
 from tests.boards import write
 from tests.test_leaderboard_page import BROWSER, in_browser, sync_playwright
 
@@ -65,7 +67,14 @@ def test_a_column_names_the_task_that_its_order_sensitivity_is_of(board, tmp_pat
             icl = {"study": {"order": order, "shared": {"cells": 2}}}
             says = [(number + order * (number < 4)) % 2 for number in range(40)]
             for task in ("aaa", "bbb") if model == "icl" else ("bbb",):
-                write(tmp_path / "r" / f"{model}{order}", model, task=task, order=order, icl=icl, says=says)
+                write(
+                    tmp_path / "r" / f"{model}{order}",
+                    model,
+                    task=task,
+                    order=order,
+                    put={"config.icl": icl},
+                    says=says,
+                )
     _, _, page = board(tmp_path / "r")
     (note,) = re.findall(r"<bdi>order sensitivity</bdi></button> <small>(.*?)</small>", page)
     first = re.search(r'data-key="c0".*?<bdi>(.*?)</bdi>', page)[1]
@@ -76,11 +85,11 @@ def test_costs_of_a_study_do_not_stand_beside_those_of_a_run_alone(board, tmp_pa
     alone = {"tokens_run": 4000}
     of_study = {"tokens_run": 4000, "study": {"shared": {"cells": 10, "seconds": 1.0}}}
     for model in ("icl", "pcw", "saicl"):
-        write(tmp_path / "r" / model, model, icl=alone, results={"total_evaluation_time_seconds": "80"})
+        write(tmp_path / "r" / model, model, put={"config.icl": alone, "total_evaluation_time_seconds": "80"})
     for model in ("invicl", "nope", "hf"):
-        write(tmp_path / "r" / model, model, icl=of_study, says=[0] * 40 if model == "nope" else None)
+        write(tmp_path / "r" / model, model, put={"config.icl": of_study}, says=[0] * 40 if model == "nope" else None)
     # A study's cell does not make a run alone cheaper.
-    write(tmp_path / "r/both", "icl", seed=1, icl=of_study)
+    write(tmp_path / "r/both", "icl", seed=1, put={"config.icl": of_study})
     _, lines, page = board(tmp_path / "r", "--plots", tmp_path / "plots")
     costs = {line["method"]: (line["tokens"], line["seconds"], line["in_study"]) for line in lines}
     assert costs["icl"] == costs["pcw"] == ("100.0", "2.0", "False")
@@ -124,14 +133,16 @@ def test_labels_say_in_words_what_separates_rows(board, tmp_path):
     root = tmp_path / "r"
     chat = {"chat_template": "{{messages}}", "fewshot_as_multiturn": True}
     write(root / "plain")
-    write(root / "limit", "pcw", config={"limit": 40})
-    write(root / "multi", "icl", results=chat)
-    write(root / "single", "icl", results=chat | {"fewshot_as_multiturn": False})
-    write(root / "chosen", "saicl", of_task={"metadata": {"demonstrations": "herding"}})
-    write(root / "system", "invicl", results={"system_instruction": "Be brief."})
-    write(root / "short", "nope", icl={"trained": {"method": "icl", "steps": 100}}, model_args={"pretrained": "a/b"})
-    write(root / "long", "nope", icl={"trained": {"methods": ["icl", "pcw"], "steps": 30000}},
-          model_args={"pretrained": "c/d"})  # fmt: skip
+    write(root / "limit", "pcw", put={"config.limit": 40})
+    write(root / "multi", "icl", put=chat)
+    write(root / "single", "icl", put=chat | {"fewshot_as_multiturn": False})
+    write(root / "chosen", "saicl", metadata={"demonstrations": "herding"})
+    write(root / "system", "invicl", put={"system_instruction": "Be brief."})
+    for path, trained in (
+        ("a/b", {"method": "icl", "steps": 100}),
+        ("c/d", {"methods": ["icl", "pcw"], "steps": 30000}),
+    ):
+        write(root / path, "nope", put={"config.icl": {"trained": trained}, "config.model_args": {"pretrained": path}})
     _, lines, _ = board(root)
     assert labels(lines) == [
         "icl, 4 shots", "icl, 4 shots, chat, multiturn", "icl, 4 shots, chat, one turn",
@@ -143,7 +154,7 @@ def test_labels_say_in_words_what_separates_rows(board, tmp_path):
 
 def test_prompts_have_their_digest_where_words_do_not_tell_them_apart(board, tmp_path):
     write(tmp_path / "r/a")
-    write(tmp_path / "r/b", of_task={"description": "Read."})
+    write(tmp_path / "r/b", description="Read.")
     _, lines, _ = board(tmp_path / "r")
     assert all(re.fullmatch("icl, 4 shots, prompts [0-9a-f]{6}", label) for label in labels(lines))
 
@@ -180,12 +191,13 @@ def test_one_answer_is_no_mark_where_it_is_right(board, tmp_path):
 
 def test_labels_say_how_many_demonstrations_were_used(board, tmp_path):
     icl = {"overflow": "drop", "left_out": {"t": {"documents": 40, "demonstrations": 40 * 134}}}
-    write(tmp_path / "r/drop", shots=256, icl=icl)
+    write(tmp_path / "r/drop", shots=256, put={"config.icl": icl})
     # Two orders that a study scores together count in both.
     study = {"shared": {"cells": 2, "orders": 2}}
     of_study = {"study": study, "left_out": {"t": {"documents": 80, "demonstrations": 240}}}
-    write(tmp_path / "r/study", "pcw", shots=8, icl=of_study)
-    write(tmp_path / "r/some", "saicl", shots=8, icl={"left_out": {"t": {"documents": 10, "demonstrations": 20}}})
+    write(tmp_path / "r/study", "pcw", shots=8, put={"config.icl": of_study})
+    write(tmp_path / "r/some", "saicl", shots=8,
+          put={"config.icl": {"left_out": {"t": {"documents": 10, "demonstrations": 20}}}})  # fmt: skip
     _, lines, page = board(tmp_path / "r")
     assert labels(lines) == ["icl, 122 of 256 shots", "pcw, 5 of 8 shots", "saicl, 7.5 of 8 shots"]
     (of_drop,) = [text for text in printed_commands(page) if "--model icl" in text]
@@ -199,8 +211,8 @@ def test_labels_say_how_many_demonstrations_were_used(board, tmp_path):
 def test_commands_have_known_arguments_only(board, tmp_path, form):
     given = {"pretrained": "x/y", "trust_remote_code": True, "attn_implementation": "who/kernel", "base_url": "u",
              "made_up": 1, "T": 3}  # fmt: skip
-    write(tmp_path / "r", "deepthink", model_args=form(given),
-          config={"gen_kwargs": {"temperature": 0, "custom_generate": "who/code"}})  # fmt: skip
+    put = {"config.model_args": form(given), "config.gen_kwargs": {"temperature": 0, "custom_generate": "who/code"}}
+    write(tmp_path / "r", "deepthink", put=put)
     write(tmp_path / "r", "evil:Method")
     _, _, page = board(tmp_path / "r")
     (text,) = [text for text in printed_commands(page) if "--model " in text]
@@ -283,19 +295,23 @@ def test_figures_can_be_read_in_the_dark_and_their_labels_do_not_overlap(board, 
 
 @pytest.fixture
 def shell(tmp_path):
-    """A function that runs commands as a shell does that they are pasted into."""
-    scripts = tmp_path / "bin"
+    """A function that runs commands which are pasted into a shell: bash takes them apart, into processes that wait."""
+    scripts, record = tmp_path / "bin", tmp_path / "record"
     scripts.mkdir()
-    for name, module in (("lm_eval", "lm_eval"), ("lm-eval-icl", "lm_eval_icl")):
-        (scripts / name).write_text(f'#!/bin/sh\nexec {sys.executable} -m {module} "$@"\n')
+    for name in ("lm_eval", "lm-eval-icl"):
+        (scripts / name).write_text(f"#!/bin/sh\nprintf '%s\\0' $# {name} \"$@\" >> {shlex.quote(str(record))}\n")
         (scripts / name).chmod(0o755)
-    root = str(Path(__file__).resolve().parents[1])
-    environment = {**os.environ, "PATH": f"{scripts}:{os.environ['PATH']}", "PYTHONPATH": root}
+    environment = {**os.environ, "PATH": f"{scripts}:{os.environ['PATH']}"}
 
     def run(text, folder):
         folder.mkdir(exist_ok=True)
-        done = subprocess.run(["bash", "-ec", text], cwd=folder, env=environment, capture_output=True, text=True)
-        assert done.returncode == 0, f"{text}\n{done.stderr[-2000:]}"
+        subprocess.run(["bash", "-ec", text], cwd=folder, env=environment, check=True)
+        words = iter(record.read_text().split("\0")[:-1])
+        for count in words:
+            program, *arguments = itertools.islice(words, int(count) + 1)
+            done = processes.command(*arguments, program=program, cwd=folder)
+            assert done.returncode == 0, f"{arguments}\n{done.stderr[-2000:]}"
+        record.unlink()
 
     return run
 
@@ -316,7 +332,7 @@ def test_printed_commands_give_the_results_of_their_rows(board, command, shell, 
     settings["chat_template"] = "{% for m in messages %}[{{ m['role'] }}] {{ m['content'] }}\n{% endfor %}"
     (chat / "tokenizer_config.json").write_text(json.dumps(settings))
     plain = "--tasks icl_demo_unseen,icl_demo_four --num_fewshot 4 --limit 10 --log_samples --output_path results"
-    lm_eval = f"lm_eval --model icl --model_args pretrained={model_path()} {plain}"
+    lm_eval = f"lm_eval --model deepthink --model_args pretrained={model_path()},T=2,eta=0.5 {plain}"
     with_chat = f"lm_eval --model nope --model_args pretrained={chat} {plain} --apply_chat_template"
     study = f"""
 models: "pretrained={model_path()},overflow=drop"

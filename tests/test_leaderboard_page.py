@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import base64
 import csv
+import functools
 import hashlib
 import json
 import math
 import re
 import shutil
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -25,6 +27,8 @@ from lm_eval_icl.leaderboard.numbers import DASH, MINUS
 from lm_eval_icl.leaderboard.page import MARKS, clean, embed, page
 from lm_eval_icl.results.board import AVERAGE, Board
 from tests import boards
+
+make = functools.partial(boards.make, odd=True)
 
 try:
     from playwright.sync_api import Browser, Page, sync_playwright
@@ -87,7 +91,7 @@ class Reader(HTMLParser):
 def hostile() -> Board:
     """Strings from strangers everywhere."""
     names = iter(HOSTILE * 3)
-    board = boards.make(HOSTILE[:3], [("icl", ""), *((name, name) for name in HOSTILE[4:7])], note=HOSTILE[1])
+    board = make([("icl", "", 8), *((name, name, 8) for name in HOSTILE[4:7])], HOSTILE[:3], note=HOSTILE[1])
     evil = tuple(
         replace(entry, details=next(names), conditions=HOSTILE[place % 10], command=f"lm_eval {HOSTILE[place % 10]}")
         for place, entry in enumerate(board.entries)
@@ -95,10 +99,17 @@ def hostile() -> Board:
     marked = replace(evil[0], cells={name: replace(cell, marks=HOSTILE) for name, cell in evil[0].cells.items()})
     run = marked.runs[0]
     marked.runs[0].results["lm_eval_version"] = HOSTILE[1]  # type: ignore[index]
-    strange = replace(marked, runs=(replace(run, path=Path(HOSTILE[2]), where=HOSTILE[0]), *marked.runs[1:]))
+    strange = replace(marked, runs=(replace(run, path=Path(HOSTILE[2])), *marked.runs[1:]))
     columns = tuple(replace(column, metric=HOSTILE[2]) if column.kind == "task" else column for column in board.columns)
     left_out = tuple(replace(board.left_out[0], path=Path(name.replace("\0", "")), why=name) for name in HOSTILE)
     return replace(board, columns=columns, entries=(strange, *evil[1:]), summary=HOSTILE, left_out=left_out)
+
+
+@functools.cache
+def drawn(made: Callable[[], Board]) -> tuple[Board, dict[str, str]]:
+    """A board, with its figures."""
+    board = made()
+    return board, svgs(board)
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -106,7 +117,7 @@ def hostile() -> Board:
 
 
 def test_nothing_is_fetched_and_no_script_but_ours_may_run() -> None:
-    text = page(board := boards.make(), svgs(board))
+    text = page(*drawn(make))
     reader = Reader(text)
     for tag, attributes in reader.elements:
         assert not {"srcset", "action", "formaction", "background", "poster"} & attributes.keys()
@@ -132,7 +143,7 @@ def test_the_script_sets_text_and_no_html() -> None:
 
 
 def test_the_table_has_the_boards_numbers() -> None:
-    board = boards.make()
+    board = make()
     head, *rows = Reader(page(board, {})).rows
     assert len(rows) == len(board.entries)
     assert [title.split()[0] for title in head][:3] == ["Entry", "rank", "average"]
@@ -162,7 +173,7 @@ def test_the_table_has_the_boards_numbers() -> None:
 
 
 def test_a_cell_says_what_the_paper_has() -> None:
-    board = boards.make()
+    board = make()
     object.__setattr__(board.entries[1].cells[AVERAGE], "expected", 0.579)
     rows = Reader(page(board, {})).rows
     assert "paper 57.9" in rows[2][2] and sum("paper" in text for row in rows for text in row) == 1
@@ -171,7 +182,7 @@ def test_a_cell_says_what_the_paper_has() -> None:
 
 
 def test_the_embedded_json_is_the_board() -> None:
-    board = boards.make(orders=2)
+    board = make(orders=2)
     text, is_plain = embed(board)
     assert is_plain and not set("<>&\u2028\u2029") & set(text)
     found = json.loads(text, parse_constant=pytest.fail)
@@ -203,7 +214,7 @@ def test_the_embedded_json_is_the_board() -> None:
 
 
 def test_what_is_not_finite_is_null() -> None:
-    board = boards.make()
+    board = make()
     entry = board.entries[0]
     cell = entry.cells[AVERAGE]
     estimate = replace(cell.estimate, mean=math.nan, error=math.inf, low=-math.inf, high=math.inf, df=math.inf)
@@ -221,7 +232,7 @@ def test_a_hundred_rows_and_thirty_tasks_are_under_a_megabyte(
 ) -> None:
     names = [f"organisation/model-{number}b" for number in range(checkpoints)]
     tasks = [f"icl_task_{number}" for number in range(30)]
-    board = boards.make(names, boards.METHODS[:methods], tasks, seeds, orders)
+    board = make(boards.METHODS[:methods], names, tasks, seeds, orders)
     assert len(board.entries) == 100
     text = page(board, {})
     assert len(text.encode()) < 1_000_000
@@ -243,29 +254,28 @@ def test_characters_that_are_not_seen_are_escapes() -> None:
 
 
 def test_hostile_strings_are_text() -> None:
-    ours = {tag for tag, _ in Reader(page(boards.make(), {})).elements}
-    embedded, is_plain = embed(hostile())
+    ours = {tag for tag, _ in Reader(page(make(), {})).elements}
+    embedded, is_plain = embed(drawn(hostile)[0])
     assert is_plain and not set("<>&") & set(embedded)
-    text = page(board := hostile(), svgs(board))
+    text = page(*drawn(hostile))
     text.encode()
     reader = Reader(text)
     assert len(reader.scripts) == 2
-    drawn = set("figure figcaption svg g defs style path clippath rect use a text image".split())
-    assert {tag for tag, _ in reader.elements} <= ours | drawn | {"mark", "section"}
+    of_figures = set("figure figcaption svg g defs style path clippath rect use a text image".split())
+    assert {tag for tag, _ in reader.elements} <= ours | of_figures | {"mark", "section"}
     assert not any(name.startswith("on") or name == "src" for _, attributes in reader.elements for name in attributes)
     assert not re.search("[\u202a-\u202e\u2066-\u2069\u200b\x00\x1b]", text)
 
 
 def test_figures_have_ids_of_their_own_and_nothing_of_elsewhere() -> None:
-    board = boards.make()
-    drawn = svgs(board)
-    assert len(drawn) >= 3
-    text = page(board, drawn)
+    board, figures = drawn(make)
+    assert len(figures) >= 3
+    text = page(board, figures)
     ids = re.findall(r'\bid="([^"]+)"', text)
     assert len(ids) == len(set(ids))
-    refers = {name for svg in drawn.values() for name in re.findall(r'(?:href="|url\()#([^")]+)', svg)}
+    refers = {name for svg in figures.values() for name in re.findall(r'(?:href="|url\()#([^")]+)', svg)}
     assert refers <= set(ids)
-    assert not re.search("javascript|<script|metadata|http", "".join(drawn.values()))
+    assert not re.search("javascript|<script|metadata|http", "".join(figures.values()))
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -289,10 +299,16 @@ def show(browser: Browser, tmp_path: Path) -> Iterator[Open]:
     asked: list[str] = []
     contexts = []
 
-    def show(board: Board | None, state: str = "", width: int = 1280, **options: Any) -> Page:
+    def show(
+        board: Board | None,
+        state: str = "",
+        width: int = 1280,
+        figures: Mapping[str, str] = MappingProxyType({}),
+        **options: Any,
+    ) -> Page:
         file = tmp_path / "board.html"
         if board is not None:
-            file.write_text(page(board, svgs(board)), encoding="utf-8")
+            file.write_text(page(board, figures), encoding="utf-8")
         context = browser.new_context(viewport={"width": width, "height": 844}, **options)
         contexts.append(context)
         opened = context.new_page()
@@ -322,7 +338,7 @@ def shown(opened: Page, column: int) -> list[str]:
 
 @in_browser
 def test_columns_are_sorted_by_number_both_ways(show: Open) -> None:
-    board = boards.make()
+    board = make()
     opened = show(board)
     perplexity = 2 + len(board.columns) - 1
     best = sorted(entry.cells["icl_perplexity"].estimate.mean for entry in board.entries)
@@ -344,7 +360,7 @@ def test_columns_are_sorted_by_number_both_ways(show: Open) -> None:
 
 @in_browser
 def test_filters_say_how_many_rows_they_hide(show: Open) -> None:
-    opened = show(boards.make())
+    opened = show(make())
     status = opened.locator("#status span")
     assert status.inner_text() == "12 of 12 entries shown, 0 hidden"
     opened.fill("[name=q]", "GPT2 deep")
@@ -366,7 +382,7 @@ def test_filters_say_how_many_rows_they_hide(show: Open) -> None:
 
 @in_browser
 def test_an_address_restores_the_state(show: Open) -> None:
-    board = boards.make()
+    board = make()
     opened = show(board)
     names = [entry.name for entry in board.entries]
     opened.locator("th[data-key=c3] button").click()
@@ -398,7 +414,7 @@ def test_an_address_restores_the_state(show: Open) -> None:
 
 @in_browser
 def test_the_comparison_is_the_boards(show: Open) -> None:
-    board = boards.make()
+    board = make()
     named = {entry.name: place for place, entry in enumerate(board.entries)}
     pair = next(pair for pair in board.pairs if named[pair[0]] == 2)
     opened = show(board)
@@ -441,7 +457,7 @@ def _number(text: str) -> float:
 def test_a_large_board_opens_and_says_what_it_has_not_got(show: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pages, "NUMBERS", 0)
     monkeypatch.setattr(pages, "PLAIN", 0)
-    board = boards.make()
+    board = make()
     one, other = next(iter(board.pairs))
     opened = show(board, f"#row={one}&row={other}&compare=1")
     text = opened.locator("dialog").inner_text()
@@ -451,7 +467,7 @@ def test_a_large_board_opens_and_says_what_it_has_not_got(show: Open, monkeypatc
 
 @in_browser
 def test_a_cell_opens_by_keyboard_and_the_focus_returns(show: Open) -> None:
-    board = boards.make(orders=2)
+    board = make(orders=2)
     opened = show(board)
     entry, column = board.entries[2], board.columns[2]
     cell = entry.cells[column.name]
@@ -464,7 +480,7 @@ def test_a_cell_opens_by_keyboard_and_the_focus_returns(show: Open) -> None:
     for expected in (
         f"{100 * cell.estimate.mean:.1f}%", "documents alone", f"{cell.estimate.df:.1f}", "Detectable difference",
         "after Holm over the column", "seed 4", "Order sensitivity", "lm-eval 0.4.13", "transformers 5.23.0",
-        "results_2026-11-14T01-15-36.754108.json", entry.command, "Copy",
+        "results_2026-11-14T01-15-36.75.json", entry.command, "Copy",
     ):  # fmt: skip
         assert expected in text, expected
     opened.keyboard.press("Escape")
@@ -475,7 +491,7 @@ def test_a_cell_opens_by_keyboard_and_the_focus_returns(show: Open) -> None:
 
 @in_browser
 def test_downloads_hold_what_is_shown(show: Open) -> None:
-    board = boards.make(methods=[("icl", ""), ("=cmd", "a|b_c & 100%")])
+    board = make([("icl", "", 8), ("=cmd", "a|b_c & 100%", 8)])
     opened = show(board, "#q=gpt2&sort=c0:descending")
     texts = {}
     for kind, name in (("CSV", "csv"), ("Markdown", "md"), ("LaTeX", "tex"), ("JSON", "json")):
@@ -501,8 +517,8 @@ def test_downloads_hold_what_is_shown(show: Open) -> None:
 
 @in_browser
 def test_hostile_strings_stay_text_in_a_browser(show: Open) -> None:
-    board = hostile()
-    opened = show(board)
+    board, figures = drawn(hostile)
+    opened = show(board, figures=figures)
     assert opened.evaluate("window.canary") is None
     for cell in (0, 2):
         opened.locator("td[data-open]").nth(cell).click()
@@ -521,8 +537,8 @@ def test_hostile_strings_stay_text_in_a_browser(show: Open) -> None:
 @in_browser
 @pytest.mark.parametrize("width", [390, 820, 1440])
 def test_the_page_is_no_wider_than_the_screen(show: Open, width: int) -> None:
-    for board in (boards.make(), hostile()):
-        opened = show(board, width=width)
+    for board, figures in (drawn(make), drawn(hostile)):
+        opened = show(board, width=width, figures=figures)
         assert opened.evaluate("document.documentElement.scrollWidth") == width
         opened.evaluate("document.querySelector('.box').scrollLeft = 400")
         first = opened.locator("tbody th").first.bounding_box()
@@ -535,7 +551,7 @@ def test_the_page_is_no_wider_than_the_screen(show: Open, width: int) -> None:
 
 @in_browser
 def test_without_scripts_the_table_can_be_read(show: Open) -> None:
-    board = boards.make()
+    board = make()
     opened = show(board, java_script_enabled=False)
     assert opened.locator("#board tbody tr").count() == 12
     text = opened.locator("#board").inner_text()
@@ -547,7 +563,7 @@ def test_without_scripts_the_table_can_be_read(show: Open) -> None:
 @in_browser
 def test_colors_follow_the_system_and_the_button(show: Open) -> None:
     ground = "getComputedStyle(document.body).backgroundColor"
-    board = boards.make()
+    board = make()
     light, dark = show(board, color_scheme="light"), show(None, color_scheme="dark")
     white, black = light.evaluate(ground), dark.evaluate(ground)
     assert white != black

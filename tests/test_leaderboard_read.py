@@ -10,6 +10,7 @@ import sys
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import lm_eval
 import numpy as np
@@ -73,17 +74,15 @@ def save(results: dict, folder: Path, system: str | None = None) -> Path:
     return file
 
 
-def evaluate(path: Path, tasks: Iterable[dict], shots: int, **kwargs: object) -> dict:
+def evaluate(path: Path | None, tasks: Iterable[dict | str], shots: int, model: object = "icl", **kwargs: Any) -> dict:
+    """What lm-eval makes of tasks; `path` is None for a model that was made in Python."""
     return lm_eval.simple_evaluate(
-        model="icl",
-        model_args={"pretrained": str(path)},
+        model=model,
+        model_args=None if path is None else {"pretrained": str(path), **kwargs.pop("args", {})},
         tasks=copy.deepcopy(list(tasks)),
-        task_manager=harness.manager(False),
         num_fewshot=shots,
         device="cpu",
-        batch_size=8,
-        bootstrap_iters=10,
-        **kwargs,
+        **{"task_manager": harness.manager(False), "batch_size": 8, "bootstrap_iters": 10, **kwargs},
     )
 
 
@@ -98,22 +97,16 @@ def made(tmp_path_factory) -> dict[str, Path]:
     for name, model in {**dict.fromkeys(orders, "icl"), "again": "hf", "nested": "hf"}.items():
         chosen = folder / f"{name}.json"
         chosen.write_text(json.dumps({task: orders.get(name, [0, 1, 2]) for task in ASKED}))
-        results = lm_eval.simple_evaluate(
-            model=model,
-            model_args={"pretrained": str(model_path())},
-            tasks=["named"] if name == "nested" else ["icl_demo_short"],
+        paths = [str(folder), str(task_dir() / "demo")]
+        results = evaluate(
+            model_path(),
+            ["named"] if name == "nested" else ["icl_demo_short"],
+            3,
+            model,
             samples=ASKED if name == "nested" else None,
             limit=None if name == "nested" else 6,
-            num_fewshot=3,
-            device="cpu",
-            batch_size=8,
-            bootstrap_iters=10,
             fewshot_random_seed=7,
-            task_manager=TaskManager(
-                include_path=[str(folder), str(task_dir() / "demo")],
-                include_defaults=False,
-                metadata={"demonstrations": str(chosen)},
-            ),
+            task_manager=TaskManager(None, paths, include_defaults=False, metadata={"demonstrations": str(chosen)}),
         )
         files[name] = save(results, out)
     files["metrics"] = save(evaluate(model_path(), METRICS.values(), 2), out)

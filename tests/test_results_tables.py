@@ -2,7 +2,6 @@
 
 import json
 
-import lm_eval
 import pandas as pd
 import pytest
 from lm_eval.tasks import TaskManager
@@ -24,18 +23,8 @@ def folder(tmp_path_factory):
     out = tmp_path_factory.mktemp("results")
     manager = TaskManager(include_path=str(task_dir() / "demo"), include_defaults=False)
     for model, seed in (("hf", 7), ("hf", 8), ("icl", 7)):
-        found = lm_eval.simple_evaluate(
-            model=model,
-            model_args={"pretrained": str(model_path())},
-            tasks=[TASK],
-            limit=6,
-            num_fewshot=3,
-            device="cpu",
-            batch_size=8,
-            bootstrap_iters=0,
-            fewshot_random_seed=seed,
-            task_manager=manager,
-        )
+        more = {"limit": 6, "fewshot_random_seed": seed, "task_manager": manager}
+        found = evaluate(model_path(), [TASK], 3, model, **more)
         save(found, out)
     both = harness.task("both", **CHOICE, metric_list=[{"metric": "acc"}, {"metric": "acc_norm"}, {"metric": "f1"}])
     save(evaluate(model_path(), [GENERATE, both], 2), out)

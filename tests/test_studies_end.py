@@ -27,7 +27,7 @@ from lm_eval_icl.studies.grid import Training, Variant
 from lm_eval_icl.studies.progress import Progress, open_study
 from lm_eval_icl.studies.run import Options
 from lm_eval_icl.studies.tasks import Leaf
-from tests.test_leaderboard_board import make_result, make_run
+from tests.boards import make_result, make_run
 
 Results = list[tuple[Cell, Run]]
 

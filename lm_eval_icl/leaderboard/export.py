@@ -20,9 +20,10 @@ from typing import Any
 
 import numpy as np
 
-from lm_eval_icl.errors import InputError, is_number, one_line
-from lm_eval_icl.results.board import Answered
+from lm_eval_icl.errors import InputError, one_line
+from lm_eval_icl.results.board import TaskRun
 from lm_eval_icl.results.entries import unused
+from lm_eval_icl.results.form import number
 from lm_eval_icl.results.read import samples_file
 from lm_eval_icl.results.records import Answers, LeftOut, Run, TaskResult
 from lm_eval_icl.results.samples import Unusable, lines
@@ -82,7 +83,7 @@ def export(
 
     Args:
         folder: is made if it does not exist. Files of the same runs in it are replaced.
-        organization: who ran the evaluation; by default `Run.where`, or "unknown".
+        organization: who ran the evaluation; by default "unknown".
         relationship: of that organization to the model's developer, one of `RELATIONSHIPS`.
         developer: the owner of checkpoints that are folders, or have no owner in their name.
 
@@ -122,10 +123,8 @@ def export(
                     "total_rows": len(rows),
                 }
             # Samples come before the log that points to them. Those of an earlier export that no log points to go.
-            for name, text in (
-                (f"{path}_samples.jsonl", samples),
-                (f"{path}.json", json.dumps(log, indent=2, allow_nan=False) + "\n"),
-            ):
+            whole = json.dumps(log, indent=2, allow_nan=False) + "\n"
+            for name, text in ((f"{path}_samples.jsonl", samples), (f"{path}.json", whole)):
                 if _write(folder, name, text):
                     files.append(folder / name)
         if without_documents:
@@ -164,6 +163,8 @@ def _log(
 ) -> dict[str, Any]:
     """A log, without its samples. Values of all `additional_details` are strings."""
     owner, name = identity
+    arguments = ", ".join(f"{name}={_text(value)}" for name, value in run.arguments.items())
+    label = _text(f"{run.model} {arguments}".strip())
     config = _at(run.results, "config")
     engine = ENGINES.get("hf" if run.icl else run.model)
     version = _at(run.results, "transformers_version") if engine == "transformers" else None
@@ -176,7 +177,7 @@ def _log(
         "source_metadata": {
             "source_name": "lm-evaluation-harness",
             "source_type": "evaluation_run",
-            "source_organization_name": _text(organization or run.where or "unknown"),
+            "source_organization_name": _text(organization or "unknown"),
             "evaluator_relationship": relationship,
         },
         "eval_library": {
@@ -189,7 +190,7 @@ def _log(
             ),
         },
         "model_info": {
-            "name": f"{name} ({_label(run)})",
+            "name": f"{name} ({label if len(label) <= 300 else label[:297] + '...'})",
             "id": f"{owner}/{name}",
             "developer": owner,
             **({"inference_engine": {"name": engine, **_details(version=version)}} if engine else {}),
@@ -239,7 +240,7 @@ def _evaluation(run: Run, result: TaskResult) -> dict[str, Any]:
                 method=run.model,
                 method_arguments=run.arguments,
                 num_fewshot=result.shots,
-                num_fewshot_used=result.shots - n if (n := unused(Answered(run, result))) else None,
+                num_fewshot_used=result.shots - n if (n := unused(TaskRun(run, result))) else None,
                 fewshot_seed=run.seed,
                 demonstrations_order=run.order,
                 demonstrations_drawn=result.drawn,
@@ -269,8 +270,8 @@ def _metrics(run: Run, result: TaskResult) -> Iterator[TaskResult]:
     for key, value in found.items() if isinstance(found, Mapping) else ():
         metric, _, filter_ = key.partition(",")
         higher = _at(run.results, "higher_is_better", result.task, metric)
-        number = _number(value)
-        if (metric, filter_) == (result.metric, result.filter) or number is None or not isinstance(higher, bool):
+        score = number(value)
+        if (metric, filter_) == (result.metric, result.filter) or score is None or not isinstance(higher, bool):
             continue
         listed = listed if isinstance(listed, Sequence) else ()
         named = [_at(each, "aggregation") for each in listed if _at(each, "metric") == metric]
@@ -278,8 +279,8 @@ def _metrics(run: Run, result: TaskResult) -> Iterator[TaskResult]:
             result,
             metric=metric,
             filter=filter_,
-            value=number,
-            stderr=_number(found.get(f"{metric}_stderr,{filter_}")),
+            value=score,
+            stderr=number(found.get(f"{metric}_stderr,{filter_}")),
             higher_is_better=higher,
             aggregation=named[0] if named and isinstance(named[0], str) else "",
             marks=(),
@@ -289,14 +290,14 @@ def _metrics(run: Run, result: TaskResult) -> Iterator[TaskResult]:
 def _possible(result: TaskResult) -> bool:
     """Whether the value can be one of this metric."""
     low, high = BOUNDS.get(result.metric, ("-Infinity", "Infinity"))
-    return is_number(result.value) and float(low) <= result.value <= float(high)
+    return number(result.value) is not None and float(low) <= result.value <= float(high)
 
 
 def _uncertainty(run: Run, result: TaskResult) -> dict[str, Any]:
     """lm-eval's standard error: over documents alone, for the demonstrations of the run."""
     found: dict[str, Any] = {"num_samples": int(result.documents)}
-    if result.stderr is not None and is_number(result.stderr) and result.stderr >= 0:
-        found["standard_error"] = {"value": float(result.stderr)}
+    if (error := number(result.stderr)) is not None and error >= 0:
+        found["standard_error"] = {"value": error}
         if result.aggregation in ("mean", "acc_all"):
             found["standard_error"]["method"] = "analytic"
         # For all other aggregations lm-eval has either this or no standard error.
@@ -326,10 +327,10 @@ def _source(run: Run, result: TaskResult) -> dict[str, Any]:
 def _generation(arguments: Any) -> dict[str, Any]:
     """lm-eval's arguments of the generation that the schema has a name for."""
     names = {"temperature": "temperature", "top_p": "top_p", "top_k": "top_k", "max_gen_toks": "max_tokens"}
-    found = {ours: _at(arguments, theirs) for theirs, ours in names.items()}
-    if type(found["max_tokens"]) is not int or found["max_tokens"] < 1:
-        del found["max_tokens"]
-    return {name: value for name, value in found.items() if _number(value) is not None}
+    known = {ours: value for theirs, ours in names.items() if number(value := _at(arguments, theirs)) is not None}
+    if type(most := known.pop("max_tokens", None)) is int and most > 0:
+        known["max_tokens"] = most
+    return known
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -417,13 +418,6 @@ def _row(
 # Names and texts.
 
 
-def _label(run: Run) -> str:
-    """The method and its arguments, shortened."""
-    arguments = ", ".join(f"{name}={_text(value)}" for name, value in run.arguments.items())
-    label = _text(f"{run.model} {arguments}".strip())
-    return label if len(label) <= 300 else label[:297] + "..."
-
-
 def _identity(run: Run, developer: str) -> tuple[str, str]:
     """The owner and the name of the checkpoint's repository; of a folder `developer` and the end of its path."""
     if _is_hub_id(run.pretrained):
@@ -453,14 +447,6 @@ def _text(value: Any) -> str:
     """A string that is valid in UTF-8."""
     text = value if isinstance(value, str) else json.dumps(value, sort_keys=True, default=str)
     return text.encode(errors="replace").decode()
-
-
-def _number(value: Any) -> float | None:
-    """A finite number; None for anything else."""
-    try:
-        return float(value) if is_number(value) else None
-    except OverflowError:  # an integer beyond all floats
-        return None
 
 
 def _at(value: Any, *keys: str) -> Any:

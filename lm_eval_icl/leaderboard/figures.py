@@ -17,12 +17,13 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from lm_eval_icl.errors import InputError, is_number
+from lm_eval_icl.errors import InputError
 from lm_eval_icl.leaderboard import numbers
 from lm_eval_icl.leaderboard.style import GREY, INK, METADATA, clipped, of_method, one_line, shortened, styled
 from lm_eval_icl.leaderboard.tables import csv_text
+from lm_eval_icl.results import dev
 from lm_eval_icl.results.board import SIGNIFICANT, Board, Column, Entry
-from lm_eval_icl.results.records import Run
+from lm_eval_icl.results.cells import values_by_set
 from lm_eval_icl.results.statistics import Estimate
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ _ENTRY = ("checkpoint", "details", "method", "arguments", "conditions", "name")
 _SETTINGS = {
     **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), INK),
     **dict.fromkeys(("legend.fontsize", "xtick.labelsize", "ytick.labelsize"), 8),
-    "axes.linewidth": 0.8,
+    **{"axes.linewidth": 0.8, "grid.color": INK, "grid.alpha": 0.13, "grid.linewidth": 0.6},
     "legend.handlelength": 2.6,
 }
 
@@ -263,7 +264,7 @@ def _stacked(
     for row, (name, group) in zip(grid, groups.items(), strict=True):
         for axes in row:
             axes.set_ylim(len(group) - 0.35, -0.65)
-            axes.grid(axis="x", color=INK, alpha=0.13, linewidth=0.6)
+            axes.grid(axis="x")
             axes.set_axisbelow(True)
             axes.spines["left"].set_visible(False)
             axes.tick_params(axis="y", length=0, pad=6)
@@ -442,20 +443,6 @@ def _differences(board: Board, most: int) -> _Drawn | None:
 # Sets of demonstrations: seeds, and orders of the same demonstrations.
 
 
-def _by_set(entry: Entry, column: Column) -> dict[str, list[float]]:
-    """By set of demonstrations, the values of its orders; over several tasks for what all of them have."""
-    values = []
-    for task, weight in column.weights.items():
-        sets = entry.cells[task].sets if task in entry.cells else ()
-        values.append({(one.label, of.order): weight * of.result.value for one in sets for of in one.answered})
-    groups: dict[str, list[float]] = {}
-    for label, order in values[0] if values else ():
-        total = [of_task.get((label, order), math.nan) for of_task in values]
-        if math.isfinite(sum(total)):
-            groups.setdefault(label, []).append(sum(total))
-    return groups
-
-
 def _points(
     board: Board, most: int, title: str, lacking: str, label: str, of: Callable[[Entry, Column], dict[str, list[float]]]
 ) -> _Drawn | None:
@@ -488,7 +475,7 @@ def _seeds(board: Board, most: int) -> _Drawn | None:
     """Each set of demonstrations: the mean over its orders."""
 
     def means(entry: Entry, column: Column) -> dict[str, list[float]]:
-        sets = _by_set(entry, column)
+        sets = values_by_set(entry.cells, column)
         return {name: [fmean(values)] for name, values in sets.items()} if len(sets) > 1 else {}
 
     label = "A point for each set of demonstrations and a bar at their mean; lines join the same set."
@@ -499,7 +486,7 @@ def _orders(board: Board, most: int) -> _Drawn | None:
     """Values over orders of the same demonstrations, less their mean."""
 
     def deviations(entry: Entry, column: Column) -> dict[str, list[float]]:
-        sets = {name: values for name, values in _by_set(entry, column).items() if len(values) > 1}
+        sets = {name: values for name, values in values_by_set(entry.cells, column).items() if len(values) > 1}
         return {name: [value - fmean(values) for value in values] for name, values in sets.items()}
 
     label = "A point for each order, less the mean over the orders of the same demonstrations."
@@ -575,17 +562,9 @@ def _by_T(board: Board, most: int) -> _Drawn | None:
 
 
 def _on_dev(entry: Entry, column: Column) -> Estimate | None:
-    """The mean on the dev set of a study that has measured it and chosen nothing; it has no interval."""
-    scores: dict[str, list[float]] = {}
-    for run in entry.runs:
-        match run.icl.get("study"):
-            case {"curve": [{"score": int() | float() as score}]}:
-                for task in run.tasks:
-                    scores.setdefault(task, []).append(score)
-    if not column.weights.keys() <= scores.keys():
-        return None
-    mean = math.fsum(weight * fmean(scores[task]) for task, weight in column.weights.items())
-    return Estimate(mean, mean, mean, 0.0, math.inf, 0, 0, None, None, "reported") if math.isfinite(mean) else None
+    """The mean on the dev set, without an interval."""
+    mean = dev.score(entry, column)
+    return None if mean is None else Estimate(mean, mean, mean, 0.0, math.inf, 0, 0, None, None, "reported")
 
 
 def _argument(entry: Entry, name: str) -> float | None:
@@ -651,52 +630,16 @@ def _dev(board: Board, most: int) -> _Drawn | None:
     panels: dict[tuple[str, str], list[_Curve]] = {}
     for checkpoint, group in _by_checkpoint(board, board.entries).items():
         for entry in group:
-            scores: dict[str, dict[float, list[float]]] = {}
-            rings: dict[str, set[float]] = {}
-            for run in entry.runs:
-                for x_name, rest, x, score, is_chosen in _measured(run):  # noqa: B007 (the figure has one x axis)
-                    name = ", ".join(filter(None, ["/".join(run.tasks), rest]))
-                    scores.setdefault(name, {}).setdefault(x, []).append(score)
-                    if is_chosen:
-                        rings.setdefault(name, set()).add(x)
-            for name, by_x in sorted(scores.items()):
+            for (x_name, name), of in sorted(dev.curves(entry.runs).items(), key=lambda item: item[0][1]):
                 points: dict[float, tuple[float, float, float, Numbers]] = {}
-                for x, mean in sorted((x, fmean(values)) for x, values in by_x.items()):
-                    line = {
-                        "line": name,
-                        "argument": x_name,
-                        "at": x,
-                        "score": mean,
-                        "chosen": x in rings.get(name, ()),
-                    }
+                for x, mean, is_chosen in of:
+                    line = {"line": name, "argument": x_name, "at": x, "score": mean, "chosen": is_chosen}
                     y = _scale(column) * mean
                     points[x] = y, y, y, _numbers(entry, column, **line)
-                curve = _Curve(entry.method, name, points, rings.get(name, ()))
+                curve = _Curve(entry.method, name, points, [point.at for point in of if point.is_chosen])
                 panels.setdefault((checkpoint, _label(board, entry)), []).append(curve)
     title = "On the dev set, where arguments are chosen (ring)"
     return _curves(title, x_name, f"{_metric(column)}, on the dev set", panels, {})
-
-
-def _measured(run: Run) -> Iterator[tuple[str, str, float, float, bool]]:
-    """A run's curve on the dev set: what varies, what else does, its value, the score, and whether it was chosen.
-
-    What varies is T, if that was chosen, or else the first number that was.
-    """
-    study = run.icl.get("study")
-    curve, chosen = (study.get(name) if isinstance(study, Mapping) else None for name in ("curve", "arguments"))
-    points = [
-        (point["arguments"], float(point["score"]))
-        for point in (curve if isinstance(curve, Sequence) else ())
-        if isinstance(point, Mapping) and isinstance(point.get("arguments"), Mapping) and is_number(point.get("score"))
-    ]
-    names = dict.fromkeys(name for arguments, _ in points for name in arguments)
-    varying = [name for name in names if len({repr(arguments.get(name)) for arguments, _ in points}) > 1]
-    numeric = [name for name in varying if all(is_number(arguments.get(name)) for arguments, _ in points)]
-    for arguments, score in points if numeric else ():
-        x_name = "T" if "T" in numeric else numeric[0]
-        rest = ", ".join(f"{name}={arguments.get(name)}" for name in varying if name != x_name)
-        is_chosen = isinstance(chosen, Mapping) and all(chosen.get(name) == arguments.get(name) for name in varying)
-        yield str(x_name), rest, float(arguments[x_name]), score, is_chosen
 
 
 def _curves(
@@ -787,7 +730,7 @@ def _grid(
     for i, (axes, (first, second)) in enumerate(zip(grid.flat, names, strict=False)):
         axes.set_title("\n".join(clipped(line, 80 // across) for line in (first, second) if line), loc="left")
         axes.set_xlabel(x if i + across >= len(names) else "")
-        axes.grid(color=INK, alpha=0.13, linewidth=0.6)
+        axes.grid()
         axes.set_axisbelow(True)
     figure.supylabel(y.replace(" (", "\n(", 1) if down == 1 else y, fontsize=9)
     handles = [Line2D([], [], markersize=4.5, **look) for _, look in legend]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 
-from lm_eval_icl.results.board import SIGNIFICANT, Cell, Column
+from lm_eval_icl.results.board import SIGNIFICANT, BoardCell, Column
 from lm_eval_icl.results.statistics import Difference, Estimate
 
 MINUS, DASH = "\N{MINUS SIGN}", "\N{EN DASH}"
@@ -59,7 +59,7 @@ def half(of: Estimate | Difference, column: Column) -> str:
     return value(width, column) if math.isfinite(width) else ""
 
 
-def short(cell: Cell | None, column: Column) -> str:
+def short(cell: BoardCell | None, column: Column) -> str:
     """A mean with half of its interval, such as 66.5 ± 2.1, and a dagger if it differs from the baseline."""
     if cell is None:
         return DASH
@@ -104,7 +104,7 @@ def judged(mean: float, p: float | None, column: Column) -> str:
     return "better" if (mean > 0) == column.higher_is_better else "worse"
 
 
-def verdict(cell: Cell, column: Column) -> str:
+def verdict(cell: BoardCell, column: Column) -> str:
     """How a cell compares with the baseline, see `judged`; "" where there is no difference."""
     return "" if cell.difference is None else judged(cell.difference.mean, cell.p_holm, column)
 

@@ -459,7 +459,7 @@
     content.push(
       make("h3", {}, "Runs"),
       make("p", { className: "quiet" }, isolated([given("lm_eval", "lm-eval"), given("transformers", "transformers"), given("lm_eval_icl", "lm-eval-icl")].filter(Boolean).join(", "))),
-      plain(["File", "Run", "Seed", "Order", "Date (UTC)", "By"], runs.map(([run, at]) => [run.file, `${at + 1}`, run.seed || "–", run.order, run.date, run.where || "–"]), "runs"),
+      plain(["File", "Run", "Seed", "Order", "Date (UTC)"], runs.map(([run, at]) => [run.file, `${at + 1}`, run.seed || "–", run.order, run.date]), "runs"),
       make("h3", {}, "Command"), ...command(entry.command));
     return content.filter(Boolean);
   }

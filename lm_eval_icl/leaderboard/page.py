@@ -74,7 +74,7 @@ _CSV = (
     "rank_first rank_last corrected"
 ).split()
 _PAIR = ("mean", "low", "high", "p", "detectable", "verdict", "better", "worse", "sets")
-_RUN = ("file", "date", "seed", "order", "where", "lm_eval", "transformers", "lm_eval_icl")
+_RUN = ("file", "date", "seed", "order", "lm_eval", "transformers", "lm_eval_icl")
 _HIDDEN = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}  # characters that are not seen, or that move others
 
 
@@ -265,7 +265,7 @@ def data(board: Board, results: Sequence[Path] = (Path("results"),)) -> dict[str
 def _run(run: Run) -> list[str]:
     when = datetime.fromtimestamp(run.date, UTC).strftime("%Y-%m-%d %H:%M") if 0 < run.date < 1e11 else ""
     versions = (run.results.get("lm_eval_version"), run.results.get("transformers_version"), run.icl.get("version"))
-    texts = [tail(run.path), when, run.seed, run.order, run.where, *versions]
+    texts = [tail(run.path), when, run.seed, run.order, *versions]
     return ["" if text is None else clean(str(text)) for text in texts]
 
 
@@ -292,8 +292,8 @@ def _cell(entry: Entry, column: Column, has_orders: bool) -> list[Any] | None:
         [_rounded(x) for x in row],
         numbers.half(of, column) + "†" * (numbers.verdict(cell, column) in numbers.WORDS),
         counted,
-        _known(getattr(cell, "expected", None), column),
-        "; ".join(map(clean, getattr(cell, "chosen", ()))),
+        _known(cell.expected, column),
+        "; ".join(map(clean, cell.chosen)),
         _errors(of, column),
         number(of.df, 3),
         of.how,

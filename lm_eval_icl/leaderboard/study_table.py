@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lm_eval_icl.leaderboard import numbers
-from lm_eval_icl.results.board import Board, Cell, Column, Entry
+from lm_eval_icl.results.board import Board, BoardCell, Column, Entry
 from lm_eval_icl.results.entries import grouped, shown
 from lm_eval_icl.results.statistics import Estimate
 
@@ -90,7 +90,7 @@ def _broken(text: str, width: int) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
-def _number(cell: Cell | None, column: Column | None) -> Text:
+def _number(cell: BoardCell | None, column: Column | None) -> Text:
     """A mean with half of its interval, and the paper's number below it."""
     if cell is None or column is None:
         return Text(numbers.DASH, style="dim")

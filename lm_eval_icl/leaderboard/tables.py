@@ -14,7 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from lm_eval_icl.leaderboard import numbers
-from lm_eval_icl.results.board import Board, Cell, Column, Entry
+from lm_eval_icl.results.board import Board, BoardCell, Column, Entry
 from lm_eval_icl.results.entries import shown
 from lm_eval_icl.results.statistics import Difference
 
@@ -56,7 +56,7 @@ def as_csv(board: Board) -> str:
     )
 
 
-def _all_numbers(board: Board, entry: Entry, column: Column, cell: Cell) -> dict[str, object]:
+def _all_numbers(board: Board, entry: Entry, column: Column, cell: BoardCell) -> dict[str, object]:
     estimate = cell.estimate
     difference: dict[str, Any] = _NO_DIFFERENCE if cell.difference is None else vars(cell.difference)
     rank_first, rank_last = cell.rank or (None, None)
@@ -83,7 +83,7 @@ def _all_numbers(board: Board, entry: Entry, column: Column, cell: Cell) -> dict
         **{"tokens": entry.tokens, "seconds": entry.seconds, "in_study": entry.shared},
         "predicted": "; ".join(f"{name} {share:.4g}" for name, share in cell.predicted.items()),
         "majority": cell.majority,
-        "expected": getattr(cell, "expected", None),
+        "expected": cell.expected,
         "marks": "; ".join(cell.marks),
     }
 

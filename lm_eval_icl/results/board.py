@@ -15,7 +15,7 @@ Pairs = Mapping[tuple[str, str], Mapping[str, Difference]]
 
 
 @dataclass(frozen=True, eq=False)
-class Answered:
+class TaskRun:
     """What one run gave on one task.
 
     Attributes:
@@ -48,12 +48,12 @@ class PromptSet:
     """
 
     label: str
-    answered: tuple[Answered, ...]
+    answered: tuple[TaskRun, ...]
     value: float
 
 
 @dataclass(frozen=True, eq=False)
-class Cell:
+class BoardCell:
     """An entry's result on a column.
 
     Attributes:
@@ -139,7 +139,7 @@ class Entry:
     arguments: str
     conditions: str
     runs: tuple[Run, ...]
-    cells: Mapping[str, Cell]
+    cells: Mapping[str, BoardCell]
     parameters: int | None
     tokens: float | None
     seconds: float | None

@@ -16,10 +16,10 @@ import numpy as np
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.results import entries as folding
 from lm_eval_icl.results import statistics
-from lm_eval_icl.results.board import AVERAGE, Board, Cell, Column, Entry, Pairs
+from lm_eval_icl.results.board import AVERAGE, Board, BoardCell, Column, Entry, Pairs
 from lm_eval_icl.results.cells import HUGE, combined, common, compare, kind, measured
 from lm_eval_icl.results.commands import commands
-from lm_eval_icl.results.entries import Row, grouped, shown
+from lm_eval_icl.results.entries import EntryRuns, grouped, shown
 from lm_eval_icl.results.records import LeftOut, Run
 from lm_eval_icl.results.statistics import Difference
 from lm_eval_icl.results.summary import summarize
@@ -28,7 +28,7 @@ from lm_eval_icl.results.summary import summarize
 _SHARES = {"acc", "acc_norm", "acc_bytes", "acc_mutual_info", "exact_match", "em", "f1", "quasi_exact_match", "metaicl"}
 _LISTED = 20  # names in a message
 
-Cells = dict[str, Cell]  # of a row, by task or column
+Cells = dict[str, BoardCell]  # of a row, by task or column
 Groups = Mapping[str, Mapping[str, float]]
 
 
@@ -209,12 +209,12 @@ def _with_average(columns: tuple[Column, ...], cells: Sequence[Cells]) -> tuple[
 # Entries.
 
 
-def _entries(rows: Sequence[Row], cells: Sequence[Cells]) -> dict[Entry, Row]:
+def _entries(rows: Sequence[EntryRuns], cells: Sequence[Cells]) -> dict[Entry, EntryRuns]:
     """The rows with names, and with labels that say what they differ in."""
     ends = {row.checkpoint[0]: PurePath(row.checkpoint[0]).name for row in rows}
     counts = Counter(ends.values())
     names: set[str] = set()
-    row_of: dict[Entry, Row] = {}
+    row_of: dict[Entry, EntryRuns] = {}
     for row, of_row in zip(rows, cells, strict=True):
         full, *details = row.checkpoint
         said = row.checkpoint if row.checkpoint[3] else row.checkpoint[:3]
@@ -246,7 +246,7 @@ def _entries(rows: Sequence[Row], cells: Sequence[Cells]) -> dict[Entry, Row]:
         )
         row_of[entry] = row
     # Of rows with the same label, the arguments that they differ in, defaults and quiet ones too.
-    labeled: dict[Entry, Row] = {}
+    labeled: dict[Entry, EntryRuns] = {}
     for alike in grouped(row_of, lambda entry: (entry.checkpoint, entry.details, entry.label)).values():
         resolved = [json.loads(row_of[entry].resolved) for entry in alike]
         keys = sorted({key for values in resolved for key in values})
@@ -263,7 +263,11 @@ def _entries(rows: Sequence[Row], cells: Sequence[Cells]) -> dict[Entry, Row]:
 
 
 def _compared(
-    entries: Sequence[Entry], row_of: Mapping[Entry, Row], columns: Sequence[Column], pairs: Pairs, baseline: str | None
+    entries: Sequence[Entry],
+    row_of: Mapping[Entry, EntryRuns],
+    columns: Sequence[Column],
+    pairs: Pairs,
+    baseline: str | None,
 ) -> tuple[tuple[Entry, ...], dict[str, str]]:
     """The entries with differences to the baseline and ranks; and by the name of an entry that of its baseline.
 
@@ -325,7 +329,9 @@ def _compared(
     return tuple(replace(entry, cells=of_row) for entry, of_row in zip(entries, ordered, strict=True)), baselines
 
 
-def _rivals(entries: Sequence[Entry], row_of: Mapping[Entry, Row], baseline: str | None) -> dict[str, list[Entry]]:
+def _rivals(
+    entries: Sequence[Entry], row_of: Mapping[Entry, EntryRuns], baseline: str | None
+) -> dict[str, list[Entry]]:
     """By an entry's name, the entries that it may be compared with: all of the baseline on its checkpoint, those of the
     same conditions first, and of these those with fewer arguments."""
     methods = {row.method for row in row_of.values()}
@@ -335,7 +341,7 @@ def _rivals(entries: Sequence[Entry], row_of: Mapping[Entry, Row], baseline: str
     if baseline is None:
         baseline = next((name for name in ("icl", "hf") if name in methods), "")
 
-    def rivals(row: Row) -> list[Entry]:
+    def rivals(row: EntryRuns) -> list[Entry]:
         of_baseline = [entry for entry in entries if row_of[entry].method == baseline != row.method]
         on_checkpoint = [entry for entry in of_baseline if row_of[entry].checkpoint == row.checkpoint]
         return sorted(

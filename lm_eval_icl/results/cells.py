@@ -9,8 +9,9 @@ from dataclasses import replace
 import numpy as np
 
 from lm_eval_icl.results import statistics
-from lm_eval_icl.results.board import Answered, Cell, Column, PromptSet
-from lm_eval_icl.results.entries import chosen, grouped, left_out, shown, study, varied
+from lm_eval_icl.results.board import BoardCell, Column, PromptSet, TaskRun
+from lm_eval_icl.results.entries import chosen, grouped, left_out, shown, varied
+from lm_eval_icl.results.form import number
 from lm_eval_icl.results.records import Answers, TaskResult
 from lm_eval_icl.results.statistics import Difference, Estimate
 
@@ -24,7 +25,7 @@ _NORMAL = 1.96  # half of a 95% interval, in standard errors
 # A row's own numbers.
 
 
-def measured(units: Sequence[Answered], is_share: bool) -> Cell:
+def measured(units: Sequence[TaskRun], is_share: bool) -> BoardCell:
     """The numbers of a row on a task, not yet compared with other rows.
 
     Args:
@@ -35,7 +36,7 @@ def measured(units: Sequence[Answered], is_share: bool) -> Cell:
     marks = [mark for unit in units for mark in unit.result.marks] + varied(units)
     cell = _from_answers(answered, is_share, marks) if answered else None
     if cell is None:
-        cell = Cell(_reported(units, is_share))
+        cell = BoardCell(_reported(units, is_share))
         marks.append("aggregate only")
     elif len(answered) < len(units):
         marks.append(f"{len(units) - len(answered)} of {len(units)} runs without samples are not counted")
@@ -49,19 +50,18 @@ def measured(units: Sequence[Answered], is_share: bool) -> Cell:
     )
 
 
-def _choice(unit: Answered, name: str) -> str:
+def _choice(unit: TaskRun, name: str) -> str:
     return f"seed={unit.seed}" if name == "seeds" else f"{name}={unit.run.arguments.get(name, unit.run.icl.get(name))}"
 
 
-def _expected(units: Iterable[Answered], column: str) -> float | None:
+def _expected(units: Iterable[TaskRun], column: str) -> float | None:
     """The paper's value of a column, if all runs say the same one."""
-    by_column = [study(unit.run).get("expected") for unit in units]
-    values = [said.get(column) if isinstance(said, dict) else None for said in by_column]
+    values = [number(unit.run.study.expected.get(column)) for unit in units]
     value = values[0] if values.count(values[0]) == len(values) else None
-    return float(value) if isinstance(value, (int, float)) and type(value) is not bool and abs(value) < HUGE else None
+    return value if value is not None and abs(value) < HUGE else None
 
 
-def _from_answers(units: Sequence[Answered], is_share: bool, marks: list[str]) -> Cell | None:
+def _from_answers(units: Sequence[TaskRun], is_share: bool, marks: list[str]) -> BoardCell | None:
     """The numbers of a row on a task from its samples, or None where they have none: some metrics are no function of
     sums over documents. Words on them are added to `marks`."""
     first = units[0].result
@@ -88,7 +88,7 @@ def _from_answers(units: Sequence[Answered], is_share: bool, marks: list[str]) -
     answers = [_answers(order) for one in sets for order in one.answered]
     predicted, majority = _predicted(units[0], answers, marks)
     chance = answers[0].chance if first.metric == "acc" else None
-    return Cell(
+    return BoardCell(
         estimate,
         sets=sets,
         sensitivity=statistics.order_sensitivity(np.array(orders).T for orders in by_orders) if are_known else None,
@@ -98,7 +98,7 @@ def _from_answers(units: Sequence[Answered], is_share: bool, marks: list[str]) -
     )
 
 
-def _predicted(unit: Answered, answers: Sequence[Answers], marks: list[str]) -> tuple[dict[str, float], float | None]:
+def _predicted(unit: TaskRun, answers: Sequence[Answers], marks: list[str]) -> tuple[dict[str, float], float | None]:
     """The share of each option among the predictions, and the accuracy of always giving the most frequent right answer.
     A mark says if nearly all predictions are one option though others are right."""
     predictions = [of_prompt.predictions for of_prompt in answers if of_prompt.predictions is not None]
@@ -124,7 +124,7 @@ def _predicted(unit: Answered, answers: Sequence[Answers], marks: list[str]) -> 
     return predicted, majority if unit.result.metric == "acc" else None
 
 
-def _options(unit: Answered) -> list[str]:
+def _options(unit: TaskRun) -> list[str]:
     """The names of a task's options, if all documents have the same."""
     configs = unit.run.results.get("configs")
     config = configs.get(unit.result.task) if isinstance(configs, dict) else None
@@ -133,13 +133,13 @@ def _options(unit: Answered) -> list[str]:
     return names if len(set(names)) == len(choices or ()) else []
 
 
-def _prompt_sets(units: Sequence[Answered], marks: list[str]) -> tuple[PromptSet, ...]:
+def _prompt_sets(units: Sequence[TaskRun], marks: list[str]) -> tuple[PromptSet, ...]:
     """The answers by set of demonstrations, and in it by order. Words on repeated runs are added to `marks`.
 
     Args:
         units: with answers, by date.
     """
-    orders: dict[str | None, list[Answered]] = {}
+    orders: dict[str | None, list[TaskRun]] = {}
     # Where a method sorts the demonstrations, the prompts of a study's orders are the same.
     for first, *others in grouped(units, lambda unit: (_prompts(_answers(unit)), unit.order)).values():
         answers = _answers(first)
@@ -160,7 +160,7 @@ def _prompt_sets(units: Sequence[Answered], marks: list[str]) -> tuple[PromptSet
     return tuple(prompt_set for _, prompt_set in sorted(sets, key=lambda each: (each[0], each[1].label)))
 
 
-def _answers(answered: Answered) -> Answers:
+def _answers(answered: TaskRun) -> Answers:
     assert answered.result.answers is not None
     return answered.result.answers
 
@@ -175,6 +175,20 @@ def matrix(sets: Sequence[PromptSet]) -> np.ndarray:
     return np.stack([np.mean([_answers(order).items for order in one.answered], axis=0) for one in sets], axis=1)
 
 
+def values_by_set(cells: Mapping[str, BoardCell], column: Column) -> dict[str, list[float]]:
+    """By set of demonstrations, the values of its orders; over several tasks, of the sets and orders that all have."""
+    values = []
+    for task, weight in column.weights.items():
+        sets = cells[task].sets if task in cells else ()
+        values.append({(one.label, of.order): weight * of.result.value for one in sets for of in one.answered})
+    groups: dict[str, list[float]] = {}
+    for label, order in values[0] if values else ():
+        total = sum(of_task.get((label, order), math.nan) for of_task in values)
+        if math.isfinite(total):
+            groups.setdefault(label, []).append(total)
+    return groups
+
+
 def _sums(sets: Sequence[PromptSet]) -> np.ndarray:
     """(documents, sets, k): what the metric's value is made of, the mean over the orders of each set."""
     features = statistics.AGGREGATIONS[sets[0].answered[0].result.aggregation].features
@@ -183,7 +197,7 @@ def _sums(sets: Sequence[PromptSet]) -> np.ndarray:
     )
 
 
-def _reported(units: Sequence[Answered], is_share: bool) -> Estimate:
+def _reported(units: Sequence[TaskRun], is_share: bool) -> Estimate:
     """What lm-eval's results say where there are no samples: errors over documents, and over several seeds.
 
     The parts cannot be told apart without samples, so that the interval is rather too wide than too narrow.
@@ -203,7 +217,7 @@ def _reported(units: Sequence[Answered], is_share: bool) -> Estimate:
     return Estimate(mean, low, high, error, math.inf, results[0].documents, len(values), None, None, "reported")
 
 
-def combined(cells: Mapping[str, Cell], units: Iterable[Answered], column: Column) -> Cell:
+def combined(cells: Mapping[str, BoardCell], units: Iterable[TaskRun], column: Column) -> BoardCell:
     """The numbers of a row on a group or the average.
 
     Args:
@@ -217,7 +231,7 @@ def combined(cells: Mapping[str, Cell], units: Iterable[Answered], column: Colum
         return math.fsum(map(math.prod, zip(weights, known, strict=True))) if len(known) == len(values) else None
 
     sensitivities = [part.sensitivity for part in parts if part.sensitivity is not None]
-    return Cell(
+    return BoardCell(
         statistics.estimate_group([part.estimate for part in parts], weights, bounds=_bounds(column)),
         sensitivity=statistics.estimate_group(sensitivities, weights, bounds=(0.0, 1.0))
         if len(sensitivities) == len(parts)
@@ -256,7 +270,9 @@ def common(first: Sequence[PromptSet], second: Sequence[PromptSet]) -> list[tupl
     return pairs
 
 
-def compare(first: Mapping[str, Cell], second: Mapping[str, Cell], columns: Sequence[Column]) -> dict[str, Difference]:
+def compare(
+    first: Mapping[str, BoardCell], second: Mapping[str, BoardCell], columns: Sequence[Column]
+) -> dict[str, Difference]:
     """The first row less the second, by column; columns on which they are not paired are missing.
 
     Args:

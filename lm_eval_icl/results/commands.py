@@ -15,7 +15,8 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from lm_eval_icl.results.entries import grouped, study
+from lm_eval_icl.results.entries import grouped
+from lm_eval_icl.results.form import StudyFacts
 from lm_eval_icl.results.records import Run
 from lm_eval_icl.results.settings import model_arguments
 
@@ -75,7 +76,7 @@ def commands(runs: Sequence[Run]) -> str:
         runs: of an entry, by date.
     """
     left_out: dict[str, None] = {}
-    alone, of_studies = ([run for run in runs if bool(study(run)) is has] for has in (False, True))
+    alone, of_studies = ([run for run in runs if (run.study != StudyFacts()) is has] for has in (False, True))
     printed = [*_lm_eval(alone, left_out), *_studies(of_studies, left_out)]
     if left_out:
         printed.append(f"# Left out, as not all that a file says is safe to paste: {', '.join(left_out)}")
@@ -137,10 +138,9 @@ def _studies(runs: Iterable[Run], left_out: dict[str, None]) -> list[str]:
     of_tasks: dict[str, dict[str, set[tuple[int, int]]]] = {}
     for run in runs:
         given = _model_arguments(run, left_out)
-        said = study(run).get("arguments")
-        of_method = {name: given.pop(name) for name in (said if isinstance(said, dict) else {}) if name in given}
-        drawn = study(run).get("demonstrations")
-        if study(run).get("changes"):
+        of_method = {name: given.pop(name) for name in run.study.arguments if name in given}
+        drawn = run.study.demonstrations
+        if run.study.changes:
             left_out["what the study's file changes of the tasks"] = None
         for task, result in run.tasks.items():
             if not (_safe([run.model], _NAME, "model", left_out) and _safe([task], _TASK, "task", left_out)):
@@ -149,7 +149,7 @@ def _studies(runs: Iterable[Run], left_out: dict[str, None]) -> list[str]:
                 "models": [given],
                 "methods": [{run.model: of_method} if of_method else run.model],
                 "num_fewshot": [result.shots],
-                **({"demonstrations": [drawn]} if isinstance(drawn, str) else {}),
+                **({"demonstrations": [drawn]} if drawn is not None else {}),
                 **({"metadata": metadata} if (metadata := _metadata(run, [task])) else {}),
             }
             key = json.dumps([file, run.limit], ensure_ascii=False, default=str)

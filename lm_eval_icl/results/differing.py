@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from lm_eval_icl.results.board import Answered, Entry
+from lm_eval_icl.results.board import Entry, TaskRun
 from lm_eval_icl.results.cells import common, matrix
 from lm_eval_icl.results.entries import shown
 from lm_eval_icl.results.read import samples_file
@@ -46,7 +46,7 @@ def differing(first: Entry, second: Entry, task: str, most: int) -> list[str]:
     return told
 
 
-def _endings(answered: Answered, numbers: set[int]) -> Mapping[int, str]:
+def _endings(answered: TaskRun, numbers: set[int]) -> Mapping[int, str]:
     """The ends of documents' prompts, from the samples beside the results; nothing of what cannot be read."""
     endings: dict[int, str] = {}
     try:

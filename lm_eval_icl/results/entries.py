@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from lm_eval_icl.results.board import Answered
+from lm_eval_icl.results.board import TaskRun
 from lm_eval_icl.results.records import Run
 from lm_eval_icl.results.settings import whole
 
 Item = TypeVar("Item")
 Key = TypeVar("Key")
-Part = tuple[tuple[str, ...], list[Answered]]  # some of the runs of a model or method, and words for what is theirs
+Part = tuple[tuple[str, ...], list[TaskRun]]  # some of the runs of a model or method, and words for what is theirs
 
 # Two runs of a row are equal in all that their files say of the model, the method, the task, the prompts, the
 # generation and the filter, but in what is listed here and in `read`. Of `config.icl`:
@@ -44,7 +44,7 @@ _LENGTH = 200  # of a name that is shown
 
 
 @dataclass(frozen=True, eq=False)
-class Row:
+class EntryRuns:
     """The runs of an entry, not yet compared with anything.
 
     Attributes:
@@ -62,7 +62,7 @@ class Row:
     arguments: str
     conditions: tuple[str, ...]
     said: tuple[str, ...]
-    units: Mapping[str, Sequence[Answered]]
+    units: Mapping[str, Sequence[TaskRun]]
 
     @property
     def runs(self) -> tuple[Run, ...]:
@@ -86,20 +86,13 @@ def shown(text: str) -> str:
     return plain if len(plain) <= _LENGTH else f"{plain[: _LENGTH - 3]}..."
 
 
-def study(run: Run) -> Mapping[str, Any]:
-    """What a study says of its cell; empty for other runs."""
-    said = run.icl.get("study")
-    return said if isinstance(said, dict) else {}
-
-
 def chosen(run: Run) -> list[str]:
     """The names of the arguments that a study chose on a dev set; "seeds" if it chose the demonstrations too."""
-    names = study(run).get("chosen")
     known = {"seeds", *run.arguments, *run.icl}
-    return sorted(name for name in names if isinstance(name, str) and name in known) if isinstance(names, list) else []
+    return sorted(name for name in run.study.chosen or [] if name in known)
 
 
-def rows(runs: Sequence[Run]) -> list[Row]:
+def rows(runs: Sequence[Run]) -> list[EntryRuns]:
     """Fold runs into rows.
 
     A row's results on a task all have the same number of demonstrations, limit, way of choosing the demonstrations,
@@ -109,7 +102,7 @@ def rows(runs: Sequence[Run]) -> list[Row]:
     Args:
         runs: by date.
     """
-    units = [Answered(run, result) for run in runs for result in run.tasks.values()]
+    units = [TaskRun(run, result) for run in runs for result in run.tasks.values()]
     folded = []
     for (*checkpoint, _), of_name in grouped(units, lambda unit: _checkpoint(unit.run)).items():
         for facts, of_model in _by_facts(of_name):
@@ -139,8 +132,8 @@ def _row(
     resolved: str,
     arguments: str,
     conditions: tuple[str, ...],
-    units: list[Answered],
-) -> Row:
+    units: list[TaskRun],
+) -> EntryRuns:
     few, many = (of(unit.result.shots for unit in units) for of in (min, max))
     shots = f"{few} to {many} shots" if few < many else f"{many} shot{'s' * (many != 1)}"
     left = [unit.result.shots - unused(unit) for unit in units]
@@ -149,10 +142,10 @@ def _row(
     said = dict.fromkeys([f"{used} of {shots}" if any(map(unused, units)) else shots, *_words(units), *conditions])
     by_task = grouped(units, lambda unit: unit.result.task)
     conditions = (shots, *map(shown, conditions))
-    return Row(checkpoint, method, resolved, arguments, conditions, tuple(map(shown, said)), by_task)
+    return EntryRuns(checkpoint, method, resolved, arguments, conditions, tuple(map(shown, said)), by_task)
 
 
-def _without(row: Row, word: str) -> Row:
+def _without(row: EntryRuns, word: str) -> EntryRuns:
     return replace(row, said=tuple(said for said in row.said if not said.startswith(word)))
 
 
@@ -161,13 +154,13 @@ def _checkpoint(run: Run) -> tuple[str, str, str, str]:
 
     A study trains a model under each method, and these checkpoints are one model to it.
     """
-    said = study(run)
-    if isinstance(model := said.get("model"), str) and isinstance(training := said.get("training"), str):
-        return f"{model} (trained: {training.replace('/', '-')})", run.revision, run.dtype, run.model
+    if run.study.model is not None and run.study.training is not None:
+        trained = run.study.training.replace("/", "-")
+        return f"{run.study.model} (trained: {trained})", run.revision, run.dtype, run.model
     return run.pretrained, run.revision, run.dtype, ""
 
 
-def _by_facts(units: list[Answered]) -> list[Part]:
+def _by_facts(units: list[TaskRun]) -> list[Part]:
     """The results of one checkpoint's name by what their files say of the model.
 
     A file that does not say something agrees with the others, unless these differ in it.
@@ -205,7 +198,7 @@ def _given(run: Run) -> dict[str, Any]:
     return {key: value for key, value in run.arguments.items() if key not in {*_NEUTRAL, *chosen(run)}}
 
 
-def _words(units: Sequence[Answered]) -> list[str]:
+def _words(units: Sequence[TaskRun]) -> list[str]:
     """What a person is to know of a row's runs, whether or not the method has other runs."""
     runs = [unit.run for unit in units]
     words = []
@@ -225,7 +218,7 @@ def _words(units: Sequence[Answered]) -> list[str]:
 def _trained(run: Run) -> str:
     """How the checkpoint says that it was trained; "" if it does not, or if its name says it."""
     trained = run.icl.get("trained")
-    if not isinstance(trained, dict) or not trained or "training" in study(run):
+    if not isinstance(trained, dict) or not trained or run.study.training is not None:
         return ""
     methods = trained.get("methods")
     names = list(map(str, methods)) if isinstance(methods, list) else []
@@ -235,14 +228,14 @@ def _trained(run: Run) -> str:
     return f"trained under {under or 'no method'}{f' for {steps} steps' if type(steps) is int else ''}"
 
 
-def _by_prompts(units: list[Answered]) -> list[Part]:
+def _by_prompts(units: list[TaskRun]) -> list[Part]:
     """The results of one method by what they differ in on the same task."""
     known: dict[tuple[str, int], set[str]] = defaultdict(set)
     for unit in units:
         if (answers := unit.result.answers) is not None:
             known[unit.result.task, len(answers.items)].add(answers.documents)
 
-    def documents(unit: Answered) -> tuple[str, str]:
+    def documents(unit: TaskRun) -> tuple[str, str]:
         """Without samples, only their number is known: they are those of the other runs if these agree."""
         result, count = unit.result, f"{unit.result.documents} documents"
         if result.answers is not None:
@@ -253,14 +246,14 @@ def _by_prompts(units: list[Answered]) -> list[Part]:
             return count, count
         return f"{digest} {size}", f"documents {digest[:6]}"
 
-    def limit(unit: Answered) -> tuple[str, str]:
+    def limit(unit: TaskRun) -> tuple[str, str]:
         number = unit.run.limit
         return str(number), "all documents" if number is None else f"limit={number:g}"
 
-    def drawn(unit: Answered) -> tuple[str, str]:
+    def drawn(unit: TaskRun) -> tuple[str, str]:
         return str(unit.result.drawn), f"demonstrations={unit.result.drawn or 'drawn by the task'}"
 
-    def setting(name: str) -> Callable[[Answered], tuple[str, str]]:
+    def setting(name: str) -> Callable[[TaskRun], tuple[str, str]]:
         return lambda unit: (unit.result.settings.get(name, ""), _said_of(name, unit.result.settings.get(name)))
 
     values = {
@@ -269,7 +262,7 @@ def _by_prompts(units: list[Answered]) -> list[Part]:
     }
     # What is compared, with what is said of it, and whether a value means the same on any task. (The number of
     # demonstrations is said anyway.)
-    compared: list[tuple[Callable[[Answered], tuple[str, str]], bool]] = [
+    compared: list[tuple[Callable[[TaskRun], tuple[str, str]], bool]] = [
         (lambda unit: (str(unit.result.shots), ""), True),
         (limit, True),
         (drawn, True),
@@ -288,15 +281,15 @@ def _by_prompts(units: list[Answered]) -> list[Part]:
     return parts
 
 
-def _by_limit(units: list[Answered], limit: Callable[[Answered], tuple[str, str]]) -> list[tuple[str, list[Answered]]]:
+def _by_limit(units: list[TaskRun], limit: Callable[[TaskRun], tuple[str, str]]) -> list[tuple[str, list[TaskRun]]]:
     """The results by `--limit`: there is one on all tasks of a row."""
     by_limit = grouped(units, limit)
     return [(word if len(by_limit) > 1 else "", same) for (_, word), same in by_limit.items()]
 
 
 def _parted(
-    units: list[Answered], differs: Callable[[Answered], tuple[str, str]], of_any_task: bool
-) -> list[tuple[str, list[Answered]]]:
+    units: list[TaskRun], differs: Callable[[TaskRun], tuple[str, str]], of_any_task: bool
+) -> list[tuple[str, list[TaskRun]]]:
     """The results by a value, if there are several values on one task; with words for it.
 
     A value may mean the same on any task, as a number of demonstrations does; a task with one value then goes with the
@@ -320,7 +313,7 @@ def _parted(
             joined.append(part := {})
         part.update(of_run)
 
-    def number(unit: Answered) -> int:
+    def number(unit: TaskRun) -> int:
         task, value = unit.result.task, differs(unit)[0]
         if not of_any_task:
             return next(number for number, of_part in enumerate(joined) if of_part.get(task) == value)
@@ -339,35 +332,20 @@ def _parted(
 
 def costs(runs: Sequence[Run]) -> tuple[float | None, float | None, bool]:
     """Tokens run through the model and seconds, both a document; None if a run does not say. And whether they are a
-    study's: cells share passes, so that one of them costs less than a run alone, and its seconds are those of scoring.
+    study's, which do not count where there are runs alone: the two do not compare (see `Run.cost`)."""
+    counted = [run for run in runs if run.cost == "alone"] or runs
+    documents = sum(result.documents for run in counted for result in run.tasks.values())
 
-    Those of a study do not count where there are runs alone: the two do not compare.
-    """
-    alone = [run for run in runs if not study(run)]
+    def a_document(values: Sequence[float | None]) -> float | None:
+        known = [value for value in values if value is not None]
+        total = sum(known)
+        return total / documents if documents and len(known) == len(values) and 0 <= total < math.inf else None
 
-    def seconds(run: Run) -> Any:
-        """Of lm-eval's whole run; of a study's cells, of scoring."""
-        shared = study(run).get("shared")
-        return shared.get("seconds") if isinstance(shared, dict) else run.results.get("total_evaluation_time_seconds")
-
-    tokens = _a_document(alone or runs, lambda run: run.icl.get("tokens_run"))
-    return tokens, _a_document(alone or runs, seconds), not alone
+    tokens, seconds = ([getattr(run, name) for run in counted] for name in ("tokens", "seconds"))
+    return a_document(tokens), a_document(seconds), counted[0].cost == "shared"
 
 
-def _a_document(runs: Iterable[Run], read: Callable[[Run], Any]) -> float | None:
-    total, documents = 0.0, 0
-    for run in runs:
-        shared = study(run).get("shared")
-        cells = shared.get("cells", 1) if isinstance(shared, dict) else 1  # what is said is said of all of them
-        try:
-            total += float(read(run)) / float(cells)
-        except (TypeError, ValueError, ArithmeticError):
-            return None
-        documents += sum(result.documents for result in run.tasks.values())
-    return total / documents if documents and 0 <= total < math.inf else None
-
-
-def varied(units: Sequence[Answered]) -> list[str]:
+def varied(units: Sequence[TaskRun]) -> list[str]:
     """Sentences on what runs of one row differ in, of what is known to matter little: code, libraries, machines; and
     on weights that nothing identifies."""
     said: dict[str, set[str]] = defaultdict(set)
@@ -399,7 +377,7 @@ def varied(units: Sequence[Answered]) -> list[str]:
     return sentences
 
 
-def left_out(unit: Answered, of: str = "demonstrations") -> int:
+def left_out(unit: TaskRun, of: str = "demonstrations") -> int:
     """How many demonstrations were left out of a task's prompts because these were too long; or, of how many
     "documents"."""
     counts = unit.run.icl.get("left_out")
@@ -408,9 +386,8 @@ def left_out(unit: Answered, of: str = "demonstrations") -> int:
     return number if type(number) is int and 0 <= number < 2**53 else 0
 
 
-def unused(unit: Answered) -> float:
+def unused(unit: TaskRun) -> float:
     """How many demonstrations were left out of a prompt, the mean over documents."""
-    shared = study(unit.run).get("shared")
-    orders = shared.get("orders") if isinstance(shared, dict) else 1  # a study counts orders that are scored together
-    documents = unit.result.documents * (orders if type(orders) is int and orders > 0 else 1)
+    shared = unit.run.study.shared  # a study counts orders that are scored together
+    documents = unit.result.documents * ((shared.orders if shared else None) or 1)
     return min(unit.result.shots, left_out(unit) / max(documents, left_out(unit, "documents"), 1))

@@ -104,28 +104,43 @@ class Form(BaseModel):
 
 
 class Shared(Form):
-    """How many cells of a study were scored together, and how long that took."""
+    """How many cells of a study were scored together, of how many orders, and how long that took."""
 
     cells: Tolerant[Annotated[int, Field(gt=0, lt=2**53)]] = None
+    orders: Tolerant[Annotated[int, Field(gt=0)]] = None
     seconds: Tolerant[Number] = None
 
 
-class Study(Form):
+class Point(Form):
+    """The score of some arguments on a study's dev set."""
+
+    arguments: dict[str, Any]
+    score: Number
+
+
+class StudyFacts(Form):
     """What a study of this package says of its cell (`config.icl.study`)."""
 
     split: Tolerant[str] = None
     metric: Tolerant[str] = None
     order: Tolerant[int] = None
     demonstrations: Tolerant[str] = None
+    model: Tolerant[str] = None
+    training: Tolerant[str] = None
     weights: Any = None
-    shared: Annotated[Shared, IfMapping] | None = None
+    changes: Any = None
+    arguments: Mapped = {}
+    chosen: Tolerant[list[Tolerant[str]]] = None
+    expected: Mapped = {}
+    curve: Tolerant[list[Tolerant[Point]]] = None
+    shared: Tolerant[Shared] = None
 
 
 class Icl(Form):
     """What a model of this package says of its run (`config.icl`)."""
 
     form: Tolerant[int] = None
-    study: Annotated[Study, IfMapping] = Study()
+    study: Annotated[StudyFacts, IfMapping] = StudyFacts()
     trained: Any = None
     tokens_run: Tolerant[Number] = None
 
@@ -144,7 +159,7 @@ class Config(Form):
 
 
 class Results(Form):
-    """A results file. What it says of single tasks is a `Task`."""
+    """A results file. What it says of single tasks is a `ReportedTask`."""
 
     results: dict[str, Mapped]
     configs: dict[str, Mapped]
@@ -169,7 +184,7 @@ class TaskConfig(Form):
     metadata: Mapped = {}
 
 
-class Sizes(Form):
+class SampleCounts(Form):
     effective: Tolerant[Count] = None
 
 
@@ -180,7 +195,7 @@ def _no_error_is_negative(values: dict[str, Any]) -> dict[str, Any]:
     return values
 
 
-class Task(Form):
+class ReportedTask(Form):
     """What a results file says of one task, under several of its keys, each of which is a mapping by task."""
 
     values: Annotated[Mapped, AfterValidator(_no_error_is_negative)] = Field({}, alias="results")
@@ -188,7 +203,7 @@ class Task(Form):
     shots: Count | None = Field(None, alias="n-shot")
     version: Any = Field(None, alias="versions")
     higher_is_better: Mapped = {}
-    sizes: Annotated[Sizes, IfMapping] = Field(Sizes(), alias="n-samples")
+    sizes: Annotated[SampleCounts, IfMapping] = Field(SampleCounts(), alias="n-samples")
     packed: Any = Field(None, alias="icl_scores")
 
     @property
@@ -197,7 +212,7 @@ class Task(Form):
         return _COUNT.validate_python(self.values.get("sample_len"))
 
     @classmethod
-    def of(cls, results: dict[str, Any], task: str) -> Task:
+    def of(cls, results: dict[str, Any], task: str) -> ReportedTask:
         """
         Raises:
             Unusable: a number is impossible.

@@ -22,7 +22,7 @@ from tqdm import tqdm
 
 from lm_eval_icl.errors import InputError, one_line, refusing
 from lm_eval_icl.results.collect import KEY, unpack
-from lm_eval_icl.results.form import DEPTH, Results, Task, Unusable, number, parse, refusal
+from lm_eval_icl.results.form import DEPTH, ReportedTask, Results, Unusable, number, parse, refusal
 from lm_eval_icl.results.records import Answers, LeftOut, Run, TaskResult
 from lm_eval_icl.results.samples import Asked, digest, lines, read_answers
 from lm_eval_icl.results.settings import model_arguments, model_facts, settings, template
@@ -249,7 +249,7 @@ def _run(file: _File, results: dict[str, Any], packed: Any, name: str, dev: bool
     for task in form.results:
         if task in groups or task not in form.configs:
             continue
-        says = Task.of({**results, KEY: packed}, task)
+        says = ReportedTask.of({**results, KEY: packed}, task)
         try:
             tasks[task] = _task(file, results, form, says, task)
             sizes[task] = says.sample_len or tasks[task].documents
@@ -353,7 +353,7 @@ def _weights(
 # A task.
 
 
-def _task(file: _File, results: Mapping[str, Any], form: Results, says: Task, task: str) -> TaskResult:
+def _task(file: _File, results: Mapping[str, Any], form: Results, says: ReportedTask, task: str) -> TaskResult:
     """A task's result, with its answers, or with marks that say why they are not used.
 
     Raises:
@@ -411,7 +411,7 @@ def _task(file: _File, results: Mapping[str, Any], form: Results, says: Task, ta
     return replace(result, documents=len(answers.items), answers=answers)
 
 
-def _metric(task: Task, of_study: str | None) -> tuple[str, str, Mapping[str, Any]]:
+def _metric(task: ReportedTask, of_study: str | None) -> tuple[str, str, Mapping[str, Any]]:
     """The metric that stands for a task, its first filter, and what the task's configuration says of it.
 
     Args:
@@ -472,7 +472,7 @@ def samples_file(results: Path, task: str) -> Path:
 
 def asked(results: Mapping[str, Any], result: TaskResult) -> Asked:
     """What a task's results say about its samples."""
-    task = Task.of(dict(results), result.task)
+    task = ReportedTask.of(dict(results), result.task)
     system, description = results.get("system_instruction"), task.config.description
     delimiter = task.config.fewshot_delimiter or ""
     front = (system, delimiter, description) if system else (description,)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from lm_eval_icl.results.form import StudyFacts
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,7 +105,6 @@ class Run:
         groups: of the run: name -> its tasks (no groups among them) with their weights in lm-eval's own value, which
             add up to 1.
         results: the whole of lm-eval's results file, as read.
-        where: who ran it: the name given for the folder, or "".
         model_facts: what else the file says of the model, by name, as texts to compare: a digest of its files, how many
             parameters it has, how it was trained.
         cost: "alone", or "shared": of a study's cell, whose tokens and seconds are its part of those of all cells that
@@ -126,11 +128,16 @@ class Run:
     tasks: Mapping[str, TaskResult]
     groups: Mapping[str, Mapping[str, float]]
     results: Mapping[str, Any]
-    where: str = ""
     model_facts: Mapping[str, str] = field(default_factory=dict)
     cost: str = "alone"
     tokens: float | None = None
     seconds: float | None = None
+
+    @functools.cached_property
+    def study(self) -> StudyFacts:
+        """What a study says of its cell; equal to `StudyFacts()` for other runs."""
+        says = self.icl.get("study")
+        return StudyFacts.model_validate(says if isinstance(says, dict) else {})
 
 
 @dataclass(frozen=True)

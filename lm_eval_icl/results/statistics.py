@@ -1,13 +1,8 @@
 """Means, differences, intervals and ranks from scores of documents under several sets of demonstrations.
 
-A run answers the same documents with one set of demonstrations; another seed or order gives another set. Scores are
-thus a matrix (documents, sets), and both are samples: of the documents that could have been asked and of the sets that
-could have been drawn. One set is shared by all documents, and one document is asked with all sets. So neither the error
-over documents alone nor that over sets alone is the error of the mean, and scores of one document under several sets
-are no independent trials. The model here has documents and sets as two crossed random factors, as subjects and items in
-psychology (Clark 1973; Baayen, Davidson and Bates 2008).
-
-Score matrices are complete: compare runs on the documents and sets that all of them have. They have no NaN.
+Scores are a matrix (documents, sets), complete and without NaN: every document is asked with every set. Both are
+samples, two crossed random factors, as subjects and items in psychology (Clark 1973; Baayen, Davidson and Bates 2008).
+Neither the error over documents alone nor that over sets alone is the error of the mean.
 
 Distributions are scipy's. Those of t and of binomial variables are taken from `scipy.special`, on which `scipy.stats.t`
 and `.binom` are built: a large board needs 100,000 of them, and the checks of `scipy.stats` take forty times as long.
@@ -81,10 +76,8 @@ class Estimate:
 
 
 @dataclass(frozen=True)
-class Difference:
-    """How much better the first of two entries is than the second on a task or a group, and how sure that is.
-
-    The fields that `Estimate` has too are those of the paired difference.
+class Difference(Estimate):
+    """How much better the first of two entries is than the second: the estimate of the paired difference, and more.
 
     Attributes:
         p: two-sided, of there being no difference.
@@ -96,21 +89,11 @@ class Difference:
         p_signs: that of the sign flips of the sets' means, see `sign_flips`. None with one set, and of a group.
     """
 
-    mean: float
-    low: float
-    high: float
-    error: float
-    df: float
     p: float
     detectable: float
-    documents: int
-    sets: int
-    error_documents: float | None
-    error_sets: float | None
     better: int
     worse: int
     p_signs: float | None
-    how: str
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -120,11 +103,9 @@ class Difference:
 def estimate(scores: np.ndarray, *, drawn: bool = True, bounds: Bounds | None = None) -> Estimate:
     """The mean of an entry's scores, with an interval for other documents and other sets of demonstrations.
 
-    With one set of scores that are 0 or 1 the interval is always Wilson's: it is as good as the one from t in the
-    middle and much better near 0 and 1, and a rule of where to change would make intervals jump. The standard error is
-    then the ordinary one, or half of Wilson's interval in normal quantiles if that is larger, so that it is never 0. If
-    all scores under several sets are 0, or all are 1, the interval is Wilson's for as many trials as there are
-    documents. Where all scores are another number, the interval is that number: nothing shows how they vary.
+    With one set of scores that are 0 or 1, or several that are all 0 or all 1, the interval is Wilson's for as many
+    trials as there are documents, and the standard error the ordinary one or half of that interval in normal quantiles,
+    if that is larger, so that it is never 0. Where all scores are another number, the interval is that number.
 
     Args:
         scores: (documents, sets). Flip rates may take the place of scores.
@@ -155,13 +136,9 @@ def difference(
 ) -> Difference:
     """The mean of the paired differences of two entries, with an interval for other documents and other sets.
 
-    With several sets, p is that of t on the same standard error and degrees of freedom as the interval. With one set it
-    is the mid-p of McNemar's test if all scores are 0 or 1, else that of the paired t-test. The interval is from t in
-    both cases; where McNemar's p is about 0.05, one may say that there is a difference and the other not.
-
-    If the scores are the same everywhere, the interval is [0, 0] and p = 1. If they differ by the same number
-    everywhere, t would be infinite; p is then 2^(1 - documents), that of the documents' sign flips. One document gives
-    p = 1, unless McNemar's test applies. In both of the first cases the detectable difference is that of `_unseen`.
+    The interval is from t, and p is that of t too; with one set of scores that are 0 or 1, p is the mid-p of McNemar's
+    test, which about 0.05 may say otherwise than the interval. Scores that are the same everywhere give [0, 0] and
+    p = 1; those that differ by the same number everywhere the p of the documents' sign flips, 2^(1 - documents).
 
     Args:
         first: (documents, sets).
@@ -194,9 +171,8 @@ def difference(
 def _unseen(documents: int, bounds: Bounds | None) -> float:
     """The detectable difference where no document differs from the others, so that nothing shows how they vary.
 
-    As many as the upper end of Wilson's interval for 0 of these documents may differ, in a larger sample, each by as
-    much as the scores allow: the variance of that mean takes the place of the one that was not seen. Infinite if the
-    scores have no bounds, or if the largest difference that there can be would not be found.
+    It is that of as many documents as the upper end of Wilson's interval for 0 allows to differ, each by as much as the
+    bounds do. Infinite without bounds, or if the largest difference that there can be would not be found.
     """
     if bounds is None:
         return math.inf
@@ -219,14 +195,11 @@ class _Spread:
 def _spread(values: np.ndarray, scale: float) -> _Spread:
     """The variance of the mean of a matrix (documents, sets).
 
-    With mean squares A of documents, B of sets and E of the rest, and N = documents * sets, the variance
-    sigma_d^2 / n + sigma_s^2 / S + sigma_e^2 / N is estimated without bias by (A + B - E) / N. This is the variance
-    with two-way clusters (Cameron, Gelbach and Miller 2011, without their corrections) times
-    N / ((n - 1)(S - 1)). Degrees of freedom are Satterthwaite's (1946). In small samples E can be the largest: the
-    variance is never below A / N or B / N, those with one factor, and has their degrees of freedom if one of them is
-    taken. If A and B are 0 and E is not, it is E / N, with the fewest degrees of freedom.
-
-    With one set it is the usual variance over documents.
+    With mean squares A of documents, B of sets and E of the rest, and N = documents * sets, the variance is estimated
+    without bias by (A + B - E) / N: that with two-way clusters (Cameron, Gelbach and Miller 2011) without their
+    corrections, times N / ((n - 1)(S - 1)). Degrees of freedom are Satterthwaite's (1946). In small samples E can be
+    the largest: the variance is never below A / N or B / N and then has the degrees of freedom of that factor; if A and
+    B are 0 and E is not, it is E / N, with the fewest. With one set it is the usual variance over documents.
 
     Args:
         scale: of the scores. What is far less is rounding.
@@ -296,9 +269,9 @@ def _difference(
         spread = _Spread(0, spread.df, *((0.0, 0.0) if len(of_sets) > 1 else ()))
     elif p is None and spread.variance == 0 and abs(of_sets.mean()) > tolerance:
         p = 2.0 ** (1 - documents)
-    found = _estimate(float(of_sets.mean()), spread, documents, sets, _of_differences(bounds), how)
+    of = _estimate(float(of_sets.mean()), spread, documents, sets, _of_differences(bounds), how)
     better, worse = int((of_sets > tolerance).sum()), int((of_sets < -tolerance).sum())
-    return _tested(found, p, better, worse, sign_flips(of_sets) if len(of_sets) > 1 else None)
+    return _tested(of, p, better, worse, sign_flips(of_sets) if len(of_sets) > 1 else None)
 
 
 def _of_differences(bounds: Bounds | None) -> Bounds | None:
@@ -313,8 +286,8 @@ def _tested(of: Estimate, p: float | None, better: int, worse: int, p_signs: flo
         if p is None:
             t = -abs(of.mean) / of.error
             p = 2 * float(special.ndtr(t) if math.isinf(of.df) else special.stdtr(of.df, t))
-    p = 1.0 if p is None else p
-    return Difference(**vars(of), p=p, detectable=detectable, better=better, worse=worse, p_signs=p_signs)
+    return Difference(**vars(of), p=1.0 if p is None else p, detectable=detectable, better=better, worse=worse,
+                      p_signs=p_signs)  # fmt: skip
 
 
 @functools.lru_cache(maxsize=1024)
@@ -332,12 +305,8 @@ def wilson(successes: int, trials: int) -> Bounds:
 def mcnemar_mid_p(better: int, worse: int) -> float:
     """The mid-p of McNemar's test (Fagerland, Lydersen and Laake 2013, BMC Med Res Methodol 13:91).
 
-    It is twice the one-sided mid-p, and so 1 if as many documents are better as worse, where the paper's is a little
-    less.
-
-    Args:
-        better: the documents that only the first has right.
-        worse: the documents that only the second has right.
+    It is twice the one-sided mid-p, and so 1 if as many documents are right with the first alone (`better`) as with the
+    second alone (`worse`), where the paper's is a little less.
     """
     few, all_ = min(better, worse), better + worse
     # Twice the exact one-sided p, less the probability of what was seen.
@@ -347,12 +316,8 @@ def mcnemar_mid_p(better: int, worse: int) -> float:
 def sign_flips(of_sets: np.ndarray) -> float:
     """The two-sided p of the sets' mean differences being as likely to have the other sign (Fisher 1935).
 
-    It assumes nothing else about them, and cannot be below 2 / 2^sets. It is exact for up to 20 sets, as that of
-    `scipy.stats.permutation_test(..., permutation_type="samples")`, which is a thousand times slower; for more sets,
-    100,000 flips are drawn with a fixed seed and the one that was seen is counted among them.
-
-    Args:
-        of_sets: a mean difference for each set.
+    It is exact for up to 20 sets, as scipy's `permutation_test(..., permutation_type="samples")` is, a thousand times
+    slower; for more, 100,000 flips are drawn with a fixed seed and the one that was seen is counted among them.
     """
     of_sets = np.asarray(of_sets, dtype=float)
     if len(of_sets) <= _EXACT_SETS:
@@ -385,8 +350,7 @@ def estimate_group(parts: Sequence[Estimate], weights: Sequence[float], *, bound
     Raises:
         ValueError: there are no tasks, or the weights are not one for each, or are negative or all 0.
     """
-    parts, shares = _weighted(parts, weights)
-    return _estimate(*_sum(parts, shares), bounds, "group")
+    return _weighted_mean(_weighted(parts, weights), bounds, "group")
 
 
 def difference_group(
@@ -397,51 +361,46 @@ def difference_group(
     If no task shows how differences vary, p is the largest of those tasks' that differ. Where single tasks do not show
     it, their detectable differences are added as errors are.
     """
-    parts, shares = _weighted(parts, weights)
-    differing = [part.p for part in parts if part.how != "identical"]
-    found = _estimate(*_sum(parts, shares), _of_differences(bounds), "group" if differing else "identical")
-    p = max(differing) if differing and found.error == 0 else None
-    result = _tested(found, p, sum(part.better for part in parts), sum(part.worse for part in parts))
-    unseen = [share * part.detectable for part, share in zip(parts, shares, strict=True) if part.error == 0]
+    weighted = _weighted(parts, weights)
+    differing = [part.p for part, _ in weighted if part.how != "identical"]
+    of = _weighted_mean(weighted, _of_differences(bounds), "group" if differing else "identical")
+    p = max(differing) if differing and of.error == 0 else None
+    result = _tested(of, p, sum(part.better for part, _ in weighted), sum(part.worse for part, _ in weighted))
+    unseen = [share * part.detectable for part, share in weighted if part.error == 0]
     return replace(result, detectable=math.hypot(result.detectable if result.error else 0.0, *unseen))
 
 
-_Part = TypeVar("_Part", Estimate, Difference)
+_Part = TypeVar("_Part", bound=Estimate)
 
 
-def _weighted(parts: Sequence[_Part], weights: Sequence[float]) -> tuple[list[_Part], list[float]]:
-    """The parts that weigh something, and the weights as shares."""
+def _weighted(parts: Sequence[_Part], weights: Sequence[float]) -> list[tuple[_Part, float]]:
+    """The parts that weigh something, with their weights as shares."""
     if len(parts) != len(weights):
         raise ValueError(f"A group of {len(parts)} tasks has {len(weights)} weights; give one for each.")
     total = math.fsum(weights)
     if not (0 < total < math.inf) or min(weights) < 0:
         raise ValueError(f"The weights of a group must be positive numbers, not {list(weights)}.")
-    kept = [(part, weight / total) for part, weight in zip(parts, weights, strict=True) if weight]
-    return [part for part, _ in kept], [share for _, share in kept]
+    return [(part, weight / total) for part, weight in zip(parts, weights, strict=True) if weight]
 
 
-def _sum(parts: Sequence[Estimate | Difference], shares: Sequence[float]) -> tuple[float, _Spread, int, int]:
-    """The weighted mean, its variance, and the numbers of documents and sets."""
-    pairs = list(zip(parts, shares, strict=True))
-    variances = [(share * part.error) ** 2 for part, share in pairs]
+def _weighted_mean(weighted: Sequence[tuple[Estimate, float]], bounds: Bounds | None, how: str) -> Estimate:
+    variances = [(share * part.error) ** 2 for part, share in weighted]
     variance = math.fsum(variances)
     if math.isinf(variance):
         df = 0.0
     elif variance == 0:
-        df = min(part.df for part in parts)
+        df = min(part.df for part, _ in weighted)
     else:
-        below = math.fsum(of_one**2 / part.df for of_one, part in zip(variances, parts, strict=True) if of_one)
+        below = math.fsum(of_one**2 / part.df for of_one, (part, _) in zip(variances, weighted, strict=True) if of_one)
         df = variance**2 / below if below else math.inf
     of_documents = of_sets = None
-    if any(part.error_sets is not None for part in parts):
-        of_sets = math.fsum((share * (part.error_sets or 0)) ** 2 for part, share in pairs)
-        of_documents = math.fsum(
-            (share * (part.error if part.error_documents is None else part.error_documents)) ** 2
-            for part, share in pairs
-        )
-    mean = math.fsum(share * part.mean for part, share in pairs)
-    spread = _Spread(variance, df, of_documents, of_sets)
-    return mean, spread, sum(part.documents for part in parts), sum(part.sets for part in parts)
+    if any(part.error_sets is not None for part, _ in weighted):
+        of_sets = math.fsum((share * (part.error_sets or 0)) ** 2 for part, share in weighted)
+        errors = ((part.error if part.error_documents is None else part.error_documents, w) for part, w in weighted)
+        of_documents = math.fsum((share * error) ** 2 for error, share in errors)
+    mean = math.fsum(share * part.mean for part, share in weighted)
+    documents, sets = sum(part.documents for part, _ in weighted), sum(part.sets for part, _ in weighted)
+    return _estimate(mean, _Spread(variance, df, of_documents, of_sets), documents, sets, bounds, how)
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -465,13 +424,11 @@ def rank_ranges(means: Sequence[float], p: np.ndarray, alpha: float = 0.05) -> l
     """The best and the worst rank that each entry of a column may have.
 
     Two entries are told apart if their p, adjusted by Holm's method over all pairs, is at most alpha. The best rank is
-    1 plus the number of entries that are better and told apart, the worst is the number of entries less those that are
-    worse and told apart.
+    1 plus the number of those that are better, the worst the number of entries less those that are worse.
 
     Args:
         means: higher is better.
-        p: the two-sided p of each pair, a symmetric matrix; its diagonal is not read. NaN for two entries that cannot
-            be compared: they are not told apart.
+        p: (entries, entries), the two-sided p of each pair, symmetric. NaN for two that cannot be compared.
 
     Raises:
         ValueError: the shapes do not fit, the matrix is not symmetric, or a mean is NaN.
@@ -528,9 +485,8 @@ def bootstrap(
     The mean is that of the metrics of the sets, each over all documents: what runs report. In each draw, documents and
     sets are drawn with replacement, independently of each other. The metric of the drawn documents alone deviates by a,
     that of the drawn sets alone by b, that of both by a + b and a rest. Variances over draws, divided by the
-    (n - 1) / n that resamples of n lack, take the place of the mean squares in the formula of `estimate`: of a mean it
-    is the same but for the draws' chance. The variance of the draws of both would count the rest three times (Owen
-    2007); most of what varies in right and wrong answers is rest. The interval is from t rather than from the draws'
+    (n - 1) / n that resamples of n lack, take the place of the mean squares in the formula of `estimate`. (The variance
+    of the draws of both would count the rest three times.) The interval is from t rather than from the draws'
     quantiles, which are too narrow for few sets.
 
     Args:
@@ -644,10 +600,6 @@ def _counted_if_numbers(items: ArrayLike) -> np.ndarray:
     return np.hstack([np.where(is_number, values, 0), is_number])
 
 
-def _summed_pairs(items: ArrayLike) -> np.ndarray:
-    return _items(items, 2)
-
-
 def _ratio(above: np.ndarray, below: np.ndarray, otherwise: float) -> np.ndarray:
     return np.divide(above, below, out=np.full(np.shape(above), otherwise), where=below != 0)
 
@@ -670,7 +622,7 @@ def _matthews(sums: np.ndarray) -> np.ndarray:
 def _class_counts(items: ArrayLike) -> np.ndarray:
     """From pairs of the right class and the predicted one: of each class that is right somewhere, whether it is right,
     predicted, and both."""
-    right, predicted = _summed_pairs(items).T
+    right, predicted = _items(items, 2).T
     if not (np.all(right == np.floor(right)) and 0 <= right.min() and right.max() < _CLASSES):
         raise ValueError(f"The right classes must be whole numbers below {_CLASSES:,}.")
     classes = np.arange(right.max() + 1)
@@ -691,6 +643,7 @@ def _perplexity(sums: np.ndarray) -> np.ndarray:
         return np.exp(-_quotient(sums))
 
 
+_pairs = functools.partial(_items, columns=2)
 # lm-eval's aggregations (lm_eval/api/metrics.py) by their names there. F1 and Matthews' correlation are those of two
 # classes and are 0 where they are not defined, as scikit-learn's.
 AGGREGATIONS: Mapping[str, Aggregation] = {
@@ -700,8 +653,8 @@ AGGREGATIONS: Mapping[str, Aggregation] = {
     "macro_f1": Aggregation(_class_counts, _macro_f1, (0, 1)),
     "matthews_corrcoef": Aggregation(_confusions, _matthews, (-1, 1)),
     "perplexity": Aggregation(_counted, _perplexity, (0, math.inf)),
-    "weighted_perplexity": Aggregation(_summed_pairs, _perplexity, (0, math.inf)),
-    "bits_per_byte": Aggregation(_summed_pairs, lambda sums: -_quotient(sums) / math.log(2), (0, math.inf)),
+    "weighted_perplexity": Aggregation(_pairs, _perplexity, (0, math.inf)),
+    "bits_per_byte": Aggregation(_pairs, lambda sums: -_quotient(sums) / math.log(2), (0, math.inf)),
 }
 
 
@@ -714,8 +667,8 @@ def order_sensitivity(predictions: Iterable[np.ndarray]) -> Estimate | None:
     give different predictions for a document.
 
     Of a document it is 1 - sum_c n_c (n_c - 1) / (k (k - 1)), where n_c of k orders give the prediction c (InvICL,
-    table 7: how often another order changes the prediction). It is unbiased for any number of orders. The rates are a
-    matrix (documents, sets of demonstrations), whose mean and interval are those of `estimate`.
+    table 7: how often another order changes the prediction), unbiased for any number of orders. Mean and interval of
+    the rates (documents, sets of demonstrations) are those of `estimate`.
 
     Args:
         predictions: for each set of demonstrations, an array (documents, orders) of predicted options. Every set has

@@ -1,0 +1,55 @@
+"""What a study measured on its dev set, where it chose arguments."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+from typing import NamedTuple
+
+from lm_eval_icl.errors import is_number
+from lm_eval_icl.results.board import Column, Entry
+from lm_eval_icl.results.records import Run
+
+
+class DevPoint(NamedTuple):
+    """The score of one value of an argument, the mean over sets of demonstrations."""
+
+    at: float
+    score: float
+    is_chosen: bool  # for some of the sets
+
+
+def score(entry: Entry, column: Column) -> float | None:
+    """The score of an entry whose study has measured it alone and chosen nothing; None for others."""
+    scores: dict[str, list[float]] = {}
+    for run in entry.runs:
+        if run.study.curve is not None and len(run.study.curve) == 1 and (point := run.study.curve[0]) is not None:
+            for task in run.tasks:
+                scores.setdefault(task, []).append(point.score)
+    if not column.weights.keys() <= scores.keys():
+        return None
+    return math.fsum(weight * fmean(scores[task]) for task, weight in column.weights.items())
+
+
+def curves(runs: Sequence[Run]) -> Mapping[tuple[str, str], list[DevPoint]]:
+    """The curves of an entry: by the name of what varies, and by tasks and what else varies, in words."""
+    scores: dict[tuple[str, str], dict[float, list[tuple[float, bool]]]] = {}
+    for run in runs:
+        points = [point for point in run.study.curve or [] if point is not None]
+        names = dict.fromkeys(name for point in points for name in point.arguments)
+        varying = [name for name in names if len({repr(point.arguments.get(name)) for point in points}) > 1]
+        numeric = [name for name in varying if all(is_number(point.arguments.get(name)) for point in points)]
+        if not numeric:
+            continue
+        x_name = "T" if "T" in numeric else numeric[0]
+        for point in points:
+            rest = (f"{name}={point.arguments.get(name)}" for name in varying if name != x_name)
+            line = ", ".join(["/".join(run.tasks), *rest])
+            is_chosen = all(run.study.arguments.get(name) == point.arguments.get(name) for name in varying)
+            at = scores.setdefault((x_name, line), {}).setdefault(float(point.arguments[x_name]), [])
+            at.append((point.score, is_chosen))
+    return {
+        name: [DevPoint(x, fmean(s for s, _ in of), any(chosen for _, chosen in of)) for x, of in sorted(by_x.items())]
+        for name, by_x in scores.items()
+    }
