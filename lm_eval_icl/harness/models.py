@@ -68,6 +68,8 @@ class ICLModel(DividedDocuments, CheckedHFLM):
         self.trained = record.read(self.config)
         # Which demonstrations the model has chosen for the tasks of a run (`harness.kept`).
         self.chosen: dict[str, Any] = {}
+        # What decision rules asked and found, by task (`harness.deciding`).
+        self.decided: dict[str, Any] = {}
         self._set_method(method)
 
     def _set_method(self, method: Method) -> None:
@@ -196,6 +198,7 @@ class ICLModel(DividedDocuments, CheckedHFLM):
                 "canonical_order": self.canonical_order,
                 **({"trained": self.trained} if self.trained else {}),
                 **({"chosen": self.chosen} if self.chosen else {}),
+                **({"decided": self.decided} if self.decided else {}),
                 **self.counts,
             }
         }
