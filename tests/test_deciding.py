@@ -8,6 +8,7 @@ import lm_eval
 import numpy as np
 import pytest
 from lm_eval.api.instance import Instance
+from lm_eval.loggers.evaluation_tracker import EvaluationTracker
 from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 
@@ -15,6 +16,7 @@ from lm_eval_icl.errors import InputError
 from lm_eval_icl.harness import deciding
 from lm_eval_icl.harness.content_free import Queries
 from lm_eval_icl.harness.tasks import ICLTask
+from lm_eval_icl.results.read import read
 from tests import harness
 
 RULES = "contextual+batch+batch:by=difference+domain:n=4+dcpmi+pmi+batch:m=5:of=pool"
@@ -420,3 +422,26 @@ def test_queries_that_do_not_fit_are_refused(checkpoint):
 def test_what_is_recorded_is_json(checkpoint):
     results, _ = run("icl", checkpoint("llama"), TASKS["three"], RULES, limit=3)
     json.dumps(results["config"]["icl"]["decided"])
+
+
+@pytest.mark.parametrize("model", ["icl", "hf"])
+def test_a_board_has_the_raw_values_of_such_a_run(model, checkpoint, tmp_path):
+    """As if the rules had not been asked for, and it says that there are others."""
+    runs = []
+    for decide in (None, "batch+contextual"):
+        results, _ = run(model, checkpoint("llama"), TASKS["three"], decide)
+        samples = results.pop("samples")
+        tracker = EvaluationTracker(output_path=str(tmp_path / str(decide)))
+        tracker.general_config_tracker.model_name_sanitized = "m"
+        tracker.save_results_aggregated(results=results, samples=samples)
+        tracker.save_results_samples(task_name="three", samples=samples["three"])
+        (one,), left_out = read([tmp_path / str(decide)], quiet=True)
+        runs.append(one)
+        said = "values of task 'three' under decision rules are not shown: batch, contextual."
+        assert [each.why for each in left_out] == ([said] if decide else [])
+    raw, with_rules = runs
+    (before,), (after,) = raw.tasks.values(), with_rules.tasks.values()
+    assert (after.metric, after.filter, after.value) == (before.metric, "none", before.value)
+    assert after.settings == before.settings and after.template == before.template
+    assert len(after.answers.items) == 6 and not after.marks
+    assert "decided" not in with_rules.icl and (with_rules.icl == {}) == (model == "hf")

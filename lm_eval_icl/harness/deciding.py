@@ -291,11 +291,9 @@ class Deciding:
         if rule.name == "dcpmi":
             return [arguments["premise"] or self._queries.premise(doc)]
         texts = list(arguments["texts"]) if rule.name == "contextual" else self._random_texts(rule, doc)
-        queries, empty = list[str](), list[Any]()
-        for text in texts:
-            query = self._queries.content_free(doc, text)
-            # Nothing can be scored behind an empty query.
-            (queries if query.strip() else empty).append(query if query.strip() else text)
+        made = [(text, self._queries.content_free(doc, text)) for text in texts]
+        queries = [query for _, query in made if query.strip()]
+        empty = [text for text, query in made if not query.strip()]  # behind which nothing can be scored
         if empty:
             self.said[str(rule)]["texts_left_out"] = empty
         if not queries:
