@@ -15,6 +15,7 @@ ROOMS = [
     {"__init__", "version", "errors"},
     {"prompts"},
     {"metaicl"},
+    {"decisions"},
     {"inference"},
     {"methods"},
     {"drawing"},

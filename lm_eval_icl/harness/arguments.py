@@ -17,6 +17,7 @@ from lm_eval.models.huggingface import HFLM
 from lm_eval.utils import simple_parse_args_string
 
 from lm_eval_icl import methods
+from lm_eval_icl.decisions import how as deciding_how
 from lm_eval_icl.demonstrations import how
 from lm_eval_icl.errors import InputError, is_whole
 from lm_eval_icl.harness.hf_arguments import check_effects, check_values
@@ -106,6 +107,8 @@ def checked_first(original: Callable[..., Any], config: Any, *args: Any, **kwarg
         read_arguments(methods.find(config.model), {**config.model_args, **options})
         if (given := (config.metadata or {}).get("demonstrations")) is not None:
             how.read(given)
+        if (rules := (config.metadata or {}).get("decide")) is not None:
+            deciding_how.read(rules)
     return original(config, *args, **kwargs)
 
 

@@ -103,13 +103,18 @@ def check_shares(
             )
 
 
+def of_all(mine: T) -> list[T]:
+    """What each of the processes has, all of which call this."""
+    if not _has_group():
+        return [mine]
+    shares: list[Any] = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(shares, mine)
+    return shares
+
+
 def in_any(mine: bool) -> bool:
     """Whether something is so in any of the processes, all of which call this."""
-    if not _has_group():
-        return mine
-    found = [False] * torch.distributed.get_world_size()
-    torch.distributed.all_gather_object(found, mine)
-    return any(found)
+    return any(of_all(mine))
 
 
 def of_first(value: Callable[[], T]) -> T:

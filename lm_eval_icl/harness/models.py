@@ -78,6 +78,8 @@ class ICLModel(CheckedHFLM):
         self.trained = record.read(self.config)
         # Which demonstrations the model has chosen for the tasks of a run (`harness.choosing`).
         self.chosen: dict[str, Any] = {}
+        # What decision rules asked and found, by task (`harness.deciding`).
+        self.decided: dict[str, Any] = {}
         if said := record.mismatch(self.trained, method):
             log.warning("%s: %s.", method.name, said)
         self.canonical_order = self.common.is_canonical(method)
@@ -187,6 +189,7 @@ class ICLModel(CheckedHFLM):
                 "canonical_order": self.canonical_order,
                 **({"trained": self.trained} if self.trained else {}),
                 **({"chosen": self.chosen} if self.chosen else {}),
+                **({"decided": self.decided} if self.decided else {}),
                 **self.counts,
             }
         }

@@ -2,8 +2,8 @@
 
 Importing this module imports neither lm-eval nor torch: patched functions and wrappers are given by name, and are
 looked up when they are needed. `lm_eval --model hf` behaves as if this package were not installed, except that it finds
-this package's tasks, reads `--metadata demonstrations=...` and records a digest of the model's files. (For MetaICL's
-tasks, which bring token ids, it runs these.)
+this package's tasks, reads `--metadata demonstrations=...` and `decide=...`, and records a digest of the model's files.
+(For MetaICL's tasks, which bring token ids, it runs these.)
 """
 
 from __future__ import annotations
@@ -100,6 +100,14 @@ PATCHES = (
         EVERYBODY,
         "MetaICL's tasks are told the model, whose tokenizer cuts their sequences and counts tokens.",
         "lm-eval tells a task which model is evaluated.",
+        early=True,
+    ),
+    Patch(
+        "lm_eval.evaluator:evaluate",
+        "deciding:decided",
+        EVERYBODY,
+        "--metadata decide=... gives tasks a decision rule as a further filter, and the requests that it needs.",
+        "lm-eval has scorers that may ask a model (version 0.5), and this is written for them.",
         early=True,
     ),
     Patch(

@@ -142,6 +142,7 @@ class Icl(Form):
     form: Tolerant[int] = None
     study: Annotated[StudyFacts, IfMapping] = StudyFacts()
     trained: Any = None
+    decided: Mapped = {}
     tokens_run: Tolerant[Number] = None
 
 

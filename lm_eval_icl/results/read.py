@@ -11,7 +11,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -234,7 +234,7 @@ def _run(file: _File, results: dict[str, Any], packed: Any, name: str, dev: bool
         form = Results.model_validate(results)
     except ValidationError as error:
         raise Unusable(f"{_FOREIGN} ({refusal(error)})") from None
-    config, study = form.config, form.config.icl.study
+    config, study, said = form.config, form.config.icl.study, results["config"].get("icl")
     if (config.icl.form or FORM) > FORM:
         raise Unusable(
             f"was written by a later version of lm-eval-icl, in form {config.icl.form}; this one reads {FORM}"
@@ -253,6 +253,8 @@ def _run(file: _File, results: dict[str, Any], packed: Any, name: str, dev: bool
         try:
             tasks[task] = _task(file, results, form, says, task)
             sizes[task] = says.sample_len or tasks[task].documents
+            if rules := _rules(form, task):
+                notes.append(f"values of task {task!r} under decision rules are not shown: {', '.join(sorted(rules))}")
         except Unusable as error:
             notes.append(f"task {task!r} is left out: {error}")
     if not tasks:
@@ -281,7 +283,8 @@ def _run(file: _File, results: dict[str, Any], packed: Any, name: str, dev: bool
         revision="" if revision == "main" else str(revision),  # "main" is no revision: it moves
         dtype=str(config.model_dtype or dtype or "").removeprefix("torch."),
         arguments=arguments,
-        icl=results["config"]["icl"] if isinstance(results["config"].get("icl"), dict) else {},
+        # A decision rule makes no other run of it: the model's own values are those without.
+        icl={key: value for key, value in said.items() if key != "decided"} if isinstance(said, dict) else {},
         seed=config.fewshot_seed,
         order=study.order or 0,
         date=form.date or 0.0,
@@ -359,7 +362,7 @@ def _task(file: _File, results: Mapping[str, Any], form: Results, says: Reported
     Raises:
         Unusable: it has no number.
     """
-    metric, of_filter, entry = _metric(says, form.config.icl.study.metric)
+    metric, of_filter, entry = _metric(says, form.config.icl.study.metric, _rules(form, task))
     value = number(says.values[f"{metric},{of_filter}"])
     if value is None:
         raise Unusable(f"its {metric} is {str(says.values[f'{metric},{of_filter}'])[:40]!r}, which is not a number")
@@ -411,11 +414,19 @@ def _task(file: _File, results: Mapping[str, Any], form: Results, says: Reported
     return replace(result, documents=len(answers.items), answers=answers)
 
 
-def _metric(task: ReportedTask, of_study: str | None) -> tuple[str, str, Mapping[str, Any]]:
+def _rules(form: Results, task: str) -> set[str]:
+    """The filters of a task that are decision rules (`--metadata decide=...`)."""
+    of_task = form.config.icl.decided.get(task)
+    return set(of_task) if isinstance(of_task, dict) else set()
+
+
+def _metric(task: ReportedTask, of_study: str | None, rules: Collection[str]) -> tuple[str, str, Mapping[str, Any]]:
     """The metric that stands for a task, its first filter, and what the task's configuration says of it.
 
     Args:
         of_study: the metric that a study names, which comes first.
+        rules: filters that are decision rules. Some of these have read other documents, or labels, and none is compared
+            with what a model says by itself.
 
     Raises:
         Unusable: the task has none.
@@ -423,7 +434,7 @@ def _metric(task: ReportedTask, of_study: str | None) -> tuple[str, str, Mapping
     filters: dict[str, str] = {}
     for key in task.values:
         metric, comma, of_filter = key.partition(",")
-        if comma and not metric.endswith("_stderr"):
+        if comma and not metric.endswith("_stderr") and of_filter not in rules:
             filters.setdefault(metric, of_filter)
     entries: dict[str, Mapping[str, Any]] = {}
     for entry in task.config.metric_list or []:

@@ -23,6 +23,7 @@ _NOT_SETTINGS = {
 # path of somebody's machine.
 _NOT_METADATA = {
     *("version", "demonstrations", "pmi", "config_source"),
+    "decide",  # further values of the same run
     *("demonstrations_replaced", "demonstrations_evaluated"),  # counts that depend on the seed
 }
 # Of lm-eval's `config`: what does not say which model it was.

@@ -128,6 +128,8 @@ def load(
             inside = tuple(group for group, tasks in groups.items() if name in tasks and not changes)
             if not isinstance(task, ConfigurableTask):
                 raise InputError(f"tasks: {name}: its own class builds its prompts, so that a study cannot run it.")
+            if (rules := (task.config.metadata or {}).get("decide")) is not None:
+                raise InputError(f"tasks: {name}: decide={rules}: a study has no decision rules: run it with lm_eval.")
             if label in found and (changes or found[label].changes):
                 raise InputError(f"tasks: {label} is there twice: two cells would write one file.")
             before = found[label].inside if label in found else {}

@@ -1,0 +1,500 @@
+"""Decision rules in a run of lm-eval: `--metadata decide=contextual+batch`, for every model.
+
+A rule is one more filter of a task: `acc,none` stays what the model says, and `acc,contextual` stands beside it, of the
+same run and the same samples. The queries that a rule asks besides the documents' are requests of the task like any
+other, with document numbers below 0, which no metric looks up: they are packed with the documents behind the same
+memory, and have keys of their own in a response cache.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import cached_property
+from random import Random
+from typing import Any
+
+import numpy as np
+from lm_eval.api.instance import Instance
+from lm_eval.api.model import LM, CachingLM, TemplateLM
+from lm_eval.api.task import ConfigurableTask, Task
+from lm_eval.models.huggingface import HFLM
+
+from lm_eval_icl import decisions
+from lm_eval_icl.decisions.how import Rule, read
+from lm_eval_icl.errors import InputError, log
+from lm_eval_icl.harness.content_free import Queries, texts_in
+from lm_eval_icl.harness.distributed import of_all
+from lm_eval_icl.harness.metaicl import MetaICLTask
+from lm_eval_icl.harness.models import ICLModel
+from lm_eval_icl.harness.prompts import recording, structure_error
+from lm_eval_icl.harness.requests import fit_requests
+from lm_eval_icl.harness.tasks import as_row, evaluated, pool_of
+from lm_eval_icl.prompts.prompt import FewShotPrompt
+
+# A prompt's parts before its query: what one memory holds.
+Behind = tuple[str, tuple[str, ...]]
+# Metrics that mean nothing with the values of any rule; and with values that are no log-probabilities.
+_OF_RAW = {"acc_mutual_info"}
+_OF_LOGS = {"acc_norm", "acc_bytes", "brier_score", "likelihood"}
+
+
+def decided(original: Callable[..., Any], lm: LM, task_dict: Any, *args: Any, **kwargs: Any) -> Any:
+    """Wrapper of `lm_eval.evaluate`: tasks whose metadata name decision rules have these as filters.
+
+    Raises:
+        InputError: a rule cannot be used with a task or a model.
+    """
+    tasks = task_dict.get("tasks", {}) if isinstance(task_dict, dict) else {}
+    model = lm.lm if isinstance(lm, CachingLM) else lm
+    rules = {name: _rules(task) for name, task in tasks.items()}
+    deciding = {name: Deciding(tasks[name], of_task, model) for name, of_task in rules.items() if of_task}
+    model.decided = {}  # type: ignore[attr-defined]
+    if not deciding:
+        return original(lm, task_dict, *args, **kwargs)
+    if kwargs.get("cache_requests"):
+        raise InputError("--cache_requests: stored prompts have not those that decide= needs: leave it out.")
+    with ExitStack() as stack:
+        for task in deciding.values():
+            stack.enter_context(task)
+        results = original(lm, task_dict, *args, **kwargs)
+        limit, samples = kwargs.get("limit"), kwargs.get("samples") or {}
+        model.decided = {  # type: ignore[attr-defined]
+            name: task.record(limit, samples.get(name)) for name, task in deciding.items()
+        }
+    if not isinstance(model, ICLModel):
+        _say_in_results(model)
+    return results
+
+
+def _rules(task: Task) -> tuple[Rule, ...]:
+    """The rules that a task's metadata name; none if they name none."""
+    metadata = task.config.metadata or {}
+    if "decide" not in metadata:
+        return ()
+    name = str(task.config.task)
+    try:
+        rules = read(metadata["decide"])
+    except InputError as error:
+        raise InputError(f"task {name!r}: {error.message}") from error
+    said = f"task {name!r}: decide={'+'.join(map(str, rules))}"
+    if isinstance(task, MetaICLTask):
+        raise InputError(f"{said}: MetaICL's tasks have a decision of their own (pmi=True): leave decide out.")
+    if not isinstance(task, ConfigurableTask) or task.OUTPUT_TYPE != "multiple_choice":
+        raise InputError(f"{said}: decides among options, which this task does not have: leave it out of --tasks.")
+    if task.multiple_input:
+        raise InputError(f"{said}: every option of this task has a prompt of its own: leave it out of --tasks.")
+    return rules
+
+
+def _say_in_results(model: Any) -> None:
+    """Have what was decided written into the results of a model that is not of this package."""
+    original = model.__dict__.get("get_model_info_without_decided") or getattr(model, "get_model_info", dict)
+    model.get_model_info_without_decided = original
+    model.get_model_info = lambda: {**original(), **({"icl": {"decided": model.decided}} if model.decided else {})}
+
+
+class Decided(tuple[Any, ...]):
+    """A response (value, greedy) as a rule has it.
+
+    Attributes:
+        rule: the rule.
+    """
+
+    rule: Rule
+
+    @classmethod
+    def by(cls, rule: Rule, value: float, greedy: bool) -> Decided:
+        self = cls((value, greedy))
+        self.rule = rule
+        return self
+
+
+class Filter:
+    """An ensemble of filters of lm-eval's that applies a rule."""
+
+    def __init__(self, deciding: Deciding, rule: Rule) -> None:
+        self.deciding, self.rule, self.name = deciding, rule, str(rule)
+
+    def apply(self, instances: Sequence[Instance]) -> None:
+        self.deciding.apply(self.rule)
+
+
+@dataclass(eq=False)
+class Group:
+    """Documents whose decisions need the same queries: those of one context with the same options.
+
+    Attributes:
+        place: what the queries stand behind.
+        queries: the queries.
+        options: the continuations that are scored.
+        documents: the documents' numbers.
+        constants: (C,) what the rule subtracts.
+    """
+
+    place: Behind
+    queries: list[str]
+    options: tuple[str, ...]
+    documents: list[int] = field(default_factory=list)
+    constants: np.ndarray = field(default_factory=lambda: np.zeros(0))
+
+
+class Deciding:
+    """The rules of one task in one run. As a context manager, it gives the task these rules.
+
+    Args:
+        model: what is evaluated.
+
+    Attributes:
+        documents: the requests of each document's options.
+        prompts: the queries that are asked besides the documents', with what they stand behind; for each the requests
+            by option.
+        groups: the documents by the queries that a rule needs; of `batch` over the task itself none.
+    """
+
+    def __init__(self, task: ConfigurableTask, rules: Sequence[Rule], model: Any) -> None:
+        self.task, self.rules, self.model, self.name = task, rules, model, str(task.config.task)
+        self.documents: dict[int, list[Instance]] = {}
+        self.prompts: dict[tuple[Behind, str], dict[str, Instance]] = {}
+        self.groups: dict[str, list[Group]] = {str(rule): [] for rule in rules}
+        self.said: dict[str, dict[str, Any]] = {str(rule): {} for rule in rules}  # what the results say besides
+        self._random: dict[tuple[str, tuple[str, ...]], list[dict[str, str]]] = {}
+
+    def __enter__(self) -> None:
+        task = self.task
+        self._before = dict(task.__dict__)
+        build, process = task.build_all_requests, task.process_results
+        task._filters = [*task._filters, *(Filter(self, rule) for rule in self.rules)]
+
+        def build_all_requests(**kwargs: Any) -> None:
+            with recording():
+                build(**kwargs)
+            names = ("system_instruction", "apply_chat_template", "fewshot_as_multiturn", "chat_template")
+            self.add({name: kwargs[name] for name in names if name in kwargs})
+
+        def process_results(doc: Any, results: Any) -> Any:
+            metrics = process(doc, results)
+            rule = getattr(results[0], "rule", None)
+            without = set() if rule is None else _OF_RAW | (set() if rule.is_logarithmic else _OF_LOGS)
+            return {name: value for name, value in metrics.items() if name not in without}
+
+        task.build_all_requests = build_all_requests  # type: ignore[method-assign]
+        task.process_results = process_results  # type: ignore[method-assign]
+
+    def __exit__(self, *_: object) -> None:
+        for name in ("_filters", "build_all_requests", "process_results"):
+            self.task.__dict__.pop(name, None)
+            if name in self._before:
+                self.task.__dict__[name] = self._before[name]
+
+    # The queries.
+
+    def add(self, arguments: Mapping[str, Any]) -> None:
+        """Add the queries of all rules to the task's requests.
+
+        Raises:
+            InputError: a rule does not fit the task, or a query does not fit the model.
+        """
+        self._arguments = arguments
+        instances = self.task._instances or []
+        self.documents.clear()
+        options: dict[int, int] = {}
+        for instance in instances:
+            document = int(instance.doc_id)  # type: ignore[arg-type]
+            if document not in options:
+                options[document] = len(self.task.doc_to_choice(instance.doc))
+            if instance.idx < options[document]:  # behind them, those of acc_mutual_info
+                self.documents.setdefault(document, []).append(instance)
+        behind = self._behind()
+        if not isinstance(self.model, ICLModel):
+            for instance in instances:  # of other models, nobody looks at the parts
+                instance.arguments = (str(instance.args[0]), *instance.args[1:])
+        for rule in self.rules:
+            try:
+                self._ask(rule, behind)
+            except InputError as error:
+                raise InputError(f"task {self.name!r}: decide={rule}: {error.message}") from error
+        further = [instance for options in self.prompts.values() for instance in options.values()]
+        self.task._instances = [*instances, *further]
+        if self.prompts:
+            n = len({place for place, _ in self.prompts})
+            log.info("%s: decide asks %d further queries behind %d contexts.", self.name, len(self.prompts), n)
+
+    def _behind(self) -> dict[int, Behind]:
+        """What each document's query stands behind in this run, after demonstrations that did not fit were left out."""
+        prompts: dict[int, Any] = {document: of[0].args[0] for document, of in self.documents.items()}
+        if not all(isinstance(prompt, FewShotPrompt) for prompt in prompts.values()):
+            raise structure_error(self.name)
+        model = self.model
+        if isinstance(model, ICLModel) and model.common.overflow != "error":
+            every = [instance for of in self.documents.values() for instance in of]
+            run = model.run
+            fitted = fit_requests(every, model.tokenize, run.limits, run.overflow, run.documents, quiet=True)
+            # All options of a document lose the same demonstrations.
+            left_out = {instance.doc_id: request.left_out for instance, request in zip(every, fitted, strict=True)}
+            prompts = {i: model.tokenize.prompts.arranged(prompts[i], left_out[i]) for i in prompts}
+        elif isinstance(model, HFLM) and not isinstance(model, ICLModel):
+            self._refuse_what_is_cut(model)
+        same: dict[Behind, Behind] = {}
+        parts = {document: (prompt.prefix, prompt.demonstrations) for document, prompt in prompts.items()}
+        return {document: same.setdefault(each, each) for document, each in parts.items()}
+
+    def _refuse_what_is_cut(self, model: HFLM) -> None:
+        """Refuse prompts that `hf` would cut at the beginning: the rules' queries would have other demonstrations."""
+        for document, instances in self.documents.items():
+            for instance in instances:
+                context, continuation = instance.args
+                if len(f"{context}{continuation}".encode()) < model.max_length:  # a token has a byte at least
+                    continue
+                ids = [token for part in model._encode_pair(str(context), continuation) for token in part]
+                if len(ids) > model.max_length + 1:
+                    raise InputError(
+                        f"task {self.name!r}: decide: the prompt of document {document} has {len(ids)} tokens, and hf "
+                        f"would cut it to {model.max_length}: lower --num_fewshot, or take a model of this package "
+                        "with overflow=drop."
+                    )
+
+    def _ask(self, rule: Rule, behind: Mapping[int, Behind]) -> None:
+        """Make the requests of a rule."""
+        premise = rule.name in ("pmi", "dcpmi")
+        if premise and self._arguments.get("apply_chat_template"):
+            raise InputError("its premise is a text without messages: leave --apply_chat_template out.")
+        if rule.name == "batch":
+            self._check_fixed_options()
+            if rule.arguments["of"] == "task":
+                return
+        queries: dict[Any, list[str]] = {}
+        groups: dict[Any, Group] = {}
+        for document, instances in self.documents.items():
+            doc, place = instances[0].doc, ("", ()) if premise else behind[document]
+            # Of most tasks, all documents have the same content-free query, and it is made once.
+            key = place if rule.name == "batch" else self._queries.signature(doc)
+            if key not in queries:
+                queries[key] = self._of_pool(rule, place) if rule.name == "batch" else self._texts(rule, doc)
+            options = _options(instances)
+            if (place, key, options) not in groups:
+                groups[place, key, options] = Group(place, queries[key], options)
+                for query in queries[key]:
+                    self._request(place, query, options)
+            groups[place, key, options].documents.append(document)
+        self.groups[str(rule)] = list(groups.values())
+
+    def _texts(self, rule: Rule, doc: Mapping[str, Any]) -> list[str]:
+        """The queries of a rule for a document."""
+        arguments = rule.arguments
+        if rule.name == "pmi":
+            return [arguments["premise"]]
+        if rule.name == "dcpmi":
+            return [arguments["premise"] or self._queries.premise(doc)]
+        texts = list(arguments["texts"]) if rule.name == "contextual" else self._random_texts(rule, doc)
+        made = [(text, self._queries.content_free(doc, text)) for text in texts]
+        queries = [query for _, query in made if query.strip()]
+        empty = [text for text, query in made if not query.strip()]  # behind which nothing can be scored
+        if empty:
+            self.said[str(rule)]["texts_left_out"] = empty
+        if not queries:
+            raise InputError("all of its texts make an empty query: give others (texts=...).")
+        return queries
+
+    @cached_property
+    def _queries(self) -> Queries:
+        return Queries(self.task, self._arguments)
+
+    @cached_property
+    def _pool(self) -> list[Any]:
+        """The few-shot documents that are not evaluated."""
+        rows = {as_row(doc) for doc in self.task.eval_docs}
+        pool = [doc for doc in pool_of(self.task) if as_row(doc) not in rows]
+        if not pool:
+            raise InputError("the task has no few-shot documents that it does not evaluate: give of=test or of=task.")
+        return pool
+
+    @cached_property
+    def _seed(self) -> int:
+        """The run's few-shot seed, for what is drawn. (Of it, lm-eval's own sampler keeps a generator alone.)"""
+        seed = getattr(getattr(self.task, "sampler", None), "seed", None)
+        if seed is not None:
+            return int(seed) % 2**32
+        generator = Random()
+        generator.setstate(self.task.fewshot_rnd.getstate())
+        return generator.getrandbits(32)
+
+    def _random_texts(self, rule: Rule, doc: Mapping[str, Any]) -> list[dict[str, str]]:
+        """n texts for each field that the query is made from, of words drawn from that field of the corpus: as many as
+        its documents have on average, and one more (Fei et al. 2023; " ." ends each, as in the authors' code)."""
+        names = tuple(self._queries.read_by_template(doc))
+        if (str(rule), names) not in self._random:
+            corpus = list(self.task.eval_docs) if rule.arguments["of"] == "test" else self._pool
+            generator = np.random.RandomState(self._seed)
+            texts: list[dict[str, str]] = [{} for _ in range(rule.arguments["n"])]
+            for name in names:
+                words_of = [" ".join(texts_in(row.get(name))).lower().split() for row in corpus]
+                words = [word for some in words_of for word in some]
+                if not words:
+                    raise InputError(f"the field {name!r} of the documents that words are drawn from has none.")
+                size = len(words) // len(words_of) + 1
+                for text in texts:
+                    text[name] = " ".join(words[i] for i in generator.randint(0, len(words), size=size)) + " ."
+            self.said[str(rule)] |= {"seed": self._seed, "corpus": len(corpus)}
+            self._random[str(rule), names] = texts
+        return self._random[str(rule), names]
+
+    def _of_pool(self, rule: Rule, place: Behind) -> list[str]:
+        """The queries of m few-shot documents that are no demonstrations and not evaluated."""
+        m, queries = rule.arguments["m"], list[str]()
+        rows = list(range(len(self._pool)))
+        Random(f"batch {self._seed}").shuffle(rows)
+        options, is_evaluated = self._choices(self.task.eval_docs[0]), evaluated(self.task)
+        for doc in map(self._pool.__getitem__, rows):
+            query = self._queries.of(doc)
+            if query in queries or any(query in demonstration for demonstration in place[1]) or is_evaluated(doc):
+                continue
+            if self._choices(doc) != options:
+                raise InputError("its few-shot documents have other options than those that are evaluated.")
+            queries.append(query)
+            if len(queries) == m:
+                self.said[str(rule)] |= {"seed": self._seed, "pool": len(self._pool)}
+                return queries
+        raise InputError(
+            f"m={m}: only {len(queries)} few-shot documents are neither demonstrations nor evaluated: lower m."
+        )
+
+    def _check_fixed_options(self) -> None:
+        first = self._choices(self.task.eval_docs[0])
+        for document, instances in self.documents.items():
+            if self._choices(instances[0].doc) != first:
+                raise InputError(
+                    f"a mean over documents needs the same options for all, and those of document {document} are not "
+                    "those of the task's first: take another rule."
+                )
+
+    def _choices(self, doc: Any) -> list[str]:
+        return [str(choice) for choice in self.task.doc_to_choice(doc)]
+
+    def _request(self, place: Behind, query: str, options: Sequence[str]) -> None:
+        """Ask for options behind a query, those that were not asked for before."""
+        requests = self.prompts.setdefault((place, query), {})
+        ours = isinstance(self.model, ICLModel)
+        if requests:
+            prompt, number = next((instance.args[0], instance.doc_id) for instance in requests.values())
+        else:
+            prompt, number = FewShotPrompt(place[0], place[1], query), -len(self.prompts)
+            prompt = prompt if ours else str(prompt)
+        doc = next(iter(self.documents.values()))[0].doc  # for filters of the task's own, which look at it
+        for option in options:
+            if option in requests:
+                continue
+            instance = Instance("loglikelihood", doc, (prompt, option), len(requests), (self.name, number, 1))
+            if ours:
+                request = self.model.tokenize(instance)
+                if reason := self.model.run.limits.too_long(request.prompt, request.answer_positions):
+                    raise InputError(
+                        f"prompts {reason.why}; that of its query {query[:40]!r} needs "
+                        f"{reason.sum('answer without its last token')}. {reason.hint}Lower --num_fewshot, or give "
+                        "shorter texts."
+                    )
+            requests[option] = instance
+
+    # The decisions.
+
+    def apply(self, rule: Rule) -> None:
+        """Put the rule's values beside the model's."""
+        scores = {document: _scores(instances) for document, instances in self.documents.items()}
+        values: dict[int, np.ndarray] = {}
+        if rule.name == "batch" and rule.arguments["of"] == "task":
+            values = self._over_documents(rule, scores)
+        for group in self.groups[str(rule)]:
+            of_queries = [self.prompts[group.place, query] for query in group.queries]
+            asked = np.stack([_scores([of[option] for option in group.options]) for of in of_queries])
+            of_documents = np.stack([scores[document] for document in group.documents])
+            if rule.name == "batch":
+                group.constants = decisions.log_mean_exp(decisions.log_normalized(asked))
+                found = decisions.batch(of_documents, of=asked, by=rule.arguments["by"])
+            elif rule.name in ("pmi", "dcpmi"):
+                group.constants, found = asked[0], decisions.pmi(of_documents, asked[0])
+            else:
+                group.constants, found = decisions.log_mean_exp(asked), decisions.contextual(of_documents, asked)
+            values |= dict(zip(group.documents, found, strict=True))
+        for instance in self.task._instances or []:
+            instance.filtered_resps[str(rule)] = instance.resps[0]
+        for document, instances in self.documents.items():
+            for instance, value in zip(instances, values[document], strict=True):
+                instance.filtered_resps[str(rule)] = Decided.by(rule, float(value), instance.resps[0][1])
+
+    def _over_documents(self, rule: Rule, scores: Mapping[int, np.ndarray]) -> dict[int, np.ndarray]:
+        """Over the documents of all processes, in their order: the same bits however many processes there are."""
+        every = {document: row for share in of_all(dict(scores)) for document, row in share.items()}
+        numbers = sorted(every)
+        stacked = np.stack([every[number] for number in numbers])
+        constants = decisions.log_mean_exp(decisions.log_normalized(stacked))
+        options = _options(next(iter(self.documents.values())))
+        self.said[str(rule)] |= {"options": list(options), "constants": constants.tolist()}
+        values = decisions.batch(stacked, by=rule.arguments["by"])
+        return {number: row for number, row in zip(numbers, values, strict=True) if number in scores}
+
+    # The results.
+
+    def record(self, limit: float | None, samples: Sequence[int] | None) -> dict[str, Any]:
+        """What the results say of each rule. Every process calls this."""
+        rows = {number: as_row(instances[0].doc) for number, instances in self.documents.items()}
+        every = {number: row for share in of_all(rows) for number, row in share.items()}
+        digest = hashlib.sha256(json.dumps([every[number] for number in sorted(every)]).encode()).hexdigest()
+        return {
+            str(rule): {
+                "rule": rule.name,
+                "arguments": {name: list(v) if isinstance(v, tuple) else v for name, v in rule.arguments.items()},
+                "transductive": rule.is_transductive,
+                "documents": len(every),
+                "documents_sha256": digest,
+                "limit": limit,
+                "samples": None if samples is None else len(samples),
+                **self._of_queries(rule),
+                **self.said[str(rule)],
+            }
+            for rule in self.rules
+        }
+
+    def _of_queries(self, rule: Rule) -> dict[str, Any]:
+        """What a rule asked, what that cost in all processes, and the constants of the first document."""
+        groups = self.groups[str(rule)]
+        prompts = dict.fromkeys((group.place, query) for group in groups for query in group.queries)
+        places = len({place for place, _ in prompts})
+        costs = of_all((places, len(prompts), sum(self._tokens(self.prompts[prompt]) for prompt in prompts)))
+        totals = map(sum, zip(*costs, strict=True))
+        said: dict[str, Any] = dict(zip(("contexts", "queries", "tokens"), totals, strict=True))
+        if not groups:
+            return said
+        if rule.name != "batch":  # whose queries are documents
+            said["texts"] = groups[0].queries
+        if len({group.options for group in groups}) == 1:
+            constants = np.stack([group.constants for group in groups])
+            said |= {"options": list(groups[0].options), "constants": constants[0].tolist()}
+            if len(groups) > 1:
+                said |= {"lowest": constants.min(0).tolist(), "highest": constants.max(0).tolist()}
+        return said
+
+    def _tokens(self, requests: Mapping[str, Instance]) -> int:
+        """How many tokens a query takes: behind a memory its own and its options', otherwise all of each prompt."""
+        count = 0
+        for i, instance in enumerate(requests.values()):
+            if isinstance(self.model, ICLModel):
+                request = self.model.tokenize(instance)
+                count += (0 if i else len(request.prompt.query)) + request.answer_positions
+            elif isinstance(self.model, TemplateLM):
+                count += sum(map(len, self.model._encode_pair(*instance.args))) - 1
+        return count
+
+
+def _options(instances: Iterable[Instance]) -> tuple[str, ...]:
+    return tuple(str(instance.args[1]) for instance in instances)
+
+
+def _scores(instances: Iterable[Instance]) -> np.ndarray:
+    scores = np.array([float(instance.resps[0][0]) for instance in instances], dtype=np.float64)
+    if not all(map(math.isfinite, scores)):
+        raise InputError("decide: the model gave an option a log-probability of NaN or infinity.")
+    return scores

@@ -1,0 +1,167 @@
+"""Decision rules against their equations, computed literally, in probabilities and with loops."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lm_eval_icl import decisions
+from lm_eval_icl.decisions.how import read
+from lm_eval_icl.errors import InputError
+
+
+def logs(n, options, seed=0, scale=3.0):
+    return np.random.default_rng(seed).normal(-6, scale, (n, options))
+
+
+def softmax(row):
+    total = sum(math.exp(value) for value in row)
+    return [math.exp(value) / total for value in row]
+
+
+def same(found, expected):
+    np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("options", [2, 3, 6])
+def test_contextual_is_zhao_s(options):
+    """W p with W = diag(p_cf)^-1, the mean of unnormalized probabilities normalized at the end."""
+    scores, content_free = logs(20, options), logs(3, options, seed=1)
+    p_cf = np.exp(content_free).mean(0)
+    p_cf /= p_cf.sum()
+    found = decisions.contextual(scores, content_free)
+    for row, calibrated in zip(scores, found, strict=True):
+        weighted = np.diag(1 / p_cf) @ softmax(row)
+        same(softmax(calibrated), weighted / weighted.sum())
+
+
+def test_contextual_does_not_normalize_before_it_averages():
+    """Where the texts give the options different total probability, the decision is another."""
+    content_free = np.log([[0.4, 0.1], [0.0001, 0.0009]])
+    scores = np.log([[0.5, 0.3]])
+    assert decisions.contextual(scores, content_free).argmax() == 1
+    each = np.exp(decisions.log_normalized(content_free)).mean(0)
+    assert (np.exp(scores) / each).argmax() == 0
+
+
+@pytest.mark.parametrize("options", [2, 3, 6])
+def test_batch_by_division_and_by_difference(options):
+    scores = logs(300, options, scale=1) + np.arange(options)  # the last options are favored
+    p = np.array([softmax(row) for row in scores])
+    mean = [sum(column) / len(p) for column in p.T]
+    found = decisions.batch(scores)
+    same(decisions.log_normalized(found), np.log((p / mean) / (p / mean).sum(1, keepdims=True)))
+    same(decisions.batch(scores, by="difference"), p - mean)
+    if options == 2:
+        assert (found.argmax(1) == decisions.batch(scores, by="difference").argmax(1)).all()
+    else:
+        assert (found.argmax(1) != decisions.batch(scores, by="difference").argmax(1)).any()
+        assert (found.argmax(1) != (scores - scores.mean(0)).argmax(1)).any()  # a third function
+    others = logs(7, options, seed=2)
+    same(decisions.batch(scores[:1], of=others), decisions.batch(scores, of=others)[:1])
+
+
+@given(st.integers(1, 40), st.integers(2, 5), st.integers(0, 99))
+def test_what_all_options_of_a_document_share_changes_no_decision(n, options, seed):
+    scores, shift = logs(n, options, seed), np.linspace(-700, 700, n)[:, None]
+    for rule in (decisions.batch, lambda scores: decisions.batch(scores, by="difference")):
+        np.testing.assert_allclose(
+            decisions.log_normalized(rule(scores + shift)), decisions.log_normalized(rule(scores)), atol=1e-9
+        )
+    constant = logs(3, options, seed + 1)
+    moved = decisions.contextual(scores, constant - 1000)
+    np.testing.assert_allclose(moved - 1000, decisions.contextual(scores, constant), atol=1e-9)
+
+
+def test_one_content_free_text_is_a_premise():
+    scores, text = logs(5, 3), logs(1, 3, seed=1)
+    same(decisions.contextual(scores, text), decisions.pmi(scores, text[0]))
+    same(decisions.pmi(scores, text[0]), [[s - t for s, t in zip(row, text[0], strict=True)] for row in scores])
+
+
+def test_hidden_is_the_nearest_centroid():
+    rng = np.random.default_rng(0)
+    states, anchors, labels = rng.normal(size=(9, 4)), rng.normal(size=(12, 4)), np.arange(12) % 3
+    expected = [
+        [-math.dist(state, [sum(anchors[labels == c][:, j]) / 4 for j in range(4)]) for c in range(3)]
+        for state in states
+    ]
+    same(decisions.hidden(states, anchors, labels, 3), expected)
+
+
+def test_knn_votes_by_the_divergence_of_the_anchor_from_the_query():
+    rng = np.random.default_rng(0)
+    queries, anchors = (decisions.log_normalized(rng.normal(0, 2, (n, 11))) for n in (25, 14))
+    labels = np.arange(14) % 2
+    found = decisions.knn(queries, anchors, labels, 2, k=3)
+    backwards = 0
+    for query, votes in zip(queries, found, strict=True):
+        kl = [sum(math.exp(a) * (a - q) for a, q in zip(anchor, query, strict=True)) for anchor in anchors]
+        nearest = sorted(range(14), key=kl.__getitem__)[:3]
+        assert votes.tolist() == [sum(labels[i] == c for i in nearest) for c in (0, 1)]
+        other = [sum(math.exp(q) * (q - a) for a, q in zip(anchor, query, strict=True)) for anchor in anchors]
+        backwards += sorted(range(14), key=other.__getitem__)[:3] != nearest
+    assert backwards  # the direction matters
+
+
+def test_knn_of_tokens_without_probability():
+    anchors = np.log([[0.5, 0.5, 1e-300], [0.3, 0.3, 0.4]])
+    anchors[0, 2] = -np.inf
+    query = np.array([[math.log(0.5), math.log(0.5), -np.inf]])
+    assert decisions.knn(query, anchors, [1, 0], 2, k=1).tolist() == [[0, 1]]
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: decisions.contextual([[1.0, 2]], [[1.0, 2, 3]]), "2 options of documents, 3"),
+        (lambda: decisions.contextual([[1.0, math.nan]], [[1.0, 2]]), "scores: a NaN"),
+        (lambda: decisions.contextual([[1.0, 2]], []), "content_free: shape"),
+        (lambda: decisions.batch([[1.0, 2]], by="mean"), "division or difference"),
+        (lambda: decisions.batch([1.0, 2]), "a document a row"),
+        (lambda: decisions.hidden([[1.0]], [[1.0]], [0], 2), "class 1 has no anchor"),
+        (lambda: decisions.hidden([[1.0]], [[1.0], [2.0]], [0], 1), "one for each of 2 anchors"),
+        (lambda: decisions.knn([[1.0]], [[1.0]], [0], 1), "k=3: must be from 1"),
+    ],
+)
+def test_what_cannot_be_used_is_refused(call, said):
+    with pytest.raises(InputError, match=said):
+        call()
+
+
+def test_rules_as_users_write_them():
+    (rule,) = read("contextual")
+    assert str(rule) == "contextual" and rule.arguments == {"texts": ("N/A", "", "[MASK]")}
+    rules = read("batch:m=64:of=pool+batch+domain:of=test+contextual:texts=N/A|x")
+    assert list(map(str, rules)) == ["batch:m=64:of=pool", "batch", "domain:of=test", "contextual:texts=N/A|x"]
+    assert [rule.is_transductive for rule in rules] == [False, True, True, False]
+    assert read({"batch": {"of": "pool", "m": 64}, "pmi": None})[0] == rules[0]
+    (premise,) = read("dcpmi:premise=\\n topic:")
+    assert premise.arguments["premise"] == "\n topic:" and "\n" not in str(premise)
+    assert [rule.is_logarithmic for rule in read("batch+batch:by=difference")] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("contextal", "did you mean 'contextual'"),
+        ("knn", "decide=knn: knn needs more .* lm_eval_icl.decisions.knn"),
+        ("hidden", "decide=hidden: hidden needs more"),
+        ("contextual+", "decide=contextual\\+: ''"),
+        ("batch:128", "'128': must be NAME=VALUE"),
+        ("batch:by=mean", "by='mean': must be division or difference"),
+        ("batch:of=pool:m=0", "m='0': must be a whole number from 1"),
+        ("batch:m=64", "m=64: has an effect only with of=pool"),
+        ("batch:n=3", "unknown argument 'n'"),
+        ("batch+batch", "names a rule twice"),
+        ({"contextual": {"texts": []}}, "must be texts"),
+        ({"contextual": 3}, "must be rules with their arguments"),
+        ({}, "names no rule"),
+        (3, "must be names of rules"),
+    ],
+)
+def test_rules_that_are_none(given, said):
+    with pytest.raises(InputError, match=said):
+        read(given)
