@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-
-from lm_eval_icl.demonstrations.how import How, make
+from lm_eval_icl.demonstrations.how import METHODS, How, make
 from lm_eval_icl.demonstrations.select import near
-from lm_eval_icl.errors import InputError
+from lm_eval_icl.errors import InputError, log
 from lm_eval_icl.harness.arguments import check_folders, pairs
-from lm_eval_icl.harness.choosing import HOW, Choice, Chooser, PoolOfTask, about, about_model, as_json
-from lm_eval_icl.harness.identity import fingerprint
-from lm_eval_icl.harness.training import ARGUMENTS, load_model, tasks_of
-from lm_eval_icl.methods import ICL, Predictor
 from lm_eval_icl.studies.grid import expanded
 
+if TYPE_CHECKING:
+    from lm_eval_icl.harness.choosing import Choice, PoolOfTask
+    from lm_eval_icl.methods import Predictor
+
 _DRAWN = ("random", "stratified")
+HOW = (*_DRAWN, *METHODS)
 
 
 def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
@@ -30,6 +30,8 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     Raises:
         InputError: an argument cannot be used, or nothing can be chosen.
     """
+    logging.getLogger("lm_eval").setLevel(logging.ERROR)
+    log.setLevel(logging.WARNING)  # what a search will cost
     parser.description = "Choose demonstrations by a published method, and write them to a file for --metadata."
     parser.add_argument("how", metavar="HOW", help=", ".join(HOW))
     parser.add_argument("--model_args", metavar="K=V,...", help="the model: pretrained=..., dtype=...")
@@ -52,6 +54,10 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
         how = make(given.how, {"pool": given.pool, **given_arguments})
     seeds = _seeds(given.seeds)
     check_folders(given.include_path, None)
+
+    from lm_eval_icl.harness.choosing import Chooser, PoolOfTask, about, as_json
+    from lm_eval_icl.harness.training import tasks_of
+
     names = [name for name in given.tasks.split(",") if name]
     tasks = tasks_of(names, given.include_path, pairs("metadata", given.metadata))
     pools = [PoolOfTask(task) for task in tasks]
@@ -60,7 +66,7 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     said = about(how, model)
     found: dict[str, Any] = {}
     for pool, n in zip(pools, shots, strict=True):
-        chooser, chosen = Chooser(pool, predictor, how.pool), dict[int, Choice]()
+        chooser, chosen = Chooser(pool, predictor, how.pool), dict[int, "Choice"]()
         for seed in seeds:
             try:
                 chosen[seed] = chooser.choose(how.name, n, seed, how.balance, **how.arguments)
@@ -105,6 +111,13 @@ def _shots(task: Any, pool: PoolOfTask, num_fewshot: int | None) -> int:
 
 def _load(given: argparse.Namespace) -> tuple[Predictor, dict[str, str]]:
     """The model under plain ICL, and what tells it from others."""
+    import torch
+
+    from lm_eval_icl.harness.choosing import about_model
+    from lm_eval_icl.harness.identity import fingerprint
+    from lm_eval_icl.harness.training import ARGUMENTS, load_model
+    from lm_eval_icl.methods import ICL, Predictor
+
     arguments: Mapping[str, Any] = pairs("model_args", given.model_args)
     if not arguments.get("pretrained"):
         raise InputError("--model_args: has no pretrained=...: give the name or folder of a checkpoint.")

@@ -29,8 +29,7 @@ from typing_extensions import TypedDict
 from lm_eval_icl import methods
 from lm_eval_icl.demonstrations import how
 from lm_eval_icl.errors import InputError, is_number, is_whole
-from lm_eval_icl.results.board import AVERAGE
-from lm_eval_icl.training.train import with_numbers
+from lm_eval_icl.training.settings import with_numbers
 
 _NAMED = "named"
 HF = "hf"
@@ -222,7 +221,14 @@ class Study(BaseModel):
     @field_validator("variants", mode="before")
     @classmethod
     def _expand_methods(cls, given: Any) -> tuple[Variant, ...]:
-        return tuple(_variants(expanded("methods", given)))
+        entries = expanded("methods", given)
+        for (
+            entry
+        ) in entries:  # the names first: a method that there is not can be said without importing those there are
+            name = next(iter(entry), "") if isinstance(entry, Mapping) else entry
+            if isinstance(name, str) and name not in (HF, *methods.NAMES, *methods.installed()) and ":" not in name:
+                _check_variant(Variant(name, {}, 0))
+        return tuple(_variants(entries))
 
     @field_validator("tasks", mode="before")
     @classmethod
@@ -313,6 +319,7 @@ class Study(BaseModel):
 
 
 _KEYS = [field.alias or name for name, field in Study.model_fields.items()]
+_KEYS_LISTED = ", ".join(_KEYS)
 
 
 def named() -> dict[str, str]:
@@ -354,6 +361,9 @@ def read(source: str, overrides: Mapping[str, Any]) -> Study:
         raise InputError(f"{source}: must be keys and values, such as `methods: [icl, invicl]`.")
     replaced = {key: value for key, value in overrides.items() if key not in ("model_args", "train", "metadata")}
     given = {str(key): value for key, value in {**given, **replaced}.items() if value is not None}
+    for key in given:  # before the methods are looked at, which are slow to import
+        if key not in _KEYS:
+            raise InputError(f"{source}: unknown key {key!r}: {_near(key, _KEYS) or f'the keys are {_KEYS_LISTED}.'}")
     if isinstance(given.get("dev"), Mapping):
         given["dev"] = {"metric": given.get("metric", "acc"), **given["dev"]}
     # So that the validators of these keys run, which add what the overrides have.
@@ -370,6 +380,8 @@ def read(source: str, overrides: Mapping[str, Any]) -> Study:
         raise InputError(f"{source}: {_fault(error)}") from error
     if "tasks" not in overrides:
         return study
+    from lm_eval_icl.results.board import AVERAGE  # which imports what takes half a second
+
     values = [
         {name: value for name, value in entry["values"].items() if not name.startswith(AVERAGE)}
         for entry in study.expected
