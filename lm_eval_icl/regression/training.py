@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,15 +80,15 @@ def begin(output: Path, configuration: Configuration, method: str, seed: int) ->
     run = Run(configuration, method, seed, output / f"{method}-{seed}")
     record = run.folder / "run.json"
     if record.is_file():
-        there = dataclasses.asdict(open_run(run.folder).configuration)
-        for name, value in dataclasses.asdict(configuration).items():
+        there = open_run(run.folder).configuration.model_dump()
+        for name, value in configuration.model_dump().items():
             if there[name] != value:
                 raise InputError(
                     f"--output {output}: {run.name} there was trained with {name}={there[name]}, and here it is "
                     f"{value}: give another folder."
                 )
         return run
-    known = {"method": method, "seed": seed, "configuration": dataclasses.asdict(configuration)}
+    known = {"method": method, "seed": seed, "configuration": configuration.model_dump()}
     with refusing(f"--output {output}: cannot be written", kinds=(OSError,)):
         run.folder.mkdir(parents=True, exist_ok=True)
         new = record.with_suffix(".new")
