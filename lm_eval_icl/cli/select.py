@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from lm_eval_icl.demonstrations.how import METHODS, How, make
 from lm_eval_icl.demonstrations.select import near
 from lm_eval_icl.errors import InputError, log
+from lm_eval_icl.files import write_atomically
 from lm_eval_icl.harness.arguments import check_folders, pairs
 from lm_eval_icl.studies.grid import expanded
 
@@ -145,9 +146,7 @@ def _say(pool: PoolOfTask, seed: int, choice: Choice) -> None:
 
 
 def _write(path: Path, found: Mapping[str, Any]) -> None:
-    part = path.with_name(path.name + ".part")
     try:
-        part.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-        part.replace(path)
+        write_atomically(path, json.dumps(found, indent=1) + "\n")
     except OSError as error:
         raise InputError(f"--output {path}: cannot be written ({error.strerror or error}).") from error

@@ -15,6 +15,7 @@ from tqdm import tqdm
 
 from lm_eval_icl import methods
 from lm_eval_icl.errors import InputError, one_line, refusing
+from lm_eval_icl.files import replacing, write_atomically
 from lm_eval_icl.methods.base import Method
 from lm_eval_icl.regression.configuration import METHODS, Configuration, read
 from lm_eval_icl.regression.functions import draw, generator
@@ -91,9 +92,7 @@ def begin(output: Path, configuration: Configuration, method: str, seed: int) ->
     known = {"method": method, "seed": seed, "configuration": configuration.model_dump()}
     with refusing(f"--output {output}: cannot be written", kinds=(OSError,)):
         run.folder.mkdir(parents=True, exist_ok=True)
-        new = record.with_suffix(".new")
-        new.write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
-        new.replace(record)
+        write_atomically(record, json.dumps(known, indent=1) + "\n")
     return run
 
 
@@ -220,7 +219,5 @@ def _part(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
 
 def write_tensors(file: Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> None:
     """Write tensors to a file at once or not at all."""
-    new = file.with_name(f"{file.name}.new")
-    with refusing(f"{file}: cannot be written", kinds=(OSError, SafetensorError)):
-        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, new, metadata)
-        new.replace(file)
+    with refusing(f"{file}: cannot be written", kinds=(OSError, SafetensorError)), replacing(file) as half:
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, half, metadata)
