@@ -7,6 +7,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+# How the names begin of files that are being written. A process that is killed leaves one.
+HALF = ".half-"
+
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
@@ -17,7 +20,7 @@ def replacing(path: Path) -> Iterator[Path]:
     Raises:
         OSError: it cannot be written.
     """
-    half = path.with_name(f".{uuid.uuid4().hex}{path.suffix}")
+    half = path.with_name(f"{HALF}{uuid.uuid4().hex}")
     try:
         yield half
         half.replace(path)

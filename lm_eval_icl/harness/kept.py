@@ -10,7 +10,6 @@ import hashlib
 import json
 import os
 import re
-import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from lm_eval.api.task import Task
 from lm_eval_icl.demonstrations import choices
 from lm_eval_icl.demonstrations.how import How
 from lm_eval_icl.errors import InputError, check_form, log
+from lm_eval_icl.files import write_atomically
 from lm_eval_icl.harness.choosing import Choice, Chooser, PoolOfTask, about, about_model, as_json, code
 from lm_eval_icl.harness.distributed import of_first
 from lm_eval_icl.harness.tasks import FixedSampler, template_of
@@ -98,10 +98,8 @@ def write(path: Path, how: How, pool: PoolOfTask, n: int, seed: int, choice: Cho
         OSError: it cannot be written.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    half = path.with_name(f".{uuid.uuid4().hex}")
     said = {"form": FORM, "about": about(how, model), "tasks": {pool.name: as_json(pool, n, {seed: choice})}}
-    half.write_text(json.dumps(said, indent=1) + "\n", encoding="utf-8")
-    half.replace(path)
+    write_atomically(path, json.dumps(said, indent=1) + "\n")
 
 
 def predictor(model: ICLModel) -> Predictor:

@@ -8,7 +8,6 @@ a patch of lm-eval's tokenization hands the ids to models of lm-eval's own (`own
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -23,7 +22,7 @@ from lm_eval.tasks.manager import TaskManager
 from transformers import PreTrainedTokenizerBase
 
 from lm_eval_icl.demonstrations.draw import as_text
-from lm_eval_icl.errors import InputError, log
+from lm_eval_icl.errors import InputError, did_you_mean, log
 from lm_eval_icl.harness.tasks import These, note
 from lm_eval_icl.metaicl.files import SHOTS, Folder, Row, checked_seed, classifies, refuse_missing, setting_of
 from lm_eval_icl.metaicl.metric import decision, macro_f1, mean_losses
@@ -245,8 +244,8 @@ def _refuse_misspelt(metadata: Mapping[str, Any]) -> None:
     """Refuse what is nearly one of the names, since without PMI, for example, a run has numbers that look right."""
     known = ("metaicl", "missing", "pmi")
     for name in metadata:
-        if name not in known and (near := difflib.get_close_matches(str(name).lower(), known, n=1)):
-            raise InputError(f"--metadata {name}={metadata[name]}: did you mean {near[0]!r}?")
+        if name not in known and (near := did_you_mean(str(name).lower(), known)):
+            raise InputError(f"--metadata {name}={metadata[name]}: {near}")
 
 
 def _flag(metadata: Mapping[str, Any], name: str) -> bool:

@@ -18,6 +18,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainingArgum
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
 from lm_eval_icl.errors import InputError, Unsupported, one_line, refusing
+from lm_eval_icl.files import HALF, write_atomically
 from lm_eval_icl.methods import ICL, InvICL
 from lm_eval_icl.methods.base import Method
 from lm_eval_icl.methods.predictor import Predictor
@@ -120,7 +121,7 @@ def claim(output: Path, identity: dict[str, Any], resume: bool) -> tuple[Path | 
         if not resume and (checkpoints(folder) or (output / "config.json").is_file()):
             raise InputError(f"--output {output}: holds this run already: give --resume to go on, or another folder.")
         return last[-1] if last else None, lengthened
-    if output.is_dir() and {path.name for path in output.iterdir()} - {"checkpoints", "training.new"}:
+    if output.is_dir() and any(path.name != "checkpoints" and HALF not in path.name for path in output.iterdir()):
         raise InputError(f"--output {output}: there are other files in it: give an empty or a new folder.")
     _write(record, known)
     return None, []
@@ -129,9 +130,7 @@ def claim(output: Path, identity: dict[str, Any], resume: bool) -> tuple[Path | 
 def _write(record: Path, known: Mapping[str, Any]) -> None:
     try:
         (record.parent / "checkpoints").mkdir(parents=True, exist_ok=True)
-        new = record.with_suffix(".new")
-        new.write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
-        new.replace(record)
+        write_atomically(record, json.dumps(known, indent=1) + "\n")
     except OSError as error:
         raise InputError(f"--output {record.parent}: cannot be written ({error.strerror}).") from error
 
