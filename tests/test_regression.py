@@ -181,7 +181,7 @@ def test_order_changes_no_bit_of_invariant_methods(name: str) -> None:
 
 @pytest.mark.parametrize("shift", SHIFTS)
 def test_shifts_have_the_mean_square_that_errors_are_divided_by(shift: str) -> None:
-    configuration = dataclasses.replace(SMALL, dimensions=4)
+    configuration = SMALL.model_copy(update={"dimensions": 4})
     x, y = draw(configuration, generator("shift"), 4000, 5, shift=shift)
     assert y.square().mean() == pytest.approx(mean_square(configuration, shift), rel=0.05)
     assert x.square().sum(2).mean() == pytest.approx(4 * (9 if shift == "scale" else 1), rel=0.05)
@@ -193,12 +193,12 @@ def test_shifts_have_the_mean_square_that_errors_are_divided_by(shift: str) -> N
 
 
 def test_sparse_functions_and_trees() -> None:
-    sparse = dataclasses.replace(SMALL, function="sparse", dimensions=6, sparsity=2)
+    sparse = SMALL.model_copy(update={"function": "sparse", "dimensions": 6, "sparsity": 2})
     x, y = draw(sparse, generator("sparse"), 50, 12, dimensions=4)
     assert not x[:, :, 4:].any()
     w = torch.linalg.lstsq(x[:, :, :4].double(), y.double()[:, :, None]).solution[:, :, 0]
     assert ((w.abs() > 1e-4).sum(1) == 2).all()
-    tree = dataclasses.replace(SMALL, function="tree")
+    tree = SMALL.model_copy(update={"function": "tree"})
     x, y = draw(tree, generator("tree"), 50, 200)
     for signs, values in zip((x > 0).tolist(), y.tolist(), strict=True):
         assert len(set(values)) <= 2**tree.depth
@@ -216,7 +216,7 @@ def test_least_squares_has_no_error_from_as_many_examples_as_dimensions() -> Non
 
 @pytest.mark.parametrize("function", ["sparse", "tree"])
 def test_baselines_beat_predicting_zero(function: str) -> None:
-    configuration = dataclasses.replace(SMALL, function=function, dimensions=4, sparsity=1)
+    configuration = SMALL.model_copy(update={"function": function, "dimensions": 4, "sparsity": 1})
     x, y = draw(configuration, generator("baselines"), 30, 31)
     found = baselines(configuration, [30], x, y)
     mean = {name: float(of.mean()) / mean_square(configuration) for name, of in found.items()}
@@ -294,8 +294,10 @@ def test_the_curriculum() -> None:
 @pytest.mark.parametrize("name", ["icl", "invicl"])
 def test_training_lowers_the_error_and_probes_of_the_last_layer_find_it(name: str, tmp_path: Path) -> None:
     """One dimension: the model has to learn that y is a multiple of x."""
-    easy = dataclasses.replace(SMALL, dimensions=1, first_dimensions=1, first_points=6, batch_size=32, tested=64)
-    run = begin(tmp_path, dataclasses.replace(easy, steps=150, early=150, learning_rate=5e-3), name, 0)
+    easy = SMALL.model_copy(
+        update={"dimensions": 1, "first_dimensions": 1, "first_points": 6, "batch_size": 32, "tested": 64}
+    )
+    run = begin(tmp_path, easy.model_copy(update={"steps": 150, "early": 150, "learning_rate": 5e-3}), name, 0)
     torch.manual_seed(0)
     before = errors(Regressor(run.configuration, found_method(name)))
     train(run, "cpu")
