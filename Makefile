@@ -6,7 +6,7 @@ PYTEST = -m pytest -n logical --maxprocesses 4 --dist worksteal
 
 .PHONY: demo test test-all floors
 demo: $(VENV)/installed
-	$(VENV)/bin/python scripts/demo.py
+	$(VENV)/bin/lm-eval-icl demo
 
 # Every method, command and room, in minutes.
 test: $(VENV)/installed

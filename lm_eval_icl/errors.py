@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import difflib
 import logging
 import math
 import re
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 # A child of lm-eval's logger, so that in a run of lm-eval it has that logger's handler and level.
@@ -68,6 +69,16 @@ def refusing(what: str, advice: str = "", kinds: tuple[type[Exception], ...] = (
         raise InputError(f"{what} ({one_line(error)}).{advice and ' ' + advice}") from error
 
 
+def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
+    """The question whether the most similar of the known names was meant; empty if none is similar.
+
+    Args:
+        cutoff: how similar a name must be, from 0 to 1.
+    """
+    near = difflib.get_close_matches(name, list(known), n=1, cutoff=cutoff)
+    return f"did you mean {near[0]!r}?" if near else ""
+
+
 def check_form(found: object, known: int, where: object) -> None:
     """Refuse a file of a later version of this package, whose form this version does not know.
 
@@ -89,6 +100,17 @@ def check_form(found: object, known: int, where: object) -> None:
 def is_number(value: object) -> bool:
     """Whether an argument is a finite number. A boolean does not count as a number."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def whole(value: object, least: int = 1) -> int:
+    """A whole number, which may be written 5.0. As a validator of pydantic's it is `BeforeValidator(whole)`.
+
+    Raises:
+        ValueError: it is none, or less than `least`; the message is what stands behind the argument and its value.
+    """
+    if not is_whole(value) or value < least:  # type: ignore[operator]
+        raise ValueError(f"must be a whole number, {least} or more")
+    return int(value)  # type: ignore[call-overload,no-any-return]
 
 
 def is_whole(value: object) -> bool:

@@ -17,6 +17,7 @@ import yaml
 from transformers import AutoConfig, AutoTokenizer
 
 from lm_eval_icl import cli, methods, version
+from lm_eval_icl.cli import smoke as smoke_command
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.methods import NAMES, PrefixICL
 from lm_eval_icl.smoke import smoke, tiny
@@ -213,7 +214,7 @@ def test_options_of_the_smoke_test_that_cannot_be(options, says):
 @pytest.mark.slow
 def test_weights_for_pictures_are_not_listed(capfd):
     """transformers lists the weights of a checkpoint that the text model does not take, each time it is loaded."""
-    assert cli._smoke_one("mllama", 1)["methods"] == len(NAMES)
+    assert smoke_command.one_type("mllama", 1)["methods"] == len(NAMES)
     assert "vision" not in capfd.readouterr().err
 
 

@@ -173,12 +173,13 @@ def test_demonstrations_teach_the_labels() -> None:
     assert min(taught.values()) >= 0.8
 
 
+# The command with one method.
+ALONE = "from lm_eval_icl import cli, methods; methods.NAMES = ('icl',); cli.main()"
+
+
 @pytest.mark.slow
 def test_the_demo_prints_a_line_for_each_setting_and_a_table(tmp_path: Path) -> None:
-    script = str(SCRIPT.with_name("demo.py"))
-    alone = f"import runpy; from lm_eval_icl import methods; methods.NAMES = ('icl',); runpy.run_path({script!r}, "
-    alone += "run_name='__main__')"
-    done = processes.python(alone, "--limit", 2, "--output", tmp_path, cwd=tmp_path)
+    done = processes.python(ALONE, "demo", "--limit", 2, "--output", tmp_path, cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
     settings = [line.split(": accuracy ")[0] for line in lines[:4] if ", order flips " in line]
@@ -189,14 +190,11 @@ def test_the_demo_prints_a_line_for_each_setting_and_a_table(tmp_path: Path) -> 
 @pytest.mark.slow
 def test_in_a_terminal_the_demo_shows_its_table_row_by_row(tmp_path: Path) -> None:
     """Every state of the table that is shown begins with the one before it."""
-    alone = "import runpy, sys; from lm_eval_icl import methods; methods.NAMES = ('icl',); "
-    alone += f"sys.argv = ['demo.py', '--limit', '2']; runpy.run_path({str(SCRIPT.with_name('demo.py'))!r}, "
-    alone += "run_name='__main__')"
     shown = bytearray()
     terminal, inside = pty.openpty()
     environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "120", "LINES": "40"}
     outputs = [Path(os.ttyname(inside))] * 2
-    line = ["-c", alone]
+    line = ["-c", ALONE, "demo", "--limit", "2"]
     process = processes.start(processes.as_started, processes.run_python, line, outputs, tmp_path, environment)
     while process.exitcode is None or select.select([terminal], [], [], 0)[0]:
         if select.select([terminal], [], [], 0.05)[0]:

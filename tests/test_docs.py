@@ -25,7 +25,7 @@ from lm_eval.tasks import TaskManager
 from lm_eval.utils import simple_parse_args_string
 
 from lm_eval_icl import cli, methods, version
-from lm_eval_icl.cli import train
+from lm_eval_icl.cli import regression, train
 from lm_eval_icl.drawing import drawing, picture
 from lm_eval_icl.harness import patches, training
 from lm_eval_icl.harness.arguments import CommonArguments
@@ -133,6 +133,8 @@ def test_commands_are_ones_that_we_take(page):
         given = dict(itertools.pairwise(words))
         if words[:2] == ["lm-eval-icl", "show"]:
             methods.make(words[2], simple_parse_args_string(given.get("--args", "")))
+        elif words[:2] == ["lm-eval-icl", "regression"]:
+            regression.options(argparse.ArgumentParser(), words[2:])
         elif "train" in words[:10]:
             options = train.read_options(argparse.ArgumentParser(), words[words.index("train") + 1 :])
             methods.find(options["method"])

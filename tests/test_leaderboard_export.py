@@ -12,7 +12,7 @@ import jsonschema
 import numpy as np
 import pytest
 
-from lm_eval_icl.cli import leaderboards
+from lm_eval_icl.cli import export as export_command
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.leaderboard.export import export
 from lm_eval_icl.results.collect import collect
@@ -429,4 +429,4 @@ def test_wrong_arguments(tmp_path):
     with pytest.raises(InputError, match="cannot be written"):
         export([run], tmp_path / "file")
     with pytest.raises(InputError, match="--format hub: must be eee"):
-        leaderboards.export(argparse.ArgumentParser(), ["x", "--format", "hub", "--output", str(tmp_path / "out")])
+        export_command.command(argparse.ArgumentParser(), ["x", "--format", "hub", "--output", str(tmp_path / "out")])

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import json
 import re
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
@@ -16,6 +14,10 @@ from torch import Tensor
 from torch.nn.functional import pad
 from transformers import DynamicCache
 
+from lm_eval_icl import cli
+from lm_eval_icl.cli import regression
+from lm_eval_icl.cli.regression import FIGURES
+from lm_eval_icl.errors import InputError
 from lm_eval_icl.regression import evaluation, training
 from lm_eval_icl.regression.baselines import baselines
 from lm_eval_icl.regression.configuration import METHODS, Configuration, configured
@@ -179,7 +181,7 @@ def test_order_changes_no_bit_of_invariant_methods(name: str) -> None:
 
 @pytest.mark.parametrize("shift", SHIFTS)
 def test_shifts_have_the_mean_square_that_errors_are_divided_by(shift: str) -> None:
-    configuration = dataclasses.replace(SMALL, dimensions=4)
+    configuration = SMALL.model_copy(update={"dimensions": 4})
     x, y = draw(configuration, generator("shift"), 4000, 5, shift=shift)
     assert y.square().mean() == pytest.approx(mean_square(configuration, shift), rel=0.05)
     assert x.square().sum(2).mean() == pytest.approx(4 * (9 if shift == "scale" else 1), rel=0.05)
@@ -191,12 +193,12 @@ def test_shifts_have_the_mean_square_that_errors_are_divided_by(shift: str) -> N
 
 
 def test_sparse_functions_and_trees() -> None:
-    sparse = dataclasses.replace(SMALL, function="sparse", dimensions=6, sparsity=2)
+    sparse = SMALL.model_copy(update={"function": "sparse", "dimensions": 6, "sparsity": 2})
     x, y = draw(sparse, generator("sparse"), 50, 12, dimensions=4)
     assert not x[:, :, 4:].any()
     w = torch.linalg.lstsq(x[:, :, :4].double(), y.double()[:, :, None]).solution[:, :, 0]
     assert ((w.abs() > 1e-4).sum(1) == 2).all()
-    tree = dataclasses.replace(SMALL, function="tree")
+    tree = SMALL.model_copy(update={"function": "tree"})
     x, y = draw(tree, generator("tree"), 50, 200)
     for signs, values in zip((x > 0).tolist(), y.tolist(), strict=True):
         assert len(set(values)) <= 2**tree.depth
@@ -214,7 +216,7 @@ def test_least_squares_has_no_error_from_as_many_examples_as_dimensions() -> Non
 
 @pytest.mark.parametrize("function", ["sparse", "tree"])
 def test_baselines_beat_predicting_zero(function: str) -> None:
-    configuration = dataclasses.replace(SMALL, function=function, dimensions=4, sparsity=1)
+    configuration = SMALL.model_copy(update={"function": function, "dimensions": 4, "sparsity": 1})
     x, y = draw(configuration, generator("baselines"), 30, 31)
     found = baselines(configuration, [30], x, y)
     mean = {name: float(of.mean()) / mean_square(configuration) for name, of in found.items()}
@@ -292,8 +294,10 @@ def test_the_curriculum() -> None:
 @pytest.mark.parametrize("name", ["icl", "invicl"])
 def test_training_lowers_the_error_and_probes_of_the_last_layer_find_it(name: str, tmp_path: Path) -> None:
     """One dimension: the model has to learn that y is a multiple of x."""
-    easy = dataclasses.replace(SMALL, dimensions=1, first_dimensions=1, first_points=6, batch_size=32, tested=64)
-    run = begin(tmp_path, dataclasses.replace(easy, steps=150, early=150, learning_rate=5e-3), name, 0)
+    easy = SMALL.model_copy(
+        update={"dimensions": 1, "first_dimensions": 1, "first_points": 6, "batch_size": 32, "tested": 64}
+    )
+    run = begin(tmp_path, easy.model_copy(update={"steps": 150, "early": 150, "learning_rate": 5e-3}), name, 0)
     torch.manual_seed(0)
     before = errors(Regressor(run.configuration, found_method(name)))
     train(run, "cpu")
@@ -323,56 +327,49 @@ def test_the_interval_is_of_seeds_and_functions() -> None:
 # Commands.
 
 
-@pytest.fixture
-def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(Path(__file__).resolve().parents[1] / "scripts")
-    return importlib.import_module("regression")
-
-
-SETTINGS = [f"{key}={value}" for key, value in dataclasses.asdict(SMALL).items() if key not in ("function", "stride")]
+SETTINGS = [f"{key}={value}" for key, value in SMALL.model_dump().items() if key not in ("function", "stride")]
 SETTINGS += ["stride=4"]
 
 
-def test_commands(
-    script: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Training, tables and all figures; a second evaluation reads what the first one measured."""
     monkeypatch.setattr(evaluation, "PROBES_FITTED_ON", 32)
-    train_command = ["train", "--config", "tiny", "--methods", "icl,invicl", "--device", "cpu"]
+    train_command = ["regression", "train", "--config", "tiny", "--methods", "icl,invicl", "--device", "cpu"]
     linear, sparse = str(tmp_path / "linear"), str(tmp_path / "sparse")
-    assert script.main([*train_command, "--seeds", "0,1", "--output", linear, "--set", *SETTINGS]) == 0
-    assert script.main([*train_command, "--seeds", "0", "--output", sparse, "--set", *SETTINGS, "function=sparse"]) == 0
+    cli.run([*train_command, "--seeds", "0,1", "--output", linear, "--set", *SETTINGS])
+    cli.run([*train_command, "--seeds", "0", "--output", sparse, "--set", *SETTINGS, "function=sparse"])
     tables = []
     for folder in (linear, linear, sparse):
-        assert script.main(["evaluate", "--output", folder, "--device", "cpu"]) == 0
+        cli.run(["regression", "evaluate", "--output", folder, "--device", "cpu"])
         tables.append(capsys.readouterr().out)
     assert tables[0] == tables[1] and tables[0].count("| `invicl` |") == 6 and tables[2].count("| `invicl` |") == 3
     cells = re.findall(r"(\d\.\d+) \((\d\.\d+) to (\d\.\d+)\)", tables[0])
     assert len(cells) > 40 and all(float(low) <= float(mean) <= float(high) for mean, low, high in cells)
-    for figure in script.FIGURES:
+    for figure in FIGURES:
         to = tmp_path / f"{figure}.svg"
         folders = [linear, sparse] if figure == "figure6" else [linear]
-        assert script.main(["plot", figure, *folders, "--to", str(to)]) == 0
+        cli.run(["regression", "plot", figure, *folders, "--to", str(to)])
         drawn = to.read_text(encoding="utf-8")
         assert 5_000 < len(drawn) < 300_000 and "invicl" in drawn
 
 
-def test_bad_input_is_one_line(script: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_input_is_one_line(tmp_path: Path) -> None:
     def refused(*arguments: str) -> str:
-        assert script.main(arguments) == 1
-        said = capsys.readouterr().err
-        last = said.splitlines()[-1]  # behind what was drawn of a progress bar
-        assert last.startswith("lm-eval-icl: ") and said.endswith(f"{last}\n") and "Traceback" not in said
-        return last
+        with pytest.raises(InputError) as refusal:
+            cli.run(["regression", *arguments])
+        line = str(refusal.value)
+        assert line.startswith("lm-eval-icl: regression: ") and "\n" not in line
+        return line
 
     def refused_training(*arguments: str, config: str = "tiny", output: Path = tmp_path / "new") -> str:
         return refused("train", "--config", config, "--output", str(output), "--device", "cpu", *arguments)
 
     assert "--config huge: there is none" in refused_training(config="huge")
     assert "--methods saicl: there is no such method here" in refused_training("--methods", "saicl")
-    assert "there is no key 'depht'" in refused_training("--set", "depht=3")
-    assert "function='cubic': must be one of linear, sparse, tree" in refused_training("--set", "function=cubic")
-    assert "--set steps=many: 'many' is no number" in refused_training("--set", "steps=many")
+    assert "learning_rate=-1.0: must be greater than 0" in refused_training("--set", "learning_rate=-1")
+    assert "there is no key 'depht': did you mean 'depth'?" in refused_training("--set", "depht=3")
+    assert "function='cubic': must be 'linear', 'sparse' or 'tree'" in refused_training("--set", "function=cubic")
+    assert "steps='many': must be a whole number, 1 or more" in refused_training("--set", "steps=many")
     assert "width=30: must be a multiple of heads=4" in refused_training("--set", "width=30")
     assert "sparsity=9: must be at most dimensions" in refused_training("--set", "sparsity=9")
     assert "--seeds one" in refused_training("--seeds", "one")
@@ -387,7 +384,7 @@ def test_bad_input_is_one_line(script: ModuleType, tmp_path: Path, capsys: pytes
     )
     missing = refused("evaluate", "--output", str(tmp_path), "--device", "cpu")
     assert "step-0000006.safetensors: there is no such checkpoint" in missing
-    train(dataclasses.replace(run, configuration=dataclasses.replace(SMALL, width=32, steps=6)), "cpu")
+    train(dataclasses.replace(run, configuration=SMALL.model_copy(update={"width": 32, "steps": 6})), "cpu")
     other = refused("evaluate", "--output", str(tmp_path), "--device", "cpu")
     assert "step-0000006.safetensors: is no checkpoint of this configuration" in other
     to = ["--to", str(tmp_path / "figure.svg")]
@@ -401,12 +398,12 @@ def test_bad_input_is_one_line(script: ModuleType, tmp_path: Path, capsys: pytes
     )
 
 
-def test_commands_of_the_page_are_ones_that_the_script_takes(script: ModuleType) -> None:
+def test_commands_of_the_page_are_ones_that_there_are() -> None:
     page = (Path(__file__).resolve().parents[1] / "docs" / "regression.md").read_text(encoding="utf-8")
-    commands = re.findall(r"^ {4,}python scripts/regression\.py (.*)$", page, re.MULTILINE)
+    commands = re.findall(r"^ {4,}lm-eval-icl regression (.*)$", page, re.MULTILINE)
     for command in commands:
-        options = script._options(command.split())
-        assert getattr(options, "figure", "figure3") in script.FIGURES
+        options = regression.options(cli.OneLine(), command.split())
+        assert getattr(options, "figure", "figure3") in FIGURES
         if hasattr(options, "config"):
             configured(options.config, options.set)
     assert {command.split()[0] for command in commands} == {"train", "evaluate", "plot"}

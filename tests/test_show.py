@@ -39,7 +39,7 @@ VARIANTS = [
 
 
 def main(*arguments: str) -> None:
-    cli._show(list(arguments))
+    cli.run(["show", *arguments])
 
 
 def refusal(*arguments: str) -> str:

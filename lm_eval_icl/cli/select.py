@@ -4,27 +4,26 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-
-from lm_eval_icl.demonstrations.choosing import HOW, Choice, Chooser
-from lm_eval_icl.demonstrations.how import How, make
-from lm_eval_icl.demonstrations.kept import about, about_model, as_json
+from lm_eval_icl.demonstrations.how import METHODS, How, make
 from lm_eval_icl.demonstrations.select import near
-from lm_eval_icl.errors import InputError
+from lm_eval_icl.errors import InputError, log
+from lm_eval_icl.files import write_atomically
 from lm_eval_icl.harness.arguments import check_folders, pairs
-from lm_eval_icl.harness.pools import PoolOfTask
-from lm_eval_icl.harness.training import tasks_of
-from lm_eval_icl.inference.checkpoints import ARGUMENTS, load_model
-from lm_eval_icl.inference.fingerprint import fingerprint
-from lm_eval_icl.methods import ICL, Predictor
 from lm_eval_icl.studies.grid import expanded
 
+if TYPE_CHECKING:
+    from lm_eval_icl.demonstrations.choosing import Choice
+    from lm_eval_icl.harness.pools import PoolOfTask
+    from lm_eval_icl.methods import Predictor
+
 _DRAWN = ("random", "stratified")
+HOW = (*_DRAWN, *METHODS)
 
 
 def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
@@ -33,6 +32,8 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     Raises:
         InputError: an argument cannot be used, or nothing can be chosen.
     """
+    logging.getLogger("lm_eval").setLevel(logging.ERROR)
+    log.setLevel(logging.WARNING)  # what a search will cost
     parser.description = "Choose demonstrations by a published method, and write them to a file for --metadata."
     parser.add_argument("how", metavar="HOW", help=", ".join(HOW))
     parser.add_argument("--model_args", metavar="K=V,...", help="the model: pretrained=..., dtype=...")
@@ -55,6 +56,12 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
         how = make(given.how, {"pool": given.pool, **given_arguments})
     seeds = _seeds(given.seeds)
     check_folders(given.include_path, None)
+
+    from lm_eval_icl.demonstrations.choosing import Chooser
+    from lm_eval_icl.demonstrations.kept import about, as_json
+    from lm_eval_icl.harness.pools import PoolOfTask
+    from lm_eval_icl.harness.training import tasks_of
+
     names = [name for name in given.tasks.split(",") if name]
     tasks = tasks_of(names, given.include_path, pairs("metadata", given.metadata))
     pools = [PoolOfTask(task) for task in tasks]
@@ -63,7 +70,7 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     said = about(how, model)
     found: dict[str, Any] = {}
     for pool, n in zip(pools, shots, strict=True):
-        chooser, chosen = Chooser(pool, predictor, how.pool), dict[int, Choice]()
+        chooser, chosen = Chooser(pool, predictor, how.pool), dict[int, "Choice"]()
         for seed in seeds:
             try:
                 chosen[seed] = chooser.choose(how.name, n, seed, how.balance, **how.arguments)
@@ -108,6 +115,13 @@ def _shots(task: Any, pool: PoolOfTask, num_fewshot: int | None) -> int:
 
 def _load(given: argparse.Namespace) -> tuple[Predictor, dict[str, str]]:
     """The model under plain ICL, and what tells it from others."""
+    import torch
+
+    from lm_eval_icl.demonstrations.kept import about_model
+    from lm_eval_icl.inference.checkpoints import ARGUMENTS, load_model
+    from lm_eval_icl.inference.fingerprint import fingerprint
+    from lm_eval_icl.methods import ICL, Predictor
+
     arguments: Mapping[str, Any] = pairs("model_args", given.model_args)
     if not arguments.get("pretrained"):
         raise InputError("--model_args: has no pretrained=...: give the name or folder of a checkpoint.")
@@ -133,9 +147,7 @@ def _say(pool: PoolOfTask, seed: int, choice: Choice) -> None:
 
 
 def _write(path: Path, found: Mapping[str, Any]) -> None:
-    part = path.with_name(path.name + ".part")
     try:
-        part.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-        part.replace(path)
+        write_atomically(path, json.dumps(found, indent=1) + "\n")
     except OSError as error:
         raise InputError(f"--output {path}: cannot be written ({error.strerror or error}).") from error

@@ -4,27 +4,25 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import math
 import os
 from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from lm_eval_icl.cli.train import training
 from lm_eval_icl.errors import InputError, LaterForm
 from lm_eval_icl.harness.arguments import check_folders, pairs
 from lm_eval_icl.harness.interrupt import Terminated
-from lm_eval_icl.studies import screen, trainings
-from lm_eval_icl.studies.conduct import CellsFailed, Conductor
-from lm_eval_icl.studies.end import conclude
-from lm_eval_icl.studies.folder import FORM, Folder
 from lm_eval_icl.studies.grid import Study, named, read
-from lm_eval_icl.studies.plan import Plan
-from lm_eval_icl.studies.progress import open_study
-from lm_eval_icl.studies.run import Options
+
+if TYPE_CHECKING:  # what runs a study takes seconds to import: --list, and a fault of the study's file, do not need it
+    from lm_eval_icl.studies.conduct import Conductor
+    from lm_eval_icl.studies.folder import Folder
+    from lm_eval_icl.studies.run import Options
 
 
 def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
@@ -34,6 +32,7 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
         InputError: the study, an option or a folder cannot be used, or cells have failed.
         KeyboardInterrupt: the study was interrupted; the message says what is kept.
     """
+    logging.getLogger("lm_eval").setLevel(logging.ERROR)
     parser.description = "Run a grid of models, methods, tasks, seeds and orders: a table or figure of a paper."
     parser.add_argument("study", nargs="?", metavar="FILE|NAME", help="a study's file, or a study of --list")
     parser.add_argument("--list", action="store_true", help="the studies that come with lm-eval-icl")
@@ -80,6 +79,12 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     if given.ray is not None and int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise InputError("--ray: Ray starts its own processes: leave out the launcher, or --ray.")
     study = read(given.study, _overrides(given))
+
+    from lm_eval_icl.studies import screen
+    from lm_eval_icl.studies.folder import Folder
+    from lm_eval_icl.studies.progress import open_study
+    from lm_eval_icl.studies.run import Options
+
     whole = given.limit is not None and given.limit == int(given.limit)
     options = Options(given.device, given.batch_size, int(given.limit) if whole else given.limit)
     if given.dry_run:
@@ -116,6 +121,13 @@ def _dry_run(study: Study, given: argparse.Namespace, options: Options, console:
     Raises:
         InputError: something cannot be had. What can be said without it is printed.
     """
+    from lm_eval_icl.cli.train import training
+    from lm_eval_icl.studies import screen, trainings
+    from lm_eval_icl.studies.conduct import Conductor
+    from lm_eval_icl.studies.folder import Folder
+    from lm_eval_icl.studies.plan import Plan
+    from lm_eval_icl.studies.progress import open_study
+
     lacking: dict[str, str] = {}
     folder = Folder(given.output or Path("the study's folder"))
     progress = open_study(study, folder, options, given.include_path, given.rerun, lacking)
@@ -139,6 +151,7 @@ def _dry_run(study: Study, given: argparse.Namespace, options: Options, console:
 
 def _cluster(conductor: Conductor, given: argparse.Namespace) -> Any:
     """The cluster of --ray. Without it nothing of Ray is imported."""
+    from lm_eval_icl.cli.train import training
     from lm_eval_icl.studies.cluster import StudyCluster
 
     return StudyCluster(conductor, given.include_path, training, given.ray)
@@ -151,6 +164,13 @@ def _run(study: Study, folder: Folder, given: argparse.Namespace, options: Optio
         InputError: as for `command`.
         KeyboardInterrupt: as for `command`.
     """
+    from lm_eval_icl.cli.train import training
+    from lm_eval_icl.studies.conduct import CellsFailed, Conductor
+    from lm_eval_icl.studies.end import conclude
+    from lm_eval_icl.studies.folder import FORM
+    from lm_eval_icl.studies.plan import Plan
+    from lm_eval_icl.studies.progress import open_study
+
     first = os.environ.get("RANK", "0") == "0"
     try:
         folder.record()

@@ -4,31 +4,23 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import difflib
+import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 import yaml
-from accelerate import PartialState
 
 from lm_eval_icl import methods
-from lm_eval_icl.errors import InputError
+from lm_eval_icl.errors import InputError, did_you_mean
 from lm_eval_icl.harness.arguments import check_folders, pairs
-from lm_eval_icl.harness.hf_arguments import check_values
-from lm_eval_icl.harness.training import check_tasks, load_tasks
-from lm_eval_icl.inference.checkpoints import ARGUMENTS, load_model
 from lm_eval_icl.metaicl.files import Folder, setting_of
-from lm_eval_icl.metaicl.metadata import skips
-from lm_eval_icl.metaicl.reading import reader
-from lm_eval_icl.methods.base import Method
-from lm_eval_icl.methods.predictor import Predictor
-from lm_eval_icl.training.episodes import Task, read_file
-from lm_eval_icl.training.metaicl import SettingTask, load_rows
-from lm_eval_icl.training.rows import check_trainable
-from lm_eval_icl.training.train import Settings, check_lora, train, with_numbers
+from lm_eval_icl.training.settings import Settings, with_numbers
+
+if TYPE_CHECKING:
+    from lm_eval_icl.methods.base import Method
+    from lm_eval_icl.training.episodes import Task
 
 # The options that are not settings of the training itself. Each may stand in the file of --config too.
 OPTIONS = {
@@ -60,8 +52,14 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     Raises:
         InputError: an argument cannot be used, or training fails.
     """
+    logging.getLogger("lm_eval").setLevel(logging.WARNING)
     parser.description = "Fine-tune a model under the layout of a method, on episodes of demonstrations and a query."
     given = read_options(parser, arguments)
+    methods.find(given["method"])  # first, since an unknown method can be said without importing what trains
+
+    import torch
+    from accelerate import PartialState
+
     training(given)()
     processes = PartialState()
     processes.wait_for_everyone()
@@ -84,6 +82,16 @@ def training(given: Mapping[str, Any]) -> Callable[[], None]:
     Raises:
         InputError: an option cannot be used.
     """
+    from lm_eval_icl.harness.training import check_tasks, load_tasks
+    from lm_eval_icl.inference.checkpoints import load_model
+    from lm_eval_icl.metaicl.metadata import skips
+    from lm_eval_icl.metaicl.reading import reader
+    from lm_eval_icl.methods.predictor import Predictor
+    from lm_eval_icl.training.episodes import read_file
+    from lm_eval_icl.training.metaicl import SettingTask, load_rows
+    from lm_eval_icl.training.rows import check_trainable
+    from lm_eval_icl.training.train import check_lora, train
+
     check_known(given, "")
     defaults = METAICL if "metaicl" in given else {}
     named = {field.name: given[field.name] for field in dataclasses.fields(Settings) if field.name in given}
@@ -158,7 +166,7 @@ def training(given: Mapping[str, Any]) -> Callable[[], None]:
 def read_options(parser: argparse.ArgumentParser, arguments: list[str]) -> dict[str, Any]:
     """The arguments of the command line, and of the file of --config those that the command line has not."""
     parser.argument_default = argparse.SUPPRESS
-    trained = "icl, nope, prefixicl, pcw, saicl, invicl, sbp, star, or MODULE:CLASS"
+    trained = "icl, nope, prefixicl, pcw, saicl, invicl, or MODULE:CLASS"
     parser.add_argument("method", metavar="METHOD", nargs="?", help=trained)
     parser.add_argument("--config", type=Path, metavar="FILE.yaml", help="arguments, by name")
     parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint in --output")
@@ -192,8 +200,8 @@ def check_known(given: Mapping[str, Any], where: str) -> None:
     """
     known = {*OPTIONS, "method", "resume", *(field.name for field in dataclasses.fields(Settings))}
     if unknown := sorted(given.keys() - known):
-        near = difflib.get_close_matches(unknown[0], known, n=1)
-        raise InputError(f"{where}unknown argument {unknown[0]!r}" + (f": did you mean {near[0]!r}?" if near else "."))
+        near = did_you_mean(unknown[0], known)
+        raise InputError(f"{where}unknown argument {unknown[0]!r}" + (f": {near}" if near else "."))
 
 
 def _file(path: Path) -> dict[str, Any]:
@@ -215,10 +223,13 @@ def _names(given: Any) -> list[str]:
 
 
 def _method(name: str, model_args: Mapping[str, Any]) -> Method:
+    from lm_eval_icl.harness.hf_arguments import check_values
+    from lm_eval_icl.inference.checkpoints import ARGUMENTS
+
     own = methods.arguments_of(methods.find(name))
     for argument in sorted(set(model_args) - own - ARGUMENTS):
-        near = difflib.get_close_matches(argument, sorted(own | ARGUMENTS), n=1)
-        what = f"did you mean {near[0]!r}?" if near else f"training takes {', '.join(sorted(ARGUMENTS))}."
+        near = did_you_mean(argument, sorted(own | ARGUMENTS))
+        what = near or f"training takes {', '.join(sorted(ARGUMENTS))}."
         raise InputError(f"unknown model argument {argument!r}: {what}")
     check_values({key: value for key, value in model_args.items() if key not in own})
     return methods.make(name, {key: value for key, value in model_args.items() if key in own})
@@ -253,6 +264,8 @@ def _check_device(device: str | None) -> None:
     """Refuse a device that Trainer would not take."""
     if device in (None, "cpu"):
         return
+    import torch
+
     there = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     if there is None or device != there.type:
         here = f"here is {there.type}" if there is not None else "here is no accelerator"

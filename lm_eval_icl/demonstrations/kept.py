@@ -11,7 +11,6 @@ import json
 import math
 import os
 import re
-import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -23,6 +22,7 @@ from lm_eval_icl.demonstrations import choices
 from lm_eval_icl.demonstrations.choosing import Choice, Chooser, TaskPool
 from lm_eval_icl.demonstrations.how import How
 from lm_eval_icl.errors import InputError, check_form, log
+from lm_eval_icl.files import write_atomically
 from lm_eval_icl.methods.code import code_of_numbers
 from lm_eval_icl.methods.icl import ICL
 from lm_eval_icl.methods.predictor import Predictor
@@ -93,10 +93,8 @@ def write(path: Path, how: How, pool: TaskPool, n: int, seed: int, choice: Choic
         OSError: it cannot be written.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    half = path.with_name(f".{uuid.uuid4().hex}")
     said = {"form": FORM, "about": about(how, model), "tasks": {pool.name: as_json(pool, n, {seed: choice})}}
-    half.write_text(json.dumps(said, indent=1) + "\n", encoding="utf-8")
-    half.replace(path)
+    write_atomically(path, json.dumps(said, indent=1) + "\n")
 
 
 def chosen(wanted: Wanted, predictor: Predictor) -> dict[str, Any]:

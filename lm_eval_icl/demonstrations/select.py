@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from lm_eval_icl.demonstrations.k_center import k_center
 from lm_eval_icl.demonstrations.pool import Pool
 from lm_eval_icl.demonstrations.submodular import facility_location, graph_cut
 from lm_eval_icl.demonstrations.uncertainty import entropy, least_confidence, margin
-from lm_eval_icl.errors import InputError, is_number, is_whole
+from lm_eval_icl.errors import InputError, did_you_mean, is_number, is_whole
 
 
 @dataclass(frozen=True)
@@ -169,5 +168,4 @@ def checked(how: str, given: dict[str, Any], defaults: dict[str, Any]) -> dict[s
 
 def near(name: str, names: Iterable[str], otherwise: str = "there are ") -> str:
     """What is said of a name that is none of these: the nearest of them, or all."""
-    found = difflib.get_close_matches(str(name).lower(), list(names), n=1)
-    return f"did you mean {found[0]!r}?" if found else f"{otherwise}{', '.join(names)}."
+    return did_you_mean(str(name).lower(), names) or f"{otherwise}{', '.join(names)}."

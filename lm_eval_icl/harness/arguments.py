@@ -10,18 +10,19 @@ import tempfile
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import transformers
-from lm_eval.models.huggingface import HFLM
 from lm_eval.utils import simple_parse_args_string
 
 from lm_eval_icl import methods
 from lm_eval_icl.decisions import how as deciding_how
 from lm_eval_icl.demonstrations import how
 from lm_eval_icl.errors import InputError, is_whole
-from lm_eval_icl.harness.hf_arguments import check_effects, check_values
-from lm_eval_icl.methods.base import Method
+
+if TYPE_CHECKING:  # transformers and torch take seconds to import, and a refusal should not
+    import transformers
+
+    from lm_eval_icl.methods.base import Method
 
 OVERFLOW = ("error", "drop", "truncate")
 
@@ -81,6 +82,8 @@ def read_arguments(cls: type[Method], given: Mapping[str, Any]) -> tuple[Method,
     Raises:
         InputError: an argument is outside its range, has no effect, or names a folder that is not there.
     """
+    from lm_eval_icl.harness.hf_arguments import check_effects, check_values
+
     own, ours = methods.arguments_of(cls), {field.name for field in dataclasses.fields(CommonArguments)}
     common = CommonArguments(**{name: value for name, value in given.items() if name in ours - own})
     method = cls.from_arguments({name: value for name, value in given.items() if name in own})
@@ -163,6 +166,9 @@ def check_names(
     Raises:
         InputError: an argument is unknown; the message names it and the most similar known one.
     """
+    import transformers
+    from lm_eval.models.huggingface import HFLM
+
     ours = {field.name for field in dataclasses.fields(CommonArguments)} | methods.arguments_of(method) | {"pretrained"}
     owner = {argument: name for name in methods.NAMES for argument in methods.arguments_of(methods.find(name)) - ours}
     known = {*ours, *_FROM_PRETRAINED, *config.to_dict(), *config.attribute_map}

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import traceback
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from jinja2 import TemplateError
 
-from lm_eval_icl.errors import InputError
+from lm_eval_icl.errors import InputError, did_you_mean
 
 
 def unknown_task(name: str, known: Iterable[str], include_path: str | None) -> str:
@@ -19,11 +18,11 @@ def unknown_task(name: str, known: Iterable[str], include_path: str | None) -> s
         known: the names of all tasks and groups.
         include_path: the folder of further tasks, if one was given.
     """
-    near = difflib.get_close_matches(name, known, n=1)
+    near = did_you_mean(name, known)
     own = f" --include_path {include_path}" if include_path else ""
     advice = "" if include_path else " For tasks in a folder of your own, give --include_path DIR."
     return (
-        f"there is no task {name!r}{f': did you mean {near[0]!r}?' if near else '.'} `lm-eval-icl ls tasks{own}` lists "
+        f"there is no task {name!r}{f': {near}' if near else '.'} `lm-eval-icl ls tasks{own}` lists "
         f"those there are.{advice}"
     )
 
@@ -95,9 +94,9 @@ def readable_templates(original: Callable[..., Any], task: Any, *args: Any, **kw
         settings += [(f"fewshot_config: {key}", value) for key, value in vars(task.fewshot_cfg).items()]
         key = next((key for key, value in settings if template and value == template), "a template")
         name = str(error).partition("'")[2].partition("'")[0]  # 'name' is undefined
-        near = difflib.get_close_matches(name, fields, n=1)
+        near = did_you_mean(name, fields)
         source = (task.config.metadata or {}).get("config_source", "inline")
         raise InputError(
             f"task {task.config.task!r}{f' ({source})' if source != 'inline' else ''}: {key}: {template!r}: {error}"
-            f"{f': did you mean {near[0]!r}?' if near else '.'} A document has the fields {', '.join(fields)}."
+            f"{f': {near}' if near else '.'} A document has the fields {', '.join(fields)}."
         ) from error

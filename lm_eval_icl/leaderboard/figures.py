@@ -17,9 +17,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+from lm_eval_icl.drawing.style import GREY, INK, METADATA, clipped, of_method, one_line, shortened, styled
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.leaderboard import numbers
-from lm_eval_icl.leaderboard.style import GREY, INK, METADATA, clipped, of_method, one_line, shortened, styled
 from lm_eval_icl.leaderboard.tables import csv_text
 from lm_eval_icl.results import dev
 from lm_eval_icl.results.board import SIGNIFICANT, Board, Column, Entry

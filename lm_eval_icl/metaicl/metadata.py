@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 from collections.abc import Mapping
 from typing import Any
 
-from lm_eval_icl.errors import InputError, log
+from lm_eval_icl.errors import InputError, did_you_mean, log
 from lm_eval_icl.metaicl.files import Folder, refuse_missing, setting_of
 
 OPTION = "--metadata metaicl=..."
@@ -44,8 +43,8 @@ def refuse_misspelt(metadata: Mapping[str, Any]) -> None:
     """Refuse what is nearly one of the names, since without PMI, for example, a run has numbers that look right."""
     known = ("metaicl", "missing", "pmi")
     for name in metadata:
-        if name not in known and (near := difflib.get_close_matches(str(name).lower(), known, n=1)):
-            raise InputError(f"--metadata {name}={metadata[name]}: did you mean {near[0]!r}?")
+        if name not in known and (near := did_you_mean(str(name).lower(), known)):
+            raise InputError(f"--metadata {name}={metadata[name]}: {near}")
 
 
 def flag(metadata: Mapping[str, Any], name: str) -> bool:

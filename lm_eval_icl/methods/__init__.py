@@ -9,7 +9,6 @@ A class in a file of yours is MODULE:CLASS. Another package gives its methods na
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import functools
 import importlib
 import inspect
@@ -19,7 +18,7 @@ from importlib.metadata import entry_points
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
-from lm_eval_icl.errors import InputError, one_line, one_line_with_place
+from lm_eval_icl.errors import InputError, did_you_mean, one_line, one_line_with_place
 
 if TYPE_CHECKING:
     from lm_eval_icl.methods.base import Method
@@ -90,11 +89,8 @@ def find(name: str) -> type[Method]:
     if ":" in name:
         return _imported(name)
     names = [*NAMES, *installed()]
-    near = difflib.get_close_matches(name.lower(), names, n=1)
-    raise InputError(
-        f"unknown method {name!r}: "
-        + (f"did you mean {near[0]!r}?" if near else f"there are {', '.join(names)}, or MODULE:CLASS.")
-    )
+    near = did_you_mean(name.lower(), names)
+    raise InputError(f"unknown method {name!r}: {near or 'there are ' + ', '.join(names) + ', or MODULE:CLASS.'}")
 
 
 def make(name: str, arguments: Mapping[str, Any] | None = None) -> Method:

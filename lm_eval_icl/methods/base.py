@@ -6,22 +6,24 @@ import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Self
-
-from transformers import PreTrainedModel
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from lm_eval_icl.errors import InputError, is_whole, one_line_with_place
-from lm_eval_icl.inference.capabilities import Capabilities
-from lm_eval_icl.inference.memory import Memory, encode_all
-from lm_eval_icl.inference.packing import Queries
-from lm_eval_icl.inference.schedule import Work
 from lm_eval_icl.prompts.layouts import POSITIONS, Layout, Pattern, check_pattern, lay_out
 from lm_eval_icl.prompts.tokens import Context
+
+if TYPE_CHECKING:  # a method's arguments and layout are known without what runs models, which takes seconds to import
+    from transformers import PreTrainedModel
+
+    from lm_eval_icl.inference.capabilities import Capabilities
+    from lm_eval_icl.inference.memory import Memory
+    from lm_eval_icl.inference.packing import Queries
+    from lm_eval_icl.inference.schedule import Work
 
 # A context, and the ids of a query behind it.
 Asked = tuple[Context, tuple[int, ...]]
 # Returns the memories of several contexts, as `Method.encode` computes them.
-Memories = Callable[[Sequence[Context]], Sequence[Memory]]
+Memories = Callable[[Sequence[Context]], "Sequence[Memory]"]
 
 
 @dataclass(frozen=True)
@@ -211,6 +213,8 @@ class Method(ABC):
             contexts: one, or several to be encoded side by side. If there are several, each has demonstrations, and the
                 model obeys a 4-D mask and `position_ids`.
         """
+        from lm_eval_icl.inference.memory import encode_all
+
         layouts = [self.layout(len(context.prefix), context.lengths) for context in contexts]
         return encode_all(model, layouts, [context.tokens for context in contexts])
 
@@ -248,6 +252,8 @@ class Method(ABC):
             queries: the queries with their answers; none for the context alone.
             own: nothing else in the run is asked behind this context.
         """
+        from lm_eval_icl.inference.schedule import Work
+
         footprint, items = self.footprint(context), sorted(queries.items())
         whole = Work(context, items, tokens=footprint.tokens, entries=footprint.kept, own=own)
         if not (self.memory_depends_on_query and queries):

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
 
-from lm_eval_icl.errors import InputError, is_number, is_whole
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
-FUNCTIONS = ("linear", "sparse", "tree")
+from lm_eval_icl.errors import InputError, did_you_mean, whole
+
 METHODS = ("icl", "nope", "prefixicl", "pcw", "invicl")
+Positive = Annotated[int, BeforeValidator(whole)]
 
 
-@dataclass(frozen=True)
-class Configuration:
+class Configuration(BaseModel):
     """A model, the functions it is trained on, and how it is tested. The defaults are InvICL's (A.3) and, where the
     paper says nothing, those of Garg et al. (2022), whose code it follows.
 
@@ -41,40 +40,34 @@ class Configuration:
         stride: the difference between the numbers of examples with which they are tested.
 
     Raises:
-        InputError: a value is outside its range.
+        pydantic.ValidationError: a value is outside its range (`checked` says so in a line).
     """
 
-    function: str = "linear"
-    dimensions: int = 20
-    sparsity: int = 3
-    depth: int = 4
-    examples: int = 40
-    longest: int = 100
-    layers: int = 12
-    width: int = 256
-    heads: int = 8
-    batch_size: int = 64
-    learning_rate: float = 1e-4
-    steps: int = 200_000
-    early: int = 50_000
-    keep_every: int = 10_000
-    first_dimensions: int = 5
-    first_points: int = 11
-    points_step: int = 2
-    interval: int = 2000
-    lengths: int = 4
-    tested: int = 1280
-    stride: int = 1
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    function: Literal["linear", "sparse", "tree"] = "linear"
+    dimensions: Positive = 20
+    sparsity: Positive = 3
+    depth: Positive = 4
+    examples: Positive = 40
+    longest: Positive = 100
+    layers: Positive = 12
+    width: Positive = 256
+    heads: Positive = 8
+    batch_size: Positive = 64
+    learning_rate: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1e-4
+    steps: Positive = 200_000
+    early: Positive = 50_000
+    keep_every: Positive = 10_000
+    first_dimensions: Positive = 5
+    first_points: Positive = 11
+    points_step: Positive = 2
+    interval: Positive = 2000
+    lengths: Positive = 4
+    tested: Positive = 1280
+    stride: Positive = 1
 
-    def __post_init__(self) -> None:
-        if self.function not in FUNCTIONS:
-            raise InputError(f"function={self.function!r}: must be one of {', '.join(FUNCTIONS)}.")
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if field.type == "int" and not (is_whole(value) and value >= 1):
-                raise InputError(f"{field.name}={value!r}: must be a whole number, 1 or more.")
-        if not (is_number(self.learning_rate) and self.learning_rate > 0):
-            raise InputError(f"learning_rate={self.learning_rate!r}: must be a number above 0.")
+    @model_validator(mode="after")
+    def _check(self) -> Configuration:
         for name, most, of in (
             ("first_dimensions", self.dimensions, "dimensions"),
             ("sparsity", self.dimensions, "dimensions"),
@@ -83,10 +76,11 @@ class Configuration:
             ("early", self.steps, "steps"),
         ):
             if getattr(self, name) > most:
-                raise InputError(f"{name}={getattr(self, name)}: must be at most {of}, which is {most}.")
+                raise ValueError(f"{name}={getattr(self, name)}: must be at most {of}, which is {most}")
         for name, of in (("width", "heads"), ("batch_size", "lengths")):
             if getattr(self, name) % getattr(self, of):
-                raise InputError(f"{name}={getattr(self, name)}: must be a multiple of {of}={getattr(self, of)}.")
+                raise ValueError(f"{name}={getattr(self, name)}: must be a multiple of {of}={getattr(self, of)}")
+        return self
 
     def stage(self, step: int) -> tuple[int, int]:
         """The curriculum: how many coordinates are not zero in the update after `step` updates, and how many points a
@@ -175,17 +169,18 @@ def configured(name: str, values: Sequence[str] = ()) -> Configuration:
     """
     if name not in CONFIGURATIONS:
         raise InputError(f"--config {name}: there is none of this name: give one of {', '.join(CONFIGURATIONS)}.")
-    kinds = {field.name: {"int": int, "float": float}.get(str(field.type), str) for field in _FIELDS}
     given: dict[str, Any] = {}
-    for each in values:
-        key, _, value = each.partition("=")
-        if key not in kinds:
-            raise InputError(f"--set {each}: there is no key {key!r}: give KEY=VALUE with one of {', '.join(kinds)}.")
+    for setting in values:
+        key, _, value = setting.partition("=")
+        if key not in Configuration.model_fields:
+            near = did_you_mean(key, Configuration.model_fields)
+            known = near or f"give KEY=VALUE with one of {', '.join(Configuration.model_fields)}."
+            raise InputError(f"--set {setting}: there is no key {key!r}: {known}")
         try:
-            given[key] = kinds[key](value)
+            given[key] = float(value)
         except ValueError:
-            raise InputError(f"--set {each}: {value!r} is no number: give {key}=NUMBER.") from None
-    return dataclasses.replace(CONFIGURATIONS[name], **given)
+            given[key] = value
+    return checked({**CONFIGURATIONS[name].model_dump(), **given})
 
 
 def read(values: object, where: str) -> Configuration:
@@ -197,10 +192,21 @@ def read(values: object, where: str) -> Configuration:
     Raises:
         InputError: it is not one of this version.
     """
-    names = {field.name for field in _FIELDS}
-    if not isinstance(values, dict) or set(values) != names:
+    if not isinstance(values, dict) or set(values) != set(Configuration.model_fields):
         raise InputError(f"{where}: its configuration is not one of this version: train again, in another folder.")
-    return Configuration(**values)
+    return checked(values)
 
 
-_FIELDS = dataclasses.fields(Configuration)
+def checked(values: Mapping[str, Any]) -> Configuration:
+    """A configuration of these values.
+
+    Raises:
+        InputError: a value is outside its range; the message names the first one.
+    """
+    try:
+        return Configuration.model_validate(values)
+    except ValidationError as error:
+        fault = error.errors(include_url=False)[0]
+        cause = fault.get("ctx", {}).get("error") or fault["msg"].replace("Input should", "must")
+        at = f"{fault['loc'][0]}={fault['input']!r}: " if fault["loc"] else ""
+        raise InputError(f"{at}{cause}.") from error

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from tqdm import tqdm
 
 from lm_eval_icl import methods
 from lm_eval_icl.errors import InputError, one_line, refusing
+from lm_eval_icl.files import replacing, write_atomically
 from lm_eval_icl.methods.base import Method
 from lm_eval_icl.regression.configuration import METHODS, Configuration, read
 from lm_eval_icl.regression.functions import draw, generator
@@ -81,20 +81,18 @@ def begin(output: Path, configuration: Configuration, method: str, seed: int) ->
     run = Run(configuration, method, seed, output / f"{method}-{seed}")
     record = run.folder / "run.json"
     if record.is_file():
-        there = dataclasses.asdict(open_run(run.folder).configuration)
-        for name, value in dataclasses.asdict(configuration).items():
+        there = open_run(run.folder).configuration.model_dump()
+        for name, value in configuration.model_dump().items():
             if there[name] != value:
                 raise InputError(
                     f"--output {output}: {run.name} there was trained with {name}={there[name]}, and here it is "
                     f"{value}: give another folder."
                 )
         return run
-    known = {"method": method, "seed": seed, "configuration": dataclasses.asdict(configuration)}
+    known = {"method": method, "seed": seed, "configuration": configuration.model_dump()}
     with refusing(f"--output {output}: cannot be written", kinds=(OSError,)):
         run.folder.mkdir(parents=True, exist_ok=True)
-        new = record.with_suffix(".new")
-        new.write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
-        new.replace(record)
+        write_atomically(record, json.dumps(known, indent=1) + "\n")
     return run
 
 
@@ -221,7 +219,5 @@ def _part(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
 
 def write_tensors(file: Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> None:
     """Write tensors to a file at once or not at all."""
-    new = file.with_name(f"{file.name}.new")
-    with refusing(f"{file}: cannot be written", kinds=(OSError, SafetensorError)):
-        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, new, metadata)
-        new.replace(file)
+    with refusing(f"{file}: cannot be written", kinds=(OSError, SafetensorError)), replacing(file) as half:
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, half, metadata)

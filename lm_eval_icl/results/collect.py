@@ -14,9 +14,7 @@ from __future__ import annotations
 
 import base64
 import json
-import uuid
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +22,7 @@ import numpy as np
 from pydantic import ValidationError
 
 from lm_eval_icl.errors import InputError
+from lm_eval_icl.files import write_atomically
 from lm_eval_icl.results.form import Numbers, Packed, PackedAnswers, Unusable, refusal
 from lm_eval_icl.results.records import Answers, Run, TaskResult
 
@@ -50,14 +49,10 @@ def collect(runs: Sequence[Run], folder: Path) -> list[Path]:
         answered = sum(result.answers is not None for result in run.tasks.values())
         missing = f"-{answered}of{len(run.tasks)}" if answered < len(run.tasks) else ""
         path = folder / "runs" / f"{run.digest}{missing}.json"
-        half = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            half.write_text(text + "\n", encoding="utf-8")
-            half.replace(path)
+            write_atomically(path, text + "\n")
         except OSError as error:
-            with suppress(OSError):
-                half.unlink()
             raise InputError(f"--output {folder}: cannot be written ({error.strerror}).") from error
         written.append(path)
     return written

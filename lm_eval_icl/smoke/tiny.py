@@ -7,7 +7,6 @@ than the prompts it is tested with, and so on. Apart from that it is as small as
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,7 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
 )
 
-from lm_eval_icl.errors import InputError, one_line
+from lm_eval_icl.errors import InputError, did_you_mean, one_line
 from lm_eval_icl.smoke.demo import model_path
 
 # How many tokens a layer with a sliding window, or with attention in chunks, sees.
@@ -322,8 +321,8 @@ def check(arch: str) -> None:
         raise NoTinyModel(arch, "it is an encoder-decoder model, and the methods are defined for decoders only")
     if arch in CONFIG_MAPPING:
         raise NoTinyModel(arch, "transformers has no causal language model of this type")
-    near = difflib.get_close_matches(arch, types(), n=1)
-    raise NoTinyModel(arch, "transformers has no such model type" + (f" (did you mean {near[0]!r}?)" if near else ""))
+    near = did_you_mean(arch, types())
+    raise NoTinyModel(arch, "transformers has no such model type" + (f" ({near})" if near else ""))
 
 
 def save(arch: str, folder: Path) -> None:

@@ -28,6 +28,7 @@ from filelock import FileLock, Timeout
 from lm_eval.loggers import EvaluationTracker
 
 from lm_eval_icl.errors import CannotWrite, InputError, check_form, one_line, refusing
+from lm_eval_icl.files import write_atomically
 from lm_eval_icl.harness.saving import whole_lines
 from lm_eval_icl.results import read as reader
 from lm_eval_icl.studies.cells import Cell, Model
@@ -289,10 +290,8 @@ class Folder:
         Raises:
             InputError: it cannot be written.
         """
-        half = self.path / f".{uuid.uuid4().hex}"
         try:
-            half.write_text(content, encoding="utf-8")
-            half.replace(self.path / name)
+            write_atomically(self.path / name, content)
         except OSError as error:
             raise CannotWrite(f"--output {self.path}: cannot be written ({error.strerror}).") from error
 

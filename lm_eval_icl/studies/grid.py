@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import itertools
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -28,9 +27,8 @@ from typing_extensions import TypedDict
 
 from lm_eval_icl import methods
 from lm_eval_icl.demonstrations import how
-from lm_eval_icl.errors import InputError, is_number, is_whole
-from lm_eval_icl.results.board import AVERAGE
-from lm_eval_icl.training.train import with_numbers
+from lm_eval_icl.errors import InputError, did_you_mean, is_number, whole
+from lm_eval_icl.training.settings import with_numbers
 
 _NAMED = "named"
 HF = "hf"
@@ -41,12 +39,7 @@ _GIVEN = ("method", "model_args", "output", "resume", "device", "include_path", 
 def _whole(least: int) -> BeforeValidator:
     """Validates a whole number, which may be written 5.0, of at least this size."""
 
-    def check(value: Any) -> int:
-        if not is_whole(value) or value < least:
-            raise ValueError(f"must be a whole number, {least} or more")
-        return int(value)
-
-    return BeforeValidator(check)
+    return BeforeValidator(lambda value: whole(value, least))
 
 
 def _number(value: Any) -> Any:
@@ -260,7 +253,14 @@ class Study(BaseModel):
     @field_validator("variants", mode="before")
     @classmethod
     def _expand_methods(cls, given: Any) -> tuple[Variant, ...]:
-        return tuple(_variants(expanded("methods", given)))
+        entries = expanded("methods", given)
+        for (
+            entry
+        ) in entries:  # the names first: a method that there is not can be said without importing those there are
+            name = next(iter(entry), "") if isinstance(entry, Mapping) else entry
+            if isinstance(name, str) and name not in (HF, *methods.NAMES, *methods.installed()) and ":" not in name:
+                _check_variant(Variant(name, {}, 0))
+        return tuple(_variants(entries))
 
     @field_validator("tasks", mode="before")
     @classmethod
@@ -382,7 +382,7 @@ def read(source: str, overrides: Mapping[str, Any]) -> Study:
     elif source in (known := named()):
         text = (resources.files(__package__) / _NAMED / f"{source}.yaml").read_text(encoding="utf-8")
     else:
-        what = _near(source, known) or "`lm-eval-icl study --list` lists those there are."
+        what = did_you_mean(source, known) or "`lm-eval-icl study --list` lists those there are."
         raise InputError(f"{source}: neither a file nor a named study: {what}")
     try:
         given = yaml.safe_load(text)
@@ -392,6 +392,10 @@ def read(source: str, overrides: Mapping[str, Any]) -> Study:
         raise InputError(f"{source}: must be keys and values, such as `methods: [icl, invicl]`.")
     replaced = {key: value for key, value in overrides.items() if key not in ("model_args", "train", "metadata")}
     given = {str(key): value for key, value in {**given, **replaced}.items() if value is not None}
+    for key in given:  # before the methods are looked at, which are slow to import
+        if key not in _KEYS:
+            near = did_you_mean(key, _KEYS) or f"the keys are {', '.join(_KEYS)}."
+            raise InputError(f"{source}: unknown key {key!r}: {near}")
     if isinstance(given.get("dev"), Mapping):
         given["dev"] = {"metric": given.get("metric", "acc"), **given["dev"]}
     # So that the validators of these keys run, which add what the overrides have.
@@ -408,6 +412,8 @@ def read(source: str, overrides: Mapping[str, Any]) -> Study:
         raise InputError(f"{source}: {_fault(error)}") from error
     if "tasks" not in overrides:
         return study
+    from lm_eval_icl.results.board import AVERAGE  # which imports what takes half a second
+
     values = [
         {name: value for name, value in entry["values"].items() if not name.startswith(AVERAGE)}
         for entry in study.expected
@@ -424,7 +430,7 @@ def _fault(error: ValidationError) -> str:
     where = ": ".join([*above, key])
     if fault["type"] == "extra_forbidden":
         known = {"dev": list(Dev.model_fields), "expected": list(Expected.__annotations__)}.get("".join(above), _KEYS)
-        what = _near(key, known) or f"the keys are {', '.join(known)}."
+        what = did_you_mean(key, known) or f"the keys are {', '.join(known)}."
         return f"{''.join(f'{each}: ' for each in above)}unknown key {key!r}: {what}"
     if fault["type"] == "missing":
         return f"{where}: names none: give one or several."
@@ -433,12 +439,6 @@ def _fault(error: ValidationError) -> str:
         return cause.message
     what = str(cause) if cause else fault["msg"].replace("Input should", "must")
     return f"{where}: {fault['input']!r}: {what}."
-
-
-def _near(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
-    """A question whether another name was meant; empty if none is like it."""
-    near = difflib.get_close_matches(name, list(known), n=1, cutoff=cutoff)
-    return f"did you mean {near[0]!r}?" if near else ""
 
 
 def expanded(key: str, given: Any, needed: bool = True) -> list[Any]:
@@ -547,7 +547,7 @@ def _check_variant(variant: Variant) -> None:
     try:
         known = sorted(methods.arguments_of(methods.find(variant.method)))
         for name in sorted(variant.arguments.keys() - set(known)):
-            what = _near(name, known, cutoff=0.4) or f"its arguments are {', '.join(known)}."
+            what = did_you_mean(name, known, cutoff=0.4) or f"its arguments are {', '.join(known)}."
             raise InputError(f"{variant.method} has no argument {name!r}: {what}")
         methods.make(variant.method, dict(variant.arguments))
     except InputError as error:

@@ -23,6 +23,7 @@ from transformers.trainer_utils import EvalPrediction
 from transformers.utils import logging
 
 from lm_eval_icl.errors import InputError, one_line
+from lm_eval_icl.files import write_atomically
 from lm_eval_icl.inference.devices import on_device
 from lm_eval_icl.training.episodes import Episode
 from lm_eval_icl.training.rows import RowMaker, TrainingRow, mean_loss, target_losses
@@ -373,9 +374,7 @@ class Log(TrainerCallback):
             last = state.global_step
             earlier = [entry for entry in read_log(self.path) if last and entry["step"] <= last]
             with self._writing():
-                new = self.path.with_suffix(".new")
-                new.write_text("".join(json.dumps(entry) + "\n" for entry in earlier), encoding="utf-8")
-                new.replace(self.path)
+                write_atomically(self.path, "".join(json.dumps(entry) + "\n" for entry in earlier))
             self._start = time.perf_counter() - (earlier[-1]["seconds"] if earlier else 0)
 
     def on_log(

@@ -1,18 +1,12 @@
-"""Run lm-eval's `hf` and the methods of the two papers on the demonstration tasks, and compare them in one table.
+"""lm-eval's `hf` and the methods of the two papers on the demonstration tasks, in one table.
 
-    python scripts/demo.py [--limit N] [--output DIR]
-
-Offline and on a CPU: the model and the documents ship with the package. Each model is evaluated with two and with eight
-demonstrations: accuracy with its standard error, and order flips: how often two of four random orders of the same
-demonstrations give a document different labels, over all pairs of orders. A table shows them as they come, with the
-documents that each model took a second, everything counted. Where the output is no terminal, each takes a line, and
-the table ends the run. Up to four processes, of one thread each, share the work: a model this small gains nothing from
-more threads. lm-eval's ordinary results files stay in the output folder.
+Each model is evaluated with two and with eight demonstrations: accuracy with its standard error, and order flips: how
+often two of four random orders of the same demonstrations give a document different labels, over all pairs of orders.
+Up to four processes, of one thread each, share the work: a model this small gains nothing from more threads.
 """
 
 from __future__ import annotations
 
-import argparse
 import functools
 import json
 import logging
@@ -25,9 +19,6 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from random import Random
 from typing import Any
-
-os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports huggingface_hub
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before anything imports torch, whose waiting threads give way so
 
 import lm_eval
 import numpy as np
@@ -159,19 +150,19 @@ def table_of(rows: list[list[str]]) -> Table:
     return table
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--limit", type=int, default=100, help="documents a task; 0 for all (default: %(default)s)")
-    parser.add_argument("--output", type=Path, default=Path("results/demo"), help="folder (default: %(default)s)")
-    options = parser.parse_args()
-    if options.limit < 0 or options.limit == 1:
-        parser.error(f"--limit {options.limit}: must be 0, or 2 or more: one document gives no standard error")
-    options.output.mkdir(parents=True, exist_ok=True)
+def compare(output: Path, limit: int) -> None:
+    """Evaluate every model, and show a table of them as the numbers come: where the output is no terminal, a line each,
+    and the table at the end.
+
+    Args:
+        output: the folder of lm-eval's results files, which is there.
+        limit: documents of each task; 0 for all.
+    """
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     transformers.logging.set_verbosity_error()
 
     console = Console()
-    orders = {shots: write_orders(options.output, shots) for shots in SHOTS}
+    orders = {shots: write_orders(output, shots) for shots in SHOTS}
     rows: list[list[str]] = []
     progress = Progress(console=console)
     bar = progress.add_task("", total=(len(METHODS) + 1) * len(SHOTS))
@@ -186,9 +177,8 @@ def main() -> None:
     workers = max(1, min(4, os.cpu_count() or 1))
     pool = ProcessPoolExecutor(workers, mp_context=forked, initializer=torch.set_num_threads, initargs=(1,))
     with pool, live if console.is_terminal else nullcontext():
-        limit = options.limit or None
         measured = {
-            (model, shots): pool.submit(measure, model, shots, orders[shots], options.output, limit)
+            (model, shots): pool.submit(measure, model, shots, orders[shots], output, limit or None)
             for model in ("hf", *METHODS)
             for shots in SHOTS
         }
@@ -212,8 +202,4 @@ def main() -> None:
         "The model was trained under every method but batchicl and deepthink, which run on a model trained under icl. "
         "Chance is 0.417; a model trained under icl alone may be near it with a method of another mask."
     )
-    console.print(f"lm-eval's results files: {options.output.resolve()}")
-
-
-if __name__ == "__main__":
-    main()
+    console.print(f"lm-eval's results files: {output.resolve()}")

@@ -1,4 +1,4 @@
-"""How figures look: one style for those of a study and those of a leaderboard, and files that stay the same."""
+"""How figures look: one style for all that show results, and files that stay the same."""
 
 from __future__ import annotations
 

@@ -1,0 +1,74 @@
+"""The command `lm-eval-icl compare`: two runs, or two rows of a leaderboard."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from lm_eval_icl.cli.reading import SHOWN, read_runs, task_names
+from lm_eval_icl.errors import InputError
+from lm_eval_icl.leaderboard import tables
+from lm_eval_icl.results.board import Column, Entry
+from lm_eval_icl.results.build import build, named
+from lm_eval_icl.results.cells import compare
+from lm_eval_icl.results.differing import differing
+from lm_eval_icl.results.read import read
+
+
+def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
+    """Run `lm-eval-icl compare`.
+
+    Raises:
+        InputError: one of the two is no run and no entry, or they have no task in common.
+    """
+    parser.description = "Compare two runs, or two rows of a leaderboard, task by task."
+    parser.add_argument("first", metavar="A", help="a results file or folder of one run; or, with --results, an entry")
+    parser.add_argument("second", metavar="B", help="what it is compared with")
+    parser.add_argument(
+        "--results", nargs="+", type=Path, metavar="RESULTS", help="where the entries A and B are found"
+    )
+    parser.add_argument("--tasks", metavar="T,...", help="the tasks and groups to compare (default: all)")
+    parser.add_argument("--documents", type=int, default=3, metavar="N", help="to show of each task (default: 3)")
+    given = parser.parse_args(arguments)
+    console = Console()
+    if given.documents < 0:
+        raise InputError(f"--documents {given.documents}: must be 0 or more.")
+    tasks, names = task_names(given.tasks), (given.first, given.second)
+    if given.results:
+        board = build(read(given.results)[0], tasks=tasks)
+        first, second = (named(board.entries, name) for name in names)
+        columns, same = board.columns, first is second
+    else:
+        same = os.path.realpath(given.first) == os.path.realpath(given.second)
+        (first, mine), (second, theirs) = (_entry(name, tasks) for name in names)
+        columns = tuple(column for column in mine if column in theirs)
+    if same:
+        raise InputError(f"{given.first} and {given.second} are the same; give two.")
+    columns = tuple(column for column in columns if column.name in first.cells and column.name in second.cells)
+    if not columns:
+        raise InputError(f"{given.first} and {given.second} have no task in common.")
+    differences = compare(first.cells, second.cells, columns)
+    console.print(tables.comparison(first, second, columns, differences))
+    note = "A less B, with 95% intervals. Four of five such comparisons would find a difference that is detectable."
+    console.print(note, markup=False, highlight=False)
+    for column in columns:
+        if column.kind == "task" and column.name in differences:
+            for line in differing(first, second, column.name, given.documents):
+                console.print(line, markup=False, highlight=False)
+
+
+def _entry(name: str, tasks: Sequence[str] | None) -> tuple[Entry, tuple[Column, ...]]:
+    """The only entry of a file or folder, and its columns."""
+    if not Path(name).exists():
+        raise InputError(f"{name}: no such file or folder. To compare entries of a board, give their --results.")
+    board = build(read_runs([Path(name)], f"{name}: ")[0], tasks=tasks)
+    if len(board.entries) > 1:
+        labels = "; ".join(entry.label for entry in board.entries[:SHOWN])
+        raise InputError(
+            f"{name} holds {len(board.entries)} entries ({labels}). Name two of them, with --results {name}."
+        )
+    return board.entries[0], board.columns

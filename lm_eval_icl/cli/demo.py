@@ -1,0 +1,34 @@
+"""The command `lm-eval-icl demo`: lm-eval's `hf` and every method on the model that comes with the package."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+from lm_eval_icl.errors import refusing
+
+
+def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
+    """Run `lm-eval-icl demo`.
+
+    Raises:
+        InputError: an option cannot be used.
+    """
+    parser.description = (
+        "Run lm-eval's hf and every method on the demonstration tasks, and compare them in one table: accuracy, order "
+        "flips and documents a second. Offline and on a CPU: the model and the documents come with the package."
+    )
+    parser.add_argument("--limit", type=int, default=100, help="documents a task; 0 for all (default: %(default)s)")
+    parser.add_argument(
+        "--output", type=Path, default=Path("results/demo"), metavar="DIR", help="of results (default: %(default)s)"
+    )
+    given = parser.parse_args(arguments)
+    if given.limit < 0 or given.limit == 1:
+        parser.error(f"--limit {given.limit}: must be 0, or 2 or more: one document gives no standard error")
+    with refusing(f"--output {given.output}: cannot be written", "Give another folder.", (OSError,)):
+        given.output.mkdir(parents=True, exist_ok=True)
+    os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports huggingface_hub
+    from lm_eval_icl.smoke.comparison import compare
+
+    compare(given.output, given.limit)

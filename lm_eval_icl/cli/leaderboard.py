@@ -1,0 +1,88 @@
+"""The command `lm-eval-icl leaderboard`: results files into a table, a page and figures."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from lm_eval_icl.cli.reading import RESULTS, SHOWN, print_left_out, print_line, read_runs, task_names
+from lm_eval_icl.errors import InputError
+from lm_eval_icl.leaderboard import tables
+from lm_eval_icl.results.build import build
+
+
+def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
+    """Run `lm-eval-icl leaderboard`.
+
+    Raises:
+        InputError: an option cannot be used, or there are no results.
+    """
+    parser.description = "Make a table, a page and figures of results files: methods on models by tasks."
+    parser.add_argument("results", nargs="+", type=Path, metavar="RESULTS", help=RESULTS)
+    parser.add_argument("--output", type=Path, metavar="FILE.html", help="the page: one file that asks for no other")
+    parser.add_argument(
+        "--baseline", metavar="METHOD|ENTRY", help="what the others are compared with (default: icl, or else hf)"
+    )
+    parser.add_argument("--tasks", metavar="T,...", help="the tasks and groups that are columns (default: all)")
+    parser.add_argument("--csv", type=Path, metavar="FILE", help="all numbers, a line for each entry and column")
+    parser.add_argument("--md", type=Path, metavar="FILE", help="the table in Markdown")
+    parser.add_argument("--tex", type=Path, metavar="FILE", help="the table in LaTeX, with booktabs")
+    parser.add_argument("--plots", type=Path, metavar="DIR", help="figures as SVG and PNG, each with its data as CSV")
+    given = parser.parse_args(arguments)
+    files = [file for file in (given.output, given.csv, given.md, given.tex) if file is not None]
+    _check_files(files, given.plots)
+    console = Console()
+    runs, left_out = read_runs(given.results)
+    # Not Path.resolve: a file that was left out may be a link to itself.
+    results = {os.path.realpath(path) for path in (*(run.path for run in runs), *(file.path for file in left_out))}
+    for file in files:
+        if os.path.realpath(file) in results:
+            raise InputError(f"{file}: is one of the results; give another file to write to.")
+        if file.name.endswith(".jsonl"):
+            raise InputError(f"{file}: may be a file of samples, which end in .jsonl; give another file to write to.")
+    board = build(runs, left_out, given.baseline, task_names(given.tasks))
+    for file, text in ((given.csv, tables.as_csv), (given.md, tables.as_markdown), (given.tex, tables.as_tex)):
+        if file:
+            _write(file, text(board))
+    if given.plots or given.output:
+        from lm_eval_icl.leaderboard import figures  # takes half a second
+
+        if given.plots:
+            figures.draw(board, given.plots)
+        if given.output:
+            from lm_eval_icl.leaderboard.page import page
+
+            _write(given.output, page(board, figures.svgs(board), given.results))
+    for sentence in board.summary:
+        console.print(sentence, markup=False, highlight=False)
+    console.print(tables.overview(board, SHOWN))
+    in_table = min(SHOWN, sum(board.columns[0].name in entry.cells for entry in board.entries))
+    if len(board.entries) > in_table:
+        console.print(f"{in_table} of {len(board.entries)} entries; the page and the other files have all of them.")
+    print_left_out(board.left_out, console)
+    for path in [*files, *filter(None, [given.plots])]:
+        print_line(console, f"written: {path}")
+
+
+def _check_files(files: Sequence[Path], folder: Path | None) -> None:
+    """Refuse files that cannot be written, before anything is read."""
+    for file in files:
+        if file.is_dir():
+            raise InputError(f"{file}: is a folder; give the name of a file.")
+        if not (file.parent.is_dir() and os.access(file.parent, os.W_OK)):
+            raise InputError(f"{file}: the folder {file.parent} is not there, or cannot be written to.")
+    if len(set(map(os.path.realpath, files))) < len(files):
+        raise InputError("two of the files to write have one name; give each its own.")
+    if folder is not None and folder.exists() and not folder.is_dir():
+        raise InputError(f"--plots {folder}: is no folder.")
+
+
+def _write(file: Path, text: str) -> None:
+    try:
+        file.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"{file}: cannot be written ({error.strerror or error}).") from error

@@ -1,0 +1,60 @@
+"""What the commands that read results files have in common: `leaderboard`, `compare`, `collect` and `export`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from lm_eval_icl.errors import InputError
+from lm_eval_icl.results.entries import grouped, shown
+from lm_eval_icl.results.read import read
+from lm_eval_icl.results.records import LeftOut, Run
+
+RESULTS = "results files of lm-eval, and folders with such; with --log_samples, or made by collect"
+SHOWN = 10  # files left out, and rows, that the terminal shows
+
+
+def task_names(text: str | None) -> list[str] | None:
+    """The names in --tasks; None if it is not given.
+
+    Raises:
+        InputError: there is none in it.
+    """
+    if text is None:
+        return None
+    if not (names := [name.strip() for name in text.split(",") if name.strip()]):
+        raise InputError("--tasks: give at least one task.")
+    return names
+
+
+def read_runs(paths: Sequence[Path], where: str = "") -> tuple[list[Run], list[LeftOut]]:
+    """The runs in these files and folders, and the files that were left out.
+
+    Args:
+        where: what stands before the message.
+
+    Raises:
+        InputError: there is no run.
+    """
+    runs, left_out = read(paths)
+    if not runs:
+        reason = f" {shown(str(left_out[0].path))}: {shown(left_out[0].why)}" if left_out else ""
+        raise InputError(f"{where}no results that can be used were found.{reason}")
+    return runs, left_out
+
+
+def print_line(console: Console, line: str) -> None:
+    """Print a line as it is, at whatever width."""
+    console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def print_left_out(left_out: Sequence[LeftOut], console: Console) -> None:
+    """Print a line for each reason, as all cells of a study's dev set have the same."""
+    reasons = list(grouped(left_out, lambda file: file.why).items())
+    for why, files in reasons[:SHOWN]:
+        more = f" and {len(files) - 1} more" if len(files) > 1 else ""
+        print_line(console, f"left out: {shown(str(files[0].path))}{more}: {shown(why)}")
+    if rest := sum(len(files) for _, files in reasons[SHOWN:]):
+        console.print(f"left out: {rest} more.", highlight=False)

@@ -1,0 +1,107 @@
+"""The command `lm-eval-icl regression`: InvICL's synthetic study (section 5.1, appendices A.3, B.1, B.4 and B.5)."""
+
+from __future__ import annotations
+
+import argparse
+from itertools import product
+from pathlib import Path
+
+from lm_eval_icl.drawing.style import METADATA, styled
+from lm_eval_icl.errors import InputError
+from lm_eval_icl.regression.configuration import CONFIGURATIONS, METHODS, configured
+
+FIGURES = ("figure3", "figure6", "figure7", "figure8", "figure9", "figure10")
+
+
+def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
+    """Run `lm-eval-icl regression`.
+
+    Raises:
+        InputError: an argument cannot be used, a folder holds something else, or a file cannot be written.
+    """
+    given = options(parser, arguments)
+    if given.action == "plot":
+        _plot(given)
+        return
+
+    import torch
+
+    given.device = given.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        torch.empty(1, device=given.device)
+    except (RuntimeError, AssertionError):
+        raise InputError(f"--device {given.device}: there is no such device here: give cpu or cuda.") from None
+    if given.action == "train":
+        _train(given)
+    else:
+        _evaluate(given)
+
+
+def options(parser: argparse.ArgumentParser, arguments: list[str]) -> argparse.Namespace:
+    """The arguments of the command line."""
+    parser.description = (
+        "In-context regression: GPT-2s are trained under each method to predict a function's value at a point from "
+        "examples (InvICL, section 5.1). What is in the folder already is not done again."
+    )
+    actions = parser.add_subparsers(dest="action", required=True, metavar="COMMAND")
+    train = actions.add_parser("train", help="train a model under each method, with each seed", allow_abbrev=False)
+    train.add_argument("--config", required=True, metavar="NAME", help=", ".join(CONFIGURATIONS))
+    train.add_argument("--methods", default=",".join(METHODS), metavar="M,...", help="(default: %(default)s)")
+    train.add_argument("--seeds", default="0,1,2", metavar="S,...", help="(default: %(default)s)")
+    train.add_argument("--set", default=[], nargs="+", metavar="KEY=VALUE", help="replace values of the configuration")
+    evaluate = actions.add_parser(
+        "evaluate", help="measure the errors of what was trained, and print tables", allow_abbrev=False
+    )
+    for action in (train, evaluate):
+        action.add_argument("--output", required=True, type=Path, metavar="DIR", help="the folder of all trainings")
+        action.add_argument("--device", help="cpu, cuda, ... (default: a GPU if there is one)")
+    plot = actions.add_parser("plot", help="draw a figure of the paper", allow_abbrev=False)
+    plot.add_argument("figure", metavar="FIGURE", help=", ".join(FIGURES))
+    plot.add_argument("folders", nargs="+", type=Path, metavar="DIR", help="as --output of evaluate")
+    plot.add_argument("--to", required=True, type=Path, metavar="FILE", help="an SVG or PNG file")
+    return parser.parse_args(arguments)
+
+
+def _train(given: argparse.Namespace) -> None:
+    from lm_eval_icl.regression.training import begin, found_method, train
+
+    configuration = configured(given.config, given.set)
+    try:
+        seeds = [int(seed) for seed in given.seeds.split(",")]
+    except ValueError:
+        raise InputError(f"--seeds {given.seeds}: must be whole numbers, such as 0,1,2.") from None
+    names = given.methods.split(",")
+    for name in names:
+        found_method(name)
+    for run in [begin(given.output, configuration, name, seed) for seed, name in product(seeds, names)]:
+        train(run, given.device)
+
+
+def _evaluate(given: argparse.Namespace) -> None:
+    from lm_eval_icl.regression.evaluation import evaluate, evaluate_baselines
+    from lm_eval_icl.regression.tables import Results, tables
+    from lm_eval_icl.regression.training import open_runs
+
+    runs = open_runs(given.output)
+    for run in runs:
+        evaluate(run, given.device)
+    evaluate_baselines(given.output, runs[0].configuration)
+    print(tables(Results(given.output)))
+
+
+def _plot(given: argparse.Namespace) -> None:
+    if given.figure not in FIGURES:
+        raise InputError(f"plot {given.figure}: there is no such figure: give one of {', '.join(FIGURES)}.")
+    kind = given.to.suffix[1:]
+    if kind not in METADATA:
+        raise InputError(f"--to {given.to}: must end in .svg or .png.")
+
+    from lm_eval_icl.regression import figures
+    from lm_eval_icl.regression.tables import Results
+
+    with styled():
+        figure = getattr(figures, given.figure)([Results(folder) for folder in given.folders])
+        try:
+            figure.savefig(given.to, format=kind, dpi=150, metadata=METADATA[kind])
+        except OSError as error:
+            raise InputError(f"--to {given.to}: cannot be written ({error.strerror or error}).") from error
