@@ -6,6 +6,7 @@ A rule fits a task if its queries can be made: nothing is run through a model.
 import functools
 import logging
 import sys
+from typing import Any
 
 import lm_eval
 from lm_eval.api.model import LM
@@ -40,7 +41,7 @@ def fits(name: str, rule: str, manager: TaskManager, shots: int = 2) -> str:
 
 
 @functools.cache
-def loaded(name: str, manager: TaskManager):
+def loaded(name: str, manager: TaskManager) -> Any:
     return manager.load([name])["tasks"][name]
 
 

@@ -390,7 +390,7 @@ class Deciding:
                 continue
             instance = Instance("loglikelihood", doc, (prompt, option), len(requests), (self.name, number, 1))
             if ours:
-                request = self.model.tokenize(instance)
+                [request] = self.model.tokenize([instance])
                 if reason := self.model.run.limits.too_long(request.prompt, request.answer_positions):
                     raise InputError(
                         f"prompts {reason.why}; that of its query {query[:40]!r} needs "
@@ -482,7 +482,7 @@ class Deciding:
         count = 0
         for i, instance in enumerate(requests.values()):
             if isinstance(self.model, ICLModel):
-                request = self.model.tokenize(instance)
+                [request] = self.model.tokenize([instance])
                 count += (0 if i else len(request.prompt.query)) + request.answer_positions
             elif isinstance(self.model, TemplateLM):
                 count += sum(map(len, self.model._encode_pair(*instance.args))) - 1

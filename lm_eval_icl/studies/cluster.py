@@ -27,8 +27,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from lm_eval_icl import version
+from lm_eval_icl.demonstrations import kept
 from lm_eval_icl.errors import InputError, one_line, one_line_with_place
-from lm_eval_icl.harness import choosing
 from lm_eval_icl.studies import tasks as study_tasks
 from lm_eval_icl.studies.cells import Model, digest
 from lm_eval_icl.studies.conduct import Conductor
@@ -262,7 +262,7 @@ def contents_of(worker: Worker) -> dict[str, object]:
         for name, leaf in progress.leaves.items()
     }
     code = {f"code of {variant.method}": code_of(variant.method) for variant in study.variants}
-    return {**data, **code, "code that chooses demonstrations": choosing.code()}
+    return {**data, **code, "code that chooses demonstrations": kept.code()}
 
 
 def stamp(folder: Path) -> tuple[int, int]:
