@@ -109,6 +109,8 @@ def test_equal_boards_make_equal_files(files: list[Path], elements: dict[str, st
     code = (
         "import sys; from pathlib import Path; from tests import test_leaderboard_figures as t; "
         "from lm_eval_icl.leaderboard import figures; "
+        "figures.draw(t.everything(), Path(sys.argv[1]), ['forest']); "  # with its PNG
+        "del figures.METADATA['png']; "
         "figures.draw(t.everything(), Path(sys.argv[1])); "
         "Path(sys.argv[1], 'page').write_text(str(figures.svgs(t.everything())), encoding='utf-8')"
     )
@@ -116,8 +118,9 @@ def test_equal_boards_make_equal_files(files: list[Path], elements: dict[str, st
     environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join([*sys.path, str(HERE.parent)])}
     subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True, env=environment)
     assert (tmp_path / "page").read_text(encoding="utf-8") == str(elements)
-    assert len(list(tmp_path.iterdir())) == len(files) + 1
-    for path in files:
+    compared = [path for path in files if path.suffix != ".png" or path.stem == "forest"]
+    assert {path.name for path in tmp_path.iterdir()} == {"page", *(path.name for path in compared)}
+    for path in compared:
         assert (tmp_path / path.name).read_bytes() == path.read_bytes(), path.name
 
 
@@ -391,7 +394,7 @@ HOSTILE = [
 def test_strange_names_are_text(where: str, tmp_path: Path) -> None:
     if where == "panels":
         kinds: list[Kind] = [("icl", {}, 4), ("icl", {}, 8), ("pcw", {"T": 1}, 8), ("pcw", {"T": 2}, 8)]
-        board = make(kinds, checkpoints=HOSTILE, tasks=("a", "b"), seeds=2, orders=2)
+        board = make(kinds, checkpoints=HOSTILE, tasks=("a",), seeds=2, orders=2)
     else:
         kinds = [(name, {name: 1, "T": T}, shots) for name in HOSTILE for T, shots in ((1, 4), (1, 8), (2, 8))]
         board = make([("icl", {}, 8), *kinds], tasks=HOSTILE, seeds=2, orders=2)
