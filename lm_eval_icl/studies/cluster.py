@@ -209,7 +209,7 @@ class Cluster(ABC):
         if unit is None:
             if result:
                 raise InputError(str(result))
-            hired.ready = True
+            hired.ready, self.losses[None] = True, 0
             return None
         self.receive(unit, result)
         return unit
