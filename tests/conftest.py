@@ -28,9 +28,9 @@ from tests import once, tiny
 torch.set_num_threads(1)
 once.install()
 
-# Every run of the tests draws other examples. pytest --hypothesis-profile=long tests/test_fuzz.py: half an hour.
+# Every run of the tests draws other examples. pytest --hypothesis-profile=long tests/test_fuzz.py: about an hour.
 settings.register_profile("short", max_examples=50)
-settings.register_profile("long", max_examples=4_000, print_blob=True)
+settings.register_profile("long", max_examples=8_000, print_blob=True)
 settings.load_profile("short")
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"

@@ -1,7 +1,7 @@
 """Any prompt: numbers or one clear line, and the same numbers whatever runs beside it.
 
 25 prompts a run, 5 where a prompt is run many times over, and every run draws others; `pytest --hypothesis-profile=long
-tests/test_fuzz.py` tries 80 times as many, in about half an hour.
+tests/test_fuzz.py` tries 160 times as many, in about an hour.
 """
 
 from __future__ import annotations
