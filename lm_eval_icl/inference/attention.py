@@ -85,12 +85,7 @@ class AttentionCall:
 
         Args:
             temperature: what the scores are divided by.
-
-        Raises:
-            ValueError: the model does more with the scores than to add a mask.
         """
-        if self.has("position_bias", "softcap", "cache", "s_aux"):
-            raise ValueError("its attention has sinks, caps its scores or adds a bias")
         if self.has_kernel and temperature == 1:
             return self.flash(query, key, value, mask)
         scaling = self.options.get("scaling")
@@ -109,6 +104,20 @@ class AttentionCall:
             lses.append(scores.logsumexp(-1))
             outputs.append(scores.sub_(lses[-1][..., None]).exp_() @ value.to(wide))
         return torch.cat(outputs, dim=2), torch.cat(lses, dim=2)
+
+    def check_divisible(self, divides: bool) -> None:
+        """Check that a memory can be read in parts.
+
+        Args:
+            divides: whether the shapes and the mask allow it.
+
+        Raises:
+            ValueError: they do not, or the model does more with the scores than to add a mask.
+        """
+        if self.has("position_bias", "softcap", "cache", "s_aux"):
+            raise ValueError("its attention has sinks, caps its scores or adds a bias")
+        if not divides:
+            raise ValueError("its attention cannot be computed in parts")
 
     def repeated(self) -> AttentionCall:
         """The same call with keys and values repeated, so that every head has its own."""
