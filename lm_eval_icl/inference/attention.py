@@ -9,7 +9,7 @@ section 3.1).
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
@@ -96,7 +96,7 @@ class AttentionCall:
         wide = torch.promote_types(query.dtype, torch.float32)
         at_once = max(1, 2**25 // (query.shape[0] * query.shape[1] * key.shape[2]))
         pieces = query.split(at_once, dim=2)
-        masks = [None] * len(pieces) if mask is None else mask.split(at_once, dim=2)
+        masks: Sequence[Tensor | None] = [None] * len(pieces) if mask is None else mask.split(at_once, dim=2)
         outputs, lses = [], []
         for piece, hidden in zip(pieces, masks, strict=True):
             scores = (piece.to(wide) * scale) @ key.to(wide).mT
