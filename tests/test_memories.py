@@ -518,7 +518,11 @@ def test_beams_in_parts():
 @pytest.mark.parametrize(
     ("name", "options", "says"),
     [
-        ("gemma2_window", {}, "ape reads the demonstrations apart from all else, which Gemma2.*caps its scores"),
+        (
+            "gemma2_window",
+            {"attn_implementation": "sdpa"},
+            "ape reads the demonstrations apart from all else, which Gemma2.*caps its scores",
+        ),
         ("llama", {"attn_implementation": "eager"}, "ape reads the demonstrations apart.*attn_implementation=eager"),
         ("bloom", {}, "ape hides tokens from each other|ape needs a model that obeys given positions"),
     ],

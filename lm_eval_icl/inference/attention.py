@@ -9,7 +9,7 @@ section 3.1).
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
@@ -85,12 +85,7 @@ class AttentionCall:
 
         Args:
             temperature: what the scores are divided by.
-
-        Raises:
-            ValueError: the model does more with the scores than to add a mask.
         """
-        if self.has("position_bias", "softcap", "cache", "s_aux"):
-            raise ValueError("its attention has sinks, caps its scores or adds a bias")
         if self.has_kernel and temperature == 1:
             return self.flash(query, key, value, mask)
         scaling = self.options.get("scaling")
@@ -101,7 +96,7 @@ class AttentionCall:
         wide = torch.promote_types(query.dtype, torch.float32)
         at_once = max(1, 2**25 // (query.shape[0] * query.shape[1] * key.shape[2]))
         pieces = query.split(at_once, dim=2)
-        masks = [None] * len(pieces) if mask is None else mask.split(at_once, dim=2)
+        masks: Sequence[Tensor | None] = [None] * len(pieces) if mask is None else mask.split(at_once, dim=2)
         outputs, lses = [], []
         for piece, hidden in zip(pieces, masks, strict=True):
             scores = (piece.to(wide) * scale) @ key.to(wide).mT
@@ -109,6 +104,20 @@ class AttentionCall:
             lses.append(scores.logsumexp(-1))
             outputs.append(scores.sub_(lses[-1][..., None]).exp_() @ value.to(wide))
         return torch.cat(outputs, dim=2), torch.cat(lses, dim=2)
+
+    def check_divisible(self, divides: bool) -> None:
+        """Check that a memory can be read in parts.
+
+        Args:
+            divides: whether the shapes and the mask allow it.
+
+        Raises:
+            ValueError: they do not, or the model does more with the scores than to add a mask.
+        """
+        if self.has("position_bias", "softcap", "cache", "s_aux"):
+            raise ValueError("its attention has sinks, caps its scores or adds a bias")
+        if not divides:
+            raise ValueError("its attention cannot be computed in parts")
 
     def repeated(self) -> AttentionCall:
         """The same call with keys and values repeated, so that every head has its own."""

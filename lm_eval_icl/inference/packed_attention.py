@@ -73,9 +73,10 @@ class _InParts:
         divides = memory >= 0 and (query.shape[0], query.shape[2]) == (1, n)
         divides = divides and (bool(self.readings) or (n > ROWS and call.has_kernel))
         divides = divides and (not memory or all(entries.start < entries.stop for _, entries in self.groups))
-        if not divides or mask is None or mask.dtype != query.dtype or mask.shape[2:] != (n, memory + n):
-            if self.readings:
-                raise ValueError("its attention cannot be computed in parts")
+        divides = divides and mask is not None and mask.dtype == query.dtype and mask.shape[2:] == (n, memory + n)
+        if self.readings:
+            call.check_divisible(divides)
+        if not divides or mask is None:
             return call.whole()
         repeated = call.repeated()
         key, value = repeated.key, repeated.value

@@ -229,7 +229,8 @@ def score_together(
     """
     work = [(memory, pairs) for memory in memories]
     passes = [_predicted(model, some, trim_last_block) for some in ([work] if at_once else [[item] for item in work])]
-    scores, last, logprobs, together = [], None, torch.empty(0), torch.empty(0)
+    scores, logprobs, together = list[Score](), torch.empty(0), torch.empty(0)
+    last: Pair | None = None
     for i, (query, answer) in enumerate(pairs):
         if (query, answer[:-1]) != last:  # options of one token are read off the same distribution
             rows = [logits[path] for logits, paths in passes for path in paths[i :: len(pairs)]]

@@ -66,8 +66,8 @@ def on_shared_memory(
     entries, groups = memory[0].shape[2] + sum(keys.shape[2] for keys, *_ in parts), heads // key_heads
     divides = (call.has_kernel or bool(parts)) and heads == groups * key_heads
     divides = divides and (n == 1 if mask is None else mask.shape[1:] == (1, n, entries + tokens))
-    if parts and not divides:
-        raise ValueError("its attention cannot be computed in parts")
+    if parts:
+        call.check_divisible(divides)
     if not divides:
         key, value = behind_copies(memory, call.key, call.value)
         return replace(call, key=key, value=value).whole()

@@ -76,6 +76,8 @@ def check_parts(method: Method, model: PreTrainedModel) -> None:
 
     name = f"{type(model).__name__} (attn_implementation={model.config._attn_implementation})"
     said = f"{method.name} reads the demonstrations apart from all else, which {name} does not allow"
+    if model.config._attn_implementation != "sdpa":
+        raise Unsupported(f"{said}. Use attn_implementation=sdpa, or pcw.")
     try:
         memory = read(model, [2, 3, 4, 5, 6, 7, 8, 9])
         usual, apart = scores(memory), scores(memory.divided(3, Reading()))
