@@ -81,7 +81,7 @@ def written(output: Path) -> dict[str, object]:
 
     files = {}
     for path in (path for top in ("cells", "choices", "checkpoints") for path in (output / top).rglob("*")):
-        if path.is_file():
+        if path.is_file() and path.name != "log.jsonl":  # of a training, with seconds
             content = path.read_bytes()
             for text in (str(output), str(output).replace("/", "__")):  # lm-eval makes a file's name of it, too
                 content = content.replace(text.encode(), b"OUTPUT")
