@@ -343,8 +343,8 @@ def test_models_of_lm_eval_run_under_our_command_too():
         (["smok"], "unknown command 'smok': did you mean 'smoke'?"),
         (
             ["invicl"],
-            "unknown command 'invicl': there are smoke, train, study, select, leaderboard, compare, collect, export, "
-            "show, run, ls, validate.",
+            "unknown command 'invicl': there are demo, show, smoke, train, study, select, leaderboard, compare, "
+            "collect, export, regression, run, ls, validate.",
         ),
     ],
 )
