@@ -90,7 +90,7 @@ class Memory:
         """How many bytes the memory takes."""
         if self.state is not None:
             return sum(tensor.nbytes for tensor in tensors(self.state))
-        layers = [layer for layers in (self.layers, *(part.layers for part in self.parts)) for layer in layers]
+        layers = [*self.layers, *(layer for part in self.parts for layer in part.layers)]
         return sum(keys.nbytes + values.nbytes for keys, values in layers)
 
     def divided(self, first: int, reading: Reading) -> Memory:
@@ -327,8 +327,10 @@ def cache_of(memories: Sequence[Memory], once: bool = False, shared: bool = Fals
         once: the cache is for a single forward pass, so that the entries the pass adds are not stored.
         shared: as for `Memory.cache`.
     """
-    own = [(memory.layers, *(part.layers for part in memory.parts)) for memory in memories if memory.layers]
-    filled = [layers for of_memory in own for layers in of_memory]
+    filled = list[KeyValues]()
+    for memory in memories:
+        if memory.layers:
+            filled += [memory.layers, *(part.layers for part in memory.parts)]
     if not filled:
         return DynamicCache()
     layers = [

@@ -132,10 +132,10 @@ class MethodRunner(Encoder):
     def _score(self, batch: Batch, in_use: tuple[Memory, Ids | None] | None) -> Sequence[Score]:
         """Run a batch; if its memory is there already, behind that."""
         if several := self._several(context := batch.queries[0][0]):
-            pairs = [(query, answer) for _, query, answer in batch.asked]
+            options = [(query, answer) for _, query, answer in batch.asked]
             behind, trim = self._stored(several.contexts(context)), self.capabilities.can_trim_last_block
             how = (several.combined, several.score, self.softmax_dtype, trim, bool(batch.tokens))
-            return score_together(self.model, behind, pairs, *how)
+            return score_together(self.model, behind, options, *how)
         if in_use is not None:
             memory, rest = in_use
             queries = [(rest or query, answers) for _, query, answers in batch.queries]
