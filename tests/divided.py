@@ -37,7 +37,19 @@ CHOSEN = {  # demonstrations that the model chooses
     "doc_to_choice": ["no", "yes"],
     "metadata": {"version": 1, "demonstrations": "herding"},
 }
-TASKS = {**harness.TASKS, "filtered": FILTERED, "rolling": ROLLING, "likely": LIKELY, "chosen": CHOSEN}
+DECIDED = {
+    **harness.TASKS["one_token"],
+    "task": "decided",
+    "metadata": {"version": 1, "decide": "contextual+batch"},
+}
+TASKS = {
+    **harness.TASKS,
+    "decided": DECIDED,
+    "filtered": FILTERED,
+    "rolling": ROLLING,
+    "likely": LIKELY,
+    "chosen": CHOSEN,
+}
 
 
 def save(folder: Path) -> None:
@@ -80,6 +92,7 @@ def everything(folder: Path) -> dict[str, Any]:
         )
     os.environ["LM_EVAL_ICL_CACHE"] = str(folder / "chosen")  # one process reads nothing of what two have chosen
     found["chosen"] = run("icl", folder / "llama", ["chosen"])
+    found["decided"] = run("icl", folder / "llama", ["decided"])
     try:
         run("icl", folder / "llama", ["chosen"], num_fewshot=20)
     except InputError as error:  # of the first process, which all processes raise

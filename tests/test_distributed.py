@@ -92,7 +92,7 @@ def runs(tmp_path_factory):
 @pytest.mark.slow
 def test_two_processes_give_what_one_gives(runs):
     two, one = runs
-    for name in [*NAMES, "other tasks", "left out", "cache written", "cache read by one process", "chosen"]:
+    for name in [*NAMES, "other tasks", "left out", "cache written", "cache read by one process", "chosen", "decided"]:
         assert_same_run(two[name], one[name])
 
 
@@ -102,6 +102,16 @@ def test_one_process_chooses_demonstrations_for_all(runs):
     for key in ("indices", "picked", "tokens", "made_now"):
         assert two[key] == one[key], key
     assert two["made_now"] and runs[0]["cannot choose"] == runs[1]["cannot choose"]
+
+
+@pytest.mark.slow
+def test_a_mean_over_documents_is_over_those_of_all_processes(runs):
+    two, one = (each["decided"]["config"]["icl"]["decided"]["decided"] for each in runs)
+    assert two["batch"]["documents"] == one["batch"]["documents"] == 5
+    assert two["batch"]["documents_sha256"] == one["batch"]["documents_sha256"]
+    for rule in ("batch", "contextual"):
+        assert_close(two[rule]["constants"], one[rule]["constants"])
+    assert two["contextual"]["queries"] == 2 * one["contextual"]["queries"] == 6  # each process has a memory of its own
 
 
 @pytest.mark.slow
