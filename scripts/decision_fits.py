@@ -5,11 +5,12 @@ A rule fits a task if its queries can be made: nothing is run through a model.
 
 import functools
 import logging
+import re
 import sys
-from typing import Any
 
 import lm_eval
 from lm_eval.api.model import LM
+from lm_eval.api.task import ConfigurableTask
 from lm_eval.tasks import TaskManager
 
 from lm_eval_icl.decisions.how import RULES
@@ -36,13 +37,14 @@ def fits(name: str, rule: str, manager: TaskManager, shots: int = 2) -> str:
     try:
         lm_eval.evaluate(lm=Nothing(), task_dict={"tasks": {name: task}, "groups": {}}, limit=20, bootstrap_iters=0)
     except InputError as error:
-        return error.message.split(f"decide={rule}: ")[-1]
+        return re.sub(r"^task '\w+': decide=\S+: ", "", error.message)
     return "yes"
 
 
 @functools.cache
-def loaded(name: str, manager: TaskManager) -> Any:
-    return manager.load([name])["tasks"][name]
+def loaded(name: str, manager: TaskManager) -> ConfigurableTask:
+    task: ConfigurableTask = manager.load([name])["tasks"][name]
+    return task
 
 
 def main(names: list[str]) -> None:

@@ -11,11 +11,14 @@ from lm_eval.api.instance import Instance
 from lm_eval.loggers.evaluation_tracker import EvaluationTracker
 from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from lm_eval_icl import decisions
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.harness import deciding
 from lm_eval_icl.harness.content_free import Queries
 from lm_eval_icl.harness.tasks import ICLTask
+from lm_eval_icl.methods import Predictor, make
 from lm_eval_icl.results.read import read
 from tests import harness
 
@@ -271,6 +274,25 @@ def test_a_mean_over_documents_has_the_same_bits_in_any_number_of_processes(chec
         for share in shares:
             found = whole._over_documents(rule, share)
             assert {i: row.tolist() for i, row in found.items()} == {i: alone[i] for i in share}
+
+
+def test_the_same_in_python(checkpoint):
+    """What `Predictor.score` gives goes into the same functions."""
+    path = checkpoint("llama")
+    _, rows = run("invicl", path, TASKS["three"], "contextual+batch", args={"dtype": "float32"})
+    model, tokenizer = (of.from_pretrained(path) for of in (AutoModelForCausalLM, AutoTokenizer))
+    predictor = Predictor(model, tokenizer, make("invicl"))
+    options = [" no", " yes", " maybe so"]
+    shown = [f"Review: {doc['text']}\nSentiment:{options[doc['label']]}\n\n" for doc in harness.documents(2, 50)]
+
+    def score(texts):
+        asked = predictor.score(shown, [f"Review: {text}\nSentiment:" for text in texts], options)
+        return [[value for value, _ in of] for of in asked]
+
+    scores = score([row["doc"]["text"] for row in rows["none"]])
+    calibrated = decisions.contextual(scores, score(["N/A", "", "[MASK]"]))
+    np.testing.assert_allclose(calibrated, values(rows["contextual"]), rtol=0, atol=1e-4)
+    np.testing.assert_allclose(decisions.batch(scores), values(rows["batch"]), rtol=0, atol=1e-4)
 
 
 def test_a_cache_holds_raw_responses(checkpoint, tmp_path):

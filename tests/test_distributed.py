@@ -103,7 +103,19 @@ CHOSEN = {  # demonstrations that the model chooses
     "doc_to_choice": ["no", "yes"],
     "metadata": {"version": 1, "demonstrations": "herding"},
 }
-TASKS = {**harness.TASKS, "filtered": FILTERED, "rolling": ROLLING, "likely": LIKELY, "chosen": CHOSEN}
+DECIDED = {
+    **harness.TASKS["one_token"],
+    "task": "decided",
+    "metadata": {"version": 1, "decide": "contextual+batch"},
+}
+TASKS = {
+    **harness.TASKS,
+    "decided": DECIDED,
+    "filtered": FILTERED,
+    "rolling": ROLLING,
+    "likely": LIKELY,
+    "chosen": CHOSEN,
+}
 
 
 def run(model: str, path: Path, names: list[str], *, limit: int = 5, **kwargs: Any) -> dict[str, Any] | None:
@@ -141,6 +153,7 @@ def everything(folder: Path) -> dict[str, Any]:
         )
     os.environ["LM_EVAL_ICL_CACHE"] = str(folder / "chosen")  # one process reads nothing of what two have chosen
     found["chosen"] = run("icl", folder / "llama", ["chosen"])
+    found["decided"] = run("icl", folder / "llama", ["decided"])
     try:
         run("icl", folder / "llama", ["chosen"], num_fewshot=20)
     except InputError as error:  # of the first process, which all processes raise
@@ -188,7 +201,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 @pytest.mark.slow
 def test_two_processes_give_what_one_gives(runs):
     two, one = runs
-    for name in [*NAMES, "other tasks", "left out", "cache written", "cache read by one process", "chosen"]:
+    for name in [*NAMES, "other tasks", "left out", "cache written", "cache read by one process", "chosen", "decided"]:
         assert_same_run(two[name], one[name])
 
 
@@ -198,6 +211,16 @@ def test_one_process_chooses_demonstrations_for_all(runs):
     for key in ("indices", "picked", "tokens", "made_now"):
         assert two[key] == one[key], key
     assert two["made_now"] and runs[0]["cannot choose"] == runs[1]["cannot choose"]
+
+
+@pytest.mark.slow
+def test_a_mean_over_documents_is_over_those_of_all_processes(runs):
+    two, one = (each["decided"]["config"]["icl"]["decided"]["decided"] for each in runs)
+    assert two["batch"]["documents"] == one["batch"]["documents"] == 5
+    assert two["batch"]["documents_sha256"] == one["batch"]["documents_sha256"]
+    for rule in ("batch", "contextual"):
+        assert_close(two[rule]["constants"], one[rule]["constants"])
+    assert two["contextual"]["queries"] == 2 * one["contextual"]["queries"] == 6  # each process has a memory of its own
 
 
 @pytest.mark.slow

@@ -463,7 +463,9 @@ class Deciding:
         groups = self.groups[str(rule)]
         prompts = dict.fromkeys((group.place, query) for group in groups for query in group.queries)
         places = len({place for place, _ in prompts})
-        costs = of_all((places, len(prompts), sum(self._tokens(self.prompts[prompt]) for prompt in prompts)))
+        cost = (places, len(prompts), sum(self._tokens(self.prompts[prompt]) for prompt in prompts))
+        # Processes that share every pass (tensor parallelism) ask everything together.
+        costs = of_all(cost) if getattr(self.model, "world_size", 1) > 1 else [cost]
         totals = map(sum, zip(*costs, strict=True))
         said: dict[str, Any] = dict(zip(("contexts", "queries", "tokens"), totals, strict=True))
         if not groups:
