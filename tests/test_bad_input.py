@@ -86,8 +86,8 @@ def test_a_model_without_a_chat_template(checkpoint):
         ("attn_implementatoin", "eager", "did you mean 'attn_implementation'?"),
         (
             *("zzzzzz", 1),
-            "unknown model argument 'zzzzzz': there are T, canonical_order, eta, momentum, overflow, pack_tokens, "
-            "positions, pretrained, repeat, restart_positions, store_bytes, and those of hf.",
+            "unknown model argument 'zzzzzz': there are T, canonical_order, eta, layout, momentum, overflow, "
+            "pack_tokens, positions, pretrained, reads, repeat, restart_positions, store_bytes, and those of hf.",
         ),
     ],
 )
@@ -111,7 +111,7 @@ def test_arguments(checkpoint, argument, value, says):
         ("batchicl", {"layer": 0}, "batchicl: layer=0: must be a whole number, 1 or more."),
         ("batchicl", {"layer": 4}, "batchicl: layer=4: must be at most 3, the depth of GPT2LMHeadModel."),
         ("batchicl", {"layer": True}, "batchicl: layer=True"),
-        ("icl", {"eta": 0.1}, "model argument 'eta' belongs to deepthink, not to this method."),
+        ("icl", {"eta": 0.1}, "model argument 'eta' belongs to deepthink and nbce, not to this method."),
         ("invicl", {"T": 5}, "model argument 'T' belongs to deepthink"),
         ("pcw", {"windows": 2, "window_size": 2}, "pcw: window_size is given twice"),
         ("invicl", {"windows": 2}, "model argument 'windows' belongs to pcw"),

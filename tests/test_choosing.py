@@ -197,7 +197,7 @@ def test_calibrated_by_what_the_model_says_without_a_text(predictor, pool):
         "entropy", Pool(labels, features, np.stack(probabilities), null / null.sum()), 4, 0, calibrated=True
     )
     found = chooser.choose("entropy", 4, 0, calibrated=True)
-    assert found.picked == tuple(rows[i] for i in expected.rows) != chooser.choose("entropy", 4, 0).picked
+    assert found.picked == tuple(rows[i] for i in expected) != chooser.choose("entropy", 4, 0).picked
     assert found.tokens > 0
 
 

@@ -170,7 +170,7 @@ def check_names(
     from lm_eval.models.huggingface import HFLM
 
     ours = {field.name for field in dataclasses.fields(CommonArguments)} | methods.arguments_of(method) | {"pretrained"}
-    owner = {argument: name for name in methods.NAMES for argument in methods.arguments_of(methods.find(name)) - ours}
+    arguments_of = {name: methods.arguments_of(methods.find(name)) for name in methods.NAMES}
     known = {*ours, *_FROM_PRETRAINED, *config.to_dict(), *config.attribute_map}
     for function in (
         HFLM.__init__,
@@ -179,8 +179,8 @@ def check_names(
     ):
         known |= set(inspect.signature(function).parameters) - {"self", "cls", "kwargs", "model_args"}
     for name in sorted(set(given) - known):
-        if name in owner:
-            raise InputError(f"model argument {name!r} belongs to {owner[name]}, not to this method.")
+        if owners := [owner for owner, arguments in arguments_of.items() if name in arguments]:
+            raise InputError(f"model argument {name!r} belongs to {' and '.join(owners)}, not to this method.")
         near = [other for other in sorted(known) if other.lower() == name.lower()]  # T, written t
         near = near or difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.5)
         if any_name and not difflib.get_close_matches(name, ours, cutoff=0.8):

@@ -105,7 +105,7 @@ def make(name: str, arguments: Mapping[str, Any] | None = None) -> Method:
     for argument, value in arguments.items():
         if argument not in arguments_of(method):
             owners = [other for other in NAMES if argument in arguments_of(find(other))]
-            whose = f"belongs to {owners[0]}, not to {name}" if owners else f"is no argument of {name}"
+            whose = f"belongs to {' and '.join(owners)}, not to {name}" if owners else f"is no argument of {name}"
             fields = ", ".join(field.name for field in dataclasses.fields(method))
             raise InputError(f"{argument!r} {whose}, which takes {fields}.")
         if value == "":
