@@ -21,7 +21,7 @@ FAMILY = "👩‍👩‍👧‍👦"  # seven code points, one picture
 DEMONSTRATIONS = [("a dull plot", 0), ("warm", 1), ("  quick", 0)]
 
 BLANKS = "only blanks to ask about"
-INVARIANT = ["prefixicl", "pcw", "saicl", "batchicl", "invicl"]
+INVARIANT = ["prefixicl", "pcw", "saicl", "batchicl", "invicl", "sbp", "ape", "structured", "ensemble", "nbce"]
 
 
 def row(texts=("one film", "two"), options=("no", "yes"), demonstrations=DEMONSTRATIONS, **config):
