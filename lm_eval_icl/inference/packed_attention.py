@@ -15,6 +15,7 @@ from torch import Tensor
 
 from lm_eval_icl.inference import attention
 from lm_eval_icl.inference.attention import Attended, AttentionCall, Reading, attention_by, join, read
+from lm_eval_icl.inference.devices import to_device
 
 # How many tokens of the row are taken at a time: about a query's length. A smaller number reads fewer hidden keys, but
 # needs more calls of the kernel.
@@ -96,6 +97,7 @@ class _InParts:
             output, lse = (torch.cat(part, 2) if len(part) > 1 else part[0] for part in zip(*over_memory, strict=True))
         over_row, key, value = mask[..., memory:], key[:, :, memory:], value[:, :, memory:]
         for rows, seen in self.parts:
+            seen = to_device(seen, key.device)
             own_mask = over_row[:, :, rows].index_select(3, seen)
             own = call.attend(query[:, :, rows], key.index_select(2, seen), value.index_select(2, seen), own_mask)
             if memory:

@@ -213,7 +213,7 @@ def score_together(
     memories: Sequence[Memory],
     pairs: Sequence[Pair],
     combined: Callable[[Tensor], Tensor],
-    score: Callable[[Tensor, Tensor, Sequence[int]], Score],
+    score: Callable[[Tensor, Tensor, Tensor], Tensor],
     softmax_dtype: torch.dtype | None = None,
     trim_last_block: bool = False,
     at_once: bool = True,
@@ -223,13 +223,14 @@ def score_together(
     Args:
         pairs: queries with continuations, each of which attends to each memory.
         combined: combines log-probabilities, [memories, tokens, vocabulary] -> [tokens, vocabulary].
-        score: computes a continuation's score from these and those.
+        score: computes a continuation's log-probability from these, from what they are combined from, and from its
+            token ids.
         softmax_dtype, trim_last_block: as for `score_packed`.
         at_once: run one forward pass; if False, one for each memory.
     """
     work = [(memory, pairs) for memory in memories]
     passes = [_predicted(model, some, trim_last_block) for some in ([work] if at_once else [[item] for item in work])]
-    scores, logprobs, together = list[Score](), torch.empty(0), torch.empty(0)
+    numbers, logprobs, together = list[Tensor](), torch.empty(0), torch.empty(0)
     last: Pair | None = None
     for i, (query, answer) in enumerate(pairs):
         if (query, answer[:-1]) != last:  # options of one token are read off the same distribution
@@ -237,8 +238,10 @@ def score_together(
             dtype = torch.promote_types(softmax_dtype or rows[0].dtype, torch.float32)
             logprobs = torch.stack(rows).log_softmax(-1, dtype=dtype)
             together, last = combined(logprobs), (query, answer[:-1])
-        scores.append(score(together, logprobs, answer))
-    return scores
+        ids = on_device(answer, together.device)
+        value = score(together, logprobs, ids)
+        numbers.append(torch.stack((value, (together.argmax(-1) == ids).all().to(value))))
+    return [(value, bool(greedy)) for value, greedy in torch.stack(numbers).tolist()]  # the host waits once
 
 
 def _predicted(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,7 +10,6 @@ from torch import Tensor
 
 from lm_eval_icl import methods
 from lm_eval_icl.errors import is_number
-from lm_eval_icl.inference.scoring import Score
 from lm_eval_icl.methods.base import Method
 from lm_eval_icl.methods.several import Several
 
@@ -98,7 +96,6 @@ class Ensemble(Several):
     def next_token(self, logprobs: Tensor, state: Tensor | None) -> tuple[Tensor, None]:
         return self._joined(logprobs).log_softmax(-1), None
 
-    def score(self, combined: Tensor, logprobs: Tensor, answer: Sequence[int]) -> Score:
-        behind_each = logprobs[:, range(len(answer)), list(answer)].sum(-1)
-        greedy = combined.argmax(-1).tolist() == list(answer)
-        return float(self._joined(behind_each[None])), greedy
+    def score(self, combined: Tensor, logprobs: Tensor, answer: Tensor) -> Tensor:
+        behind_each = logprobs.gather(-1, answer.expand(len(logprobs), -1)[..., None])[..., 0].sum(-1)
+        return self._joined(behind_each[None]).squeeze()

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from lm_eval_icl.errors import is_number
-from lm_eval_icl.inference.scoring import Score
 from lm_eval_icl.methods.base import Method
 from lm_eval_icl.methods.icl import ICL
 from lm_eval_icl.methods.several import Several
@@ -88,7 +86,6 @@ class NBCE(Several):
         z = torch.where(without > -100, (1 + self.beta) * chosen - self.beta * without, chosen)
         return z if self.choose == "first" else z.log_softmax(-1), state
 
-    def score(self, combined: Tensor, logprobs: Tensor, answer: Sequence[int]) -> Score:
-        numbers = combined[range(len(answer)), list(answer)]
-        greedy = combined.argmax(-1).tolist() == list(answer)
-        return float(numbers.mean() if self.choose == "first" else numbers.sum()), greedy
+    def score(self, combined: Tensor, logprobs: Tensor, answer: Tensor) -> Tensor:
+        numbers = combined.gather(-1, answer[:, None])[:, 0]
+        return numbers.mean() if self.choose == "first" else numbers.sum()

@@ -14,7 +14,6 @@ from transformers import PreTrainedModel
 from lm_eval_icl.inference.memory import Memory
 from lm_eval_icl.inference.packing import Queries
 from lm_eval_icl.inference.schedule import Work
-from lm_eval_icl.inference.scoring import Score
 from lm_eval_icl.methods.base import Footprint, Method
 from lm_eval_icl.prompts.layouts import Layout, Pattern, before, same
 from lm_eval_icl.prompts.tokens import Context
@@ -58,12 +57,13 @@ class Several(Method):
         """
 
     @abstractmethod
-    def score(self, combined: Tensor, logprobs: Tensor, answer: Sequence[int]) -> Score:
-        """The score of an answer.
+    def score(self, combined: Tensor, logprobs: Tensor, answer: Tensor) -> Tensor:
+        """The log-probability of an answer, a number on the device of `combined`.
 
         Args:
             combined: [tokens, vocabulary], `next_token` for each of its tokens.
             logprobs: [memories, tokens, vocabulary], what it was combined from.
+            answer: [tokens], its token ids.
         """
 
     def combined(self, logprobs: Tensor) -> Tensor:
