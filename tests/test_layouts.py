@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lm_eval_icl import methods
+from lm_eval_icl.methods.several import Several
 from lm_eval_icl.prompts.tokens import Context
 
 METHODS = [
@@ -103,10 +104,11 @@ def test_the_footprint_is_what_the_rows_take(method, lengths):
     assert footprint.positions == max((int(at) + 1 for layout in layouts for at in layout.positions), default=0)
     ends = [max(layout.positions.tolist()) + 1 for layout in layouts if len(layout)]
     assert footprint.shortest_pass == min(ends, default=0)
-    # The query's first token, in the row that has one.
-    _, last = method.passes(prefix, demonstrations, 1)[-1]
-    assert footprint.query_start == int(last.positions[-1])
-    assert footprint.kept == len(last.kept_tokens) - 1
+    # The query's first token, in the row that has one, or behind each of several memories.
+    with_query = [layout for _, layout in method.passes(prefix, demonstrations, 1)]
+    with_query = with_query if isinstance(method, Several) else with_query[-1:]
+    assert footprint.query_start == max(int(layout.positions[-1]) for layout in with_query)
+    assert footprint.kept == max(len(layout.kept_tokens) - 1 for layout in with_query)
 
 
 def test_masks_of_thousands_of_demonstrations_are_made_from_blocks():

@@ -130,7 +130,8 @@ class Several(Method):
         """That of the longest window in every respect."""
         found = [dataclasses.astuple(self.of_window.footprint(each)) for each in self.contexts(context)]
         tokens, kept, positions, shortest, start = zip(*found, strict=True)
-        return Footprint(max(tokens), max(kept), max(positions), min(shortest), max(start))
+        shortest_pass = min(filter(None, shortest), default=0)  # one without tokens does not run
+        return Footprint(max(tokens), max(kept), max(positions), shortest_pass, max(start))
 
     def encode(self, model: PreTrainedModel, contexts: Sequence[Context]) -> list[Memory]:
         """The memories of windows."""

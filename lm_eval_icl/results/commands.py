@@ -28,18 +28,21 @@ _OURS = {
     *("combine", "method", "weights", "beta", "top_p", "truncate", "choose"),
 }
 _METHODS = {
-    "icl",
-    "nope",
-    "prefixicl",
-    "pcw",
-    "saicl",
-    "batchicl",
-    "invicl",
-    "deepthink",
-    "sbp",
-    "star",
-    "ape",
-    "structured",
+    *(
+        "icl",
+        "nope",
+        "prefixicl",
+        "pcw",
+        "saicl",
+        "batchicl",
+        "invicl",
+        "deepthink",
+        "sbp",
+        "star",
+        "ape",
+        "structured",
+    ),
+    *("ensemble", "nbce"),
 }
 # Of lm-eval's models.
 _MODEL = {
