@@ -162,7 +162,7 @@ def test_all_passes_in_one_thinking(tmp_path, monkeypatch):
 
         return call
 
-    monkeypatch.setattr("lm_eval_icl.inference.memory.encode_all", counted(0))
+    monkeypatch.setattr("lm_eval_icl.methods.deepthink.encode_all", counted(0))
     monkeypatch.setattr("lm_eval_icl.methods.deepthink.causal_pass", counted(1))
     conduct(tmp_path / "curve", methods={"deepthink": {"T": "1..5"}}, seeds=0)
     assert sorted(seen) == [0, 1, 1, 1, 1]
