@@ -22,10 +22,11 @@ from hypothesis import strategies as st
 from lm_eval_icl.demonstrations import choosing
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.harness.distributed import by_filter, in_order, total
-from lm_eval_icl.methods import NAMES
 from lm_eval_icl.smoke.demo import model_path
 from tests import harness, processes, tiny
 
+# One of every kind: a plain pass, masks, memories that depend on the query, thinking, parts, several memories.
+NAMES = ("icl", "pcw", "saicl", "batchicl", "invicl", "deepthink", "ape", "nbce")
 ROOT = Path(__file__).resolve().parents[1]
 
 
