@@ -54,9 +54,11 @@ class MemoryStore:
 
     def shrink(self, used: Context | None = None) -> bool:
         """Drop all memories except that of the context `used`. From now on, store at most half of the bytes that were
-        stored, or as many as the remaining memory has. Returns whether there was a memory to drop.
+        stored, or as many as the remaining memory has. Returns whether there was a memory of any size to
+        drop.
         """
-        held, others = self._bytes, [context for context in self._kept if context != used]
+        held = self._bytes
+        others = [context for context, memory in self._kept.items() if context != used and memory.nbytes]
         for context in others:
             self.forget(context)
         if others:
