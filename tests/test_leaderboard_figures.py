@@ -17,8 +17,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from lm_eval_icl.drawing import style
 from lm_eval_icl.errors import InputError
-from lm_eval_icl.leaderboard import figures, numbers, style
+from lm_eval_icl.leaderboard import figures, numbers
 from lm_eval_icl.results.board import AVERAGE, Board, Entry
 from tests import boards
 from tests.boards import Kind
