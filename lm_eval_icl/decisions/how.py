@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
 import re
@@ -10,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from lm_eval_icl.errors import InputError, is_whole
+from lm_eval_icl.errors import InputError, did_you_mean, is_whole
 
 # The rules, with their arguments and defaults.
 RULES: Mapping[str, Mapping[str, Any]] = {
@@ -106,14 +105,15 @@ def _make(name: str, given: Any) -> Rule:
             f"runs yet: it is a function of Python, lm_eval_icl.decisions.{name}."
         )
     if name not in RULES:
-        raise InputError(f"{name!r}: {_near(name, RULES)}")
+        raise InputError(f"{name!r}: {did_you_mean(str(name).lower(), RULES) or _there_are(RULES)}")
     if not isinstance(given, Mapping):
         raise InputError('must be rules with their arguments, such as {"batch": {"of": "pool"}}.')
     defaults = RULES[name]
     values = {}
     for key, value in given.items():
         if key not in defaults:
-            raise InputError(f"{name}: unknown argument {key!r}: {_near(key, defaults)}")
+            near = did_you_mean(str(key).lower(), defaults)
+            raise InputError(f"{name}: unknown argument {key!r}: {near or _there_are(defaults)}")
         values[key] = _value(name, key, value)
     if "m" in values and values.get("of") != "pool":
         raise InputError(f"{name}: m={values['m']}: has an effect only with of=pool: give that, or leave m out.")
@@ -140,6 +140,5 @@ def _value(name: str, key: str, value: Any) -> Any:
     return value
 
 
-def _near(name: object, names: Iterable[str]) -> str:
-    match = difflib.get_close_matches(str(name).lower(), list(names), n=1)
-    return f"did you mean {match[0]!r}?" if match else f"there are {', '.join(names)}."
+def _there_are(names: Iterable[str]) -> str:
+    return f"there are {', '.join(names)}."

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lm_eval_icl.drawing.drawing import Drawing, colour, columns, rows
+from lm_eval_icl.drawing.style import FILES
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.prompts.layouts import Layout
 
@@ -51,17 +52,10 @@ def save(drawing: Drawing, path: Path) -> None:
     kind = check_output(path)
     from matplotlib import style  # imported here, since it takes half a second
 
-    settings = {
-        "svg.hashsalt": "lm-eval-icl",
-        "svg.fonttype": "none",
-        "font.family": "sans-serif",
-        "font.sans-serif": ["DejaVu Sans", "Verdana", "Arial"],  # the first comes with matplotlib
-        "hatch.linewidth": 0.7,
-    }
     metadata: dict[str, str | None] = {"Title": f"{drawing.name}: which token sees which"}
     if kind == "svg":
         metadata |= {"Date": None, "Creator": None}
-    with style.context(["default", settings]), warnings.catch_warnings():
+    with style.context(["default", {**FILES, "hatch.linewidth": 0.7}]), warnings.catch_warnings():
         # A browser can show an SVG's text in fonts with more glyphs than the font used here, but a PNG's glyphs are
         # drawn now: `_spelt` replaces those that are missing.
         warnings.filterwarnings("ignore", "Glyph .* missing")

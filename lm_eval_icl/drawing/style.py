@@ -30,11 +30,15 @@ _STYLES = {
 }
 _MARKERS = "oDs^vPX<>ph*"
 
-_SETTINGS = {
+# matplotlib's settings of every picture: the same bytes each time, and text that a browser can select and find.
+FILES: dict[str, Any] = {
     "svg.hashsalt": "lm-eval-icl",
     "svg.fonttype": "none",
     "font.family": "sans-serif",
     "font.sans-serif": ["DejaVu Sans", "Verdana", "Arial"],  # the first comes with matplotlib
+}
+_SETTINGS = {
+    **FILES,
     "font.size": 9,
     "text.parse_math": False,  # names may have dollar signs
     "axes.titlesize": 9,
