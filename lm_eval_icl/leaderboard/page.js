@@ -337,7 +337,10 @@
   const dialog = $("#dialog");
   const sheet = $(".sheet", dialog);
   let opened = "";
-  dialog.addEventListener("close", () => (state.cell || state.compare) && update({ cell: "", compare: "" }));
+  dialog.addEventListener("close", () => {
+    // The event comes later than the closing: meanwhile "forward" may have opened the dialog again.
+    if (!dialog.open && (state.cell || state.compare)) update({ cell: "", compare: "" });
+  });
   dialog.addEventListener("click", ({ target }) => target === dialog && dialog.close());
 
   function dialogs() {
