@@ -2,7 +2,8 @@
 
     python scripts/metaicl_tasks.py
 
-The lists come from lm_eval_icl/metaicl/settings.json. tests/test_metaicl.py fails if a file is not what this writes.
+The lists come from lm_eval_icl/metaicl/settings.json. A file that is not what this writes fails
+tests/metaicl/test_metaicl.py.
 """
 
 from __future__ import annotations

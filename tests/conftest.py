@@ -28,7 +28,8 @@ from tests import once, tiny
 torch.set_num_threads(1)
 once.install()
 
-# Every run of the tests draws other examples. pytest --hypothesis-profile=long tests/test_fuzz.py: about an hour.
+# Every run of the tests draws other examples. An hour takes
+# pytest --hypothesis-profile=long tests/harness/test_fuzz.py
 settings.register_profile("short", max_examples=50)
 settings.register_profile("long", max_examples=8_000, print_blob=True)
 settings.load_profile("short")

@@ -5,7 +5,7 @@ import torch.utils.collect_env
 from lm_eval.tasks import TaskManager
 
 import tests.conftest
-import tests.test_resume  # noqa: F401
+import tests.harness.test_resume  # noqa: F401
 
 torch.utils.collect_env.get_pretty_env_info()
 TaskManager()

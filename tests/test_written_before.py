@@ -17,7 +17,7 @@ import yaml
 from lm_eval_icl import cli, results
 from lm_eval_icl.results.read import read
 from lm_eval_icl.version import FORM
-from tests import harness, tiny
+from tests import evaluation, tiny
 
 ROOT = Path(__file__).resolve().parent.parent
 STUDY = {
@@ -86,7 +86,7 @@ def test_a_study_is_continued(written, capsys, monkeypatch):
 def test_what_a_later_version_has_written_is_left_out(written, tmp_path):
     """Runs say which form their facts have; before, they said nothing."""
     tiny.save("llama", tmp_path / "model")
-    now = harness.run("icl", tmp_path / "model", ["one_token"], 2, limit=2)["config"]["icl"]
+    now = evaluation.run("icl", tmp_path / "model", ["one_token"], 2, limit=2)["config"]["icl"]
     assert now["form"] == FORM
     (path,) = [path for path in (written / "runs").glob("results*.json") if '"model": "icl"' in path.read_text()]
     results = json.loads(path.read_text())

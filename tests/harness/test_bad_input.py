@@ -1,0 +1,1044 @@
+"""One clear line for what cannot be used, before any forward pass."""
+
+import asyncio
+import importlib.util
+import inspect
+import json
+import logging
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+
+import pytest
+import torch
+from datasets import Dataset, DatasetDict
+from lm_eval.models.huggingface import HFLM
+from lm_eval.tasks import TaskManager
+from safetensors.torch import load_file, save_file
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    CLIPVisionConfig,
+    LlamaConfig,
+    LlavaConfig,
+    LlavaForConditionalGeneration,
+    T5Config,
+    T5ForConditionalGeneration,
+)
+
+from lm_eval_icl import cli
+from lm_eval_icl.errors import InputError
+from lm_eval_icl.harness import hf_arguments, patches
+from lm_eval_icl.harness.models import model_class
+from lm_eval_icl.methods import Method, Predictor, make
+from lm_eval_icl.prompts.layouts import Pattern, before
+from tests import evaluation, processes, tiny
+from tests.evaluation import ICL, DeepThink
+
+
+@pytest.fixture(autouse=True)
+def _no_forward(request, monkeypatch):
+    """Unless a test says otherwise, only the load-time probe may run the model."""
+    if "runs" in request.keywords:
+        return
+    from lm_eval_icl.methods import runner
+
+    def refuse(*args, **kwargs):
+        raise AssertionError("a forward pass before the refusal")
+
+    monkeypatch.setattr(runner, "score_packed", refuse)
+    monkeypatch.setattr(runner, "score_rows", refuse)
+    monkeypatch.setattr(runner, "continue_from", refuse)
+
+
+def test_a_model_without_a_chat_template(checkpoint):
+    with pytest.raises(InputError, match=r"--apply_chat_template: the tokenizer of .* has no chat template"):
+        evaluation.run("icl", checkpoint("gpt2"), ["one_token"], 2, apply_chat_template=True)
+
+
+@pytest.mark.parametrize(
+    ("argument", "value", "says"),
+    [
+        ("T", 0, "T=0: must be a whole number, 1 or more"),
+        ("T", -3, "T=-3"),
+        ("T", 2.5, "T=2.5"),
+        ("T", "many", "T='many'"),
+        ("T", True, "T=True"),
+        ("T", float("inf"), "T=inf"),
+        ("T", None, "T=None"),
+        ("eta", False, "eta=False"),
+        ("eta", 0, "eta=0: must be a number above 0 and at most 1"),
+        ("eta", 1.01, "eta=1.01"),
+        ("eta", float("nan"), "eta=nan"),
+        ("eta", "small", "eta='small'"),
+        ("momentum", 1, "momentum=1: must be a number from 0 to below 1"),
+        ("momentum", -0.1, "momentum=-0.1"),
+        ("restart_positions", 1, "restart_positions=1: must be True or False"),
+        ("overflow", "cut", "overflow='cut': must be error, drop or truncate."),
+        ("pack_tokens", 0, "pack_tokens=0"),
+        ("store_bytes", "big", "store_bytes='big'"),
+        ("etaa", 0.1, "unknown model argument 'etaa': did you mean 'eta'?"),
+        ("momentun", 0.1, "unknown model argument 'momentun': did you mean 'momentum'?"),
+        ("t", 5, "unknown model argument 't': did you mean 'T'?"),
+        ("attn_implementatoin", "eager", "did you mean 'attn_implementation'?"),
+        (
+            *("zzzzzz", 1),
+            "unknown model argument 'zzzzzz': there are T, canonical_order, eta, layout, momentum, overflow, "
+            "pack_tokens, positions, pretrained, reads, repeat, restart_positions, store_bytes, and those of hf.",
+        ),
+    ],
+)
+def test_arguments(checkpoint, argument, value, says):
+    with pytest.raises(InputError) as error:
+        DeepThink(str(checkpoint("gpt2")), device="cpu", **{argument: value})
+    assert says in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "says"),
+    [
+        ("invicl", {"positions": "symetric"}, "invicl: positions='symetric': must be sequential, symmetric or none."),
+        ("icl", {"positions": "None"}, "icl: positions='None': must be"),
+        ("nope", {"positions": 0}, "nope: positions=0"),
+        ("prefixicl", {"repeat": 0}, "prefixicl: repeat=0: must be a whole number, 1 or more."),
+        ("pcw", {"repeat": 1.5}, "pcw: repeat=1.5"),
+        ("pcw", {"windows": 0}, "pcw: window_size=0: must be a whole number, 1 or more."),
+        ("pcw", {"window_size": "all"}, "pcw: window_size='all'"),
+        ("batchicl", {"layer": 0}, "batchicl: layer=0: must be a whole number, 1 or more."),
+        ("batchicl", {"layer": 4}, "batchicl: layer=4: must be at most 3, the depth of GPT2LMHeadModel."),
+        ("batchicl", {"layer": True}, "batchicl: layer=True"),
+        ("icl", {"eta": 0.1}, "model argument 'eta' belongs to deepthink and nbce, not to this method."),
+        ("invicl", {"T": 5}, "model argument 'T' belongs to deepthink"),
+        ("pcw", {"windows": 2, "window_size": 2}, "pcw: window_size is given twice"),
+        ("invicl", {"windows": 2}, "model argument 'windows' belongs to pcw"),
+        ("invicl", {"window_size": 2}, "model argument 'window_size' belongs to pcw"),
+        ("saicl", {"layer": 2}, "model argument 'layer' belongs to batchicl"),
+        ("invicl", {"canonical_order": "yes"}, "canonical_order='yes': must be True or False."),
+        ("icl", {"canonical_order": True}, "canonical_order=True: icl depends on the order of its demonstrations"),
+        ("pcw", {"canonical_order": True, "window_size": 2}, "canonical_order=True: pcw depends on the order"),
+        ("invicl", {"canonical_order": True, "positions": "sequential"}, "canonical_order=True: invicl depends"),
+    ],
+)
+def test_arguments_of_the_invariant_family(checkpoint, name, arguments, says):
+    with pytest.raises(InputError) as error:
+        model_class(name)(str(checkpoint("gpt2")), device="cpu", **arguments)
+    assert says in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("shots", [0, 3])
+def test_windows_of_more_demonstrations_than_a_task_has(checkpoint, shots):
+    with pytest.raises(InputError, match=f"pcw: task 'one_token': window_size=4: more than the {shots} demonstrations"):
+        evaluation.run("pcw", checkpoint("gpt2"), ["one_token"], shots, args={"window_size": 4})
+
+
+@pytest.mark.runs
+def test_windows_with_requests_that_have_no_context(checkpoint):
+    """Mutual information asks for the options alone too, where there are no demonstrations to count."""
+    evaluation.run("pcw", checkpoint("gpt2"), ["mutual"], 3, args={"window_size": 2})
+
+
+def test_dropping_leaves_no_window_too_large(small):
+    """What is left would be plain ICL in one window, and not what was asked for."""
+    for overflow in ("drop", "truncate"):
+        says = rf"overflow={overflow} leaves \d+ of its 11 demonstrations, and window_size=11: more than"
+        with pytest.raises(InputError, match=says):
+            evaluation.run("pcw", small, ["one_token"], 11, args={"window_size": 11, "overflow": overflow})
+
+
+@pytest.mark.parametrize(
+    "argument", [{"max_length": 99}, {"use_cache": False}, {"num_return_sequences": 2}, {"prompt_lookup_num_tokens": 3}]
+)
+def test_generation_arguments_that_cannot_be(checkpoint, argument):
+    (name,) = argument
+    with pytest.raises(InputError, match=f"task 'generate': generation argument {name}="):
+        evaluation.run("icl", checkpoint("gpt2"), ["generate"], 1, gen_kwargs=argument)
+
+
+@pytest.mark.runs
+@pytest.mark.parametrize(
+    ("name", "args"), [("batchicl", {"layer": 2.0}), ("pcw", {"window_size": 2.0}), ("icl", {"repeat": 2.0})]
+)
+def test_whole_numbers_may_be_written_with_a_point(checkpoint, name, args):
+    whole = {argument: int(value) for argument, value in args.items()}
+    found = [evaluation.run(name, checkpoint("gpt2"), ["one_token"], 3, args=given) for given in (args, whole)]
+    assert evaluation.responses(found[0]) == evaluation.responses(found[1])
+    assert found[0]["config"]["icl"] == found[1]["config"]["icl"]
+
+
+def test_invariant_methods_need_a_query(checkpoint):
+    with pytest.raises(InputError, match="lm-eval-icl: task 'empty_query', document 0: the query is empty"):
+        evaluation.run("invicl", checkpoint("gpt2"), ["empty_query"], 2)
+
+
+def test_what_hf_forwards_still_arrives(checkpoint):
+    lm = ICL(str(checkpoint("llama")), device="cpu", attn_implementation="eager", rms_norm_eps=0.5)
+    assert lm.model.config._attn_implementation == "eager"
+    assert lm.model.config.rms_norm_eps == 0.5
+
+
+def test_encoder_decoder(tmp_path):
+    config = T5Config(vocab_size=500, d_model=16, d_kv=4, d_ff=16, num_layers=1, num_heads=2)
+    T5ForConditionalGeneration(config).save_pretrained(tmp_path)
+    tiny.byte_level().save_pretrained(tmp_path)
+    with pytest.raises(InputError, match="'t5' is an encoder-decoder model"):
+        ICL(str(tmp_path), device="cpu")
+
+
+def test_a_state_outside_of_the_cache(tmp_path):
+    """RecurrentGemma keeps a state in its modules, which a copy of the cache does not have."""
+    config = AutoConfig.for_model(
+        "recurrent_gemma",
+        vocab_size=500,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        lru_width=32,
+        attention_window_size=64,
+    )
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    tiny.byte_level().save_pretrained(tmp_path)
+    with pytest.raises(InputError, match=r"RecurrentGemmaForCausalLM cannot be used.*which this model does not cont"):
+        ICL(str(tmp_path), device="cpu")
+
+
+@pytest.mark.parametrize("kind", ["bert", "electra", "roformer"])
+def test_bidirectional_models(tmp_path, kind):
+    """transformers loads encoders as causal models, too. Their tokens see those behind them."""
+    small = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
+    config = AutoConfig.for_model(kind, vocab_size=500, pad_token_id=0, **small)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    tiny.byte_level().save_pretrained(tmp_path)
+    with pytest.raises(InputError, match=r"is bidirectional: a token's result changes with the tokens behind it"):
+        ICL(str(tmp_path), device="cpu")
+    config.is_decoder = True
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    ICL(str(tmp_path), device="cpu")
+
+
+def edit(file, **changes):
+    """Change entries of a JSON file; None takes one out."""
+    entries = {**json.loads(file.read_text()), **changes}
+    file.write_text(json.dumps({name: value for name, value in entries.items() if value is not None}))
+
+
+def cut(file, size):
+    file.write_bytes(file.read_bytes()[:size])
+
+
+def as_pickle(folder, content):
+    (folder / "model.safetensors").unlink()
+    torch.save(content, folder / "pytorch_model.bin")
+
+
+class Printing:
+    """What runs code where a pickle is read without care."""
+
+    def __reduce__(self):
+        return print, ("the pickle ran",)
+
+
+def with_code(folder, **config):
+    """A checkpoint that brings code of its own, which tells when it runs."""
+    (folder / "its_own.py").write_text("raise AssertionError('code of the checkpoint ran')")
+    edit(folder / "config.json", auto_map={"AutoConfig": "its_own.C", "AutoModelForCausalLM": "its_own.M"}, **config)
+
+
+def without_weights_of(folder, part):
+    weights = load_file(folder / "model.safetensors")
+    save_file(
+        {name: w for name, w in weights.items() if part not in name}, folder / "model.safetensors", {"format": "pt"}
+    )
+
+
+# What becomes of a good checkpoint -> what is said of it.
+BROKEN = {
+    "no folder": (shutil.rmtree, r"no checkpoint there \(no such folder\)"),
+    "no configuration": (lambda f: (f / "config.json").unlink(), "no checkpoint there.*Unrecognized model"),
+    "configuration not JSON": (lambda f: cut(f / "config.json", 9), "config.json' is not a valid JSON file"),
+    "configuration a list": (lambda f: (f / "config.json").write_text("[]"), "no checkpoint there"),
+    "unknown kind": (
+        lambda f: edit(f / "config.json", model_type="gpt9"),
+        "`gpt9` but Transformers does not recognize",
+    ),
+    "no kind": (lambda f: edit(f / "config.json", model_type=None, architectures=None), "have a `model_type` key"),
+    "other sizes": (lambda f: edit(f / "config.json", n_embd=64), "the model cannot be loaded.*mismatched_sizes"),
+    "more layers": (
+        lambda f: edit(f / "config.json", n_layer=4),
+        "12 of the weights of GPT2LMHeadModel are not in the",
+    ),
+    "no weights": (
+        lambda f: (f / "model.safetensors").unlink(),
+        "the model cannot be loaded.*no file named model.safe",
+    ),
+    "empty weights": (lambda f: cut(f / "model.safetensors", 0), r"the model cannot be loaded \(SafetensorError"),
+    "half the weights": (
+        lambda f: cut(f / "model.safetensors", 90_000),
+        r"the model cannot be loaded \(SafetensorError",
+    ),
+    "a layer missing": (lambda f: without_weights_of(f, "h.1."), "h.1.attn.c_attn.bias, .*random ones would stand in"),
+    "a pickle with code": (lambda f: as_pickle(f, {"w": Printing()}), "UnpicklingError: Weights only load failed"),
+    "no tokenizer": (
+        lambda f: [file.unlink() for file in f.glob("tok*")],
+        "its tokenizer has no vocabulary: are its files there",
+    ),
+    "tokenizer not JSON": (lambda f: cut(f / "tokenizer.json", 99), "its tokenizer cannot be loaded"),
+    "code of its own": (
+        lambda f: with_code(f, model_type="own"),
+        "custom code .*the argument `trust_remote_code=True`",
+    ),
+}
+
+
+@pytest.mark.parametrize("broken", BROKEN)
+def test_a_checkpoint_that_cannot_be_used(tmp_path, capsys, broken):
+    path = tmp_path / "model"
+    tiny.save("gpt2", path)
+    change, says = BROKEN[broken]
+    change(path)
+    with pytest.raises(InputError) as error:
+        ICL(str(path), device="cpu")
+    line = str(error.value)
+    assert line.startswith(f"lm-eval-icl: pretrained={str(path)!r}: ")
+    assert re.search(says, line), line
+    assert "\n" not in line and "\x1b" not in line
+    assert "the pickle ran" not in capsys.readouterr().out
+
+
+def test_a_name_that_nothing_has():
+    says = "lm-eval-icl: pretrained='no/such': neither a folder here nor a checkpoint that could be had from the Hub"
+    with pytest.raises(InputError, match=says):
+        ICL("no/such", device="cpu")
+
+
+@pytest.mark.parametrize("argument", ["pretrained", "tokenizer", "peft", "delta"])
+@pytest.mark.parametrize("path", ["./no", "../no/such", "~/no", "no/such/folder", "no/", "/no/such"])
+def test_a_path_where_nothing_is(checkpoint, argument, path):
+    """transformers would take most of them for names on the Hub."""
+    with pytest.raises(InputError) as error:
+        ICL(**{"pretrained": str(checkpoint("gpt2")), "device": "cpu", argument: path})
+    home = " (~ stands for nothing here: write the path in full)" if path == "~/no" else ""
+    assert str(error.value) == f"lm-eval-icl: {argument}={path!r}: no checkpoint there (no such folder){home}."
+
+
+def test_a_file_in_place_of_its_folder(checkpoint):
+    file = str(checkpoint("gpt2") / "model.safetensors")
+    with pytest.raises(InputError, match=f"pretrained='{file}': a file: give the folder that it is in"):
+        ICL(file, device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        ({"truncation": True}, "truncation=True has no effect here: give overflow=truncate"),
+        ({"logits_cache": False}, "logits_cache=False has no effect here: queries that are equal always run once"),
+        ({"use_fast_tokenizer": False}, "use_fast_tokenizer=False has no effect here: the parts of a prompt are found"),
+        ({"max_batch_size": 8}, "max_batch_size=8 has an effect only with batch_size=auto"),
+        ({"max_batch_size": 8, "batch_size": 4}, "max_batch_size=8 has an effect only with batch_size=auto"),
+        ({"device_map": "auto"}, "device_map='auto' has an effect only with parallelize=True"),
+        ({"max_cpu_memory": "1GiB"}, "max_cpu_memory='1GiB' has an effect only with parallelize=True"),
+        ({"max_memory_per_gpu": 1}, "max_memory_per_gpu=1 has an effect only with parallelize=True"),
+        ({"offload_folder": "x"}, "offload_folder='x' has an effect only with parallelize=True"),
+        ({"trust_remote_code": "maybe"}, "trust_remote_code='maybe': must be True or False."),
+        ({"parallelize": "yes"}, "parallelize='yes': must be True or False."),
+        ({"add_bos_token": 1}, "add_bos_token=1: must be True or False."),
+        ({"dtype": "fp16"}, "dtype='fp16': must be auto or a floating-point type of torch's, such as bfloat16."),
+        ({"softmax_dtype": "int8"}, "softmax_dtype='int8': must be a floating-point type of torch's, such as float32."),
+        ({"mixed_precision_dtype": "float64"}, "mixed_precision_dtype='float64': must be float16 or bfloat16."),
+        ({"max_length": 0}, "max_length=0: must be a whole number, 1 or more."),
+        ({"max_length": "99"}, "max_length='99': must be a whole number, 1 or more."),
+        ({"max_length": 2.5}, "max_length=2.5: must be a whole number, 1 or more."),
+        ({"backend": "seq2seq"}, "backend='seq2seq': must be causal"),
+        ({"backend": "cusal"}, "backend='cusal': must be causal"),
+        ({"device": "gpu"}, "device='gpu': there is no such device here: give cpu, cuda"),
+        ({"device": "cuda:99"}, "device='cuda:99': (there is no such device here|here is no GPU)"),
+    ],
+)
+def test_arguments_of_hf(checkpoint, args, says):
+    with pytest.raises(InputError, match=f"^lm-eval-icl: (model argument )?{says}"):
+        ICL(str(checkpoint("gpt2")), **{"device": "cpu", **args})
+
+
+def test_every_argument_of_hf_has_an_effect_or_is_refused():
+    """A new one has to be looked at: does it do here what it does in `hf`?"""
+    used = set(
+        "pretrained backend revision subfolder tokenizer max_length device dtype softmax_dtype mixed_precision_dtype "
+        "batch_size trust_remote_code add_bos_token prefix_token_id parallelize tp_plan peft delta autogptq gptqmodel "
+        "gguf_file think_end_token enable_thinking chat_template_args".split()
+    )
+    assert set(inspect.signature(HFLM.__init__).parameters) - {"self", "kwargs"} == (
+        used | hf_arguments._NO_EFFECT.keys() | hf_arguments._NEEDS.keys() - {"device_map"}
+    )
+
+
+def test_a_model_that_is_loaded_is_not_loaded_otherwise(checkpoint):
+    model = AutoModelForCausalLM.from_pretrained(checkpoint("gpt2"))
+    tokenizer = str(checkpoint("gpt2"))
+    ICL(model, tokenizer=tokenizer, device="cpu")
+    for args in ({"dtype": "float64"}, {"peft": str(checkpoint("gpt2"))}, {"attn_implementation": "eager"}):
+        (name,) = args
+        with pytest.raises(InputError, match=f"model argument {name}=.*: says how to load a model"):
+            ICL(model, tokenizer=tokenizer, device="cpu", **args)
+
+
+@pytest.mark.parametrize("args", [{"chat_template_args": {"a": 1}}, {"enable_thinking": False}])
+def test_arguments_of_a_chat_template_that_is_not_applied(checkpoint, args):
+    (name,) = args
+    with pytest.raises(InputError, match=f"model argument {name} has an effect only with --apply_chat_template"):
+        evaluation.run("icl", checkpoint("gpt2"), ["one_token"], 1, args=args)
+
+
+def test_a_tokenizer_without_a_chat_template(checkpoint, chat_checkpoint):
+    says = f"--apply_chat_template: the tokenizer of {checkpoint('gpt2')} has no chat template: leave the option out"
+    with pytest.raises(InputError, match=says):
+        evaluation.run("icl", checkpoint("gpt2"), ["one_token"], 1, apply_chat_template=True)
+    with pytest.raises(InputError, match=says):  # where the command asks for it
+        ICL(str(checkpoint("gpt2")), device="cpu").chat_template(True)
+    assert ICL(str(chat_checkpoint("gpt2")), device="cpu").chat_template(True)
+
+
+def quantized(folder, **config):
+    tiny.save("gpt2", folder)
+    edit(folder / "config.json", quantization_config=config)
+
+
+@pytest.mark.parametrize(
+    ("config", "args", "library"),
+    [
+        (None, {"load_in_4bit": True}, "bitsandbytes"),
+        (None, {"load_in_8bit": True}, "bitsandbytes"),
+        ({"quant_method": "gptq", "bits": 4}, {}, "optimum"),
+        ({"quant_method": "awq", "bits": 4}, {}, "gptqmodel"),
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, {}, "bitsandbytes"),
+        ({"quant_method": "compressed-tensors"}, {}, "compressed.tensors"),
+    ],
+)
+def test_a_library_that_is_missing(tmp_path, config, args, library):
+    if importlib.util.find_spec(library.replace(".", "_")):
+        pytest.skip(f"{library} is installed")
+    tiny.save("gpt2", tmp_path) if config is None else quantized(tmp_path, **config)
+    says = f"model cannot be .*, since a library is missing .*pip install .*{library}"
+    with pytest.raises(InputError, match=says) as error:
+        ICL(str(tmp_path), device="cpu", **args)
+    assert "cut short" not in str(error.value)
+
+
+class Raw(Method):
+    def pattern(self, n):
+        return before(n)
+
+
+class Stretched(Method):
+    """torch would make three rows of the one."""
+
+    def pattern(self, n):
+        return Pattern(before(1))
+
+
+class Numbers(Method):
+    def pattern(self, n):
+        return Pattern(torch.ones(n, n).tril())
+
+
+class Doubled(Method):
+    def pattern(self, n):
+        return Pattern(before(n), copies=2)
+
+
+class Windows(Method):
+    def pattern(self, n):
+        return Pattern(before(n), windows=[0] * n)
+
+
+class SeesTheQuery(Method):
+    def pattern(self, n):
+        return Pattern(before(n), query=True)
+
+
+class Fails(Method):
+    def pattern(self, n):
+        return Pattern(before(n) & before(n - 1))
+
+
+class Late(Method):
+    """Right for the three demonstrations that are tried."""
+
+    def pattern(self, n):
+        return Pattern(before(min(n, 4)))
+
+
+PATTERNS = {
+    Raw: "must return a Pattern, and returns a torch.bool tensor of shape [3, 3].",
+    Stretched: "sees must be booleans of shape [3, 3] (3 blocks: 3 demonstrations), and is a torch.bool tensor",
+    Numbers: "sees must be booleans of shape [3, 3] (3 blocks: 3 demonstrations), and is a torch.float32 tensor of",
+    Doubled: "sees must be booleans of shape [6, 6] (6 blocks: 3 demonstrations, 2 copies of each), and is",
+    Windows: "windows must be whole numbers of shape [3] (3 blocks: 3 demonstrations), and is a list.",
+    Fails: "RuntimeError: The size of tensor a (3) must match the size of tensor b (2) at non-singleton",
+    SeesTheQuery: "query=True needs memory_depends_on_query = True and an encode_queries, as saicl has them.",
+}
+
+
+@pytest.mark.parametrize("method", PATTERNS)
+def test_a_pattern_that_is_none(method):
+    """Refused before a model is there."""
+    with pytest.raises(InputError) as error:
+        model_class(f"{__name__}:{method.__name__}")("no/such")
+    assert str(error.value).startswith(f"lm-eval-icl: {method.__name__.lower()}: pattern(3): {PATTERNS[method]}")
+
+
+def test_a_pattern_that_is_none_for_a_prompt(checkpoint):
+    """Refused before its first pass."""
+    says = r"late: pattern\(5\): sees must be booleans of shape \[5, 5\]"
+    with pytest.raises(InputError, match=says):
+        evaluation.run(f"{__name__}:Late", checkpoint("gpt2"), ["one_token"], 5)
+    model = AutoModelForCausalLM.from_pretrained(checkpoint("gpt2"))
+    predictor = Predictor(model, AutoTokenizer.from_pretrained(checkpoint("gpt2")), Late())
+    with pytest.raises(InputError, match=says):
+        predictor.score(["a b"] * 5, ["c"], [" d"])
+
+
+@dataclass(frozen=True)
+class Careless(Method):
+    """Its arguments are compared without a look at their type, and those of all methods are not checked."""
+
+    hubs: int = 1
+
+    def __post_init__(self):
+        self._check("hubs", fine=self.hubs > 0, must="above 0")
+
+    def pattern(self, n):
+        return Pattern(before(n))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (
+            {"hubs": "many"},
+            r"careless: the arguments {'hubs': 'many'} cannot be used \(TypeError: .*bad_input.py line \d+",
+        ),
+        ({"hubs": [1]}, "careless: the arguments .* cannot be used"),
+        ({"positions": "symetric"}, "careless: positions='symetric': must be sequential, symmetric or none"),
+        ({"repeat": 0}, "careless: repeat=0: must be a whole number"),
+    ],
+)
+def test_arguments_that_a_method_of_ones_own_does_not_check(arguments, says):
+    with pytest.raises(InputError, match=says):
+        Careless.from_arguments(arguments)
+    assert Careless.from_arguments({"positions": None}).positions == "none"
+
+
+def test_a_check_cannot_be_written_the_wrong_way_round():
+    with pytest.raises(TypeError):
+        Late()._check("repeat", "1 or more", False)
+    with pytest.raises(InputError, match=r"late: repeat=1: must be 2 or more\."):
+        Late()._check("repeat", fine=False, must="2 or more")
+
+
+@pytest.mark.parametrize(
+    "pretrained", [{}, {"pretrained": None}, {"pretrained": 7}, {"pretrained": ["gpt2"]}, {"pretrained": ""}]
+)
+def test_nothing_to_load(pretrained):
+    with pytest.raises(InputError, match=r"lm-eval-icl: pretrained=.*: must be the name or folder of a checkpoint"):
+        ICL(**pretrained, device="cpu")
+
+
+@pytest.mark.parametrize("size", [0, -1, "-2", "many", 2.5, True, "auto:x"])
+def test_batch_size(checkpoint, size):
+    with pytest.raises(
+        InputError, match=f"lm-eval-icl: batch_size={size!r}: must be a whole number, 1 or more, or auto"
+    ):
+        ICL(str(checkpoint("gpt2")), device="cpu", batch_size=size)
+
+
+@pytest.mark.parametrize("token", [421, -1, "the", 0.5])
+def test_prefix_token(checkpoint, token):
+    with pytest.raises(InputError, match=f"prefix_token_id={token!r}: must be one of the model's tokens, 0 to 420"):
+        ICL(str(checkpoint("gpt2")), device="cpu", prefix_token_id=token)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.parametrize("device", ["cuda", "cuda:0", "cuda:1"])
+def test_a_device_that_is_not_there(checkpoint, device):
+    """lm-eval's `hf` takes the CPU in place of `cuda:0`."""
+    with pytest.raises(InputError, match=f"device='{device}': here is no GPU that torch can use: give cpu, or leave"):
+        ICL(str(checkpoint("gpt2")), device=device)
+
+
+def vision_model(folder):
+    text = LlamaConfig(vocab_size=600, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2)
+    vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    seen = CLIPVisionConfig(**vision, image_size=8, patch_size=4)
+    LlavaForConditionalGeneration(LlavaConfig(vision_config=seen, text_config=text)).save_pretrained(folder)
+    tiny.byte_level().save_pretrained(folder)
+
+
+def test_a_vision_model(tmp_path, capsys, monkeypatch):
+    """Said in one short line, to those who evaluate and to those who train."""
+    vision_model(tmp_path)
+    says = "'llava' is a vision model (images and text), and these methods are defined for causal language models only"
+    with pytest.raises(InputError) as error:
+        ICL(str(tmp_path), device="cpu")
+    line = error.value.message
+    assert line.startswith(f"pretrained={str(tmp_path)!r}: {says}") and len(line) < 350 + len(str(tmp_path))
+    command = ["train", "icl", "--model_args", f"pretrained={tmp_path}", "--tasks", "icl_demo_short"]
+    monkeypatch.setattr(sys, "argv", ["lm-eval-icl", *command, "--output", str(tmp_path / "out")])
+    with pytest.raises(SystemExit) as stopped:
+        cli.main()
+    assert says in str(stopped.value)
+
+
+def test_arguments_that_loading_fails_on(checkpoint, tmp_path):
+    for name, value in {"attn_implementation": "flash", "peft": str(tmp_path)}.items():
+        with pytest.raises(InputError, match=f", {name}='{value}': the model cannot be loaded"):
+            ICL(str(checkpoint("gpt2")), device="cpu", **{name: value})
+    with pytest.raises(
+        InputError, match=r"the model cannot be made of these arguments \(ValueError: .*think_end_token"
+    ):
+        ICL(str(checkpoint("gpt2")), device="cpu", enable_thinking=True)
+    with pytest.raises(InputError, match=f"tokenizer='{tmp_path}': its tokenizer cannot be loaded"):
+        ICL(str(checkpoint("gpt2")), device="cpu", tokenizer=str(tmp_path))
+
+
+@pytest.mark.runs
+def test_code_of_a_checkpoint_that_transformers_knows_does_not_run_either(tmp_path):
+    """`auto_map` beside a model type of transformers' own: its class is taken; asked for, the code is."""
+    tiny.save("gpt2", tmp_path)
+    with_code(tmp_path)
+    evaluation.run("icl", tmp_path, ["one_token"], 1)
+    with pytest.raises(InputError, match="code of the checkpoint ran"):
+        ICL(str(tmp_path), device="cpu", trust_remote_code=True)
+
+
+@pytest.mark.runs
+def test_weights_in_a_pickle(checkpoint, tmp_path):
+    """Tensors alone are read, by torch's reader that makes nothing else."""
+    tiny.save("gpt2", tmp_path)
+    as_pickle(tmp_path, load_file(tmp_path / "model.safetensors"))
+    found = [
+        evaluation.responses(evaluation.run("icl", path, ["one_token"], 1)) for path in (tmp_path, checkpoint("gpt2"))
+    ]
+    assert found[0] == found[1]
+
+
+def rows(path, number):
+    """A checkpoint whose model knows the first tokens of its tokenizer only."""
+    tiny.build("gpt2", vocab_size=number, bos_token_id=0, eos_token_id=0).save_pretrained(path)
+    tiny.byte_level().save_pretrained(path)
+
+
+ROLLING = {
+    "output_type": "loglikelihood_rolling",
+    "doc_to_text": "",
+    "doc_to_target": "{{text}}",
+    "fewshot_split": None,
+}
+evaluation.TASKS["rolling"] = evaluation.task(
+    "rolling", **ROLLING, metric_list=[{"metric": "byte_perplexity", "aggregation": "weighted_perplexity"}]
+)
+
+
+@pytest.mark.parametrize("task", ["one_token", "generate", "rolling"])
+def test_a_token_that_the_model_does_not_know(tmp_path, task):
+    """The tokenizer of another model: an index error deep in the model otherwise, and a dead GPU."""
+    rows(tmp_path, 290)
+    with pytest.raises(InputError, match=rf"task '{task}', document 0: token \d\d\d \('.*'\) is not among the 290"):
+        evaluation.run("icl", tmp_path, [task], 2)
+
+
+@pytest.mark.runs
+@pytest.mark.parametrize("number", [420, 640])
+def test_tokens_and_rows_that_are_never_used(tmp_path, number):
+    """Many tokenizers have a few more tokens than their models, many models more rows than their tokenizers."""
+    rows(tmp_path, number)
+    assert len(tiny.byte_level()) == 421
+    evaluation.TASKS["short"] = evaluation.task(
+        "short", **evaluation.CHOICE, doc_to_choice=["no", "yes"], doc_to_text="a{{label}}"
+    )
+    assert len(evaluation.responses(evaluation.run("icl", tmp_path, ["short"], 2))) == 12
+
+
+def without_special_tokens(path):
+    tiny.save("gpt2", path)
+    edit(path / "tokenizer_config.json", bos_token=None, eos_token=None, unk_token=None, pad_token=None)
+    edit(path / "tokenizer_config.json", tokenizer_class="PreTrainedTokenizerFast")
+
+
+def test_a_tokenizer_that_names_no_special_token(tmp_path):
+    without_special_tokens(tmp_path)
+    with pytest.raises(InputError, match=r"names no BOS and no EOS token.*prefix_token_id=N"):
+        ICL(str(tmp_path), device="cpu")
+
+
+@pytest.mark.runs
+def test_a_prefix_token_given_by_hand(checkpoint, tmp_path):
+    """lm-eval adds a padding token that the model does not know; padding changes nothing."""
+    without_special_tokens(tmp_path)
+    names = ["mutual", "generate"]
+    found = evaluation.responses(evaluation.run("icl", tmp_path, names, 1, args={"prefix_token_id": 0}))
+    assert len(found) == 30
+    assert found == evaluation.responses(evaluation.run("icl", checkpoint("gpt2"), names, 1))
+
+
+@pytest.mark.parametrize(
+    ("changes", "shots", "says"),
+    [
+        ({"doc_to_choice": ["a\ud83d", "b"]}, 1, "document 0: .*holds half a character"),
+        (
+            {"doc_to_choice": ["a\ud83d", "b"], "doc_to_text": "", "target_delimiter": ""},
+            0,
+            "document 0: .*holds half a character",
+        ),
+        ({"doc_to_text": "\ude00 {{text}}"}, 1, "document 0: .*holds half a character"),
+        ({"process_docs": lambda docs: docs.filter(lambda doc: False)}, 0, "no documents to evaluate: its test split"),
+        ({"doc_to_choice": ["", "b"], "target_delimiter": ""}, 0, "an option of its first document is empty"),
+        ({}, 13, "num_fewshot=13: its few-shot split has 12 documents .*lower --num_fewshot"),
+        ({"fewshot_config": {"sampler": "default"}}, 13, "num_fewshot=13: its few-shot split has 12 documents"),
+        ({"fewshot_split": "test", "fewshot_config": {"sampler": "default"}}, 6, "num_fewshot=6: .* has 6 documents"),
+        ({}, -1, "num_fewshot=-1: must be 0 or more"),
+    ],
+)
+def test_a_task_that_cannot_be_run(checkpoint, changes, shots, says):
+    evaluation.TASKS["odd"] = evaluation.task("odd", **{**evaluation.CHOICE, "doc_to_choice": ["a", "b"], **changes})
+    with patches.of_our_commands(), pytest.raises(InputError, match=f"^lm-eval-icl: task 'odd'[:,] {says}"):
+        evaluation.run("icl", checkpoint("gpt2"), ["odd"], shots)
+
+
+@pytest.mark.parametrize("limit", [0, -1])
+def test_a_limit_that_leaves_nothing(checkpoint, limit):
+    with pytest.raises(InputError, match="task 'one_token': --limit leaves no documents"):
+        evaluation.run("icl", checkpoint("gpt2"), ["one_token"], 1, limit=limit)
+
+
+@pytest.mark.parametrize("room", [0, -5])
+def test_no_room_to_generate_in(checkpoint, room):
+    with pytest.raises(InputError, match=f"task 'generate': max_gen_toks={room}: must be 1 or more"):
+        evaluation.run("icl", checkpoint("gpt2"), ["generate"], 1, gen_kwargs={"max_gen_toks": room})
+
+
+@pytest.mark.runs
+@pytest.mark.parametrize(
+    "argument", [{"temperatur": 1.0}, {"temperature": -1.0, "do_sample": True}, {"num_beams": 0}, {"top_k": -2}]
+)
+def test_generation_arguments_that_transformers_refuses(checkpoint, argument):
+    (name, *_) = argument
+    with pytest.raises(InputError, match=f"task 'generate': generation arguments .*'{name}'.*refused by transformers"):
+        evaluation.run("icl", checkpoint("gpt2"), ["generate"], 1, gen_kwargs={"do_sample": True, **argument})
+
+
+@pytest.mark.runs
+def test_ten_thousand_tokens_of_one_demonstration(tmp_path):
+    """Run where there are positions for it, refused where not."""
+    evaluation.TASKS["huge"] = evaluation.task(
+        "huge",
+        **evaluation.CHOICE,
+        doc_to_text="{{' 1' * 5000 if text|length > 30 else text}}",
+        doc_to_choice=["a", "b"],
+        fewshot_config={"sampler": "first_n", "samples": [{"text": "x" * 31, "label": 0, "other": ""}]},
+        process_docs=lambda docs: docs.select([0]),
+    )
+    found = []
+    tiny.save("gpt2", tmp_path / "large", n_positions=20_100)
+    for model in ("hf", "icl"):
+        found.append(evaluation.responses(evaluation.run(model, tmp_path / "large", ["huge"], 1, batch_size=1)))
+    evaluation.assert_same(*found, 1e-4)
+    tiny.save("gpt2", tmp_path / "small", n_positions=9_999)
+    with pytest.raises(InputError, match=r"do not fit the model's 9999 positions; the longest needs 10\d\d\d: "):
+        evaluation.run("icl", tmp_path / "small", ["huge"], 1)
+
+
+def test_restart_positions_on_a_model_without(checkpoint):
+    with pytest.raises(InputError, match="BloomForCausalLM has no positions to give"):
+        DeepThink(str(checkpoint("bloom")), device="cpu", restart_positions=True)
+
+
+def test_empty_continuation(checkpoint):
+    choices = "{{['a', '' if label else 'b']}}"
+    evaluation.TASKS["empty"] = evaluation.task(
+        "empty", **evaluation.CHOICE, doc_to_choice=choices, target_delimiter=""
+    )
+    with pytest.raises(InputError, match="task 'empty', document 1, option 1: the continuation is empty"):
+        evaluation.run("icl", checkpoint("gpt2"), ["empty"], 1)
+
+
+SMALL = {"n_positions": 220}
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("small")
+    tiny.save("gpt2", folder, **SMALL)
+    return folder
+
+
+def test_context_that_does_not_fit(small):
+    with pytest.raises(InputError) as error:
+        evaluation.run("icl", small, ["one_token", "described"], 11)
+    text = str(error.value)
+    assert "\n" not in text
+    assert text.startswith("lm-eval-icl: 12 of 12 documents (tasks: described, one_token) do not fit the model's 220")
+    assert "Lower --num_fewshot" in text and "overflow=drop" in text
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "parts", "advice"),
+    [
+        ("icl", {}, "prefix, demonstrations, query, answer", "Lower --num_fewshot, or give.* the first ones first"),
+        ("icl", {"repeat": 2}, "prefix, demonstrations, query, answer", "Lower --num_fewshot, or give"),
+        (
+            "invicl",
+            {"positions": "none"},
+            "encoding prefix and demonstrations, query, answer",
+            "the longest ones first",
+        ),
+        (
+            "invicl",
+            {},
+            "prefix, longest demonstration, query, answer",
+            "the longest demonstration stays.* longest ones",
+        ),
+        ("batchicl", {}, "prefix, longest demonstration, query", "the longest demonstration stays"),
+        ("pcw", {"window_size": 2}, "prefix, longest window, query, answer", "the longest window stays"),
+        ("deepthink", {}, "encoding prefix and demonstrations", "restart_positions=True does not. Lower --num_fewshot"),
+    ],
+)
+def test_the_numbers_of_the_refusal_add_up(checkpoint, name, args, parts, advice):
+    evaluation.TASKS["long_label"] = {**evaluation.TASKS["described"], "task": "long_label"}
+    evaluation.TASKS["long_label"]["doc_to_choice"] = ["no", "yes, of course it is"]
+    with pytest.raises(InputError, match=advice) as error:
+        evaluation.run(name, checkpoint("gpt2"), ["long_label"], 5, args={"max_length": 90, **args})
+    needed, sum_of = re.search(r"the longest needs (\d+): ([^.]*)\. ", str(error.value)).groups()
+    terms = [re.fullmatch(r"(.*?)(?: without its last token)? (\d+)", term).groups() for term in sum_of.split(" + ")]
+    assert ", ".join(part for part, _ in terms) == parts
+    assert sum(int(number) for _, number in terms) == int(needed) > 90
+
+
+def test_passes_that_do_not_fit(small):
+    with pytest.raises(InputError, match="reach twice the demonstrations; restart_positions=True does not"):
+        evaluation.run("deepthink", small, ["one_token"], 5)
+
+
+def test_another_kind_of_request_is_checked_before_the_first_runs(small):
+    """Log-likelihoods fit, a generation task in the same run does not."""
+    with pytest.raises(InputError, match=r"tasks: long\).*max_gen_toks 180.*--gen_kwargs max_gen_toks"):
+        evaluation.TASKS["long"] = {**evaluation.TASKS["generate"], "task": "long"}
+        evaluation.TASKS["long"]["generation_kwargs"] = {"until": ["\n"], "max_gen_toks": 180}
+        evaluation.run("icl", small, ["one_token", "long"], 2)
+
+
+@pytest.mark.runs
+def test_drop_leaves_out_whole_demonstrations_first_ones_first(small, caplog):
+    logging.getLogger("lm_eval").propagate = True
+    with caplog.at_level("WARNING"):
+        results = evaluation.run("icl", small, ["many_tokens", "generate"], 11, args={"overflow": "drop"})
+    left_out = results["config"]["icl"]["left_out"]
+    assert set(left_out) == {"many_tokens", "generate"}
+    assert left_out["many_tokens"]["documents"] == 6
+    assert any("overflow=drop left out" in record.getMessage() for record in caplog.records)
+    json.dumps(results["config"]["icl"])  # what the results file will hold
+
+    # The same as hf on the prompts that are left, as many demonstrations as fit.
+    lm = ICL(str(small), device="cpu")
+    dropped = 0
+    for sample in results["samples"]["many_tokens"]:
+        prompt = sample["arguments"][0][0]
+        continuations = [continuation for _, continuation in sample["arguments"]]
+        for n in range(len(prompt.demonstrations) + 1):
+            text = "".join([prompt.prefix, *prompt.demonstrations[n:], prompt.query])
+            pairs = [lm._encode_pair(text, continuation) for continuation in continuations]
+            if all(len(context) + len(answer) - 1 <= 220 for context, answer in pairs):
+                break
+        dropped += n
+        for (context, answer), (response,) in zip(pairs, sample["resps"], strict=True):
+            ids = torch.tensor([context + answer])
+            logits = lm.model(ids[:, :-1]).logits[0, len(context) - 1 :]
+            expected = logits.log_softmax(-1)[range(len(answer)), answer].sum().item()
+            assert float(response[0]) == pytest.approx(expected, abs=1e-4)
+    assert left_out["many_tokens"]["demonstrations"] == dropped > 6
+
+
+def two_long_queries_in_six(repetitions=1):
+    """A task of which documents 1 and 4 (then 7, 10, ...) are too long for 60 positions without demonstrations too."""
+    docs = [{"text": "x " * (90 if i % 3 == 1 else 5), "label": 0, "other": ""} for i in range(6)] * repetitions
+    samples = [{"text": text, "label": 0, "other": ""} for text in ("a film", "b", "c")]
+    return evaluation.task(
+        "uneven",
+        **evaluation.CHOICE,
+        custom_dataset=lambda **_: DatasetDict({"test": Dataset.from_list(docs)}),
+        training_split=None,
+        fewshot_split=None,
+        fewshot_config={"sampler": "first_n", "samples": samples},
+        doc_to_choice=["a", "b"],
+    )
+
+
+@pytest.mark.runs
+@pytest.mark.parametrize("overflow", ["error", "drop"])
+@pytest.mark.parametrize("shots", [0, 3])
+def test_queries_that_are_too_long_are_named_and_can_be_left_out(small, overflow, shots, caplog):
+    evaluation.TASKS["uneven"] = two_long_queries_in_six()
+    args = {"max_length": 60, "overflow": overflow}
+    with pytest.raises(InputError, match=r"documents 1, 4 of uneven\. .*overflow=truncate") as error:
+        evaluation.run("icl", small, ["uneven"], shots, args=args)
+    command = re.search(r"--samples \"\$\((python -c '.*')\)\"", str(error.value))[1]
+    done = subprocess.run(["bash", "-c", command.replace("python", sys.executable)], capture_output=True, check=True)
+    assert json.loads(done.stdout) == {"uneven": [0, 2, 3, 5]}
+    results = evaluation.run("icl", small, ["uneven"], shots, args=args, samples=json.loads(done.stdout))
+    assert [sample["doc_id"] for sample in results["samples"]["uneven"]] == [0, 2, 3, 5]
+    # Where documents are chosen already, lm-eval gives them other numbers.
+    with pytest.raises(InputError, match=r"document 4 of uneven\. .*list all others in --samples"):
+        evaluation.run("icl", small, ["uneven"], shots, args=args, samples={"uneven": [0, 3, 4]})
+    with pytest.raises(InputError, match=r"document 1 of uneven\. .*leave uneven out of --tasks\."):
+        evaluation.run("icl", small, ["uneven"], shots, args=args, samples={"uneven": [1]})
+    args["overflow"] = "truncate"
+    logging.getLogger("lm_eval").propagate = True
+    caplog.clear()
+    found = evaluation.run("icl", small, ["uneven"], shots, args=args)["config"]["icl"]["truncated"]["uneven"]
+    (line,) = [line for line in caplog.messages if line.startswith("uneven: overflow")]
+    left_out = "left out 6 demonstrations of 2 documents and " if shots else ""
+    cut = f"cut {found['tokens']} tokens off the beginning of 2 documents"
+    assert line == f"uneven: overflow=truncate {left_out}{cut}, which would not have fitted."
+
+
+def test_of_thousands_that_are_too_long_a_few_are_named(small, caplog):
+    evaluation.TASKS["uneven"] = two_long_queries_in_six(500)
+    logging.getLogger("lm_eval").propagate = True
+    with caplog.at_level("DEBUG", "lm_eval"), pytest.raises(InputError) as error:
+        evaluation.run("icl", small, ["uneven"], 0, args={"max_length": 60, "overflow": "drop"})
+    text = str(error.value)
+    assert text.startswith("lm-eval-icl: 1000 of 3000 documents (tasks: uneven) do not fit the model's 60 positions")
+    assert "documents 1, 4, 7, 10, 13, 16, 19, 22, 25, 28 of uneven; and 990 more." in text and len(text) < 700
+    (logged,) = [line for line in caplog.messages if line.startswith("--samples")]
+    assert len(json.loads(logged.removeprefix("--samples '").removesuffix("'"))["uneven"]) == 2000
+
+
+def test_an_answer_that_is_too_long_is_not_cut(small):
+    evaluation.TASKS["endless"] = evaluation.task("endless", **evaluation.CHOICE, doc_to_choice="{{['a', text * 40]}}")
+    with pytest.raises(
+        InputError, match=r"even without demonstrations; .* \+ answer without its last token \d+\."
+    ) as error:
+        evaluation.run("icl", small, ["endless"], 1, args={"overflow": "truncate"})
+    assert "truncate" not in str(error.value)
+
+
+def test_missing_dataset():
+    config = {**evaluation.task("missing", **evaluation.CHOICE), "dataset_path": "nobody/nothing", "dataset_name": "x"}
+    del config["custom_dataset"]
+    says = r"task 'missing': dataset 'nobody/nothing' \(x\) could not be loaded.*copy"
+    with patches.of_our_commands(), pytest.raises(InputError, match=says):
+        TaskManager(include_defaults=False).load([config])
+    with pytest.raises(ConnectionError):  # lm-eval's own, once our command is through
+        TaskManager(include_defaults=False).load([config])
+
+
+@pytest.mark.parametrize(
+    ("args", "options", "says"),
+    [
+        ("T=0", ["--tasks", "icl_sst2"], "lm-eval-icl: deepthink: T=0: must be a whole number, 1 or more."),
+        ("tokenizer=/no/such", ["--tasks", "icl_sst2"], "lm-eval-icl: tokenizer='/no/such': no checkpoint there "),
+        ("truncation=True", ["--tasks", "icl_sst2"], "lm-eval-icl: model argument truncation=True has no effect here"),
+        ("batch_size=4", ["--tasks", "icl_sst2"], "lm-eval-icl: model argument 'batch_size': lm-eval has an option"),
+        ("T=1", ["--tasks", "icl_demo_short", "--limit", "0"], "lm-eval-icl: task 'icl_demo_short': --limit leaves no"),
+        (
+            "T=1",
+            ["--tasks", "icl_demo_short", "--limit", "1", "--apply_chat_template"],
+            "lm-eval-icl: --apply_chat_template: the tokenizer of",
+        ),
+    ],
+)
+def test_on_the_command_line_it_is_one_line(checkpoint, tmp_path, args, options, says):
+    line = ["--model", "deepthink", "--device", "cpu", "--model_args", f"pretrained={checkpoint('gpt2')},{args}"]
+    done = processes.command(*line, *options, program="lm_eval", cwd=tmp_path)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith(says)
+    assert "Traceback" not in done.stderr
+    if "icl_sst2" in options:  # arguments are refused before lm-eval reads the files of all tasks
+        assert "Selected Tasks" not in done.stderr
+
+
+@pytest.mark.runs
+@pytest.mark.parametrize(
+    ("position", "says"),
+    [
+        (3, r"GPT2LMHeadModel cannot be used: the log-probability of a few tokens is nan"),
+        (100, r"task 'one_token', document \d, option \d: the log-probability is nan"),
+    ],
+)
+def test_a_broken_checkpoint(tmp_path, position, says):
+    """Its first log-probability stops the run, before a metric makes an ordinary wrong answer of it."""
+    model = tiny.build("gpt2")
+    with torch.no_grad():
+        model.transformer.wpe.weight[position] = float("nan")
+    model.save_pretrained(tmp_path)
+    tiny.byte_level().save_pretrained(tmp_path)
+    with pytest.raises(InputError, match=says):
+        evaluation.run("icl", tmp_path, ["one_token"], 3)
+
+
+@pytest.mark.runs
+@pytest.mark.parametrize("sampling", [{}, {"do_sample": True, "temperature": 0.7, "top_p": 0.9}, {"num_beams": 2}])
+def test_numbers_that_break_while_text_is_generated(tmp_path, sampling):
+    """The greatest of scores that are no numbers is a token like any other."""
+    evaluation.TASKS["odd"] = {**evaluation.TASKS["generate"], "task": "odd"}
+    lengths = [
+        len(tiny.byte_level()(f"Review: {doc['text']}\nSentiment:").input_ids) for doc in evaluation.documents(6, 0)
+    ]
+    model = tiny.build("gpt2")
+    with torch.no_grad():  # the longest prompt reaches it with the second token it generates
+        model.transformer.wpe.weight[max(lengths) + 1 :] = float("nan")
+    model.save_pretrained(tmp_path)
+    tiny.byte_level().save_pretrained(tmp_path)
+    longest = lengths.index(max(lengths))
+    # More than one line of beams a document.
+    with pytest.raises(
+        InputError, match=f"task 'odd', document {longest}: the scores of the next token are nan .*torch"
+    ):
+        evaluation.run("icl", tmp_path, ["odd"], 0, gen_kwargs={"until": ["none"], "max_gen_toks": 4, **sampling})
+
+
+@pytest.mark.runs
+def test_numbers_that_break_in_a_rolling_log_likelihood(tmp_path):
+    evaluation.TASKS["long"] = {**evaluation.TASKS["rolling"], "task": "long", "doc_to_target": "{{text * 20}}"}
+    model = tiny.build("gpt2")
+    with torch.no_grad():
+        model.transformer.wpe.weight[100] = float("nan")
+    model.save_pretrained(tmp_path)
+    tiny.byte_level().save_pretrained(tmp_path)
+    with pytest.raises(InputError, match=r"task 'long', document 0, .*the log-probability is nan"):
+        evaluation.run("icl", tmp_path, ["long"], 0)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "opt"])
+def test_a_length_beyond_the_learned_positions(checkpoint, name):
+    """An IndexError of torch's in the middle of a run otherwise. (OPT's table has two rows that no position uses.)"""
+    says = r"max_length=4097: \w+ has learned embeddings of 4096 positions and no more: give max_length=4096 or less\."
+    for method in ("icl", "nope", "invicl"):
+        with pytest.raises(InputError, match=says):
+            model_class(method)(str(checkpoint(name)), device="cpu", max_length=4097)
+        model_class(method)(str(checkpoint(name)), device="cpu", max_length=4096)
+
+
+def test_any_length_where_positions_are_computed(checkpoint):
+    for name in ("llama", "bloom"):
+        model_class("icl")(str(checkpoint(name)), device="cpu", max_length=65536)
+
+
+def test_it_is_an_ordinary_exception():
+    """A SystemExit would tear down an event loop in which one of many evaluations is refused."""
+    assert issubclass(InputError, ValueError) and not issubclass(InputError, SystemExit)
+
+    async def refused():
+        make("deepthink", {"T": 0})
+
+    async def all_of_them():
+        return await asyncio.gather(refused(), asyncio.sleep(0, "done"), return_exceptions=True)
+
+    error, done = asyncio.run(all_of_them())
+    assert isinstance(error, InputError) and done == "done"
+    assert str(error) == f"lm-eval-icl: {error.message}"
+    assert error.message == "deepthink: T=0: must be a whole number, 1 or more."

@@ -1,0 +1,417 @@
+"""`lm-eval-icl select`: what is read from the model, the file, and the runs that use it."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import lm_eval
+import numpy as np
+import pytest
+import torch
+import transformers
+from lm_eval.tasks import TaskManager
+
+from lm_eval_icl import cli
+from lm_eval_icl.demonstrations import choices
+from lm_eval_icl.demonstrations.choosing import HOW, Chooser
+from lm_eval_icl.demonstrations.pool import Pool
+from lm_eval_icl.demonstrations.select import SELECTORS, in_prompt_order, select
+from lm_eval_icl.errors import InputError
+from lm_eval_icl.harness.plugin import task_dir
+from lm_eval_icl.harness.pools import PoolOfTask
+from lm_eval_icl.inference.scoring import query_states
+from lm_eval_icl.methods import ICL, Predictor
+from lm_eval_icl.prompts.prompt import FewShotPrompt
+from lm_eval_icl.smoke.demo import model_path
+from tests import evaluation, tiny
+
+TASK = "icl_demo_four"
+# Positions that four demonstrations of it and a query take sometimes, and sometimes not.
+NARROW = 84
+
+
+def load(task: str = TASK):
+    return TaskManager(include_path=task_dir() / "demo", include_defaults=False).load([task])["tasks"][task]
+
+
+@pytest.fixture(scope="module")
+def predictor():
+    model = transformers.AutoModelForCausalLM.from_pretrained(model_path())
+    return Predictor(model, transformers.AutoTokenizer.from_pretrained(model_path()), ICL())
+
+
+@pytest.fixture(scope="module")
+def pool():
+    return PoolOfTask(load())
+
+
+def run(monkeypatch, capsys, *arguments) -> str:
+    """What the command prints, or the line with which it ends."""
+    monkeypatch.setattr(sys, "argv", ["lm-eval-icl", "select", *map(str, arguments)])
+    try:
+        cli.main()
+    except SystemExit as ended:
+        said = str(ended.code)
+        assert "\n" not in said
+        return said.removeprefix("lm-eval-icl: select: ")
+    return capsys.readouterr().out
+
+
+MODEL = ("--model_args", f"pretrained={model_path()}", "--device", "cpu")
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# What is read from the model.
+
+
+@pytest.mark.parametrize("arch", ["gpt2", "llama", "bloom", "gemma2_window"])
+@pytest.mark.parametrize("pack_tokens", [1024, 8])
+def test_states_are_what_the_vocabulary_projection_reads(arch, pack_tokens, tmp_path):
+    """In packs and in rows, of queries of different lengths, with answers of one and of several tokens."""
+    tiny.save(arch, tmp_path)
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float64).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    predictor = Predictor(model, tokenizer, ICL(), pack_tokens=pack_tokens, batch_size=3)
+    queries = ["a gripping film", "the plot is dull and the jokes fall flat", "warm", "Q: 12 + 30"]
+    options = [" positive", " very negative indeed"]
+    with query_states(model) as states:
+        predictor.score([], queries, options)
+    assert len(states) == len(queries)
+    read: list[torch.Tensor] = []
+    handle = model.get_output_embeddings().register_forward_pre_hook(lambda _, given: read.append(given[0]))
+    for query in queries:
+        prompt, _ = predictor.tokenizer.pair(FewShotPrompt("", [], query), options[0])
+        with torch.no_grad():
+            model(torch.tensor([[*prompt.context.tokens, *prompt.query]]))
+        assert torch.allclose(read[-1][0, -1].float(), states[tuple(prompt.query)], atol=1e-6)
+    handle.remove()
+    before = len(states)
+    predictor.score([], ["dull"], options)  # outside of the context nothing is kept
+    assert len(states) == before
+
+
+def test_a_pass_reads_what_hf_gives(predictor, pool):
+    rows = [3, 0, 77]
+    probabilities, features, fitting = Chooser(pool, predictor, 5000)._pass(rows)
+    assert fitting == rows and features.shape == (3, predictor.runner.model.config.hidden_size)
+    model, tokenizer = predictor.runner.model, predictor.tokenizer.tokenizer
+    for row, found in zip(rows, probabilities, strict=True):
+        prompt, options, _ = pool.query(row)
+        logs = []
+        for option in options:
+            whole, start = tokenizer(str(prompt) + option).input_ids, len(tokenizer(str(prompt)).input_ids)
+            with torch.no_grad():
+                logits = model(torch.tensor([whole])).logits[0].log_softmax(-1)
+            logs.append(sum(float(logits[at - 1, whole[at]]) for at in range(start, len(whole))))
+        assert np.allclose(found, np.exp(logs) / np.exp(logs).sum(), atol=1e-5)
+
+
+def test_descriptions_may_depend_on_the_document(predictor):
+    """A document's numbers are those with its own description, whichever others are read with it."""
+    task = TaskManager(include_defaults=False).load([evaluation.TASKS["described"]])["tasks"]["described"]
+    pool = PoolOfTask(task)
+    chooser = Chooser(pool, predictor, 5000)
+    rows = list(range(len(pool.docs)))
+    assert len({pool.query(row)[0].prefix for row in rows}) > 2
+    together, features, _ = chooser._pass(rows)
+    for row in rows:
+        (alone,), feature, _ = chooser._pass([row])
+        assert np.allclose(alone, together[row], atol=1e-5) and np.allclose(feature[0], features[row], atol=1e-4)
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Choices.
+
+
+@pytest.mark.parametrize("how", SELECTORS)
+def test_the_command_chooses_what_the_method_chooses(how, predictor, pool, monkeypatch, capsys, tmp_path):
+    file = tmp_path / "chosen.json"
+    said = run(
+        monkeypatch, capsys, how, *MODEL, "--tasks", TASK, "--num_fewshot", 5, "--seeds", "2..3", "--output", file
+    )
+    assert str(file) in said
+    found = json.loads(file.read_text())
+    probabilities, features, rows = Chooser(pool, predictor, 5000)._pass(Chooser(pool, predictor, 5000)._rows(2))
+    labels = np.array([pool.query(row)[2] for row in rows])
+    assert found["about"]["how"] == how and found["tasks"][TASK]["n"] == 5
+    for seed in (2, 3):
+        said = found["tasks"][TASK]["seeds"][str(seed)]
+        expected = select(how, Pool(labels, features, np.stack(probabilities)), 5, seed)
+        picked = [rows[i] for i in expected]
+        assert said["picked"] == picked and said["indices"] == list(in_prompt_order(picked, seed))
+        assert len({pool.query(row)[2] for row in picked}) == 4  # balanced: the task has four labels
+
+
+@pytest.mark.parametrize("how", ["random", "stratified"])
+def test_draws_are_those_of_a_run(how, monkeypatch, capsys, tmp_path):
+    file = tmp_path / "chosen.json"
+    run(monkeypatch, capsys, how, "--tasks", TASK, "--num_fewshot", 6, "--seeds", "7", "--output", file)
+    indices = json.loads(file.read_text())["tasks"][TASK]["seeds"]["7"]["indices"]
+    task = TaskManager(include_path=task_dir() / "demo", include_defaults=False, metadata={"demonstrations": how}).load(
+        [TASK]
+    )["tasks"][TASK]
+    drawn = task.sampler.set_rnd(7).sample(6)
+    assert [task.sampler.df[i] for i in indices] == drawn
+
+
+def test_best_random_is_the_best_of_its_sets(predictor, pool):
+    chooser, asked = Chooser(pool, predictor, 5000), []
+    scored = chooser._scored
+
+    def listening(sets, rows):
+        found = scored(sets, rows)
+        asked.extend(zip(sets, *found, [tuple(rows)] * len(sets), strict=True))
+        return found
+
+    chooser._scored = listening
+    choice = chooser.choose("best_random", 3, 0, sets=6, dev=15)
+    assert len(asked) == 6 and len({rows for *_, rows in asked}) == 1
+    best = max(asked, key=lambda each: (each[1], each[2]))
+    assert choice.indices == tuple(best[0]) and choice.accuracy == best[1]
+    dev = set(asked[0][3])
+    assert len(dev) == 15 and not any(dev & set(rows) for rows, *_ in asked)
+    # Against lm-eval's own accuracy with these demonstrations on these documents.
+    texts = [pool.demonstration(row) for row in choice.indices]
+    right = 0
+    for row in dev:
+        prompt, options, gold = pool.query(row)
+        (scores,) = predictor.score(texts, [str(prompt.query)], list(options), prefix=prompt.prefix)
+        right += int(np.argmax([value for value, _ in scores])) == gold
+    assert right / 15 == choice.accuracy
+    other = Chooser(pool, predictor, 5000)._apart(range(len(pool.docs)), 15)[0]
+    assert set(other) == dev  # whatever the seed
+
+
+def test_calibrated_by_what_the_model_says_without_a_text(predictor, pool):
+    chooser = Chooser(pool, predictor, 40)
+    probabilities, features, rows = chooser._pass(chooser._rows(0))
+    prompt, options, _ = pool.query(rows[0])
+    empty = prompt.query.replace(pool.docs[rows[0]]["text"], "N/A")
+    assert empty != prompt.query
+    ((*scores,),) = predictor.score([], [str(empty)], [options], prefix=prompt.prefix)
+    null = np.exp([value for value, _ in scores])
+    labels = np.array([pool.query(row)[2] for row in rows])
+    expected = select(
+        "entropy", Pool(labels, features, np.stack(probabilities), null / null.sum()), 4, 0, calibrated=True
+    )
+    found = chooser.choose("entropy", 4, 0, calibrated=True)
+    assert found.picked == tuple(rows[i] for i in expected) != chooser.choose("entropy", 4, 0).picked
+    assert found.tokens > 0
+
+
+def fits(pool, predictor, rows, others) -> bool:
+    texts = [pool.demonstration(row) for row in rows]
+    pairs = [
+        predictor.tokenizer.pair(FewShotPrompt(prompt.prefix, texts, prompt.query), option)
+        for prompt, options, _ in map(pool.query, others)
+        for option in options
+    ]
+    return all(predictor.limits.too_long(tokens, len(answer) - 1) is None for tokens, answer in pairs)
+
+
+@pytest.mark.parametrize(
+    ("how", "arguments"),
+    [("best_random", {"sets": 12, "dev": 10}), ("lens", {"m": 12, "l": 2, "beams": 2, "iterations": 2, "dev": 8})],
+)
+def test_a_set_that_does_not_fit_cannot_win(how, arguments, predictor, pool, caplog):
+    """The search goes on without it, and says how many there were. It ends if none fits."""
+    model, tokenizer = predictor.runner.model, predictor.tokenizer.tokenizer
+    tried = []
+
+    def chooser(positions):
+        found = Chooser(pool, Predictor(model, tokenizer, ICL(), max_length=positions), 40)
+        of_set = found._of_set
+        found._of_set = lambda rows, dev: tried.append((rows, dev, of_set(rows, dev))) or tried[-1][2]
+        return found
+
+    narrow = chooser(NARROW)
+    with caplog.at_level("WARNING", "lm_eval"):
+        choice = narrow.choose(how, 4, 0, **arguments)
+    too_long = [rows for rows, _, (accuracy, _) in tried if accuracy == -np.inf]
+    assert 0 < len(too_long) < len(tried)
+    for rows, dev, (accuracy, _) in tried:
+        assert (accuracy > -np.inf) == fits(pool, narrow.predictor, rows, dev)
+    assert choice.indices not in too_long and choice.accuracy == max(accuracy for _, _, (accuracy, _) in tried)
+    assert f"{len(too_long)} sets of demonstrations do not fit the model" in caplog.text
+    with pytest.raises(
+        InputError, match=f"{how}: none of the .* sets that were tried fits the model .*Lower --num_"
+    ) as e:
+        chooser(NARROW - 24).choose(how, 4, 0, **arguments)
+    assert "\n" not in str(e.value)
+
+
+def test_lens_chooses_and_is_the_same_again(predictor, pool):
+    small = {"m": 24, "l": 3, "beams": 2, "iterations": 2, "dev": 12}
+    first, second = (Chooser(pool, predictor, 80).choose("lens", 4, 5, **small) for _ in range(2))
+    assert first == second and len(set(first.indices)) == 4
+    assert sorted(pool.query(row)[2] for row in first.indices) == [0, 1, 2, 3]
+
+
+def test_copies_and_documents_outside_the_pool_are_not_chosen(predictor, pool, monkeypatch):
+    doubled = PoolOfTask(load())
+    doubled.docs[100:] = doubled.docs[:100]
+    chooser = Chooser(doubled, predictor, 5000)
+    assert max(chooser._rows(0)) < 100
+    some = Chooser(pool, predictor, 50)
+    assert len(some._rows(0)) == 50 and some._rows(0) != some._rows(1)
+    assert set(some.choose("herding", 4, 1).indices) <= set(some._rows(1))
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Runs with a file.
+
+
+def test_every_model_uses_the_choice(monkeypatch, capsys, tmp_path):
+    """Ours, `hf`, and a task of lm-eval's own kind, which draws anew for every document otherwise."""
+    file = tmp_path / "chosen.json"
+    run(monkeypatch, capsys, "herding", *MODEL, "--tasks", TASK, "--num_fewshot", 4, "--seeds", 3, "--output", file)
+    of_file = json.loads(file.read_text())
+    indices = of_file["tasks"][TASK]["seeds"]["3"]["indices"]
+    pool = PoolOfTask(load())
+    expected = "".join(pool.demonstration(row) for row in indices)
+    own = {**load().dump_config(), "task": "own", "metadata": {"version": 1}}
+    own.pop("class", None)
+    of_file["tasks"]["own"] = of_file["tasks"][TASK]
+    file.write_text(json.dumps(of_file))
+    for model, tasks in (("hf", [TASK]), ("invicl", [TASK])):
+        found = lm_eval.simple_evaluate(
+            model=model,
+            model_args={"pretrained": str(model_path())},
+            tasks=tasks,
+            num_fewshot=4,
+            limit=2,
+            device="cpu",
+            fewshot_random_seed=3,
+            task_manager=TaskManager(
+                include_path=task_dir() / "demo", include_defaults=False, metadata={"demonstrations": str(file)}
+            ),
+        )
+        prompts = [sample["arguments"][0][0] for sample in found["samples"][TASK]]
+        assert all(expected in prompt for prompt in prompts), model
+
+
+def test_tasks_of_lm_evals_own_kind_use_the_choice(tmp_path):
+    manager = TaskManager(include_defaults=False)
+    plain = manager.load([evaluation.TASKS["one_token"]])["tasks"]["one_token"]
+    pool = PoolOfTask(plain)
+    file = tmp_path / "chosen.json"
+    seeds = {"0": {"indices": [5, 2, 9]}}
+    of_task = {"n": 3, "pool": {"rows": len(pool.docs), "sha256": choices.digest(pool.docs)}, "seeds": seeds}
+    file.write_text(json.dumps({"about": {}, "tasks": {"one_token": of_task}}))
+    manager = TaskManager(include_defaults=False, metadata={"demonstrations": str(file)})
+    task = manager.load([evaluation.TASKS["one_token"]])["tasks"]["one_token"]
+    task.set_fewshot_seed(0)
+    prompt = task.fewshot_context(task.eval_docs[0], 3)
+    assert prompt.startswith("".join(pool.demonstration(row) for row in (5, 2, 9)))
+
+
+def a_file(path: Path, documents: PoolOfTask, **changes) -> Path:
+    of_task = {
+        "n": 2,
+        "pool": {"rows": 200, "sha256": choices.digest(documents.docs)},
+        "seeds": {"0": {"indices": [4, 8]}},
+    }
+    path.write_text(json.dumps({"about": {}, "tasks": {TASK: {**of_task, **changes}}}))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("changes", "n", "seed", "says"),
+    [
+        ({}, 2, 0, None),
+        ({}, 1, 0, "2 demonstrations were chosen and 1 are asked for"),
+        ({}, 2, 1, "nothing was chosen for seed 1, only for 0"),
+        ({"pool": {"rows": 9, "sha256": "0"}}, 2, 0, "chosen from another pool (of 9 rows; this one has 200)"),
+        ({"seeds": {"0": {"indices": [4, 4]}}}, 2, 0, "damaged at seed 0"),
+        ({"seeds": {"0": {"indices": [4, 200]}}}, 2, 0, "damaged at seed 0"),
+        ({"seeds": 3}, 2, 0, "the file is damaged"),
+    ],
+)
+def test_a_file_for_something_else_is_refused(changes, n, seed, says, pool, tmp_path):
+    file = a_file(tmp_path / "chosen.json", pool, **changes)
+    task = TaskManager(
+        include_path=task_dir() / "demo", include_defaults=False, metadata={"demonstrations": str(file)}
+    ).load([TASK])["tasks"][TASK]
+    sampler = task.sampler.set_rnd(seed)
+    if says is None:
+        assert [task.sampler.df.index(row) for row in sampler.sample(n)] == [4, 8]
+        return
+    with pytest.raises(Exception, match=f"demonstrations={file}") as error:
+        sampler.sample(n)
+    assert says in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_file_of_other_tasks_is_refused(pool, tmp_path):
+    file = a_file(tmp_path / "chosen.json", pool)
+    task = TaskManager(
+        include_path=task_dir() / "demo", include_defaults=False, metadata={"demonstrations": str(file)}
+    ).load(["icl_demo_short"])["tasks"]["icl_demo_short"]
+    with pytest.raises(Exception, match=f"no choice for this task, only for {TASK}"):
+        task.sampler.set_rnd(0).sample(2)
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Bad input.
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["herdin", *MODEL, "--tasks", TASK], "'herdin': did you mean 'herding'?"),
+        (["xyz", *MODEL, "--tasks", TASK], f"'xyz': there are {', '.join(HOW)}."),
+        (["herding", "--tasks", TASK], "--model_args: herding asks a model"),
+        (["random", *MODEL, "--tasks", TASK], "--model_args: random is drawn without a model"),
+        (["herding", *MODEL, "--tasks", "nothing"], "there is no task 'nothing'"),
+        (
+            ["herding", *MODEL, "--tasks", TASK, "--args", "units=True"],
+            "unknown argument 'units': did you mean 'unit'?",
+        ),
+        (["herding", *MODEL, "--tasks", TASK, "--args", "{bad"], "--args {bad: must be K=V"),
+        (["herding", *MODEL, "--tasks", TASK, "--args", "balance=3"], "herding: balance=3: must be true or false."),
+        (["entropy", *MODEL, "--tasks", TASK, "--num_fewshot", 300], "demonstrations asked for"),
+        (["random", "--tasks", TASK, "--num_fewshot", 300], "300 demonstrations asked for, 200 there"),
+        (["best_random", *MODEL, "--tasks", TASK, "--args", "dev=500"], "dev=500: the pool has 200 documents"),
+        (["lens", *MODEL, "--tasks", TASK, "--args", "dev=500"], "dev=500 rows to score on asked for"),
+        (["herding", *MODEL, "--tasks", TASK, "--pool", 0], "--pool 0: must be 1 or more."),
+        (["herding", *MODEL, "--tasks", TASK, "--seeds", "a"], "--seeds a: must be whole numbers"),
+        (["herding", *MODEL, "--tasks", TASK, "--num_fewshot", 0], "--num_fewshot 0: must be 1 or more."),
+        (["herding", "--model_args", "pretrained=x,T=3", "--tasks", TASK], "--model_args: unknown argument 'T'"),
+    ],
+)
+def test_bad_input_is_one_line(arguments, says, monkeypatch, capsys, tmp_path):
+    shots = [] if "--num_fewshot" in arguments else ["--num_fewshot", 4]
+    assert says in run(monkeypatch, capsys, *arguments, *shots, "--output", tmp_path / "chosen.json")
+    assert not (tmp_path / "chosen.json").exists()
+
+
+def test_what_a_search_costs_is_said_before_it_begins(tmp_path):
+    arguments = ["--tasks", TASK, "--num_fewshot", "4", "--args", "sets=2,dev=10", "--output", str(tmp_path / "c.json")]
+    command = [sys.executable, "-m", "lm_eval_icl", "select", "best_random", *MODEL, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "best_random scores up to 20 queries behind 2 lists of demonstrations (8 demonstrations" in done.stderr
+    assert re.search(r"seed 1234: rows .* s, [\d,]+ tokens\n", done.stdout)
+
+
+def test_the_pool_is_read_once_for_all_seeds(predictor, pool, monkeypatch):
+    chooser, asked = Chooser(pool, predictor, 5000), []
+    read = chooser._pass
+    monkeypatch.setattr(chooser, "_pass", lambda rows: asked.append(len(rows)) or read(rows))
+    first, again = chooser.choose("herding", 4, 0), chooser.choose("herding", 4, 1)
+    assert len(asked) == 1 and sorted(first.picked) == sorted(again.picked)
+    smaller = Chooser(pool, predictor, 60)
+    before = smaller.choose("herding", 4, 0)
+    assert smaller.choose("herding", 4, 1) != before == smaller.choose("herding", 4, 0)
+
+
+def test_options_that_differ_by_document(predictor):
+    """What needs the same labels for all is refused; the rest chooses without balance."""
+    config = {**evaluation.TASKS["one_token"], "task": "differ", "doc_to_choice": "{{[other, 'b', 'c']}}"}
+    pool = PoolOfTask(TaskManager(include_defaults=False).load([config])["tasks"]["differ"])
+    chooser = Chooser(pool, predictor, 5000)
+    for how in ("cal", "craig", "gradmatch", "facility_location", "graph_cut"):
+        with pytest.raises(Exception, match="needs the same options for all documents"):
+            chooser.choose(how, 3, 0)
+    for how in ("herding", "k_center", "entropy", "margin"):
+        assert len(set(chooser.choose(how, 3, 0).indices)) == 3

@@ -1,0 +1,242 @@
+"""`demonstrations=HOW` in a run: its model chooses, once for all methods, before anything else is run."""
+
+import functools
+import json
+from pathlib import Path
+
+import lm_eval
+import pytest
+import transformers
+from lm_eval.tasks import TaskManager
+
+from lm_eval_icl.demonstrations import kept
+from lm_eval_icl.demonstrations.choosing import Chooser
+from lm_eval_icl.demonstrations.how import How, make, read
+from lm_eval_icl.errors import InputError
+from lm_eval_icl.harness import arguments, choosing
+from lm_eval_icl.harness.models import model_class
+from lm_eval_icl.harness.pools import PoolOfTask
+from lm_eval_icl.methods import ICL, Predictor
+from tests import evaluation
+
+TASK = {**evaluation.TASKS["one_token"], "task": "chosen", "doc_to_choice": ["no", "yes"]}
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch) -> Path:
+    monkeypatch.setenv("LM_EVAL_ICL_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "demonstrations"
+
+
+@pytest.fixture
+def chosen(monkeypatch) -> list[str]:
+    """The methods that have chosen, one entry a choice."""
+    found, choose = [], Chooser.choose
+
+    def counted(self, how, *args, **kwargs):
+        found.append(how)
+        return choose(self, how, *args, **kwargs)
+
+    monkeypatch.setattr(Chooser, "choose", counted)
+    return found
+
+
+def loaded(how, task=TASK):
+    manager = TaskManager(include_defaults=False, metadata={"demonstrations": how})
+    return manager.load([dict(task)])["tasks"][task["task"]]
+
+
+@functools.cache
+def model(name, path, batch_size=4):
+    return model_class(name)(str(path), device="cpu", batch_size=batch_size)
+
+
+def choose(lm, how, *, task=TASK, n=3, seed=0):
+    """What a run's model chooses at its start."""
+    of_task = loaded(how, task)
+    of_task.set_config("num_fewshot", n)
+    of_task.set_fewshot_seed(seed)
+    return choosing.give_chosen(lm, [of_task]).get(task["task"])
+
+
+def run(name, path, how):
+    """A whole run: what is said of the choice, and the prompts."""
+    results = lm_eval.simple_evaluate(
+        model=name,
+        model_args={"pretrained": str(path)},
+        tasks=[dict(TASK)],
+        task_manager=TaskManager(include_defaults=False, metadata={"demonstrations": how}),
+        num_fewshot=3,
+        limit=2,
+        device="cpu",
+        bootstrap_iters=0,
+        fewshot_random_seed=0,
+    )
+    prompts = [sample["arguments"][0][0] for sample in results["samples"]["chosen"]]
+    return results["config"].get("icl", {}).get("chosen", {}).get("chosen"), prompts
+
+
+@pytest.fixture(scope="module")
+def pool():
+    return PoolOfTask(loaded("stratified"))
+
+
+def test_what_select_chooses_and_once_for_all_methods(checkpoint, cache, chosen, pool, monkeypatch):
+    monkeypatch.setattr(lm_eval.evaluator, "add_env_info", lambda _: None)  # which takes seconds
+    path = checkpoint("gpt2")
+    first, prompts = run("invicl", path, "herding")
+    own = transformers.AutoModelForCausalLM.from_pretrained(path)
+    asked = Predictor(own, transformers.AutoTokenizer.from_pretrained(path), ICL())
+    expected = Chooser(pool, asked, 5000).choose("herding", 3, 0)
+    assert chosen == ["herding"] * 2
+    assert first["indices"] == list(expected.indices) and first["picked"] == list(expected.picked)
+    assert first["how"] == "herding" and first["made_now"] and first["tokens"] == expected.tokens > 0
+    text = "".join(pool.demonstration(row) for row in expected.indices)
+    assert all(prompt.startswith(text) for prompt in prompts)
+    second, again = run("icl", path, {"herding": {}})
+    assert len(chosen) == 2 and again == prompts
+    assert not second.pop("made_now") and second == {key: value for key, value in first.items() if key != "made_now"}
+    (file,) = cache.iterdir()
+    assert str(file) == first["file"]
+    drawn = loaded(str(file)).sampler.set_rnd(0).sample(3)  # a file as any other, for `hf` too
+    assert drawn == [pool.docs[row] for row in expected.indices]
+
+
+@pytest.mark.parametrize("how", ["entropy", "k_center:balance=False", "best_random:sets=4:dev=3"])
+def test_the_same_whatever_the_batch_size(how, checkpoint, cache):
+    first = choose(model("icl", checkpoint("llama"), 1), how)
+    for file in cache.iterdir():
+        file.unlink()
+    second = choose(model("pcw", checkpoint("llama"), 16), how)
+    assert second["made_now"] and second["indices"] == first["indices"]
+
+
+def test_anything_that_matters_makes_another_choice(checkpoint, cache, chosen):
+    lm = model("icl", checkpoint("gpt2"))
+
+    def another(expected, *args, **kwargs):
+        before = len(chosen)
+        choose(*args, **kwargs)
+        assert len(chosen) - before == expected, (args, kwargs)
+
+    another(1, lm, "herding:unit=True")
+    another(0, lm, "herding:unit=true:balance=True:pool=5000")  # the same, with its defaults
+    another(1, lm, "herding")
+    another(1, lm, "herding:pool=9")
+    another(1, lm, "herding", seed=1)
+    another(1, lm, "herding", n=2)
+    another(1, lm, "herding", task={**TASK, "doc_to_text": "{{text}}\nThis is:"})
+    another(1, lm, "herding", task={**TASK, "task": "another"})
+    another(1, lm, "herding", task={**TASK, "custom_dataset": fewer})
+    another(1, model("icl", checkpoint("llama")), "herding")
+    another(0, lm, "herding")
+    for file in cache.iterdir():  # as it was written before there were forms, and with what a choice then said besides
+        kept_before = json.loads(file.read_text())
+        del kept_before["form"]
+        for of_task in kept_before["tasks"].values():
+            for of_seed in of_task["seeds"].values():
+                of_seed["margin"] = 0.01
+        file.write_text(json.dumps(kept_before))
+    another(0, lm, "herding")
+    for file in cache.iterdir():
+        file.write_text("{")
+    another(1, lm, "herding")  # what is damaged is chosen again
+
+
+def fewer(**_):
+    from datasets import Dataset, DatasetDict
+
+    splits = {"train": evaluation.documents(10, 50), "test": evaluation.documents(6, 0)}
+    return DatasetDict({name: Dataset.from_list(docs) for name, docs in splits.items()})
+
+
+def test_a_cache_that_cannot_be_written_is_no_reason_to_stop(checkpoint, tmp_path, monkeypatch, caplog):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("LM_EVAL_ICL_CACHE", str(tmp_path / "file"))
+    with caplog.at_level("WARNING", "lm_eval"):
+        found = choose(model("icl", checkpoint("gpt2")), "margin")
+    assert len(found["indices"]) == 3 and "the next run chooses again" in caplog.text
+
+
+def test_without_a_method_nothing_is_asked(checkpoint, chosen):
+    lm = model("icl", checkpoint("gpt2"))
+    assert choose(lm, "stratified") is None and choose(lm, "herding", n=0) is None
+    assert not chosen and not kept.folder().exists()
+
+
+@pytest.mark.parametrize(
+    ("how", "changes", "n", "says"),
+    [
+        ("herdin", {}, 3, "demonstrations=herdin: must be .*; did you mean 'herding'?"),
+        ("lens:mm=3", {}, 3, "demonstrations=lens:mm=3: lens: unknown argument 'mm': did you mean 'm'?"),
+        ("herding", {}, 13, "demonstrations=herding: herding: 13 demonstrations asked for, 10 in the pool"),
+        ("best_random", {}, 3, "demonstrations=best_random: best_random: dev=1000: the pool has 12 documents"),
+        ("herding", {"doc_to_choice": ["a", "b", "c"]}, 3, "demonstrations=herding: label 2 has no rows in"),
+        ("herding", {"fewshot_split": "test"}, 3, "would come from the documents that are evaluated"),
+        ("herding", {"output_type": "generate_until"}, 3, "chosen for tasks with options alone"),
+    ],
+)
+def test_what_cannot_be_is_one_line(how, changes, n, says, checkpoint):
+    with pytest.raises(InputError, match=says.replace("?", r"\?")) as error:
+        choose(model("icl", checkpoint("gpt2")), how, task={**TASK, **changes}, n=n)
+    assert "\n" not in str(error.value)
+
+
+def test_a_model_that_is_not_ours_is_told_to_use_a_file():
+    """Before its first request: whoever asks for the demonstrations is told."""
+    task = loaded("herding")
+    task.set_config("num_fewshot", 3)
+    task.set_fewshot_seed(0)
+    with pytest.raises(InputError, match=r"demonstrations=herding: a model chooses these.*--model hf cannot"):
+        task.build_all_requests(limit=1, fewshot_as_multiturn=False)
+
+
+def test_the_name_is_checked_before_the_model_is_loaded():
+    class Config:
+        model, model_args, metadata = "icl", {"pretrained": "nothing"}, {"demonstrations": "graphcut"}
+        include_path = output_path = batch_size = max_batch_size = device = None
+
+    with pytest.raises(InputError, match="did you mean 'graph_cut'"):
+        arguments.checked_first(lambda config: None, Config())
+
+
+# The text of a method.
+
+
+def test_one_text_for_one_method(tmp_path):
+    assert read("lens:rho=3:m=50") == read({"lens": {"m": 50, "rho": 3.0}}) == make("lens", {"m": 50, "rho": 3})
+    assert str(read("lens:rho=3:m=50:pool=100:balance=false")) == "lens:balance=False:m=50:pool=100:rho=3.0"
+    assert str(read("herding:unit=False:pool=5000")) == "herding" and read(str(read("cal:k=3"))) == How("cal", {"k": 3})
+    file = tmp_path / "chosen.json"
+    file.write_text("[]")
+    assert [read(each) for each in ("stratified", "random", "first", str(file))] == [None] * 4
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ("lens:m", "demonstrations=lens:m: 'm': must be NAME=VALUE, as in lens:m=500:rho=2."),
+        ("herding:pool=0", "demonstrations=herding:pool=0: herding: pool=0: must be a whole number from 1."),
+        ("herding:balance=3", "herding: balance=3: must be true or false."),
+        ("xyz", "or a method that chooses: stratified, random, first, best_random, herding, "),
+        ("nothing.json", "a JSON file of indices that exists"),
+        ({"herdin": {}}, "demonstrations={\"herdin\": {}}: 'herdin': did you mean 'herding'?"),
+        ({"lens": {}, "cal": {}}, "must be one method with its arguments"),
+        ({"lens": 3}, "must be one method with its arguments"),
+        ({"stratified": {}}, "'stratified': "),
+    ],
+)
+def test_a_text_that_cannot_be(given, says):
+    with pytest.raises(InputError) as error:
+        read(given)
+    assert says in str(error.value) and "\n" not in str(error.value)
+
+
+def test_the_file_is_one_that_select_writes(checkpoint, cache):
+    choose(model("icl", checkpoint("gpt2")), "cal:k=2")
+    (file,) = cache.iterdir()
+    found = json.loads(file.read_text())
+    assert found["about"]["how"] == "cal" and found["about"]["arguments"] == {"k": 2}
+    assert found["about"]["model"]["pretrained"] == str(checkpoint("gpt2"))
+    assert set(found["tasks"]["chosen"]) == {"n", "pool", "seeds"}
+    assert {"indices", "picked", "evaluated", "seconds", "tokens"} == set(found["tasks"]["chosen"]["seeds"]["0"])

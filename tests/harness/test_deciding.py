@@ -1,0 +1,471 @@
+"""Decision rules in runs of lm-eval, against literal computations from `hf`'s own log-likelihoods."""
+
+import copy
+import json
+import math
+
+import lm_eval
+import numpy as np
+import pytest
+from lm_eval.api.instance import Instance
+from lm_eval.loggers.evaluation_tracker import EvaluationTracker
+from lm_eval.models.huggingface import HFLM
+from lm_eval.tasks import TaskManager
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from lm_eval_icl import decisions
+from lm_eval_icl.errors import InputError
+from lm_eval_icl.harness import deciding
+from lm_eval_icl.harness.content_free import Queries
+from lm_eval_icl.harness.tasks import ICLTask
+from lm_eval_icl.methods import Predictor, make
+from lm_eval_icl.results.read import read
+from tests import evaluation
+
+RULES = "contextual+batch+batch:by=difference+domain:n=4+dcpmi+pmi+batch:m=5:of=pool"
+TASKS = {
+    "three": evaluation.task("three", **evaluation.CHOICE, doc_to_choice=["no", "yes", "maybe so"]),
+    "many_tokens": evaluation.TASKS["many_tokens"],
+    "described": {
+        **evaluation.task(
+            "described", **evaluation.CHOICE, doc_to_choice=["no", "yes"], description="Tell what it is.\n\n"
+        ),
+        "class": ICLTask,
+    },
+}
+OPTIONS = evaluation.task(
+    "options",
+    **evaluation.CHOICE,
+    doc_to_choice="{{[other, 'no ' + other, 'yes']}}",
+    metric_list=[
+        {"metric": name, "aggregation": "mean", "higher_is_better": True} for name in ("acc", "acc_mutual_info")
+    ],
+)
+
+
+@pytest.fixture(autouse=True)
+def _no_environment(monkeypatch):
+    monkeypatch.setattr(lm_eval.evaluator, "add_env_info", lambda _: None)  # which takes seconds
+
+
+def run(model, path, task, decide, shots=2, *, args=None, **kwargs):
+    results = lm_eval.simple_evaluate(
+        model=model,
+        model_args={"pretrained": str(path), "dtype": "float64", **(args or {})},
+        tasks=[copy.deepcopy(task)],
+        task_manager=TaskManager(include_defaults=False, metadata={"decide": decide} if decide else None),
+        num_fewshot=shots,
+        device="cpu",
+        bootstrap_iters=0,
+        batch_size=4,
+        **kwargs,
+    )
+    (rows,) = results["samples"].values()
+    found = {}
+    for row in rows:
+        found.setdefault(row["filter"], []).append(row)
+    return results, found
+
+
+def values(rows):
+    """(D, C) of a filter's rows."""
+    return [[float(value) for value, _ in row["filtered_resps"]] for row in rows]
+
+
+class Literal:
+    """Log-likelihoods that `hf` gives to a context and a continuation, each asked for alone."""
+
+    def __init__(self, path):
+        self.lm = HFLM(pretrained=str(path), dtype="float64", device="cpu", batch_size=1)
+        self.known = {}
+
+    def __call__(self, context, option):
+        if (context, option) not in self.known:
+            request = Instance("loglikelihood", {}, (context, option), 0, ("t", 0, 1))
+            ((self.known[context, option], _),) = self.lm.loglikelihood([request], disable_tqdm=True)
+        return self.known[context, option]
+
+
+def p(row):
+    exps = [math.exp(value) for value in row]
+    return [value / sum(exps) for value in exps]
+
+
+def expected(rule, literal, rows, said, pool):
+    """The values of a rule, from texts alone: the query of each prompt is cut off, and another put in its place."""
+    contexts = [row["arguments"][0][0] for row in rows]
+    options = [[option for _, option in row["arguments"]] for row in rows]
+    raw = [[literal(context, y) for y in ys] for context, ys in zip(contexts, options, strict=True)]
+    queries = [f"Review: {row['doc']['text']}\nSentiment:" for row in rows]
+    behind = []
+    for context, query in zip(contexts, queries, strict=True):
+        assert context.endswith(query)
+        behind.append(context.removesuffix(query))
+
+    def mean_of(texts, i):
+        return [np.mean([math.exp(literal(behind[i] + text, y)) for text in texts]) for y in options[i]]
+
+    found = []
+    for i, row in enumerate(raw):
+        if rule in ("contextual", "domain:n=4"):
+            texts = [f"Review: {text}\nSentiment:" for text in ("N/A", "", "[MASK]")]
+            if rule != "contextual":
+                texts = said["texts"]
+                for text in texts:
+                    words = text.removeprefix("Review: ").removesuffix(" .\nSentiment:").split(" ")
+                    every = [word for doc in pool for word in doc["text"].lower().split()]
+                    assert set(words) <= set(every) and len(words) == int(len(every) / len(pool)) + 1
+                assert len(set(texts)) == 4
+            found.append([s - math.log(m) for s, m in zip(row, mean_of(texts, i), strict=True)])
+        elif rule in ("dcpmi", "pmi"):
+            premise = "\nSentiment:" if rule == "dcpmi" else ":"
+            found.append([s - literal(premise, y) for s, y in zip(row, options[i], strict=True)])
+        elif rule.startswith("batch"):
+            of = raw
+            if "pool" in rule:
+                shown = [doc for doc in pool if f"Review: {doc['text']}\n" in behind[i]]
+                assert len(shown) == 2
+                rest = [f"Review: {doc['text']}\nSentiment:" for doc in pool if doc not in shown]
+                asked = [text for text in rest if (behind[i] + text, options[i][0]) in literal.drawn]
+                assert len(asked) == 5
+                of = [[literal(behind[i] + text, y) for y in options[i]] for text in asked]
+            mean = np.mean([p(each) for each in of], axis=0)
+            if "difference" in rule:
+                found.append(np.array(p(row)) - mean)
+            else:
+                found.append([s - math.log(m) for s, m in zip(row, mean, strict=True)])
+    return found
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_each_rule_against_hf(name, checkpoint, monkeypatch):
+    path, task = checkpoint("llama"), TASKS[name]
+    literal = Literal(path)
+    pool = evaluation.splits()["train"].to_list()
+    made = []
+    add = deciding.Deciding.add
+    monkeypatch.setattr(deciding.Deciding, "add", lambda self, arguments: (add(self, arguments), made.append(self)))
+    of_models = {}
+    for model in ("hf", "icl"):
+        results, rows = run(model, path, task, RULES)
+        # Which rows of the pool were drawn is not asserted here, but that they are as many, of the pool, and not shown.
+        literal.drawn = {
+            (place[0] + "".join(place[1]) + query, y) for (place, query), of in made[-1].prompts.items() for y in of
+        }
+        assert list(rows) == ["none", *RULES.split("+")]
+        decided = results["config"]["icl"]["decided"][task["task"]]
+        for rule in RULES.split("+"):
+            want = expected(rule, literal, rows["none"], decided[rule], pool)
+            np.testing.assert_allclose(values(rows[rule]), want, rtol=0, atol=1e-6)
+            accuracy = np.mean(
+                [int(np.argmax(row)) == doc["doc"]["label"] for row, doc in zip(want, rows["none"], strict=True)]
+            )
+            assert results["results"][task["task"]][f"acc,{rule}"] == pytest.approx(accuracy)
+        of_models[model] = rows
+        _, raw = run(model, path, task, None)
+        np.testing.assert_allclose(values(raw["none"]), values(rows["none"]), rtol=0, atol=1e-10)
+        assert [row["arguments"] for row in raw["none"]] == [row["arguments"] for row in rows["batch"]]
+    for rule in RULES.split("+"):
+        np.testing.assert_allclose(values(of_models["hf"][rule]), values(of_models["icl"][rule]), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("model", ["invicl", "saicl", "batchicl", "deepthink"])
+def test_the_queries_have_the_method_of_the_documents(model, checkpoint):
+    """A rule's query is scored as a document of that text is: the pool is documents of the same template."""
+    task = {**TASKS["three"], "custom_dataset": with_content_free}
+    args = {"layer": 2} if model == "batchicl" else {}
+    _, rows = run(model, checkpoint("llama"), task, "contextual+batch", args=args)
+    raw = np.array(values(rows["none"]))
+    # The last documents are the content-free texts themselves.
+    np.testing.assert_allclose(values(rows["contextual"]), raw - np.log(np.exp(raw[-3:]).mean(0)), rtol=0, atol=1e-6)
+
+
+def with_content_free(**_):
+    from datasets import Dataset, DatasetDict
+
+    texts = [{"text": text, "label": 0, "other": "film"} for text in ("N/A", "", "[MASK]")]
+    test = Dataset.from_list(evaluation.documents(3, 0) + texts)
+    return DatasetDict({"train": evaluation.splits()["train"], "test": test})
+
+
+def test_constants_belong_to_the_context_as_it_ran(checkpoint):
+    """Some documents lose demonstrations, and the constants of these are of what is left."""
+    path, task = checkpoint("llama"), TASKS["three"]
+    literal = Literal(path)
+    tokens = literal.lm.tokenizer.encode
+    results, rows = run("icl", path, task, None, 4)
+    lengths = sorted(len(tokens("".join(row["arguments"][2]))) for row in rows["none"])
+    args = {"overflow": "drop", "max_length": lengths[2] - 1}
+    results, rows = run("icl", path, task, "contextual", 4, args=args)
+    left = 0
+    for row in rows["contextual"]:
+        context = row["arguments"][0][0]
+        *shown, query = context.removeprefix("Review: ").split("\n\nReview: ")
+        parts = [f"Review: {part}\n\n" for part in shown]
+        assert len(parts) == 4
+        while len(tokens("".join(parts) + f"Review: {query} maybe so")) - 1 > args["max_length"]:
+            parts.pop(0)
+            left += 1
+        behind = "".join(parts)
+        for option, (value, _) in zip([" no", " yes", " maybe so"], row["filtered_resps"], strict=True):
+            asked = [literal(f"{behind}Review: {text}\nSentiment:", option) for text in ("N/A", "", "[MASK]")]
+            raw = literal(f"{behind}Review: {query}", option)
+            assert float(value) == pytest.approx(raw - math.log(np.mean(np.exp(asked))), abs=1e-6)
+    icl = results["config"]["icl"]
+    assert left == icl["left_out"]["three"]["demonstrations"] > 0
+    said = icl["decided"]["three"]["contextual"]
+    assert said["contexts"] > 1 and said["queries"] == 3 * said["contexts"]
+    assert all(low < high for low, high in zip(said["lowest"], said["highest"], strict=True))
+
+
+def test_every_document_with_its_own_demonstrations_has_its_own_constants(checkpoint):
+    path = checkpoint("llama")
+    task = {**TASKS["three"], "fewshot_config": {"sampler": "default"}}
+    literal = Literal(path)
+    for model in ("icl", "hf"):
+        results, rows = run(model, path, task, "contextual:texts=N/A", fewshot_random_seed=3)
+        want = []
+        for row in rows["none"]:
+            behind = row["arguments"][0][0].removesuffix(f"{row['doc']['text']}\nSentiment:")
+            want.append(
+                [
+                    literal(behind + f"{row['doc']['text']}\nSentiment:", y) - literal(behind + "N/A\nSentiment:", y)
+                    for y in (" no", " yes", " maybe so")
+                ]
+            )
+        np.testing.assert_allclose(values(rows["contextual:texts=N/A"]), want, rtol=0, atol=1e-6)
+        said = results["config"]["icl"]["decided"]["three"]["contextual:texts=N/A"]
+        assert said["contexts"] == said["queries"] == len({row["arguments"][0][0] for row in rows["none"]}) == 6
+
+
+def test_options_of_their_own_and_metrics_that_mean_nothing(checkpoint):
+    path = checkpoint("llama")
+    literal = Literal(path)
+    results, rows = run("icl", path, OPTIONS, "contextual+pmi")
+    for row in rows["contextual"]:
+        behind = row["arguments"][0][0].removesuffix(f"{row['doc']['text']}\nSentiment:")
+        for (context, y), (value, _) in zip(row["arguments"][:3], row["filtered_resps"], strict=False):
+            asked = [literal(f"{behind}{text}\nSentiment:", y) for text in ("N/A", "", "[MASK]")]
+            assert float(value) == pytest.approx(literal(context, y) - math.log(np.mean(np.exp(asked))), abs=1e-6)
+    numbers = results["results"]["options"]
+    assert {"acc,none", "acc_mutual_info,none", "acc,contextual", "acc,pmi"} <= numbers.keys()
+    assert not {"acc_mutual_info,contextual", "acc_mutual_info,pmi"} & numbers.keys()
+    said = results["config"]["icl"]["decided"]["options"]["contextual"]
+    assert said["contexts"] == 1 and said["queries"] == 3 and "constants" not in said
+
+    metrics = ("acc", "acc_norm", "brier_score")
+    task = {**TASKS["three"], "metric_list": [{"metric": name} for name in metrics]}
+    results, rows = run("icl", path, task, "batch+batch:by=difference")
+    kept = {key for key in results["results"]["three"] if "_stderr" not in key}
+    assert {f"{name},batch" for name in metrics} <= kept
+    assert {key for key in kept if "difference" in key} == {"acc,batch:by=difference"}
+
+
+def test_a_mean_over_documents_has_the_same_bits_in_any_number_of_processes(checkpoint, monkeypatch):
+    made = []
+    build = deciding.Deciding.add
+    monkeypatch.setattr(deciding.Deciding, "add", lambda self, *args: (build(self, *args), made.append(self))[0])
+    _, rows = run("icl", checkpoint("llama"), TASKS["three"], "batch")
+    (whole,) = made
+    (rule,) = whole.rules
+    scores = {i: deciding._scores(instances) for i, instances in whole.documents.items()}
+    alone = dict(enumerate(values(rows["batch"])))
+    for processes in (2, 3, 4):
+        shares = [{i: scores[i] for i in scores if i % processes == rank} for rank in range(processes)]
+        monkeypatch.setattr(deciding, "of_all", lambda mine, shares=shares: shares[::-1])
+        for share in shares:
+            found = whole._over_documents(rule, share)
+            assert {i: row.tolist() for i, row in found.items()} == {i: alone[i] for i in share}
+
+
+def test_the_same_in_python(checkpoint):
+    """What `Predictor.score` gives goes into the same functions."""
+    path = checkpoint("llama")
+    _, rows = run("invicl", path, TASKS["three"], "contextual+batch", args={"dtype": "float32"})
+    model, tokenizer = (of.from_pretrained(path) for of in (AutoModelForCausalLM, AutoTokenizer))
+    predictor = Predictor(model, tokenizer, make("invicl"))
+    options = [" no", " yes", " maybe so"]
+    shown = [f"Review: {doc['text']}\nSentiment:{options[doc['label']]}\n\n" for doc in evaluation.documents(2, 50)]
+
+    def score(texts):
+        asked = predictor.score(shown, [f"Review: {text}\nSentiment:" for text in texts], options)
+        return [[value for value, _ in of] for of in asked]
+
+    scores = score([row["doc"]["text"] for row in rows["none"]])
+    calibrated = decisions.contextual(scores, score(["N/A", "", "[MASK]"]))
+    np.testing.assert_allclose(calibrated, values(rows["contextual"]), rtol=0, atol=1e-4)
+    np.testing.assert_allclose(decisions.batch(scores), values(rows["batch"]), rtol=0, atol=1e-4)
+
+
+def test_a_cache_holds_raw_responses(checkpoint, tmp_path):
+    """A run from a cache has the bits of the run that wrote it, and asks the model nothing."""
+    path, cache = checkpoint("llama"), str(tmp_path / "cache")
+    _, without = run("icl", path, TASKS["three"], None, use_cache=cache)
+    runs = [run("icl", path, TASKS["three"], "contextual+batch", use_cache=cache) for _ in range(2)]
+    (first, rows), (second, again) = runs
+    assert values(rows["none"]) == values(without["none"]) == values(again["none"])
+    for rule in ("contextual", "batch"):
+        assert values(rows[rule]) == values(again[rule])
+    of_first, of_second = (each["config"]["icl"] for each in (first, second))
+    assert of_first["decided"] == of_second["decided"]
+    assert of_first["tokens_run"] > 0 == of_second["tokens_run"]
+
+
+def test_the_limit_is_recorded_and_tasks_are_as_before(checkpoint):
+    path = checkpoint("llama")
+    said = []
+    for limit in (None, 4):
+        results, _ = run("hf", path, TASKS["three"], "batch+domain:of=test", limit=limit)
+        said.append(results["config"]["icl"]["decided"]["three"])
+    assert [each["batch"]["limit"] for each in said] == [None, 4]
+    assert [each["batch"]["documents"] for each in said] == [6, 4]
+    assert said[0]["batch"]["documents_sha256"] != said[1]["batch"]["documents_sha256"]
+    assert all(each[rule]["transductive"] for each in said for rule in each)
+    manager = TaskManager(include_defaults=False, metadata={"decide": "batch"})
+    loaded = manager.load([copy.deepcopy(TASKS["three"])])
+    before = dict(loaded["tasks"]["three"].__dict__)
+    lm = HFLM(pretrained=str(path), device="cpu")
+    lm_eval.evaluate(lm=lm, task_dict=loaded, limit=2, bootstrap_iters=0)
+    after = loaded["tasks"]["three"].__dict__
+    assert {name: after[name] for name in before if name in ("_filters",)} == {"_filters": before["_filters"]}
+    assert not {"build_all_requests", "process_results"} & after.keys()
+    del loaded["tasks"]["three"].config.metadata["decide"]
+    lm_eval.evaluate(lm=lm, task_dict=loaded, limit=2, bootstrap_iters=0)
+    assert "icl" not in lm.get_model_info()
+
+
+def test_behind_a_chat_template(chat_checkpoint):
+    """The rule's query stands in the same messages as a document's."""
+    path = chat_checkpoint("llama")
+    literal = Literal(path)
+    for kwargs in ({"fewshot_as_multiturn": True}, {"fewshot_as_multiturn": False, "system_instruction": "Be brief."}):
+        _, rows = run("icl", path, TASKS["three"], "contextual:texts=N/A", apply_chat_template=True, **kwargs)
+        for row in rows["contextual:texts=N/A"]:
+            text = row["doc"]["text"]
+            context = row["arguments"][0][0]
+            at = context.rindex(f"Review: {text}\nSentiment:")
+            asked = context[:at] + context[at:].replace(text, "N/A")
+            for (_, y), (value, _) in zip(row["arguments"], row["filtered_resps"], strict=True):
+                assert float(value) == pytest.approx(literal(context, y) - literal(asked, y), abs=1e-6)
+    with pytest.raises(InputError, match="decide=dcpmi: its premise is a text without messages"):
+        run("icl", path, TASKS["three"], "dcpmi", apply_chat_template=True)
+
+
+# Content-free queries.
+
+
+def queries(**changes):
+    task = evaluation.task("t", **evaluation.CHOICE, **{"doc_to_choice": ["no", "yes"], **changes})
+    return Queries(TaskManager(include_defaults=False).load([task])["tasks"]["t"], {})
+
+
+def hides(doc):
+    return f"Review of {evaluation.documents(2, 0)[doc['label']]['text']}:"
+
+
+DOC = evaluation.documents(1, 0)[0]
+
+
+@pytest.mark.parametrize(
+    ("template", "query"),
+    [
+        ("Review: {{text}}\nSentiment:", "Review: X y\nSentiment:"),
+        ("text", "X y"),
+        ("{{text|upper}} of {{other}}:", "X Y of X y:"),
+        ("{{label}} {{text}}", "0 X y"),
+        (lambda doc: f"{doc['text']} ({doc['label']})\nQ:", "X y (0)\nQ:"),
+    ],
+)
+def test_content_free_queries(template, query):
+    assert queries(doc_to_text=template).content_free(DOC, "X y") == query
+
+
+def test_lists_of_options_in_the_query():
+    """As in lm-eval's mmlu: the options are above the letters, which stay."""
+    doc = {"question": "Which of these?", "choices": {"text": ["first", "last"], "label": ["A", "B"]}, "label": 1}
+    task = queries()
+    task.fields = ("choices", "question")
+    template = "{{question}}{% for t in choices.text %}\n{{choices.label[loop.index0]}}. {{t}}{% endfor %}\nAnswer:"
+    task.task.config.doc_to_text = template
+    assert task.content_free(doc, "N/A") == "N/A\nA. N/A\nB. N/A\nAnswer:"
+    assert task.premise(doc) == "\nAnswer:"
+
+
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [
+        (hides, "still has that of the field 'text'"),
+        ("Answer:", "made from no text of a document"),
+        ("{{label}}:", "made from no text of a document"),
+        ("{{text[:0]}}Sentiment:", "does not show the text 'X y'"),
+        ("{{text.split(' ')[2]}}:", "cannot be filled in"),
+    ],
+)
+def test_templates_that_no_text_can_be_taken_from(template, said):
+    with pytest.raises(InputError, match=said):
+        queries(doc_to_text=template).content_free(DOC, "X y")
+
+
+def test_an_empty_query_is_left_out(checkpoint):
+    task = {**TASKS["three"], "doc_to_text": "text"}
+    results, _ = run("icl", checkpoint("llama"), task, "contextual", limit=2)
+    said = results["config"]["icl"]["decided"]["three"]["contextual"]
+    assert said["texts"] == ["N/A", "[MASK]"] and said["texts_left_out"] == [""] and said["queries"] == 2
+    with pytest.raises(InputError, match="premise=TEXT"):
+        run("icl", checkpoint("llama"), task, "dcpmi", limit=2)
+
+
+@pytest.mark.parametrize(
+    ("name", "decide", "kwargs", "said"),
+    [
+        ("generate", "contextual", {}, "task 'generate': decide=contextual: decides among options"),
+        ("inputs", "contextual", {}, "every option of this task has a prompt of its own"),
+        ("one_token", "contextal", {}, "task 'one_token': decide=contextal: .* did you mean 'contextual'"),
+        ("one_token", "knn", {}, "decide=knn: knn needs more"),
+        ("one_token", "contextual", {"cache_requests": True}, "--cache_requests"),
+        ("one_token", "batch:of=pool:m=11", {}, "m=11: only 8 few-shot documents"),
+        ("options", "batch", {}, "needs the same options for all, and those of document 1"),
+    ],
+)
+@pytest.mark.parametrize("model", ["icl", "hf"])
+def test_what_is_refused(name, decide, kwargs, said, model, checkpoint):
+    task = OPTIONS if name == "options" else evaluation.TASKS[name]
+    with pytest.raises(InputError, match=said):
+        run(model, checkpoint("llama"), task, decide, **kwargs)
+
+
+def test_queries_that_do_not_fit_are_refused(checkpoint):
+    path = checkpoint("llama")
+    with pytest.raises(InputError, match="hf would cut it to 60"):
+        run("hf", path, TASKS["three"], "contextual", args={"max_length": 60}, shots=5)
+    long = {"contextual": {"texts": ["word " * 200]}}
+    with pytest.raises(InputError, match=r"decide=contextual.*its query 'Review: word"):
+        run("icl", path, TASKS["three"], long, args={"max_length": 300})
+
+
+def test_what_is_recorded_is_json(checkpoint):
+    results, _ = run("icl", checkpoint("llama"), TASKS["three"], RULES, limit=3)
+    json.dumps(results["config"]["icl"]["decided"])
+
+
+@pytest.mark.parametrize("model", ["icl", "hf"])
+def test_a_board_has_the_raw_values_of_such_a_run(model, checkpoint, tmp_path):
+    """As if the rules had not been asked for, and it says that there are others."""
+    runs = []
+    for decide in (None, "batch+contextual"):
+        results, _ = run(model, checkpoint("llama"), TASKS["three"], decide)
+        samples = results.pop("samples")
+        tracker = EvaluationTracker(output_path=str(tmp_path / str(decide)))
+        tracker.general_config_tracker.model_name_sanitized = "m"
+        tracker.save_results_aggregated(results=results, samples=samples)
+        tracker.save_results_samples(task_name="three", samples=samples["three"])
+        (one,), left_out = read([tmp_path / str(decide)], quiet=True)
+        runs.append(one)
+        said = "values of task 'three' under decision rules are not shown: batch, contextual."
+        assert [each.why for each in left_out] == ([said] if decide else [])
+    raw, with_rules = runs
+    (before,), (after,) = raw.tasks.values(), with_rules.tasks.values()
+    assert (after.metric, after.filter, after.value) == (before.metric, "none", before.value)
+    assert after.settings == before.settings and after.template == before.template
+    assert len(after.answers.items) == 6 and not after.marks
+    assert "decided" not in with_rules.icl and (with_rules.icl == {}) == (model == "hf")

@@ -1,0 +1,175 @@
+"""lm-eval finds the models and the tasks by itself; nothing else notices us."""
+
+import importlib.metadata
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from lm_eval_icl import methods
+from lm_eval_icl.harness.models import model_class
+from tests import processes
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def python(code: str, cwd: Path, *options: str, stderr: str | None = None) -> str:
+    env = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    command = [sys.executable, *options, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=env, check=False)
+    assert done.returncode == 0, done.stderr
+    if stderr is not None:
+        assert done.stderr.strip() == stderr
+    return done.stdout.strip()
+
+
+def test_installed_the_shim_runs_at_start(tmp_path):
+    """Everything below would be empty otherwise."""
+    assert python("import sys; print('lm_eval_icl.harness.shim' in sys.modules)", tmp_path) == "True"
+
+
+def test_start_up_imports_nothing_of_weight(tmp_path):
+    ours = python("import sys; print(*[name for name in sys.modules if name.startswith('lm_eval')])", tmp_path)
+    assert ours.split() == ["lm_eval_icl", "lm_eval_icl.harness", "lm_eval_icl.harness.shim"]
+    heavy = "{'torch', 'transformers', 'datasets'}"
+    assert python(f"import sys; print({heavy} & set(sys.modules))", tmp_path) == "set()"
+
+
+def test_models_are_registered_with_lm_eval(tmp_path):
+    code = (
+        "import lm_eval.models\nfrom lm_eval.api.registry import model_registry\n"
+        "import sys\nprint('torch' in sys.modules, [n in model_registry for n in ('icl', 'deepthink', 'hf')])"
+    )
+    assert python(code, tmp_path) == "False [True, True, True]"
+
+
+def test_the_next_release_of_lm_eval_finds_every_model_by_its_entry_point():
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]["lm_eval.models"]
+    assert list(declared) == list(methods.NAMES)
+    for name, value in declared.items():
+        model = importlib.metadata.EntryPoint(name, value, "lm_eval.models").load()
+        assert model is model_class(name) and model.method_class is methods.find(name)
+
+
+def test_a_name_that_is_taken_stays_taken(tmp_path):
+    code = (
+        "import lm_eval.api.registry as r\nr.model_registry.register('icl', target='a:B')\nimport lm_eval.models\n"
+        "print(r.model_registry._objs['icl'], 'deepthink' in r.model_registry)"
+    )
+    assert python(code, tmp_path) == "a:B True"
+
+
+def test_no_start_is_broken_by_a_broken_package(tmp_path):
+    """The .pth line swallows whatever goes wrong; a failure later is one line on stderr."""
+    line = (ROOT / "lm_eval_icl.pth").read_text()
+    broken = tmp_path / "lm_eval_icl"
+    broken.mkdir()
+    (broken / "__init__.py").write_text("raise RuntimeError('broken')")
+    code = f"import sys; sys.modules.pop('lm_eval_icl', None); sys.path.insert(0, {str(tmp_path)!r})\n{line}\nprint(1)"
+    assert python(code, tmp_path, "-S", stderr="") == "1"
+    code = (
+        "import lm_eval_icl.harness.plugin as p\ndef fail(): raise RuntimeError('no')\np.register_models = fail\n"
+        "import lm_eval.models; print(2)"
+    )
+    line = "lm-eval-icl: not registered with lm-eval: RuntimeError('no')"
+    assert python(code, tmp_path, stderr=line) == "2"
+
+
+@pytest.mark.slow
+def test_tasks_and_models_are_found_without_an_argument(tmp_path):
+    code = (
+        "from lm_eval.tasks import TaskManager\nt = TaskManager()\n"
+        "print(len([n for n in t.all_tasks if n.startswith('icl_')]) > 90, 'icl_sst2' in t.all_subtasks,"
+        " 'icl_mmlu' in t.all_groups, TaskManager(include_defaults=False).all_tasks)\n"
+        "from lm_eval.api.registry import get_model; print(get_model('deepthink').__module__)"
+    )
+    assert python(code, tmp_path) == "True True True []\nlm_eval_icl.harness.models"
+
+
+def test_include_path_still_works_and_wins(tmp_path):
+    (tmp_path / "mine.yaml").write_text("task: icl_sst2\ndataset_path: mine\n")
+    code = (
+        "from lm_eval.tasks import TaskManager\n"
+        f"t = TaskManager(include_path={str(tmp_path)!r})\nprint(t.task_index['icl_sst2'].yaml_path.name)\n"
+        "from lm_eval_icl.harness.plugin import task_dir\n"
+        "t = TaskManager(include_path=str(task_dir()))\nprint('icl_trec' in t.all_tasks)"
+    )
+    assert processes.python(code, cwd=tmp_path).stdout == "mine.yaml\nTrue\n"
+
+
+@pytest.mark.slow
+def test_lm_eval_lists_our_tasks(tmp_path):
+    done = processes.command("ls", "tasks", program="lm_eval", cwd=tmp_path)
+    for name in ("icl_classification", "icl_mmlu_anatomy", "icl_bbh_snarks"):
+        assert f"|{name}" in done.stdout.replace(" ", "")
+
+
+@pytest.mark.slow
+def test_a_wheel_holds_everything(tmp_path):
+    """Built and unpacked beside nothing of this checkout, it finds its tasks and starts by itself."""
+    import venv
+
+    wheels = tmp_path / "wheels"
+    build = [sys.executable, "-m", "pip", "wheel", "--no-deps", "-q", "-w", str(wheels), str(ROOT)]
+    subprocess.run(build, check=True, capture_output=True)
+    (wheel,) = wheels.glob("*.whl")
+    target = tmp_path / "env"
+    venv.create(target, system_site_packages=False, with_pip=False, symlinks=True)
+    (site,) = target.glob("lib/python*/site-packages")
+    import zipfile
+
+    zipfile.ZipFile(wheel).extractall(site)
+    # The packages that it needs, from where the tests run; ours must come from the wheel.
+    outer = Path(importlib.metadata.distribution("lm_eval").locate_file(""))
+    (site / "zz_outer.pth").write_text(str(outer))
+    code = (
+        "import sys, lm_eval_icl; from lm_eval_icl.harness.plugin import task_dir\n"
+        "print('lm_eval_icl.harness.shim' in sys.modules, lm_eval_icl.__file__, task_dir())\n"
+        "from lm_eval.tasks import TaskManager; print('icl_bbh' in TaskManager().all_tasks)\n"
+        "from lm_eval.api.registry import get_model; print(get_model('icl').__name__)"
+    )
+    done = subprocess.run([target / "bin/python", "-c", code], capture_output=True, text=True, cwd=tmp_path, check=True)
+    first, found, name = done.stdout.strip().splitlines()
+    assert first == f"True {site / 'lm_eval_icl/__init__.py'} {site / 'lm_eval_icl/task_configs'}"
+    assert (found, name) == ("True", "icl")
+
+
+# At the end of a program, what its threads are told, if PyTorch was not loaded before.
+SAYS = """
+import atexit, os
+atexit.register(lambda: print("says", os.environ.get("OMP_WAIT_POLICY"), flush=True))
+"""
+CALLS = "import sys; sys.argv[1:] = ['ls', '--help']; from lm_eval.__main__ import cli_evaluate; cli_evaluate()"
+
+
+@pytest.mark.parametrize(
+    ("command", "given", "says"),
+    [
+        (["bin/lm_eval", "ls", "--help"], None, "PASSIVE"),
+        (["bin/lm-eval", "ls", "--help"], None, "PASSIVE"),
+        (["bin/python", "-m", "lm_eval", "ls", "--help"], None, "PASSIVE"),
+        (["bin/python", "-um", "lm_eval", "ls", "--help"], None, "PASSIVE"),
+        (["bin/python", "-m", "lm_eval", "ls", "--help"], "ACTIVE", "ACTIVE"),
+        (["bin/lm-eval-icl", "train", "--help"], None, "PASSIVE"),
+        (["bin/python", "-m", "lm_eval_icl", "show", "icl"], None, "PASSIVE"),
+        # Other programs, even if they run lm-eval's command.
+        (["bin/python", "-c", CALLS], None, "None"),
+        (["bin/python", "-c", CALLS, "-m", "lm_eval"], None, "None"),
+        (["bin/python", "-m", "calls", "lm_eval"], None, "None"),
+        (["bin/python", "-m", "json.tool", "--help"], None, "None"),
+    ],
+    ids=lambda value: " ".join(value).replace(CALLS, "...") if isinstance(value, list) else None,
+)
+def test_waiting_threads_give_way_in_lm_eval_s_command_alone(command, given, says, tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(SAYS)
+    (tmp_path / "calls.py").write_text(CALLS)
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+    environment["PYTHONPATH"] = os.pathsep.join([str(tmp_path), str(ROOT)])
+    environment |= {"OMP_WAIT_POLICY": given} if given else {}
+    program, *arguments = command
+    line = [Path(sys.prefix) / program, *arguments]
+    done = subprocess.run(line, capture_output=True, text=True, cwd=tmp_path, env=environment, check=False)
+    assert done.stdout.splitlines()[-1] == f"says {says}", done.stderr

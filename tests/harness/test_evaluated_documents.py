@@ -1,0 +1,336 @@
+"""No document is answered behind a demonstration that is that document: what is drawn, chosen and trained on."""
+
+import json
+import random
+import re
+import sys
+from collections import Counter
+from pathlib import Path
+
+import lm_eval
+import pytest
+import yaml
+from datasets import Dataset, DatasetDict
+from lm_eval.tasks import TaskManager
+
+from lm_eval_icl import cli
+from lm_eval_icl.errors import InputError
+from lm_eval_icl.harness.tasks import ICLTask
+from lm_eval_icl.smoke.demo import model_path
+from lm_eval_icl.studies.run import Options
+from lm_eval_icl.training.episodes import FileTask, Pool, Row, draw, read_file
+
+TEST = [{"id": i, "text": f"Question {i} of the test", "label": i % 2} for i in range(10)]
+TRAIN = [{"id": 100 + i, "text": f"question {i} of the training", "label": i % 2} for i in range(40)]
+# Copies of documents that are evaluated, and that --limit leaves out: with another id, case, and blanks.
+COPIES = {3: 9, 8: 6, 17: 5, 22: 8, 30: 4}
+for _row, _of in COPIES.items():
+    TRAIN[_row] = {"id": 100 + _row, "text": f"  QUESTION {_of}   of the\ttest", "label": _row % 2}
+SEEDS = range(30)
+
+
+def data(**_) -> DatasetDict:
+    return DatasetDict({"train": Dataset.from_list(TRAIN), "test": Dataset.from_list(TEST)})
+
+
+def config(**changes):
+    return {
+        "task": "toy",
+        "custom_dataset": data,
+        "output_type": "multiple_choice",
+        "training_split": "train",
+        "fewshot_split": "train",
+        "test_split": "test",
+        "doc_to_text": "{{text}}:",
+        "doc_to_choice": ["no", "yes"],
+        "doc_to_target": "label",
+        **changes,
+    }
+
+
+def load(how=None, **changes):
+    metadata = {} if how is None else {"demonstrations": how}
+    return TaskManager(include_defaults=False, metadata=metadata).load([config(**changes)])["tasks"]["toy"]
+
+
+def drawn(task, n, seed):
+    """The rows of the training split in a prompt of the task, in order."""
+    task.set_fewshot_seed(seed)
+    prompt = task.fewshot_context(TEST[0], n)
+    parts = prompt.split("\n\n")[:-1]
+    texts = [f"{row['text']}: {('no', 'yes')[row['label']]}" for row in TRAIN]
+    return [texts.index(part) for part in parts]
+
+
+def old(how, n, seed):
+    """What was drawn when nothing was replaced."""
+    rnd, rows = random.Random(seed), list(range(len(TRAIN)))
+    if how == "first":
+        return rows[:n]
+    if how == "random":
+        return rnd.sample(rows, n)
+    groups = [[row for row in rows if TRAIN[row]["label"] == label] for label in (0, 1)]
+    rnd.shuffle(groups)
+    for group in groups:
+        rnd.shuffle(group)
+    found = []
+    while len(found) < n:
+        for group in groups:
+            if len(found) < n:
+                found.append(group.pop())
+    rnd.shuffle(found)
+    return found
+
+
+@pytest.mark.parametrize("of", ["ours", "lm-eval's"])
+@pytest.mark.parametrize("how", ["stratified", "random", "first"])
+def test_only_rows_that_are_evaluated_are_replaced(how, of):
+    task = load(how, **({"class": ICLTask} if of == "ours" else {}))
+    replaced = Counter()
+    for seed in SEEDS:
+        before, now = old(how, 6, seed), drawn(task, 6, seed)
+        for was, row in zip(before, now, strict=True):
+            assert row == was if was not in COPIES else row not in COPIES and row not in before
+            if how == "stratified":
+                assert TRAIN[row]["label"] == TRAIN[was]["label"]
+        assert len(set(now)) == 6 and now == drawn(task, 6, seed)
+        replaced[sum(row in COPIES for row in before)] += 1
+        assert task.config.metadata.get("demonstrations_replaced", 0) == sum(row in COPIES for row in before)
+    assert how == "first" or replaced[0] > 5 < sum(replaced[count] for count in replaced if count)
+    if how == "first":
+        assert now == [0, 1, 2, 6, 4, 5]
+
+
+def run(model, path, how, seed, **changes):
+    return lm_eval.simple_evaluate(
+        model=model,
+        model_args={"pretrained": str(path)},
+        tasks=[config(**changes)],
+        task_manager=TaskManager(include_defaults=False, metadata={"demonstrations": how}),
+        num_fewshot=6,
+        limit=2,
+        device="cpu",
+        bootstrap_iters=0,
+        fewshot_random_seed=seed,
+    )
+
+
+def test_the_results_say_how_many_were_replaced(checkpoint, caplog, monkeypatch):
+    monkeypatch.setattr(lm_eval.evaluator, "add_env_info", lambda _: None)  # which takes seconds
+    seed = next(seed for seed in SEEDS if sum(row in COPIES for row in old("random", 6, seed)) == 2)
+    clean = next(seed for seed in SEEDS if not any(row in COPIES for row in old("random", 6, seed)))
+    prompts = []
+    for model in ("hf", "icl"):
+        caplog.clear()
+        results = run(model, checkpoint("gpt2"), "random", seed)
+        assert results["configs"]["toy"]["metadata"]["demonstrations_replaced"] == 2
+        (line,) = [each.getMessage() for each in caplog.records if "were replaced" in each.getMessage()]
+        assert line.startswith("toy: 2 of 6 demonstrations are also among the documents that are evaluated")
+        prompts.append([sample["arguments"][0][0] for sample in results["samples"]["toy"]])
+    assert prompts[0] == prompts[1] and not re.search("QUESTION", prompts[0][0])
+    results = run("hf", checkpoint("gpt2"), "random", clean)
+    assert "demonstrations_replaced" not in results["configs"]["toy"]["metadata"]
+
+
+@pytest.mark.parametrize("of", ["ours", "lm-eval's"])
+@pytest.mark.parametrize("how", ["stratified", "random", "first", "FILE"])
+@pytest.mark.parametrize("splits", [{"fewshot_split": "test"}, {"fewshot_split": None}])
+def test_a_pool_that_is_evaluated_is_refused(how, of, splits, tmp_path):
+    """lm-eval itself does not leave the document out where it has to fall back to the test split."""
+    (tmp_path / "rows.json").write_text("[1, 2, 3]")
+    changes = {**splits, "training_split": None, **({"class": ICLTask} if of == "ours" else {})}
+    task = load(str(tmp_path / "rows.json") if how == "FILE" else how, **changes)
+    task.set_config("num_fewshot", 3)
+    task.set_fewshot_seed(0)
+    says = "row 1 is also among the doc" if how == "FILE" else "the demonstrations would come from the documents that"
+    with pytest.raises(InputError, match=says) as error:
+        task.build_all_requests(limit=1)
+    assert "\n" not in str(error.value) and str(error.value).startswith("lm-eval-icl: task 'toy': demonstrations=")
+
+
+def test_too_few_others_are_refused():
+    task = load("random")
+    assert len(drawn(task, 35, 0)) == 35
+    with pytest.raises(InputError, match="36 demonstrations asked for, and only 35 of the pool's documents are not"):
+        drawn(task, 36, 0)
+
+
+def test_a_file_of_rows_is_taken_as_it_is_or_refused(tmp_path):
+    file = tmp_path / "rows.json"
+    file.write_text("[7, 4, 9]")
+    assert drawn(load(str(file)), 3, 0) == [7, 4, 9]
+    file.write_text("[7, 17, 9]")
+    with pytest.raises(InputError, match=r"row 17 is also among the documents that are evaluated.*name another"):
+        drawn(load(str(file)), 3, 0)
+
+
+def test_one_question_with_other_options_is_another_document():
+    """Of some tasks (BBH's snarks) the question is the same for all documents."""
+
+    def questions(**_):
+        rows = [{"q": "Which is sarcastic?", "choices": [f"a{i:02}", f"b{i:02}"], "label": 0} for i in range(20)]
+        copies = [{**row, "choices": row["choices"][::-1], "label": 1} for row in rows[:3]]
+        splits = {"train": copies + rows[10:], "test": rows[:10]}
+        return DatasetDict({name: Dataset.from_list(some) for name, some in splits.items()})
+
+    task = load("first", custom_dataset=questions, doc_to_text="{{q}}", doc_to_choice="choices")
+    task.set_fewshot_seed(0)
+    prompt = task.fewshot_context(task.eval_docs[0], 4)
+    assert [f"a{i:02}" in prompt for i in (0, 1, 2, *range(10, 14))] == [False] * 3 + [True] * 4
+
+
+# What a model chooses.
+
+
+def file_of_task(folder: Path, train=TRAIN, **changes) -> str:
+    for name, rows in (("train", train), ("test", TEST)):
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    files = {name: str(folder / f"{name}.jsonl") for name in ("train", "test")}
+    given = config(**changes, dataset_path="json", dataset_kwargs={"data_files": files})
+    del given["custom_dataset"]
+    (folder / "toy.yaml").write_text(yaml.safe_dump(given))
+    return str(folder / "toy.yaml")
+
+
+def select(monkeypatch, capsys, how, task, output, *further):
+    line = [how, "--tasks", task, "--num_fewshot", 6, "--output", output, *further]
+    if how not in ("random", "stratified"):
+        line += ["--model_args", f"pretrained={model_path()}", "--device", "cpu"]
+    monkeypatch.setattr(sys, "argv", ["lm-eval-icl", "select", *map(str, line)])
+    cli.main()
+    capsys.readouterr()
+    return json.loads(output.read_text())["tasks"]["toy"]["seeds"]
+
+
+@pytest.mark.parametrize("how", ["stratified", "random"])
+def test_select_draws_what_a_run_draws(how, tmp_path, monkeypatch, capsys):
+    seeds = select(monkeypatch, capsys, how, file_of_task(tmp_path), tmp_path / "o.json", "--seeds", "0..9")
+    task = load(how)
+    assert {seed: said["indices"] for seed, said in seeds.items()} == {str(i): drawn(task, 6, i) for i in range(10)}
+    counts = [sum(row in COPIES for row in old(how, 6, seed)) for seed in range(10)]
+    assert [said.get("evaluated", 0) for said in seeds.values()] == counts and any(counts)
+
+
+@pytest.mark.parametrize(
+    "how", ["herding", "k_center", "entropy", "best_random:sets=4:dev=20", "lens:m=10:l=2:beams=2:iterations=1:dev=6"]
+)
+def test_a_model_chooses_none_of_them(how, tmp_path, monkeypatch, capsys, caplog):
+    """The copies are all alike but for a number, and far from the rest."""
+    how, *given = how.split(":")
+    args = ["--args", ",".join(given)] if given else []
+    file = tmp_path / "o.json"
+    (said,) = select(monkeypatch, capsys, how, file_of_task(tmp_path), file, "--seeds", "0", *args).values()
+    assert not COPIES.keys() & set(said["indices"]) and len(set(said["indices"])) == 6
+    assert said["evaluated"] == len(COPIES) and "toy: 5 documents of the pool are also among" in caplog.text
+
+
+def test_copies_change_nothing_of_what_is_chosen(tmp_path, monkeypatch, capsys):
+    """A choice is that from the pool without them."""
+    (said,) = select(monkeypatch, capsys, "k_center", file_of_task(tmp_path), tmp_path / "o.json").values()
+    left = [row for row in range(len(TRAIN)) if row not in COPIES]
+    clean = file_of_task(tmp_path, [TRAIN[row] for row in left])
+    (other,) = select(monkeypatch, capsys, "k_center", clean, tmp_path / "o.json").values()
+    assert sorted(said["indices"]) == sorted(left[row] for row in other["indices"]) and "evaluated" not in other
+
+
+def test_a_text_in_a_list_is_left_out_where_there_is_to_be_no_text(tmp_path, monkeypatch, capsys):
+    """What the model says without a text does not depend on the first document."""
+    rows = [{"words": row["text"].split(), "said": {"by": row["text"]}, "label": row["label"]} for row in TRAIN]
+    rows = [row for i, row in enumerate(rows) if i not in COPIES]
+    changes = {"doc_to_text": "{{words | join(' ')}}{{said.by}}:"}
+    found = []
+    for order in (range(len(rows)), [*range(1, len(rows)), 0]):
+        for name, some in (("train", [rows[i] for i in order]), ("test", rows[:2])):
+            (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in some))
+        files = {name: str(tmp_path / f"{name}.jsonl") for name in ("train", "test")}
+        given = config(**changes, dataset_path="json", dataset_kwargs={"data_files": files})
+        del given["custom_dataset"]
+        (tmp_path / "toy.yaml").write_text(yaml.safe_dump(given))
+        (said,) = select(
+            monkeypatch, capsys, "entropy", str(tmp_path / "toy.yaml"), tmp_path / "o.json", "--args", "calibrated=True"
+        ).values()
+        found.append(sorted(order[row] for row in said["indices"]))
+    assert found[0] == found[1]
+
+
+# Studies.
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("own_tasks")
+def test_a_study_draws_none_of_them(tmp_path):
+    from tests.studies.test_studies import conduct
+
+    keys = {"tasks": file_of_task(tmp_path), "num_fewshot": 6, "seeds": "0..5", "methods": ["hf", "icl"]}
+    study = conduct(tmp_path / "o", **keys, demonstrations=["random", "herding"], orders=2)
+    cells = study.all_cells()
+    assert len(cells) == 2 * 6 * 2 * 2
+    for cell in cells:
+        found = json.loads(study.folder.results(cell).read_text())
+        said, metadata = found["config"]["icl"]["study"], found["configs"]["toy"]["metadata"] or {}
+        assert not COPIES.keys() & set(said["indices"])
+        count = sum(row in COPIES for row in old("random", 6, cell.seed)) if str(cell.demonstrations) == "random" else 0
+        assert metadata.get("demonstrations_replaced", 0) == count
+        assert said.get("choice", {}).get("evaluated", 0) == (
+            0 if str(cell.demonstrations) == "random" else len(COPIES)
+        )
+
+
+@pytest.mark.usefixtures("own_tasks")
+def test_a_dev_set_has_no_copies_of_demonstrations(tmp_path):
+    from tests.studies.test_studies import conduct
+
+    train = [{**row, "id": i, "text": f"question {i % 30}"} for i, row in enumerate(TRAIN)]
+    keys = {"tasks": file_of_task(tmp_path, train), "num_fewshot": 4, "seeds": "0..2", "demonstrations": "random"}
+    study = conduct(tmp_path / "o", Options("cpu", 8), **keys, methods="icl", dev={"size": 20, "choose": ["seeds"]})
+    cells = [json.loads(study.folder.results(cell).read_text()) for cell in study.all_cells()]
+    shown = {train[row]["text"] for found in cells for row in found["config"]["icl"]["study"]["indices"]}
+    (dev,) = study.dev.values()
+    assert len(dev) == 20 and not shown & {train[row]["text"] for row in dev}
+
+
+# Training.
+
+
+def said_by(monkeypatch, capsys, *line) -> str:
+    monkeypatch.setattr(sys, "argv", ["lm-eval-icl", "train", *map(str, line)])
+    cli.main()
+    return capsys.readouterr().out
+
+
+def test_no_demonstration_of_an_episode_says_what_the_query_says(tmp_path, monkeypatch, capsys):
+    """Of texts that are twice in a file, in drawn episodes, in those of every row, and in those held out."""
+    rows = [
+        {"task": "t", "input": f"{'Film' if i % 2 else ' FILM '} {i // 2}", "output": "ab"[i % 2]} for i in range(60)
+    ]
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(json.dumps({**row, "options": ["a", "b"]}) + "\n" for row in rows))
+    for of in ("task", "row"):
+        said = said_by(
+            monkeypatch, capsys, "icl", "--model_args", f"pretrained={model_path()}", "--episodes", file,
+            *("--output", tmp_path / of, "--num_fewshot", 8, "--steps", 15, "--batch_size", 4, "--device", "cpu"),
+            *("--eval_documents", 6, "--draw", of),
+        )  # fmt: skip
+        (count,) = re.findall(
+            r"in 60 episodes, (\d+) demonstrations said what their query says and were replaced", said
+        )
+        assert 1 <= int(count) <= 20
+    (task,) = read_file(file)
+    pool = Pool(task, 8, 6)
+    episodes = [draw([pool], 0, number) for number in range(60)] + pool.evaluation()
+    assert all(episode.query // 2 not in {row // 2 for row in episode.demonstrations} for episode in episodes)
+    assert all(len(set(episode.demonstrations)) == 8 for episode in episodes)
+    for number, episode in enumerate(episodes[:60]):
+        rnd = random.Random(f"0 {number} 0")
+        *before, query = rnd.sample(pool.rows, 9)
+        same = [row // 2 == query // 2 for row in before]
+        assert episode.query == query and episode.replaced == sum(same)
+        assert [now == was for now, was in zip(episode.demonstrations, before, strict=True)] == [
+            not each for each in same
+        ]
+
+
+def test_rows_that_all_say_the_same_are_refused():
+    task = FileTask("t", tuple(Row("the same", "a", ("a", "b")) for _ in range(20)))
+    with pytest.raises(InputError, match="task 't': fewer than 2 of its rows say something else than row"):
+        draw([Pool(task, 2, 0)], 0, 0)

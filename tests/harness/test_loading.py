@@ -1,0 +1,157 @@
+"""Arguments of `hf`'s loading do here what they do there: `icl` gives `hf`'s numbers with each of them."""
+
+import importlib.util
+import json
+
+import peft
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from lm_eval_icl import methods
+from lm_eval_icl.errors import InputError
+from tests import evaluation, tiny
+from tests.evaluation import ICL
+
+NAMES = ["one_token", "many_tokens", "generate"]
+
+
+def run(model, path, **args):
+    return evaluation.responses(evaluation.run(model, path, NAMES, 3, args=args))
+
+
+def assert_as_hf(path, tolerance=1e-4, **args):
+    evaluation.assert_same(run("icl", path, **args), expected := run("hf", path, **args), tolerance)
+    return expected
+
+
+def layers(*devices):
+    """A device for each of the three layers; what is beside them on the CPU."""
+    beside = dict.fromkeys(["model.embed_tokens", "model.norm", "model.rotary_emb", "lm_head"], "cpu")
+    return {**beside, **{f"model.layers.{i}": device for i, device in enumerate(devices)}}
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        {"parallelize": True, "device_map": "cpu"},
+        {"parallelize": True, "max_cpu_memory": "1GiB"},
+        {"revision": "another"},
+    ],
+    ids=str,
+)
+def test_all_on_one_device(checkpoint, args):
+    assert_as_hf(checkpoint("llama"), **args)
+
+
+@pytest.mark.pinned
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_all_offloaded(checkpoint, tmp_path, name):
+    """Without a GPU, `parallelize` finds no device with memory: all weights are on the disk until they are used."""
+    if torch.cuda.is_available():
+        pytest.skip("a GPU has memory")
+    assert_as_hf(checkpoint(name), parallelize=True, offload_folder=str(tmp_path))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", methods.NAMES)
+def test_layers_on_devices_of_their_own(checkpoint, tmp_path, name):
+    """accelerate's hooks move what goes from one device to the next."""
+    path, places = checkpoint("llama"), {"device_map": layers("cpu", "disk", "disk"), "offload_folder": str(tmp_path)}
+    args = {"parallelize": True, **places}
+    assert any(weight.is_meta for weight in ICL(str(path), device="cpu", **args).model.parameters())
+    assert run(name, path, **args) == run(name, path)
+
+
+def test_no_device_from_python(checkpoint):
+    """`simple_evaluate` without a device: the CPU where there is no GPU."""
+    model = ICL(pretrained=str(checkpoint("gpt2")))
+    assert model.device.type == ("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def test_dtype_is_hf_s(checkpoint):
+    path = checkpoint("llama")
+    assert_as_hf(path, 1e-9, dtype="float64")
+    for dtype in ("float64", "float16", "bfloat16"):
+        assert next(ICL(str(path), device="cpu", dtype=dtype).model.parameters()).dtype == getattr(torch, dtype)
+
+
+def test_subfolder(tmp_path):
+    tiny.save("llama", tmp_path / "inner")
+    assert_as_hf(tmp_path, subfolder="inner")
+
+
+@pytest.mark.parametrize("name", ["icl", "invicl", "batchicl", "deepthink"])
+def test_adapter(checkpoint, tmp_path, name):
+    """As the model into which the adapter was merged."""
+    path, adapter, merged = checkpoint("llama"), tmp_path / "adapter", tmp_path / "merged"
+    config = peft.LoraConfig(task_type="CAUSAL_LM", r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
+    model = peft.get_peft_model(AutoModelForCausalLM.from_pretrained(path), config)
+    model.save_pretrained(adapter)
+    tiny.save("llama", merged)  # for its tokenizer
+    model.merge_and_unload().save_pretrained(merged)
+    found = run(name, path, peft=str(adapter))
+    evaluation.assert_same(found, run(name, merged), 1e-4)
+    assert found != run(name, path)
+
+
+def test_delta(checkpoint, tmp_path):
+    path = checkpoint("llama")
+    model = AutoModelForCausalLM.from_pretrained(path)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(0.1)
+    model.save_pretrained(tmp_path)
+    assert assert_as_hf(path, delta=str(tmp_path)) != run("hf", path)
+
+
+def test_code_of_the_checkpoint_s_own(tmp_path):
+    tiny.save("llama", tmp_path)
+    (tmp_path / "modeling_halved.py").write_text(
+        "from transformers import LlamaForCausalLM\n\n\n"
+        "class HalvedForCausalLM(LlamaForCausalLM):\n"
+        "    def forward(self, input_ids=None, attention_mask=None, position_ids=None, **kwargs):\n"
+        "        output = super().forward(input_ids, attention_mask, position_ids, **kwargs)\n"
+        "        output.logits = output.logits / 2\n"
+        "        return output\n"
+    )
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["auto_map"] = {"AutoModelForCausalLM": "modeling_halved.HalvedForCausalLM"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert assert_as_hf(tmp_path, trust_remote_code=True) != run("icl", tmp_path, trust_remote_code=False)
+
+
+@pytest.mark.parametrize("args", [{"load_in_8bit": True}, {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}])
+def test_quantization_is_handed_on(checkpoint, monkeypatch, args):
+    """As the configuration that transformers takes. (`hf` itself fails, with transformers 5.)"""
+    given = {}
+
+    def load(*names, **kwargs):
+        given.update(kwargs)
+        raise ValueError("as far as it goes\nwithout a GPU")
+
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", load)
+    with pytest.raises(InputError, match=r"^lm-eval-icl: pretrained=.* as far as it goes without a GPU\)\."):
+        ICL(str(checkpoint("llama")), device="cpu", **args)
+    assert {name: getattr(given["quantization_config"], name) for name in args} == args
+    assert not args.keys() & given.keys()
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        ({"autogptq": True}, "auto-gptq is not installed"),
+        ({"gptqmodel": True}, "gptqmodel is not installed"),
+        ({"tp_plan": "auto", "parallelize": True}, "mutually exclusive"),
+        ({"gguf_file": "none.gguf"}, "none.gguf"),
+        ({"load_in_8bit": True}, "requires bitsandbytes"),
+    ],
+)
+def test_what_cannot_be_loaded_is_one_line(checkpoint, args, says):
+    missing = {"autogptq": "auto_gptq", "gptqmodel": "gptqmodel", "load_in_8bit": "bitsandbytes"}
+    for name in args.keys() & missing.keys():
+        if importlib.util.find_spec(missing[name]):
+            pytest.skip(f"{missing[name]} is installed")
+    with pytest.raises(InputError, match=f"^lm-eval-icl: .*{says}") as error:
+        ICL(str(checkpoint("llama")), device="cpu", **args)
+    assert "\n" not in str(error.value)

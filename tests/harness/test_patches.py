@@ -1,0 +1,224 @@
+"""Every change made to lm-eval: that what it changes is still there, and that other models do not notice."""
+
+import dataclasses
+import functools
+import importlib
+import inspect
+import subprocess
+import sys
+
+import lm_eval.evaluator
+import pytest
+from lm_eval._cli.run import Run
+from lm_eval.api.model import LM, CachingLM
+from lm_eval.api.task import ConfigurableTask
+from lm_eval.config.evaluate_config import EvaluatorConfig
+from lm_eval.loggers.evaluation_tracker import EvaluationTracker
+from lm_eval.models.huggingface import HFLM
+from lm_eval.tasks.manager import TaskManager
+
+from lm_eval_icl.errors import InputError
+from lm_eval_icl.harness import patches, shim
+from lm_eval_icl.harness.models import ICLModel
+from tests import evaluation, processes
+
+# What the wrappers rely on: the arguments that they name, of the functions that they wrap.
+ARGUMENTS = {
+    "TaskManager.__init__": {"include_path", "include_defaults"},
+    "Run._execute": {"args"},
+    "EvaluatorConfig.process_tasks": set(),
+    "get_model": {"model_name"},
+    "EvaluatorConfig.from_cli": set(),
+    "evaluate": {"lm", "task_dict", "limit", "samples"},
+    "HFLM.__init__": {"pretrained", "subfolder", "gguf_file", "tokenizer", "peft", "delta"},
+    "HFLM.get_model_info": set(),
+    "TemplateLM._encode_pair": {"context", "continuation"},
+    "ConfigurableTask.build_qa_turn": set(),
+    "ConfigurableTask.fewshot_context": {"num_fewshot", "chat_template"},
+    "env.from_string": {"source"},
+    "CachingLM.__new__": set(),
+    "ConfigurableTask.download": set(),
+    "ConfigurableTask.__init__": set(),
+    "EvaluationTracker.save_results_aggregated": {"results"},
+    "EvaluationTracker.save_results_samples": {"task_name", "samples"},
+}
+# What of `HFLM` that is not documented our models override or call.
+PRIVATE = {
+    "_get_config": {"pretrained"},
+    "_create_tokenizer": {"pretrained", "tokenizer"},
+    "_create_model": {"pretrained"},
+    "_get_backend": set(),
+    "_model_generate": {"context", "max_length", "stop"},
+}
+
+
+def place(patch: patches.Patch) -> tuple[object, str]:
+    module, _, path = patch.place.partition(":")
+    *owners, name = path.split(".")
+    return functools.reduce(getattr, owners, importlib.import_module(module)), name
+
+
+@pytest.mark.parametrize("patch", patches.PATCHES, ids=lambda patch: patch.place)
+def test_what_is_patched_is_there(patch):
+    owner, name = place(patch)
+    function = inspect.unwrap(getattr(owner, name))
+    expected = ARGUMENTS[patch.place.partition(":")[2]]
+    assert expected <= set(inspect.signature(function).parameters) if expected else callable(function)
+    where, _, ours = patch.wrapper.partition(":")
+    wrapper = getattr(importlib.import_module(f"lm_eval_icl.harness.{where}"), ours)
+    assert next(iter(inspect.signature(wrapper).parameters)) == "original"
+    assert patch.what.endswith(".") and patch.until.endswith(".")
+
+
+def test_early_patches_are_put_in_when_their_module_is_imported():
+    early = {patch.place.partition(":")[0] for patch in patches.PATCHES if patch.early}
+    assert shim._Finder.waiting == early | {"lm_eval.models", "lm_eval.__main__"}
+    code = "import lm_eval._cli.run as run, sys; print(len(run.Run._execute.wrappers), 'torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "1 False\n"
+
+
+def test_what_is_used_of_the_command_line_is_there():
+    """The fields of a run's configuration, and the arguments that are read when it is interrupted."""
+    used = {"model", "model_args", "batch_size", "max_batch_size", "device", "use_cache", "output_path", "include_path"}
+    assert used <= {field.name for field in dataclasses.fields(EvaluatorConfig)}
+    assert callable(EvaluatorConfig.load_yaml_config)
+    source = inspect.getsource(inspect.unwrap(Run._execute))
+    assert source.index("process_tasks(") < source.index("simple_evaluate(\n")
+
+
+def test_every_patch_is_in_the_table():
+    assert set(ARGUMENTS) == {patch.place.partition(":")[2] for patch in patches.PATCHES}
+
+
+@pytest.mark.parametrize("name", sorted(PRIVATE))
+def test_what_is_used_of_hf_is_there(name):
+    assert PRIVATE[name] <= set(inspect.signature(getattr(HFLM, name)).parameters)
+    assert isinstance(inspect.getattr_static(HFLM, "max_length"), property)
+
+
+def test_lm_eval_still_warns_where_it_does_not_save():
+    """`saving` reads the file back, at the name that lm-eval gives it."""
+    source = inspect.getsource(inspect.unwrap(EvaluationTracker.save_results_aggregated))
+    assert 'f"results_{self.date_id}.json"' in source and "model_name_sanitized" in source
+    assert "samples_{task_name}_{self.date_id}.jsonl" in inspect.getsource(
+        inspect.unwrap(EvaluationTracker.save_results_samples)
+    )
+
+
+def test_turns_are_built_where_the_marks_are_put(checkpoint):
+    """`fewshot_context` makes every turn, the last one too, with `build_qa_turn`."""
+    source = inspect.getsource(inspect.unwrap(ConfigurableTask.fewshot_context))
+    assert source.count("self.build_qa_turn(") >= 2
+
+
+def test_patching_twice_changes_nothing():
+    patches.install()
+    before = [getattr(*place(patch)) for patch in patches.PATCHES]
+    hook = sys.excepthook
+    patches.install()
+    for module in shim._Finder.waiting:
+        patches.install_early(module)
+    assert [getattr(*place(patch)) for patch in patches.PATCHES] == before and sys.excepthook is hook
+
+
+def test_our_commands_leave_nothing_behind():
+    owned = [patch for patch in patches.PATCHES if patch.concerns == patches.COMMANDS]
+    before = [getattr(*place(patch)) for patch in owned]
+    with pytest.raises(RuntimeError), patches.of_our_commands():
+        assert all(getattr(*place(patch)) is not there for patch, there in zip(owned, before, strict=True))
+        raise RuntimeError
+    assert [getattr(*place(patch)) for patch in owned] == before
+
+
+class Other(LM):
+    """A model of lm-eval that is not ours."""
+
+    def loglikelihood(self, requests):
+        return [(-1.0, False)] * len(requests)
+
+    def loglikelihood_rolling(self, requests):
+        return [-1.0] * len(requests)
+
+    def generate_until(self, requests):
+        return ["a"] * len(requests)
+
+
+def test_other_models_run_as_without_us(tmp_path):
+    """No check of ours, no parts in a prompt, no cache of ours."""
+    task = TaskManager(include_defaults=False).load([{**evaluation.TASKS["one_token"]}])
+    with pytest.raises(ValueError, match="did not find any docs") as error:
+        lm_eval.evaluator.evaluate(Other(), task, limit=0.0, bootstrap_iters=0)
+    assert not isinstance(error.value, InputError)
+    assert type(CachingLM(Other(), str(tmp_path / "cache.db"))) is CachingLM
+    results = lm_eval.evaluator.evaluate(Other(), task, limit=2, bootstrap_iters=0)
+    for sample in results["samples"]["one_token"]:
+        assert all(type(prompt) is str for prompt, _ in sample["arguments"])
+
+
+def test_an_evaluate_from_before_our_import_is_refused(tmp_path, checkpoint):
+    """It knows nothing of the start of a run; prompts then come without parts, and the line says what to do."""
+    code = f"""
+import sys; sys.path.insert(0, {str(evaluation.ROOT)!r})
+from lm_eval.evaluator import evaluate
+from lm_eval_icl.harness.models import icl
+from tests import evaluation
+task = evaluation.manager(False).load([evaluation.TASKS["one_token"]])
+evaluate(icl({str(checkpoint("gpt2"))!r}, device="cpu"), task, limit=2)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("lm-eval-icl: task 'one_token': a prompt arrived without its structure")
+    assert "call lm_eval.evaluate" in last
+
+
+def saved(tracker: EvaluationTracker, results: dict) -> None:
+    tracker.save_results_aggregated(results=results, samples={})
+
+
+@pytest.mark.parametrize("suffix", ["", "/all.json"])
+def test_results_that_are_not_there(tmp_path, capsys, suffix):
+    """One tracker for two runs: each failure shows its own table, and other commands end as lm-eval ends them."""
+    tracker = EvaluationTracker(output_path=f"{tmp_path}/out{suffix}")
+    tracker.general_config_tracker.model_name_sanitized = "m"
+    empty = {"versions": {}, "n-shot": {}, "higher_is_better": {}, "config": {"icl": {}}}
+    tables = [{"results": {name: {"alias": name, "acc,none": 0.5}}, **empty} for name in ("first", "second")]
+    with patches.of_our_commands():
+        saved(tracker, dict(tables[0]))
+        (tmp_path / "out").rename(tmp_path / "kept")
+        (tmp_path / "out").write_text("a file where the folder would be")
+        with pytest.raises(InputError, match=r"the results could not be saved in .*out"):
+            saved(tracker, dict(tables[1]))
+        printed = capsys.readouterr().out
+        assert "second" in printed and "first" not in printed
+        with pytest.raises(InputError, match="the samples of task 't' could not be saved"):
+            tracker.save_results_samples(task_name="t", samples=[])
+    saved(tracker, dict(tables[1]))  # of `hf`, say, in a process of somebody else's: lm-eval warns
+
+
+def test_a_refusal_that_nobody_catches_is_a_line():
+    code = "from lm_eval_icl.methods import make; make('icl', {'repeat': 0})"
+    code = f"from lm_eval_icl.harness import patches; patches.install(); {code}"
+    done = processes.python(code)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "lm-eval-icl: icl: repeat=0: must be a whole number, 1 or more.\n"
+    code = "from lm_eval_icl.harness import patches; patches.install(); 1 / 0"
+    done = processes.python(code)
+    assert "Traceback" in done.stderr and "ZeroDivisionError" in done.stderr
+
+
+def test_our_tasks_refuse_in_a_line_under_other_models_too(checkpoint, tmp_path):
+    line = ["--model", "hf", "--model_args", f"pretrained={checkpoint('gpt2')}", "--device", "cpu"]
+    line += ["--tasks", "icl_demo_short", "--num_fewshot", "100000"]
+    done = processes.command(*line, program="lm_eval", cwd=tmp_path)
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert "100000 demonstrations asked for, 200 there: lower --num_fewshot." in done.stderr.splitlines()[-1]
+
+
+def test_our_models_have_few_jobs():
+    """What runs a method on a model is elsewhere; the class that lm-eval registers delegates."""
+    own = [
+        name for name, member in vars(ICLModel).items() if inspect.isfunction(member) or isinstance(member, property)
+    ]
+    assert len(own) <= 16, own

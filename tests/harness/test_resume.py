@@ -1,0 +1,715 @@
+"""A run with `--use_cache` that is stopped at any moment ends, started again, as if nothing had happened."""
+
+import atexit
+import dataclasses
+import importlib
+import json
+import math
+import os
+import pickle
+import random
+import re
+import resource
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from contextlib import closing
+from pathlib import Path
+
+import accelerate
+import peft
+import pytest
+import torch
+import transformers
+from datasets import Dataset, DatasetDict
+from lm_eval.api.instance import Instance
+from sqlitedict import SqliteDict
+
+from lm_eval_icl import version
+from lm_eval_icl.errors import InputError
+from lm_eval_icl.harness import generate
+from lm_eval_icl.harness import response_cache as cache
+from lm_eval_icl.harness.models import model_class
+from lm_eval_icl.harness.response_cache import Responses, ResumableLM
+from lm_eval_icl.inference import fingerprint as fingerprints
+from lm_eval_icl.inference.fingerprint import fingerprint, weights_digest
+from lm_eval_icl.prompts.prompt import FewShotPrompt
+from lm_eval_icl.smoke import demo
+from tests import evaluation, processes, tiny
+from tests.evaluation import ICL
+from tests.processes import Process
+
+KILLS = int(os.environ.get("LM_EVAL_ICL_KILLS", "8"))
+NAMES = ["resume_choice", "resume_text", "resume_rolling"]
+
+
+def load(**_):
+    return DatasetDict(
+        {
+            "train": Dataset.from_list(evaluation.documents(12, 50)),
+            "test": Dataset.from_list(evaluation.documents(40, 0)),
+        }
+    )
+
+
+for name, config in zip(
+    NAMES,
+    [
+        {**evaluation.CHOICE, "doc_to_choice": ["very negative indeed", "very negative", "positive"]},
+        {
+            "output_type": "generate_until",
+            "doc_to_target": "{{other}}",
+            "generation_kwargs": {"until": ["\n\n", "film"], "max_gen_toks": 12, "do_sample": False},
+        },
+        {"output_type": "loglikelihood_rolling", "doc_to_text": "", "doc_to_target": "{{text}}"},
+    ],
+    strict=True,
+):
+    evaluation.TASKS[name] = evaluation.task(name, **config, custom_dataset=load)
+
+
+def run(path, where, out=None, model="deepthink", seconds=0.0, full=None, **kwargs):
+    """Evaluate in small passes, each stored; write what came out, and how much of it was computed."""
+    torch.set_num_threads(1)
+    transformers.logging.set_verbosity_error()
+    cache.SECONDS = seconds
+    computed = []
+    add = cache._Hook.add_partial
+    cache._Hook.add_partial = lambda self, *args: (computed.append(args), add(self, *args))
+    if full is not None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (full, resource.RLIM_INFINITY))
+    results = evaluation.run(
+        model, path, NAMES, 2, args={"pack_tokens": 64}, batch_size=2, use_cache=where and str(where), **kwargs
+    )
+    if out is not None:
+        found = {key: results[key] for key in ("results", "samples")}
+        out.write_text(json.dumps([found, len(computed)], default=str))
+    return results
+
+
+def stored(where):
+    """How many responses are in a cache (and the line that says whose they are)."""
+    if not Path(where).exists():
+        return 0
+    try:
+        with closing(sqlite3.connect(f"file:{where}?mode=ro", uri=True, timeout=60)) as database:
+            return max(0, database.execute("SELECT count(*) FROM lm_eval_icl").fetchone()[0] - 1)
+    except sqlite3.OperationalError:  # a table that is not there yet; a journal that only a writer may roll back
+        return 0
+
+
+@pytest.fixture(scope="module")
+def gpt2(tmp_path_factory):
+    path = tmp_path_factory.mktemp("resume") / "gpt2"
+    tiny.save("gpt2", path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def undisturbed(gpt2):
+    """What a run without a cache finds, and the number of its responses."""
+    out = gpt2.parent / "undisturbed.json"
+    assert Process(run, gpt2, None, out).finish()[0] == 0
+    found, _ = json.loads(out.read_text())
+    return found, sum(len(sample["resps"]) for of in found["samples"].values() for sample in of)
+
+
+@pytest.mark.slow
+def test_kills_in_a_row(gpt2, undisturbed, tmp_path):
+    expected, total = undisturbed
+    where, rng = tmp_path / "c_rank0.db", random.Random(0)
+    counts, out = [0], tmp_path / "out.json"
+    for kill in range(KILLS):
+        process = Process(run, gpt2, tmp_path / "c", out)
+        goal = counts[-1] + rng.randrange(max(1, 2 * (total - 50 - counts[-1]) // (KILLS - kill)))
+        if goal > counts[-1]:  # while it computes or writes
+            while stored(where) < goal:
+                assert process.process.is_alive()
+                time.sleep(0.001)
+            time.sleep(rng.uniform(0, 0.004))
+        else:  # or while it loads
+            late = time.monotonic() + rng.uniform(0, 1)
+            while time.monotonic() < late and stored(where) == counts[-1]:
+                time.sleep(0.001)
+        process.kill()
+        counts.append(intact(where, tmp_path / "copy"))
+        assert counts[-1] >= max(goal, *counts)
+    assert len(set(counts)) > KILLS / 2
+    assert counts[-1] < total
+
+    assert Process(run, gpt2, tmp_path / "c", out).finish()[0] == 0
+    found, computed = json.loads(out.read_text())
+    assert found == expected
+    assert computed == total - counts[-1]
+    assert stored(where) == total
+
+
+def intact(where, copy):
+    """How many responses a cache holds, all of it being readable; read in a copy, as a kill left it."""
+    copy.mkdir()
+    for file in where.parent.glob(f"{where.name}*"):  # with its journal
+        shutil.copy(file, copy)
+    try:
+        with cache._database(str(copy / where.name), "", "") as database:
+            return len(cache._read(database)) - 1 if database.execute("SELECT * FROM sqlite_master").fetchone() else 0
+    except InputError:
+        assert not where.exists()
+        return 0
+    finally:
+        shutil.rmtree(copy)
+
+
+LM_EVAL = str(Path(sys.executable).parent / "lm_eval")
+
+
+def arguments(*further):
+    # The slowest: it runs for longer than what is finished may wait.
+    model = ["--model", "batchicl", "--model_args", f"pretrained={demo.model_path()},pack_tokens=64", "--device", "cpu"]
+    return [*model, "--tasks", "icl_demo_pieces", "--limit", "120", *map(str, further)]
+
+
+@pytest.mark.slow
+def test_the_command_killed_and_started_again(tmp_path):
+    """A program of its own."""
+    where = tmp_path / "c_rank0.db"
+    program = [sys.executable, "-m", "tests.launched", "lm_eval"]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(evaluation.ROOT), os.environ.get("PYTHONPATH", "")]),
+    }
+    line = arguments("--use_cache", tmp_path / "c", "--output_path", tmp_path / "out", "--log_samples")
+    nothing = subprocess.DEVNULL
+    with subprocess.Popen([*program, *line], stdout=nothing, stderr=nothing, env=environment) as process:
+        while stored(where) == 0:
+            assert process.poll() is None
+            time.sleep(0.001)
+        process.kill()
+    assert process.returncode == -signal.SIGKILL
+    kept = stored(where)
+    again = processes.command(*line, program="lm_eval")
+    again.check_returncode()
+
+    task = "icl_demo_pieces"
+    expected = evaluation.run(
+        "batchicl", demo.model_path(), [task], None, args={"pack_tokens": 64}, batch_size=1, limit=120
+    )
+    (file,) = (tmp_path / "out").rglob("samples_*.jsonl")
+    samples = [json.loads(sample) for sample in file.read_text().splitlines()]
+    right = evaluation.responses(expected)
+    assert evaluation.responses({"samples": {task: samples}}) == right
+    assert f"{kept} of {len(right)} responses are in {where}" in again.stderr
+    assert 0 < kept < len(right)
+    (file,) = (tmp_path / "out").rglob("results_*.json")
+    results = json.loads(file.read_text())["results"][task]
+    for metric in ("acc,none", "acc_norm,none"):
+        assert results[metric] == expected["results"][task][metric]
+
+
+def interrupted(line, when, imported=False, env=None):
+    """What a command says on standard error if Ctrl-C follows as soon as `when` is true of what it has said before: the
+    real one, or one that has everything imported."""
+    if imported:
+        process = Process(errors_of_command, line)
+        said, pid = process.said.fileno(), process.process.pid
+    else:
+        program, nothing = [LM_EVAL, *line], subprocess.DEVNULL
+        process = subprocess.Popen(program, stdout=nothing, stderr=subprocess.PIPE, env=os.environ | (env or {}))
+        said, pid = process.stderr.fileno(), process.pid
+    before = b""
+    while not when(before):
+        more = os.read(said, 4096)
+        assert more, before.decode()
+        before += more
+    os.kill(pid, signal.SIGINT)
+    if imported:
+        code, after = process.finish()
+    else:
+        after = process.communicate()[1].decode().splitlines()
+        code = process.returncode
+    assert code == -signal.SIGINT  # 130 in a shell, whose loops end
+    return [*before.decode().splitlines(), *after]
+
+
+def errors_of_command(line):
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    processes.run_command(["lm_eval", *line])
+
+
+@pytest.mark.slow
+def test_ctrl_c_says_what_was_kept(tmp_path):
+    """And the same command goes on."""
+    where = tmp_path / "c_rank0.db"
+    line = arguments("--use_cache", tmp_path / "c")
+    *before, last = interrupted(line, lambda said: stored(where) > 0, imported=True)
+    kept = stored(where)
+    assert last == (
+        f"lm-eval-icl: interrupted: {kept} responses are kept in {where}. The same command, with --use_cache "
+        f"{tmp_path / 'c'}, goes on."
+    )
+    assert not any("Traceback" in line for line in before)
+    again = processes.command(*line, program="lm_eval")
+    assert again.returncode == 0 and f"{kept} of 360 responses are in {where}" in again.stderr
+
+
+@pytest.mark.parametrize(
+    ("when", "options", "says"),
+    [
+        (b"Running loglikelihood requests:  ", [], "interrupted, and no responses were kept. With --use_cache PATH"),
+        (b"--limit", [], "interrupted, and no responses were kept. With --use_cache PATH"),  # it imports torch then
+        (b"--limit", ["--use_cache", "c"], "interrupted before there was a response to keep in c_rank0.db: the same"),
+        (b"Initializing", ["--use_cache", "c"], "interrupted before there was a response to keep in c_rank0.db"),
+    ],
+)
+def test_ctrl_c_at_other_times(tmp_path, monkeypatch, when, options, says):
+    monkeypatch.chdir(tmp_path)
+    *before, last = interrupted(arguments(*options), lambda said: when in said, imported=when != b"--limit")
+    assert last.startswith(f"lm-eval-icl: {says}")
+    assert not any("Traceback" in line for line in before)
+
+
+def test_ctrl_c_with_a_file_of_arguments(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    config = {"model": "icl", "tasks": ["icl_demo_pieces"], "use_cache": "c", "limit": 9}
+    (tmp_path / "run.yaml").write_text(json.dumps(config))
+    line = ["run", "--config", "run.yaml"]
+    assert interrupted(line, lambda said: b"--limit" in said)[-1].startswith(
+        "lm-eval-icl: interrupted before there was"
+    )
+
+
+@pytest.mark.slow
+def test_ctrl_c_while_results_are_saved(tmp_path):
+    """A file may then be cut short, which the line says."""
+    code = (
+        "import os, signal, types, lm_eval.loggers.evaluation_tracker as tracker\n"
+        "interrupt = lambda *args, **kwargs: os.kill(os.getpid(), signal.SIGINT)\n"
+        "tracker.json = types.SimpleNamespace(dumps=interrupt)\n"
+        "from lm_eval.__main__ import cli_evaluate; cli_evaluate()"
+    )
+    done = processes.python(
+        code, *arguments()[:-1], "9", "--use_cache", tmp_path / "c", "--output_path", tmp_path / "out"
+    )
+    assert done.returncode == -signal.SIGINT and "Traceback" not in done.stderr
+    assert done.stderr.splitlines()[-1].startswith(
+        f"lm-eval-icl: interrupted while the results were saved: a file in {tmp_path / 'out'} may be incomplete: 27 "
+        f"responses are kept in {tmp_path / 'c'}_rank0.db."
+    )
+
+
+def test_ctrl_c_is_said_by_one_process(tmp_path):
+    said = interrupted(arguments(), lambda said: b"--limit" in said, env={"RANK": "1"})
+    assert "lm-eval-icl" not in said[-1] and not any("Traceback" in line for line in said)
+
+
+def test_ctrl_c_in_a_run_of_another_model(tmp_path):
+    """It ends as lm-eval ends it."""
+    line = arguments()
+    line[line.index("batchicl")] = "hf"
+    said = interrupted(line, lambda said: b"--limit" in said)
+    assert "Traceback (most recent call last):" in said and not any("lm-eval-icl" in line for line in said)
+
+
+def command_on_a_full_disk(*args):
+    from lm_eval_icl.cli import main
+
+    sys.argv = ["lm-eval-icl", *arguments(*args)]
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))
+    main()
+
+
+@pytest.mark.slow
+def test_results_that_cannot_be_saved(tmp_path):
+    """The table is shown all the same, and the command fails."""
+    process = Process(command_on_a_full_disk, "--output_path", tmp_path / "out")
+    code, (*before, last) = process.finish()
+    assert code == 1
+    where = tmp_path / "out"
+    assert last.startswith(f"lm-eval-icl: the results could not be saved in {where} (lm-eval's warning above says why)")
+    assert any("|icl_demo_pieces|" in line and "|acc" in line for line in before)
+    assert not any("Traceback" in line for line in before)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("same", [True, False])
+def test_two_at_once(gpt2, undisturbed, tmp_path, same):
+    """On one new path: two of a kind share it, and of two kinds one is refused."""
+    expected, total = undisturbed
+    outs = [tmp_path / f"{i}.json" for i in range(2)]
+    models = ["deepthink", "deepthink" if same else "icl"]
+    runs = [Process(run, gpt2, tmp_path / "c", out, model) for out, model in zip(outs, models, strict=True)]
+    ends = sorted(process.finish() for process in runs)
+    assert intact(tmp_path / "c_rank0.db", tmp_path / "copy") == total
+    if same:
+        assert [code for code, _ in ends] == [0, 0]
+        assert [json.loads(out.read_text())[0] for out in outs] == [expected] * 2
+    else:
+        assert [code for code, _ in ends] == [0, 1]
+        assert re.match("lm-eval-icl: the cache .*c_rank0.db was written by another run .method=", ends[1][1][-1])
+
+
+@pytest.mark.parametrize("room", [0, 4096 * 3, 4096 * 6])
+def test_a_full_disk(gpt2, undisturbed, tmp_path, room):
+    """One line, an error, and all that was stored is there when there is room again."""
+    expected, total = undisturbed
+    code, (*before, last) = Process(run, gpt2, tmp_path / "c", full=room).finish()
+    assert code == 1
+    assert re.fullmatch(r"lm-eval-icl: the cache .*c_rank0.db cannot be (opened|written): .*", last)
+    assert not any("Traceback" in line for line in before)
+    kept, out = stored(tmp_path / "c_rank0.db"), tmp_path / "out.json"
+    assert kept > 0 or room < 4096 * 6
+    assert Process(run, gpt2, tmp_path / "c", out).finish()[0] == 0
+    assert json.loads(out.read_text()) == [expected, total - kept]
+
+
+class Stop(Exception):
+    pass
+
+
+@pytest.mark.parametrize("why", [KeyboardInterrupt, Stop, InputError])
+def test_an_exception_loses_nothing(gpt2, tmp_path, monkeypatch, why):
+    """Not even what waits for its second to be over, and no more than the pass that it ends."""
+    calls, original = [], generate.generate_first
+
+    def generate_first(*args):
+        calls.append(args)
+        if len(calls) > 3:
+            raise why
+        return original(*args)
+
+    monkeypatch.setattr(generate, "generate_first", generate_first)
+    monkeypatch.setattr(cache, "SECONDS", math.inf)
+    with pytest.raises(why):
+        evaluation.run("icl", gpt2, ["generate"], 2, batch_size=1, use_cache=str(tmp_path / "c"))
+    assert stored(tmp_path / "c_rank0.db") == 3
+
+
+def leave_something(path):
+    cache.SECONDS = math.inf
+    responses = Responses(str(path), {})
+    responses["a"] = (-1.5, True)
+    responses.finished()
+    responses["b"] = "of a pass that did not end"
+    atexit._run_exitfuncs()  # as Python does when it ends, but not in processes of this kind
+
+
+def test_what_waits_is_written_when_the_process_ends(tmp_path):
+    assert Process(leave_something, tmp_path / "c").finish() == (0, [])
+    responses = Responses(str(tmp_path / "c"), {})
+    assert len(responses) == 1
+    assert responses["a"] == (-1.5, True)
+
+
+# Whose responses they are.
+
+
+def change_weight(path):
+    model = transformers.AutoModelForCausalLM.from_pretrained(path)
+    with torch.no_grad():
+        model.transformer.h[1].mlp.c_fc.weight[7, 11] += 1e-3
+    model.save_pretrained(path)
+
+
+def change_file(name, key, value):
+    def change(path):
+        file = path / name
+        file.write_text(json.dumps(json.loads(file.read_text()) | {key: value}))
+
+    return change
+
+
+def change_tokenizer(path):
+    file = path / "tokenizer.json"
+    said = json.loads(file.read_text())
+    said["model"]["merges"].pop()
+    file.write_text(json.dumps(said))
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (change_weight, r"\(weights=[0-9a-f]{16} there, [0-9a-f]{16} here\)"),
+        (change_file("config.json", "layer_norm_epsilon", 1e-3), r"\(config.layer_norm_epsilon=.* there, 0.001 here\)"),
+        (
+            change_file("generation_config.json", "repetition_penalty", 1.5),
+            r"\(generation_config.repetition_penalty=None there, 1.5 here\)",
+        ),
+        (change_tokenizer, r"\(tokenizer=[0-9a-f]{16} there, [0-9a-f]{16} here\)"),
+        ({"dtype": "bfloat16"}, r"dtype=torch.float32 there, torch.bfloat16 here"),
+        ({"add_bos_token": True}, r"add_bos_token=None there, True here"),
+        ({"softmax_dtype": "float64"}, r"softmax_dtype=None there, float64 here"),
+        ({"overflow": "drop"}, r"overflow=error there, drop here"),
+        ("version", r"\(version=.* there, 99 here\)"),
+    ],
+)
+def test_what_is_refused(tmp_path, monkeypatch, change, says):
+    """A checkpoint changed in place, and arguments that the prompts do not show."""
+    tiny.save("gpt2", tmp_path / "m")
+    where = str(tmp_path / "c")
+    lm = ICL(str(tmp_path / "m"), device="cpu")
+    ResumableLM(lm, where)
+    ResumableLM(ICL(str(tmp_path / "m"), device="cpu"), where)  # else it proves nothing
+    args = change if isinstance(change, dict) else {}
+    if callable(change):
+        change(tmp_path / "m")
+    if change == "version":
+        monkeypatch.setattr(version, "VERSION", "99")
+    with pytest.raises(InputError, match=says) as refusal:
+        ResumableLM(ICL(str(tmp_path / "m"), device="cpu", **args), where)
+    assert "\n" not in str(refusal.value)
+
+
+def test_what_is_not_refused(gpt2, tmp_path):
+    """What says where and how fast."""
+    for args in ({}, {"pack_tokens": 64}, {"batch_size": 8}, {"store_bytes": 1}, {"token": "secret"}):
+        ResumableLM(ICL(str(gpt2), device="cpu", **args), str(tmp_path / "c"))
+    assert b"secret" not in (tmp_path / "c").read_bytes()
+
+
+def test_an_adapter_changed_in_place(gpt2, tmp_path):
+    model = transformers.AutoModelForCausalLM.from_pretrained(gpt2)
+    adapted = peft.get_peft_model(model, peft.LoraConfig(r=2, lora_alpha=4, init_lora_weights=False))
+    adapted.save_pretrained(tmp_path / "a")
+    where = str(tmp_path / "c")
+    for _ in range(2):
+        ResumableLM(ICL(str(gpt2), device="cpu", peft=str(tmp_path / "a")), where)
+    change_file("adapter_config.json", "lora_alpha", 8)(tmp_path / "a")
+    with pytest.raises(InputError, match=r"\(peft.default.lora_alpha=4 there, 8 here\)"):
+        ResumableLM(ICL(str(gpt2), device="cpu", peft=str(tmp_path / "a")), where)
+    change_file("adapter_config.json", "lora_alpha", 4)(tmp_path / "a")
+    with torch.no_grad():
+        next(p for n, p in adapted.named_parameters() if "lora_B" in n)[0, 0] += 1e-3
+    adapted.save_pretrained(tmp_path / "a")
+    with pytest.raises(InputError, match=r"\(weights="):
+        ResumableLM(ICL(str(gpt2), device="cpu", peft=str(tmp_path / "a")), where)
+
+
+@pytest.mark.parametrize("offload", ["cpu", "disk"])
+def test_weights_that_accelerate_keeps_elsewhere(gpt2, tmp_path, offload):
+    found = []
+    for change in (0, 0, 1e-3):
+        model = transformers.AutoModelForCausalLM.from_pretrained(gpt2)
+        with torch.no_grad():
+            model.transformer.h[1].mlp.c_fc.weight[7, 11] += change
+        tokenizer = transformers.AutoTokenizer.from_pretrained(gpt2)
+        here = fingerprint(model, tokenizer)
+        if offload == "cpu":
+            model = accelerate.cpu_offload(model, execution_device="cpu")
+        else:
+            model = accelerate.disk_offload(model, str(tmp_path / f"{len(found)}"), execution_device="cpu")
+        assert all(parameter.is_meta for parameter in model.parameters())
+        found.append(fingerprint(model, tokenizer))
+        assert found[-1] == here
+    assert found[0] == found[1] != found[2]
+
+
+def test_tensors_made_of_tensors():
+    from torch.testing._internal.two_tensor import TwoTensor
+
+    def weights(b):
+        model = torch.nn.Linear(2, 2, bias=False)
+        model.weight = torch.nn.Parameter(TwoTensor(torch.ones(2, 2), b))
+        return weights_digest(model)
+
+    assert weights(torch.ones(2, 2)) == weights(torch.ones(2, 2)) != weights(torch.eye(2))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.int8, torch.bool, torch.float8_e4m3fn])
+@pytest.mark.parametrize("n", [0, 1, 5000, 40001])
+def test_every_number_is_in_the_digest(dtype, n, monkeypatch):
+    monkeypatch.setattr(fingerprints, "_PART", 1000)  # so that a tensor is read in several parts
+
+    def digest(values):
+        model = torch.nn.Module()
+        model.register_buffer("w", values.to(dtype)[1:])  # at an odd place in memory
+        return weights_digest(model)
+
+    base = torch.zeros(n + 1, dtype=torch.float32)
+    rng = random.Random(n)
+    seen = {digest(base)}
+    places = rng.sample(range(n), min(n, 20))
+    for place in places:
+        changed = base.clone()
+        changed[1 + place] = 1
+        seen.add(digest(changed))
+    assert len(seen) == 1 + len(places)
+
+
+def test_two_rows_that_change_places_are_another_model(gpt2, tmp_path):
+    """Every number is there as before, at another place."""
+    lm = ICL(str(gpt2), device="cpu")
+    ResumableLM(lm, str(tmp_path / "c"))
+    with torch.no_grad():
+        rows = lm.model.get_input_embeddings().weight
+        rows[[7, 8]] = rows[[8, 7]]
+    with pytest.raises(InputError, match=r"\(weights="):
+        ResumableLM(lm, str(tmp_path / "c"))
+
+
+def test_weights_inside_other_things_are_in_the_digest():
+    def digest(scale):
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(4, 4))
+        with torch.no_grad():
+            model[0].weight.mul_(scale)
+        return weights_digest(torch.ao.quantization.quantize_dynamic(model, {torch.nn.Linear}))
+
+    assert digest(1.0) == digest(1.0) != digest(2.0)
+
+
+def test_weights_that_cannot_be_read_have_no_digest():
+    with pytest.raises(InputError, match="the weights 'weight' of this model cannot be read"):
+        weights_digest(torch.nn.Linear(2, 2, device="meta"))
+
+
+METHOD = """
+from dataclasses import dataclass
+from lm_eval_icl.prompts.layouts import Pattern, before, nothing
+from lm_eval_icl.methods import Method
+
+@dataclass(frozen=True)
+class Edited(Method):
+    dtype: str = "round"
+
+    def pattern(self, n):
+        return Pattern({pattern}(n))
+"""
+
+
+def test_an_edited_method_is_another_one(gpt2, tmp_path, monkeypatch):
+    """Its name and arguments are the same; one of them has the name of an argument of the loader."""
+    monkeypatch.syspath_prepend(tmp_path)
+    where = str(tmp_path / "c")
+
+    def lm(pattern, **args):
+        (tmp_path / "edited_method.py").write_text(METHOD.format(pattern=pattern))
+        sys.modules.pop("edited_method", None)
+        importlib.invalidate_caches()
+        model_class.cache_clear()
+        return model_class("edited_method:Edited")(str(gpt2), device="cpu", **args)
+
+    ResumableLM(lm("before"), where)
+    ResumableLM(lm("before"), where)
+    with pytest.raises(InputError, match=r"\(code=[0-9a-f]{16} there, [0-9a-f]{16} here\)"):
+        ResumableLM(lm("nothing"), where)
+    with pytest.raises(InputError, match=r"\(edited.dtype=round there, square here\)"):
+        ResumableLM(lm("before", dtype="square"), where)
+    model_class.cache_clear()
+
+
+# What is in the file.
+
+
+def test_prompts_cut_otherwise_are_other_prompts():
+    cut = [FewShotPrompt("a", ["b", "c"], "d"), FewShotPrompt("ab", ["c"], "d"), FewShotPrompt("", ["ab", "c"], "d")]
+    assert len({*cut}) == 1
+    assert len({cache.response_key("loglikelihood", (prompt, " e")) for prompt in (*cut, "abcd")}) == 4
+
+
+@pytest.mark.parametrize(
+    "response",
+    [(-0.1 - 0.2, True), (-1e-320, False), (-math.inf, False), -1234.5678901234567, "café \ud800 \x00\n", ""],
+)
+def test_responses_read_back_to_the_bit(tmp_path, response):
+    for _ in range(2):
+        responses = Responses(str(tmp_path / "c"), {})
+        responses["key"] = response
+        responses.finished()
+        responses.save()
+        assert responses["key"] == response
+        assert type(responses["key"]) is type(response)
+
+
+class Malicious:
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return Path.touch, (self.path,)
+
+
+@pytest.mark.parametrize("ours", [True, False])
+def test_nothing_is_unpickled(gpt2, tmp_path, ours):
+    where, made = tmp_path / "c_rank0.db", tmp_path / "made"
+    pickle.loads(pickle.dumps(Malicious(made)))
+    assert made.exists()  # what it would do
+    made.unlink()
+    if ours:  # an entry of ours, overwritten
+        run(gpt2, tmp_path / "c")
+        with closing(sqlite3.connect(where)) as database, database:
+            database.execute("UPDATE lm_eval_icl SET value = ?", (pickle.dumps(Malicious(made)),))
+    else:
+        with SqliteDict(str(where), autocommit=True) as theirs:
+            theirs["lm-eval-icl"] = Malicious(made)
+    with pytest.raises(InputError, match="is damaged" if ours else "was written by another model or an older lm-eval"):
+        run(gpt2, tmp_path / "c")
+    assert not made.exists()
+
+
+def test_damaged_files(tmp_path):
+    """Cut off anywhere, or some bytes changed: refused in one line, or nothing of it is wrong."""
+    path, rng = tmp_path / "c", random.Random(0)
+    responses = Responses(str(path), {"method": "icl"})
+    for i in range(300):
+        responses[f"{rng.getrandbits(256):064x}"] = (-rng.random(), i % 2 == 0)
+    responses.finished()
+    responses.save()
+    whole, right = path.read_bytes(), dict(responses._known)
+    damaged = [whole[:n] for n in (1, 15, 16, 99, 100, 4095, *(4096 * k for k in range(1, len(whole) // 4096)))]
+    damaged += [rng.randbytes(n) for n in (1, 100, 5000)]
+    for _ in range(300):
+        flipped = bytearray(whole)
+        place = rng.randrange(len(whole)) if rng.random() < 0.7 else rng.randrange(200)
+        flipped[place] ^= 1 << rng.randrange(8)
+        damaged.append(bytes(flipped))
+    refused = 0
+    for content in damaged:
+        path.write_bytes(content)
+        try:
+            assert Responses(str(path), {"method": "icl"})._known == right
+        except InputError as error:
+            refused += 1
+            assert re.fullmatch(r"lm-eval-icl: the cache .*", str(error))
+    assert refused > 100  # the others: bytes that nothing is in
+    path.write_bytes(b"")  # nothing in it: a new one
+    assert len(Responses(str(path), {"method": "icl"})) == 0
+
+
+@pytest.mark.parametrize("path", ["", "file/c", "/dev/full", "/proc/c"])
+def test_paths_that_cannot_be(tmp_path, path):
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match=r"^lm-eval-icl: the cache .* cannot be .*$"):
+        Responses(str(tmp_path / path), {})
+
+
+def test_sampled_texts_are_not_stored(gpt2, tmp_path):
+    for kwargs, n in (({"do_sample": True, "temperature": 0.7}, 0), ({}, 6)):
+        evaluation.run("icl", gpt2, ["generate"], 2, use_cache=str(tmp_path / "c"), gen_kwargs=kwargs)
+        assert stored(tmp_path / "c_rank0.db") == n
+
+
+def test_what_was_left_out_is_part_of_what_was_asked(gpt2):
+    """Two documents alike but for an option, which makes one leave out demonstrations: the option they share has two
+    log-likelihoods, and a cache must not take one for the other."""
+    shots = ("a film of some length, good\n\n", "another one, bad\n\n")
+    prompt = FewShotPrompt("", shots, "a third, ")
+    short, long = ("good", "bad"), ("good", "bad and worse than all that was ever seen in a house of that kind")
+    lm = model_class("icl")(str(gpt2), device="cpu", max_length=60, overflow="drop")
+    requests = [
+        Instance("loglikelihood", {}, (prompt, option), i, metadata=("odd", document, 1))
+        for document, options in enumerate((short, long))
+        for i, option in enumerate(options)
+    ]
+    assert [request.left_out for request in lm.run.requests(requests)][:2] == [(), ()]
+    assert lm.run.requests(requests)[2].left_out
+    keys = [cache.response_key("loglikelihood", request.key) for request in lm.run.requests(requests)]
+    assert len(set(keys)) == 4
+    # As many, but others, or more tokens cut, would be other responses.
+    prepared = lm.run._prepared
+    for change in ({"left_out": (1,)}, {"left_out": (0,)}, {"cut": 3}, {"cut": 4}):
+        for key, (instance, request) in prepared.items():
+            prepared[key] = instance, dataclasses.replace(request, **change)
+        keys.append(cache.response_key("loglikelihood", lm.run.requests(requests)[0].key))
+    assert len(set(keys)) == 8

@@ -1,0 +1,211 @@
+"""What must hold from one run to the next, and in runs out of the ordinary."""
+
+import lm_eval
+import pytest
+import torch
+from lm_eval.api.instance import Instance
+from lm_eval.api.model import CachingLM
+from lm_eval.models.api_models import JsonChatStr
+from lm_eval.tasks import TaskManager
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+from lm_eval_icl.errors import InputError
+from lm_eval_icl.harness import patches
+from lm_eval_icl.harness.prompts import recording
+from lm_eval_icl.harness.run import PreparedRun
+from lm_eval_icl.inference.capabilities import probe
+from lm_eval_icl.prompts.prompt import FewShotPrompt
+from tests import evaluation, tiny
+from tests.evaluation import ICL, DeepThink
+
+
+def evaluate(lm, names, shots=2, **kwargs):
+    return lm_eval.simple_evaluate(
+        model=lm,
+        tasks=[evaluation.TASKS[name] for name in names],
+        num_fewshot=shots,
+        bootstrap_iters=0,
+        task_manager=evaluation.manager(False),
+        **kwargs,
+    )
+
+
+def test_a_model_that_changed_between_runs_is_read_anew(checkpoint):
+    """Evaluation during training: nothing of the old weights may be left."""
+    path = checkpoint("gpt2")
+    model = AutoModelForCausalLM.from_pretrained(path, attn_pdrop=0.5)
+    lm = DeepThink(model, tokenizer=AutoTokenizer.from_pretrained(path), T=2)
+    before = evaluation.responses(evaluate(lm, ["one_token"]))
+    model.train()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(0.9)
+    after = evaluation.responses(evaluate(lm, ["one_token"]))
+    fresh = DeepThink(model, tokenizer=AutoTokenizer.from_pretrained(path), T=2)
+    assert after == evaluation.responses(evaluate(fresh, ["one_token"])) != before
+    assert lm.get_model_info()["icl"]["contexts_encoded"] == 1
+
+
+def test_requests_made_by_hand(checkpoint):
+    """Objects that come and go: one's tokens are never taken for another's."""
+    lm = ICL(str(checkpoint("gpt2")), device="cpu")
+    scores = []
+    for text in ("a", "b", "a", "c", "a"):
+        request = Instance("loglikelihood", {}, (FewShotPrompt("", ["dull film\n"], text), " x"), 0)
+        scores += lm.loglikelihood([request], disable_tqdm=True)
+        del request
+    assert scores[0] == scores[2] == scores[4]
+    assert len(set(scores)) == 3
+
+
+def test_nothing_of_a_call_stays(checkpoint, tmp_path):
+    """A model that is asked without `evaluate`, as long as it lives."""
+    lm = ICL(str(checkpoint("gpt2")), device="cpu")
+    prompt = FewShotPrompt("", ["dull film\n"], "a")
+    scored = [Instance("loglikelihood", {}, (prompt, option), i) for i, option in enumerate([" x", " y"])]
+    texts = [Instance("generate_until", {}, (prompt, {"max_gen_toks": 2}), 0)]
+    for model in (lm, CachingLM(lm, str(tmp_path / "cache"))):
+        for _ in range(2):
+            model.loglikelihood(scored)
+            model.generate_until(texts)
+            assert not lm.run._prepared and not len(lm.run.contexts)
+
+
+def test_options_lose_the_same_demonstrations(tmp_path, monkeypatch):
+    """In a multiple-input task every option has a prompt of its own; they stay comparable."""
+    tiny.save("gpt2", tmp_path, n_positions=120)
+    config = evaluation.task(
+        "uneven",
+        **evaluation.CHOICE,
+        doc_to_text="label",
+        doc_to_choice="{{[text, text + ' and so on and on and on for a long while' ]}}",
+        doc_to_target="then {{other}}",
+        fewshot_config={"sampler": "first_n", "doc_to_choice": "{{[text, other]}}"},
+    )
+    monkeypatch.setattr(PreparedRun, "release", lambda *_: None)  # else nothing would be left to look at
+    lm = ICL(str(tmp_path), device="cpu", overflow="drop")
+    evaluation.TASKS["uneven"] = config
+    results = evaluate(lm, ["uneven"], 10)
+    kept = {}
+    for instance, request in lm.run._prepared.values():
+        kept.setdefault(instance.doc_id, set()).add(len(request.prompt.context.demonstrations))
+    assert all(len(numbers) == 1 for numbers in kept.values())
+    assert len({number for numbers in kept.values() for number in numbers}) > 1
+    assert lm.run.left_out["uneven"]["documents"] == len(kept) == 6
+    assert len(evaluation.responses(results)) == 12
+
+
+def test_what_was_left_out_is_known_from_a_cache_too(tmp_path):
+    tiny.save("gpt2", tmp_path, n_positions=220)
+    info = [
+        evaluation.run("icl", tmp_path, ["many_tokens"], 11, args={"overflow": "drop"}, use_cache=str(tmp_path / "c"))
+        for _ in range(2)
+    ]
+    first, second = (results["config"]["icl"]["left_out"] for results in info)
+    assert first == second != {}
+
+
+def test_a_rolling_task_waits_for_the_check(tmp_path, monkeypatch):
+    tiny.save("gpt2", tmp_path, n_positions=220)
+    evaluation.TASKS["rolling"] = evaluation.task(
+        "rolling", output_type="loglikelihood_rolling", doc_to_text="", doc_to_target="{{text}}"
+    )
+    monkeypatch.setattr(ICL, "_loglikelihood_tokens", lambda *args, **kwargs: pytest.fail("ran before the check"))
+    with pytest.raises(InputError, match="do not fit"):
+        evaluation.run("icl", tmp_path, ["rolling", "one_token"], 11)
+
+
+def test_max_length_is_refused(checkpoint):
+    with pytest.raises(InputError, match=r"task 'generate': generation argument max_length=300.*max_gen_toks"):
+        evaluation.run("icl", checkpoint("gpt2"), ["generate"], 1, gen_kwargs={"max_length": 300})
+
+
+@pytest.mark.parametrize("kind", ["static", "dynamic"])
+def test_a_checkpoint_that_asks_for_a_cache_of_its_own(tmp_path, kind):
+    tiny.save("llama", tmp_path)
+    expected = evaluation.responses(evaluation.run("icl", tmp_path, ["generate"], 2))
+    model = AutoModelForCausalLM.from_pretrained(tmp_path)
+    model.generation_config.cache_implementation = kind
+    model.save_pretrained(tmp_path)
+    assert evaluation.responses(evaluation.run("icl", tmp_path, ["generate"], 2)) == expected
+
+
+@pytest.mark.parametrize("rope", ["longrope", "dynamic"])
+def test_angles_that_change_with_length_are_not_mixed(tmp_path, rope):
+    parameters = {"rope_type": rope, "rope_theta": 10000.0, "factor": 8.0}
+    longest = 150  # where "dynamic" looks
+    if rope == "longrope":
+        parameters |= {"short_factor": [1.0] * 6, "long_factor": [4.0] * 6, "original_max_position_embeddings": 150}
+        longest = 1200
+    tiny.save("llama", tmp_path, rope_parameters=parameters, max_position_embeddings=longest)
+    names, args = ["one_token", "many_tokens"], {"max_length": 1200}
+    fits, refused = ((1, 8), (3,)) if rope == "longrope" else ((1,), (3, 8))  # "dynamic" changes with every length
+    for shots in refused:
+        with pytest.raises(InputError, match="cross position 150"):
+            evaluation.run("icl", tmp_path, names, shots, args=args)
+    for shots in fits:  # all on one side, as hf
+        theirs = evaluation.responses(evaluation.run("hf", tmp_path, names, shots, batch_size=1, args=args))
+        evaluation.assert_same(
+            evaluation.responses(evaluation.run("icl", tmp_path, names, shots, args=args)), theirs, 1e-4
+        )
+
+
+@pytest.mark.parametrize("dtype", [{"dtype": "bfloat16"}, {"mixed_precision_dtype": "bfloat16"}])
+@pytest.mark.parametrize("name", ["gpt2", "llama", "opt", "gpt_neox", "bloom"])
+def test_half_precision_is_probed_as_float32_is(checkpoint, name, dtype):
+    lm = ICL(str(checkpoint(name)), device="cpu", **dtype)
+    assert lm.runner.capabilities.can_pack == (name != "bloom")
+    evaluation.run("icl", checkpoint(name), ["one_token", "generate"], 2, args=dtype)
+
+
+def test_half_precision_on_a_real_checkpoint(shared):
+    lm = ICL(str(shared / "models/babyllama-tok105"), device="cpu", dtype="bfloat16")
+    assert lm.runner.capabilities.can_pack
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("kind", "packs", "config"),
+    [
+        ("mpt", False, {"d_model": 48, "n_heads": 4, "n_layers": 2}),
+        ("falcon", False, {"hidden_size": 48, "num_attention_heads": 4, "num_hidden_layers": 2, "alibi": True}),
+        ("falcon", True, {"hidden_size": 48, "num_attention_heads": 4, "num_hidden_layers": 2, "alibi": False}),
+        ("bloom", False, {"hidden_size": 48, "n_head": 4, "n_layer": 2}),
+        ("gpt2", True, {"n_embd": 48, "n_head": 4, "n_layer": 2}),
+    ],
+)
+def test_probe_on_weights_of_usual_size(kind, packs, config, dtype):
+    """Freshly initialised weights hardly tell one token from another; the probe does not depend on how much."""
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, vocab_size=500, **config)).to(dtype).eval()
+    with torch.no_grad():
+        assert probe(model).can_pack is packs
+
+
+def test_other_models_chat_templates_are_left_alone():
+    def template(messages, add_generation_prompt=True):
+        return JsonChatStr(str(messages))
+
+    config = {**evaluation.TASKS["one_token"]}
+    task = TaskManager(include_defaults=False).load([config])["tasks"].popitem()[1]
+    task.set_config("num_fewshot", 1)
+    task.set_fewshot_seed(1)
+    with recording():
+        task.build_all_requests(apply_chat_template=True, chat_template=template, fewshot_as_multiturn=True)
+    assert isinstance(task.instances[0].args[0], JsonChatStr)
+
+
+def test_the_task_manager_takes_what_it_took():
+    """By position too."""
+    patches.install_early("lm_eval.tasks.manager")
+    assert TaskManager(None, None, False, {"a": 1}).metadata == {"a": 1}
+
+
+def test_argument_names_with_code_of_the_checkpoint_s_own(checkpoint):
+    with pytest.raises(InputError, match="'momentun': did you mean 'momentum'"):
+        DeepThink(str(checkpoint("gpt2")), device="cpu", trust_remote_code=True, momentun=0.5)
+
+
+def test_argument_names_by_which_a_configuration_is_also_known(checkpoint):
+    lm = ICL(str(checkpoint("gpt2")), device="cpu", max_position_embeddings=4096)
+    assert lm.max_length == 4096

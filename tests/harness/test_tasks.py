@@ -1,0 +1,170 @@
+"""Demonstrations that are fixed by the seed, and BBH as cloze."""
+
+import json
+from collections import Counter
+from pathlib import Path
+from random import Random
+
+import lm_eval.tasks
+import pytest
+import yaml
+from datasets import Dataset
+from hypothesis import given
+from hypothesis import strategies as st
+from lm_eval.tasks._yaml_loader import load_yaml
+
+from lm_eval_icl.demonstrations.draw import draw, stratified
+from lm_eval_icl.errors import InputError
+from lm_eval_icl.harness.plugin import task_dir
+from lm_eval_icl.harness.tasks import bbh_cloze, bbh_docs
+
+POOL = [{"text": f"t{i}", "label": i % 3} for i in range(30)]
+
+
+def label(doc):
+    return doc["label"]
+
+
+def sampled(how, n, seed=1):
+    return [POOL[row] for row in draw(POOL, n, how, label, lambda doc: False, Random(seed), "task", seed)[0]]
+
+
+@given(n=st.integers(0, 30), seed=st.integers(0, 1000))
+def test_stratified_counts_differ_by_one_at_most(n, seed):
+    drawn = stratified(POOL, n, label, Random(seed))
+    assert len({doc["text"] for doc in drawn}) == n
+    counts = Counter(doc["label"] for doc in drawn)
+    assert max(counts.values(), default=0) - min((counts[i] for i in range(3)), default=0) <= 1
+
+
+def test_a_rare_label_gives_all_it_has():
+    pool = [{"text": str(i), "label": int(i == 0)} for i in range(10)]
+    assert Counter(doc["label"] for doc in stratified(pool, 6, label, Random(0))) == {0: 5, 1: 1}
+
+
+@pytest.mark.parametrize("how", ["stratified", "random"])
+def test_a_seed_has_one_draw(how):
+    assert sampled(how, 8) == sampled(how, 8)
+    assert any(sampled(how, 8, seed) != sampled(how, 8) for seed in range(2, 6))
+
+
+def test_order_is_drawn_too():
+    """A stratified draw does not come label by label."""
+    assert len({tuple(doc["label"] for doc in sampled("stratified", 6, seed)) for seed in range(20)}) > 5
+
+
+def test_first():
+    assert sampled("first", 4) == POOL[:4]
+
+
+def test_indices_from_a_file(tmp_path):
+    path = tmp_path / "chosen.json"
+    path.write_text("[4, 2, 9]")
+    assert sampled(str(path), 2) == [POOL[4], POOL[2]]
+    path.write_text(json.dumps({"task": [7], "another": [1]}))
+    assert sampled(str(path), 1) == [POOL[7]]
+
+
+@pytest.mark.parametrize(
+    ("content", "n", "says"),
+    [
+        (None, 1, "must be stratified, random, first, or a JSON file of indices that exists"),
+        ("nonsense", 1, "not JSON"),
+        ("[1, 30]", 1, "whole numbers from 0 to 29"),
+        ("[true]", 1, "whole numbers from 0 to 29"),
+        ("[1]", 2, "holds 1 indices, 2 demonstrations asked for"),
+        ('{"other": [1]}', 1, "no indices for this task, only for other"),
+    ],
+)
+def test_files_that_cannot_be_used(tmp_path, content, n, says):
+    path = tmp_path / "chosen.json"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(InputError, match=says):
+        sampled(str(path), n)
+
+
+def test_more_than_there_are():
+    with pytest.raises(InputError, match="31 demonstrations asked for, 30 there: lower --num_fewshot"):
+        sampled("random", 31)
+
+
+def test_bbh_cloze():
+    rows = [
+        {"input": "Which?\nOptions:\n(A) x y\n(B) z", "target": "(B)"},
+        {"input": "Is it?\nOptions:\n- valid \n- invalid", "target": "valid"},
+        {"input": "not True is", "target": "False"},
+    ]
+    assert bbh_cloze(rows, ["False", "True"]) == [
+        {"question": "Which?", "choices": ["x y", "z"], "answer": 1},
+        {"question": "Is it?", "choices": ["valid", "invalid"], "answer": 0},
+        {"question": "not True is", "choices": ["False", "True"], "answer": 0},
+    ]
+
+
+def test_bbh_keeps_the_usual_number_of_options():
+    rows = [{"input": f"{i}\nOptions:\n(A) x\n(B) y", "target": "(A)"} for i in range(3)]
+    rows.append({"input": "odd\nOptions:\n(A) x\n(B) y\n(C) z", "target": "(C)"})
+    assert len(bbh_docs(Dataset.from_list(rows))) == 3
+
+
+class Loader(yaml.BaseLoader):
+    """Reads `!function x` as the string x."""
+
+
+Loader.add_constructor("!function", lambda loader, node: loader.construct_scalar(node))
+
+
+def names(pattern):
+    for path in sorted(task_dir().glob(pattern)):
+        yield path, yaml.load(path.read_text(), Loader=Loader)
+
+
+def test_every_task_and_group_that_is_promised():
+    bbh = [path.stem for path, config in names("bbh/icl_bbh_*.yaml") if "task" in config]
+    mmlu = [path.stem for path, config in names("mmlu/icl_mmlu_*.yaml") if "dataset_name" in config]
+    assert (len(bbh), len(mmlu)) == (22, 57)
+    groups = {config["group"]: config["task"] for _, config in names("*/*.yaml") if "group" in config}
+    assert len(groups["icl_mmlu"]) == 4
+    members = [name for group in groups["icl_mmlu"] for name in groups[group]]
+    assert sorted(members) == sorted(mmlu)
+    assert sorted(groups["icl_bbh"]) == sorted(bbh)
+    assert groups["icl_classification"] == ["icl_sst2", "icl_sst5", "icl_mr", "icl_trec", "icl_agnews"]
+
+
+def test_generated_files_are_up_to_date(tmp_path, monkeypatch):
+    import runpy
+
+    script = Path(__file__).resolve().parents[2] / "scripts/make_task_configs.py"
+    made = runpy.run_path(str(script))
+    made["main"].__globals__["OUT"] = tmp_path
+    made["main"]()
+    written = sorted(path.relative_to(tmp_path) for path in tmp_path.rglob("*.yaml"))
+    assert len(written) == 2 * (57 + 5) + 22 + 1
+    for path in written:
+        assert (task_dir() / path).read_text() == (tmp_path / path).read_text(), path
+
+
+def test_bbh_demonstrations_are_three_and_answered():
+    for path, config in names("bbh/icl_bbh_*.yaml"):
+        samples = config["fewshot_config"]["samples"]
+        assert len(samples) == 3, path
+        for sample in samples:
+            assert 0 <= int(sample["answer"]) < len(sample["choices"]), path
+
+
+def test_a_task_with_an_instruction_is_the_task_without_it_and_its_description():
+    """The subjects' descriptions are those of lm-eval's own `mmlu`."""
+    with_instruction = list(task_dir().rglob("*_instruction*.yaml"))
+    assert len(with_instruction) == 6 + 62
+    own = Path(lm_eval.tasks.__file__).parent / "mmlu/default"
+    for path in with_instruction:
+        config = yaml.safe_load(path.read_text())
+        plain = yaml.safe_load((path.parent / config.get("include", path.name)).read_text())
+        if "group" in config:
+            continue
+        assert config["task"] == path.stem and path.stem.replace("_instruction", "") == plain["task"]
+        assert set(config) == {"include", "task", "description"} and config["description"].endswith(".\n\n")
+        if "mmlu" in path.stem:
+            subject = plain["dataset_name"]
+            assert config["description"] == load_yaml(own / f"mmlu_{subject}.yaml")["description"]

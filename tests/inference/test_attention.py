@@ -1,0 +1,232 @@
+"""A packed row's attention in parts is its attention under the whole mask."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn.functional import scaled_dot_product_attention
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
+
+from lm_eval_icl.inference import attention, packed_attention, scoring
+from lm_eval_icl.inference.attention import additive
+from lm_eval_icl.inference.memory import Memory, causal_pass
+from lm_eval_icl.inference.packed_attention import in_parts
+from tests import tiny
+from tests.inference.test_blocks import CONTEXT, PACKING, PAIRS
+
+SDPA = ALL_ATTENTION_FUNCTIONS["sdpa"]
+
+
+@pytest.fixture
+def divided(monkeypatch):
+    """Three tokens at a time; returns how many layers' attention was divided."""
+    count, repeat = [0], attention.repeat_kv
+
+    def counting(states, groups):
+        count[0] += 1
+        return repeat(states, groups)
+
+    monkeypatch.setattr(packed_attention, "ROWS", 3)
+    monkeypatch.setattr(attention, "repeat_kv", counting)
+    return lambda: count[0] // 2
+
+
+@pytest.mark.parametrize("cut", [False, True])
+# Older versions of transformers give Gemma's attention a cap, and then it runs whole.
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.pinned] if name.startswith("gemma") else []) for name in PACKING]
+)
+@torch.no_grad()
+def test_all_architectures_score_as_under_the_whole_mask(name, cut, divided, monkeypatch):
+    model = tiny.build(name, torch.float64)
+    memory = Memory(causal_pass(model, CONTEXT), CONTEXT, len(CONTEXT))
+    scores = scoring.score_packed(model, [(memory, PAIRS)], torch.float64, cut)
+    layers = model.config.num_hidden_layers - cut
+    assert divided() == (layers if model.config._attn_implementation == "sdpa" else 0)
+    monkeypatch.setattr(scoring, "in_parts", lambda *args: nullcontext())
+    whole = scoring.score_packed(model, [(memory, PAIRS)], torch.float64, cut)
+    assert [greedy for _, greedy in scores] == [greedy for _, greedy in whole]
+    assert [score for score, _ in scores] == pytest.approx([score for score, _ in whole], abs=1e-12, rel=0)
+
+
+@given(
+    parents=st.lists(st.integers(-1, 10**6), min_size=1, max_size=150),
+    behind=st.integers(0, 40),
+    heads=st.sampled_from([(1, 1), (4, 4), (4, 2), (6, 1)]),
+    scaling=st.sampled_from([None, 0.3]),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_any_tree_behind_any_memory(parents, behind, heads, scaling, seed):
+    n, generator = len(parents), torch.Generator().manual_seed(seed)
+    sees = torch.eye(n, dtype=torch.bool)
+    for node, parent in enumerate(parents):
+        if node and parent >= 0:
+            sees[node] |= sees[parent % node]
+    mask = additive(torch.cat([torch.ones(n, behind, dtype=torch.bool), sees], dim=1), torch.float64)[None, None]
+    module = nn.Module()
+    module.num_key_value_groups = heads[0] // heads[1]
+    query = torch.randn(1, heads[0], n, 8, dtype=torch.float64, generator=generator)
+    # Far from each other: what the memory and the row weigh differs by orders of magnitude.
+    key, value = 9 * torch.randn(2, 1, heads[1], behind + n, 8, dtype=torch.float64, generator=generator)
+    with in_parts(sees, [(slice(0, n), slice(0, behind))]):
+        found, _ = ALL_ATTENTION_FUNCTIONS["sdpa"](module, query, key, value, mask, scaling=scaling)
+    expected = scaled_dot_product_attention(query, key, value, mask, scale=scaling, enable_gqa=True)
+    torch.testing.assert_close(found, expected.transpose(1, 2), rtol=1e-12, atol=1e-12)
+
+
+def test_what_no_token_of_a_part_sees_is_not_read(divided):
+    sees = torch.eye(9, dtype=torch.bool)
+    mask = torch.zeros(1, 1, 9, 10)  # hides nothing, so that what is read shows
+    query, key, value = torch.randn(3, 1, 1, 10, 4)
+    with in_parts(sees, [(slice(0, 9), slice(0, 1))]):
+        found, _ = ALL_ATTENTION_FUNCTIONS["sdpa"](nn.Module(), query[:, :, :9], key, value, mask)
+    for first in (0, 3, 6):
+        at = [0, *range(first + 1, first + 4)]
+        expected = scaled_dot_product_attention(query[:, :, first : first + 3], key[:, :, at], value[:, :, at])
+        torch.testing.assert_close(found[:, first : first + 3], expected.transpose(1, 2))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"dtype": torch.bfloat16},
+        {"rows": 2},
+        {"queries": 4},
+        {"mask": None},
+        {"mask": torch.ones(1, 1, 5, 12, dtype=torch.bool)},
+        {"mask": torch.zeros(1, 1, 5, 1)},
+        {"width": 6},
+        {"tokens": 3},
+        {"position_bias": torch.ones(1, 2, 5, 12)},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_what_cannot_be_divided_runs_whole(change, divided):
+    dtype, rows, n = change.get("dtype", torch.float32), change.get("rows", 1), change.get("tokens", 5)
+    queries, keys = change.get("queries", n), n + change.get("memory", 7)
+    query, key = torch.randn(rows, 2, queries, 4, dtype=dtype), torch.randn(rows, 2, keys, 4, dtype=dtype)
+    value = torch.randn(rows, 2, keys, change.get("width", 4), dtype=dtype)
+    mask = change.get("mask", torch.randn(1, 1, queries, keys, dtype=dtype))
+    more = {name: change[name] for name in ("position_bias",) if name in change}
+    with in_parts(torch.eye(n, dtype=torch.bool), [(slice(0, n), slice(0, keys - n))]):
+        found, _ = ALL_ATTENTION_FUNCTIONS["sdpa"](nn.Module(), query, key, value, mask, is_causal=False, **more)
+    assert divided() == 0
+    assert torch.equal(found, SDPA(nn.Module(), query, key, value, mask, is_causal=False, **more)[0])
+
+
+def test_outside_a_packed_row_it_is_the_librarys_function(monkeypatch):
+    """The function stays in place, and does nothing of its own without a row."""
+    with pytest.raises(RuntimeError), in_parts(torch.eye(3, dtype=torch.bool), [(slice(0, 3), slice(0, 1))]):
+        raise RuntimeError
+    placed = ALL_ATTENTION_FUNCTIONS["sdpa"]
+    assert placed is not SDPA
+    with in_parts(torch.eye(3, dtype=torch.bool), [(slice(0, 3), slice(0, 1))]):
+        assert ALL_ATTENTION_FUNCTIONS["sdpa"] is placed  # once in a process
+        query, key = torch.randn(1, 2, 100, 4), torch.randn(1, 2, 130, 4)
+        by_position = (nn.Module(), query, key, key, None, 0.0, 0.3)  # dropout and scale, as of somebody's own model
+        assert torch.equal(placed(*by_position)[0], SDPA(*by_position)[0])
+    monkeypatch.setattr(attention, "AttentionCall", None)
+    found = placed(nn.Module(), query, key, key, None, is_causal=False)[0]
+    assert torch.equal(found, SDPA(nn.Module(), query, key, key, None, is_causal=False)[0])
+
+
+@pytest.mark.parametrize("on_the_instance", [False, True])
+def test_somebody_elses_function_is_called(on_the_instance):
+    """One that is registered after ours stays in force, in a packed pass and outside it."""
+    calls = []
+
+    def theirs(*args, **kwargs):
+        calls.append(args)
+        return SDPA(*args, **kwargs)
+
+    with in_parts(torch.eye(3, dtype=torch.bool), [(slice(0, 3), slice(0, 1))]):
+        pass
+    before = AttentionInterface()["sdpa"]
+    if on_the_instance:
+        ALL_ATTENTION_FUNCTIONS["sdpa"] = theirs
+    else:
+        AttentionInterface.register("sdpa", theirs)
+    try:
+        inputs = [torch.randn(1, 2, 3, 4) for _ in range(3)]
+        ALL_ATTENTION_FUNCTIONS["sdpa"](nn.Module(), *inputs, None)
+        with in_parts(torch.eye(3, dtype=torch.bool), [(slice(0, 3), slice(0, 1))]):
+            ALL_ATTENTION_FUNCTIONS["sdpa"](nn.Module(), *inputs, None)
+        assert len(calls) == 2
+    finally:
+        if on_the_instance:
+            del ALL_ATTENTION_FUNCTIONS["sdpa"]
+        AttentionInterface.register("sdpa", before)
+    assert ALL_ATTENTION_FUNCTIONS["sdpa"] is before
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_without_the_kernel_attention_runs_whole(name, monkeypatch):
+    model = tiny.build(name, torch.float64)
+    context = [5, 6, 7, 8] * 8
+    with torch.no_grad():
+        memory = Memory(causal_pass(model, context), context, len(context))
+        pairs = [((20 + i, *range(30, 60)), (9, 8)) for i in range(4)]
+        expected = scoring.score_packed(model, [(memory, pairs)])
+        placed = ALL_ATTENTION_FUNCTIONS["sdpa"]
+        monkeypatch.setattr(attention, "FLASH", None)
+        AttentionInterface.register("sdpa", SDPA)  # as in a process where the kernel was never there
+        try:
+            found = scoring.score_packed(model, [(memory, pairs)])
+            assert ALL_ATTENTION_FUNCTIONS["sdpa"] is SDPA
+        finally:
+            AttentionInterface.register("sdpa", placed)
+    assert [score for score, _ in found] == pytest.approx([score for score, _ in expected], abs=1e-10)
+
+
+def test_threads_do_not_see_each_others_rows():
+    """Two models, several threads each, packed passes of different rows: every score is that of one thread."""
+    runs = []
+    for seed, name in enumerate(["gpt2", "llama"]):
+        model = tiny.build(name)
+        context = [5 + seed, 6, 7, 8] * 8
+        with torch.no_grad():
+            memory = Memory(causal_pass(model, context), context, len(context))
+        for n in (2, 3, 4):
+            runs.append((model, [(memory, [((20 + i + n, *range(30, 60)), (9, 8)) for i in range(n)])]))
+
+    def score(run):
+        with torch.no_grad():
+            return scoring.score_packed(*run)
+
+    expected = [score(run) for run in runs]
+    with ThreadPoolExecutor(6) as pool:
+        for _ in range(10):
+            assert list(pool.map(score, runs)) == expected
+
+
+@pytest.mark.parametrize("vocabulary", [1, 2, 3, 15, 16, 17, 399, 400, 50_257])
+def test_the_likeliest_token_is_the_first_of_the_highest(vocabulary):
+    """Most rows have several tokens of the same, highest logit."""
+    torch.manual_seed(vocabulary)
+    logits = torch.randint(0, 5, (30, vocabulary)).float()
+    logits[0, -1] = logits[1, 0] = logits[2, vocabulary // 2] = 6
+    highest, likeliest = scoring._highest(logits)
+    assert torch.equal(highest, logits.amax(-1)) and torch.equal(likeliest, logits.argmax(-1))
+
+
+def test_other_devices_find_the_likeliest_token_in_one_operation():
+    """What is quicker on a CPU reads the logits in pieces."""
+
+    names: list[str] = []
+
+    class Operations(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            names.append(function.overloadpacket.__name__)
+            return function(*args, **(kwargs or {}))
+
+    with Operations():
+        highest, likeliest = scoring._highest(torch.empty(3, 400, device="meta"))
+    assert highest.shape == likeliest.shape == (3,)
+    assert names[-2:] == ["amax", "argmax"] and "gather" not in names

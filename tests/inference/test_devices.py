@@ -1,0 +1,173 @@
+"""One model over several devices, with simulated ones; and what a run waits for."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import pytest
+import torch
+from accelerate import dispatch_model
+from torch import nn
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from lm_eval_icl import methods
+from lm_eval_icl.inference.devices import once_a_model
+from lm_eval_icl.methods import Predictor
+from lm_eval_icl.training.train import Settings, train
+from lm_eval_icl.training.trainer import read_log
+from tests import evaluation
+from tests.devices import FIRST, SECOND, simulated
+from tests.training.test_training import task
+
+DEMONSTRATIONS = [f"Review: a {word} film\nSentiment: {word}\n\n" for word in ("dull", "odd", "quite warm")]
+QUERIES = ["Review: a long night\nSentiment:", "Review: bright\nSentiment:"]
+OPTIONS = [" dull", " very warm"]
+
+
+def spread(model, first=FIRST, second=SECOND):
+    """The model with its last layers and its last norm on a second device, as `device_map=auto` would place them: the
+    projection on the vocabulary is where the embedding is if they share weights."""
+    base, head = model.base_model, model.get_output_embeddings()
+    names = {module: name for name, module in model.named_modules()}
+    places = dict.fromkeys((names[child] for child in base.children()), second)
+    places[names[model.get_input_embeddings()]] = first
+    places[names[head]] = first if head.weight is model.get_input_embeddings().weight else second
+    for name in list(places):
+        part = model.get_submodule(name)
+        if isinstance(part, torch.nn.ModuleList):
+            del places[name]
+            places |= {f"{name}.{i}": first if i < len(part) // 2 else second for i in range(len(part))}
+        elif name.endswith((".wpe", ".drop", ".rotary_emb")):
+            places[name] = first
+    return dispatch_model(model, places, main_device=first)
+
+
+@pytest.mark.parametrize(
+    ("name", "method"), [*(("llama", method) for method in methods.NAMES), ("gpt2", "icl"), ("gpt2", "invicl")]
+)
+@torch.no_grad()
+def test_a_model_over_two_devices(checkpoint, name, method):
+    """Scores and texts are those of one device; and the host waits for the scores of each pass, and for nothing else
+    while queries are scored. (GPT-2's projection on the vocabulary is on the first device, and what it reads on the
+    second.)"""
+    path = checkpoint(name)
+    tokenizer = AutoTokenizer.from_pretrained(path)
+
+    def predictor(model):
+        return Predictor(model, tokenizer, methods.make(method))
+
+    def responses(of):
+        scores = of.score(DEMONSTRATIONS, QUERIES, OPTIONS)
+        texts = of.generate(DEMONSTRATIONS, QUERIES, max_new_tokens=4)
+        return [*(score for each in scores for score in each), *texts]
+
+    expected = responses(predictor(AutoModelForCausalLM.from_pretrained(path)))
+    with simulated() as waits:
+        there = predictor(spread(AutoModelForCausalLM.from_pretrained(path)))
+        assert {weight.device for weight in there.runner.model.parameters()} == {FIRST, SECOND}
+        found = responses(there)
+        passes = there.runner.passes_run
+        waits.clear()
+        there.score(DEMONSTRATIONS, QUERIES, OPTIONS)
+        assert 1 <= len(waits) <= there.runner.passes_run - passes
+    evaluation.assert_same(found, expected, 1e-4)
+
+
+@pytest.mark.parametrize("method", ["icl", "nope"])
+def test_a_pass_more_changes_the_model_no_more(checkpoint, monkeypatch, method):
+    """What is done to a model for a run (hooks on it and on its embeddings, a faster GELU) is done once, and its
+    modules are not searched for every pass; and all is as before when the run ends."""
+    path = checkpoint("gpt2")
+    model = AutoModelForCausalLM.from_pretrained(path)
+    predictor = Predictor(model, AutoTokenizer.from_pretrained(path), methods.make(method), pack_tokens=60)
+
+    def state():
+        return [(set(vars(each)), len(each._forward_pre_hooks), len(each._forward_hooks)) for each in model.modules()]
+
+    before = state()
+    done = []
+
+    def counting(name):
+        original = getattr(nn.Module, name)
+
+        def counted(self, *args, **kwargs):
+            done.append((name, type(self)))
+            return original(self, *args, **kwargs)
+
+        return counted
+
+    for name in ("modules", "register_forward_pre_hook", "register_forward_hook"):
+        monkeypatch.setattr(nn.Module, name, counting(name))
+    counts = []
+    for queries in (2, 12):
+        done.clear()
+        passes = predictor.runner.passes_run
+        predictor.score(DEMONSTRATIONS, [f"Review: {n} nights\nSentiment:" for n in range(queries)], OPTIONS)
+        counts.append((predictor.runner.passes_run - passes, list(done)))
+    (few, first), (many, second) = counts
+    assert many >= 2 * few and first == second
+    monkeypatch.undo()
+    assert state() == before
+
+
+# On a GPU.
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("method", methods.NAMES)
+def test_on_a_gpu_as_on_a_cpu(checkpoint, method):
+    """In float32; and a pass waits for nothing before its scores are read."""
+    path = checkpoint("llama")
+    tokenizer, expected = AutoTokenizer.from_pretrained(path), []
+    for device in ("cpu", "cuda"):
+        model = AutoModelForCausalLM.from_pretrained(path).to(device)
+        predictor = Predictor(model, tokenizer, methods.make(method))
+        found = [score for each in predictor.score(DEMONSTRATIONS, QUERIES, OPTIONS) for score in each]
+        found += predictor.generate(DEMONSTRATIONS, QUERIES, max_new_tokens=4)
+        expected = expected or found
+    evaluation.assert_same(found, expected, 1e-3)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        predictor.score(DEMONSTRATIONS, QUERIES, OPTIONS)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.gpu
+def test_training_on_a_gpu_as_on_a_cpu(checkpoint, tmp_path):
+    path, losses = checkpoint("llama"), []
+    settings = Settings(num_fewshot=3, steps=6, batch_size=4, learning_rate=1e-3, eval_steps=3, save_steps=2)
+    for cpu in (True, False):
+        model, tokenizer = AutoModelForCausalLM.from_pretrained(path), AutoTokenizer.from_pretrained(path)
+        output = tmp_path / str(cpu)
+        train(model, tokenizer, methods.make("invicl"), [task()], output, settings, cpu=cpu)
+        losses.append([entry["loss"] for entry in read_log(output / "log.jsonl") if "loss" in entry])
+    assert len(losses[0]) == 6 and losses[1] == pytest.approx(losses[0], rel=1e-3)
+
+
+@pytest.mark.gpu
+@torch.no_grad()
+def test_two_gpus(checkpoint):
+    if torch.cuda.device_count() < 2:
+        pytest.skip("there is one GPU")
+    path = checkpoint("llama")
+    tokenizer = AutoTokenizer.from_pretrained(path)
+    for method in methods.NAMES:
+        scores = []
+        for two in (False, True):
+            model = AutoModelForCausalLM.from_pretrained(path)
+            model = spread(model, torch.device("cuda:0"), torch.device("cuda:1")) if two else model.to("cuda:0")
+            found = Predictor(model, tokenizer, methods.make(method)).score(DEMONSTRATIONS, QUERIES, OPTIONS)
+            scores.append([score for each in found for score in each])
+        evaluation.assert_same(*scores, 1e-3)
+
+
+def test_a_fact_of_a_model_is_asked_once_and_keeps_no_model():
+    asked = []
+    width = once_a_model(lambda model: asked.append(model.out_features) or model.out_features)
+    models = [nn.Linear(1, 2), nn.Linear(1, 3)]
+    assert [width(model) for model in models * 2] == [2, 3, 2, 3] and asked == [2, 3]
+    gone = weakref.ref(models.pop())
+    gc.collect()
+    assert gone() is None

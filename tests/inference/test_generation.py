@@ -1,0 +1,469 @@
+"""Generation behind a memory that all rows of a batch share, and rows that leave the batch."""
+
+from __future__ import annotations
+
+import json
+from copy import deepcopy
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from lm_eval.api.instance import Instance
+from lm_eval.models.huggingface import HFLM
+from torch import nn
+from torch.nn.functional import scaled_dot_product_attention
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, GPT2Config, GPT2LMHeadModel
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from lm_eval_icl import methods
+from lm_eval_icl.errors import InputError, Unsupported
+from lm_eval_icl.harness.models import model_class
+from lm_eval_icl.inference import generation, shared_attention
+from lm_eval_icl.inference.caches import MemoryLayer
+from lm_eval_icl.inference.capabilities import probe
+from lm_eval_icl.inference.generation import continue_from
+from lm_eval_icl.inference.memory import read
+from lm_eval_icl.inference.shared_attention import behind, reads_shared_memory
+from lm_eval_icl.methods import Predictor
+from lm_eval_icl.prompts.prompt import FewShotPrompt
+from lm_eval_icl.smoke import tiny as smoke_models
+from tests import evaluation, tiny
+
+CONTEXT = [5 + 3 * i % 90 for i in range(30)]
+QUERIES = [[7, 8, 9, 10, 11, 12, 13], [20, 21], [30, 31, 32], [40, 41, 42, 43, 44]]
+
+
+@pytest.fixture
+def always_shared(monkeypatch):
+    """Small memories are shared, too; returns how many layers' attention was to a shared memory."""
+    count, attention = [0], shared_attention.on_shared_memory
+
+    def counting(*args: Any, **kwargs: Any) -> Any:
+        count[0] += 1
+        return attention(*args, **kwargs)
+
+    monkeypatch.setattr(generation, "SHARED_FROM", 0)
+    monkeypatch.setattr(shared_attention, "on_shared_memory", counting)
+    return lambda: count[0]
+
+
+class Largest(TorchDispatchMode):
+    """The size of the largest tensor that an operation makes."""
+
+    size = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = function(*args, **(kwargs or {}))
+        for made in found if isinstance(found, (tuple, list)) else [found]:
+            if isinstance(made, torch.Tensor):
+                self.size = max(self.size, made.numel())
+        return found
+
+
+def attend(query, key, value, memory, mask, scaling=None):
+    module = nn.Module()
+    module.num_key_value_groups = query.shape[1] // key.shape[1]
+    found, _ = ALL_ATTENTION_FUNCTIONS["sdpa"](module, query, behind(memory, key), value, mask, scaling=scaling)
+    return found
+
+
+@pytest.mark.parametrize("masked", ["not", "boolean", "additive"])
+@pytest.mark.parametrize("heads", [(3, 3), (6, 2), (4, 1)])
+@pytest.mark.parametrize("n", [1, 4])
+def test_attention_to_a_shared_memory_is_that_to_copies_of_it(n, heads, masked):
+    assert reads_shared_memory()
+    rows, entries, tokens = 5, 200, n + 3
+    query = torch.randn(rows, n, heads[0], 8, dtype=torch.float64).transpose(1, 2)
+    memory = tuple(9 * torch.randn(2, 1, heads[1], entries, 8, dtype=torch.float64))
+    key, value = 9 * torch.randn(2, rows, heads[1], tokens, 8, dtype=torch.float64)
+    mask = None
+    if masked != "not" or n > 1:
+        mask = torch.ones(rows, 1, n, entries + tokens, dtype=torch.bool).tril(entries + 3)
+        mask[1, ..., entries : entries + 2] = False
+        mask[2, ..., entries : entries + tokens] = False  # padding, whose result nobody reads
+    given = mask
+    if masked == "additive" and mask is not None:
+        given = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(~mask, torch.finfo(query.dtype).min)
+    with Largest() as largest:
+        found = attend(query, key, value, memory, given, scaling=0.3)
+    assert largest.size < rows * memory[0].numel()
+    keys, values = (
+        torch.cat([shared.expand(rows, -1, -1, -1), own], dim=2)
+        for shared, own in zip(memory, (key, value), strict=True)
+    )
+    expected = scaled_dot_product_attention(query, keys, values, mask, scale=0.3, enable_gqa=True)
+    torch.testing.assert_close(found, expected.transpose(1, 2), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("width", [8, 6])
+def test_what_cannot_be_divided_runs_on_copies(dtype, width):
+    """Half precision, and values that are not as wide as keys, are computed by the library's function."""
+    query, key, shared_key = (torch.randn(r, 2, n, 8, dtype=dtype) for r, n in ((3, 1), (3, 4), (1, 20)))
+    value, shared_value = torch.randn(3, 2, 4, width, dtype=dtype), torch.randn(1, 2, 20, width, dtype=dtype)
+    found = attend(query, key, value, (shared_key, shared_value), None)
+    copies = (
+        torch.cat([part.expand(3, -1, -1, -1), own], dim=2) for part, own in ((shared_key, key), (shared_value, value))
+    )
+    expected = scaled_dot_product_attention(query, *copies).transpose(1, 2)
+    if (dtype, width) == (torch.float32, 8):
+        torch.testing.assert_close(found, expected)
+    else:
+        assert torch.equal(found, expected)
+
+
+def test_somebody_elses_attention_function_gets_copies():
+    """It knows nothing of keys that are behind a memory."""
+    memory = read(tiny.build("gpt2"), CONTEXT)
+    assert all(layer.shared for layer in memory.cache(2, shared=True).layers)
+    ALL_ATTENTION_FUNCTIONS["sdpa"] = lambda *args, **kwargs: None
+    try:
+        assert not any(layer.shared for layer in memory.cache(2, shared=True).layers)
+    finally:
+        del ALL_ATTENTION_FUNCTIONS["sdpa"]
+
+
+@pytest.mark.parametrize(
+    ("name", "shares"),
+    [("gpt2", True), ("llama3", True), ("gpt_neox", True), ("gemma2_window", False), ("mistral_window", False)],
+)
+@torch.no_grad()
+def test_who_shares(name, shares):
+    """Not who has a window shorter than the row, or attention of its own."""
+    found = probe(tiny.build(name))
+    assert found.can_share_to(60) == shares
+    if not shares:
+        assert found.window == 24
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@torch.no_grad()
+def test_attention_that_leaves_the_memory_out_is_found_in_every_precision(dtype):
+    """DiffLlama's attention is a function of its own, which knows nothing of keys that are behind a memory."""
+    assert not probe(smoke_models.build("diffllama").to(dtype)).can_share
+    assert probe(tiny.build("llama3", dtype)).can_share
+
+
+def build(name: str) -> Any:
+    model = tiny.build(name, torch.float64)
+    model.generation_config.eos_token_id = None
+    return model
+
+
+def run(model: Any, queries: Any, new: int = 6, asked: Any = None, **ways: Any) -> tuple[list[list[int]], list[int]]:
+    """The texts, and how many rows each forward pass had."""
+    rows: list[int] = []
+
+    def generate(context: Any, **inputs: Any) -> Any:
+        settings = {"do_sample": False, **(asked or {})}
+        return model.generate(context, max_new_tokens=new, pad_token_id=0, **settings, **inputs)
+
+    memory = read(model, CONTEXT)
+    embedding = model.get_input_embeddings()
+    handle = embedding.register_forward_pre_hook(lambda module, args: rows.append(len(args[0])))
+    try:
+        return continue_from(model, generate, [memory], queries, **ways), rows
+    finally:
+        handle.remove()
+
+
+@pytest.mark.parametrize("asked", [{}, {"num_beams": 2}, {"repetition_penalty": 1.5}], ids=str)
+@pytest.mark.parametrize("name", ["gpt2", "llama3", "gpt_neox"])
+@torch.no_grad()
+def test_texts_behind_a_shared_memory_are_those_behind_copies(name, asked, always_shared):
+    model, beams = build(name), asked.get("num_beams", 1)
+    expected, _ = run(model, QUERIES, asked=asked, beams=beams)
+    assert not always_shared()
+    found, passes = run(model, QUERIES, asked=asked, beams=beams, shared=True)
+    assert always_shared() == model.config.num_hidden_layers * len(passes)
+    assert found == expected and len({tuple(text) for text in found}) > 1
+
+
+@torch.no_grad()
+def test_a_small_memory_is_copied(monkeypatch):
+    model = build("gpt2")
+    calls: list[Any] = []
+    cache = generation.Memory.cache
+    monkeypatch.setattr(
+        generation.Memory, "cache", lambda *args, **how: calls.append(how["shared"]) or cache(*args, **how)
+    )
+    run(model, QUERIES, new=1, shared=True)
+    monkeypatch.setattr(generation, "SHARED_FROM", read(model, CONTEXT).nbytes * 4 // model.config.num_hidden_layers)
+    run(model, QUERIES, new=1, shared=True)
+    run(model, QUERIES[:3], new=1, shared=True)
+    assert calls == [False, True, False]
+
+
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("name", ["gpt2", "llama3", "bloom"])
+@torch.no_grad()
+def test_finished_rows_are_not_run(name, shared, always_shared):
+    """Row i is finished after so many tokens, in a batch of different lengths (BLOOM: of one)."""
+    model, lengths = build(name), [2, 6, 3, 3]
+    queries = [query[:2] for query in QUERIES] if name == "bloom" else QUERIES
+    steps = iter(range(1, 7))
+
+    def stopped(criteria: Any) -> list[bool]:
+        step = next(steps)
+        return [length <= step for length in lengths]
+
+    alone = [run(model, [query])[0][0] for query in queries]
+    ways = {"shared": shared and name != "bloom", "leaving": True}
+    texts, rows = run(model, queries, stopped=stopped, **ways)
+    assert texts == [text[:length] for text, length in zip(alone, lengths, strict=True)]
+    assert rows == [4, 4, 3, 1, 1, 1]
+    assert "_get_stopping_criteria" not in vars(model) and not model._forward_pre_hooks
+
+
+@torch.no_grad()
+def test_one_row_of_many_waits_for_others():
+    """What is copied for the rows that stay has to be worth it."""
+    model, queries = build("gpt2"), [[7 + i, 8] for i in range(16)]
+    steps = iter(range(1, 7))
+
+    def stopped(criteria: Any) -> list[bool]:
+        step = next(steps)
+        return [row < step for row in range(16)]  # one more at every step
+
+    texts, rows = run(model, queries, stopped=stopped, leaving=True)
+    assert rows == [16, 16, 14, 14, 12, 12]
+    assert [len(text) for text in texts] == [1, 2, 3, 4, 5, *[6] * 11]
+
+
+@pytest.mark.parametrize("asked", [{"do_sample": True}, {"num_beams": 2}, {"guidance_scale": 1.5}], ids=str)
+@torch.no_grad()
+def test_in_sampling_beam_search_and_guidance_no_row_leaves(asked):
+    beams = asked.get("num_beams", 1)
+    found = []
+    for leaving in (True, False):
+        torch.manual_seed(1)
+        ways = {"leaving": leaving, "stopped": lambda criteria: [True, False, False, False], "beams": beams}
+        texts, rows = run(build("gpt2"), QUERIES, asked=asked, **ways)
+        assert set(rows) == {4 * beams}
+        found.append(texts)
+    assert found[0] == found[1]
+
+
+def test_stop_strings_end_rows(checkpoint, always_shared):
+    """Each of several stop strings ends the rows that reach it, and a batch's texts are those of single prompts."""
+    lm = model_class("icl")(str(checkpoint("gpt2")), device="cpu", dtype="float64")
+    prompts = [FewShotPrompt("", ["a film. dull\n\n"] * 3, f"{doc['text']}:") for doc in evaluation.documents(6, 0)]
+    rows: list[int] = []
+    lm.model.get_input_embeddings().register_forward_pre_hook(lambda module, args: rows.append(len(args[0])))
+
+    def texts(until: list[str], batch: int) -> list[str]:
+        lm.batch_size_per_gpu = batch
+        lm.begin([])
+        rows.clear()
+        asked = {"until": until, "max_gen_toks": 12, "do_sample": False}
+        return lm.generate_until(
+            [Instance("generate_until", {}, (prompt, asked), 0) for prompt in prompts], disable_tqdm=True
+        )
+
+    plain = texts([], 1)
+    stops = [next(character for character in text[2:] if character.isalnum()) for text in plain[:2]]
+    expected = texts(stops, 1)
+    assert expected != plain
+    assert texts(stops, 6) == expected
+    assert always_shared()
+    assert rows[:2] == [1, 6] and sorted(rows[1:], reverse=True) == rows[1:] and rows[-1] < 6
+
+
+def test_entries_are_appended_in_place():
+    """The layer's entries are those of transformers' layer, also of rows that were selected, and in a copy."""
+    torch.manual_seed(0)
+    memory = torch.randn(2, 1, 2, 5, 4)
+    ours, theirs = MemoryLayer(*memory, once=False), DynamicCache()
+    places = []
+    for step in range(12):
+        rows = 3 if step < 8 else 2
+        keys, values = torch.randn(2, rows, 2, 4 if step == 0 else 1, 4)
+        found, expected = ours.update(keys, values), theirs.update(keys, values, 0)
+        for shared, mine, their in zip(memory, found, expected, strict=True):
+            assert torch.equal(mine, torch.cat([shared.expand(rows, -1, -1, -1), their], dim=2))
+        places.append(ours.keys.data_ptr())
+        if step == 3:
+            copied = deepcopy(ours)
+            assert torch.equal(copied.keys, ours.keys) and copied.keys.data_ptr() != ours.keys.data_ptr()
+            copied.update(keys, values)  # does not write into the original
+        if step == 5:
+            ours.reorder_cache(torch.tensor([2, 0, 0]))
+            theirs.reorder_cache(torch.tensor([2, 0, 0]))
+        if step == 7:
+            ours.batch_select_indices(torch.tensor([2, 0]))
+            theirs.batch_select_indices(torch.tensor([2, 0]))
+    # Room for more after the first pass, more room, and new rooms for the rows that were selected.
+    assert [step for step in range(1, 12) if places[step] != places[step - 1]] == [1, 4, 6, 8]
+    assert ours.get_seq_length() == 5 + 15
+
+
+# Against lm-eval's `hf`, one text at a time.
+
+DEMONSTRATIONS = ["Review: a dull film\nSentiment: no\n\n", "Review: warm , 12 + 30\nSentiment: yes\n\n"]
+PROMPTS = [
+    FewShotPrompt("Tell. ", DEMONSTRATIONS, f"Review: {text}\nSentiment:")
+    for text in ("odd", "a sharp , slow and funny film", "the plot is flat", "quiet jokes")
+]
+
+
+def saved(folder: Path, model: Any, tokenizer: Any, **settings: Any) -> Path:
+    """A checkpoint with these settings in its generation_config.json."""
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    path = folder / "generation_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **settings}))
+    return folder
+
+
+def texts_of(lm: Any, prompts: Any = PROMPTS, **asked: Any) -> list[str]:
+    asked = {"until": [], "max_gen_toks": 8, **asked}
+    requests = [
+        Instance("generate_until", {}, (prompt, asked), 0, ("a task", i, 1)) for i, prompt in enumerate(prompts)
+    ]
+    return lm.generate_until(requests, disable_tqdm=True)
+
+
+def hf(path: Path) -> Any:
+    return HFLM(str(path), device="cpu", dtype="float64", batch_size=1)
+
+
+def icl(path: Path, method: str = "icl", batch_size: int = 8) -> Any:
+    return model_class(method)(str(path), device="cpu", dtype="float64", batch_size=batch_size)
+
+
+def predictor(path: Path, method: str = "icl") -> Predictor:
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float64)
+    return Predictor(model, AutoTokenizer.from_pretrained(path), methods.make(method))
+
+
+def predicted(path: Path, prompts: Any = PROMPTS, **asked: Any) -> list[list[str]]:
+    """The texts of the Python API, in one batch and one query at a time."""
+    ours, queries = predictor(path), [prompt.query for prompt in prompts]
+    given = {"prefix": prompts[0].prefix, "max_new_tokens": 8, **asked}
+    one_by_one = [ours.generate(prompts[0].demonstrations, [query], **given)[0] for query in queries]
+    return [ours.generate(prompts[0].demonstrations, queries, **given), one_by_one]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"use_cache": False},  # as gradient checkpointing leaves it, and as MPT has it
+        {"num_beams": 3},
+        {"repetition_penalty": 1.5},
+        {"no_repeat_ngram_size": 2},
+        {"bad_words_ids": [[45], [60, 61]]},
+        {"do_sample": True, "temperature": 0.5, "top_k": 5},  # which lm-eval sets to greedy
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("name", ["gpt2", "llama3", "gpt_neox"])
+def test_settings_of_a_checkpoint(name, settings, tmp_path):
+    path = saved(tmp_path, tiny.build(name), tiny.TOKENIZERS[tiny.ARCHITECTURES[name][2]](), **settings)
+    expected = texts_of(hf(path))
+    assert len(set(expected)) > 1
+    assert texts_of(icl(path)) == expected
+    assert predicted(path) == [expected] * 2
+
+
+@pytest.mark.parametrize("asked", [{"num_beams": 2}, {"no_repeat_ngram_size": 1}, {"repetition_penalty": 1.3}], ids=str)
+def test_arguments_go_before_the_settings_of_a_checkpoint(asked, tmp_path):
+    path = saved(tmp_path, tiny.build("gpt2"), tiny.byte_level(), num_beams=3, repetition_penalty=2.0)
+    expected = texts_of(hf(path), **asked)
+    assert texts_of(icl(path), **asked) == expected
+    assert predicted(path, **asked) == [expected] * 2
+
+
+@pytest.mark.parametrize(
+    ("setting", "says"),
+    [
+        ({"prompt_lookup_num_tokens": 3}, "does not work on existing keys and values"),
+        ({"num_return_sequences": 2, "num_beams": 2}, "gives more than one text for a prompt"),
+        ({"return_dict_in_generate": True}, "gives more than a text"),
+    ],
+)
+def test_settings_of_a_checkpoint_that_are_refused(setting, says, tmp_path):
+    """Before anything is run, also what is scored: nobody waits for hours for this line."""
+    path = saved(tmp_path, tiny.build("gpt2"), tiny.byte_level(), **setting)
+    (name, value), *_ = setting.items()
+    line = f"the checkpoint's generation_config.json: {name}={value!r} {says}; take it out of that file\\.$"
+    with pytest.raises(InputError, match=f"^lm-eval-icl: {line}"):
+        predicted(path)
+    ran: list[Any] = []
+    lm = icl(path)
+    lm.model.register_forward_pre_hook(lambda module, args: ran.append(args))
+    request = Instance("generate_until", {}, (PROMPTS[0], {"until": []}), 0, ("a task", 0, 1))
+    scored = Instance("loglikelihood", {}, (PROMPTS[0], " no"), 0, ("a task", 0, 1))
+    with pytest.raises(InputError, match=f"^lm-eval-icl: task 'a task': {line}"):
+        lm.begin([SimpleNamespace(instances=[scored, request])])
+        lm.loglikelihood([scored], disable_tqdm=True)
+    assert not ran
+
+
+def by_last_token(folder: Path, tokenizer: Any, **following: str) -> Path:
+    """A GPT-2 whose next token depends on nothing but the last one: `following` says which it is for some tokens. There
+    is a second choice for every token, little less likely. The states are the embeddings, which are orthogonal;
+    positions change all scores a little, so that the model is seen to obey them."""
+    size = len(tokenizer)
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=size, n_embd=512, n_layer=1, n_head=4, tie_word_embeddings=False))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+        model.transformer.ln_f.weight.fill_(1)
+        model.transformer.wte.weight[:, :size] = torch.eye(size)
+        model.transformer.wpe.weight[:, size] = torch.linspace(0, 1, len(model.transformer.wpe.weight))
+        model.lm_head.weight[:, size] = torch.linspace(0, 0.1, size)
+        for token, spelled in enumerate(tokenizer.convert_ids_to_tokens(range(size))):
+            first = tokenizer.convert_tokens_to_ids(following.get(spelled, "a"))
+            model.lm_head.weight[first, token] = 2.0
+            model.lm_head.weight[(7 * token + 20) % size, token] += 1.8
+    return saved(folder, model, tokenizer, eos_token_id=0)
+
+
+@pytest.mark.parametrize(
+    ("asked", "following"),
+    [
+        ({"no_repeat_ngram_size": 2}, {"x": "q"}),  # a bigram that lies across demonstrations | query
+        ({"repetition_penalty": 1.5}, {"x": "<|endoftext|>"}),  # which rows are padded with
+        ({"min_length": 15}, {"x": "<|endoftext|>", "q": "x"}),
+    ],
+    ids=str,
+)
+def test_padding_is_no_part_of_a_row(asked, following, tmp_path):
+    tokenizer = tiny.byte_level()
+    path = by_last_token(tmp_path, tokenizer, **following)
+    prompts = [FewShotPrompt("", ["(A) Yes\nx"], query) for query in ("qx", "q: 1 2 3 4 5 x", "q: no. x")]
+    expected = texts_of(hf(path), prompts, **asked)
+    assert (expected == texts_of(hf(path), prompts)) == ("repetition_penalty" in asked)
+    assert texts_of(icl(path), prompts, **asked) == expected
+    assert predicted(path, prompts, **asked) == [expected] * 2
+
+
+ROBERTAS = ["roberta", "camembert", "xlm-roberta", "xlm-roberta-xl", "xmod", "roberta-prelayernorm", "data2vec-text"]
+
+
+@pytest.mark.parametrize("kind", ROBERTAS)
+def test_positions_that_begin_behind_the_padding_token(kind, tmp_path, monkeypatch):
+    """`generate` gives RoBERTa's decoders positions from 0 on, and in scoring they count from 2 on."""
+    monkeypatch.setitem(smoke_models.TYPES, kind, {**smoke_models.TYPES.get(kind, {}), "is_decoder": True})
+    smoke_models.save(kind, tmp_path)
+    expected = texts_of(hf(tmp_path))
+    assert len(set(expected)) > 1
+    assert texts_of(icl(tmp_path)) == expected
+    assert predicted(tmp_path) == [expected] * 2
+    says = "deepthink generates no text with .*: transformers' generate does not go on from its cache"
+    with pytest.raises(Unsupported, match=says):
+        texts_of(icl(tmp_path, "deepthink"))
+    with pytest.raises(Unsupported, match=says):
+        predictor(tmp_path, "deepthink").generate(DEMONSTRATIONS, ["a"])
+
+
+def test_settings_of_a_checkpoint_do_not_hide_what_the_model_can_do(tmp_path):
+    """With these, the texts that are tried are not the likeliest ones."""
+    plain = saved(tmp_path / "plain", tiny.build("llama3"), tiny.llama3())
+    settings = {"repetition_penalty": 5.0, "num_beams": 2, "use_cache": False, "forced_eos_token_id": 1}
+    other = saved(tmp_path / "other", tiny.build("llama3"), tiny.llama3(), **settings)
+    assert predictor(other).runner.capabilities == predictor(plain).runner.capabilities

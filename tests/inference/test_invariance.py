@@ -1,0 +1,114 @@
+"""Order-invariant methods through lm-eval: not a bit of a result depends on the order of the demonstrations."""
+
+import pytest
+
+from tests import evaluation
+
+INVARIANT = ["prefixicl", "pcw", "saicl", "invicl", "batchicl"]
+# Demonstrations that begin and end with blanks, line breaks and punctuation, or hold nothing else.
+TEXTS = ["  a dull plot ", "warm!\n", "\n\nquick 12", "...", " \n x", "café, long", "30"]
+
+
+def tasks(order, delimiter="\n\n"):
+    samples = [{"text": TEXTS[i], "label": i % 2, "other": evaluation.WORDS[i]} for i in order]
+    name = "order_" + "".join(map(str, order))
+    config = {
+        "fewshot_split": None,
+        "training_split": None,
+        "fewshot_delimiter": delimiter,
+        "fewshot_config": {"sampler": "first_n", "samples": samples},
+        "description": "Tell what it is. ",
+        "doc_to_text": "{{text}}\nSentiment:",
+    }
+    choice = evaluation.task(name, **{**config, **evaluation.CHOICE, "doc_to_choice": ["very bad", "bad", "good."]})
+    generate = evaluation.task(
+        "generate_" + name,
+        **{**config, "output_type": "generate_until", "doc_to_target": "{{other}}"},
+        generation_kwargs={"until": ["\n\n"], "max_gen_toks": 6, "do_sample": False},
+    )
+    return [choice, generate]
+
+
+def answers(model, path, order, **kwargs):
+    for config in tasks(order, kwargs.pop("delimiter", "\n\n")):
+        evaluation.TASKS[config["task"]] = config
+    names = [config["task"] for config in tasks(order)]
+    results = evaluation.run(model, path, names, len(order), **kwargs)
+    return evaluation.responses(results), results["config"]["icl"]
+
+
+@pytest.mark.parametrize("delimiter", ["\n\n", " ", ""], ids=["blank line", "blank", "nothing"])
+@pytest.mark.parametrize("architecture", ["gpt2", "llama", "llama3"])
+@pytest.mark.parametrize("model", INVARIANT)
+def test_no_bit_depends_on_the_order(checkpoint, model, architecture, delimiter):
+    path = checkpoint(architecture)
+    found = [
+        answers(model, path, order, delimiter=delimiter)[0] for order in ([0, 1, 2, 3, 4, 5, 6], [4, 2, 6, 0, 5, 3, 1])
+    ]
+    assert found[0] == found[1]
+    assert len(set(map(str, found[0]))) > 5
+
+
+MEMORIES = [("sbp", {}), ("ape", {}), ("structured", {}), ("ensemble", {"combine": "moe"}), ("nbce", {})]
+
+
+@pytest.mark.parametrize(("model", "args"), [*MEMORIES, ("deepthink", {"layout": "invicl", "T": 2, "eta": 0.5})])
+def test_no_bit_depends_on_it_where_memories_are_refined_read_in_parts_or_combined(checkpoint, model, args):
+    path = checkpoint("llama")
+    orders = ([0, 1, 2, 3, 4, 5, 6], [4, 2, 6, 0, 5, 3, 1])
+    found = [answers(model, path, order, delimiter=" ", args=args)[0] for order in orders]
+    assert found[0] == found[1]
+    assert len(set(map(str, found[0]))) > 5
+
+
+def test_plain_icl_depends_on_it(checkpoint):
+    found = [answers("icl", checkpoint("gpt2"), order)[0] for order in ([0, 1, 2, 3], [3, 1, 0, 2])]
+    assert max(abs(a[0] - b[0]) for a, b in zip(*found, strict=True) if not isinstance(a, str)) > 1e-3
+
+
+@pytest.mark.parametrize("model", ["prefixicl", "pcw", "invicl"])
+def test_permuted_contexts_share_one_memory(checkpoint, model):
+    orders = ([0, 1, 2, 3], [3, 1, 0, 2])
+    for order in orders:
+        for config in tasks(order):
+            evaluation.TASKS[config["task"]] = config
+    names = [config["task"] for order in orders for config in tasks(order)]
+    # One for the log-likelihoods, whose demonstrations end in labels, one for generation.
+    assert evaluation.run(model, checkpoint("llama"), names, 4)["config"]["icl"]["contexts_encoded"] == 2
+
+
+@pytest.mark.parametrize("model", INVARIANT)
+def test_without_canonical_order_it_is_invariant_up_to_rounding(checkpoint, model):
+    kwargs = {"args": {"canonical_order": False, "dtype": "float64"}}
+    (one, info), (other, _) = (answers(model, checkpoint("gpt2"), order, **kwargs) for order in ([0, 1, 2], [2, 0, 1]))
+    assert info["canonical_order"] is False
+    evaluation.assert_same(one, other, 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("model", "args"),
+    [
+        ("invicl", {"positions": "sequential"}),
+        ("prefixicl", {"positions": "sequential"}),
+        ("pcw", {"window_size": 2}),
+        ("icl", {"positions": "symmetric"}),
+    ],
+)
+def test_an_order_dependence_is_not_hidden(checkpoint, model, args):
+    """Canonical order is off where it would hide what somebody means to measure."""
+    runs = [answers(model, checkpoint("gpt2"), order, args=args) for order in ([0, 1, 2, 3], [3, 1, 0, 2])]
+    (one, info), (other, _) = runs
+    assert info["canonical_order"] is False
+    assert max(abs(a[0] - b[0]) for a, b in zip(one, other, strict=True) if not isinstance(a, str)) > 1e-4
+
+
+@pytest.mark.parametrize(("overflow", "length"), [("drop", 70), ("truncate", 54)])
+@pytest.mark.parametrize("model", INVARIANT)
+def test_dropping_demonstrations_does_not_depend_on_the_order_either(checkpoint, model, overflow, length):
+    args = {"overflow": overflow, "positions": "symmetric", "max_length": length}
+    found = []
+    for order in ([0, 1, 2, 3, 4, 5], [4, 2, 0, 5, 3, 1]):
+        responses, info = answers(model, checkpoint("gpt2"), order, args=args)
+        assert info["left_out"] and bool(info["truncated"]) == (overflow == "truncate")
+        found.append((responses, [sorted(map(str, info[name].values())) for name in ("left_out", "truncated")]))
+    assert found[0] == found[1]

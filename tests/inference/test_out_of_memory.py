@@ -1,0 +1,233 @@
+"""Where the device's memory does not suffice, less runs at once: the same results, a line in the log, no crash."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from lm_eval.api.instance import Instance
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from lm_eval_icl import methods
+from lm_eval_icl.errors import InputError
+from lm_eval_icl.harness.models import ICLModel, model_class
+from lm_eval_icl.inference.memory import Memory
+from lm_eval_icl.inference.packing import first_pack
+from lm_eval_icl.inference.store import MemoryStore
+from lm_eval_icl.methods import Predictor, runner
+from lm_eval_icl.prompts.tokens import Context
+from tests import evaluation
+
+NAMES = ["described", "generate"]  # the first has another context for every document
+CLASSES = {name: model_class(name) for name in methods.NAMES}
+
+
+@pytest.fixture
+def make(checkpoint):
+    def make(method: str, **args: Any) -> ICLModel:
+        return CLASSES[method](str(checkpoint("gpt2")), device="cpu", dtype="float64", **{"batch_size": 4, **args})
+
+    return make
+
+
+def run(lm: ICLModel, limit: int | None = None) -> list[Any]:
+    return evaluation.responses(evaluation.run(lm, "", NAMES, 2, limit=limit))
+
+
+@contextmanager
+def device_of(lm: ICLModel, tokens: float) -> Iterator[dict[str, float]]:
+    """A device with memory for so many tokens: of the memories kept or in use, and of the pass that runs, which ends as
+    torch's passes do where it is not enough; counts the passes that failed, and the most tokens that there were."""
+    seen = {"failed": 0, "most": 0}
+
+    def limit(module: Any, args: Any, kwargs: dict[str, Any]) -> None:
+        ids = (kwargs["input_ids"] if "input_ids" in kwargs else args[0]).numel()
+        cache = kwargs.get("past_key_values")
+        used = 0 if cache is None else int(cache.get_seq_length())
+        held = ids + max(used, sum(len(memory) for memory in lm.runner.store._kept.values()))
+        if held > tokens:
+            seen["failed"] += 1
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        seen["most"] = max(seen["most"], held)
+
+    handle = lm.model.register_forward_pre_hook(limit, with_kwargs=True)
+    try:
+        yield seen
+    finally:
+        handle.remove()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", sorted(CLASSES))
+def test_the_least_that_holds_a_prompt_suffices(make, method, caplog):
+    expected = run(make(method), 3)
+    smallest = make(method, pack_tokens=1, batch_size=1, store_bytes=1)
+    with device_of(smallest, float("inf")) as seen:
+        run(smallest, 3)
+
+    lm = make(method)
+    with device_of(lm, seen["most"]) as disturbed, caplog.at_level(logging.WARNING):
+        evaluation.assert_same(run(lm, 3), expected, 1e-10)
+    assert disturbed["failed"]
+    assert "CUDA out of memory: " in caplog.text
+
+    with (
+        device_of(lm, seen["most"] - 1),
+        pytest.raises(
+            InputError, match=r"one prompt is more than the memory of the device holds \(GPT2LMHeadModel on cpu\)"
+        ),
+    ):
+        run(lm, 3)
+
+
+def test_the_memory_in_use_is_kept():
+    def encode(contexts: Sequence[Context]) -> list[Memory]:
+        return [Memory([(torch.zeros(1, 1, 10, 2), torch.zeros(1, 1, 10, 2))], [0] * 10, 10)] * len(contexts)
+
+    store = MemoryStore(encode, max_bytes=10**6)
+    contexts = [Context((i,), ()) for i in range(4)]
+    for context in contexts:
+        store[context]
+    assert store.shrink(contexts[1])
+    assert list(store._kept) == [contexts[1]]
+    assert store.max_bytes == 2 * store._bytes
+    assert not store.shrink(contexts[1])  # nothing else is there
+    assert store.shrink()
+    assert not store._kept
+
+
+def test_what_is_halved_and_what_is_forgotten(make, caplog):
+    lm = make("batchicl")  # whose memories, one a demonstration, stay
+    with device_of(lm, 200), caplog.at_level(logging.WARNING):
+        run(lm)
+    said = [record.message for record in caplog.records if "out of memory" in record.message]
+    assert any("bytes of memories are kept from here on" in line for line in said)
+    assert lm.runner.store.max_bytes < lm.common.store_bytes
+    caplog.clear()
+    with device_of(lm, 10**6), caplog.at_level(logging.WARNING):  # a new run begins with all that was asked for
+        run(lm)
+    assert lm.runner.store.max_bytes == lm.common.store_bytes
+    assert "out of memory" not in caplog.text
+
+
+@pytest.mark.parametrize("method", ["icl", "invicl", "nope"])
+def test_weights_that_leave_no_room(checkpoint, method):
+    """Out of memory at any pass in which a loaded model is tried says so, and nothing of what the model cannot do."""
+    passes, fails_at = 0, 10**6
+    model = AutoModelForCausalLM.from_pretrained(checkpoint("gpt2"))
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint("gpt2"))
+
+    def fail(module: Any, args: Any) -> None:
+        nonlocal passes
+        passes += 1
+        if passes >= fails_at:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 MiB.")
+
+    model.register_forward_pre_hook(fail)
+    Predictor(model, tokenizer, methods.make(method))
+    tried = passes
+    assert tried > 20
+    for fails_at in {1, 2, 5, 8, 12, 20, tried - 1}:
+        passes = 0
+        with pytest.raises(InputError) as raised:
+            Predictor(model, tokenizer, methods.make(method))
+        assert raised.value.message == (
+            "CUDA out of memory: beside the weights of GPT2LMHeadModel (torch.float32), cpu has no room for the few "
+            "tokens that a model is tried with: end other programs on the device, load a smaller dtype (--model_args "
+            "dtype=bfloat16), or spread the model over devices (--model_args parallelize=True)."
+        ), fails_at
+
+
+def test_other_errors_stay_what_they_are(make):
+    lm = make("icl")
+
+    def fail(module: Any, args: Any) -> None:
+        raise RuntimeError("CUDA error: device-side assert triggered")
+
+    lm.model.register_forward_pre_hook(fail)
+    with pytest.raises(RuntimeError, match="device-side assert"):
+        run(lm)
+
+
+def test_a_pack_holds_so_many_tokens_or_the_least_number_of_queries():
+    queries = [((n,) * n, [(2, 3), (4,)]) for n in (9, 7, 5, 3)]  # each costs one more
+    assert first_pack(queries, 100) == (queries, 28)
+    assert first_pack(queries, 18) == (queries[:2], 18)
+    assert first_pack(queries, 17) == (queries[:1], 10)
+    assert first_pack(queries, 1) == (queries[:1], 10)
+    assert first_pack(queries, 2, at_least=3) == (queries[:3], 24)
+    assert first_pack(queries, 2, at_least=30) == (queries, 28)
+    assert first_pack(queries, 1, at_least=30) == (queries[:1], 10)  # 16 times as many tokens at most
+
+
+def test_a_pack_counts_what_its_queries_share_once():
+    queries = [((5, 5, 5, n), [(2, 3), (2, 4), (6,)]) for n in range(10)]
+    packs = [first_pack(queries, tokens) for tokens in (4, 5, 6, 7, 9, 100)]
+    assert [len(pack) for pack, _ in packs] == [1, 1, 1, 2, 3, 10]
+    assert [tokens for _, tokens in packs] == [5, 5, 5, 7, 9, 23]  # "5 5 5", a query's own token and the "2" behind
+
+
+def test_auto_generates_as_many_side_by_side_as_fit(make):
+    rows: list[int] = []
+    expected = run(make("icl"))
+    lm = make("icl", batch_size="auto", max_batch_size=5)
+    lm.model.register_forward_pre_hook(
+        lambda module, args, kwargs: rows.append(len(kwargs["input_ids"])), with_kwargs=True
+    )
+    evaluation.assert_same(run(lm), expected, 1e-10)
+    assert max(rows) == 5
+
+
+def test_on_an_accelerator_batch_size_queries_share_a_pass(make, monkeypatch):
+    """The rule that a CPU does not use, on the CPU: six queries in one pass, though a pack holds fewer."""
+    lm = make("icl", pack_tokens=16)
+    begin = lm.begin
+
+    def begin_as_there(*run: Any) -> None:
+        begin(*run)
+        lm.runner.budget.sizes = replace(lm.runner.budget.sizes, queries=6)
+
+    monkeypatch.setattr(lm, "begin", begin_as_there)
+    expected = evaluation.responses(evaluation.run(make("icl"), "", ["many_tokens"], 2))
+    scored: list[int] = []
+    score = runner.score_packed
+
+    def count(model: Any, work: Any, *rest: Any) -> Any:
+        scored.append(len({tuple(query) for _, pairs in work for query, _ in pairs}))
+        return score(model, work, *rest)
+
+    monkeypatch.setattr(runner, "score_packed", count)
+    evaluation.assert_same(evaluation.responses(evaluation.run(lm, "", ["many_tokens"], 2)), expected, 1e-10)
+    assert scored == [6]
+
+
+def test_rolling_log_likelihoods_too(make, caplog):
+    instances = [
+        Instance("loglikelihood_rolling", {}, ("a film of some length " * n,), n, metadata=("rolling", n, 1))
+        for n in range(1, 7)
+    ]
+    lm = make("icl", max_length=16)
+    expected = lm.loglikelihood_rolling(instances, disable_tqdm=True)
+    with device_of(lm, 20) as seen, caplog.at_level(logging.WARNING):
+        found = lm.loglikelihood_rolling(instances, disable_tqdm=True)
+    assert seen["failed"]
+    assert "1 windows of rolling log-likelihoods run side by side from here on" in caplog.text
+    assert found == pytest.approx(expected, abs=1e-9)
+    assert lm.batch_size == 4
+
+
+def test_a_pass_that_several_processes_share_is_not_halved_by_one(make, monkeypatch):
+    """Under tp_plan: the others would wait for it without end."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr(ICLModel, "_is_tensor_parallel", True)
+    lm = make("icl")
+    with (
+        device_of(lm, 50),
+        pytest.raises(InputError, match=r"out of memory: .* under tp_plan"),
+    ):
+        run(lm)

@@ -1,0 +1,467 @@
+"""Which runs the board puts together, and which it keeps apart: results files in, numbers and labels out."""
+
+import csv
+import functools
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import peft
+import pytest
+import torch
+import transformers
+from lm_eval.models.huggingface import HFLM
+
+from lm_eval_icl import cli
+from lm_eval_icl.harness.models import model_class
+from lm_eval_icl.inference.fingerprint import files_digest
+from tests import boards, evaluation
+from tests.results import test_leaderboard_read as reading
+
+N = 20
+
+
+@pytest.fixture
+def board(monkeypatch, tmp_path):
+    """A function: folder of results -> the lines of the board's table, each a dictionary."""
+
+    def read(folder: Path, *arguments: str) -> list[dict]:
+        table = tmp_path / "board.csv"
+        monkeypatch.setattr(sys, "argv", ["lm-eval-icl", "leaderboard", str(folder), "--csv", str(table), *arguments])
+        cli.main()
+        with table.open(newline="") as file:
+            return list(csv.DictReader(file))
+
+    return read
+
+
+write = functools.partial(boards.write, task="a", n=N, right=0.5, shots=2)
+
+
+def rows(lines):
+    """Label and value of each row on the first column."""
+    return sorted((f"{line['details']} {line['arguments']} {line['conditions']}".strip(), float(line["value"]))
+                  for line in lines if line["column"] == lines[0]["column"])  # fmt: skip
+
+
+# Files that are refused.
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"n-shot.a": "4"}, "of task 'a', n-shot is '4': input should be a valid integer"),
+        ({"n-shot.a": -4}, "of task 'a', n-shot is -4: input should be greater than or equal to 0"),
+        ({"n-shot.a": 4.0}, "of task 'a', n-shot is 4.0: input should be a valid integer"),
+        ({"configs.a.num_fewshot": True}, "of task 'a', configs.num_fewshot is True: input should be a valid integer"),
+        (
+            {"results.a.acc_stderr,none": -1},
+            "task 'a', results: acc_stderr is -1, and no standard error is negative",
+        ),
+        ({"results.a.f1_stderr,none": -0.5}, "results: f1_stderr is -0.5, and no standard error is negative"),
+    ],
+)
+def test_a_file_with_an_impossible_number_is_refused(board, tmp_path, capsys, change, reason):
+    write(tmp_path / "in", seed=1)
+    bad = write(tmp_path / "in", seed=2, put=change)
+    (line,) = board(tmp_path / "in")
+    assert line["sets"] == "1" and line["conditions"] == "2 shots"
+    said = " ".join(capsys.readouterr().out.split())
+    assert bad.name in said and reason in said
+
+
+def test_a_file_with_a_key_twice_is_refused(board, tmp_path, capsys):
+    write(tmp_path / "in", seed=1)
+    bad = write(tmp_path / "in", seed=2)
+    bad.write_text(bad.read_text().replace('"acc,none": ', '"acc,none": 1.0, "acc,none": ', 1))
+    (line,) = board(tmp_path / "in")
+    assert line["sets"] == "1"
+    assert "has the key 'acc,none' twice in one object" in " ".join(capsys.readouterr().out.split())
+
+
+def test_samples_with_a_key_twice_are_not_used(board, tmp_path):
+    bad = write(tmp_path / "in")
+    samples = boards.samples_of(bad, "a")
+    samples.write_text(samples.read_text().replace('"acc": 0.0', '"acc": 1.0, "acc": 0.0', 1))
+    (line,) = board(tmp_path / "in")
+    assert "has the key 'acc' twice in one object" in line["marks"] and line["interval"] == "reported"
+
+
+def test_a_link_to_itself_is_left_out(board, tmp_path, capsys):
+    write(tmp_path / "in")
+    for name in ("results_loop.json", "loop.json", "samples_a_loop.jsonl", "loop"):
+        (tmp_path / "in" / name).symlink_to(name)
+    assert len(board(tmp_path / "in")) == 1
+    assert "left out: " in (said := capsys.readouterr().out) and "a link out of it" in " ".join(said.split())
+    (tmp_path / "loop.html").symlink_to("loop.html")
+    with pytest.raises(SystemExit, match=r"loop\.html: cannot be written"):
+        board(tmp_path / "in", "--output", str(tmp_path / "loop.html"))
+
+
+# Documents.
+
+
+def test_a_run_without_samples_does_not_join_documents_of_others(board, tmp_path):
+    folder = tmp_path / "in"
+    write(folder, seed=0, right=[1] * 15 + [0] * 5)
+    write(folder, seed=1, first=N, right=[0] * 15 + [1] * 5)
+    apart = rows(board(folder))
+    assert sorted(value for _, value in apart) == [0.25, 0.75]
+    write(folder, seed=2, samples=False, right=[1] * 10 + [0] * 10)
+    lines = board(folder)
+    assert {(line["value"], line["sets"]) for line in lines if line["interval"] != "reported"} == {
+        ("0.75", "1"), ("0.25", "1"),
+    }  # fmt: skip
+    assert len({line["conditions"] for line in lines}) == 3
+
+
+def test_a_run_without_samples_joins_the_only_documents(board, tmp_path):
+    write(tmp_path / "in", seed=0)
+    write(tmp_path / "in", seed=1, samples=False)
+    (line,) = board(tmp_path / "in")
+    assert "1 of 2 runs without samples are not counted" in line["marks"]
+
+
+# Models.
+
+
+DIGEST, OTHER = "0" * 16, "1" * 16
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "said"),
+    [
+        ({"config.model_files_digest": DIGEST}, {"config.model_files_digest": OTHER}, f"model_files_digest={OTHER}"),
+        ({"config.model_num_parameters": 100}, {"config.model_num_parameters": 200}, "model_num_parameters=200"),
+        ({"config.peft_sha": "a"}, {"config.peft_sha": "b"}, "peft_sha=b"),
+        ({"config.icl": {"trained": {"steps": 100}}}, {"config.icl": {"trained": {"steps": 30000}}},
+         "trained.steps=30000"),
+        ({"config.icl": {"study": {"weights": "a"}}}, {"config.icl": {"study": {"weights": "b"}}}, "study.weights=b"),
+        ({"eot_token_id": 1}, {"eot_token_id": 0}, "eot_token_id=0"),
+    ],
+)  # fmt: skip
+def test_what_files_say_of_a_model_keeps_rows_apart(board, tmp_path, one, other, said):
+    write(tmp_path / "in", seed=0, right=[1] * 10 + [0] * 10, put=one)
+    write(tmp_path / "in", seed=1, right=[1] * 5 + [0] * 15, put=other)
+    lines = board(tmp_path / "in")
+    assert [float(line["value"]) for line in lines] == [0.5, 0.25]
+    assert lines[1]["details"] == said
+
+
+def test_a_file_that_does_not_say_which_model_agrees_with_the_others_unless_they_differ(board, tmp_path):
+    write(tmp_path / "in", seed=0)
+    write(tmp_path / "in", seed=1, put={"config.model_files_digest": DIGEST, "config.model_num_parameters": 7})
+    assert len(board(tmp_path / "in")) == 1
+    write(tmp_path / "in", seed=2, put={"config.model_files_digest": OTHER})
+    assert {line["details"] for line in board(tmp_path / "in")} == {
+        "no model_files_digest", f"model_files_digest={DIGEST}", f"model_files_digest={OTHER}",
+    }  # fmt: skip
+
+
+def test_a_baseline_has_the_same_weights(board, tmp_path):
+    for model in ("icl", "invicl"):
+        for digest in (DIGEST, OTHER):
+            write(tmp_path / "in", model, put={"config.model_files_digest": digest})
+    by_name = {line["entry"]: line for line in board(tmp_path / "in")}
+    pairs = [(line["details"], by_name[line["baseline"]]["details"]) for line in by_name.values() if line["baseline"]]
+    assert len(pairs) == 2 and all(mine == theirs for mine, theirs in pairs)
+
+
+@pytest.mark.parametrize(
+    ("results", "is_marked"),
+    [
+        ({}, False),  # of a model that has no files, or of another program
+        ({"config.model_sha": ""}, True),
+        ({"config.model_args": {"pretrained": "./model"}}, True),
+        ({"config.model_sha": "abc"}, False),
+        ({"config.model_sha": "", "config.model_files_digest": DIGEST}, False),
+        ({"config.model_sha": "", "config.icl": {"study": {"weights": "a"}}}, False),
+    ],
+)
+def test_a_local_model_without_a_digest_is_marked(board, tmp_path, results, is_marked):
+    write(tmp_path / "in", put=results)
+    (line,) = board(tmp_path / "in")
+    assert ("Nothing says which weights the model had" in line["marks"]) is is_marked
+
+
+# Tasks.
+
+
+GENERATE = {"output_type": "generate_until", "generation_kwargs": {"until": ["\n\n"], "max_gen_toks": 2}}
+FILTER = {"name": "none", "filter": [{"function": "take_first"}]}
+CLEAN = "def clean(docs):\n    return docs\n"
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "said"),
+    [
+        (GENERATE, {**GENERATE, "generation_kwargs": {"until": ["\n\n"], "max_gen_toks": 24}}, "max_gen_toks=24"),
+        (GENERATE, {**GENERATE, "generation_kwargs": {"until": ["\n"], "max_gen_toks": 2}}, 'until=["\\n"]'),
+        (GENERATE, {**GENERATE, "generation_kwargs": {**GENERATE["generation_kwargs"], "temperature": 0.5}},
+         "temperature=0.5"),
+        ({"filter_list": [FILTER]}, {"filter_list": [{**FILTER, "filter": []}]},
+         "filter "),
+        ({"process_results": "def f(doc, results):\n    return {'acc': 0}\n"},
+         {"process_results": "def f(doc, results):\n    return {'acc': 1}\n"}, "process_results "),
+        ({}, {"process_results": "def f(doc, results):\n    return {'acc': 1}\n"}, "process_results "),
+        ({"fewshot_split": "train"}, {"fewshot_split": "validation"}, "fewshot_config.split=validation"),
+        ({"dataset_path": "org/one"}, {"dataset_path": "org/two"}, "dataset_path=org/two"),
+        ({"dataset_path": "/home/a/one"}, {"dataset_path": "/home/a/two"}, "dataset_path=two"),
+        ({"dataset_kwargs": {"revision": "a"}}, {"dataset_kwargs": {"revision": "b"}}, "dataset_kwargs.revision=b"),
+        ({"metadata": {"context": 4096}}, {"metadata": {"context": 8192}}, "metadata.context=8192"),
+        ({"metric_list": [{"metric": "acc", "ignore_case": True}]}, {"metric_list": [{"metric": "acc"}]},
+         "no metric.ignore_case"),
+        ({}, {"repeats": 3}, "repeats=3"),
+    ],
+)  # fmt: skip
+def test_other_settings_of_a_task_are_other_rows(board, tmp_path, one, other, said):
+    write(tmp_path / "in", seed=0, right=[1] * 10 + [0] * 10, **one)
+    write(tmp_path / "in", seed=1, right=[1] * 5 + [0] * 15, **other)
+    first, second = board(tmp_path / "in")
+    assert (float(first["value"]), float(second["value"])) == (0.5, 0.25)
+    assert said in second["conditions"] and first["conditions"] != second["conditions"]
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        # lm-eval writes functions that it does not find the code of with their addresses.
+        *([{"fewshot_config": {name: f"<function {name} at 0x7f08{i}>"}} for i in (1, 2)]
+          for name in ("doc_to_text", "process_docs")),
+        ({"metric_list": [{"metric": "acc", "aggregation": "<function mean at 0x1>"}]},
+         {"metric_list": [{"metric": "acc", "aggregation": "<function mean at 0x2>"}]}),
+        ({"process_docs": CLEAN}, {"process_docs": CLEAN,
+                                   "fewshot_config": {"process_docs": "<function clean at 0x7f3d10>"}}),
+        ({"fewshot_split": "train"}, {"fewshot_split": "train", "fewshot_config": {"split": "train", "samples": None}}),
+        ({"dataset_path": "/home/a/data/trec"}, {"dataset_path": "/scratch/b/trec"}),
+        ({"metadata": {"config_source": "/home/a/trec.yaml", "pretrained": "org/model"}}, {"metadata": {}}),
+        ({"unsafe_code": False, "should_decontaminate": False}, {}),
+        ({"metric_list": [{"metric": "acc"}]}, {"metric_list": [{"metric": "acc"}, {"metric": "acc_norm"}]}),
+        ({"repeats": 1}, {"repeats": 1.0}),
+    ],
+)  # fmt: skip
+def test_the_same_in_another_form_is_one_row(board, tmp_path, one, other):
+    write(tmp_path / "in", seed=0, **one)
+    write(tmp_path / "in", seed=1, **other)
+    (line,) = board(tmp_path / "in")
+    assert line["sets"] == "2"
+
+
+def test_machines_and_versions_are_marks(board, tmp_path):
+    for seed, version in enumerate(("5.22.0", "5.23.0")):
+        machine = f"PyTorch version: 2.{seed}.0\nGPU 0: NVIDIA H{seed}00\nModel name: AMD\n"
+        changes = {"transformers_version": version, "pretty_env_info": machine, "config.batch_size": seed + 1}
+        changes |= {"config.torch_seed": seed, "config.device": f"cuda:{seed}", "config.bootstrap_iters": seed}
+        write(tmp_path / "in", seed=seed, put={**changes, "config.icl": {"version": f"0.{seed}", "commit": "a"}})
+    (line,) = board(tmp_path / "in")
+    for said in ("transformers: 5.22.0, 5.23.0", "torch: 2.0.0, 2.1.0", "the GPU: NVIDIA H000, NVIDIA H100",
+                 "lm-eval-icl: 0.0, 0.1"):  # fmt: skip
+        assert f"Its runs differ in {said}." in line["marks"]
+    assert "CPU" not in line["marks"]
+
+
+# What is compared with what.
+
+
+def bbh_and_trec(folder):
+    """icl on bbh with the limits 6 and 10, and on trec with 20; pcw on both with other limits on other tasks."""
+    for model, right in (("icl", [0] * 20), ("pcw", [1] * 20)):
+        for seed in range(3):
+            write(folder, model, seed, task="bbh", right=right[:6], put={"config.limit": 6})
+            write(folder, model, seed, task="trec", right=right, put={"config.limit": 20})
+    write(folder, "icl", 0, task="bbh", right=[0] * 10, put={"config.limit": 10})
+
+
+def test_rows_are_of_one_limit_and_are_compared_task_by_task(board, tmp_path):
+    bbh_and_trec(tmp_path / "in")
+    lines = {(line["method"], line["conditions"], line["column"]): line for line in board(tmp_path / "in")}
+    limits = {"icl": (6, 10, 20), "pcw": (6, 20)}
+    assert {key[:2] for key in lines} == {
+        (method, f"2 shots, limit={limit}") for method, of_method in limits.items() for limit in of_method
+    }
+    for task, limit in (("bbh", 6), ("trec", 20)):
+        line = lines["pcw", f"2 shots, limit={limit}", task]
+        assert (line["difference"], line["documents"]) == ("1.0", str(limit)) and "unpaired" not in line["marks"]
+
+
+def test_one_task_a_run_does_not_put_limits_together(board, tmp_path):
+    write(tmp_path / "in", task="a", right=[0] * 6, put={"config.limit": 6})
+    write(tmp_path / "in", task="b", right=[1] * 20, put={"config.limit": 20})
+    assert {(line["conditions"], line["value"]) for line in board(tmp_path / "in")} == {
+        ("2 shots, limit=6", "0.0"),
+        ("2 shots, limit=20", "1.0"),
+    }  # fmt: skip
+
+
+def test_seeds_whose_demonstrations_were_replaced_are_seeds(board, tmp_path):
+    for seed, metadata in enumerate(({"version": 1}, {"version": 1, "demonstrations_replaced": 1}, {"version": 1})):
+        write(tmp_path / "in", seed=seed, metadata=metadata)
+    (line,) = board(tmp_path / "in")
+    assert (line["sets"], line["conditions"]) == ("3", "2 shots")
+
+
+def test_what_one_run_asked_stays_together(board, tmp_path):
+    """Templates of several tasks, of which the one that came first on one task was not asked with that of the other."""
+    write(tmp_path / "in", seed=0, task="b", right=[1] * N, description="B")
+    for description, right in (("A", [0] * N), ("B", [1] * N)):
+        write(tmp_path / "in", seed=1, task=("a", "b"), right=right, description=description)
+    values = {}
+    for line in board(tmp_path / "in"):
+        values.setdefault(line["entry"], set()).add(line["value"])
+    assert sorted(map(sorted, values.values())) == [["0.0"], ["1.0"]]
+
+
+def test_runs_that_say_it_in_different_ways_are_marked(board, tmp_path):
+    local = {"config.model_args": {"pretrained": "/tmp/model"}}
+    write(tmp_path / "in", seed=0, put={**local, "config.model_files_digest": "abc"})
+    write(tmp_path / "in", seed=1, put={**local, "config.icl": {"study": {"weights": "def"}}})
+    (line,) = board(tmp_path / "in")
+    assert "Nothing says which weights the model had" in line["marks"]
+    write(tmp_path / "other", seed=0, put={**local, "config.model_files_digest": "abc"})
+    write(tmp_path / "other", seed=1, put={**local, "config.model_files_digest": "abc"})
+    (line,) = board(tmp_path / "other")
+    assert "Nothing says" not in line["marks"]
+
+
+def test_two_rows_of_the_baseline_that_match_do_not_end_the_comparison(board, tmp_path):
+    write(tmp_path / "in", "pcw", right=[1] * 20)
+    write(tmp_path / "in", "icl", right=[0] * 20)
+    (alone,) = (line for line in board(tmp_path / "in") if line["method"] == "pcw")
+    assert (alone["difference"], alone["marks"]) == ("1.0", "")
+    arguments = {"config.model_args": {"pretrained": "org/model", "positions": "none"}}
+    write(tmp_path / "in", "icl", right=[1] * 20, put=arguments)
+    (line,) = (line for line in board(tmp_path / "in") if line["method"] == "pcw")
+    assert (line["difference"], line["marks"]) == ("1.0", "Compared with icl, 2 shots.")
+
+
+def test_where_no_row_of_the_baseline_was_asked_the_same_there_is_a_mark(board, tmp_path):
+    write(tmp_path / "in", "pcw", seed=5)
+    write(tmp_path / "in", "icl", seed=6)
+    write(tmp_path / "in", "icl", seed=7, put={"config.limit": 20})
+    (line,) = (line for line in board(tmp_path / "in") if line["method"] == "pcw")
+    assert (line["difference"], line["marks"]) == ("", "unpaired")
+
+
+# Real runs.
+
+
+def evaluate(model, path, seed=0, task="one_token", output=None, **kwargs):
+    """A run as lm-eval's command makes and writes it. Returns what the results say of the model and its setting."""
+    config = {**evaluation.TASKS[task], "fewshot_config": {"sampler": "default"}}
+    results = reading.evaluate(path, [config], 2, model, bootstrap_iters=0, fewshot_random_seed=seed, **kwargs)
+    if output:
+        reading.save(results, output)
+    return results["config"]
+
+
+@pytest.fixture
+def model(checkpoint, tmp_path):
+    """A folder of a checkpoint that a test may change."""
+    return shutil.copytree(checkpoint("llama"), tmp_path / "model")
+
+
+def other_weights(folder):
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    with torch.no_grad():
+        model.lm_head.weight.add_(1.0 + torch.randn_like(model.lm_head.weight))
+    model.save_pretrained(folder)
+
+
+@pytest.mark.parametrize("method", ["icl", "hf"])
+def test_other_weights_under_one_name_are_two_rows(board, model, tmp_path, method):
+    evaluate(method, model, seed=0, output=tmp_path / "in")
+    evaluate(method, model, seed=1, output=tmp_path / "in")
+    (line,) = board(tmp_path / "in")
+    assert (line["details"], line["sets"], line["marks"]) == ("", "2", "few seeds")
+    other_weights(model)
+    evaluate(method, model, seed=2, output=tmp_path / "in")
+    lines = board(tmp_path / "in")
+    assert sorted(line["sets"] for line in lines) == ["1", "2"]
+    assert all(line["details"].startswith("model_files_digest=") for line in lines)
+
+
+def test_a_digest_is_of_what_is_loaded(model, tmp_path):
+    first = evaluate("icl", model)["model_files_digest"]
+    assert evaluate("hf", model)["model_files_digest"] == first
+    for name in ("README.md", "training_args.bin", "optimizer.bin", "trainer_state.json", "training.json"):
+        (model / name).write_text("something else")
+    assert evaluate("hf", shutil.copytree(model, tmp_path / "copy"))["model_files_digest"] == first
+    loaded = HFLM(str(model), device="cpu")
+    other_weights(model)
+    assert evaluate(loaded, None)["model_files_digest"] == first  # not of what is there when the run ends
+    second = evaluate("hf", model)["model_files_digest"]
+    assert second != first
+    weights = transformers.AutoModelForCausalLM.from_pretrained(model)
+    weights.save_pretrained(model, max_shard_size="20KB")
+    (model / "model.safetensors").unlink()
+    assert len(list(model.glob("model-*.safetensors"))) > 1
+    sharded = evaluate("icl", model)["model_files_digest"]
+    last = sorted(model.glob("model-*.safetensors"))[-1]
+    data = last.read_bytes()
+    last.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    assert len({first, second, sharded, evaluate("icl", model)["model_files_digest"]}) == 4
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("LOCAL_RANK", "1")  # this process writes no results
+        assert model_class("icl")(str(model), device="cpu").model_files_digest is None
+
+
+def test_a_digest_is_of_pickled_weights_and_of_the_tokenizer(model):
+    weights = transformers.AutoModelForCausalLM.from_pretrained(model)
+    (model / "model.safetensors").unlink()
+    found = []
+    for scale in (1.0, 1.5):
+        torch.save({name: scale * value for name, value in weights.state_dict().items()}, model / "pytorch_model.bin")
+        found.append(evaluate("hf", model)["model_files_digest"])
+    settings = json.loads((model / "tokenizer_config.json").read_text())
+    (model / "tokenizer_config.json").write_text(json.dumps({**settings, "padding_side": "left"}))
+    assert len({*found, evaluate("hf", model)["model_files_digest"]}) == 3
+
+
+@pytest.mark.parametrize("method", ["icl", "hf"])
+def test_a_digest_is_of_an_adapter_too(model, tmp_path, method):
+    found = [evaluate(method, model)["model_files_digest"]]
+    for seed in range(2):
+        torch.manual_seed(seed)
+        base = transformers.AutoModelForCausalLM.from_pretrained(model)
+        adapter = peft.get_peft_model(base, peft.LoraConfig(target_modules=["q_proj"], init_lora_weights=False))
+        adapter.save_pretrained(tmp_path / "adapter")
+        found.append(evaluate(method, model, args={"peft": str(tmp_path / "adapter")})["model_files_digest"])
+    assert len(set(found)) == 3
+
+
+def test_a_model_that_was_made_in_python_has_no_digest_and_a_mark(board, model, tmp_path):
+    weights = transformers.AutoModelForCausalLM.from_pretrained(model)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(model)
+    made = model_class("icl")(weights, tokenizer=tokenizer, device="cpu")
+    assert "model_files_digest" not in evaluate(made, None, output=tmp_path / "in")
+    (line,) = board(tmp_path / "in")
+    assert "Nothing says which weights the model had" in line["marks"]
+
+
+def test_generation_arguments_given_to_a_run_are_two_rows(board, model, tmp_path):
+    for seed, length in enumerate((2, 5)):
+        evaluate("icl", model, seed, "generate", tmp_path / "in", gen_kwargs={"max_gen_toks": length})
+    assert {line["conditions"] for line in board(tmp_path / "in")} == {
+        f"2 shots, max_gen_toks={length}" for length in (2, 5)
+    }  # fmt: skip
+
+
+def test_of_a_model_of_the_hub_the_commit_is_recorded_offline(checkpoint, tmp_path, monkeypatch):
+    commit, cache = "0123456789" * 4, tmp_path / "hub" / "hub" / "models--org--tiny"
+    shutil.copytree(checkpoint("gpt2"), cache / "snapshots" / commit)
+    (cache / "refs").mkdir()
+    (cache / "refs" / "main").write_text(commit)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(cache.parent))
+    config = evaluate("hf", "org/tiny")
+    assert config["model_sha"] == commit and "model_files_digest" not in config
+
+
+def test_a_folder_that_cannot_be_listed_is_no_traceback(tmp_path):
+    """The tokenizer's folder has not the checkpoint's subfolder: then nothing says which files were loaded."""
+    (tmp_path / "model/sub").mkdir(parents=True)
+    (tmp_path / "model/sub/config.json").write_text("{}")
+    (tmp_path / "tokenizer").mkdir()
+    given = {"pretrained": str(tmp_path / "model"), "subfolder": "sub"}
+    assert files_digest(**given) is not None
+    assert files_digest(**given, tokenizer=str(tmp_path / "tokenizer")) is None

@@ -1,0 +1,595 @@
+"""MetaICL's tasks, against a literal version of its evaluation that was written from notes about its code alone."""
+
+import argparse
+import dataclasses
+import functools
+import json
+import random
+import runpy
+from collections import Counter
+
+import lm_eval.evaluator
+import numpy as np
+import pytest
+import torch
+from lm_eval.api.model import LM
+from lm_eval.models.huggingface import HFLM
+from lm_eval.tasks import TaskManager
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from lm_eval_icl import cli, methods
+from lm_eval_icl.cli import train as train_command
+from lm_eval_icl.errors import InputError
+from lm_eval_icl.harness import patches
+from lm_eval_icl.harness.models import model_class
+from lm_eval_icl.harness.plugin import task_dir
+from lm_eval_icl.metaicl.files import SEEDS, SETTINGS, TASKS, Folder, Row, targets
+from lm_eval_icl.metaicl.metric import decision, macro_f1, mean_losses
+from lm_eval_icl.metaicl.reading import reader
+from lm_eval_icl.results.samples import Asked, read_answers
+from lm_eval_icl.results.settings import template
+from lm_eval_icl.training.episodes import Pool, RowDraw
+from lm_eval_icl.training.metaicl import SettingTask
+from lm_eval_icl.training.rows import RowMaker
+from tests import evaluation
+
+# Ten tasks that are there whole: both kinds, few and many options, long and short rows, one class among the
+# demonstrations (ethos-race), rows of different numbers of options (ai2_arc).
+REAL = (
+    "ai2_arc codah ethos-race financial_phrasebank glue-rte openbookqa poem_sentiment qasc quarel superglue-copa"
+).split()
+# How many tokens a model takes where losses are compared; ids are compared at MetaICL's 1,024 too.
+SHORT = 400
+MADE = ("poem_sentiment", "openbookqa", "glue-rte")
+
+
+# The literal version.
+
+
+def literal_pieces(row, option, channel, first):
+    """The two pieces of a row with an option: a line break between them, three before all rows but the first."""
+    free = not any(row["options"])
+    if channel:
+        given, said = option, row["input"]
+        if said != "" and not free:
+            said = "\n" + said
+        if not first:
+            given = "\n\n\n" + given
+        return given, said
+    given, said = row["input"], option
+    if not free:
+        said = "\n" + said
+    if not first:
+        given = ("\n\n" if given == "" else "\n\n\n") + given
+    return given, said
+
+
+def literal_example(tokenize, row, options, channel, first):
+    """For each option the ids of its two pieces; the end of the input is cut so that the longest option fits in 256."""
+    pieces = [literal_pieces(row, option, channel, first) for option in options]
+    inputs = [tokenize(said if channel else given) for given, said in pieces]
+    outputs = [tokenize(given if channel else said) for given, said in pieces]
+    longest = max(len(output) for output in outputs)
+    inputs = [ids[: 256 - 2 - longest] if len(ids) >= 256 - 2 - longest else ids for ids in inputs]
+    return list(zip(outputs, inputs, strict=True)) if channel else list(zip(inputs, outputs, strict=True))
+
+
+def literal_sequences(tokenize, shown, row, channel, max_length):
+    """For each option (context, target): all tokens too many are dropped from the beginning of the context."""
+    context = []
+    for i, each in enumerate(shown):
+        [(given, said)] = literal_example(tokenize, each, [each["output"]], channel, i == 0)
+        context += given + said
+    found = []
+    for given, said in literal_example(tokenize, row, row["options"], channel, not shown):
+        before = context + given
+        if shown:
+            most = min(256 * len(shown), 1024, max_length)
+            before = before[max(0, len(before) + len(said) - most) :]
+        found.append((before, said))
+    return found
+
+
+def literal_losses(model, sequences):
+    """The mean cross-entropy of each target, one forward pass a sequence."""
+    return [literal_loss(model, tuple(context), tuple(target)) for context, target in sequences]
+
+
+@functools.cache
+def literal_loss(model, context, target):
+    with torch.inference_mode():
+        logits = model(torch.tensor([context + target])).logits[0, len(context) - 1 : -1]
+    return torch.nn.functional.cross_entropy(logits, torch.tensor(target)).item()
+
+
+def literal_f1(predictions, groundtruths):
+    f1s = []
+    for label in set(groundtruths):
+        of_label = [p == label for p, g in zip(predictions, groundtruths, strict=True) if g == label]
+        predicted = [g == label for p, g in zip(predictions, groundtruths, strict=True) if p == label]
+        recall, precision = np.mean(of_label), np.mean(predicted) if predicted else 1.0
+        f1s.append(0 if precision + recall == 0 else 2 * precision * recall / (precision + recall))
+    return np.mean(f1s)
+
+
+# Rows.
+
+WORDS = (
+    "a gripping film the plot is dull what capital of France Paris jokes fall flat positive negative sentence plausible"
+).split()
+
+
+def made_rows(task, n, seed, kind="test"):
+    """Rows as the task has them, some of them longer than an example may be, some with blanks at odd places."""
+    rnd = random.Random(f"{task} {seed} {kind}")
+    rows = []
+    for i in range(n):
+        words = rnd.choices(WORDS, k=rnd.choice([3, 12, 40, 40, 180]))
+        options = TASKS[task]["options"]
+        if options is None:
+            options = [" ".join(rnd.choices(WORDS, k=rnd.randrange(1, 8))) + f" {j}" for j in range(3 + i % 2)]
+        text = rnd.choice(["", "", " "]) + " ".join(words) + rnd.choice([".", "?", " [SEP] so: 12"])
+        rows.append({"task": task, "input": text, "output": rnd.choice(options), "options": options})
+    return rows
+
+
+def write(folder, task, k, seed, split, rows):
+    path = folder / task / f"{task}_{k}_{seed}_{split}.jsonl"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A folder of MetaICL's data with made-up rows."""
+    folder = tmp_path_factory.mktemp("metaicl")
+    for task in MADE:
+        for seed in SEEDS:
+            write(folder, task, 16, seed, "train", made_rows(task, 16, seed, "train"))
+            write(folder, task, 16, seed, "test", made_rows(task, 6, 0))
+    for task in ("ethos-gender", "hotpot_qa", "sciq"):
+        rows = made_rows(task if task != "hotpot_qa" else "sciq", 20, 1, "train")
+        if task == "hotpot_qa":
+            rows = [{"task": task, "input": row["input"], "output": row["output"], "options": []} for row in rows]
+        write(folder, task, 40, 100, "train", rows)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def real(shared, tmp_path_factory):
+    out = tmp_path_factory.mktemp("real")
+    lay_out = runpy.run_path(str(shared / "tools/metaicl_data.py"))["lay_out"]
+    lay_out(out)
+    return out / "data"
+
+
+@pytest.fixture(scope="module")
+def model(checkpoint):
+    """A random GPT-2 of 1,024 positions, and its folder."""
+    folder = checkpoint("gpt2")
+    return folder, AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+
+
+def read(folder, task, seed, split):
+    path = folder / task / f"{task}_16_{seed}_{split}.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@functools.cache
+def manager(folder, metadata):
+    patches.install_early("lm_eval.tasks.manager")
+    metadata = {"metaicl": str(folder), **dict(metadata)}
+    return TaskManager(include_defaults=False, include_path=str(task_dir() / "metaicl"), metadata=metadata)
+
+
+def load(names, folder, **metadata):
+    """The tasks and groups of these names."""
+    return manager(folder, tuple(metadata.items())).load(list(names))
+
+
+def evaluate(lm, names, folder, seed=100, shots=16, limit=None, **metadata):
+    """As lm-eval's `simple_evaluate`, without a look at the machine."""
+    for module in ("lm_eval.evaluator", "lm_eval.api.model"):
+        patches.install_early(module)
+    loaded = load(names, folder, **metadata)
+    for task in loaded["tasks"].values():
+        task.set_config("num_fewshot", shots)
+        task.set_fewshot_seed(seed)
+    return lm_eval.evaluator.evaluate(lm, loaded, limit=limit, bootstrap_iters=0)
+
+
+def built(lm, name, folder, seed=100, shots=16, limit=None, **metadata):
+    """The requests of a task, by document."""
+    [task] = load([name], folder, **metadata)["tasks"].values()
+    task.set_config("num_fewshot", shots)
+    task.set_fewshot_seed(seed)
+    task.bind(lm)
+    task.build_all_requests(limit=limit)
+    found = {}
+    for instance in task.instances:
+        found.setdefault(instance.doc_id, []).append(instance.args)
+    return list(found.values()), task
+
+
+def hf(model, **kwargs):
+    return HFLM(pretrained=model[1], tokenizer=model[2], batch_size=4, device="cpu", **kwargs)
+
+
+def ours(name, model, **kwargs):
+    return model_class(name)(pretrained=model[1], tokenizer=model[2], device="cpu", **kwargs)
+
+
+# Sequences.
+
+
+@pytest.mark.parametrize("channel", [False, True], ids=["direct", "channel"])
+@pytest.mark.parametrize(("shots", "most"), [(16, 1024), (8, 1024), (2, 1024), (0, 1024), (16, 300)])
+def test_sequences_are_the_literal_ones(made, model, channel, shots, most):
+    """Id by id, also those that are cut; and the models of this package get the same ones as hf."""
+    tokenizer = model[2]
+    cut = 0
+    for lm in (hf(model, max_length=most), ours("icl", model, max_length=most)):
+        for task in MADE[:2]:
+            documents, _ = built(lm, f"metaicl_{'channel_' * channel}{task}", made, 13, shots)
+            shown = read(made, task, 13, "train")[:shots]
+            for row, requests in zip(read(made, task, 13, "test"), documents, strict=True):
+                expected = literal_sequences(lambda text: tokenizer(text)["input_ids"], shown, row, channel, most)
+                assert [(prompt.ids, list(answer.ids)) for prompt, answer in requests] == expected
+                cut += any(len(context) + len(target) == min(most, 1024) for context, target in expected)
+    assert (cut > 0) == (shots > 2)
+
+
+def test_texts_are_what_is_said():
+    """With line breaks; three between examples, two before a blank input, and none before an answer in free text."""
+    from lm_eval_icl.metaicl.strings import texts
+
+    row = Row("Who?", "me", ("me", "you"))
+    assert texts(row, "you", False, True) == ("", "Who?", "\nyou")
+    assert texts(row, "you", True, False) == ("\n\n\n", "you", "\nWho?")
+    assert texts(dataclasses.replace(row, input=""), "you", False, False) == ("\n\n", "", "\nyou")
+    assert texts(Row("Who?", "me", ()), "me", False, False) == ("\n\n\n", "Who?", "me")
+    assert texts(Row("Who?", "me", ()), "me", True, False) == ("\n\n\n", "me", "Who?")
+
+
+@pytest.mark.parametrize("name", ["sentencepiece", "llama3"])
+def test_pieces_of_other_tokenizers_join_to_the_text(made, checkpoint, name):
+    """No blank is put between pieces, and BOS stands at the beginning."""
+    folder = checkpoint("llama" if name == "sentencepiece" else name)
+    lm = HFLM(pretrained=str(folder), device="cpu")
+    documents, _ = built(lm, "metaicl_openbookqa", made, shots=2)
+    for [(prompt, answer), *_] in documents:
+        assert prompt.ids[0] == lm.tokenizer.bos_token_id
+        text = lm.tokenizer.decode([*prompt.ids[1:], *answer.ids])
+        assert text.strip() == (str(prompt) + str(answer)).strip()
+
+
+@pytest.mark.parametrize("channel", [False, True], ids=["direct", "channel"])
+def test_whole_demonstrations_leave_where_none_may_be_cut(made, model, channel):
+    """The longest first, the same ones for all options, none more than needed; in whatever order they come."""
+    lm, most = ours("invicl", model, max_length=700), 700
+    name = f"metaicl_{'channel_' * channel}openbookqa"
+    documents, task = built(lm, name, made)
+    everything = _one_by_one(task)
+    for number, requests in enumerate(documents):
+        [kept] = {prompt.tokens.context.demonstrations for prompt, _ in requests}
+        gone = list((Counter(everything) - Counter(kept)).elements())
+        assert not Counter(kept) - Counter(everything) and len(gone) == task._made[number][2] > 0
+        behind = max(len(prompt.tokens.query) + len(answer.ids) for prompt, answer in requests)
+        total = sum(map(len, kept)) + behind
+        assert total <= most < total + min(map(len, gone)) and min(map(len, gone)) >= max(map(len, kept))
+    task._rows = task._rows[::-1]
+    task._shown.clear()
+    task.build_all_requests()
+    assert [instance.args for instance in task.instances] == [each for some in documents for each in some]
+
+
+def _one_by_one(task):
+    """The demonstrations of a task as parts, with nothing left out."""
+    sequences = task._sequences
+    return [(each.given + each.said + each.between).ids for each in sequences.shown(task._rows)]
+
+
+# Decision and metric.
+
+
+def test_the_metric():
+    assert macro_f1([("a", "a"), ("b", "a"), ("b", "b"), ("b", "c")]) == pytest.approx(0.5833, abs=1e-4)
+    rnd = random.Random(0)
+    for _ in range(20):
+        pairs = [(rnd.choice("abc"), rnd.choice("abcd")) for _ in range(9)]
+        assert macro_f1(pairs) == pytest.approx(literal_f1([p for _, p in pairs], [g for g, _ in pairs]))
+    assert decision(mean_losses([-3.0, -4.0, -2.0], [3, 8, 4])) == 1
+    assert decision([1.0, 1.0]) == 0
+
+
+def assert_as_literal(results, name, task, folder, model, channel, seed, limit=None, shots=16):
+    """Losses of every option, decisions and metric are those of the literal version."""
+    shown, rows = read(folder, task, seed, "train")[:shots], read(folder, task, seed, "test")[:limit]
+    predictions = []
+    for row, sample in zip(rows, results["samples"][name], strict=True):
+        sequences = literal_sequences(lambda text: model[2](text)["input_ids"], shown, row, channel, SHORT)
+        expected = literal_losses(model[1], sequences)
+        scored = [
+            -float(resp[0][0]) / len(target) for resp, (_, target) in zip(sample["resps"], sequences, strict=True)
+        ]
+        assert scored == pytest.approx(expected, abs=1e-4)
+        predictions.append(row["options"][expected.index(min(expected))])
+    right = [row["output"] for row in rows]
+    if TASKS[task]["task_type"] == "classification":
+        value = literal_f1(predictions, right)
+    else:
+        value = np.mean([p.strip() == g.strip() for p, g in zip(predictions, right, strict=True)])
+    assert results["results"][name]["metaicl,none"] == pytest.approx(value)
+
+
+@pytest.mark.parametrize("channel", [False, True], ids=["direct", "channel"])
+def test_evaluation_is_the_literal_one(made, model, channel):
+    names = {f"metaicl_{'channel_' * channel}{task}": task for task in MADE[:2]}
+    for lm in (hf(model, max_length=SHORT), ours("icl", model, max_length=SHORT)):
+        results = evaluate(lm, names, made, 21, limit=2)
+        for name, task in names.items():
+            assert_as_literal(results, name, task, made, model, channel, 21, 2)
+
+
+def test_real_rows_are_as_the_literal_version_has_them(real, model):
+    """Ten tasks, direct and channel: every id of some documents; losses and decisions of a few."""
+    lm = ours("icl", model)
+    for i, task in enumerate(REAL):
+        seed = SEEDS[i % 5]
+        shown = read(real, task, seed, "train")
+        for channel in (False, True):
+            documents, _ = built(lm, f"metaicl_{'channel_' * channel}{task}", real, seed, limit=3)
+            for row, requests in zip(read(real, task, seed, "test"), documents, strict=False):
+                expected = literal_sequences(lambda text: model[2](text)["input_ids"], shown, row, channel, 1024)
+                assert [(prompt.ids, list(answer.ids)) for prompt, answer in requests] == expected
+    for channel, tasks in ((False, REAL[:3]), (True, REAL[-3:])):
+        names = {f"metaicl_{'channel_' * channel}{task}": task for task in tasks}
+        results = evaluate(ours("icl", model, max_length=SHORT), names, real, 87, limit=1)
+        for name, task in names.items():
+            assert_as_literal(results, name, task, real, model, channel, 87, 1)
+
+
+def test_pmi_subtracts_the_loss_behind_nothing(made, model):
+    """The input is "N/A" and the demonstrations stay."""
+    name, task = "metaicl_openbookqa", "openbookqa"
+    results = evaluate(ours("icl", model, max_length=SHORT), [name], made, limit=2, pmi=True)
+    shown, right = read(made, task, 100, "train"), []
+    for row in read(made, task, 100, "test")[:2]:
+        both = [
+            literal_losses(
+                model[1],
+                literal_sequences(lambda text: model[2](text)["input_ids"], shown, each, False, SHORT),
+            )
+            for each in (row, row | {"input": "N/A"})
+        ]
+        differences = [loss - null for loss, null in zip(*both, strict=True)]
+        right.append(row["options"][differences.index(min(differences))] == row["output"])
+    assert results["results"][name]["metaicl,none"] == pytest.approx(np.mean(right))
+
+
+def test_a_leaderboard_has_the_tasks_own_decisions(made, model):
+    """Not the option with the highest log-probability, nor of twice as many; with PMI it is another row."""
+    name = "metaicl_openbookqa"
+    results = evaluate(ours("icl", model, max_length=SHORT), [name], made, shots=2, pmi=True)
+    samples, config = results["samples"][name], results["configs"][name]
+    asked = Asked("acc", "none", True, True, False, 2, (), config["fewshot_delimiter"])
+    answers = read_answers(samples, asked)
+    assert answers.predictions.tolist() == [sample["doc"]["prediction"] for sample in samples]
+    assert answers.chance == pytest.approx(np.mean([1 / len(sample["doc"]["options"]) for sample in samples]))
+    raw = read_answers(samples, dataclasses.replace(asked, decided=False)).predictions
+    assert raw.tolist() != answers.predictions.tolist()
+    assert template(results, config) != template(results, {**config, "metadata": {**config["metadata"], "pmi": False}})
+
+
+@pytest.mark.parametrize("name", methods.NAMES)
+def test_every_method_runs_them(made, model, name):
+    """With what was cut in the results."""
+    arguments = {"layer": 1} if name == "batchicl" else {"T": 2} if name == "deepthink" else {}
+    lm = ours(name, model, max_length=SHORT, overflow="drop", **arguments)
+    results = evaluate(lm, ["metaicl_glue-rte", "metaicl_channel_glue-rte"], made, limit=1)
+    for found in results["results"].values():
+        assert 0 <= found["metaicl,none"] <= 1 and found["tokens_cut,none"] > 0 and found["left_out,none"] > 0
+
+
+def test_a_group_is_the_mean_of_its_tasks(made, model, caplog):
+    results = evaluate(ours("icl", model), ["metaicl_hr_to_lr"], made, limit=2, shots=1, missing="skip")
+    values = [results["results"][f"metaicl_{task}"]["metaicl,none"] for task in MADE]
+    assert results["results"]["metaicl_hr_to_lr"]["metaicl,none"] == pytest.approx(np.mean(values))
+    assert "the test tasks of hr_to_lr: goes on without quarel, financial_phrasebank, codah" in caplog.text
+
+
+# What cannot be used.
+
+
+def test_demonstrations_that_are_test_documents_stay_and_are_counted(made, model, tmp_path, caplog):
+    """MetaICL's files are its protocol, copies and all."""
+    name, shown = MADE[0], read(made, MADE[0], 100, "train")
+    rows = read(made, name, 100, "test")
+    copies = [{**row, "input": f"  {row['input'].upper()}"} for row in shown[:3]]
+    write(tmp_path, name, 16, 100, "train", shown)
+    write(tmp_path, name, 16, 100, "test", rows + copies)
+    for shots, count in ((16, 3), (2, 2), (0, 0)):
+        caplog.clear()
+        results = evaluate(hf(model), [f"metaicl_{name}"], tmp_path, shots=shots, limit=2)
+        metadata = results["configs"][f"metaicl_{name}"]["metadata"]
+        assert metadata.get("demonstrations_evaluated", 0) == count
+        said = [each.getMessage() for each in caplog.records if "stay, as MetaICL" in each.getMessage()]
+        assert [line.split(" demonstrations")[0] for line in said] == [f"metaicl_{name}: {count} of {shots}"][:count]
+
+
+def test_the_yaml_files_are_made_of_the_settings():
+    files = runpy.run_path(str(evaluation.ROOT / "scripts/metaicl_tasks.py"))["files"]()
+    there = {path.name: path.read_text() for path in (task_dir() / "metaicl").glob("metaicl_*.yaml")}
+    assert there == files and len(files) == 2 * (len(targets()) + 2 * len(SETTINGS)) == 132
+
+
+@pytest.mark.parametrize(
+    ("names", "change", "says"),
+    [
+        ("metaicl_openbookqa", {"metaicl": None}, "needs the folder of MetaICL's data: give --metadata metaicl="),
+        ("metaicl_openbookqa", {"metaicl": "nowhere"}, "nowhere: no such folder"),
+        ("metaicl_openbookqa", {"metaicl": "/"}, "not a folder of MetaICL's data"),
+        ("metaicl_quarel", {}, "there are no files of quarel: make them"),
+        (
+            "metaicl_hr_to_lr",
+            {},
+            "23 of the 26 test tasks of hr_to_lr have .* quarel, .*, or give missing=skip in --metadata",
+        ),
+        ("metaicl_hr_to_lr_unseen", {}, "3 of the 4 unseen-domain tasks of hr_to_lr .* financial_phrasebank"),
+        ("metaicl_qa_to_qa_unseen", {"missing": "skip"}, "there are no files of "),
+        ("metaicl_hr_to_lr", {"missing": "no"}, "missing=no: must be skip"),
+        ("metaicl_openbookqa", {"pmi": 3}, "pmi=3: must be True or False"),
+        ("metaicl_openbookqa", {"PMI": True}, "PMI=True: did you mean 'pmi'?"),
+        ("metaicl_openbookqa", {"demonstrations": "random"}, "demonstrations=random: .* leave it out"),
+    ],
+)
+def test_bad_folders_and_metadata(made, names, change, says):
+    with pytest.raises(InputError, match=says):
+        load([names], made, **change)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ("no json", "line 2: not JSON"),
+        ("[]", "line 2: must be an object"),
+        ({"output": 3}, "line 2: 'output' must be a text, and is 3"),
+        ({"options": None}, "line 2: 'options' must be a list of texts, and is None"),
+        ({"options": []}, "line 2: has 0 options"),
+        ({"output": "else"}, "line 2: the output 'else' is none of the options"),
+        ({"options": ["entailment", "no"], "output": "no"}, "line 2: the options .* are not those of glue-rte"),
+    ],
+)
+def test_bad_rows(tmp_path, change, says):
+    rows = made_rows("glue-rte", 3, 0)
+    lines = [json.dumps(row) for row in rows]
+    lines[1] = change if isinstance(change, str) else json.dumps(rows[1] | change)
+    path = tmp_path / "glue-rte" / "glue-rte_16_100_test.jsonl"
+    path.parent.mkdir()
+    path.write_text("\n".join(lines))
+    with pytest.raises(InputError, match=says):
+        Folder(tmp_path, "--data").test("glue-rte", 100)
+
+
+def test_bad_seeds_and_runs(made, model, tmp_path):
+    name = "metaicl_openbookqa"
+    with pytest.raises(InputError, match=r"--seed 1234: .* 100, 13, 21, 42, 87: give one of these"):
+        evaluate(hf(model), [name], made, 1234)
+    with pytest.raises(InputError, match=r"num_fewshot=17: .* have 16 rows"):
+        evaluate(hf(model), [name], made, shots=17)
+    for k, seed, split in ((16, 13, "train"), (16, 13, "test")):
+        write(tmp_path, "openbookqa", k, seed, split, made_rows("openbookqa", 16, 0))
+    with pytest.raises(InputError, match=r"openbookqa_16_42_train.jsonl: no such file \(there are openbookqa_16_13_tr"):
+        evaluate(hf(model), [name], tmp_path, 42)
+    write(tmp_path, "openbookqa", 16, 13, "train", made_rows("openbookqa", 15, 0))
+    with pytest.raises(InputError, match="has 15 rows, and MetaICL's training files of target tasks have 16"):
+        evaluate(hf(model), [name], tmp_path, 13)
+    [task] = load([name], made)["tasks"].values()
+    with pytest.raises(InputError, match="cut by the model's tokenizer, which is not known here"):
+        task.build_all_requests(limit=1)
+    with pytest.raises(InputError, match="the mean loss of a token, and Other does not tell its tokens"):
+        task.bind(Other())
+
+
+class Other(LM):
+    """A model behind an interface that gives no tokens."""
+
+    def loglikelihood(self, requests):
+        raise AssertionError
+
+    loglikelihood_rolling = generate_until = loglikelihood
+
+
+# Training.
+
+
+def setting_tasks(made, tokenizer, channel=False, alike=False, most=1024):
+    rows = {task: Folder(made, "--data").train(task, 40) for task in ("ethos-gender", "hotpot_qa", "sciq")}
+    how = dataclasses.replace(reader(tokenizer, None, most), alike=alike)
+    return [SettingTask(name, some, how, channel) for name, some in rows.items()]
+
+
+@pytest.mark.parametrize("channel", [False, True], ids=["direct", "channel"])
+def test_training_rows_are_the_literal_ones(made, model, channel):
+    """Free text included, which has no line break before it: context and target, and the target alone is learnt."""
+    maker = RowMaker(methods.Predictor(model[1], model[2], methods.make("icl")))
+    for task in setting_tasks(made, model[2], channel):
+        rows = [{"input": row.input, "output": row.output, "options": list(row.options)} for row in task.rows]
+        for episode in (Pool(task, 5, 0).draw(random.Random(i)) for i in range(3)):
+            prompt, answer = maker.tokens(episode, None)
+            shown, query = [rows[i] for i in episode.demonstrations], rows[episode.query]
+            [(given, said)] = literal_example(
+                lambda text: model[2](text)["input_ids"], query, [query["output"]], channel, False
+            )
+            context = [
+                token
+                for i, each in enumerate(shown)
+                for piece in literal_example(
+                    lambda text: model[2](text)["input_ids"], each, [each["output"]], channel, i == 0
+                )[0]
+                for token in piece
+            ]
+            before = [*context, *given]
+            before = before[max(0, len(before) + len(said) - 1024) :]
+            assert ([*prompt.context.tokens, *prompt.query], list(answer)) == (before, said)
+            row = maker.row(episode)
+            assert [token for _, token in row.targets] == said and row.ids == [*before, *said][:-1]
+
+
+def test_every_row_is_drawn_once_an_epoch(made, model):
+    """With other rows of its task, the same in every epoch; and only rows that remain whole, if these are asked for."""
+    tasks = setting_tasks(made, model[2], alike=True, most=400)
+    pools = [Pool(task, 4, 0) for task in tasks]
+    icl, invicl = methods.make("icl"), methods.make("invicl")
+    remains = {each.name: lambda episode, each=each: episode.task.remains(each, episode) for each in (icl, invicl)}
+    draw = RowDraw(pools, 3, remains, all_remain=False)
+    one, two = [draw(number) for number in range(60)], [draw(number) for number in range(60, 120)]
+    assert {(e.task, e.query): e.demonstrations for e in one} == {(e.task, e.query): e.demonstrations for e in two}
+    assert len({(e.task, e.query) for e in one}) == 60 and one != two and one != sorted(one, key=lambda e: e.query)
+    assert all(e.query not in e.demonstrations and len(set(e.demonstrations)) == 4 for e in one)
+    assert RowDraw(pools, 3, {}, False)(7) == draw(7) and RowDraw(pools, 4, {}, False)(7) != draw(7)
+
+    def tokens(episode, copies):
+        sequences = episode.task.reader.sequences(False)
+        [joined] = sequences.join(
+            sequences.shown([episode.task.rows[i] for i in episode.demonstrations]),
+            sequences.asked(episode.task.rows[episode.query], False, [episode.task.rows[episode.query].output]),
+        )
+        whole = sum(len(part.ids) for part in joined.demonstrations)
+        return None if joined.left_out else copies * whole + len(joined) - whole
+
+    for name, copies in (("icl", 1), ("invicl", 2)):
+        counted = sum((found := tokens(e, copies)) is not None and found + 3 <= 400 for e in one) / 60
+        assert 0 < draw.shares["invicl"] < draw.shares["icl"] < 1 and draw.shares[name] == pytest.approx(counted)
+    kept = RowDraw(pools, 3, remains, all_remain=True)
+    assert len(kept.rows) == round(60 * draw.shares["invicl"])
+
+
+def test_the_command_trains_on_a_setting(made, model, tmp_path, monkeypatch, capsys):
+    def run(output, *more):
+        line = f"train invicl --model_args pretrained={model[0]},max_length=900 --metaicl hr_to_lr --data {made}"
+        line += f" --train_k 40 --steps 1 --batch_size 2 --num_fewshot 3 --device cpu --output {tmp_path / output}"
+        monkeypatch.setattr("sys.argv", ["lm-eval-icl", *line.split(), *more])
+        cli.main()
+        return (tmp_path / output / "log.jsonl").read_text(), capsys.readouterr().out
+
+    with pytest.raises(SystemExit, match=r"59 of the 61 training tasks of hr_to_lr .* or give --metadata missing=skip"):
+        run("refused")
+    with pytest.raises(SystemExit, match="--loss all: MetaICL's loss is that of the query"):
+        run("refused", "--loss", "all")
+    skip = ["--metadata", "missing=skip", "--fits", "icl,invicl"]
+    log, said = run("one", *skip)
+    assert "nothing is cut, by the tokens that they have under a method: invicl " in said and "%, icl " in said
+    losses = [json.loads(text.splitlines()[0])["loss"] for text in (log, run("channel", *skip, "--channel")[0])]
+    assert losses[0] != losses[1]
+    trained = json.loads((tmp_path / "one" / "config.json").read_text())["lm_eval_icl"]["trained"]
+    assert trained["tasks"] == [name for name in SETTINGS["hr_to_lr"]["train"] if (made / name).is_dir()]
+
+
+def test_defaults_of_training_are_metaicls():
+    options = train_command.read_options(argparse.ArgumentParser(), ["icl", "--metaicl", "hr_to_lr"])
+    assert "num_fewshot" not in options
+    settings = train_command.Settings(**train_command.METAICL)
+    assert (settings.num_fewshot, settings.batch_size, settings.learning_rate, settings.steps) == (16, 8, 1e-5, 30_000)
+    assert (settings.warmup_steps, settings.weight_decay, settings.max_grad_norm) == (0, 0.0, 1.0)
+    assert (settings.draw, settings.loss) == ("row", "query")

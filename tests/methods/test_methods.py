@@ -1,0 +1,681 @@
+"""Every method against a literal computation of its definition: no layout, mask, memory or packing of ours.
+
+InvICL is computed twice: line by line as the paper's Algorithm 1 from GPT-2's weights, and for every family by
+ordinary passes behind joined keys and values.
+"""
+
+import contextlib
+import copy
+import functools
+import itertools
+import math
+
+import pytest
+import torch
+from lm_eval.api.instance import Instance
+from torch.nn.functional import layer_norm
+from transformers import AutoTokenizer, DynamicCache
+
+from lm_eval_icl import methods
+from lm_eval_icl.harness.models import model_class
+from lm_eval_icl.inference.generation import continue_from
+from lm_eval_icl.inference.positions import no_positions, position_embeddings
+from lm_eval_icl.inference.scoring import score_packed, score_rows
+from lm_eval_icl.methods.predictor import Predictor
+from lm_eval_icl.prompts.tokens import Context
+from tests import evaluation, processes, tiny
+
+# How far log-likelihoods agree, in float64 models. Where norms are LayerNorm everything that differs between two ways
+# of computing the same is float64 (rotary angles are float32, but the same for equal positions): 1e-14 was measured.
+# RMSNorm rounds to float32: here both ways to the same number (1e-14 too), though a value that lies between two could
+# be rounded either way, and then 1e-7 of it is gone. Gemma's eager attention has its softmax in float32 as well:
+# 1e-6 was measured.
+TOLERANCE = {
+    "gpt2": 1e-10,
+    "opt": 1e-10,
+    "gpt_neox": 1e-10,
+    "phi": 1e-10,
+    "llama": 1e-8,
+    "qwen2": 1e-8,
+    "qwen3": 1e-8,
+    "mistral": 1e-8,
+    "gemma2_window": 1e-5,
+}
+# All contexts on these, the others on fewer.
+THOROUGH = ["gpt2", "llama"]
+
+CONTEXTS = {
+    "prefix": Context((5, 9), ((30, 31, 32, 33, 34), (40, 41, 42), (50, 51, 52, 53))),
+    "bare": Context((), ((30, 31, 32), (40,), (50, 51, 52, 53, 54, 55))),
+    "one": Context((5,), ((30, 31, 32),)),
+    "tokens": Context((5, 9, 7), ((30,), (40,), (50,), (60,))),
+    "nothing": Context((5,), ((30, 31), (), (40, 41, 42))),  # whose text went into another part's tokens
+    "empty": Context((), ((),)),  # whose only token became the query
+    "zero_shot": Context((5, 9), ()),
+}
+QUERIES = {
+    (60, 61, 62, 63): [(70,), (71, 72, 73), (71, 72)],
+    (60, 61): [(70,), (74, 75)],
+    (66,): [(70,), (71, 72)],
+}
+
+
+@functools.cache
+def tiny_model(name):
+    # With a window that hides nothing: a 4-D mask given by hand would switch it off.
+    overrides = {"sliding_window": 4096} if name == "gemma2_window" else {}
+    return tiny.build(name, torch.float64, **overrides)
+
+
+@functools.cache
+def without_positions(name):
+    """A copy of the model in which learned positions are zero and rotary angles turn by nothing."""
+    model = copy.deepcopy(tiny_model(name))
+    for part, module in model.named_modules():
+        if part.endswith(("wpe", "embed_positions")):
+            module.weight.data.zero_()
+        if hasattr(module, "inv_freq"):
+            module.inv_freq.zero_()
+    return model
+
+
+# The references. Each takes a context and returns a function of a query and an answer: the logits that predict the
+# answer's tokens. Keys and values are a list of (keys, values), one a layer; None for those of no token.
+
+
+def span(start, tokens):
+    return list(range(start, start + len(tokens)))
+
+
+def run(model, tokens, positions, behind=None):
+    """An ordinary causal pass behind keys and values that exist already, at these positions: its own keys and values,
+    and its logits."""
+    if not tokens:
+        return None, None
+    out = model(
+        torch.tensor([tokens]),
+        position_ids=torch.tensor([positions]),
+        past_key_values=DynamicCache(behind) if behind else DynamicCache(),
+        use_cache=True,
+    )
+    new = [
+        (layer.keys[:, :, -len(tokens) :], layer.values[:, :, -len(tokens) :]) for layer in out.past_key_values.layers
+    ]
+    return new, out.logits[0]
+
+
+def join(*parts):
+    """Keys and values one behind the other."""
+    parts = [part for part in parts if part]
+    if not parts:
+        return None
+    return [
+        tuple(torch.cat(entries, dim=-2) for entries in zip(*layer, strict=True)) for layer in zip(*parts, strict=True)
+    ]
+
+
+def asked(model, memory, start):
+    """Query and answer in one row at this position behind the memory."""
+
+    def logits(query, answer):
+        tokens = [*query, *answer]
+        return run(model, tokens, span(start, tokens), memory)[1][len(query) - 1 : -1]
+
+    return logits
+
+
+def in_one_row(model, parts, sees):
+    """One pass over everything.
+
+    Args:
+        parts: (label, tokens, position of the first of them) in the order of the row; the last part is the answer.
+        sees: called with the labels of two tokens, and whether the second is the first or before it: whether the
+            first sees the second.
+    """
+    tokens = [token for _, ids, _ in parts for token in ids]
+    labels = [label for label, ids, _ in parts for _ in ids]
+    rows = [[sees(of, other, j <= i) for j, other in enumerate(labels)] for i, of in enumerate(labels)]
+    hidden = ~torch.tensor(rows)
+    # Always given: without a mask transformers takes positions that jump back for the beginning of another text.
+    mask = torch.zeros(1, 1, *hidden.shape, dtype=torch.float64).masked_fill(hidden, torch.finfo(torch.float64).min)
+    positions = torch.tensor([[position for _, ids, start in parts for position in span(start, ids)]])
+    logits = model(torch.tensor([tokens]), position_ids=positions, attention_mask=mask, use_cache=False).logits[0]
+    return logits[len(tokens) - len(parts[-1][1]) - 1 : -1]
+
+
+def parts_of(context, demonstrations, query, answer, positions):
+    """The row P, D_1, .., D_n, Q, A with positions by DESIGN's section 3."""
+    at = len(context.prefix)
+    longest = max(map(len, demonstrations), default=0)
+    parts = [("P", context.prefix, 0)]
+    for i, demonstration in enumerate(demonstrations):
+        parts.append((i, demonstration, len(context.prefix) if positions == "symmetric" else at))
+        at += len(demonstration)
+    start = len(context.prefix) + longest if positions == "symmetric" else at
+    return [*parts, ("Q", query, start), ("A", answer, start + len(query))]
+
+
+def icl(model, context, positions="sequential", repeat=1):
+    def logits(query, answer):
+        parts = parts_of(context, context.demonstrations * repeat, query, answer, positions)
+        return in_one_row(model, parts, lambda of, other, before: before)
+
+    return logits
+
+
+def prefixicl(model, context, positions="symmetric", repeat=1):
+    """Eq. 5: all tokens of all demonstrations see each other."""
+
+    def sees(of, other, before):
+        return before or (isinstance(of, int) and isinstance(other, int))
+
+    def logits(query, answer):
+        parts = parts_of(context, context.demonstrations * repeat, query, answer, positions)
+        return in_one_row(model, parts, sees)
+
+    return logits
+
+
+def saicl(model, context, positions="symmetric", repeat=1):
+    """Appendix A.2: demonstrations do not see each other, but the query, which stands behind them."""
+
+    def sees(of, other, before):
+        if isinstance(of, int):
+            return other in ("P", "Q") or (other == of and before)
+        return before
+
+    def logits(query, answer):
+        parts = parts_of(context, context.demonstrations * repeat, query, answer, positions)
+        return in_one_row(model, parts, sees)
+
+    return logits
+
+
+def pcw(model, context, window_size=1, positions="symmetric", repeat=1):
+    """Eq. 6 and Appendix A.2: a pass a window, and what they leave put side by side."""
+    demonstrations = context.demonstrations * repeat
+    rows = [
+        [token for demonstration in demonstrations[i : i + window_size] for token in demonstration]
+        for i in range(0, len(demonstrations), window_size)
+    ]
+    prefix, _ = run(model, context.prefix, span(0, context.prefix))
+    at, memory = len(context.prefix), prefix
+    for row in rows:
+        start = len(context.prefix) if positions == "symmetric" else at
+        memory = join(memory, run(model, row, span(start, row), prefix)[0])
+        at += len(row)
+    if positions == "symmetric":
+        at = len(context.prefix) + max(map(len, rows), default=0)
+    return asked(model, memory, at)
+
+
+def invicl(model, context, positions="symmetric", repeat=1):
+    """Algorithm 1 pass by pass: behind the keys of a pass, every layer attends to those of the same layer."""
+    demonstrations = context.demonstrations * repeat
+    p, lengths = len(context.prefix), [len(demonstration) for demonstration in demonstrations]
+    if positions == "symmetric":
+        first = second = [p] * len(lengths)
+        end = p + max(lengths, default=0)
+    else:  # as the duplicated tokens stand
+        first = [p + sum(lengths[:i]) for i in range(len(lengths))]
+        second = [start + sum(lengths) for start in first]
+        end = p + 2 * sum(lengths)
+    prefix, _ = run(model, context.prefix, span(0, context.prefix))
+    alone = [run(model, d, span(start, d), prefix)[0] for d, start in zip(demonstrations, first, strict=True)]
+    left_out = []
+    for i, (d, start) in enumerate(zip(demonstrations, second, strict=True)):
+        left_out.append(run(model, d, span(start, d), join(prefix, *alone[:i], *alone[i + 1 :]))[0])
+    return asked(model, join(prefix, *left_out), end)
+
+
+def blocks_of(model):
+    """The transformer blocks, where each family keeps them."""
+    kind = model.config.model_type
+    if kind == "gpt2":
+        return model.transformer.h
+    if kind == "gpt_neox":
+        return model.gpt_neox.layers
+    return model.model.decoder.layers if kind == "opt" else model.model.layers
+
+
+def batchicl(model, context, layer=3, positions="sequential", repeat=1):
+    """One-shot passes over whole rows, averaged, and the average put into a zero-shot pass over a whole row.
+
+    With symmetric positions the query is behind the longest demonstration in all of them, the last one included.
+    """
+    p, longest = len(context.prefix), max(map(len, context.demonstrations), default=0)
+    block = blocks_of(model)[layer - 1]
+
+    def whole_row(demonstration, query, answer):
+        start = p + (longest if positions == "symmetric" else len(demonstration))
+        parts = [("P", context.prefix, 0), ("D", demonstration, p), ("Q", query, start)]
+        return in_one_row(model, [*parts, ("A", answer, start + len(query))], lambda of, other, before: before)
+
+    def logits(query, answer):
+        found = []
+
+        def read(module, args, output):
+            found.append((output[0] if isinstance(output, tuple) else output)[0, -1])
+
+        def write(module, args, output):
+            hidden = output[0] if isinstance(output, tuple) else output
+            hidden[0, p + len(query) - 1] = torch.stack(found).mean(0)
+
+        with block.register_forward_hook(read):
+            for demonstration in context.demonstrations * repeat:
+                whole_row(demonstration, query, ())
+        with block.register_forward_hook(write) if found else contextlib.nullcontext():
+            return whole_row((), query, answer)
+
+    return logits
+
+
+def deepthink(model, context, T=5, eta=0.01, momentum=0.0, restart_positions=False, positions="sequential", repeat=1):
+    """Deep-Thinking's Eq. 3 and 4 with its Appendix D: later passes stand where the query will, or where pass 1 did."""
+    *parts, (_, _, start), _ = parts_of(context, context.demonstrations * repeat, (), (), positions)
+    tokens = [token for _, ids, _ in parts for token in ids]
+    at = [position for _, ids, first in parts for position in span(first, ids)]
+    behind = [position + (0 if restart_positions else start) for position in at]
+    memory, _ = run(model, tokens, at)
+    velocity = None
+    for _ in range(T - 1 if context.demonstrations and tokens else 0):
+        present, _ = run(model, tokens, behind, memory)
+        step = [[new - old for new, old in zip(*layer, strict=True)] for layer in zip(present, memory, strict=True)]
+        if velocity is not None:
+            step = [
+                [s + momentum * v for s, v in zip(*layer, strict=True)] for layer in zip(step, velocity, strict=True)
+            ]
+        velocity = step
+        memory = [
+            tuple(entry + eta * v for entry, v in zip(*layer, strict=True))
+            for layer in zip(memory, velocity, strict=True)
+        ]
+    return asked(model, memory, start)
+
+
+REFERENCES = {
+    "ICL": icl,
+    "PrefixICL": prefixicl,
+    "PCW": pcw,
+    "SAICL": saicl,
+    "BatchICL": batchicl,
+    "InvICL": invicl,
+    "DeepThink": deepthink,
+}
+# The methods as they are, then with every knob turned.
+PLAIN = [
+    ("ICL", {}),
+    ("NoPE", {}),
+    ("PrefixICL", {}),
+    ("PCW", {}),
+    ("PCW", {"window_size": 2}),
+    ("PCW", {"window_size": 3}),
+    ("SAICL", {}),
+    ("BatchICL", {"layer": 1}),
+    ("BatchICL", {"layer": 2}),
+    ("BatchICL", {}),  # 15, or the last block of a model that is less deep
+    ("InvICL", {}),
+    ("DeepThink", {}),
+]
+TURNED = [
+    ("ICL", {"positions": "symmetric"}),
+    ("PrefixICL", {"positions": "sequential"}),
+    ("PCW", {"positions": "sequential"}),
+    ("PCW", {"window_size": 2, "positions": "sequential"}),
+    ("SAICL", {"positions": "sequential"}),
+    ("BatchICL", {"layer": 2, "positions": "symmetric"}),
+    ("InvICL", {"positions": "sequential"}),
+    ("DeepThink", {"T": 3, "eta": 0.5, "positions": "symmetric"}),
+    ("DeepThink", {"T": 3, "eta": 0.5, "momentum": 0.9, "restart_positions": True, "positions": "symmetric"}),
+    ("ICL", {"repeat": 2}),
+    ("PrefixICL", {"repeat": 2}),
+    ("PCW", {"repeat": 2}),
+    ("PCW", {"repeat": 2, "window_size": 2}),
+    ("SAICL", {"repeat": 2}),
+    ("InvICL", {"repeat": 2}),
+    ("InvICL", {"repeat": 2, "positions": "sequential"}),
+    ("DeepThink", {"T": 3, "eta": 0.5, "repeat": 2}),
+    ("ICL", {"positions": "none"}),
+    ("PrefixICL", {"positions": "none"}),
+    ("PCW", {"positions": "none"}),
+    ("PCW", {"window_size": 2, "positions": "none"}),
+    ("SAICL", {"positions": "none"}),
+    ("BatchICL", {"layer": 2, "positions": "none"}),
+    ("InvICL", {"positions": "none"}),
+    ("DeepThink", {"T": 3, "eta": 0.5, "positions": "none"}),
+]
+
+
+def title(case):
+    return " ".join([case[0], *(f"{key}={value}" for key, value in case[1].items())])
+
+
+def referred(name, case, context):
+    """The reference of a case."""
+    kind, arguments = case
+    if kind == "NoPE":
+        return icl(without_positions(name), context)
+    if arguments.get("positions") == "none":  # where no position tells anything, any will do
+        arguments = {key: value for key, value in arguments.items() if key != "positions"}
+        return REFERENCES[kind](without_positions(name), context, **arguments)
+    return REFERENCES[kind](tiny_model(name), context, **arguments)
+
+
+def read(logits, answer):
+    """An answer's log-likelihood, and whether it is the greedy one, from the logits that predict it."""
+    logprobs = logits.log_softmax(-1)[range(len(answer)), list(answer)]
+    return logprobs.sum().item(), logits.argmax(-1).tolist() == list(answer)
+
+
+def greedy(logits, query, length):
+    """Token by token, each from a pass of its own over everything before it."""
+    tokens = []
+    for _ in range(length):
+        tokens.append(logits(query, (*tokens, 0))[-1].argmax().item())
+    return tuple(tokens)
+
+
+def expected(name, case, context):
+    """query -> answer -> score, by the reference; one of the answers is the greedy one."""
+    logits = referred(name, case, context)
+    answers = {query: list(options) for query, options in QUERIES.items()}
+    first = next(iter(answers))
+    answers[first].append(greedy(logits, first, 2))
+    return {
+        query: {answer: read(logits(query, answer), answer) for answer in options} for query, options in answers.items()
+    }
+
+
+def scored(name, case, context, answers):
+    """What our method makes of the same queries and answers, packed and one by one."""
+    model, method = tiny_model(name), getattr(methods, case[0])(**case[1]).bind(tiny_model(name))
+    encoded = functools.cache(lambda context: method.encode(model, [context])[0])
+    alone, packed, packs = {}, {}, {}
+    for query, options in answers.items():
+        [(memory, rest)] = method.encode_queries(model, [(context, query)], lambda some: [*map(encoded, some)])
+        alone[query] = dict(zip(options, score_rows(model, memory, [(rest, list(options))]), strict=True))
+        # Queries that share a memory share a row.
+        packs.setdefault(query if method.memory_depends_on_query else None, []).append((memory, rest, query))
+    for pack in packs.values():
+        of = [(query, rest, option) for _, rest, query in pack for option in answers[query]]
+        scores = score_packed(model, [(pack[0][0], [(rest, option) for _, rest, option in of])])
+        for (query, _, option), score in zip(of, scores, strict=True):
+            packed.setdefault(query, {})[option] = score
+    return alone, packed
+
+
+def as_run(name, case):
+    """As the LM class runs a method: without positions where it has none."""
+    if getattr(methods, case[0])(**case[1]).positions != "none":
+        return contextlib.nullcontext()
+    model = tiny_model(name)
+    return no_positions(model, position_embeddings(model))
+
+
+def check(name, case, context):
+    with torch.no_grad():
+        answers = expected(name, case, context)
+        with as_run(name, case):
+            alone, packed = scored(name, case, context, answers)
+    for query, options in answers.items():
+        for ours in (alone, packed):
+            evaluation.assert_same(list(ours[query].values()), list(options.values()), TOLERANCE[name])
+    flags = {is_greedy for options in answers.values() for _, is_greedy in options.values()}
+    assert flags == {True, False}
+
+
+@pytest.mark.parametrize("case", PLAIN, ids=title)
+@pytest.mark.parametrize("name", TOLERANCE)
+def test_literal(name, case):
+    for context in CONTEXTS if name in THOROUGH else ("prefix",):
+        check(name, case, CONTEXTS[context])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", TURNED, ids=title)
+@pytest.mark.parametrize("name", TOLERANCE)
+def test_literal_with_a_knob_turned(name, case):
+    for context in ("prefix", "bare") if name in THOROUGH else ("bare",):
+        check(name, case, CONTEXTS[context])
+
+
+# Algorithm 1 as it stands, layer by layer from GPT-2's weights.
+
+
+def aggregate(block, heads, own, *others):
+    """`aggr{others, own}`: one layer's update of the hidden states `own`, [tokens, width], which attend to all of
+    the others' and causally to themselves; all are those that the layer before left."""
+
+    def normed(hidden, norm):
+        return layer_norm(hidden, hidden.shape[-1:], norm.weight, norm.bias, norm.eps)
+
+    def linear(hidden, module):
+        return hidden @ module.weight + module.bias
+
+    before = sum(map(len, others))
+    read = linear(normed(torch.cat([*others, own]), block.ln_1), block.attn.c_attn)
+    queries, keys, values = (part.unflatten(-1, (heads, -1)).transpose(0, 1) for part in read.chunk(3, dim=-1))
+    scores = queries[:, before:] @ keys.transpose(1, 2) / math.sqrt(keys.shape[-1])  # [heads, own, others and own]
+    ahead = torch.ones(len(own), len(own), dtype=torch.bool).triu(1)
+    scores[:, :, before:] = scores[:, :, before:].masked_fill(ahead, -math.inf)
+    attended = (scores.softmax(-1) @ values).transpose(0, 1).flatten(1)
+    own = own + linear(attended, block.attn.c_proj)
+    inner = linear(normed(own, block.ln_2), block.mlp.c_fc)
+    gelu = 0.5 * inner * (1 + torch.tanh(math.sqrt(2 / math.pi) * (inner + 0.044715 * inner**3)))
+    return own + linear(gelu, block.mlp.c_proj)
+
+
+def algorithm_1(model, context, query, answer):
+    """The logits that predict the answer. h_bar are the independent encodings, h the leave-one-out ones.
+
+    In line 8 the query reads h, as section 3.3 and Figure 2d have it. The prefix, which the paper does not have, is
+    read by all.
+    """
+    body, heads = model.transformer, model.config.n_head
+
+    def embedded(tokens, start):
+        tokens, positions = (torch.tensor(ids, dtype=torch.long) for ids in (tokens, span(start, tokens)))
+        return body.wte.weight[tokens] + body.wpe.weight[positions]
+
+    p, demonstrations = len(context.prefix), context.demonstrations
+    prefix = embedded(context.prefix, 0)
+    h_bar = [embedded(demonstration, p) for demonstration in demonstrations]
+    h = list(h_bar)
+    h_t = embedded([*query, *answer], p + max(map(len, demonstrations), default=0))
+    for block in body.h:
+
+        def aggr(own, *others, block=block):
+            return aggregate(block, heads, own, *others)
+
+        prefix, h_bar, h, h_t = (
+            aggr(prefix) if p else prefix,
+            [aggr(h_bar[i], prefix) for i in range(len(h))],
+            [aggr(h[i], prefix, *(h_bar[j] for j in range(len(h)) if j != i)) for i in range(len(h))],
+            aggr(h_t, prefix, *h),
+        )
+    final = layer_norm(h_t, h_t.shape[-1:], body.ln_f.weight, body.ln_f.bias, body.ln_f.eps)
+    return (final @ model.lm_head.weight.T)[len(query) - 1 : -1]
+
+
+@pytest.mark.parametrize("context", CONTEXTS)
+@torch.no_grad()
+def test_invicl_is_algorithm_1(context):
+    """On GPT-2 literally; the passes behind joined keys, which the other families are compared with, agree."""
+    model, context = tiny_model("gpt2"), CONTEXTS[context]
+    passes = invicl(model, context)
+    answers = {}
+    for query, options in QUERIES.items():
+        for answer in options:
+            literal = algorithm_1(model, context, query, answer)
+            torch.testing.assert_close(passes(query, answer), literal, rtol=0, atol=1e-10)
+            answers.setdefault(query, {})[answer] = read(literal, answer)
+    for ours in scored("gpt2", ("InvICL", {}), context, answers):
+        for query, options in answers.items():
+            evaluation.assert_same(list(ours[query].values()), list(options.values()), TOLERANCE["gpt2"])
+
+
+@pytest.mark.parametrize("name", THOROUGH)
+@torch.no_grad()
+def test_methods_differ(name):
+    """No two cases above are the same computation under two names: the smallest difference is far above the tolerance.
+
+    But for what is the same by definition: all demonstrations in one window in sequence are plain ICL.
+    """
+    query, answer = (60, 61, 62, 63), (71, 72, 73)
+    same = [{"ICL", "PCW window_size=3"}, {"NoPE", "ICL positions=none"}]
+    cases = [case for case in PLAIN + TURNED if case != ("BatchICL", {})]  # which is layer 3 of 3
+    found = {}
+    for case in [*cases, ("BatchICL", {"layer": 3})]:
+        found[title(case)] = read(referred(name, case, CONTEXTS["prefix"])(query, answer), answer)[0]
+    for (one, first), (other, second) in itertools.combinations(found.items(), 2):
+        if {one, other} in same:
+            assert abs(first - second) < 1e-9, (one, other)
+        else:
+            assert abs(first - second) > 100 * TOLERANCE[name], (one, other)
+
+
+@pytest.mark.parametrize(
+    "case", [case for case in PLAIN + TURNED if case[0] not in ("BatchICL", "DeepThink")], ids=title
+)
+@torch.no_grad()
+def test_the_layout_drawn_is_the_one_that_runs(case):
+    """Query and continuation in the layout, all in one row, give the same as both behind the memory."""
+    kind, arguments = case
+    context, query, answer = CONTEXTS["prefix"], (60, 61, 62, 63), (71, 72, 73)
+    method = getattr(methods, kind)(**arguments)
+    layout = method.layout(len(context.prefix), context.lengths, len(query), len(answer))
+    model = without_positions("gpt2") if method.positions == "none" else tiny_model("gpt2")
+    hidden = torch.zeros(layout.mask.shape, dtype=torch.float64).masked_fill(~layout.mask, -math.inf)
+    prompt = [*context.tokens, *query, *answer]
+    ids, position_ids = torch.tensor([[prompt[i] for i in layout.source]]), layout.positions[None]
+    logits = model(ids, position_ids=position_ids, attention_mask=hidden[None, None], use_cache=False).logits[0]
+    expected = referred("gpt2", case, context)(query, answer)
+    torch.testing.assert_close(logits[-4:-1], expected, rtol=0, atol=1e-10)
+    assert layout.end == layout.positions[-1] + (method.positions != "none")
+
+
+# Through lm-eval: what the references give for the tokens that a request has.
+
+
+@functools.cache
+def plain_texts(path):
+    return evaluation.responses(evaluation.run("icl", path, ["generate"], 3, args={"dtype": "float64"}))
+
+
+@pytest.mark.parametrize("kind", ["InvICL", "PCW", "SAICL", "BatchICL", "PrefixICL", "NoPE"])
+@pytest.mark.parametrize("name", THOROUGH)
+def test_a_run_of_lm_eval(checkpoint, name, kind):
+    """Greedy text goes on from the memory token by token, and log-likelihoods are those of the reference."""
+    lm = model_class(kind.lower())(str(checkpoint(name)), device="cpu", dtype="float64", batch_size=4)
+    results = evaluation.run(lm, "", ["generate", "many_tokens"], 3)
+    logits = functools.cache(lambda context: referred(name, (kind, {}), context))
+    with torch.no_grad():
+        for sample in results["samples"]["many_tokens"]:
+            for arguments, (response,) in zip(sample["arguments"], sample["resps"], strict=True):
+                [request] = lm.tokenize([Instance("loglikelihood", {}, arguments, 0)])
+                score = read(logits(request.prompt.context)(request.prompt.query, request.answer), request.answer)
+                ours = float(response[0]), str(response[1]) == "True"
+                evaluation.assert_same([ours], [score], TOLERANCE[name])
+
+        texts = []
+        for sample in results["samples"]["generate"]:
+            [request] = lm.tokenize([Instance("generate_until", {}, sample["arguments"][0], 0)])
+            assert len(request.prompt.context.demonstrations) == 3
+            tokens = greedy(logits(request.prompt.context), request.prompt.query, 12)
+            tokens = itertools.takewhile(lm.tokenizer.eos_token_id.__ne__, tokens)
+            text = lm.tokenizer.decode(list(tokens), skip_special_tokens=True)
+            for stop in ("\n\n", "film"):
+                text = text.split(stop)[0]
+            assert sample["resps"][0][0] == text
+            texts.append(text)
+    assert texts != plain_texts(checkpoint(name))
+    assert len(set(texts)) > 1
+
+
+@pytest.mark.parametrize("case", PLAIN, ids=title)
+@pytest.mark.parametrize("name", THOROUGH)
+@torch.no_grad()
+def test_generation_goes_on_from_any_memory(name, case):
+    """Also from one without a single entry, and from the residual stream that only the first pass replaces."""
+    model, method = tiny_model(name), getattr(methods, case[0])(**case[1]).bind(tiny_model(name))
+
+    def generate(context, **kwargs):
+        return model.generate(context, max_new_tokens=4, min_new_tokens=4, do_sample=False, pad_token_id=0, **kwargs)
+
+    for context in (CONTEXTS["prefix"], CONTEXTS["zero_shot"], Context((), ())):
+        for query in QUERIES:
+            expected = greedy(referred(name, case, context), query, 4)
+            if model.config.eos_token_id in expected:
+                continue  # min_new_tokens keeps it from being said
+            with as_run(name, case):
+                [(memory, rest)] = method.encode_queries(
+                    model, [(context, query)], functools.partial(tiny.encoded_alone, method, model)
+                )
+                ours = continue_from(model, generate, [memory], [rest])
+            assert ours == [list(expected)], (context, query)
+
+
+MINE = """
+from dataclasses import dataclass
+
+from lm_eval_icl.prompts.layouts import Pattern, before
+from lm_eval_icl.methods import Method
+
+
+@dataclass(frozen=True)
+class Mine(Method):
+    reach: int = 1
+
+    def pattern(self, n: int) -> Pattern:
+        return Pattern(before(n).triu(-self.reach))
+"""
+
+
+def test_a_method_in_a_file_of_ones_own(checkpoint, tmp_path, monkeypatch):
+    """MODULE:CLASS in the working directory is a model of lm-eval, with its arguments, as it is of the Python API. If a
+    demonstration reaches all those before it, it is `icl`."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "of_mine.py").write_text(MINE)
+    path = checkpoint("llama")
+    found = [
+        evaluation.run(model, path, ["many_tokens", "generate"], 4, args=args)
+        for model, args in (("of_mine:Mine", {}), ("of_mine:Mine", {"reach": 9}), ("icl", {}))
+    ]
+    near, far, plain = map(evaluation.responses, found)
+    assert near != far
+    evaluation.assert_same(far, plain, 1e-5)
+    assert found[1]["config"]["model"] == "of_mine:Mine"
+    assert found[1]["config"]["icl"].items() >= {"method": "mine", "reach": 9}.items()
+    assert methods.make("of_mine:Mine", {"reach": 9}) == methods.find("of_mine:Mine")(reach=9)
+
+
+@pytest.mark.slow
+def test_a_method_in_a_file_of_ones_own_on_the_command_line(checkpoint, tmp_path):
+    (tmp_path / "of_mine.py").write_text(MINE)
+    for program in ("lm_eval", "lm-eval-icl"):  # neither of which Python starts in the working directory
+        line = ["--model", "of_mine:Mine", "--device", "cpu", "--limit", "2", "--tasks", "icl_demo_short"]
+        line += ["--model_args", f"pretrained={checkpoint('gpt2')},reach=2"]
+        done = processes.command(*line, program=program, cwd=tmp_path)
+        assert done.returncode == 0 and "|icl_demo_short|" in done.stdout, done.stderr
+
+
+# One begins another, two begin alike, one is a single token.
+SHARING = ["good film indeed", "good film", "good", "what a long and dull evening that was", "what a long day"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", [case for case in PLAIN + TURNED if case[0] in ("SAICL", "BatchICL")], ids=title)
+@pytest.mark.parametrize("name", [*THOROUGH, "gpt_neox", "gemma2_window"])
+def test_queries_share_passes_and_change_nothing(checkpoint, name, case):
+    """All queries of a context run together where each ran alone, with the scores it has alone."""
+    model, tokenizer = copy.deepcopy(tiny_model(name)), AutoTokenizer.from_pretrained(checkpoint("gpt2"))
+    method = getattr(methods, case[0])(**case[1])
+    shown, options = ["a b\n", "c d e\n", "f g\n"], [" one", " one two", " three"]
+    together, alone = (Predictor(model, tokenizer, method) for _ in range(2))
+    found = together.score(shown, SHARING, options, prefix="Say. ")
+    expected = [alone.score(shown, [query], options, prefix="Say. ")[0] for query in SHARING]
+    for ours, theirs in zip(found, expected, strict=True):
+        evaluation.assert_same(ours, theirs, TOLERANCE[name])
+    # Those of the prefix and of each demonstration, one behind all demonstrations, and one with the answers.
+    assert together.runner.passes_run <= 6 < alone.runner.passes_run
+    assert together.score(shown[::-1], SHARING, options, prefix="Say. ") == found or not method.invariant

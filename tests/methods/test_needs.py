@@ -1,0 +1,354 @@
+"""What a model does is found out by trying: every method works on it exactly, or is refused in one line."""
+
+import itertools
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AttentionInterface, AttentionMaskInterface, AutoConfig, AutoModelForCausalLM
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+from lm_eval_icl import methods
+from lm_eval_icl.errors import InputError, Unsupported
+from lm_eval_icl.harness.models import model_class
+from lm_eval_icl.inference import scoring
+from lm_eval_icl.inference.blocks import transformer_blocks
+from lm_eval_icl.inference.capabilities import probe
+from lm_eval_icl.inference.positions import no_positions, position_embeddings
+from lm_eval_icl.methods import NAMES
+from lm_eval_icl.methods.runner import MethodRunner
+from lm_eval_icl.prompts.tokens import Context
+from lm_eval_icl.smoke import tiny as smoke_models
+from tests import evaluation, tiny
+from tests.inference.test_invariance import answers
+
+CLASSES = {name: model_class(name) for name in NAMES}
+
+
+def refusal(name, path, **args):
+    with pytest.raises(Unsupported) as error:
+        CLASSES[name](str(path), device="cpu", **args)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+@pytest.mark.parametrize("name", ["prefixicl", "pcw", "saicl", "invicl"])
+def test_alibi_has_no_positions_to_give(checkpoint, name):
+    """BLOOM takes a mask, and counts its tokens by itself."""
+    text = refusal(name, checkpoint("bloom"))
+    assert text.startswith(f"lm-eval-icl: {name}") and "BloomForCausalLM" in text
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "says"),
+    [
+        ("nope", {}, "nope with positions=none needs a model that obeys given positions, and BloomForCausalLM has no"),
+        ("icl", {"positions": "symmetric"}, "icl with positions=symmetric needs a model that obeys given positions"),
+        ("icl", {"positions": "none"}, "icl with positions=none needs"),
+        ("deepthink", {"positions": "symmetric"}, "deepthink with positions=symmetric needs"),
+        ("deepthink", {"restart_positions": True}, "deepthink with restart_positions=True needs"),
+        ("batchicl", {"positions": "symmetric"}, "batchicl with positions=symmetric needs"),
+    ],
+)
+def test_positions_on_a_model_without(checkpoint, name, args, says):
+    assert says in refusal(name, checkpoint("bloom"), **args)
+
+
+@torch.no_grad()
+def test_batchicl_needs_nothing(checkpoint):
+    """Ordinary passes do: on BLOOM it is invariant as elsewhere."""
+    args = {"dtype": "float64", "canonical_order": False}
+    found = [answers("batchicl", checkpoint("bloom"), order, args=args)[0] for order in ([0, 1, 2], [2, 0, 1])]
+    evaluation.assert_same(*found, 1e-9)
+
+
+SMALL = {
+    "vocab_size": 500,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+}
+WINDOWS = ["mistral_window", "gemma2_window"]
+# GPT-Neo shows no tokens behind a token, which two of the methods need.
+MASKS_BEHIND_WINDOWS = [
+    *itertools.product(["prefixicl", "pcw", "saicl", "invicl"], WINDOWS),
+    *itertools.product(["pcw", "invicl"], ["gpt_neo"]),
+]
+
+
+@pytest.mark.parametrize(("name", "architecture"), MASKS_BEHIND_WINDOWS)
+def test_a_window_shorter_than_the_prompt(checkpoint, name, architecture):
+    with pytest.raises(InputError) as error:
+        evaluation.run(name, checkpoint(architecture), ["one_token"], 3)
+    text = str(error.value)
+    assert "\n" not in text
+    assert f"do not fit the 24 tokens that {type(tiny.build(architecture)).__name__} looks back at most" in text
+    assert f"{name} needs a model that sees all that its mask shows" in text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "architecture"),
+    [
+        *itertools.product(["prefixicl", "pcw", "saicl", "invicl", "nope"], WINDOWS),
+        ("pcw", "gpt_neo"),
+        ("invicl", "gpt_neo"),
+    ],
+)
+def test_a_window_longer_than_the_prompt_hides_nothing(tmp_path, name, architecture):
+    """The same weights with a window of 700 and of 4,000 tokens, on prompts of some 300."""
+    window = "window_size" if architecture == "gpt_neo" else "sliding_window"
+    found = []
+    for length in (700, 4000):
+        tiny.save(architecture, tmp_path / str(length), **{window: length})
+        args = {"dtype": "float64", "pack_tokens": 600}  # the same passes, of fewer tokens than either window
+        found.append(answers(name, tmp_path / str(length), [0, 1, 2, 3], args=args)[0])
+    evaluation.assert_same(*found, 1e-9)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "architecture"), MASKS_BEHIND_WINDOWS)
+def test_a_window_shorter_than_a_prompt_without_demonstrations(checkpoint, name, architecture):
+    """There is nothing to hide."""
+    path, names, args = checkpoint(architecture), ["one_token", "generate"], {"dtype": "float64"}
+    expected = evaluation.responses(evaluation.run("hf", path, names, 0, args=args, batch_size=1))
+    evaluation.assert_same(evaluation.responses(evaluation.run(name, path, names, 0, args=args)), expected, 1e-5)
+
+
+@pytest.mark.parametrize("name", ["icl", "deepthink", "nope", "batchicl"])
+def test_methods_that_hide_nothing_run_behind_a_short_window(checkpoint, name):
+    evaluation.run(name, checkpoint("mistral_window"), ["one_token", "generate"], 3)
+
+
+@pytest.fixture
+def flash():
+    """Attention that takes no mask of ours, as flash_attention_2 does: causal whatever it is given."""
+
+    def attend(module, query, key, value, attention_mask, **kwargs):
+        if attention_mask is not None:
+            raise ValueError("flash attention takes no 4-D mask")
+        length, past = query.shape[-2], key.shape[-2] - query.shape[-2]
+        causal = torch.ones(length, length + past, dtype=torch.bool).tril(past)[None, None]
+        return sdpa_attention_forward(module, query, key, value, causal, **kwargs)
+
+    AttentionInterface.register("causal_only", attend)
+    AttentionMaskInterface.register("causal_only", lambda *args, attention_mask=None, **kwargs: attention_mask)
+    return "causal_only"
+
+
+@pytest.mark.parametrize("name", ["prefixicl", "pcw", "saicl", "invicl"])
+def test_attention_without_masks(checkpoint, flash, name):
+    text = refusal(name, checkpoint("llama"), attn_implementation=flash)
+    assert f"{name} hides tokens from each other, which LlamaForCausalLM (attn_implementation=causal_only)" in text
+
+
+@pytest.mark.parametrize("name", ["icl", "deepthink", "batchicl", "nope"])
+def test_what_hides_nothing_runs_without_masks(checkpoint, flash, name):
+    """Query by query, with the same numbers."""
+    expected = evaluation.responses(evaluation.run(name, checkpoint("llama"), ["many_tokens"], 3))
+    args = {"attn_implementation": flash}
+    evaluation.assert_same(
+        evaluation.responses(evaluation.run(name, checkpoint("llama"), ["many_tokens"], 3, args=args)), expected, 1e-4
+    )
+
+
+def test_flash_attention_that_is_not_installed(checkpoint):
+    if torch.cuda.is_available():
+        pytest.skip("a GPU may have it")
+    with pytest.raises(InputError, match=r"lm-eval-icl: .*attn_implementation='flash_attention_2': .*installed"):
+        model_class("invicl")(str(checkpoint("llama")), device="cpu", attn_implementation="flash_attention_2")
+
+
+@pytest.mark.parametrize(
+    "architecture", ["gpt2", "opt", "gpt_neo", "gpt_neox", "llama", "qwen3", "gemma2_window", "phi"]
+)
+@torch.no_grad()
+def test_abilities(architecture):
+    abilities = probe(tiny.build(architecture))
+    assert abilities.obeys_mask and abilities.obeys_positions
+    assert abilities.window == {"gpt_neo": 24, "gemma2_window": 24}.get(architecture)
+
+
+@pytest.mark.parametrize("architecture", ["gpt2", "opt", "llama", "qwen3", "phi", "gpt_neo"])
+def test_without_positions_none_is_left(checkpoint, architecture):
+    """Inside `_forward` a given position changes not a bit; outside the model is as it was."""
+    lm = model_class("nope")(str(checkpoint(architecture)), device="cpu", dtype="float64")
+    with lm.runner.inference_mode():
+        assert not probe(lm.model).obeys_positions
+    # What was taken away comes back: the same model is then plain again.
+    assert probe(lm.model).obeys_positions
+
+
+def test_no_positions_behind_an_adapter(tmp_path, checkpoint):
+    """PEFT's generate runs the model inside; an adapter that does nothing must change nothing."""
+    from peft import LoraConfig, get_peft_model
+
+    path, names = checkpoint("llama"), ["one_token", "generate"]
+    get_peft_model(tiny.build("llama"), LoraConfig(target_modules=["q_proj"], r=2)).save_pretrained(tmp_path)
+    for name in NAMES:
+        plain = evaluation.responses(evaluation.run(name, path, names, 3))
+        adapted = evaluation.responses(evaluation.run(name, path, names, 3, args={"peft": str(tmp_path)}))
+        evaluation.assert_same(adapted, plain, 1e-5)
+
+
+@torch.no_grad()
+def test_no_positions_without_a_cache():
+    """A row of equal positions is not taken for as many texts."""
+    model, ids = tiny.build("llama", torch.float64), torch.tensor([[5, 9, 30, 31, 32]])
+    with no_positions(model, position_embeddings(model)):
+        found = [model(ids, use_cache=use_cache).logits for use_cache in (True, False)]
+    torch.testing.assert_close(*found)
+
+
+@torch.no_grad()
+def test_blocks_that_are_not_found():
+    model = tiny.build("gpt2")
+    model.config.n_layer = 7  # so that no list of its modules is that long
+    with pytest.raises(Unsupported, match="batchicl needs a model whose blocks hand on one residual stream"):
+        methods.BatchICL(layer=1).bind(model)
+
+
+def test_a_method_does_not_disturb_another_on_the_same_model():
+    """A model object given to several methods is left as it was."""
+    model, tokenizer = tiny.build("gpt2"), tiny.byte_level()
+    names = ["one_token", "generate"]
+
+    def run(cls):
+        import copy
+
+        import lm_eval
+
+        lm = cls(model, tokenizer=tokenizer, device="cpu")
+        tasks = [copy.deepcopy(evaluation.TASKS[name]) for name in names]
+        results = lm_eval.simple_evaluate(
+            lm, tasks=tasks, num_fewshot=3, bootstrap_iters=0, task_manager=evaluation.manager(False)
+        )
+        return evaluation.responses(results)
+
+    before = run(model_class("icl"))
+    assert run(model_class("nope")) != before
+    run(model_class("batchicl"))
+    assert run(model_class("icl")) == before
+
+
+def test_every_method_has_a_name_of_its_own():
+    files = {file.stem for file in Path(methods.__file__).parent.glob("*.py")}
+    assert set(NAMES) <= files
+    assert [methods.find(name)().name for name in NAMES] == list(NAMES)
+
+
+# What the probe sees.
+
+
+@pytest.mark.parametrize("architecture", ["gpt2", "qwen3_next"])
+def test_answers_that_see_each_other_are_noticed(monkeypatch, architecture):
+    """Every answer goes on from a copy of the cache. Without copies the second answer would see the first."""
+    monkeypatch.setattr(scoring, "select_rows", lambda cache, batch, rows: cache)
+    says = r"cannot be used: .*continued from it, it gives"
+    with torch.no_grad(), pytest.raises(InputError, match=says):
+        probe(tiny.build(architecture))
+
+
+@pytest.mark.parametrize("share", [1e-4, 1e-6])
+def test_a_mask_that_leaks_a_little_is_not_obeyed(share):
+    """A layer that adds a small part of the tokens before to every token, hidden ones too."""
+    model = tiny.build("gpt2", torch.float64)
+
+    def leak(module, args, output):
+        stream = output[0] if isinstance(output, tuple) else output
+        leaked = stream + share * stream.cumsum(dim=1)
+        return (leaked, *output[1:]) if isinstance(output, tuple) else leaked
+
+    with torch.no_grad():
+        assert probe(model).obeys_mask
+        model.transformer.h[1].register_forward_hook(leak)
+        assert not probe(model).obeys_mask
+
+
+@torch.no_grad()
+def test_a_model_that_never_looks_ahead():
+    """GPT-Neo hides what is behind a token whatever the mask shows; its masks can only hide more."""
+    for dtype in (torch.float64, torch.float32, torch.bfloat16):
+        assert probe(tiny.build("llama", dtype)).sees_ahead
+        model = tiny.build("gpt_neo", dtype)
+        abilities = probe(model)
+        assert abilities.obeys_mask and not abilities.sees_ahead
+    for name in ("prefixicl", "saicl"):
+        with pytest.raises(Unsupported, match=f"{name} lets tokens see tokens behind them"):
+            MethodRunner(model, methods.make(name))
+    for name in ("invicl", "pcw"):
+        MethodRunner(model, methods.make(name))
+
+
+@torch.no_grad()
+def test_positions_that_do_not_begin_at_zero():
+    """RoBERTa counts from its padding token's number, so positions that are counted from 0 are not its own."""
+    config = AutoConfig.for_model("roberta", **SMALL, is_decoder=True, pad_token_id=1, max_position_embeddings=512)
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    assert not probe(model).obeys_positions
+    MethodRunner(model, methods.make("icl"))
+    with pytest.raises(Unsupported, match=r"invicl .*needs a model that obeys given positions"):
+        MethodRunner(model, methods.make("invicl"))
+
+
+@torch.no_grad()
+def test_attention_that_is_scaled_by_index():
+    """Llama 4 scales queries by their index from some index on, whatever their position."""
+    model = smoke_models.build("llama4_text")
+    abilities = probe(model)
+    assert abilities.scaled_from == model.config.floor_scale - 1
+    assert abilities.can_pack_to(abilities.scaled_from) and not abilities.can_pack_to(abilities.scaled_from + 1)
+    for name, longest in (("icl", None), ("nope", abilities.scaled_from), ("invicl", abilities.scaled_from)):
+        assert MethodRunner(model, methods.make(name)).limits(512).window == longest
+
+
+@torch.no_grad()
+def test_embeddings_that_are_added_to_in_place():
+    """In GIT the output of the word embedding becomes the sum with that of the position embedding."""
+    model = smoke_models.build("git")
+    (positions,) = position_embeddings(model)
+    assert positions is model.git.embeddings.position_embeddings
+
+
+@pytest.mark.parametrize(("kind", "pads"), [("whisper", False), ("git", False), ("opt", True), ("gemma3", True)])
+@torch.no_grad()
+def test_batches_whose_padding_shifts_tokens(kind, pads):
+    """Whisper's decoder counts padding, and GIT masks other tokens than the padding if it has a cache."""
+    abilities = probe(smoke_models.build(kind))
+    assert abilities.can_pad == pads and abilities.can_pack and abilities.sees_ahead
+
+
+@pytest.mark.parametrize(
+    ("kind", "place"),
+    [
+        ("gemma3", "model.language_model.layers"),
+        ("git", "git.encoder.layer"),  # it calls the whole model, pictures included, its decoder
+        ("modernbert-decoder", "model.layers"),  # it calls the layer before the vocabulary its decoder
+    ],
+)
+def test_blocks_of_the_text_not_of_the_pictures(kind, place):
+    model = smoke_models.build(kind)
+    assert transformer_blocks(model) is model.get_submodule(place)
+
+
+@torch.no_grad()
+def test_layers_that_run_for_pictures_alone():
+    """Mllama's cross-attention has no entries in a memory, and is still left out behind one."""
+    model = smoke_models.build("mllama").to(torch.bfloat16)
+    (skipped,) = model.config.get_text_config().cross_attention_layers
+    method = methods.make("pcw")  # of which some entries are kept, in an order of their own
+    (memory,) = method.encode(model, [Context((1, 5), ((7, 8, 9), (10, 11)))])
+    entries = {len(memory), 0}
+    assert {keys.shape[-2] for keys, _ in memory.layers} == entries == {values.shape[-2] for _, values in memory.layers}
+    assert memory.layers[skipped][0].shape[-2] == 0 and {keys.dtype for keys, _ in memory.layers} == {torch.bfloat16}
+    abilities = probe(model)
+    assert abilities.can_pack and abilities.sees_ahead and abilities.can_trim_last_block and not abilities.stepwise
+
+
+@pytest.mark.parametrize("vocabulary", [55, 110, 220, 421])
+def test_small_vocabularies_are_probed_alike(vocabulary):
+    """Where the probe's tokens repeat, what is hidden must not begin as the query does."""
+    with torch.no_grad():
+        assert probe(tiny.build("gpt2", vocab_size=vocabulary, bos_token_id=0, eos_token_id=0)).can_pack

@@ -1,0 +1,184 @@
+"""The recorded parts of prompts, against what the task's own documents say."""
+
+import copy
+import pickle
+
+import pytest
+from jinja2 import Environment, UndefinedError
+from lm_eval import utils
+from lm_eval.api.task import ConfigurableTask
+from lm_eval.models.huggingface import HFLM
+from lm_eval.tasks import TaskManager
+
+from lm_eval_icl.errors import InputError
+from lm_eval_icl.harness import patches
+from lm_eval_icl.harness.prompts import _MARK, _compiled, recording
+from lm_eval_icl.prompts.prompt import FewShotPrompt
+from tests import evaluation
+
+
+def build(name: str, shots: int, **kwargs):
+    config = {**evaluation.TASKS[name]} if isinstance(name, str) else name
+    task = TaskManager(include_defaults=False).load([config])["tasks"].popitem()[1]
+    task.set_config("num_fewshot", shots)
+    task.set_fewshot_seed(1)
+    with recording():
+        task.build_all_requests(**kwargs)
+    return task
+
+
+def test_plain_parts():
+    task = build("one_token", 3)
+    train = [f"Review: {doc['text']}\nSentiment: {'abc'[doc['label']]}\n\n" for doc in evaluation.documents(3, 50)]
+    for instance in task.instances:
+        prompt = instance.args[0]
+        assert type(prompt) is FewShotPrompt
+        assert prompt.prefix == ""
+        assert list(prompt.demonstrations) == train
+        assert prompt.query == f"Review: {instance.doc['text']}\nSentiment:"
+        assert prompt == "".join(train) + prompt.query
+
+
+def test_description_belongs_to_the_prefix():
+    prompt = build("described", 2).instances[0].args[0]
+    assert prompt.prefix == "Tell, of film, what it is.\n\nNow: "
+    assert len(prompt.demonstrations) == 2 and prompt.demonstrations[0].startswith("Review: ")
+
+
+def test_system_instruction_and_description():
+    prompt = build("described", 1, system_instruction="Be brief.").instances[0].args[0]
+    assert prompt.prefix == "Be brief.\n\nTell, of film, what it is.\n\nNow: "
+
+
+def test_zero_shot():
+    prompt = build("one_token", 0).instances[0].args[0]
+    assert prompt.demonstrations == () and prompt.query == prompt
+
+
+def test_generation_prefix_ends_the_query():
+    prompt = build("prefixed", 2).instances[0].args[0]
+    assert prompt.query.endswith("Sentiment: I say")
+    assert all("I say" in part for part in prompt.demonstrations)
+
+
+def test_multiple_inputs_have_a_prompt_an_option():
+    task = build("inputs", 2)
+    first, second = (instance.args[0] for instance in task.instances[:2])
+    assert first.demonstrations == second.demonstrations and len(first.demonstrations) == 2
+    assert first.query != second.query
+
+
+def test_samples():
+    prompt = build("samples", 3).instances[0].args[0]
+    assert [doc["text"] in part for doc, part in zip(evaluation.documents(3, 80), prompt.demonstrations, strict=True)]
+
+
+def chat(messages, add_generation_prompt=True):
+    text = "".join(f"<{m['role']}>{m['content'].strip()}</{m['role']}>" for m in messages)
+    return text + ("<assistant>" if add_generation_prompt else "")
+
+
+@pytest.mark.parametrize("multiturn", [True, False])
+def test_chat_template(multiturn):
+    kwargs = {"apply_chat_template": True, "chat_template": chat, "fewshot_as_multiturn": multiturn}
+    prompt = build("described", 2, **kwargs).instances[0].args[0]
+    assert type(prompt) is FewShotPrompt and _MARK not in prompt
+    assert prompt.prefix == "<system>Tell, of film, what it is.\n\nNow:</system><user>"
+    first, second = prompt.demonstrations
+    end = "</user><assistant>no</assistant><user>" if multiturn else " no\n\n"
+    assert first.startswith("Review: ") and first.endswith("Sentiment:" + end)
+    assert second.startswith("Review: ")
+    assert prompt.query.endswith("Sentiment:</user><assistant>")
+
+
+def test_template_that_depends_on_what_it_is_given_leaves_no_structure():
+    def shouting(messages, add_generation_prompt=True):
+        return "".join(f"{len(m['content'])}:{m['content']}" for m in messages)
+
+    kwargs = {"apply_chat_template": True, "chat_template": shouting, "fewshot_as_multiturn": True}
+    prompt = build("one_token", 2, **kwargs).instances[0].args[0]
+    assert type(prompt) is str and _MARK not in prompt
+
+
+def test_a_document_that_holds_the_mark_leaves_no_structure():
+    config = evaluation.task(
+        "marked", **evaluation.CHOICE, doc_to_choice=["a", "b"], doc_to_text=f"x{_MARK}y {{{{text}}}}"
+    )
+    prompt = build(config, 2).instances[0].args[0]
+    assert type(prompt) is str
+
+
+def test_a_task_that_builds_its_own_prompts(checkpoint):
+    class Own(ConfigurableTask):
+        def fewshot_context(self, doc, **kwargs):
+            # Its turns are not the prompt's: what build_qa_turn makes here must not be marked.
+            return "".join(m.to_text() for m in self.build_qa_turn(q=doc["text"], a="x"))
+
+    task = Own(config=evaluation.task("own", **evaluation.CHOICE, doc_to_choice=["a", "b"]))
+    task.set_config("num_fewshot", 0)
+    task.set_fewshot_seed(0)
+    with pytest.raises(InputError, match=r"'own'.*without its structure.*--model hf"):
+        import lm_eval
+
+        lm_eval.simple_evaluate(
+            model="icl", model_args={"pretrained": str(checkpoint("gpt2"))}, tasks=[task], device="cpu"
+        )
+
+
+def test_copies_and_other_processes_keep_the_parts():
+    prompt = FewShotPrompt("p", ["d"], "q")
+    for other in (pickle.loads(pickle.dumps(prompt)), copy.copy(prompt), copy.deepcopy(prompt)):
+        assert type(other) is FewShotPrompt
+        assert (other, other.prefix, other.demonstrations, other.query) == ("pdq", "p", ("d",), "q")
+
+
+def test_prompts_of_other_models_are_not_touched(checkpoint, monkeypatch):
+    """`hf` after one of ours in the same process: what it is given are lm-eval's own strings."""
+    evaluation.run("icl", checkpoint("gpt2"), ["one_token"], 1)
+    given = []
+    monkeypatch.setattr(
+        HFLM, "loglikelihood", lambda self, requests, **_: given.extend(requests) or [(0.0, True)] * len(requests)
+    )
+    evaluation.run("hf", checkpoint("gpt2"), ["one_token"], 1)
+    assert given and all(type(request.args[0]) is str for request in given)
+
+
+def test_the_request_cache_is_refused(checkpoint):
+    """lm-eval's --cache_requests knows prompts by task and shots, so one seed would read another's demonstrations."""
+    with pytest.raises(InputError, match=r"--cache_requests: .*not by seed"):
+        evaluation.run("icl", checkpoint("gpt2"), ["one_token"], 2, cache_requests=True)
+
+
+TEMPLATES = [
+    "Review: {{text}}\nSentiment:",
+    "{{question.strip()}}\nA. {{choices[0]}}\nB. {{choices[1]}}\nAnswer:\n",  # a line break at the end stays
+    "{{['A', 'B'][label]}}",
+    "{% set n = namespace(i=0) %}{% for c in choices %}{% set n.i = n.i + label %}{{c}}{{n.i}} {% endfor %}",
+    "{{text | regex_replace('[aeiou]', '_')}}",
+]
+
+
+def test_templates_are_compiled_once_and_rendered_as_before(monkeypatch):
+    """In runs of our models; others compile a template anew for each document, as lm-eval does."""
+    documents = [{"text": f" été {i}", "question": f"{i}? ", "choices": [i, "x"], "label": i % 2} for i in range(4)]
+    compiled, compile_template = [], Environment.compile
+
+    def counted(environment, source, *args):
+        compiled.append(source)
+        return compile_template(environment, source, *args)
+
+    def rendered():
+        return [utils.apply_template(template, doc) for doc in documents for template in TEMPLATES]
+
+    monkeypatch.setattr(Environment, "compile", counted)
+    monkeypatch.delattr(utils.env, "from_string")  # which the tests replace by one that compiles once (`once.py`)
+    patches.install()
+    _compiled.cache_clear()
+    expected = rendered()
+    assert compiled == TEMPLATES * 4
+    with recording():
+        assert rendered() == expected and compiled == TEMPLATES * 5
+        with pytest.raises(UndefinedError):  # of a name that the document does not have
+            utils.apply_template(TEMPLATES[0], {})
+        assert compiled == TEMPLATES * 5
+    assert rendered() == expected and compiled == TEMPLATES * 9

@@ -1,0 +1,425 @@
+"""Prompts as tokens: lm-eval's own ids, cut where the parts begin."""
+
+import itertools
+
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from lm_eval.api.instance import Instance
+from lm_eval.models.huggingface import HFLM
+from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
+from transformers import PreTrainedTokenizerFast
+
+from lm_eval_icl import methods
+from lm_eval_icl.errors import InputError
+from lm_eval_icl.harness.models import model_class
+from lm_eval_icl.methods import Predictor
+from lm_eval_icl.prompts.prompt import FewShotPrompt
+from lm_eval_icl.prompts.splitting import encoder, tokenizes_by_line
+from lm_eval_icl.prompts.tokens import Context, PairEncoder
+from tests import evaluation, tiny
+from tests.methods.test_methods import REFERENCES, read
+
+TEXT = st.text(alphabet="ab Q:.\n\té12", max_size=12)
+TOKENIZERS = {name: make() for name, make in tiny.TOKENIZERS.items()}
+
+
+def unigram(normalizer=None):
+    """SentencePiece's Unigram: words begin with "▁" and may hold a line break."""
+    tokenizer = Tokenizer(models.Unigram())
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    if normalizer is not None:
+        tokenizer.normalizer = normalizer
+    trainer = trainers.UnigramTrainer(vocab_size=120, special_tokens=["<s>", "<unk>"], unk_token="<unk>")
+    trainer.show_progress = False
+    tokenizer.train_from_iterator(tiny.CORPUS, trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", unk_token="<unk>")
+
+
+def word_piece():
+    """BERT's kind, special tokens at both ends."""
+    vocabulary = ["[UNK]", "[CLS]", "[SEP]", *"abq:.12é", *(f"##{letter}" for letter in "abq12é")]
+    tokenizer = Tokenizer(models.WordPiece({each: i for i, each in enumerate(vocabulary)}, unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer(strip_accents=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 1), ("[SEP]", 2)]
+    )
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="[UNK]", bos_token="[CLS]")
+
+
+def with_prefix_space():
+    """RoBERTa's kind: a blank is put before a text."""
+    tokenizer = tiny.byte_level()
+    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    return tokenizer
+
+
+def without_lines():
+    """T5's kind: a line break is a blank, and the blank is a part of the word behind it."""
+    return unigram(normalizers.Sequence([normalizers.Replace("\n", " "), normalizers.Replace(Regex(" {2,}"), " ")]))
+
+
+def over_lines():
+    """BPE over the whole text, with an entry that holds a line break."""
+    vocabulary = {each: i for i, each in enumerate(["<s>", *"ab Q:.\n\té12", "\nb", "a\nb"])}
+    tokenizer = Tokenizer(models.BPE(vocabulary, [("\n", "b"), ("a", "\nb")]))
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>")
+
+
+BY_LINE = {**TOKENIZERS, "with_prefix_space": with_prefix_space()}
+OTHERS = (word_piece, unigram, without_lines, over_lines)
+OF_EVERY_KIND = {**BY_LINE, **{make.__name__: make() for make in OTHERS}}
+
+
+class Reference(HFLM):
+    """`HFLM`'s tokenization alone."""
+
+    def __init__(self, tokenizer):
+        self.tokenizer, self.add_bos_token, self.custom_prefix_token_id = tokenizer, None, None
+        self.backend = "causal"
+
+
+@pytest.mark.parametrize("kind", TOKENIZERS)
+@settings(max_examples=100, deadline=None)
+@given(
+    prefix=TEXT,
+    parts=st.lists(TEXT, max_size=3),
+    query=st.one_of(TEXT, TEXT.map(lambda text: text + "\nAnswer:")),
+    answers=st.lists(st.text(alphabet="ab Q.\né1", min_size=1, max_size=8), min_size=1, max_size=3),
+)
+def test_ids_are_those_of_the_whole_string(kind, prefix, parts, query, answers):
+    prompt = FewShotPrompt(prefix, parts, query)
+    if not prompt.strip():
+        return  # lm-eval treats the empty context by itself
+    tokenizer = TOKENIZERS[kind]
+    encode = pairs(tokenizer)
+    for answer in answers:
+        context, continuation = Reference(tokenizer)._encode_pair(str(prompt), answer)
+        tokens, (ids,) = encode(prompt, [answer])
+        assert [*tokens.context.tokens, *tokens.query] == context
+        assert list(ids) == continuation
+        assert len(tokens.query) >= 1
+        assert len(tokens.context.demonstrations) == len(parts)
+
+
+def pairs(tokenizer, by_part=False, by_line=True):
+    """What tokenizes prompts and continuations, as `PromptTokenizer` makes it."""
+    bare = encoder(tokenizer, add_special_tokens=False)
+    return PairEncoder(encoder(tokenizer), bare, by_part, by_line and tokenizes_by_line(tokenizer))
+
+
+@pytest.mark.parametrize("kind", OF_EVERY_KIND)
+@settings(max_examples=25, deadline=None)
+@given(
+    prefix=TEXT,
+    parts=st.lists(TEXT.map(lambda text: text + "\nA: b\n\n"), min_size=1, max_size=2),
+    end=st.sampled_from(["", "\n", "a", " "]),
+    queries=st.lists(st.one_of(TEXT, st.just("  "), TEXT.map(lambda text: text + "\nA:")), min_size=2, max_size=5),
+)
+def test_behind_a_shared_context_the_ids_are_those_of_the_whole_string(kind, prefix, parts, end, queries):
+    tokenizer = OF_EVERY_KIND[kind]
+    encode, alone = pairs(tokenizer), pairs(tokenizer, by_line=False)
+    for query in queries:
+        prompt = FewShotPrompt(prefix, [*parts[:-1], parts[-1] + end], query)
+        context, continuation = Reference(tokenizer)._encode_pair(str(prompt), " b")
+        tokens, (ids,) = encode(prompt, [" b"])
+        assert [*tokens.context.tokens, *tokens.query] == context and list(ids) == continuation
+        assert (tokens, [ids]) == alone(prompt, [" b"])
+
+
+@pytest.mark.parametrize("kind", OF_EVERY_KIND)
+def test_a_shared_context_is_tokenized_once(kind):
+    """But for its last line, by tokenizers that go line by line and put nothing at the end of a text."""
+    tokenizer, whole = OF_EVERY_KIND[kind], []
+    plain, bare = encoder(tokenizer), encoder(tokenizer, add_special_tokens=False)
+
+    def counted(text):
+        whole.append(text)
+        return plain(text)
+
+    encode = PairEncoder(counted, bare, by_line=tokenizes_by_line(tokenizer))
+    whole.clear()  # what the tokenizer was tried on
+    prompts = [FewShotPrompt("Tell.\n\n", ["Q: a\nA: b\n\n"], query) for query in ("Q: 1\nA:", "Q: 2\nA:", "Q: 3\nA:")]
+    for prompt in prompts:
+        encode.split(prompt, prompt)
+    assert whole == (prompts[:1] if kind in BY_LINE else prompts)
+
+
+def test_a_tokenizer_that_merges_over_a_line_break_reads_the_whole():
+    """A vocabulary with an entry that reaches over a line break: what is behind it depends on what is before it."""
+    tokenizer = OF_EVERY_KIND["over_lines"]
+    merged = tokenizer.tokenize("a\nb")
+    assert merged == ["a\nb"] and not tokenizes_by_line(tokenizer)
+
+
+def test_a_tokenizer_that_makes_line_breaks_blanks_reads_the_whole():
+    """An entry that reaches over a blank would reach over a line break, and words may be longer than what is tried."""
+    assert not tokenizes_by_line(OF_EVERY_KIND["without_lines"])
+    assert all(map(tokenizes_by_line, BY_LINE.values()))
+
+
+def test_the_check_of_the_first_prompt_alone_finds_such_a_tokenizer():
+    """Were it thought to go line by line, the first prompt of a context would say no."""
+    tokenizer = OF_EVERY_KIND["over_lines"]
+    encode = PairEncoder(encoder(tokenizer), encoder(tokenizer, add_special_tokens=False), by_line=True)
+    for query in ("a", "b"):
+        tokens = encode.split(prompt := FewShotPrompt("", ["a\nb"], query), prompt)
+        assert [*tokens.context.tokens, *tokens.query] == tokenizer.encode(prompt)
+
+
+def test_a_word_that_takes_in_the_line_break_before_it_is_not_the_end_of_a_shared_context():
+    """The context's last word goes on in the query, and its first token holds the line break."""
+    tokenizer = OF_EVERY_KIND["without_lines"]
+    assert "▁Q" in tokenizer.tokenize("a\nQ: b")
+    encode = PairEncoder(encoder(tokenizer), encoder(tokenizer, add_special_tokens=False), by_line=True)
+    for query in ("", ": a", "uestion: b"):
+        tokens = encode.split(prompt := FewShotPrompt("", ["a\nQ"], query), prompt)
+        assert [*tokens.context.tokens, *tokens.query] == tokenizer.encode(prompt)
+
+
+@pytest.mark.parametrize("kind", TOKENIZERS)
+def test_parts_decode_to_the_parts(kind):
+    """Where no token straddles a boundary, a part's tokens spell the part."""
+    tokenizer = TOKENIZERS[kind]
+    prompt = FewShotPrompt(
+        "Task:\n", ["Review: dull film\nSentiment: no\n\n", "Review: café\nSentiment: yes\n\n"], "Q:"
+    )
+    tokens = pairs(tokenizer).split(prompt, prompt)
+
+    def spell(ids):
+        return tokenizer.decode(ids, skip_special_tokens=True)
+
+    assert spell(tokens.context.prefix) == prompt.prefix
+    assert [spell(part).lstrip(" ") for part in tokens.context.demonstrations] == list(prompt.demonstrations)
+    assert spell(tokens.query).lstrip(" ") == "Q:"
+
+
+@pytest.mark.parametrize("kind", ["sentencepiece", "llama3"])
+def test_bos_belongs_to_the_prefix_even_if_its_text_is_empty(kind):
+    tokenizer = TOKENIZERS[kind]
+    tokens = pairs(tokenizer).split(FewShotPrompt("", ["a b\n\n"], "c"), "a b\n\nc")
+    assert tokens.context.prefix == (tokenizer.bos_token_id,)
+
+
+def test_a_token_over_a_boundary_belongs_to_where_it_begins():
+    """GPT-2's kind merges a description's last blank with the first word behind it."""
+    tokenizer = TOKENIZERS["byte_level"]
+    prompt = FewShotPrompt("is: ", ["the plot\n\n"], "x")
+    tokens = pairs(tokenizer).split(prompt, prompt)
+    assert tokenizer.decode(tokens.context.prefix) == "is: the"
+    assert tokenizer.decode(tokens.context.demonstrations[0]) == " plot\n\n"
+
+
+def test_equal_contexts_are_one_object():
+    """Fourteen thousand documents of MMLU have 57 sets of demonstrations."""
+    encode = pairs(TOKENIZERS["byte_level"])
+    first, second = (encode.split(FewShotPrompt("p ", ["d\n\n"], query), f"p d\n\n{query}") for query in ("a", "b"))
+    assert first.context is second.context
+
+
+# Parts that begin alike, so that what stands behind a demonstration is the same everywhere.
+PARTS = st.sampled_from(["a", "Q", " Q", "\nb", "."]).flatmap(
+    lambda start: st.lists(TEXT.map(lambda text: start + text), min_size=3, max_size=5)
+)
+
+
+def where_parts_begin(tokenizer, ids, parts):
+    """How many ids spell the text up to each boundary; None where a token straddles one."""
+    spelled = [tokenizer.decode(ids[:n], skip_special_tokens=True) for n in range(len(ids) + 1)]
+    ends, text = [], ""
+    for part in parts[:-1]:
+        text += part
+        ends.append(max((n for n, spelling in enumerate(spelled) if spelling == text), default=None))
+    return ends
+
+
+@pytest.mark.parametrize("kind", TOKENIZERS)
+@settings(max_examples=100, deadline=None)
+@given(parts=PARTS)
+def test_by_part_the_ids_are_those_of_the_whole_string_where_no_token_straddles(kind, parts):
+    prefix, *parts, query = parts
+    query = query.rstrip()
+    prompt = FewShotPrompt(prefix, parts, query)
+    tokenizer = TOKENIZERS[kind]
+    ids = tokenizer.encode(str(prompt))
+    ends = where_parts_begin(tokenizer, ids, [prefix, *parts, query])
+    assume(None not in ends)
+    tokens = pairs(tokenizer, by_part=True)
+    context, _ = tokens(prompt, " x")
+    cut = [tuple(ids[a:b]) for a, b in itertools.pairwise([0, *ends, len(ids)])]
+    assert [context.context.prefix, *context.context.demonstrations, context.query] == cut
+
+
+@pytest.mark.parametrize("kind", TOKENIZERS)
+@settings(max_examples=100, deadline=None)
+@given(
+    prefix=TEXT,
+    parts=st.lists(TEXT.filter(bool), min_size=2, max_size=4),
+    query=TEXT.filter(str.strip),
+    answer=st.text(alphabet="ab Q.\né1", min_size=1, max_size=8),
+    data=st.data(),
+)
+def test_by_part_nothing_depends_on_the_order(kind, prefix, parts, query, answer, data):
+    """Blanks, line breaks and punctuation at either end of a demonstration included."""
+    order = data.draw(st.permutations(range(len(parts))))
+    tokenizer = TOKENIZERS[kind]
+    encode = pairs(tokenizer, by_part=True)
+    tokens, ids = encode(FewShotPrompt(prefix, parts, query), [answer])
+    permuted, permuted_ids = encode(FewShotPrompt(prefix, [parts[i] for i in order], query), [answer])
+    assert permuted.context.prefix == tokens.context.prefix
+    assert permuted.context.demonstrations == tuple(tokens.context.demonstrations[i] for i in order)
+    assert permuted.query == tokens.query and permuted_ids == ids
+    if kind != "sentencepiece":  # its decoder drops the blank that a text begins with
+        spelled = [tokenizer.decode(part, skip_special_tokens=True) for part in tokens.context.demonstrations]
+        assert spelled == parts
+        assert tokenizer.decode(tokens.query) == query.rstrip()
+
+
+def test_by_part_an_empty_query_is_refused():
+    tokenizer = TOKENIZERS["byte_level"]
+    encode = pairs(tokenizer, by_part=True)
+    with pytest.raises(InputError, match="the query is empty"):
+        encode(FewShotPrompt("p", ["a\n\n", "b\n\n"], " "), ["x"])
+    # Without demonstrations there is no order to depend on.
+    assert encode(FewShotPrompt("p", [], " "), ["x"])[0] == encode(FewShotPrompt("", [], "p "), ["x"])[0]
+
+
+# Tokenizers whose offsets and ends of texts are unlike those of GPT-2's and Llama's, in whole computations.
+
+
+def dropping_blanks(pre_tokenizer):
+    """WordPiece that drops the blanks and line breaks between words."""
+    letters = sorted({letter for text in tiny.CORPUS for letter in text if not letter.isspace()})
+    vocabulary = ["[UNK]", "[BOS]", *letters, *(f"##{letter}" for letter in letters)]
+    tokenizer = Tokenizer(models.WordPiece({each: i for i, each in enumerate(vocabulary)}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizer
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="[UNK]", bos_token="[BOS]")
+
+
+def marking_words():
+    """XLM-RoBERTa's kind: blanks are dropped, and then words begin with a mark that is no character of the text."""
+    tokenizer = unigram()
+    split = [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()]
+    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(split)
+    return tokenizer
+
+
+def stripping_the_end():
+    """Keeps line breaks, but not at the end of a text."""
+    return unigram(normalizers.Strip(left=False, right=True))
+
+
+def closing(tokenizer, end):
+    """The tokenizer with a token at the end of every text."""
+    special = [(end, tokenizer.convert_tokens_to_ids(end))]
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(f"$A {end}", special_tokens=special)
+    return tokenizer
+
+
+ODD = {
+    "BertPreTokenizer": lambda: dropping_blanks(pre_tokenizers.BertPreTokenizer()),
+    "WhitespaceSplit": lambda: dropping_blanks(pre_tokenizers.WhitespaceSplit()),
+    "marking_words": marking_words,
+    "stripping_the_end": stripping_the_end,
+}
+WORDS = [["Review:", "dull"], ["Review:", "warm", "and", "funny"], ["Review:", "odd"]]
+DEMONSTRATIONS = [f"{' '.join(words)}\nSentiment: no\n\n" for words in WORDS]
+
+
+def ids_of_parts(kind, tokenizer, prompt):
+    """Prefix, demonstrations and query, word by word or letter by letter."""
+    parts = [prompt.prefix, *prompt.demonstrations, prompt.query]
+    if kind != "stripping_the_end":
+        return [tuple(tokenizer(part, add_special_tokens=False).input_ids) for part in parts]
+    ids = tokenizer(prompt, add_special_tokens=False).input_ids  # every token spells itself, but for a mark in front
+    ends, spelled = list(itertools.accumulate(map(len, parts))), -1
+    found = [[] for _ in parts]
+    for token in ids:
+        found[next(i for i, end in enumerate(ends) if spelled < end)].append(token)
+        spelled += len(tokenizer.convert_ids_to_tokens(token))
+    return [tuple(part) for part in found]
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        ("ICL", {"positions": "symmetric"}),
+        ("DeepThink", {"T": 3, "eta": 0.5}),
+        ("BatchICL", {"layer": 2}),
+        *((name, {}) for name in ("PrefixICL", "PCW", "SAICL", "InvICL")),
+    ],
+    ids=lambda case: case[0],
+)
+@pytest.mark.parametrize("kind", ODD)
+@torch.no_grad()
+def test_scores_are_those_of_the_parts_of_the_prompt(kind, case):
+    tokenizer = ODD[kind]()
+    model = tiny.build("gpt2", torch.float64, vocab_size=500)
+    method = getattr(methods, case[0])(**case[1])
+    demonstrations = sorted(DEMONSTRATIONS)  # the canonical order
+    prompt = FewShotPrompt("Tell.\n\n", demonstrations, "Review: quiet\nSentiment:")
+    prefix, *parts, query = ids_of_parts(kind, tokenizer, prompt)
+    (((found, greedy),),) = Predictor(model, tokenizer, method).score(
+        demonstrations, [prompt.query], [" yes"], prefix=prompt.prefix
+    )
+    answer = tuple(
+        tokenizer(prompt + " yes", add_special_tokens=False).input_ids[len([*prefix, *sum(parts, ()), *query]) :]
+    )
+    assert answer
+    expected = read(REFERENCES[case[0]](model, Context(prefix, tuple(parts)), **case[1])(query, answer), answer)
+    assert (found, greedy) == (pytest.approx(expected[0], abs=1e-9), expected[1])
+
+
+@pytest.mark.parametrize("query", ["Review: odd\n</s>", "</s>", "Review: odd</s>", "Review: odd\nSentiment:"])
+@pytest.mark.parametrize("kind", ["unigram", "sentencepiece", "marking_words"])
+def test_scores_of_a_tokenizer_that_ends_every_text_are_those_of_hf(kind, query, tmp_path):
+    """The prompt may end with the same token."""
+    tokenizer = {"unigram": unigram, "sentencepiece": tiny.sentencepiece, "marking_words": marking_words}[kind]()
+    tokenizer.add_special_tokens({"eos_token": "</s>"})
+    closing(tokenizer, "</s>").save_pretrained(tmp_path)
+    tiny.build("gpt2", vocab_size=600).save_pretrained(tmp_path)
+    prompt = FewShotPrompt("", DEMONSTRATIONS, query)
+    asked = [Instance("loglikelihood", {}, (prompt, answer), 0) for answer in (" no", "yes indeed", "\nyes")]
+    given = {"device": "cpu", "dtype": "float64"}
+    found, expected = (
+        make(str(tmp_path), **given).loglikelihood(asked, disable_tqdm=True) for make in (model_class("icl"), HFLM)
+    )
+    evaluation.assert_same(found, expected, 1e-9)
+
+
+def test_scores_of_a_tokenizer_whose_words_reach_over_line_breaks_are_those_of_hf(tmp_path):
+    """Unigram with a token in which the context's last line, a line break and the answer's first letters are one."""
+    pieces = ["<s>", "<unk>", *"abcdQ\n", "a\nbc"]
+    scores = [0.0, -10.0, *[-3.0] * 6, -1.0]
+    backend = Tokenizer(models.Unigram(list(zip(pieces, scores, strict=True)), unk_id=1))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>", unk_token="<unk>")
+    prompt = FewShotPrompt("", ["Qd\n"], "a\nb")
+    tokenizer.save_pretrained(tmp_path)
+    tiny.build("gpt2", vocab_size=9).save_pretrained(tmp_path)
+    asked = [Instance("loglikelihood", {}, (prompt, "cdddd"), 0)]
+    given = {"device": "cpu", "dtype": "float64"}
+    found, expected = (
+        make(str(tmp_path), **given).loglikelihood(asked, disable_tqdm=True) for make in (model_class("icl"), HFLM)
+    )
+    evaluation.assert_same(found, expected, 1e-9)
+
+
+def test_a_line_break_that_is_scored_with_every_option_is_said_once(chat_checkpoint, caplog):
+    """A chat template ends in one, and lm-eval moves it to the options."""
+    path = chat_checkpoint("gpt2")
+    evaluation.run("icl", path, ["one_token", "generate"], 2, apply_chat_template=True, fewshot_as_multiturn=True)
+    said = [record.getMessage() for record in caplog.records if "line break" in record.getMessage()]
+    (line,) = said
+    assert line.startswith("one_token: the prompt ends in a line break (") and "<|assistant|>\\n'" in line
+    assert line.endswith("moved to the beginning of every answer: its log-probability is part of each score.")
+    caplog.clear()
+    evaluation.run("icl", path, ["one_token"], 2)
+    model, tokenizer = tiny.build("gpt2"), TOKENIZERS["byte_level"]
+    ours = Predictor(model, tokenizer, methods.make("icl"))
+    ours.score([], ["a"], [" b"])
+    assert not [record for record in caplog.records if "line break" in record.getMessage()]
+    for _ in range(2):
+        ours.score([], ["a\n", "b"], [" b"])
+    assert len([record for record in caplog.records if "line break" in record.getMessage()]) == 1

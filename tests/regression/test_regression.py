@@ -1,0 +1,409 @@
+"""In-context regression: predictions against their definitions, training, the baselines, the commands."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+from torch.nn.functional import pad
+from transformers import DynamicCache
+
+from lm_eval_icl import cli
+from lm_eval_icl.cli import regression
+from lm_eval_icl.cli.regression import FIGURES
+from lm_eval_icl.errors import InputError
+from lm_eval_icl.regression import evaluation, training
+from lm_eval_icl.regression.baselines import baselines
+from lm_eval_icl.regression.configuration import METHODS, Configuration, configured
+from lm_eval_icl.regression.evaluation import errors, interval, probes
+from lm_eval_icl.regression.functions import SHIFTS, draw, generator, mean_square
+from lm_eval_icl.regression.model import Regressor, predicts_examples, reads_all_numbers
+from lm_eval_icl.regression.training import begin, found_method, train
+
+SMALL = Configuration(
+    dimensions=3,
+    sparsity=1,
+    depth=2,
+    examples=5,
+    longest=8,
+    layers=4,
+    width=16,
+    heads=2,
+    batch_size=8,
+    learning_rate=3e-3,
+    steps=12,
+    early=6,
+    keep_every=6,
+    first_dimensions=2,
+    first_points=4,
+    interval=3,
+    lengths=2,
+    tested=6,
+)
+
+
+def regressor(method: str) -> Regressor:
+    """A model with random weights in float64; those of the positions are as large as the others."""
+    torch.manual_seed(0)
+    model = Regressor(SMALL, found_method(method)).double().eval()
+    for name, weight in model.named_parameters():
+        if weight.requires_grad and "ln_" not in name:
+            torch.nn.init.normal_(weight, std=0.3)
+    return model
+
+
+def prompt(points: int, count: int = 1) -> tuple[Tensor, Tensor]:
+    x, y = draw(SMALL, generator("a test"), count, points)
+    return x.double(), y.double()
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Predictions without masks: one example at a time.
+
+
+class Literal:
+    """Runs one prompt through a regressor, by plain passes of its transformer over a few tokens, without any mask."""
+
+    def __init__(self, model: Regressor, x: Tensor, y: Tensor) -> None:
+        self.model, self.n = model, y.shape[1] - 1
+        tokens = torch.stack([x, pad(y[:, :, None], (0, x.shape[2] - 1))], dim=2)  # [1, points, 2, d]
+        self.x, self.example = model.read_in(tokens[:, :, :1])[0], model.read_in(tokens)[0]
+
+    def run(self, tokens: Tensor, start: int, memory: list[DynamicCache] = ()) -> tuple[DynamicCache, Tensor]:
+        """Tokens behind the keys and values of others: their own keys and values, and the value read at the first."""
+        cache = DynamicCache()
+        for layer in range(SMALL.layers if memory else 0):
+            parts = [each.layers[layer] for each in memory]
+            cache.update(
+                torch.cat([part.keys for part in parts], dim=2),
+                torch.cat([part.values for part in parts], dim=2),
+                layer,
+            )
+        before = cache.get_seq_length()
+        positions = torch.arange(start, start + len(tokens))[None]
+        output = self.model.transformer(
+            inputs_embeds=tokens[None], position_ids=positions, past_key_values=cache, use_cache=True
+        )
+        own = DynamicCache()
+        for layer, entries in enumerate(cache.layers):
+            own.update(entries.keys[:, :, before:], entries.values[:, :, before:], layer)
+        return own, self.model.read_out(output.last_hidden_state[0, 0])
+
+    def both_ways(self, tokens: Tensor, positions: Tensor) -> DynamicCache:
+        """The keys and values of tokens that all see each other, computed from the weights."""
+        model, own, heads = self.model.transformer, DynamicCache(), SMALL.heads
+        stream = tokens[None] + model.wpe(positions)
+        for number, block in enumerate(model.h):
+            query, key, value = (
+                each.unflatten(2, (heads, -1)).transpose(1, 2)
+                for each in block.attn.c_attn(block.ln_1(stream)).chunk(3, 2)
+            )
+            own.update(key, value, number)
+            scores = query @ key.mT / query.shape[3] ** 0.5
+            stream = stream + block.attn.c_proj((scores.softmax(dim=3) @ value).transpose(1, 2).flatten(2))
+            stream = stream + block.mlp(block.ln_2(stream))
+        return own
+
+    def icl(self) -> list[Tensor]:
+        """Every point as the query behind those before it, each in its own pass over the tokens as they stand."""
+        found = []
+        for n in range(self.n + 1):
+            tokens = torch.cat([*self.example[:n], self.x[n]])
+            output = self.model.transformer(inputs_embeds=tokens[None]).last_hidden_state
+            found.append(self.model.read_out(output[0, -1]))
+        return found
+
+    nope = icl  # the table of positions is zeros
+
+    def pcw(self) -> list[Tensor]:
+        memory = [self.run(example, 0)[0] for example in self.example[: self.n]]
+        return [self.run(self.x[self.n], 2, memory)[1]]
+
+    def prefixicl(self) -> list[Tensor]:
+        memory = self.both_ways(self.example[: self.n].flatten(0, 1), torch.arange(2).repeat(self.n))
+        return [self.run(self.x[self.n], 2, [memory])[1]]
+
+    def invicl(self) -> list[Tensor]:
+        """Algorithm 1: every example alone; each again behind all others (leave one out); the query behind these."""
+        alone = [self.run(example, 0)[0] for example in self.example[: self.n]]
+        second = [self.run(self.example[i], 0, alone[:i] + alone[i + 1 :]) for i in range(self.n)]
+        query = self.run(self.x[self.n], 2, [memory for memory, _ in second])[1]
+        return [*(read for _, read in second), query]
+
+
+@pytest.mark.parametrize("name", METHODS)
+@torch.no_grad()
+def test_predictions_are_those_of_the_definition(name: str) -> None:
+    model, (x, y) = regressor(name), prompt(6)
+    got = model(x, y[:, :-1])[0]
+    want = torch.cat(getattr(Literal(model, x, y), name)())
+    assert len(got) == len(want) == (6 if name in ("icl", "nope", "invicl") else 1)
+    assert torch.allclose(got, want, rtol=0, atol=1e-10)
+    assert (want - y.mean()).abs().max() > 1e-3
+
+
+def test_which_predictions_a_row_has() -> None:
+    assert [name for name in METHODS if predicts_examples(found_method(name))] == ["icl", "nope", "invicl"]
+    assert [name for name in METHODS if reads_all_numbers(found_method(name))] == ["icl", "nope"]
+
+
+@pytest.mark.parametrize("name", METHODS)
+@torch.no_grad()
+def test_every_number_of_examples_is_a_prompt_of_its_own(name: str) -> None:
+    """Whether predictions are read off one row or of many, they are those of queries behind the first n examples."""
+    model, (x, y) = regressor(name), prompt(6, count=3)
+    got = model.predict([0, 2, 5], x, y)
+    for column, n in enumerate((0, 2, 5)):
+        assert torch.allclose(got[:, column], model(x[:, : n + 1], y[:, :n])[:, -1], rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", METHODS)
+@torch.no_grad()
+def test_order_changes_no_bit_of_invariant_methods(name: str) -> None:
+    model, (x, y) = regressor(name).float(), prompt(8, count=4)
+    x, y = x.float(), y.float()
+    order = torch.tensor([3, 0, 6, 2, 5, 1, 4, 7])  # the query stays where it is
+    same = torch.equal(model.predict([7], x, y), model.predict([7], x[:, order], y[:, order]))
+    assert same == (name in ("prefixicl", "pcw", "invicl"))
+    apart = model.double()(x.double(), y[:, :-1].double()) - model(x[:, order].double(), y[:, order[:-1]].double())
+    assert (apart[:, -1].abs().max() < 1e-10) == same  # in real numbers, without canonical order
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Functions and baselines.
+
+
+@pytest.mark.parametrize("shift", SHIFTS)
+def test_shifts_have_the_mean_square_that_errors_are_divided_by(shift: str) -> None:
+    configuration = SMALL.model_copy(update={"dimensions": 4})
+    x, y = draw(configuration, generator("shift"), 4000, 5, shift=shift)
+    assert y.square().mean() == pytest.approx(mean_square(configuration, shift), rel=0.05)
+    assert x.square().sum(2).mean() == pytest.approx(4 * (9 if shift == "scale" else 1), rel=0.05)
+    rank = torch.linalg.matrix_rank(x[:50].double(), rtol=1e-4)
+    assert set(rank.tolist()) == {2 if shift == "subspace" else 4}
+    fitted = torch.linalg.lstsq(x.double(), y.double()[:, :, None]).solution
+    residual = (x.double() @ fitted)[:, :, 0] - y
+    assert (residual.abs().max() < 1e-3) == (shift in ("none", "scale")) or shift == "subspace"
+
+
+def test_sparse_functions_and_trees() -> None:
+    sparse = SMALL.model_copy(update={"function": "sparse", "dimensions": 6, "sparsity": 2})
+    x, y = draw(sparse, generator("sparse"), 50, 12, dimensions=4)
+    assert not x[:, :, 4:].any()
+    w = torch.linalg.lstsq(x[:, :, :4].double(), y.double()[:, :, None]).solution[:, :, 0]
+    assert ((w.abs() > 1e-4).sum(1) == 2).all()
+    tree = SMALL.model_copy(update={"function": "tree"})
+    x, y = draw(tree, generator("tree"), 50, 200)
+    for signs, values in zip((x > 0).tolist(), y.tolist(), strict=True):
+        assert len(set(values)) <= 2**tree.depth
+        at: dict[tuple[bool, ...], float] = {}
+        assert all(at.setdefault(tuple(sign), value) == value for sign, value in zip(signs, values, strict=True))
+    assert draw(tree, generator("tree"), 2000, 5)[1].square().mean() == pytest.approx(1, rel=0.1)
+
+
+def test_least_squares_has_no_error_from_as_many_examples_as_dimensions() -> None:
+    x, y = draw(SMALL, generator("least squares"), 20, 8)
+    found = baselines(SMALL, [0, 1, 2, 3, 7], x, y)["least squares"]
+    assert (found[:, :3].mean(0) > 0.1).all() and found[:, 3:].max() < 1e-6
+    assert torch.equal(found[:, 0], y[:, 0].double().square())
+
+
+@pytest.mark.parametrize("function", ["sparse", "tree"])
+def test_baselines_beat_predicting_zero(function: str) -> None:
+    configuration = SMALL.model_copy(update={"function": function, "dimensions": 4, "sparsity": 1})
+    x, y = draw(configuration, generator("baselines"), 30, 31)
+    found = baselines(configuration, [30], x, y)
+    mean = {name: float(of.mean()) / mean_square(configuration) for name, of in found.items()}
+    best = {"sparse": "Lasso", "tree": "greedy tree"}[function]
+    assert mean[best] < 0.3 and max(mean.values()) < 1.2 and best in sorted(mean, key=mean.__getitem__)[:2]
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Training and its measurement.
+
+
+def log_of(run: training.Run) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (run.folder / "log.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
+@pytest.fixture
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """States are saved every four steps, and the loss is written down every two."""
+    monkeypatch.setattr(training, "SAVE_EVERY", 4)
+    monkeypatch.setattr(training, "LOG_EVERY", 2)
+
+
+@pytest.mark.parametrize("method", ["nope", "invicl"])
+def test_a_training_that_was_stopped_goes_on_to_the_same_bits(
+    method: str, tmp_path: Path, often: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, stopped = (begin(tmp_path / name, SMALL, method, 0) for name in ("whole", "stopped"))
+    train(whole, "cpu")
+
+    def interrupt(model: Regressor, seed: int, step: int) -> Tensor:
+        if step == 9:
+            raise KeyboardInterrupt
+        return step_loss(model, seed, step)
+
+    step_loss = training.step_loss
+    with monkeypatch.context() as patched:
+        patched.setattr(training, "step_loss", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            train(stopped, "cpu")
+    assert not stopped.weights(12).exists() and stopped.weights(6).exists()
+    begun: list[int] = []
+    monkeypatch.setattr(training, "step_loss", lambda *of: (begun.append(of[2]), step_loss(*of))[1])
+    train(stopped, "cpu")
+    assert begun == [8, 9, 10, 11]
+    for step in SMALL.kept:
+        one, other = load_file(whole.weights(step)), load_file(stopped.weights(step))
+        assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+    assert log_of(whole) == log_of(stopped) and [entry["step"] for entry in log_of(whole)] == [2, 4, 6, 8, 10, 12]
+    train(stopped, "cpu")
+    assert len(begun) == 4, "what is trained is not trained again"
+
+
+def test_methods_get_the_same_functions_and_every_seed_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Tensor] = []
+    monkeypatch.setattr(training, "draw", lambda *of: (seen.append((drawn := draw(*of))[1]), drawn)[1])
+    for name, seed in (("icl", 0), ("pcw", 0), ("icl", 1)):
+        training.step_loss(Regressor(SMALL, found_method(name)), seed, 5)
+    assert torch.equal(seen[0], seen[1]) and not torch.equal(seen[0], seen[2])
+
+
+def test_the_curriculum() -> None:
+    full = configured("linear")
+    assert [full.stage(step) for step in (0, 1999, 2000, 29_999, 30_000, 199_999)] == [
+        (5, 11),
+        (5, 11),
+        (6, 13),
+        (19, 39),
+        (20, 41),
+        (20, 41),
+    ]
+    assert configured("tree").stage(30_000) == (20, 101) and full.probed == [3, 6, 9, 12]
+    assert full.kept[:2] == [10_000, 20_000] and set(full.shown) <= set(full.kept)
+
+
+@pytest.mark.parametrize("name", ["icl", "invicl"])
+def test_training_lowers_the_error_and_probes_of_the_last_layer_find_it(name: str, tmp_path: Path) -> None:
+    """One dimension: the model has to learn that y is a multiple of x."""
+    easy = SMALL.model_copy(
+        update={"dimensions": 1, "first_dimensions": 1, "first_points": 6, "batch_size": 32, "tested": 64}
+    )
+    run = begin(tmp_path, easy.model_copy(update={"steps": 150, "early": 150, "learning_rate": 5e-3}), name, 0)
+    torch.manual_seed(0)
+    before = errors(Regressor(run.configuration, found_method(name)))
+    train(run, "cpu")
+    model = run.load(150, "cpu")
+    after = errors(model)
+    assert after.shape == (64, 9)
+    assert before[:, 2:6].median() > 0.2 > 0.12 > after[:, 2:6].median()
+    of_layers = probes(model)
+    assert list(of_layers) == [1, 2, 3, 4] and of_layers[4].shape == after.shape
+    # What the model reads from the last layer is a linear function of it, and no other fits better than the probe.
+    assert of_layers[4][:, :6].mean() < 1.1 * after[:, :6].mean()
+    assert of_layers[4][:, :6].mean() < 0.9 * before[:, :6].mean()
+
+
+def test_the_interval_is_of_seeds_and_functions() -> None:
+    apart = [torch.full((50, 2), value, dtype=torch.float64) for value in (1.0, 2.0, 3.0)]
+    mean, low, high = interval(apart)
+    # Of 27 draws of three seeds one is the lowest seed three times, one the highest: more than 2.5 percent.
+    assert mean.tolist() == pytest.approx([2, 2])
+    assert low.tolist() == pytest.approx([1, 1]) and high.tolist() == pytest.approx([3, 3])
+    values = torch.randn(400, 1, generator=generator("interval")).double()
+    _, low, high = interval([values])
+    assert (high - low).item() == pytest.approx(2 * 1.96 * float(values.std()) / 20, rel=0.15)
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Commands.
+
+
+SETTINGS = [f"{key}={value}" for key, value in SMALL.model_dump().items() if key not in ("function", "stride")]
+SETTINGS += ["stride=4"]
+
+
+def test_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Training, tables and all figures; a second evaluation reads what the first one measured."""
+    monkeypatch.setattr(evaluation, "PROBES_FITTED_ON", 32)
+    train_command = ["regression", "train", "--config", "tiny", "--methods", "icl,invicl", "--device", "cpu"]
+    linear, sparse = str(tmp_path / "linear"), str(tmp_path / "sparse")
+    cli.run([*train_command, "--seeds", "0,1", "--output", linear, "--set", *SETTINGS])
+    cli.run([*train_command, "--seeds", "0", "--output", sparse, "--set", *SETTINGS, "function=sparse"])
+    tables = []
+    for folder in (linear, linear, sparse):
+        cli.run(["regression", "evaluate", "--output", folder, "--device", "cpu"])
+        tables.append(capsys.readouterr().out)
+    assert tables[0] == tables[1] and tables[0].count("| `invicl` |") == 6 and tables[2].count("| `invicl` |") == 3
+    cells = re.findall(r"(\d\.\d+) \((\d\.\d+) to (\d\.\d+)\)", tables[0])
+    assert len(cells) > 40 and all(float(low) <= float(mean) <= float(high) for mean, low, high in cells)
+    for figure in FIGURES:
+        to = tmp_path / f"{figure}.svg"
+        folders = [linear, sparse] if figure == "figure6" else [linear]
+        cli.run(["regression", "plot", figure, *folders, "--to", str(to)])
+        drawn = to.read_text(encoding="utf-8")
+        assert 5_000 < len(drawn) < 300_000 and "invicl" in drawn
+
+
+def test_bad_input_is_one_line(tmp_path: Path) -> None:
+    def refused(*arguments: str) -> str:
+        with pytest.raises(InputError) as refusal:
+            cli.run(["regression", *arguments])
+        line = str(refusal.value)
+        assert line.startswith("lm-eval-icl: regression: ") and "\n" not in line
+        return line
+
+    def refused_training(*arguments: str, config: str = "tiny", output: Path = tmp_path / "new") -> str:
+        return refused("train", "--config", config, "--output", str(output), "--device", "cpu", *arguments)
+
+    assert "--config huge: there is none" in refused_training(config="huge")
+    assert "--methods saicl: there is no such method here" in refused_training("--methods", "saicl")
+    assert "learning_rate=-1.0: must be greater than 0" in refused_training("--set", "learning_rate=-1")
+    assert "there is no key 'depht': did you mean 'depth'?" in refused_training("--set", "depht=3")
+    assert "function='cubic': must be 'linear', 'sparse' or 'tree'" in refused_training("--set", "function=cubic")
+    assert "steps='many': must be a whole number, 1 or more" in refused_training("--set", "steps=many")
+    assert "width=30: must be a multiple of heads=4" in refused_training("--set", "width=30")
+    assert "sparsity=9: must be at most dimensions" in refused_training("--set", "sparsity=9")
+    assert "--seeds one" in refused_training("--seeds", "one")
+    assert "--device abacus" in refused_training("--device", "abacus")
+    assert not (tmp_path / "new").exists()
+
+    assert "there is no training in it" in refused("evaluate", "--output", str(tmp_path))
+    run = begin(tmp_path, SMALL, "icl", 0)
+    changed = [setting.replace("width=16", "width=32") for setting in SETTINGS]
+    assert "with width=16, and here it is 32" in refused_training(
+        "--methods", "icl", "--seeds", "0", "--set", *changed, output=tmp_path
+    )
+    missing = refused("evaluate", "--output", str(tmp_path), "--device", "cpu")
+    assert "step-0000006.safetensors: there is no such checkpoint" in missing
+    train(dataclasses.replace(run, configuration=SMALL.model_copy(update={"width": 32, "steps": 6})), "cpu")
+    other = refused("evaluate", "--output", str(tmp_path), "--device", "cpu")
+    assert "step-0000006.safetensors: is no checkpoint of this configuration" in other
+    to = ["--to", str(tmp_path / "figure.svg")]
+    assert "is not evaluated" in refused("plot", "figure3", str(tmp_path), *to)
+    assert "plot figure4: there is no such figure" in refused("plot", "figure4", str(tmp_path), *to)
+    assert "must end in .svg or .png" in refused("plot", "figure3", str(tmp_path), "--to", "figure.gif")
+    (run.folder / "state.safetensors").write_bytes(b"cut")
+    run.weights(12).unlink(missing_ok=True)
+    assert "state.safetensors: cannot be gone on from" in refused_training(
+        "--methods", "icl", "--seeds", "0", "--set", *SETTINGS, "stride=1", output=tmp_path
+    )
+
+
+def test_commands_of_the_page_are_ones_that_there_are() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "regression.md").read_text(encoding="utf-8")
+    commands = re.findall(r"^ {4,}lm-eval-icl regression (.*)$", page, re.MULTILINE)
+    for command in commands:
+        options = regression.options(cli.OneLine(), command.split())
+        assert getattr(options, "figure", "figure3") in FIGURES
+        if hasattr(options, "config"):
+            configured(options.config, options.set)
+    assert {command.split()[0] for command in commands} == {"train", "evaluate", "plot"}

@@ -1,0 +1,644 @@
+"""Results files: what lm-eval writes is read as it is, and whatever else is in a file never stops the others."""
+
+import copy
+import functools
+import json
+import math
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import lm_eval
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from lm_eval.loggers import EvaluationTracker
+from lm_eval.tasks import TaskManager
+
+from lm_eval_icl.errors import InputError
+from lm_eval_icl.harness.plugin import task_dir
+from lm_eval_icl.results import read as reading
+from lm_eval_icl.results import samples as sampling
+from lm_eval_icl.results.collect import KEY, collect
+from lm_eval_icl.results.records import Run, TaskResult
+from lm_eval_icl.smoke.demo import model_path
+from tests import evaluation
+
+NESTED = {
+    "outer": "[icl_demo_short, inner]\naggregate_metric_list: [{metric: acc, weight_by_size: false}]",
+    "inner": "[icl_demo_four, icl_demo_long]\naggregate_metric_list: [{metric: acc}]",
+    "named": "[outer]",  # without a value
+}
+ASKED = {"icl_demo_short": [0, 2, 5, 7], "icl_demo_four": [1, 2, 3], "icl_demo_long": [0, 1, 2, 3, 4, 9]}
+GENERATE = evaluation.task(
+    "generate",
+    output_type="generate_until",
+    doc_to_target="{{other}}",
+    filter_list=[
+        {"name": "first", "filter": [{"function": "regex", "regex_pattern": r"(\w+)"}, {"function": "take_first"}]},
+        {"name": "whole", "filter": [{"function": "take_first"}]},
+    ],
+    metric_list=[{"metric": "exact_match"}],
+    generation_kwargs={"until": ["\n"], "max_gen_toks": 4},
+)
+CHOICE = {"output_type": "multiple_choice", "doc_to_choice": ["no", "yes"]}
+METRICS = {
+    "f1": evaluation.task("f1", **CHOICE, metric_list=[{"metric": "f1"}, {"metric": "mcc"}]),
+    "mcc": evaluation.task("mcc", **CHOICE, metric_list=[{"metric": "mcc"}]),
+    "brier": evaluation.task("brier", **CHOICE, metric_list=[{"metric": "brier_score"}]),
+    "mutual": evaluation.TASKS["mutual"],
+    "described": evaluation.TASKS["described"],
+    "surprise": evaluation.task(
+        "surprise", output_type="loglikelihood", doc_to_target="so", metric_list=[{"metric": "perplexity"}]
+    ),
+    "own": evaluation.task("own", **CHOICE, metric_list=[{"metric": "acc", "aggregation": lambda items: 0.25}]),
+    "generate": GENERATE,
+}
+
+
+def save(results: dict, folder: Path, system: str | None = None) -> Path:
+    """Write results as lm-eval's command does with --output_path and --log_samples."""
+    tracker = EvaluationTracker(output_path=str(folder))
+    config = results["config"]
+    tracker.general_config_tracker.log_experiment_args(config["model"], config["model_args"], system, None, False)
+    samples = results.pop("samples")
+    tracker.save_results_aggregated(results=results, samples=samples)
+    for task, of_task in samples.items():
+        tracker.save_results_samples(task_name=task, samples=of_task)
+    (file,) = folder.rglob(f"results_{tracker.date_id}.json")
+    return file
+
+
+def evaluate(path: Path | None, tasks: Iterable[dict | str], shots: int, model: object = "icl", **kwargs: Any) -> dict:
+    """What lm-eval makes of tasks; `path` is None for a model that was made in Python."""
+    return lm_eval.simple_evaluate(
+        model=model,
+        model_args=None if path is None else {"pretrained": str(path), **kwargs.pop("args", {})},
+        tasks=copy.deepcopy(list(tasks)),
+        num_fewshot=shots,
+        device="cpu",
+        **{"task_manager": evaluation.manager(False), "batch_size": 8, "bootstrap_iters": 10, **kwargs},
+    )
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory) -> dict[str, Path]:
+    """Results files of lm-eval itself: by name, all in lm-eval's folder of the checkpoint."""
+    folder = tmp_path_factory.mktemp("made")
+    for name, text in NESTED.items():
+        (folder / f"{name}.yaml").write_text(f"group: {name}\ntask: {text}\n")
+    out, files = folder / "out", {}
+    orders = {"order": [0, 1, 2], "reverse": [2, 1, 0], "other": [3, 1, 2]}
+    for name, model in {**dict.fromkeys(orders, "icl"), "again": "hf", "nested": "hf"}.items():
+        chosen = folder / f"{name}.json"
+        chosen.write_text(json.dumps({task: orders.get(name, [0, 1, 2]) for task in ASKED}))
+        paths = [str(folder), str(task_dir() / "demo")]
+        results = evaluate(
+            model_path(),
+            ["named"] if name == "nested" else ["icl_demo_short"],
+            3,
+            model,
+            samples=ASKED if name == "nested" else None,
+            limit=None if name == "nested" else 6,
+            fewshot_random_seed=7,
+            task_manager=TaskManager(None, paths, include_defaults=False, metadata={"demonstrations": str(chosen)}),
+        )
+        files[name] = save(results, out)
+    files["metrics"] = save(evaluate(model_path(), METRICS.values(), 2), out)
+    return files
+
+
+def one(path: Path) -> Run:
+    (run,), left_out = reading.read([path], quiet=True)
+    assert not left_out
+    return run
+
+
+def assert_same(run: Run, other: Run) -> None:
+    """Everything is equal but where it was read."""
+    for name in set(vars(run)) - {"path", "tasks"}:
+        assert repr(getattr(run, name)) == repr(getattr(other, name)), name
+    assert list(run.tasks) == list(other.tasks)
+    for task, result in run.tasks.items():
+        for name in set(vars(result)) - {"answers"}:
+            assert repr(getattr(result, name)) == repr(getattr(other.tasks[task], name)), name
+        mine, theirs = result.answers, other.tasks[task].answers
+        assert (mine is None) == (theirs is None)
+        for name in vars(mine) if mine else ():
+            one, two = getattr(mine, name), getattr(theirs, name)
+            if isinstance(one, np.ndarray):
+                assert one.dtype == two.dtype and one.shape == two.shape
+            np.testing.assert_array_equal(one, two, name)
+
+
+def test_a_run_as_lm_eval_wrote_it(made):
+    run = one(made["order"])
+    assert (run.model, run.pretrained, run.dtype, run.revision) == ("icl", str(model_path()), "float32", "")
+    assert (run.seed, run.order, run.limit, dict(run.arguments), run.icl["method"]) == (7, 0, 6.0, {}, "icl")
+    assert run.date == run.results["date"] > 1.7e9 and run.results == json.loads(made["order"].read_text())
+    result = run.tasks["icl_demo_short"]
+    assert (result.metric, result.filter, result.aggregation, result.higher_is_better) == ("acc", "none", "mean", True)
+    assert (result.shots, result.documents, result.version, result.marks) == (3, 6, "1.0", ())
+    assert result.drawn.endswith("order.json")
+    assert result.stderr == run.results["results"]["icl_demo_short"]["acc_stderr,none"]
+    samples = [
+        json.loads(line)
+        for line in made["order"].with_name(f"samples_icl_demo_short_{made['order'].stem[8:]}.jsonl").open()
+    ]
+    assert result.answers.items.tolist() == [sample["acc"] for sample in samples]
+    assert result.answers.items.mean() == result.value
+    right = result.answers.predictions == [int(sample["target"]) for sample in samples]
+    assert right.tolist() == (result.answers.items == 1).tolist()
+    assert result.answers.doc_ids.tolist() == list(range(6)) and result.answers.chance == 0.5
+
+
+def test_each_run_has_its_own_samples(made):
+    """lm-eval writes all runs of a checkpoint, of every method and seed, into one folder."""
+    assert len({file.parent for file in made.values()}) == 1
+    runs, left_out = reading.read([made["order"].parent], quiet=True)
+    assert not left_out and {run.path for run in runs} == set(made.values())
+    for run in runs:
+        assert_same(run, one(run.path))
+
+
+def test_what_was_asked(made):
+    """One set in two orders, another set, and another model with the prompts of the first."""
+    order, reverse, other, again = (
+        one(made[name]).tasks["icl_demo_short"].answers for name in ("order", "reverse", "other", "again")
+    )
+    assert order.documents == reverse.documents == other.documents == again.documents
+    assert order.prompts == again.prompts and len({order.prompts, reverse.prompts, other.prompts}) == 3
+    assert order.demonstrations == reverse.demonstrations == again.demonstrations != other.demonstrations
+    templates = {one(made[name]).tasks["icl_demo_short"].template for name in ("order", "reverse", "other", "again")}
+    assert len(templates) == 1
+
+
+def test_demonstrations_of_other_prompts(chat_checkpoint):
+    """A description is no part of them, a chat template is; without demonstrations there are none."""
+
+    def asked(reverse: bool, shots: int, path: Path, **kwargs: object) -> TaskResult:
+        samples = evaluation.documents(2, 80)
+        config = evaluation.task(
+            "asked",
+            **CHOICE,
+            description="Tell.\n\nNow: ",
+            fewshot_split=None,
+            training_split=None,
+            fewshot_config={"sampler": "first_n", "samples": samples[::-1] if reverse else samples},
+        )
+        results = evaluate(path, [config], shots, limit=2, **kwargs)
+        with tempfile.TemporaryDirectory() as folder:
+            return one(save(results, Path(folder), kwargs.get("system_instruction"))).tasks["asked"]
+
+    plain = [asked(reverse, 2, model_path()) for reverse in (False, True)]
+    assert plain[0].answers.prompts != plain[1].answers.prompts
+    assert plain[0].answers.demonstrations == plain[1].answers.demonstrations
+    assert asked(False, 0, model_path()).answers.demonstrations is None
+    system = asked(True, 2, model_path(), system_instruction="Be brief.")
+    assert system.answers.demonstrations == plain[0].answers.demonstrations and system.template != plain[0].template
+    chat = {"apply_chat_template": True, "fewshot_as_multiturn": True}
+    chats = [asked(reverse, 2, chat_checkpoint("llama3"), **chat).answers for reverse in (False, True)]
+    assert chats[0].prompts != chats[1].prompts and None not in (chats[0].demonstrations, chats[1].demonstrations)
+
+
+def test_metrics(made):
+    run = one(made["metrics"])
+    of = run.tasks
+    assert {name: (result.metric, result.aggregation) for name, result in of.items()} == {
+        "f1": ("f1", "f1"),
+        "mcc": ("mcc", "matthews_corrcoef"),
+        "brier": ("brier_score", "brier_score"),
+        "mutual": ("acc_mutual_info", "mean"),
+        "described": ("acc", "mean"),
+        "surprise": ("perplexity", "perplexity"),
+        "own": ("acc", "unknown"),
+        "generate": ("exact_match", "mean"),
+    }
+    assert of["f1"].answers.items.shape == of["mcc"].answers.items.shape == (6, 2)
+    assert of["f1"].answers.items[:, 1].tolist() == of["f1"].answers.predictions.tolist()
+    assert math.isclose(math.exp(-of["surprise"].answers.items.mean()), of["surprise"].value)
+    assert of["surprise"].answers.chance is None and not of["surprise"].higher_is_better
+    assert of["mutual"].answers.chance == 0.5  # lm-eval asks for each option twice
+    assert of["generate"].filter == "first" and of["generate"].answers.predictions is None
+    assert of["own"].value == 0.25 and of["own"].answers is None and of["brier"].answers is None
+    assert "shown as reported" in of["own"].marks[0] and "shown as reported" in of["brier"].marks[0]
+    assert {name for name, result in of.items() if result.marks} == {"own", "brier"}
+
+
+def test_groups(made):
+    """The tasks of groups in groups, with the weights that give lm-eval's value."""
+    run = one(made["nested"])
+    assert set(run.tasks) == set(ASKED) and set(run.groups) == {"outer", "inner"}
+    assert run.groups["outer"] == pytest.approx(dict.fromkeys(ASKED, 1 / 3))
+    assert run.groups["inner"] == pytest.approx({"icl_demo_four": 3 / 9, "icl_demo_long": 6 / 9})
+    for name, weights in run.groups.items():
+        mean = sum(weight * run.tasks[task].value for task, weight in weights.items())
+        assert mean == pytest.approx(run.results["groups"][name]["acc,none"])
+    assert {task: result.answers.doc_ids.tolist() for task, result in run.tasks.items()} == ASKED
+
+
+def results_of(scores: dict[str, list[float]], errors: bool = True) -> dict:
+    """The results of a group of tasks as lm-eval would write them, by documents."""
+    tasks = {
+        name: {"acc,none": sum(of) / len(of), "acc_stderr,none": 0.01 * (1 + len(of)), "sample_len": len(of)}
+        for name, of in scores.items()
+    }
+    n = sum(map(len, scores.values()))
+    square = sum(of["sample_len"] * (of["sample_len"] - 1) * of["acc_stderr,none"] ** 2 for of in tasks.values())
+    group = {
+        "acc,none": sum(map(sum, scores.values())) / n,
+        "acc_stderr,none": math.sqrt(square / max(n - len(tasks), 1) / n) if errors else "N/A",
+    }
+    return {
+        "results": {**tasks, "all": group},
+        "groups": {"all": group},
+        "group_subtasks": {"all": list(scores)},
+        "configs": {name: {"output_type": "multiple_choice", "num_fewshot": 0} for name in scores},
+        "config": {"model": "hf", "model_args": "pretrained=a/b,revision=x,dtype=float16,parallelize=True,k=2"},
+    }
+
+
+def samples_of(scores: list[float]) -> str:
+    return "".join(
+        json.dumps(
+            {
+                "doc_id": number,
+                "doc": {"text": f"SECRET {number}"},
+                "target": "0",
+                "arguments": [["SECRET prompt", " no"], ["SECRET prompt", " yes"]],
+                "filtered_resps": [[-1.0, False], [-1.0 - (score == 1), False]],
+                "acc": score,
+            }
+        )
+        + "\n"
+        for number, score in enumerate(scores)
+    )
+
+
+def write(
+    folder: Path, results: object, samples: dict[str, str] | None = None, time: str = "2026-01-01T00-00-00"
+) -> Path:
+    folder.mkdir(exist_ok=True, parents=True)
+    file = folder / f"results_{time}.json"
+    file.write_text(results if isinstance(results, str) else json.dumps(results))
+    for task, text in (samples or {}).items():
+        (folder / f"samples_{task}_{time}.jsonl").write_text(text)
+    return file
+
+
+def test_weights_that_two_ways_give(tmp_path):
+    """All tasks have the same accuracy: the standard error tells, and without it they count by documents."""
+    scores = {"a": [0.0, 1.0], "b": [0.0, 1.0] * 3}
+    results = results_of(scores)
+    assert one(write(tmp_path, results)).groups["all"] == {"a": 0.25, "b": 0.75}
+    results["groups"]["all"]["acc_stderr,none"] = math.hypot(0.03, 0.07) / 2
+    assert one(write(tmp_path, results)).groups["all"] == {"a": 0.5, "b": 0.5}
+    assert one(write(tmp_path, results_of(scores, errors=False))).groups["all"] == {"a": 0.25, "b": 0.75}
+
+
+def test_a_group_of_another_value_is_left_out(tmp_path):
+    results = results_of({"a": [0.0, 1.0], "b": [0.0, 1.0, 1.0]})
+    results["groups"]["all"]["acc,none"] = 0.9
+    (run,), (left,) = reading.read([write(tmp_path, results)], quiet=True)
+    assert not run.groups and len(run.tasks) == 2
+    assert left.why == "group 'all' is left out: its acc is no mean of its tasks', by documents or equal."
+
+
+def test_older_files(tmp_path):
+    """Arguments as text, samples without hashes and with requests as a list."""
+    scores = [1.0, 0.0, 1.0]
+    run = one(write(tmp_path, results_of({"a": scores}), {"a": samples_of(scores)}))
+    assert (run.pretrained, run.revision, run.dtype) == ("a/b", "x", "float16")
+    assert run.arguments == {"parallelize": True, "k": 2}
+    answers = run.tasks["a"].answers
+    assert answers.items.tolist() == scores and answers.predictions.tolist() == [0, 0, 0]  # ties go to the first
+    assert (run.tasks["a"].documents, run.date, run.seed) == (3, 0.0, None)
+
+
+def test_a_run_counts_once(tmp_path):
+    """The copy with more samples is used, whichever is read first, and copies of copies too."""
+    results, samples = results_of({"a": [1.0, 0.0]}), {"a": samples_of([1.0, 0.0])}
+    full = one(write(tmp_path / "m", results, samples))
+    bare = write(tmp_path / "a", json.dumps(results, indent=4))
+    runs, (left,) = reading.read([tmp_path], quiet=True)
+    assert [run.path for run in runs] == [full.path] and left.path == bare
+    assert left.why == f"is the same run as {full.path}, with fewer samples."
+    write(tmp_path / "z", results, samples)
+    collect(runs, tmp_path / "n")
+    runs, left_out = reading.read([tmp_path, bare], quiet=True)
+    assert len(runs) == 1 and len(left_out) == 3 and all("is the same run as" in left.why for left in left_out)
+
+
+MARKED = {
+    "its acc of 1.5 is not between 0 and 1": ({"acc,none": 1.5}, [1.0, 2.0]),
+    "their mean acc is 0.5, in the results it is 0.75": ({"acc,none": 0.75}, [1.0, 0.0]),
+    "they are of 3 documents, the results of 2": ({}, [1.0, 0.0, 0.5]),
+    "the acc of a document is not a finite number": ({}, [1.0, math.nan]),
+    "the acc of a document is not between 0 and 1": ({}, [2.0, -1.0]),
+}
+
+
+@pytest.mark.parametrize("mark", MARKED)
+def test_marks(tmp_path, mark):
+    """What contradicts the results is not used."""
+    values, scores = MARKED[mark]
+    results = results_of({"a": [1.0, 0.0]})
+    results["results"]["a"].update(values)
+    results["group_subtasks"] = {}
+    run = one(write(tmp_path, results, {"a": samples_of(scores)}))
+    assert run.tasks["a"].answers is None and mark in run.tasks["a"].marks[0]
+    assert_same(run, one(*collect([run], tmp_path / "out")))
+
+
+DAMAGED = {
+    "line 2 of samples_a_2026-01-01T00-00-00.jsonl is damaged, half-written or no JSON": lambda text: text[:-9],
+    "line 1 of samples_a_2026-01-01T00-00-00.jsonl is nested more than 64 deep": lambda text: "[" * 100_000,
+    "line 1 of samples_a_2026-01-01T00-00-00.jsonl is no sample of lm-eval": lambda text: "[]\n" + text,
+    "document 1 is in the samples twice": lambda text: text + text.splitlines()[1],
+    "the samples file has no sample of the filter 'none'": lambda text: "",
+    "the sample of document 1 has no acc": lambda text: text.replace('"acc": 0.0', '"acc": "0.0"'),
+    "of lm-eval (doc_id is 1.5: input should be a valid integer)": lambda text: text.replace(
+        '"doc_id": 1', '"doc_id": 1.5'
+    ),
+}
+
+
+@pytest.mark.parametrize("mark", DAMAGED)
+def test_damaged_samples(tmp_path, mark):
+    text = DAMAGED[mark](samples_of([1.0, 0.0]))
+    run = one(write(tmp_path, results_of({"a": [1.0, 0.0]}), {"a": text}))
+    assert run.tasks["a"].answers is None and mark in run.tasks["a"].marks[0]
+    assert run.tasks["a"].value == 0.5
+
+
+LEFT_OUT = {
+    "is damaged, half-written or no JSON": '{"results": {"a": {"acc,none": 0.5',
+    "is damaged, half-written or no JSON (ValueError: Exceeds the limit": f'{{"results": {"9" * 5000}}}',
+    "is nested more than 64 deep": '{"results": ' + "[" * 100_000,
+    "is nested more than 64 deep.": '{"results": ' + "[" * 70 + "]" * 70 + "}",
+    "is no results file of lm-eval, which has 'results', 'configs' and 'config' (configs:": '{"results": {"a": 1}}',
+    "which has 'results', 'configs' and 'config'.": '["results"]',
+    "'configs' and 'config' (config: field required)": '{"results": {}, "configs": {}}',
+    "has no result of a task.": '{"results": {}, "configs": {}, "config": {}}',
+    "its acc is 'nan', which is not a number": json.dumps(results_of({"a": [math.nan]})),
+    "its acc is 'inf', which is not a number": json.dumps(results_of({"a": [math.inf]})),
+    "has more than 1,000,000 bytes": '{"results": 1}' + " " * 1_000_000,
+}
+
+
+@pytest.mark.parametrize("why", LEFT_OUT)
+def test_left_out(tmp_path, why, monkeypatch):
+    monkeypatch.setattr(reading, "RESULTS_BYTES", 1_000_000)
+    good = write(tmp_path, results_of({"a": [1.0]}), time="good")
+    bad = write(tmp_path, LEFT_OUT[why])
+    (run,), left_out = reading.read([tmp_path], quiet=True)
+    assert run.path == good and {left.path for left in left_out} == {bad}
+    assert why in left_out[-1].why and "\n" not in left_out[-1].why and left_out[-1].why.endswith(".")
+
+
+def test_a_task_of_several_is_left_out(tmp_path):
+    (run,), left_out = reading.read([write(tmp_path, results_of({"a": [math.nan], "b": [1.0, 0.0]}))], quiet=True)
+    assert list(run.tasks) == ["b"] and [left.why for left in left_out] == [
+        "task 'a' is left out: its acc is 'nan', which is not a number.",
+        "group 'all' is left out: it has no result of its task 'a'.",
+    ]
+
+
+def test_the_dev_set_of_a_study_is_left_out(tmp_path):
+    results = results_of({"a": [1.0]})
+    results["config"]["icl"] = {"study": {"split": "dev"}}
+    runs, (left,) = reading.read([write(tmp_path, results)], quiet=True)
+    assert not runs and "dev set" in left.why
+
+
+def test_what_a_folder_has_besides(tmp_path):
+    """Other JSON files are passed over, links out of the folder are not followed; samples alone are named."""
+    results = results_of({"a": [1.0, 0.0]})
+    outside = write(tmp_path / "outside", results, {"a": samples_of([1.0, 0.0])})
+    folder = tmp_path / "folder"
+    write(folder / ".hidden", results)
+    (folder / "config.json").write_text('{"model_type": "llama"}')
+    (folder / "loop").symlink_to(folder)
+    (folder / "out").symlink_to(outside.parent)
+    (folder / "link.json").symlink_to(outside)
+    (folder / "self.json").symlink_to(folder / "self.json")
+    os.mkfifo(folder / "results_pipe.json")
+    (folder / "samples_a_x.jsonl").write_text("")
+    (folder / os.fsdecode(b"results_\xff.json")).write_text("{}")
+    runs, left_out = reading.read([folder], quiet=True)
+    assert not runs and {left.path.name: left.why.split()[1] for left in left_out} == {
+        "link.json": "not",
+        "self.json": "not",
+        "results_pipe.json": "not",
+        "samples_a_x.jsonl": "results",
+        "results_?.json": "name",
+    }
+    runs, left_out = reading.read([folder / "config.json"], quiet=True)  # named itself
+    assert not runs and "is no results file of lm-eval" in left_out[0].why
+    (folder / "results_y.json").write_text(json.dumps(results))
+    (folder / "samples_a_y.jsonl").symlink_to(outside.with_name("samples_a_2026-01-01T00-00-00.jsonl"))
+    assert "is a link out of its folder" in one(folder / "results_y.json").tasks["a"].marks[0]
+
+
+def test_a_task_name_leads_to_no_other_folder(tmp_path):
+    write(tmp_path / "other", "", {"a": samples_of([1.0])}, time="t")
+    (tmp_path / "samples_..").mkdir()
+    run = one(write(tmp_path, results_of({"../other/samples_a": [1.0]}), time="t"))
+    assert run.tasks["../other/samples_a"].answers is None
+
+
+def test_deep_folders(tmp_path):
+    tmp_path.joinpath(*["d"] * 70).mkdir(parents=True)
+    runs, (left,) = reading.read([tmp_path], quiet=True)
+    assert not runs and left.why == "its folders are more than 64 deep."
+
+
+def test_a_path_that_does_not_exist(tmp_path):
+    for path in (tmp_path / "none", tmp_path / ("x" * 5000), tmp_path / "\0"):
+        with pytest.raises(InputError) as refused:
+            reading.read([path], quiet=True)
+        assert "\n" not in str(refused.value)
+
+
+def test_a_line_that_is_too_long(tmp_path, monkeypatch):
+    monkeypatch.setattr(sampling, "LINE_BYTES", 100)
+    run = one(write(tmp_path, results_of({"a": [1.0]}), {"a": samples_of([1.0])}))
+    assert run.tasks["a"].marks[0].endswith("has more than 100 bytes.")
+
+
+def test_names_that_cannot_be_printed(tmp_path):
+    """Half of a surrogate pair is possible in JSON alone; a whole pair is a character."""
+    text = json.dumps(results_of({"name": [1.0]})).replace("name", r"\ud800x\ud83d\ude00")
+    run = one(write(tmp_path, text))
+    assert list(run.tasks) == ["?x😀"]
+    assert_same(run, one(*collect([run], tmp_path / "out")))
+    json.dumps(dict(run.results), ensure_ascii=False).encode()
+
+
+def test_collected(made, tmp_path):
+    """The same run again, in a file that is still lm-eval's, has no text of a document and is made the same again."""
+    runs, _ = reading.read([made["order"].parent], quiet=True)
+    files = collect(runs, tmp_path)
+    before = {file: file.read_bytes() for file in files}
+    assert collect(runs, tmp_path) == files and {file: file.read_bytes() for file in files} == before
+    answered = [sum(result.answers is not None for result in run.tasks.values()) for run in runs]
+    assert [file.name for file in files] == [
+        f"{run.digest}.json" if count == len(run.tasks) else f"{run.digest}-{count}of{len(run.tasks)}.json"
+        for run, count in zip(runs, answered, strict=True)
+    ]
+    assert sorted((tmp_path / "runs").iterdir()) == sorted(files)
+    again, left_out = reading.read([tmp_path], quiet=True)
+    assert not left_out and len(again) == len(runs)
+    for run in again:
+        assert_same(run, next(other for other in runs if other.digest == run.digest))
+    # Collected from collected files: the same bytes.
+    assert collect(again, tmp_path / "twice") and all(
+        (tmp_path / "twice/runs" / file.name).read_bytes() == text for file, text in before.items()
+    )
+    for run, file in zip(runs, files, strict=True):
+        whole = json.loads(file.read_text())
+        scores = whole.pop(KEY)
+        assert whole == json.loads(run.path.read_text())
+        for task in run.tasks:
+            samples = run.path.with_name(f"samples_{task}_{run.path.stem[8:]}.jsonl")
+            for line in samples.open():
+                for text in json.loads(line)["doc"].values():
+                    assert not isinstance(text, str) or len(text) < 6 or text not in json.dumps(scores)
+
+
+def test_sentences_are_lines(tmp_path):
+    """Whatever names a file has."""
+    text = (
+        json.dumps(results_of({"a": [1.0]})).replace("acc,none", r"a\nb" + "c" * 5000 + ",none").replace("1.0", '"x"')
+    )
+    runs, (left,) = reading.read([write(tmp_path, text)], quiet=True)
+    assert not runs and "\n" not in left.why and len(left.why) < 700
+
+
+def test_collected_has_no_samples_of_python(tmp_path):
+    """Results of `simple_evaluate` have the samples, and so the texts, in them."""
+    results = {**results_of({"a": [1.0]}), "samples": {"a": json.loads(samples_of([1.0]))}}
+    (file,) = collect([one(write(tmp_path, results))], tmp_path / "out")
+    assert "SECRET" not in file.read_text()
+
+
+PACKED = {
+    "metric": "acc_norm,none",
+    "n": 10**18,
+    "items": {"dtype": "<f8", "base64": "AAAA"},
+    "predictions": {"dtype": "bit", "base64": "!"},
+    "documents": "<script>",
+    "doc_ids": {"dtype": "bit", "base64": "AA=="},
+    "chance": -1.0,
+    "marks": 5,
+}
+
+
+@pytest.mark.parametrize("key", PACKED)
+def test_damaged_scores(tmp_path, key):
+    run = one(write(tmp_path, results_of({"a": [1.0, 0.0]}), {"a": samples_of([1.0, 0.0])}))
+    (file,) = collect([run], tmp_path / "out")
+    whole = json.loads(file.read_text())
+    assert "doc_ids" not in whole[KEY]["a"] and whole[KEY]["a"]["items"]["dtype"] == "bit"
+    whole[KEY]["a"][key] = PACKED[key]
+    result = one(write(tmp_path / "damaged", whole)).tasks["a"]
+    assert result.answers is None and "its samples are not used" in result.marks[0]
+
+
+ODD = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=5)
+    | st.just(10**400)
+    | st.just("acc,none"),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=4,
+)
+
+
+def places(value: object, path: tuple = ()) -> list[tuple]:
+    """Where in a JSON value something can be replaced."""
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [path, *(place for key, inner in items for place in places(inner, (*path, key)))]
+
+
+def replaced(value: object, path: tuple, by: object) -> object:
+    if not path:
+        return by
+    changed = copy.copy(value)
+    changed[path[0]] = replaced(changed[path[0]], path[1:], by)
+    return changed
+
+
+def assert_harmless(folder: Path) -> None:
+    """Files are read without an exception, also one that was caught, and what is read can be collected and printed."""
+    runs, left_out = reading.read([folder], quiet=True)
+    for left in left_out:
+        assert "cannot be understood" not in left.why and "\n" not in left.why
+        f"{left.path} {left.why}".encode()
+    files = collect(runs, folder / "collected")
+    for run, file in zip(runs, files, strict=True):
+        repr(run).encode()
+        again, _ = reading.read([file], quiet=True)
+        assert_same(run, again[0])
+        for result in run.tasks.values():
+            assert math.isfinite(result.value)
+        for weights in run.groups.values():
+            assert math.isclose(sum(weights.values()), 1)
+
+
+FUZZED = (results_of({"a": [1.0, 0.0], "b": [1.0, 0.0, 0.0]}), samples_of([1.0, 0.0]))
+
+
+@functools.cache
+def collected() -> dict:
+    with tempfile.TemporaryDirectory() as folder:
+        run = one(write(Path(folder), FUZZED[0], {"a": FUZZED[1]}))
+        (file,) = collect([run], Path(folder))
+        return json.loads(file.read_text())
+
+
+@settings(deadline=None)
+@given(st.data())
+def test_bytes_of_a_file_are_damaged(data):
+    texts = [json.dumps(FUZZED[0]).encode(), FUZZED[1].encode()]
+    which = data.draw(st.integers(0, 1))
+    text = texts[which]
+    at = data.draw(st.integers(0, len(text)))
+    until = data.draw(st.integers(at, min(at + 20, len(text))))
+    texts[which] = text[:at] + (
+        data.draw(st.binary(max_size=6) | st.just(b"[" * 5000)) + text[until:] if until > at else b""
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "results_t.json").write_bytes(texts[0])
+        Path(folder, "samples_a_t.jsonl").write_bytes(texts[1])
+        assert_harmless(Path(folder))
+
+
+@settings(deadline=None)
+@given(st.data())
+def test_values_of_a_file_are_replaced(data):
+    samples = [json.loads(line) for line in FUZZED[1].splitlines()]
+    whole = collected()
+    for _ in range(data.draw(st.integers(1, 3))):
+        whole = replaced(whole, data.draw(st.sampled_from(places(whole))), data.draw(ODD))
+    samples = replaced(samples, data.draw(st.sampled_from(places(samples))), data.draw(ODD))
+    if data.draw(st.booleans()) and isinstance(whole, dict):
+        whole.pop(KEY, None)
+    lines = samples if isinstance(samples, list) else [samples]
+    with tempfile.TemporaryDirectory() as folder:
+        write(Path(folder), json.dumps(whole), {"a": "".join(json.dumps(line) + "\n" for line in lines)}, time="t")
+        assert_harmless(Path(folder))
+
+
+def test_without_lm_eval_and_torch():
+    code = "import sys, lm_eval_icl.results.read; print({'lm_eval', 'torch', 'transformers'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"

@@ -1,0 +1,214 @@
+"""The checkpoint and tasks that ship with the package."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import pty
+import re
+import runpy
+import select
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import lm_eval
+import pytest
+import torch
+from lm_eval.tasks import TaskManager
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from lm_eval_icl.harness.plugin import task_dir
+from lm_eval_icl.methods import make
+from lm_eval_icl.smoke.demo import documents, model_path
+from tests import processes
+
+TASKS = ["icl_demo_short", "icl_demo_long", "icl_demo_four", "icl_demo_pieces", "icl_demo_unseen"]
+SCRIPT = Path(__file__).resolve().parents[2] / "scripts/make_demo_model.py"
+
+
+def test_checkpoint_is_small_safe_and_roomy() -> None:
+    files = list(model_path().iterdir())
+    assert sum(file.stat().st_size for file in files) <= 4 * 2**20
+    assert {file.suffix for file in files} == {".json", ".safetensors"}, "no pickles, no code"
+    model = AutoModelForCausalLM.from_pretrained(model_path())
+    assert model.config.max_position_embeddings >= 2048
+    assert all(parameter.dtype == torch.float32 for parameter in model.parameters())
+
+
+def test_tokenizer_takes_any_text_and_adds_nothing() -> None:
+    tokenizer = AutoTokenizer.from_pretrained(model_path())
+    text = "Review: thunder, 雷 and\tfrost\r\n\nSentiment: naïve"
+    assert tokenizer.decode(tokenizer(text).input_ids) == text
+    assert tokenizer.bos_token == tokenizer.eos_token == "<|endoftext|>"
+    assert [len(tokenizer(word).input_ids) for word in (" thunder", " amber", " cobalt")] == [1, 1, 1]
+    assert min(len(tokenizer(word).input_ids) for word in (" zephyr", " lavender", " gazebo")) > 1
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_documents_are_distinct_and_balanced(name: str) -> None:
+    data = documents(name, version=1.0)
+    texts = [row["text"] for split in data.values() for row in split]
+    assert len(set(texts)) == len(texts) > 390
+    for split in data.values():
+        counts = Counter(row["label"] for row in split)
+        assert sorted(counts) == list(range(len(counts)))
+        assert len(set(counts.values())) == 1
+
+
+def test_documents_come_from_the_seed(tmp_path: Path) -> None:
+    runpy.run_path(str(SCRIPT))["write_documents"](tmp_path, seed=0)
+    for name in TASKS:
+        for split in ("train", "test"):
+            made = (tmp_path / name / f"{split}.jsonl").read_bytes()
+            assert made == (task_dir() / "demo" / name / f"{split}.jsonl").read_bytes()
+
+
+def test_training_withholds_the_tasks_texts_and_pairings() -> None:
+    script = runpy.run_path(str(SCRIPT))
+    withheld = {row["text"] for name in TASKS for split in documents(name).values() for row in split}
+    draw = script["Episodes"](seed=1, withheld=withheld).draw
+    topic_of = {word: topic for topic, words in script["TOPICS"].items() for word in words}
+    pairings = {(topic, word) for task in script["TASKS"] for topic in task.labels for word in task.labels.values()}
+    for _ in range(300):
+        episode = draw(script["Shape"](2, 8, script["SHORT"]))
+        for text, label in zip(episode.parts[::2], episode.labels, strict=True):
+            text = text.split(": ", 1)[1].rsplit("\n", 1)[0]
+            assert text not in withheld
+            seen = {(topic_of.get(word), part) for word in text.split() for part in label.split()}
+            assert not seen & pairings
+
+
+def test_parts_encode_as_the_whole_text() -> None:
+    script = runpy.run_path(str(SCRIPT))
+    tokenizer = AutoTokenizer.from_pretrained(model_path())
+    episodes = script["Episodes"](seed=2, withheld=set())
+    for length in ("SHORT", "MEDIUM", "LONG"):
+        episode = episodes.draw(script["Shape"](3, 6, script[length]))
+        ends = [tokenizer(end).input_ids for end in ("", "\n\n")] * (len(episode.parts) // 2)
+        parts = zip(script["encode"](tokenizer, episode), ends, strict=True)
+        joined = [token for part, end in parts for token in (*part, *end)]
+        text = "".join(part + "\n\n" * (i % 2) for i, part in enumerate(episode.parts))
+        assert joined == tokenizer(text).input_ids
+
+
+METHODS = runpy.run_path(str(SCRIPT))["METHODS"]
+
+
+def example_row(name: str, queries: int) -> tuple[Any, list[int], list[int]]:
+    """A row of training under a method, the ids of the prompt that it is made of, and its demonstrations' lengths."""
+    demonstrations = [([10, 11, 12], [13]), ([20, 21], [22, 23]), ([30, 31, 32, 33], [13])]
+    asked = [([40 + 10 * i, 41 + 10 * i], [13]) for i in range(queries)]
+    row = runpy.run_path(str(SCRIPT))["make_row"](make(name), demonstrations, asked, [1, 1])
+    prompt = [token for text, label in demonstrations for token in (*text, *label, 1, 1)]
+    return row, prompt + [token for text, label in asked for token in (*text, *label)], [6, 6, 7]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_training_runs_the_method_s_own_layout(name: str) -> None:
+    row, prompt, lengths = example_row(name, 1)
+    layout = make(name).layout(0, lengths, 2, 1)
+    assert row.ids.tolist() == [prompt[i] for i in layout.source]
+    assert torch.equal(row.positions, layout.positions) and torch.equal(row.mask, layout.mask)
+
+
+@pytest.mark.parametrize("name", [name for name in METHODS if name != "saicl"])
+def test_queries_of_a_row_do_not_see_each_other(name: str) -> None:
+    one, several = example_row(name, 1)[0], example_row(name, 3)[0]
+    n = len(one.ids) - 3
+    for start in (n, n + 3, n + 6):
+        some = [*range(n), *range(start, start + 3)]
+        assert torch.equal(several.mask[some][:, some], one.mask)
+        assert torch.equal(several.positions[some], one.positions)
+        assert not several.mask[start : start + 3, [i for i in range(n, n + 9) if i not in some]].any()
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_training_predicts_no_label_that_is_seen(name: str) -> None:
+    """Not even through other tokens, in later layers."""
+    row, _, _ = example_row(name, 1)
+    sees = row.mask.float()
+    for _ in range(3):
+        sees = ((sees @ sees) > 0).float()
+    predicted = row.weights.nonzero()[:, 0].tolist()
+    assert predicted[-1] == len(row.ids) - 1
+    assert len(predicted) == (5 if name in ("icl", "nope", "invicl") else 1)
+    for i in predicted[:-1]:
+        start = max(j for j in range(i) if row.ids[j] in (10, 20, 30))
+        own = (row.ids == row.ids[start]).nonzero()[:, 0].tolist()  # where the copies of its demonstration begin
+        labels = [j + i - start for j in own]
+        assert not sees[i - 1, labels].any()
+
+
+def test_tokenizer_comes_from_the_script() -> None:
+    made = runpy.run_path(str(SCRIPT))["make_tokenizer"]().backend_tokenizer.to_str()
+    assert made == AutoTokenizer.from_pretrained(model_path()).backend_tokenizer.to_str()
+
+
+def test_yaml_agrees_with_the_script() -> None:
+    loaded = TaskManager().load(TASKS)["tasks"]
+    for task in runpy.run_path(str(SCRIPT))["TASKS"]:
+        config = loaded[task.name].config
+        assert config.doc_to_choice == list(task.labels.values())
+        assert config.doc_to_text == f"{task.template[0]}: {{{{text}}}}\n{task.template[1]}:"
+
+
+def accuracies(shots: int) -> dict[str, float]:
+    results = lm_eval.simple_evaluate(
+        model="icl",
+        model_args={"pretrained": str(model_path())},
+        tasks=["icl_demo"],
+        num_fewshot=shots,
+        limit=60,
+        device="cpu",
+        bootstrap_iters=0,
+    )
+    return {name: results["results"][name]["acc,none"] for name in TASKS}
+
+
+def test_demonstrations_teach_the_labels() -> None:
+    untaught, taught = accuracies(0), accuracies(8)
+    chance = [1 / len(set(documents(name)["test"]["label"])) for name in TASKS]
+    assert abs(sum(untaught.values()) - sum(chance)) / len(TASKS) <= 0.1  # 60 documents are not quite balanced
+    assert min(taught.values()) >= 0.8
+
+
+# The command with one method.
+ALONE = "from lm_eval_icl import cli, methods; methods.NAMES = ('icl',); cli.main()"
+
+
+@pytest.mark.slow
+def test_the_demo_prints_a_line_for_each_setting_and_a_table(tmp_path: Path) -> None:
+    done = processes.python(ALONE, "demo", "--limit", 2, "--output", tmp_path, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    settings = [line.split(": accuracy ")[0] for line in lines[:4] if ", order flips " in line]
+    assert settings == ["hf, 2 shots", "hf, 8 shots", "icl, 2 shots", "icl, 8 shots"]
+    assert [line.split("│")[1].strip() for line in lines if line.startswith("│")] == ["hf", "icl"]
+
+
+@pytest.mark.slow
+def test_in_a_terminal_the_demo_shows_its_table_row_by_row(tmp_path: Path) -> None:
+    """Every state of the table that is shown begins with the one before it."""
+    shown = bytearray()
+    terminal, inside = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "120", "LINES": "40"}
+    outputs = [Path(os.ttyname(inside))] * 2
+    line = ["-c", ALONE, "demo", "--limit", "2"]
+    process = processes.start(processes.as_started, processes.run_python, line, outputs, tmp_path, environment)
+    while process.exitcode is None or select.select([terminal], [], [], 0)[0]:
+        if select.select([terminal], [], [], 0.05)[0]:
+            shown += os.read(terminal, 2**16)
+    os.close(inside)
+    os.close(terminal)
+    assert process.exitcode == 0, shown.decode()
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode())
+    states = []
+    for table in re.findall(r"┩\r\n(.*?)└", text, re.DOTALL):
+        state = [[cell.strip() for cell in row.split("│")[1:-1]] for row in table.split("\r\n") if row]
+        if [state] != states[-1:]:
+            states.append(state)
+    filled = [[cell for row in state for cell in row if cell] for state in states]
+    assert all(later[: len(earlier)] == earlier for earlier, later in itertools.pairwise(filled))
+    assert [len(state) for state in states][:2] == [1, 1] and [len(state) for state in states][-2:] == [2, 2]
+    assert [row[0] for row in states[-1]] == ["hf", "icl"] and all(map(all, states[-1]))

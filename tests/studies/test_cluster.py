@@ -1,0 +1,288 @@
+"""Studies on a cluster of Ray: the files of one process, whatever is killed meanwhile. KILLS=5: five kills of each."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import random
+import signal
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import yaml
+
+import lm_eval_icl
+from lm_eval_icl import cli
+from lm_eval_icl.cli.train import training
+from lm_eval_icl.errors import InputError
+from lm_eval_icl.smoke.demo import model_path
+from lm_eval_icl.studies import cluster, grid
+from lm_eval_icl.studies.cells import Grid, Model
+from lm_eval_icl.studies.conduct import Conductor
+from lm_eval_icl.studies.folder import Folder
+from lm_eval_icl.studies.order import Queue, Unit
+from lm_eval_icl.studies.progress import open_study
+from lm_eval_icl.studies.run import Options
+from tests.processes import Process, run_command
+from tests.studies.test_studies import refused
+
+ray = pytest.importorskip("ray")
+KILLS = int(os.environ.get("KILLS", "1"))
+STUDY = {
+    "models": f"pretrained={model_path()}",
+    "methods": ["icl", {"deepthink": {"T": "1..2", "eta": [0.1, 0.5]}}],
+    "tasks": ["icl_demo_short", "icl_demo_four"],
+    "num_fewshot": 2,
+    "seeds": "0..1",
+    "demonstrations": ["stratified", "herding:unit=True"],
+    "dev": {"size": 4, "choose": ["T", "eta"]},
+    "train": {"tasks": "icl_demo_short", "steps": 2, "num_fewshot": 2, "batch_size": 2, "eval_steps": 0},
+}
+OPTIONS = Options("cpu", 8, 4)
+# What differs between two runs of one cell: dates, seconds, and how much of what is shared was run for it.
+COUNTS = {"contexts_encoded", "contexts_reused", "tokens_run", "tokens_saved"}
+APART = {"date", "start_time", "end_time", "total_evaluation_time_seconds", "seconds", *COUNTS}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _own_tasks(own_tasks):
+    pass
+
+
+@pytest.fixture(scope="module")
+def nodes():
+    """A cluster of two nodes with a core each, besides a head without any."""
+    from ray.cluster_utils import Cluster
+
+    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+    made.removable = [made.add_node(num_cpus=1) for _ in range(2)]
+    yield made
+    ray.shutdown()
+    made.shutdown()
+
+
+def opened(output: Path, **keys: object) -> Conductor:
+    file = output.with_suffix(".yaml")
+    file.write_text(yaml.safe_dump({**STUDY, **keys}))
+    return Conductor(open_study(grid.read(str(file), {}), Folder(output), OPTIONS, None), None, training)
+
+
+def written(output: Path) -> dict[str, object]:
+    """The files of cells, choices and checkpoints, without what may differ."""
+
+    def same(value):
+        if isinstance(value, dict):
+            return {key: same(one) for key, one in value.items() if key not in APART}
+        return [same(one) for one in value] if isinstance(value, list) else value
+
+    files = {}
+    for path in (path for top in ("cells", "choices", "checkpoints") for path in (output / top).rglob("*")):
+        if path.is_file() and path.name != "log.jsonl":  # of a training, with seconds
+            content = path.read_bytes()
+            for text in (str(output), str(output).replace("/", "__")):  # lm-eval makes a file's name of it, too
+                content = content.replace(text.encode(), b"OUTPUT")
+            files[str(path.relative_to(output))] = same(json.loads(content)) if path.suffix == ".json" else content
+    return files
+
+
+class Sabotaged(cluster.StudyCluster):
+    """Kills workers, and then removes a node, as the study goes on."""
+
+    kills, remove, last = KILLS, None, 2
+
+    def show(self, queue):  # called when units have been given to all that were idle
+        super().show(queue)
+        if self.conductor.cells_ended <= self.last:
+            return
+        self.last = self.conductor.cells_ended
+        mine = [p for p in psutil.Process().children(recursive=True) if p.name().startswith("ray::Actor")]
+        if self.kills and mine:
+            random.choice(mine).kill()
+            self.kills -= 1
+        elif self.remove:
+            self.remove()
+            self.remove = None
+
+
+def test_the_files_are_those_of_one_process(nodes, tmp_path, monkeypatch):
+    """Although the driver is killed, and then a worker, and then a node goes. The first driver's workers see the
+    folder; the second's get the trained checkpoints through the object store."""
+    one, two = tmp_path / "one", tmp_path / "two"
+    conductor = opened(one)
+    with conductor.folder.locked():
+        conductor.run()
+    expected = written(one)
+    assert any(name.startswith("choices") for name in expected) and any("safetensors" in name for name in expected)
+
+    file = two.with_suffix(".yaml")
+    file.write_text(yaml.safe_dump(STUDY))
+    options = ["--device", "cpu", "--batch_size", "8", "--limit", "4", "--output", str(two), "--ray", nodes.address]
+    for i in range(KILLS):
+        driver = Process(run_command, ["lm-eval-icl", "study", str(file), *options])
+        there = len(list(two.glob("cells/**/results*.json")))
+        until = time.monotonic() + 240
+        while len(list(two.glob("cells/**/results*.json"))) < there + (1 if i else 0) or not list(
+            two.glob("checkpoints/*")
+        ):
+            assert time.monotonic() < until, driver.said
+            time.sleep(0.05)
+        driver.kill()
+    before = {path: path.stat().st_mtime_ns for path in two.glob("cells/**/results*.json")}
+
+    monkeypatch.setattr(cluster, "stamp", lambda folder: (0, 0))
+    conductor = opened(two)
+    with conductor.folder.locked(), Sabotaged(conductor, None, training, nodes.address) as pool:
+        pool.remove = lambda: nodes.remove_node(nodes.removable.pop())
+        conductor.run(pool)
+        assert pool.remove is None and not pool.kills and pool.losses
+    assert written(two) == expected
+    assert before.items() <= {path: path.stat().st_mtime_ns for path in two.glob("cells/**/results*.json")}.items()
+    nodes.add_node(num_cpus=1)
+
+
+# Light actors.
+
+
+class Sleeper:
+    """An actor that imports nothing heavy."""
+
+    def begin(self) -> str:
+        return ""
+
+    def run(self, task: str) -> str:
+        if task == "deadly":
+            os.kill(os.getpid(), signal.SIGKILL)
+        return task
+
+
+class Sleepers(cluster.Cluster):
+    received: list[str]
+
+    def needs(self, model):
+        return {"num_cpus": 1}
+
+    def begin(self, options):
+        actor = ray.remote(Sleeper).options(**options, max_restarts=0).remote()
+        return actor, actor.begin.remote()
+
+    def submit(self, actor, unit):
+        return actor.run.remote(unit.task)
+
+    def receive(self, unit, result):
+        self.received.append(result)
+
+    def give_up(self, unit, why, log):
+        self.received.append(f"{unit.task}: {why}")
+
+    def show(self, queue):
+        pass
+
+
+def test_a_unit_that_kills_its_worker_is_given_up_and_the_others_are_run(nodes):
+    queue = Queue()
+    for task in ("a", "deadly", "b", "c"):
+        queue.add(Unit(Model({"pretrained": "m"}), "test", task))
+    with Sleepers(nodes.address) as pool:
+        pool.received = []
+        ended = [pool.ended(queue).task for _ in range(4)]
+    assert sorted(ended) == ["a", "b", "c", "deadly"]
+    (failed,) = [said for said in pool.received if said.startswith("deadly")]
+    assert "its worker was lost 3 times" in failed and sorted({*pool.received} - {failed}) == ["a", "b", "c"]
+    assert pool.losses.total() == 3
+
+
+def test_what_a_worker_refuses(nodes, tmp_path, monkeypatch):
+    conductor = opened(tmp_path / "o")
+    ray.init(nodes.address, log_to_driver=False)
+    try:
+        contents = cluster.contents_of(conductor.worker)
+
+        def answer(versions=None, paths=(), **other):
+            facts = conductor.progress.study, OPTIONS, None, False, training, tmp_path / "o", (0, 0), paths
+            setup = ray.put(cluster.Setup(*facts, {**contents, **other}))
+            return cluster.Actor().begin({**cluster.versions(), **(versions or {})}, [setup])
+
+        assert answer() == ""
+        assert "has torch" in answer({"torch": "0.1"}) and "started with 0.1" in answer({"torch": "0.1"})
+        assert "started with 9" in answer({"lm-eval-icl": "9"}) and "worker on " in answer({"lm-eval-icl": "9"})
+        assert "there is no /of/another/machine, which the study needs" in answer(paths=("/of/another/machine",))
+        assert "another code of icl than" in answer(**{"code of icl": "0"})
+        assert "another data of task icl_demo_four than" in answer(**{"data of task icl_demo_four": "0"})
+    finally:
+        ray.shutdown()
+
+
+# Without Ray.
+
+
+def test_ray_is_not_imported_without_the_option(tmp_path, monkeypatch, capsys):
+    """No module of the package imports it at its top, and a study that cannot import it runs."""
+    package = Path(lm_eval_icl.__file__).parent
+    for path in package.rglob("*.py"):
+        for node in ast.parse(path.read_text()).body:
+            names = [one.name for one in node.names] if isinstance(node, ast.Import) else [getattr(node, "module", "")]
+            assert not any((name or "").split(".")[0] == "ray" for name in names), path
+    keys = {"methods": "icl", "dev": None, "train": None, "demonstrations": None, "tasks": "icl_demo_short", "seeds": 0}
+    file = tmp_path / "s.yaml"
+    file.write_text(yaml.safe_dump({**STUDY, **keys}))
+    monkeypatch.setitem(sys.modules, "ray", None)
+    monkeypatch.setattr(sys, "argv", ["lm-eval-icl", "study", str(file), "--dry_run"])
+    cli.main()
+    assert "1 cells" in capsys.readouterr().out
+    said = refused([str(file), "--dry_run", "--ray"], capsys, monkeypatch)
+    assert said == "--ray: Ray is not installed: pip install 'lm-eval-icl[cluster]'."
+
+
+def test_which_unit_a_worker_takes():
+    first, second = Model({"pretrained": "a"}), Model({"pretrained": "b"})
+    queue = Queue()
+    for model, kind in ((first, "test"), (first, "dev"), (second, "test"), (second, "train"), (second, "dev")):
+        queue.add(Unit(model, kind, kind))
+    a, b = first.folder, second.folder
+
+    def best(held, workers=(), fits=lambda model: True):
+        return queue.best(held, dict.fromkeys(workers, 1), fits)
+
+    assert best(a) == b and queue.take(b).kind == "train"  # for which everybody waits
+    assert best(a) == a and best(b) == b  # what it holds
+    assert best(None, [a]) == b and best(None, [b]) == a  # what few hold
+    assert best(a, fits=lambda model: model is second) == b and best(a, fits=lambda model: False) is None
+    assert queue.take(a).kind == "dev" and best(None) == b  # for which others wait
+    again = Unit(second, "dev", "again")
+    queue.add(again, again=True)
+    assert [queue.take(b).task for _ in range(3)] == ["again", "dev", "test"] and len(queue) == 1
+    assert best(b) == a and queue.waiting() == {a: 3}
+
+
+def test_resources_are_of_a_model_and_change_nothing(tmp_path):
+    def read(models, overrides=None, **keys):
+        file = tmp_path / "s.yaml"
+        file.write_text(yaml.safe_dump({"methods": "icl", "tasks": "t", "models": models, **keys}))
+        study = grid.read(str(file), overrides or {})
+        return study, Grid(study, {}).models
+
+    plain, (model,) = read("pretrained=m")
+    study, (large,) = read([{"pretrained": "m", "resources": {"num_gpus": 2}}], resources={"num_cpus": 4})
+    assert large.resources == {"num_gpus": 2, "num_cpus": 4} and not model.resources
+    assert study.model_dump() == plain.model_dump() and large.folder == model.folder
+    assert read([{"pretrained": "m", "resources": {"memory": 1}}], {"model_args": "pretrained=n"})[1][0].resources == {}
+    for resources, why in (({"gpus": 1}, "gpus"), ({"num_gpus": -1}, "a number, 0 or more"), (3, "must be a mapping")):
+        with pytest.raises(InputError, match=why):
+            read([{"pretrained": "m", "resources": resources}])
+
+
+def test_what_a_folder_receives_is_there_whole(tmp_path):
+    folder = Folder(tmp_path / "o")
+    files = {"cells/m/icl/t/results_1.json": b"1", "cells/m/icl/t/samples_1.jsonl": b"2", "choices/m/t.json": b"3"}
+    files["checkpoints/c/sub/x.safetensors"] = b"4"
+    with folder.locked():
+        (folder.cells / "m/icl/t").mkdir(parents=True)
+        (folder.cells / "m/icl/t/before.json").write_text("0")
+        for _ in range(2):
+            folder.receive(files)
+            there = {str(p.relative_to(folder.path)): p.read_bytes() for p in folder.path.rglob("*/*") if p.is_file()}
+            assert there == files

@@ -1,0 +1,887 @@
+"""Studies: every cell is the cell run alone, what is shared is shared, and what was interrupted goes on."""
+
+import csv
+import json
+import math
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import weakref
+from pathlib import Path
+
+import lm_eval
+import pandas as pd
+import pytest
+import yaml
+from datasets import Dataset
+from lm_eval.tasks import TaskManager
+
+from lm_eval_icl import cli, results
+from lm_eval_icl.harness.plugin import task_dir
+from lm_eval_icl.inference import memory
+from lm_eval_icl.smoke.demo import model_path
+from lm_eval_icl.studies import end, grid, run
+from lm_eval_icl.studies import tasks as study_tasks
+from lm_eval_icl.studies.cells import Cell
+from lm_eval_icl.studies.conduct import Conductor
+from lm_eval_icl.studies.folder import Folder
+from lm_eval_icl.studies.plan import Plan
+from lm_eval_icl.studies.progress import Progress, open_study
+from lm_eval_icl.studies.run import Options
+from tests.processes import Process, run_command
+
+DEMO = {"models": f"pretrained={model_path()}", "tasks": "icl_demo_short", "num_fewshot": 3, "seeds": "0..1"}
+OPTIONS = Options("cpu", 8, 6)
+# What differs between two runs of one cell: the time, and how much of it was run in this process.
+TIMES = {"date", "total_evaluation_time_seconds", "start_time", "end_time", "upper_git_hash", "git_hash"}
+COUNTS = {"contexts_encoded", "contexts_reused", "tokens_run", "tokens_saved"}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _own_tasks(own_tasks):
+    pass
+
+
+def write(path: Path, **keys: object) -> str:
+    path.write_text(yaml.safe_dump({**DEMO, **keys}))
+    return str(path)
+
+
+def conduct(output: Path, options: Options = OPTIONS, include_path: str | None = None, **keys: object) -> Progress:
+    study, folder = grid.read(write(output.with_suffix(".yaml"), **keys), {}), Folder(output)
+    with folder.locked():
+        progress = open_study(study, folder, options, include_path)
+        Conductor(progress, include_path).run()
+    return progress
+
+
+def rows(progress: Progress) -> pd.DataFrame:
+    """What `study.csv` says of the finished cells."""
+    return end.cells_table(progress, end.results_of(progress, end.columns_of(progress.study, progress.leaves)))
+
+
+def refused(arguments: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setattr(sys, "argv", ["lm-eval-icl", "study", *map(str, arguments)])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    said = str(ended.value)
+    assert "\n" not in said
+    return said.removeprefix("lm-eval-icl: study: ")
+
+
+def samples(progress: Progress, cell: Cell) -> list[dict]:
+    return progress.folder.samples(cell, cell.task)
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory) -> Progress:
+    """A study with everything that is shared: methods, orders, passes; and models of lm-eval's own."""
+    methods = ["hf", "icl", "invicl", "saicl", "batchicl", {"deepthink": {"T": "1..3", "eta": [0.1, 0.5]}}]
+    return conduct(tmp_path_factory.mktemp("study") / "study", methods=methods, orders=2)
+
+
+def test_every_cell_is_that_cell_run_alone(study, tmp_path):
+    """Also through a task that draws the demonstrations itself; and those of another order by their indices."""
+    cells = study.all_cells()
+    assert len(cells) == (5 + 6) * 2 * 2
+    for cell in (cell for cell in cells if cell.seed == 1):
+        found = json.loads(study.folder.results(cell).read_text())
+        facts = found["config"]["icl"]["study"]
+        assert (facts["seed"], facts["order"], facts["split"]) == (cell.seed, cell.order, "test")
+        file = tmp_path / "demonstrations.json"
+        file.write_text(json.dumps({cell.task: facts["indices"]}))
+        alone = lm_eval.simple_evaluate(
+            model=cell.variant.method,
+            model_args={**cell.model.arguments, **cell.variant.arguments},
+            tasks=[cell.task],
+            num_fewshot=cell.num_fewshot,
+            batch_size=OPTIONS.batch_size,
+            device="cpu",
+            limit=OPTIONS.limit,
+            fewshot_random_seed=cell.seed,
+            task_manager=TaskManager(
+                include_path=task_dir() / "demo",
+                include_defaults=False,
+                metadata={"demonstrations": str(file)} if cell.order else {},
+            ),
+        )
+        assert found["results"][cell.task]["acc,none"] == alone["results"][cell.task]["acc,none"]
+        expected = alone["samples"][cell.task]
+        for mine, theirs in zip(samples(study, cell), expected, strict=True):
+            for key in ("doc_id", "doc_hash", "prompt_hash", "target_hash", "target", "acc"):
+                assert str(mine[key]) == str(theirs[key]), key
+            for (ours,), (other,) in zip(mine["resps"], theirs["resps"], strict=True):
+                assert abs(float(ours[0]) - float(other[0])) < 1e-5
+                assert str(ours[1]) == str(other[1])
+        icl = alone["config"].get("icl", {})  # all that a run alone says is said here too
+        mine = found["config"]["icl"]
+        assert {key: mine[key] for key in icl.keys() - COUNTS} == {key: icl[key] for key in icl.keys() - COUNTS}
+
+
+def test_the_orders_are_permutations(study):
+    found = {}
+    for cell in study.all_cells():
+        facts = json.loads(study.folder.results(cell).read_text())["config"]["icl"]["study"]
+        found.setdefault((cell.seed, cell.order), set()).add(tuple(facts["indices"]))
+    assert all(len(each) == 1 for each in found.values())  # the same for all methods
+    for seed in (0, 1):
+        (first,), (second,) = found[seed, 0], found[seed, 1]
+        assert first != second and sorted(first) == sorted(second)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_permutations(count):
+    indices = list(range(7, 7 + count))
+    every = [study_tasks.permuted(indices, order, 0, "t") for order in range([1, 1, 2, 6][count])]
+    assert every[0] == indices and len({tuple(each) for each in every}) == len(every)
+    with pytest.raises(study_tasks.InputError, match="give fewer orders"):
+        study_tasks.permuted(indices, [1, 1, 2, 6][count], 0, "t")
+
+
+def test_invariant_methods_encode_and_score_orders_once(study):
+    """By the number of forward passes: two for an invariant method, and twice as many for one that is not."""
+    passes = {}
+    for cell in study.all_cells():
+        shared = json.loads(study.folder.results(cell).read_text())["config"]["icl"]["study"]["shared"]
+        passes[cell.variant.method] = (shared.get("passes"), shared["cells"])
+    assert passes["invicl"] == (2, 2) and passes["icl"] == (4, 2)
+
+
+def test_all_passes_in_one_thinking(tmp_path, monkeypatch):
+    """T of 1 to 5 takes five passes over the context, as T of 5 by itself does."""
+    seen = []
+    forward = memory.encode_all, memory.causal_pass
+
+    def counted(number):
+        def call(*args, **kwargs):
+            seen.append(number)
+            return forward[number](*args, **kwargs)
+
+        return call
+
+    monkeypatch.setattr("lm_eval_icl.methods.deepthink.encode_all", counted(0))
+    monkeypatch.setattr("lm_eval_icl.methods.deepthink.causal_pass", counted(1))
+    conduct(tmp_path / "curve", methods={"deepthink": {"T": "1..5"}}, seeds=0)
+    assert sorted(seen) == [0, 1, 1, 1, 1]
+    seen.clear()
+    conduct(tmp_path / "one", methods={"deepthink": {"T": 5}}, seeds=0)
+    assert sorted(seen) == [0, 1, 1, 1, 1]
+
+
+def test_out_of_memory_in_the_middle_of_thinking(tmp_path, monkeypatch):
+    """The pass is run again, from the beginning, and gives the same numbers."""
+    import torch
+
+    from lm_eval_icl.methods import deepthink
+
+    calm = conduct(tmp_path / "calm", methods={"deepthink": {"T": "1..3", "eta": 0.5}}, seeds=0)
+    original, failed = deepthink.causal_pass, []
+
+    def fails_once(*args, **kwargs):
+        if not failed:
+            failed.append(True)
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(deepthink, "causal_pass", fails_once)
+    # A memory of another context is there to be dropped, so that there is hope.
+    monkeypatch.setattr(
+        "lm_eval_icl.inference.store.MemoryStore.shrink", lambda *_: len(failed) < 2 and not failed.append(1)
+    )
+    found = conduct(tmp_path / "out", methods={"deepthink": {"T": "1..3", "eta": 0.5}}, seeds=0)
+    assert failed
+    for cell in calm.all_cells():
+        assert [each["resps"] for each in samples(found, cell)] == [each["resps"] for each in samples(calm, cell)]
+
+
+def test_the_number_of_passes_is_each_cells_own(tmp_path, checkpoint):
+    """Also if texts are generated, if T of one pass has other prompts than that of several, and without some of T."""
+    from tests import evaluation
+
+    (tmp_path / "tasks").mkdir()
+    for split, first in (("train", 30), ("test", 3)):
+        (tmp_path / f"{split}.json").write_text("\n".join(json.dumps(doc) for doc in evaluation.documents(12, first)))
+    (tmp_path / "tasks/said.yaml").write_text(
+        yaml.safe_dump(
+            {
+                "task": "said",
+                "class": "!function tasks.ICLTask",
+                "dataset_path": "json",
+                "dataset_kwargs": {
+                    "data_files": {"train": str(tmp_path / "train.json"), "test": str(tmp_path / "test.json")}
+                },
+                "fewshot_split": "train",
+                "test_split": "test",
+                "output_type": "generate_until",
+                "doc_to_text": "Review: {{text}}\nSentiment:",
+                "doc_to_target": "{{other}}",
+                "generation_kwargs": {"until": ["\n\n"], "max_gen_toks": 4, "do_sample": False},
+            }
+        ).replace("'!function tasks.ICLTask'", "!function lm_eval_icl.harness.tasks.ICLTask")
+    )
+    model = f"pretrained={checkpoint('llama')},overflow=drop,max_length=360"
+    methods = {"deepthink": {"T": [1, 3, 5], "eta": 0.9}}
+    long = {"task": "icl_demo_long", "metric_list": [{"metric": "exact_match"}]}  # that of texts too
+    keys = {"models": model, "methods": methods, "tasks": [long, "said"], "metric": "exact_match"}
+    progress = conduct(tmp_path / "o", Options("cpu", 4, 3), str(tmp_path / "tasks"), **keys)
+    for cell in progress.all_cells():
+        found = json.loads(progress.folder.results(cell).read_text())
+        alone = lm_eval.simple_evaluate(
+            model="deepthink",
+            model_args={**cell.model.arguments, **cell.variant.arguments},
+            tasks=[cell.task],
+            num_fewshot=3,
+            batch_size=4,
+            device="cpu",
+            limit=3,
+            fewshot_random_seed=cell.seed,
+            task_manager=study_tasks.task_manager(str(tmp_path / "tasks"), {}),
+        )
+        assert found["config"]["icl"]["T"] == alone["config"]["icl"]["T"] == cell.variant.arguments["T"]
+        assert found["config"]["icl"]["left_out"] == alone["config"]["icl"]["left_out"]
+        mine, theirs = samples(progress, cell), alone["samples"][cell.task]
+        if cell.task == "said":
+            assert [each["resps"] for each in mine] == [each["resps"] for each in theirs]
+            continue
+        for one, other in zip(mine, theirs, strict=True):
+            for (ours,), (their,) in zip(one["resps"], other["resps"], strict=True):
+                assert abs(float(ours[0]) - float(their[0])) < 1e-5
+    left_out = {
+        cell.variant.arguments["T"]: progress._results(cell)["config"]["icl"]["left_out"]
+        for cell in progress.all_cells()
+        if cell.task == "icl_demo_long"
+    }
+    assert left_out[1] != left_out[3] == left_out[5] != {}
+
+
+def test_what_is_left_out_in_one_order_is_nothing_to_another(tmp_path):
+    """The first demonstrations go first, and in one order they are shorter."""
+    keys = {"models": f"{DEMO['models']},overflow=drop,max_length=60", "methods": "icl", "num_fewshot": 6, "seeds": 0}
+    together, left_out = conduct(tmp_path / "o", **keys, orders=2), []
+    for cell in together.all_cells():
+        file = tmp_path / f"{cell.order}.json"
+        file.write_text(json.dumps(together._results(cell)["config"]["icl"]["study"]["indices"]))
+        alone = conduct(tmp_path / f"alone{cell.order}", **keys, demonstrations=str(file))
+        (other,) = alone.all_cells()
+        for mine, theirs in zip(samples(together, cell), samples(alone, other), strict=True):
+            for (ours,), (their,) in zip(mine["resps"], theirs["resps"], strict=True):
+                assert abs(float(ours[0]) - float(their[0])) < 1e-5
+        left_out.append(alone._results(other)["config"]["icl"]["left_out"])
+    assert left_out[0] != left_out[1]
+
+
+# The dev set.
+
+DEV = {"dev": {"size": 12, "choose": ["T", "eta"]}, "methods": ["icl", {"deepthink": {"T": "1..4", "eta": [0.2, 0.9]}}]}
+
+
+def test_the_dev_set_decides_and_the_test_labels_do_not(tmp_path, monkeypatch):
+    progress = conduct(tmp_path / "study", tasks="icl_demo_unseen", **DEV)
+    choices = progress.record()["choices"]
+    assert len(choices) == 2  # of deepthink, one a seed
+    for choice in choices.values():
+        best = max(each["score"] for each in choice["curve"])
+        (first, *_) = [each for each in choice["curve"] if each["score"] == best]
+        assert choice["chosen"] == {**first["arguments"], "seed": first["seed"]}
+        assert len(choice["curve"]) == 8
+    tested = [cell for cell in progress.all_cells() if cell.split == "test"]
+    assert len(tested) == 2 + 2
+    for cell in tested:
+        said = json.loads(progress.folder.results(cell).read_text())["config"]["icl"]["study"].get("chosen")
+        assert said == (["T", "eta"] if cell.variant.method == "deepthink" else None)
+
+    before = study_tasks.ICLTask.test_docs
+
+    def wrong_labels(task):
+        rows = before(task).to_list()
+        return Dataset.from_list([{**row, "label": rows[0]["label"]} for row in rows])
+
+    monkeypatch.setattr(study_tasks.ICLTask, "test_docs", wrong_labels)
+    other = conduct(tmp_path / "other", tasks="icl_demo_unseen", **DEV)
+    assert other.record()["choices"] == choices
+    first, second = (rows(each).query("split == 'test'").score.tolist() for each in (progress, other))
+    assert first != second
+
+
+def test_dev_documents_are_of_the_training_split_and_no_demonstrations(tmp_path):
+    study = grid.read(write(tmp_path / "s.yaml", methods="icl", seeds="0..5", dev={"size": 20}), {})
+    options = Options("cpu", 8)
+    progress = open_study(study, Folder(tmp_path / "o"), options, None)
+    leaf = progress.leaves["icl_demo_short"]
+    pool, rows = list(leaf.task.sampler.df), leaf.task.training_docs()
+    used = [pool[i] for seed in range(6) for i in study_tasks.draw(leaf, 3, None, seed)]
+    dev = progress.dev["icl_demo_short"]
+    assert len(set(dev)) == 20 and not any(rows[i] in used for i in dev)
+    fewer = grid.read(write(tmp_path / "t.yaml", methods="icl", seeds="0..5", dev={"size": 7}), {})
+    assert open_study(fewer, Folder(tmp_path / "o"), options, None).dev["icl_demo_short"] == dev[:7]
+
+
+def test_seeds_are_chosen_too(tmp_path):
+    dev = {"size": 8, "choose": ["seeds"]}
+    progress = conduct(tmp_path / "study", methods=["icl", "pcw"], dev=dev, tasks="icl_demo_unseen", seeds="0..2")
+    for method in ("icl", "pcw"):
+        of_method = rows(progress)
+        of_method = of_method[of_method.method == method]
+        (tested,), dev = of_method.query("split == 'test'").seed, of_method.query("split == 'dev'")
+        assert tested == dev.seed[dev.score.idxmax()]
+        assert dev.seed[dev.chosen].tolist() == [tested]
+
+
+def test_another_dev_set_is_measured_anew(tmp_path):
+    """Of other size, or without the demonstrations of further seeds: otherwise cells of two dev sets are compared."""
+
+    def measured(seeds, size):
+        dev = {"size": size, "choose": ["T"]}
+        progress = conduct(tmp_path / "o", Options("cpu", 8), methods=methods, seeds=seeds, dev=dev)
+        texts = [[each["doc"]["text"] for each in samples(progress, cell)] for cell in dev_cells(progress)]
+        assert all(each == texts[0] and len(each) == size for each in texts)
+        return progress.dev["icl_demo_short"], texts[0]
+
+    def dev_cells(progress):
+        return [cell for cell in progress.all_cells() if cell.split == "dev"]
+
+    methods = {"deepthink": {"T": "1..2"}}
+    rows, texts = measured(0, 40)
+    assert len(measured(0, 30)[1]) == 30
+    seeds = next(n for n in range(1, 99) if drawn_by(n) & set(rows))
+    more, others = measured([0, seeds], 40)
+    assert more != rows and others != texts
+
+
+def drawn_by(seed: int) -> set[int]:
+    (leaf,) = study_tasks.load(["icl_demo_short"], None)
+    return set(study_tasks.draw(leaf, 3, None, seed))
+
+
+def test_of_a_metric_of_which_less_is_better_the_least_is_chosen(tmp_path):
+    task = {"task": "icl_demo_unseen", "metric_list": [{"metric": "acc"}, {"metric": "brier_score"}]}
+    dev = {"size": 12, "choose": ["T", "eta"], "metric": "brier_score"}
+    methods = {"deepthink": {"T": "1..3", "eta": [0.2, 0.9]}}
+    for choice in conduct(tmp_path / "o", tasks=[task], dev=dev, methods=methods).record()["choices"].values():
+        scores = [each["score"] for each in choice["curve"]]
+        chosen = next(each for each in choice["curve"] if each["score"] == min(scores))
+        assert min(scores) < max(scores) and choice["chosen"] == {**chosen["arguments"], "seed": chosen["seed"]}
+
+
+def test_a_share_of_the_documents_is_the_same_share_on_dev(tmp_path):
+    progress = conduct(tmp_path / "o", Options("cpu", 8, 0.05), methods="icl", seeds=0, dev={"size": "test"})
+    dev, test = rows(progress).documents
+    assert dev == test == len(progress.dev["icl_demo_short"])
+    (leaf,) = progress.leaves.values()
+    there = len(leaf.task.eval_docs)
+    assert test == math.ceil(0.05 * there) and len(study_tasks.dev_rows(leaf, None, 10**6, [])) == there
+
+
+def own_task(folder: Path, name: str) -> str:
+    """The file of a task of lm-eval's class: "own" with new demonstrations for every document, or "texts"."""
+    data = {"data_files": {"train": str(folder / "data.jsonl"), "test": str(folder / "test.jsonl")}}
+    for file, first in (("data", 0), ("test", 20)):
+        rows = [json.dumps({"text": f"film {i}", "label": i % 2}) for i in range(first, first + 20)]
+        (folder / f"{file}.jsonl").write_text("\n".join(rows))
+    task = {"dataset_path": "json", "dataset_kwargs": data, "training_split": "train", "test_split": "test"}
+    options = {"doc_to_text": "{{text}}", "doc_to_choice": ["bad", "good"], "doc_to_target": "label"}
+    metrics = {"metric_list": [{"metric": "acc"}, {"metric": "acc_mutual_info"}]}
+    own = {**task, **options, **metrics, "task": "own", "output_type": "multiple_choice", "fewshot_split": "train"}
+    metrics = {"metric_list": [{"metric": "word_perplexity"}]}
+    texts = {"doc_to_text": "", "doc_to_target": "{{text}}", "output_type": "loglikelihood_rolling", "task": "texts"}
+    for each in (own, {**task, **texts, **metrics}):
+        (folder / f"{each['task']}.yaml").write_text(yaml.safe_dump(each))
+    return str(folder / f"{name}.yaml")
+
+
+def test_a_dev_set_needs_demonstrations_that_are_not_in_it(tmp_path):
+    keys = {"tasks": own_task(tmp_path, "own"), "methods": "icl", "dev": {"size": 5}}
+    study = grid.read(write(tmp_path / "s.yaml", **keys), {})
+    with pytest.raises(study_tasks.InputError, match="dev: task 'own' draws demonstrations of its own for every doc"):
+        open_study(study, Folder(tmp_path / "o"), OPTIONS, None)
+    study = grid.read(write(tmp_path / "s.yaml", **keys, num_fewshot=0), {})
+    assert len(open_study(study, Folder(tmp_path / "o"), OPTIONS, None).dev["own"]) == 5
+
+
+def test_predictions_are_of_the_options_behind_the_question(tmp_path):
+    """With acc_mutual_info, lm-eval's samples have those without the question too."""
+    progress = conduct(tmp_path / "o", tasks=own_task(tmp_path, "own"), methods="icl", seeds=0)
+    (cell,) = progress.all_cells()
+    documents = results.documents(progress.folder.results(cell))
+    assert all(len(each["resps"]) == 4 for each in samples(progress, cell)) and len(documents) == 6
+    assert (documents.target.astype(int) == documents.prediction).astype(float).tolist() == documents.acc.tolist()
+
+
+def test_whole_texts_can_be_planned_and_run(tmp_path, capsys, monkeypatch):
+    keys = {"tasks": own_task(tmp_path, "texts"), "seeds": 0, "num_fewshot": 0, "metric": "word_perplexity"}
+    arguments = [
+        write(tmp_path / "s.yaml", **keys, methods=["hf", "icl"]),
+        "--output",
+        tmp_path / "o",
+        "--device",
+        "cpu",
+    ]
+    monkeypatch.setattr(sys, "argv", ["lm-eval-icl", "study", *map(str, arguments)])
+    cli.main()
+    with (tmp_path / "o/study.csv").open() as rows:
+        hf, icl = (float(row["score"]) for row in csv.DictReader(rows))
+    assert hf == pytest.approx(icl, rel=1e-5) and hf > 1
+
+
+# What is run when.
+
+
+def test_the_requests_of_a_task_are_built_once_for_all_methods(tmp_path, monkeypatch):
+    built, before = [], study_tasks.prepare
+    monkeypatch.setattr(study_tasks, "prepare", lambda *args: built.append(args) or before(*args))
+    conduct(tmp_path / "o", methods=["hf", "icl", "invicl", "pcw"], seeds="0..2")
+    assert len(built) == 3
+
+
+def test_one_model_is_there_at_a_time(tmp_path, checkpoint, monkeypatch):
+    """The next one may not fit beside it."""
+    loaded, before = [], run.Models.__init__
+
+    def load(self, *args):
+        assert all(reference() is None for reference in loaded)
+        before(self, *args)
+        loaded.append(weakref.ref(self._first.model))
+
+    monkeypatch.setattr(run.Models, "__init__", load)
+    conduct(tmp_path / "o", models=[DEMO["models"], f"pretrained={checkpoint('llama')}"], methods=["icl", "nope"])
+    assert len(loaded) == 2
+
+
+def test_fewer_documents_than_processes(tmp_path):
+    (leaf,) = study_tasks.load(["icl_demo_short"], None)
+    with pytest.raises(study_tasks.InputError, match="'icl_demo_short' has fewer documents than there are processes"):
+        study_tasks.prepare(leaf, 3, None, 0, 0, None, 2, rank=0, world_size=3)
+
+
+def test_an_error_in_a_cell_names_the_model_and_the_method(tmp_path):
+    model = {"models": f"{DEMO['models']},max_length=40", "num_fewshot": 8}
+    with pytest.raises(
+        study_tasks.InputError, match=rf"1 of 1 .*: {re.escape(str(model_path()))}, icl,repeat=1: .*documents"
+    ):
+        conduct(tmp_path / "o", methods={"icl": {"repeat": 1}}, seeds=0, **model)
+
+
+# A study that is there, grows, or was stopped.
+
+
+def contents(output: Path) -> dict[str, object]:
+    """What a study's folder says, without times and counts of what was run."""
+    found: dict[str, object] = {}
+    for path in sorted(output.rglob("*")):
+        name = str(path.relative_to(output))
+        if path.name.startswith("results_"):
+            results = {key: value for key, value in json.loads(path.read_text()).items() if key not in TIMES}
+            icl = results["config"]["icl"]
+            results["config"]["icl"] = {key: value for key, value in icl.items() if key not in COUNTS}
+            results["config"]["icl"]["study"].pop("shared")
+            found[name] = results
+        elif path.name == "study.json":
+            found[name] = {key: value for key, value in json.loads(path.read_text()).items() if key != "work"}
+        elif path.name == "study.csv":
+            found[name] = [{**row, "seconds": ""} for row in csv.DictReader(path.read_text().splitlines())]
+        elif path.name == "board.html" or path.stem == "tokens":  # they show times and counts
+            found[name] = path.stat().st_size > 0
+        elif path.is_file():
+            found[name] = path.read_bytes()
+        else:
+            found[name] = None
+    return found
+
+
+def command(file: str, output: Path) -> list[str]:
+    return ["lm-eval-icl", "study", file, "--output", str(output), "--device", "cpu", "--limit", "6"]
+
+
+def test_what_is_there_is_not_run_again_and_a_changed_grid_runs_what_is_missing(tmp_path):
+    progress = conduct(tmp_path / "o", methods=["icl"])
+    times = {cell.path: progress.folder.results(cell).stat().st_mtime_ns for cell in progress.all_cells()}
+    more = conduct(tmp_path / "o", methods=["icl", "nope"], seeds="0..2")
+    assert len(more.all_cells()) == 6
+    for path, when in times.items():
+        (file,) = (tmp_path / "o/cells" / path).glob("results_*.json")
+        assert file.stat().st_mtime_ns == when
+
+
+def test_other_weights_under_the_same_name_are_refused(tmp_path):
+    """Cells of two checkpoints would otherwise stand in one table."""
+    import torch
+    import transformers
+
+    model = transformers.AutoModelForCausalLM.from_pretrained(model_path())
+    tokenizer = transformers.AutoTokenizer.from_pretrained(model_path())
+    model.save_pretrained(tmp_path / "model"), tokenizer.save_pretrained(tmp_path / "model")
+    of_model = {"models": f"pretrained={tmp_path / 'model'}", "seeds": 0}
+    conduct(tmp_path / "o", methods="icl", **of_model)
+    conduct(tmp_path / "o", methods=["icl", "pcw"], **of_model)
+    with torch.no_grad():
+        next(model.parameters())[0, 0] += 1e-3
+    model.save_pretrained(tmp_path / "model")
+    with pytest.raises(study_tasks.InputError, match=r"have changed since .*/icl_demo_short.*: give another folder"):
+        conduct(tmp_path / "o", methods=["icl", "pcw", "nope"], **of_model)
+
+
+def test_a_task_that_has_changed_is_refused(tmp_path):
+    """Its documents, its prompts, or the rows that a file says are its demonstrations."""
+    task, data = Path(own_task(tmp_path, "own")), tmp_path / "data.jsonl"
+    file = tmp_path / "rows.json"
+    file.write_text("[5, 6, 7]")
+
+    def again(**keys):
+        conduct(tmp_path / "o", methods="icl", seeds=0, **keys)
+
+    again(tasks=str(task)), again(tasks=str(task))
+    again(demonstrations=str(file)), again(demonstrations=str(file))
+    file.write_text("[5, 7, 6]")
+    with pytest.raises(study_tasks.InputError, match=r"icl_demo_short: its demonstrations have changed since .*/icl/"):
+        again(demonstrations=str(file))
+    was = data.read_text()
+    data.write_text(was.replace("film 2", "movie 2"))
+    with pytest.raises(study_tasks.InputError, match=r"own: its configuration or data have changed since .*: give ano"):
+        again(tasks=str(task))
+    data.write_text(was)
+    again(tasks=str(task))
+    task.write_text(task.read_text().replace("{{text}}", "{{text}}!"))
+    with pytest.raises(study_tasks.InputError, match="own: its configuration or data have changed since"):
+        again(tasks=str(task))
+
+
+def test_what_somebody_has_removed_or_damaged(tmp_path):
+    progress = conduct(tmp_path / "o", methods="icl", seeds=0)
+    (cell,) = progress.all_cells()
+    results, before = progress.folder.results(cell), contents(tmp_path / "o")
+    results.unlink()
+    conduct(tmp_path / "o", methods="icl", seeds=0)
+    assert contents(tmp_path / "o") == before
+    whole = results.read_text()
+    for damaged in (whole[:-9], "{}", "[]"):
+        results.write_text(damaged)
+        with pytest.raises(study_tasks.InputError, match=r"is not whole \(.*remove that folder below cells/, and the"):
+            conduct(tmp_path / "o", methods="icl", seeds=0)
+    results.write_text(whole)
+    next(results.parent.glob("samples_*")).unlink()
+    with pytest.raises(study_tasks.InputError, match=r"icl_demo_short.* is not whole \(its samples are missing\)"):
+        conduct(tmp_path / "o", methods="icl", seeds=0)
+
+
+def started(file: str, output: Path) -> list[str]:
+    """The command as a user starts it."""
+    return [sys.executable, "-m", "lm_eval_icl", *command(file, output)[1:]]
+
+
+@pytest.mark.slow
+def test_killed_and_started_again(tmp_path):
+    """kill -9 in the middle: file by file what it is undisturbed (LM_EVAL_ICL_KILLS=10 for ten)."""
+    file = write(
+        tmp_path / "s.yaml",
+        methods=["hf", "icl", "invicl", {"deepthink": {"T": "1..3", "eta": 0.5}}],
+        orders=2,
+        dev={"size": 6, "choose": ["T"]},
+        tasks=["icl_demo_short", "icl_demo_four"],
+    )
+    begun = time.monotonic()
+    subprocess.run(started(file, tmp_path / "calm"), check=True, capture_output=True)
+    took = time.monotonic() - begun
+    kills = int(os.environ.get("LM_EVAL_ICL_KILLS", "1"))
+    for kill in range(kills):
+        with subprocess.Popen(
+            started(file, tmp_path / "killed"), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        ) as process:
+            time.sleep(took * (0.5 + 0.4 * kill / kills))
+            process.send_signal(signal.SIGKILL)
+    done = subprocess.run(started(file, tmp_path / "killed"), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    calm, killed = contents(tmp_path / "calm"), contents(tmp_path / "killed")
+    assert calm.keys() == killed.keys()
+    for name in calm:
+        assert calm[name] == killed[name], name
+    assert not (tmp_path / "killed/work").exists()
+
+
+def test_one_process_at_a_time_writes_a_folder(tmp_path):
+    """The line names the folder, who has it and what to do; `--status` goes on; and a killed process leaves no lock."""
+    file, log = write(tmp_path / "s.yaml", methods="icl", seeds=0), tmp_path / "began"
+    first = Process(held, tmp_path / "o", log)
+    while not log.exists():
+        time.sleep(0.01)
+    code, (line,) = Process(run_command, command(file, tmp_path / "o")).finish()
+    assert code == 1 and line.startswith(
+        f"lm-eval-icl: study: --output {tmp_path / 'o'}: process {first.process.pid} on "
+    )
+    assert "(at the training of x) runs a study in this folder, and only one may at a time: wait until it ends" in line
+    code, lines = Process(run_command, [*command(file, tmp_path / "o"), "--status"]).finish()
+    assert code == 0 and lines[:1] == ["1 missing"] and f"running: process {first.process.pid} on " in lines[1]
+    first.kill()
+    assert Process(run_command, command(file, tmp_path / "o")).finish()[0] == 0
+    lines = Process(run_command, [*command(file, tmp_path / "o"), "--status"]).finish()[1]
+    assert lines == ["1 done"]
+
+
+def held(output: Path, log: Path) -> None:
+    """Hold a folder until this process is killed."""
+    folder = Folder(output)
+    with folder.locked():
+        folder.note_running("the training of x")
+        log.touch()
+        time.sleep(600)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_study_says_what_is_kept_and_goes_on(tmp_path, number):
+    """By Ctrl-C, or by a scheduler's warning; the exit status is the signal's, 130 or 143 in a shell."""
+    file = write(tmp_path / "s.yaml", methods=["icl", "pcw", "nope", "invicl"], seeds="0..9")
+    with subprocess.Popen(started(file, tmp_path / "o"), stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        while not list((tmp_path / "o").glob("cells/**/results_*")):
+            time.sleep(0.05)
+        process.send_signal(number)
+        error = process.communicate()[1].decode()
+    assert process.returncode == -number
+    how = "terminated" if number == signal.SIGTERM else "interrupted"
+    last = error.splitlines()[-1]
+    said = re.fullmatch(rf"lm-eval-icl: study: {how}: (\d+) of 40 known cells, .* are kept in (.*)\. The same .*", last)
+    assert said and said[2] == str(tmp_path / "o") and "Traceback" not in error
+    assert int(said[1]) == len(list((tmp_path / "o").glob("cells/**/results_*"))) > 0
+    record = json.loads((tmp_path / "o/study.json").read_text())
+    assert list(record["cells"].values()).count("done") == int(said[1])
+    assert subprocess.run(started(file, tmp_path / "o"), capture_output=True).returncode == 0
+
+
+# Files of other versions.
+
+
+def test_a_folder_of_before_there_were_forms_goes_on(tmp_path):
+    """Nothing of it is run again; and files of a later version are refused, and not written over."""
+    keys = {"methods": "icl", "seeds": 0, "demonstrations": "herding:pool=30"}
+    progress = conduct(tmp_path / "o", **keys)
+    (cell,), (chosen,) = progress.all_cells(), (tmp_path / "o/choices").glob("*/*")
+    results = progress.folder.results(cell)
+
+    def form(file: Path, number: int | None) -> None:
+        found = json.loads(file.read_text())
+        facts = found["config"]["icl"]["study"] if file == results else found
+        assert facts.pop("form") == 1
+        file.write_text(json.dumps({**found, **({"form": number} if number and file != results else {})}))
+        if number and file == results:
+            facts["form"] = number
+            file.write_text(json.dumps(found))
+
+    whole = {file: file.read_text() for file in (results, chosen)}
+    for file in whole:
+        form(file, None)
+    before = {file: file.stat().st_mtime_ns for file in whole}
+    conduct(tmp_path / "o", **keys)
+    assert {file: file.stat().st_mtime_ns for file in whole} == before
+    for file in whole:
+        for each, text in whole.items():
+            each.write_text(text)
+        form(file, 2)
+        for options in ([], ["--rerun"]):
+            line = [*command(str(tmp_path / "o.yaml"), tmp_path / "o"), *options]
+            code, lines = Process(run_command, line).finish()
+            assert code == 1 and f"{file}: is of form 2, which a later version of lm-eval-icl has written" in lines[-1]
+    for each, text in whole.items():
+        each.write_text(text)
+    (tmp_path / "o/study.json").write_text('{"form": 2}')
+    for options in ([], ["--status"]):
+        code, (line,) = Process(run_command, [*command(str(tmp_path / "o.yaml"), tmp_path / "o"), *options]).finish()
+        assert code == 1 and "study.json: is of form 2, which a later version" in line
+    assert (tmp_path / "o/study.json").read_text() == '{"form": 2}'
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"methods": ["hf", "icl", "invicl", {"deepthink": {"T": "1..2"}}], "orders": 2},
+        # A document of the first process alone does not fit if T is more than 1.
+        {
+            "models": f"{DEMO['models']},overflow=drop,max_length=25",
+            "methods": {"deepthink": {"T": "1..2"}},
+            "num_fewshot": 1,
+        },
+    ],
+)
+def test_two_processes_of_one_launch(tmp_path, keys):
+    file = write(tmp_path / "s.yaml", **{"seeds": 0, **keys})
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    environment = {**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [*launch, "-m", "tests.launched", "lm_eval_icl", *command(file, tmp_path / "two")[1:]],
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert Process(run_command, command(file, tmp_path / "one")).finish()[0] == 0
+    two, one = contents(tmp_path / "two"), contents(tmp_path / "one")
+    assert two.keys() == one.keys()
+    for name in one:
+        if "samples_" in name:
+            mine, theirs = ([json.loads(line) for line in each[name].splitlines()] for each in (two, one))
+            for a, b in zip(mine, theirs, strict=True):
+                assert a["doc_hash"] == b["doc_hash"]
+                for x, y in zip(a["resps"], b["resps"], strict=True):
+                    assert abs(float(x[0][0]) - float(y[0][0])) < 1e-5
+
+
+# Named studies, and what cannot be.
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in grid.named() if not grid.read(name, {}).trainings])
+def test_a_named_study_runs(name, hub, checkpoint, tmp_path, monkeypatch, capsys):
+    """To its end, with a tiny model that has positions enough, and four documents a task."""
+    arguments = ["--model_args", f"pretrained={checkpoint('llama')},max_length=2048,overflow=truncate"]
+    arguments += ["--limit", "4", "--device", "cpu", "--seeds", "0", "--output", str(tmp_path / "o")]
+    study = grid.read(name, {})
+    if study.orders > 2:
+        arguments += ["--orders", "2"]
+    if len(study.demonstrations) > 1:  # of which most take thousands of documents and more
+        arguments += ["--demonstrations", "k_center:pool=500"]
+    monkeypatch.setattr(sys, "argv", ["lm-eval-icl", "study", name, *arguments])
+    monkeypatch.chdir(hub)
+    cli.main()
+    said = capsys.readouterr().out
+    record = json.loads((tmp_path / "o/study.json").read_text())
+    assert record["cells"] and set(record["cells"].values()) == {"done"}
+    assert record["study"]["paper"].split()[0] in said and (tmp_path / "o/study.csv").exists()
+
+
+@pytest.mark.parametrize(
+    ("keys", "says"),
+    [
+        ({"seeds": "0...2"}, "seeds: '0...2': a range has two dots between its ends: 0..2 is 0, 1 and 2."),
+        ({"num_fewshot": [1, "2.."]}, "num_fewshot: '2..': a range has two dots between its ends"),
+        ({"method": "icl"}, "unknown key 'method': did you mean 'methods'?"),
+        ({"methods": "invcl"}, "methods: unknown method 'invcl': did you mean 'invicl'?"),
+        ({"methods": {"deepthink": {"ta": 1}}}, "methods: deepthink has no argument 'ta': did you mean 'eta'?"),
+        ({"methods": {"deepthink": {"T": "3..1"}}}, "methods: deepthink: T: the range 3..1 is empty."),
+        ({"methods": {"deepthink": {"T": 0}}}, "methods: deepthink: T=0: must be a whole number, 1 or more."),
+        ({"methods": ["icl", "icl"]}, "methods: icl is there twice: two cells would write one file."),
+        ({"methods": "icl", "seeds": [1, 1]}, "seeds: 1 is there twice: two cells would write one file."),
+        ({"methods": "icl", "orders": 0}, "orders: 0: must be a whole number, 1 or more."),
+        ({"methods": "icl", "seeds": "x"}, "seeds: 'x': must be a whole number, 0 or more."),
+        ({"methods": []}, "methods: names none: give one or several."),
+        ({"methods": "icl", "models": "gpt2"}, "models: 'gpt2': must be arguments as --model_args takes them"),
+        ({"methods": "icl", "dev": {"chose": "T"}}, "dev: unknown key 'chose': did you mean 'choose'?"),
+        ({"methods": "icl", "dev": {"choose": "T"}}, "dev: choose: no method of this study has the argument 'T'."),
+        ({"methods": "icl", "expected": [{"model": "x"}]}, "expected: values: names none: give one or several."),
+        ({"methods": "icl", "expected": {"modell": "x"}}, "expected: unknown key 'modell': did you mean 'model'?"),
+        ({"methods": "icl", "models": "pretrained=x,y"}, "models: 'pretrained=x,y': must be arguments as"),
+        ({"methods": "icl", "figures": ["t"]}, "figures: 't': must be 'T', 'shots',"),
+        ({"methods": "icl", "expected": 3}, "expected: 3: must be a valid dictionary."),
+        ({"methods": "icl", "expected": {"values": {"a": "b"}}}, "expected: values: a: 'b': must be a number."),
+        (
+            {"methods": "icl", "expected": {"values": {}, "arguments": [1]}},
+            "expected: arguments: [1]: must be a valid dictionary.",
+        ),
+        ({"methods": "icl", "dev": {"choose": 3}}, "dev: choose: no method of this study has the argument '3'."),
+        ({"methods": {"icl": {1: 2}}}, "methods: icl: {1: 2}: must be arguments and values."),
+        ({"methods": "icl", "models": {"pretrained": "x", 1: 2}}, "models: {'pretrained': 'x', 1: 2}: must be arg"),
+    ],
+)
+def test_a_file_that_cannot_be_is_refused_in_one_line(tmp_path, capsys, monkeypatch, keys, says):
+    file = write(tmp_path / "s.yaml", **keys)
+    assert refused([file, "--output", tmp_path / "o"], capsys, monkeypatch).startswith(f"{file}: {says}")
+    assert not (tmp_path / "o").exists()
+
+
+@pytest.mark.parametrize(
+    ("keys", "says"),
+    [
+        ({"tasks": "icl_demo_shrt"}, "tasks: there is no task 'icl_demo_shrt': did you mean 'icl_demo_short'?"),
+        ({"orders": 7}, "orders: 7: task 'icl_demo_short' has 3 demonstrations: give fewer orders."),
+        ({"dev": {"size": 10**6}}, "dev: task 'icl_demo_short': its training split has "),
+        (
+            {"columns": "icl_demo_four"},
+            "columns: 'icl_demo_four' is no task of this study, and no group: icl_demo_short.",
+        ),
+        ({"metric": "accuracy"}, "metric: task 'icl_demo_short' has no 'accuracy', only acc"),
+    ],
+)
+def test_a_study_that_cannot_be_run_is_refused_in_one_line(tmp_path, capsys, monkeypatch, keys, says):
+    file = write(tmp_path / "s.yaml", **{"methods": "icl", "seeds": 0, **keys})
+    said = refused([file, "--output", tmp_path / "o", "--device", "cpu"], capsys, monkeypatch)
+    assert said.startswith(says), said
+    assert not any((tmp_path / "o/cells").iterdir())  # before anything is run
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ([], "give a study's file or name"),
+        (["invicl-table9"], "invicl-table9: neither a file nor a named study: did you mean 'invicl-table"),
+        (["invicl-table7", "--limit", "0", "--output", "o"], "--limit 0: must be above 0."),
+        (["invicl-table7", "--limit", "nan", "--output", "o"], "--limit nan: must be above 0."),
+        (["invicl-table7", "--limit", "inf", "--output", "o"], "--limit inf: must be above 0, and finite."),
+        (["invicl-table7", "--seeds", "²", "--output", "o"], "invicl-table7: seeds: '²': must be a whole number"),
+        (["invicl-table7"], "--output: give the study's folder."),
+        (["invicl-table7", "--output", "/proc/o"], "--output /proc/o: cannot be written"),
+    ],
+)
+def test_options_that_cannot_be(capsys, monkeypatch, arguments, says):
+    assert refused(arguments, capsys, monkeypatch).startswith(says)
+
+
+def test_a_task_without_a_training_split_has_no_dev_set(tmp_path):
+    task = study_tasks.load(["icl_demo_short"], None)[0]
+    task.task.config.training_split = None
+    with pytest.raises(study_tasks.InputError, match="dev: task 'icl_demo_short' has no training split"):
+        study_tasks.dev_rows(task, None, None, [])
+
+
+def dry_run(capsys, monkeypatch, *arguments: object) -> str:
+    line = ["lm-eval-icl", "study", *map(str, arguments), "--dry_run", "--limit", "6"]
+    monkeypatch.setattr(sys, "argv", line)
+    monkeypatch.setenv("COLUMNS", "80")
+    cli.main()
+    return capsys.readouterr().out
+
+
+def test_a_dry_run_is_one_screen_and_runs_nothing(tmp_path, capsys, monkeypatch):
+    """The long list is there if it is asked for, and hours if there are cells of which the time is known."""
+    methods = ["hf", "icl", {"deepthink": {"T": "1..40"}}]
+    file = write(tmp_path / "s.yaml", methods=methods, tasks=["icl_demo_short", "icl_demo_four"])
+    said = dry_run(capsys, monkeypatch, file)
+    assert len(said.splitlines()) <= 24 and max(map(len, said.splitlines())) <= 80
+    assert "168 cells: 168 on the test set, 0 on the dev set" in said
+    assert "methods: deepthink 160, hf 4, icl 4" in said and "tasks: icl_demo_short 84, icl_demo_four 84" in said
+    assert "No time is estimated: it needs finished cells" in said and "MB" in said
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["s.yaml"]
+    assert dry_run(capsys, monkeypatch, file, "--verbose").count("deepthink,T=") == 160
+    conduct(tmp_path / "o", methods="icl", seeds=0)
+    said = dry_run(capsys, monkeypatch, file, "--output", tmp_path / "o")
+    assert "No time" not in said and re.search(r"MB +\d+\.\d s\n", said)
+
+
+def test_a_dry_run_names_what_is_missing_and_says_the_rest(tmp_path, capsys, monkeypatch):
+    """A tokenizer and a task that cannot be had; a script sees it by the exit status."""
+    (tmp_path / "gated").mkdir()
+    models = [DEMO["models"], f"pretrained={tmp_path / 'gated'}"]
+    file = write(tmp_path / "s.yaml", models=models, methods="icl", tasks=["icl_demo_short", "icl_demo_shrt"])
+    monkeypatch.setattr(sys, "argv", ["lm-eval-icl", "study", file, "--dry_run", "--limit", "6"])
+    with pytest.raises(SystemExit, match="cannot be run as it is: 2 missing, as listed above"):
+        cli.main()
+    said = " ".join(capsys.readouterr().out.split())
+    assert "4 cells" in said and re.search(r"demo_model 2 [\d,]+ [\d,]+ ", said)
+    assert "missing: icl_demo_shrt: tasks: there is no task 'icl_demo_shrt'" in said
+    assert f"missing: {tmp_path / 'gated'}: tokenizer='{tmp_path / 'gated'}': the tokenizer cannot be loaded" in said
+
+
+def test_the_plan_is_what_is_run(tmp_path):
+    progress = conduct(tmp_path / "o", methods=["icl", "invicl", {"deepthink": {"T": "1..4"}}], orders=2)
+    (planned,) = Plan(progress.grid, progress.leaves).record()
+    done = progress.work()
+    assert abs(planned["tokens"] - done["tokens"]) < 0.1 * done["tokens"]
+    assert planned["tokens_one_by_one"] > 1.5 * planned["tokens"]
+
+
+def test_the_list_of_named_studies(capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["lm-eval-icl", "study", "--list"])
+    cli.main()
+    said = capsys.readouterr().out
+    assert all(f"{name}: " in said for name in grid.named()) and len(grid.named()) > 10

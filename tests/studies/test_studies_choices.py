@@ -1,0 +1,191 @@
+"""Studies in which the models choose the demonstrations: each choice is made once, and all methods have it."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import transformers
+import yaml
+
+from lm_eval_icl import cli
+from lm_eval_icl.demonstrations import kept
+from lm_eval_icl.demonstrations.choosing import Chooser
+from lm_eval_icl.errors import InputError
+from lm_eval_icl.harness.pools import PoolOfTask
+from lm_eval_icl.methods import ICL, Predictor
+from lm_eval_icl.smoke.demo import model_path
+from lm_eval_icl.studies import grid
+from lm_eval_icl.studies import tasks as study_tasks
+from lm_eval_icl.studies.conduct import Conductor
+from lm_eval_icl.studies.folder import Folder
+from lm_eval_icl.studies.grid import Demonstrations
+from lm_eval_icl.studies.progress import Progress, open_study
+from lm_eval_icl.studies.run import Options
+from tests.studies.test_studies import own_task
+
+KEYS = {"models": f"pretrained={model_path()}", "tasks": "icl_demo_short", "num_fewshot": 3, "seeds": "0..1"}
+OPTIONS = Options("cpu", 8, 3)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _own_tasks(own_tasks):
+    pass
+
+
+@pytest.fixture
+def chosen(monkeypatch) -> list[tuple[str, int]]:
+    """What was chosen, by which method and for which seed."""
+    found, choose = [], Chooser.choose
+
+    def counted(self, how, n, seed, *args, **kwargs):
+        found.append((how, seed))
+        return choose(self, how, n, seed, *args, **kwargs)
+
+    monkeypatch.setattr(Chooser, "choose", counted)
+    return found
+
+
+def opened(output, **keys) -> Progress:
+    file = output.with_suffix(".yaml")
+    file.write_text(yaml.safe_dump({**KEYS, "methods": "icl", **keys}))
+    return open_study(grid.read(str(file), {}), Folder(output), OPTIONS, None)
+
+
+def conduct(output, **keys) -> Progress:
+    with Folder(output).locked():
+        progress = opened(output, **keys)
+        Conductor(progress, None).run()
+    return progress
+
+
+def facts(of: Progress) -> list[dict]:
+    """What every cell says of itself."""
+    return [json.loads(of.folder.results(cell).read_text())["config"]["icl"]["study"] for cell in of.all_cells()]
+
+
+def test_all_methods_have_the_one_choice_of_the_model(tmp_path, chosen):
+    study = conduct(tmp_path / "o", methods=["hf", "invicl"], orders=2, demonstrations="herding:unit=True")
+    assert chosen == [("herding", 0), ("herding", 1)]
+    model = transformers.AutoModelForCausalLM.from_pretrained(model_path())
+    asked = Predictor(model, transformers.AutoTokenizer.from_pretrained(model_path()), ICL())
+    pool = PoolOfTask(study.leaves["icl_demo_short"].task)
+    expected = Chooser(pool, asked, 5000).choose("herding", 3, 1, unit=True)
+    rows: dict = {}
+    for said in facts(study):
+        rows.setdefault((said["seed"], said["order"]), set()).add(tuple(said["indices"]))
+        assert said["demonstrations"] == "herding:unit=True" and {"picked", "tokens"} <= said["choice"].keys()
+    assert len(rows) == 4 and all(len(each) == 1 for each in rows.values())  # `hf` too
+    assert rows[1, 0] == {expected.indices} != rows[1, 1]
+    del chosen[:]
+    conduct(tmp_path / "o", methods="pcw", seeds=0, demonstrations={"herding": {"unit": True}})
+    assert not chosen
+    (file,) = (tmp_path / "o/choices").glob("*/*herding*seed=1*")
+    file.write_text("{}")
+    with pytest.raises(InputError, match="no file of choices"):
+        conduct(tmp_path / "o", methods="nope", demonstrations="herding:unit=True")
+
+
+def test_lists_of_arguments_are_a_way_each(tmp_path):
+    hows = ["stratified", None, "cal", {"lens": {"m": [50, 60], "rho": 2.5}}, {"cal": {"k": "3..4"}}]
+    found = opened(tmp_path / "o", demonstrations=hows).study.demonstrations
+    lens = [f"lens:m={m}:rho=2.5" for m in (50, 60)]
+    assert [how and how.text for how in found] == ["stratified", None, "cal", *lens, "cal:k=3", "cal:k=4"]
+
+
+def test_what_was_chosen_before_an_interruption_is_not_chosen_again(tmp_path, chosen, monkeypatch):
+    write, keys = kept.write, {"demonstrations": ["herding", "k_center"]}
+
+    def stops(*args):
+        if len(chosen) == 3:
+            raise KeyboardInterrupt
+        write(*args)
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(kept, "write", stops)
+        conduct(tmp_path / "o", **keys)
+    again = conduct(tmp_path / "o", **keys)
+    assert chosen == [("herding", 0), ("k_center", 0), ("herding", 1), ("herding", 1), ("k_center", 1)]
+    assert set(again.record()["cells"].values()) == {"done"}
+
+
+def test_nothing_of_the_dev_set_is_chosen(tmp_path):
+    study = conduct(
+        tmp_path / "o",
+        methods={"deepthink": {"T": [1, 2]}},
+        demonstrations=["random", "herding"],
+        dev={"size": 150, "choose": ["T", "seeds"]},
+    )
+    leaf = study.leaves["icl_demo_short"]
+    pool, rows = leaf.task.sampler.df, leaf.task.training_docs()
+    documents = [rows[i] for i in study.dev["icl_demo_short"]]
+    every = facts(study)
+    assert {said["split"] for said in every if said["demonstrations"] == "herding"} == {"dev", "test"}
+    assert not any(pool[i] in documents for said in every for i in said["indices"])
+
+
+def test_a_task_of_lm_evals_own_kind(tmp_path):
+    """It draws new demonstrations for every document otherwise."""
+    study = conduct(tmp_path / "o", tasks=own_task(tmp_path, "own"), demonstrations=["herding", "random"], orders=2)
+    assert all(len(set(said["indices"])) == 3 for said in facts(study)) and len(facts(study)) == 8
+
+
+def test_other_weights_are_refused(tmp_path, checkpoint):
+    model = transformers.AutoModelForCausalLM.from_pretrained(checkpoint("gpt2"))
+    tokenizer = transformers.AutoTokenizer.from_pretrained(checkpoint("gpt2"))
+    keys = {"models": f"pretrained={tmp_path / 'm'}", "demonstrations": "margin", "seeds": 0}
+    for scale in (1.0, 1.01):
+        model.transformer.wte.weight.data *= scale
+        model.save_pretrained(tmp_path / "m"), tokenizer.save_pretrained(tmp_path / "m")
+        if scale == 1:
+            study = conduct(tmp_path / "o", **keys)
+            for cell in study.all_cells():
+                study.folder.results(cell).unlink()
+    with pytest.raises(InputError, match="have changed since it chose demonstrations: give another folder"):
+        conduct(tmp_path / "o", **keys)
+
+
+@pytest.mark.parametrize(
+    ("keys", "says"),
+    [
+        ({"demonstrations": "herdin"}, "demonstrations=herdin: must be"),
+        ({"demonstrations": {"lens": {"mm": 3}}}, "lens: unknown argument 'mm': did you mean 'm'?"),
+        ({"demonstrations": {"lens": {}, "cal": {}}}, "must be one method with its arguments"),
+        ({"demonstrations": {"lens": ["m"]}}, "must be one method with its arguments"),
+        ({"demonstrations": ["herding", {"herding": {"unit": False}}]}, "herding is there twice"),
+        ({"demonstrations": "herding", "num_fewshot": 300}, "300 demonstrations asked for, 200 there"),
+        ({"demonstrations": "herding", "orders": 7}, "has 3 demonstrations: give fewer orders"),
+    ],
+)
+def test_what_cannot_be_chosen_is_refused_before_a_model_is_loaded(keys, says, tmp_path):
+    with pytest.raises(InputError) as error:
+        conduct(tmp_path / "o", **keys)
+    assert says in str(error.value) and "\n" not in str(error.value)
+
+
+def test_other_ways_by_the_command_and_a_plan(tmp_path, monkeypatch, capsys):
+    file = tmp_path / "s.yaml"
+    file.write_text(yaml.safe_dump({**KEYS, "methods": "icl", "demonstrations": "lens"}))
+    arguments = [
+        "study",
+        file,
+        "--demonstrations",
+        "random,herding:unit=True",
+        "--dry_run",
+        "--verbose",
+        "--limit",
+        "3",
+    ]
+    monkeypatch.setattr(sys, "argv", ["lm-eval-icl", *map(str, arguments)])
+    cli.main()
+    said = capsys.readouterr().out
+    assert "demonstrations=herding-unit=True" in said and "demonstrations=random" in said and "lens" not in said
+    assert "What the models take to choose demonstrations is not counted." in said
+
+
+def test_documents_that_are_evaluated_are_not_drawn(tmp_path):
+    file = Path(own_task(tmp_path, "own"))
+    file.write_text(file.read_text().replace("fewshot_split: train", "fewshot_split: test"))
+    (leaf,) = study_tasks.load([str(file)], None)
+    with pytest.raises(InputError, match="would come from the documents that are evaluated"):
+        study_tasks.draw(leaf, 3, Demonstrations("random"), 0)

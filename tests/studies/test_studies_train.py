@@ -1,0 +1,528 @@
+"""Studies that train: each method has its checkpoint, which is made once, and what was interrupted goes on."""
+
+import json
+import os
+import random
+import shutil
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import lm_eval
+import pytest
+import yaml
+from lm_eval.tasks import TaskManager
+
+from lm_eval_icl import cli
+from lm_eval_icl.cli.train import training
+from lm_eval_icl.demonstrations.choosing import Chooser
+from lm_eval_icl.errors import InputError
+from lm_eval_icl.harness.plugin import task_dir
+from lm_eval_icl.metaicl.files import SEEDS, TASKS
+from lm_eval_icl.metaicl.metric import macro_f1
+from lm_eval_icl.results import read as reader
+from lm_eval_icl.smoke.demo import model_path
+from lm_eval_icl.studies import end, grid
+from lm_eval_icl.studies import worker as working
+from lm_eval_icl.studies.cells import Model
+from lm_eval_icl.studies.conduct import Conductor
+from lm_eval_icl.studies.folder import Folder
+from lm_eval_icl.studies.grid import Variant, trained_under
+from lm_eval_icl.studies.progress import Progress, open_study
+from lm_eval_icl.studies.run import Options
+from lm_eval_icl.studies.trainings import check_beginning
+from lm_eval_icl.training.trainer import LayoutTrainer
+from tests.studies.test_studies import refused, rows
+
+FEW = {"steps": 3, "num_fewshot": 2, "batch_size": 2, "eval_steps": 0, "save_steps": 1, "learning_rate": "1e-3"}
+STUDY = {
+    "models": f"pretrained={model_path()}",
+    "methods": ["hf", "invicl", {"deepthink": {"T": 2, "eta": 0.5}}],
+    "tasks": "icl_demo_short",
+    "train": {"tasks": "icl_demo_short", **FEW},
+    "num_fewshot": 3,
+    "seeds": 0,
+}
+OPTIONS = Options("cpu", 8, 6)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _own_tasks(own_tasks):
+    pass
+
+
+def read(output: Path, metadata: dict | None = None, **keys: object) -> grid.Study:
+    file = output.with_suffix(".yaml")
+    file.write_text(yaml.safe_dump({**STUDY, **keys}))
+    return grid.read(str(file), {"metadata": metadata or {}})
+
+
+def conduct(output: Path, trainer=training, options: Options = OPTIONS, **keys: object) -> Progress:
+    folder = Folder(output)
+    with folder.locked():
+        progress = open_study(read(output, **keys), folder, options, None)
+        Conductor(progress, None, trainer).run()
+    return progress
+
+
+def weights(folder: Path) -> bytes:
+    return (folder / "model.safetensors").read_bytes()
+
+
+def responses(progress: Progress) -> dict[tuple, list]:
+    """What the cells scored, by method, task, seed and order."""
+    return {
+        (cell.model.training.name, cell.variant.name, cell.task, cell.seed, cell.order): [
+            sample["resps"] for sample in progress.folder.samples(cell, cell.task)
+        ]
+        for cell in progress.all_cells()
+    }
+
+
+@pytest.fixture
+def steps(monkeypatch):
+    """The steps of all trainings; `at`, a step that is interrupted."""
+    before = LayoutTrainer.compute_loss
+    found = {"done": 0, "at": None}
+
+    def compute_loss(self, *args, **kwargs):
+        if found["done"] == found["at"]:
+            found["at"] = None
+            raise KeyboardInterrupt
+        found["done"] += 1
+        return before(self, *args, **kwargs)
+
+    monkeypatch.setattr(LayoutTrainer, "compute_loss", compute_loss)
+    return found
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory):
+    """Two trainings with targets of their own, from one base, under all kinds of methods."""
+    train = {
+        **FEW,
+        "short": {"tasks": "icl_demo_short", "targets": "icl_demo_short"},
+        "four": {"tasks": "icl_demo_four,icl_demo_short", "steps": 2, "targets": ["icl_demo_four"]},
+    }
+    return conduct(tmp_path_factory.mktemp("study") / "o", tasks=["icl_demo_short", "icl_demo_four"], train=train)
+
+
+def lines(progress):
+    """The lines of the study's table."""
+    columns = end.columns_of(progress.study, progress.leaves)
+    found = end.results_of(progress, columns)
+    return end.in_order(end.board_of(found, columns), found)
+
+
+def test_a_cell_is_train_followed_by_lm_eval(study, tmp_path, monkeypatch):
+    """Of every method; hf and deepthink run on the model that was trained under icl."""
+    there = {path.name.rsplit("-", 1)[0].split(",", 1)[1]: path for path in study.folder.checkpoints.iterdir()}
+    assert there.keys() == {"short,icl", "short,invicl", "four,icl", "four,invicl"}
+    options = {**FEW, "model_args": f"pretrained={model_path()}", "tasks": "icl_demo_short", "device": "cpu"}
+    said = [text for name, value in options.items() for text in (f"--{name}", str(value))]
+    monkeypatch.setattr(sys, "argv", ["lm-eval-icl", "train", "invicl", *said, "--output", str(tmp_path / "alone")])
+    cli.main()
+    assert weights(tmp_path / "alone") == weights(there["short,invicl"])
+    assert not (there["short,invicl"] / "checkpoints").exists()
+    for cell in study.all_cells():
+        found = json.loads(study.folder.results(cell).read_text())
+        facts = found["config"]["icl"]["study"]
+        assert facts["model"] == str(model_path()) and facts["checkpoint"] == cell.model.checkpoint
+        if cell.task != "icl_demo_short":
+            assert facts["training"] == "four"
+            continue
+        under = "invicl" if cell.variant.method == "invicl" else "icl"
+        folder = tmp_path / "alone" if under == "invicl" else there["short,icl"]
+        alone = lm_eval.simple_evaluate(
+            model=cell.variant.method,
+            model_args={"pretrained": str(folder), **cell.variant.arguments},
+            tasks=[cell.task],
+            num_fewshot=3,
+            batch_size=8,
+            device="cpu",
+            limit=6,
+            fewshot_random_seed=0,
+            task_manager=TaskManager(include_path=task_dir() / "demo", include_defaults=False),
+        )
+        assert found["results"][cell.task]["acc,none"] == alone["results"][cell.task]["acc,none"]
+        for mine, theirs in zip(study.folder.samples(cell, cell.task), alone["samples"][cell.task], strict=True):
+            for (ours,), (other,) in zip(mine["resps"], theirs["resps"], strict=True):
+                assert abs(float(ours[0]) - float(other[0])) < 1e-5
+        trained = found["config"]["icl"].get("trained", {"method": under})  # lm-eval's own hf does not read it
+        assert trained["method"] == under
+
+
+def test_each_column_has_the_training_that_it_is_a_target_of(study):
+    """And lines are the methods, in the file's order, though some share a model."""
+    cells = rows(study)
+    assert {*zip(cells.training, cells.task, strict=True)} == {("short", "icl_demo_short"), ("four", "icl_demo_four")}
+    assert set(cells.model) == {str(model_path())}
+    entries = lines(study)
+    assert [entry.method for entry in entries] == ["hf", "invicl", "deepthink"]
+    assert len({entry.on for entry in entries}) == 1
+    for entry in entries:
+        mine = cells[cells.method == entry.method].set_index("task").score
+        for task in ("icl_demo_short", "icl_demo_four"):
+            assert entry.cells[task].estimate.mean == mine[task]
+    assert study.record()["checkpoints"].keys() == {model.checkpoint for model in study.models}
+
+
+def test_each_trained_model_chooses_for_its_own_targets(tmp_path, monkeypatch):
+    """Once for all methods that run on it."""
+    chosen, choose = [], Chooser.choose
+
+    def counted(self, *args, **kwargs):
+        chosen.append(self.pool.name)
+        return choose(self, *args, **kwargs)
+
+    monkeypatch.setattr(Chooser, "choose", counted)
+    tasks = ["icl_demo_short", "icl_demo_four"]
+    train = {each: {**FEW, "steps": 1, "tasks": "icl_demo_short", "targets": each} for each in tasks}
+    train["icl_demo_four"]["learning_rate"] = 0.1
+    progress = conduct(tmp_path / "o", methods=["hf", "icl"], tasks=tasks, train=train, demonstrations="herding")
+    assert sorted(chosen) == sorted(tasks) and len(progress.all_cells()) == 4
+    for cell in progress.all_cells():
+        said = json.loads(progress.folder.results(cell).read_text())["config"]["icl"]["study"]
+        (file,) = (tmp_path / "o/choices" / cell.model.folder).iterdir()
+        (of_task,) = json.loads(file.read_text())["tasks"].values()
+        assert said["indices"] == of_task["seeds"]["0"]["indices"]
+
+
+def test_what_was_interrupted_goes_on(tmp_path, study, steps, monkeypatch):
+    """In the middle of a training and of the evaluation: nothing is trained or scored twice, and all is as calmly."""
+    keys = {"methods": ["invicl", "pcw"], "train": {"short": STUDY["train"]}}
+    steps["at"] = 2
+    with pytest.raises(KeyboardInterrupt):
+        conduct(tmp_path / "o", **keys)
+    checkpoints = tmp_path / "o/checkpoints"
+    assert [path.suffix for path in checkpoints.iterdir()] == [".part"]
+    before, ran = working.run_cells, []
+
+    def run_cells(models, cells, *rest):
+        if len(ran) == 1 and "stop" in keys:
+            raise KeyboardInterrupt
+        ran.extend(cell.path for cell in cells)
+        before(models, cells, *rest)
+
+    monkeypatch.setattr(working, "run_cells", run_cells)
+    keys["stop"] = True
+    with pytest.raises(KeyboardInterrupt):
+        conduct(tmp_path / "o", **{key: value for key, value in keys.items() if key != "stop"})
+    del keys["stop"]
+    progress = conduct(tmp_path / "o", **keys)
+    assert steps["done"] == 2 * 3 and len(ran) == len(set(ran)) == 2
+    assert len(list(checkpoints.iterdir())) == 2 and not list(checkpoints.glob("*.part"))
+    (model,) = [model for model in study.models if model.checkpoint in {path.name for path in checkpoints.iterdir()}]
+    assert weights(checkpoints / model.checkpoint) == weights(study.folder.checkpoints / model.checkpoint)
+    key = ("short", "invicl", "icl_demo_short", 0, 0)
+    assert responses(progress)[key] == responses(study)[key]
+    conduct(tmp_path / "o", **keys)
+    assert steps["done"] == 2 * 3 and len(ran) == 2
+
+
+def test_nobody_trains_in_a_folder_where_somebody_trains(tmp_path, steps, capsys, monkeypatch):
+    """Two processes would write one checkpoint."""
+    refusals = []
+
+    def train(given):
+        def run():
+            file = tmp_path / "o.yaml"
+            refusals.append(refused([file, "--output", tmp_path / "o", "--device", "cpu"], capsys, monkeypatch))
+            training(given)()
+
+        return run
+
+    progress = conduct(tmp_path / "o", train, methods="icl")
+    (refusal,) = refusals
+    assert (
+        f"process {os.getpid()} on " in refusal and f"(at the training of {progress.models[0].checkpoint})" in refusal
+    )
+    assert steps["done"] == 3 and all(map(progress.is_done, progress.all_cells()))
+
+
+def test_a_training_that_fails_takes_its_cells_with_it(tmp_path, steps, monkeypatch):
+    """The other method's model is trained and evaluated; and the same command trains the first one again."""
+    before, failing = LayoutTrainer.compute_loss, [True]
+
+    def compute_loss(self, *args, **kwargs):
+        if failing and "pcw" in str(self.args.output_dir):
+            raise ZeroDivisionError("no loss")
+        return before(self, *args, **kwargs)
+
+    monkeypatch.setattr(LayoutTrainer, "compute_loss", compute_loss)
+    keys = {"methods": ["pcw", "icl"], "orders": 2}
+    with pytest.raises(InputError, match=r"2 of 4 cells failed; the first: .*no loss"):
+        conduct(tmp_path / "o", **keys)
+    del failing[:]
+    progress = conduct(tmp_path / "o", **keys)
+    assert set(progress.record()["cells"].values()) == {"done"} and steps["done"] == 2 * 3
+
+
+def test_processes_of_one_launch_do_not_train(tmp_path, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(InputError, match="is not trained yet, and a study does not train in several processes"):
+        conduct(tmp_path / "o", methods="icl")
+
+
+def test_models_of_other_beginnings_or_rows_are_refused(study, tmp_path):
+    keys = {"methods": ["icl", "invicl"], "train": {"short": STUDY["train"]}}
+    for key, changed, says in (
+        ("weights", "x", "the weights of .*demo_model changed between"),
+        ("rows", {"icl_demo_short": "x"}, "the rows of the training tasks changed between"),
+    ):
+        folder = tmp_path / key
+        shutil.copytree(study.folder.checkpoints, folder / "checkpoints")
+        (record,) = folder.glob("checkpoints/*short,icl-*/training.json")
+        record.write_text(json.dumps({**json.loads(record.read_text()), key: changed}))
+        with pytest.raises(InputError, match=f"{says} the trainings of .*: give another folder"):
+            conduct(folder, **keys)
+    record.write_text("{")
+    with pytest.raises(InputError, match=r"training.json: is not whole .*the same command trains again"):
+        conduct(folder, **keys)
+
+
+def test_which_arguments_are_trained_with():
+    """All of a method's own that is one pass; of the others those that icl has too."""
+    for given, trained in (
+        (("hf", {}), ("icl", {})),
+        (("icl", {"positions": "sequential", "repeat": 2}), ("icl", {"repeat": 2})),
+        (("pcw", {"windows": 1}), ("pcw", {})),
+        (("invicl", {"positions": "sequential"}), ("invicl", {"positions": "sequential"})),
+        (("deepthink", {"T": 3, "eta": 0.5}), ("icl", {})),
+        (("deepthink", {"positions": "symmetric", "T": 2}), ("icl", {"positions": "symmetric"})),
+        (("batchicl", {"layer": 2}), ("icl", {})),
+    ):
+        found = trained_under(Variant(*given, 7))
+        assert (found.method, found.arguments) == trained
+
+
+def test_a_checkpoint_is_named_by_what_its_weights_depend_on():
+    def name(model="pretrained=m", **options):
+        arguments = dict(pair.split("=") for pair in model.split(","))
+        return Model(arguments, grid.Training("t", {"steps": 3, **options}, ()), Variant("pcw", {}, 0)).checkpoint
+
+    assert name() == name(save_steps=7) == name("pretrained=m,overflow=drop") and name().startswith("m,t,pcw-")
+    others = [name(steps=4), name(seed=1), name("pretrained=m,dtype=bfloat16"), name("pretrained=n"), name()]
+    assert len(set(others)) == len(others)
+
+
+def test_a_dry_run_says_what_would_be_trained(tmp_path, capsys, monkeypatch):
+    read(tmp_path / "s", methods=["icl", "pcw", "batchicl"])
+    monkeypatch.setattr(sys, "argv", ["lm-eval-icl", "study", str(tmp_path / "s.yaml"), "--dry_run", "--verbose"])
+    cli.main()
+    said = capsys.readouterr().out
+    assert said.count("to be trained: ") == 2 and "to be trained first, which is not counted: 2 checkpoints" in said
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["s.yaml"]
+
+
+@pytest.mark.parametrize(
+    ("keys", "says"),
+    [
+        ({"train": "icl_demo_short"}, "train: 'icl_demo_short': must be options of `lm-eval-icl train`"),
+        ({"train": {"tasks": "x", "output": "y"}}, "train: output: the study gives this itself: leave it out."),
+        ({"train": {"a": {"tasks": "x", "targets": "y"}}}, "train: a: targets: 'y' is none of the study's tasks: icl_"),
+        (
+            {"tasks": ["icl_demo_short", "icl_demo_four"], "train": {"targets": "icl_demo_four"}},
+            "train: no training has 'icl_demo_short' among its targets, so that nothing would run it.",
+        ),
+        ({"train": {"tasks": "x", "learning_rate": "fast"}}, "train: learning_rate: 'fast': must be a number."),
+        (
+            {"methods": {"pcw": {"windows": [1, 2]}}, "dev": {"size": 4, "choose": "windows"}},
+            "dev: choose: 'windows': `train` trains a model for each value: give each by itself.",
+        ),
+        ({"metadata": "x"}, "metadata: 'x': must be a mapping"),
+        (
+            {"metadata": {"demonstrations": "herding"}},
+            "metadata: demonstrations=herding: a method by which the model chooses is a key of the study itself: give",
+        ),
+        ({"train": {"step": 3}}, "train: trained: unknown argument 'step': did you mean 'steps'?"),
+        (
+            {"train": {"tasks": "icl_demo_short", "steps": 0}},
+            "train: icl_demo_short: --steps 0: must be a whole",
+        ),
+        ({"train": {"steps": 3}}, "train: trained: --tasks, --episodes, --metaicl: give one of them."),
+        (
+            {"train": {"tasks": "icl_demo_shrt"}},
+            "train: icl_demo_shrt: --tasks: there is no task 'icl_demo_shrt': did you",
+        ),
+        ({"train": {"tasks": "icl_demo_short", "fits": "incl"}}, "train: icl_demo_short: unknown method 'incl'"),
+        (
+            {"train": {"metaicl": "hr_to_lr"}},
+            "train: hr_to_lr: needs the folder of MetaICL's data: give",
+        ),
+        ({"train": {"metaicl": "hr_lr", "data": "/"}}, "train: hr_lr: MetaICL has no setting 'hr_lr'"),
+        (
+            {"models": "pretrained=m,peft=n"},
+            "models: peft: train: icl_demo_short makes weights of its own",
+        ),
+    ],
+)
+def test_a_training_that_cannot_be_is_refused_in_one_line(tmp_path, capsys, monkeypatch, keys, says):
+    """Before anything is trained or run."""
+    file = tmp_path / "o.yaml"
+    file.write_text(yaml.safe_dump({**STUDY, **keys}))
+    said = refused([file, "--output", tmp_path / "o", "--device", "cpu"], capsys, monkeypatch)
+    assert said.removeprefix(f"{file}: ").startswith(says), said
+    assert not (tmp_path / "o/checkpoints").exists()
+
+
+def test_metadata_reach_the_tasks(tmp_path, capsys, monkeypatch):
+    """From the file and the command line."""
+    rows = tmp_path / "rows.json"
+    rows.write_text("[5, 6, 7]")
+    study = {**STUDY, "methods": "icl", "train": None}
+    for way in ("file", "line"):
+        file, more = tmp_path / "s.yaml", ["--metadata", f"demonstrations={rows}"] if way == "line" else []
+        file.write_text(yaml.safe_dump(study if more else {**study, "metadata": {"demonstrations": str(rows)}}))
+        arguments = [str(file), "--output", str(tmp_path / way), "--device", "cpu", "--limit", "2", *more]
+        monkeypatch.setattr(sys, "argv", ["lm-eval-icl", "study", *arguments])
+        cli.main()
+        (results,) = (tmp_path / way).glob("cells/*/*/*/results_*.json")
+        assert json.loads(results.read_text())["config"]["icl"]["study"]["indices"] == [5, 6, 7]
+
+
+# MetaICL.
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """A folder of MetaICL's data with made-up rows: three target tasks, and two to train on."""
+    folder, rnd = tmp_path_factory.mktemp("metaicl"), random.Random(0)
+
+    def write(task, k, seed, split, n):
+        options = TASKS[task]["options"]
+        words = [" ".join(rnd.choices("a film that is dull and long but funny".split(), k=4)) for _ in range(n)]
+        rows = [{"task": task, "input": each, "output": rnd.choice(options), "options": options} for each in words]
+        path = folder / task / f"{task}_{k}_{seed}_{split}.jsonl"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return path.read_text()
+
+    targets = ("glue-mrpc", "medical_questions_pairs", "paws")
+    tests = {task: write(task, 16, 100, "test", 5) for task in targets}
+    for task, seed in ((task, seed) for task in targets for seed in SEEDS):
+        write(task, 16, seed, "train", 16)
+        (folder / task / f"{task}_16_{seed}_test.jsonl").write_text(tests[task])  # the same for all seeds
+    for task in ("ethos-gender", "rotten_tomatoes"):
+        write(task, 16384, 100, "train", 20)
+    return folder
+
+
+def test_a_study_on_metaicl(data, tmp_path, checkpoint):
+    """Trained on a setting; each cell is what lm_eval gives on the checkpoint, also of several orders."""
+    setting = "non_paraphrase_to_paraphrase"
+    progress = conduct(
+        tmp_path / "o",
+        options=Options("cpu", 4, 3),
+        metadata={"metaicl": str(data), "missing": "skip"},
+        models=f"pretrained={checkpoint('gpt2')}",
+        methods=["hf", "invicl"],
+        tasks=[f"metaicl_{setting}", f"metaicl_{setting}_unseen"],
+        train={setting: {**FEW, "metaicl": setting}},
+        metric="metaicl",
+        columns={"all": [f"metaicl_{setting}"], "unseen": [f"metaicl_{setting}_unseen"]},
+        seeds=[100, 13],
+        num_fewshot=2,
+        orders=2,
+    )
+    cells, table = progress.all_cells(), rows(progress)
+    assert len(cells) == len(table) == 2 * 3 * 2 * 2 and len(progress.models) == 2
+    for cell in cells:
+        if cell.seed != 13 or cell.task != "metaicl_paws":
+            continue
+        found, mine = json.loads(progress.folder.results(cell).read_text()), progress.folder.samples(cell, cell.task)
+        assert found["config"]["icl"]["study"]["indices"] == ([0, 1] if cell.order == 0 else [1, 0])
+        if cell.order:
+            continue
+        alone = lm_eval.simple_evaluate(
+            model=cell.variant.method,
+            model_args=progress.folder.arguments(cell.model),
+            tasks=[cell.task],
+            num_fewshot=2,
+            batch_size=4,
+            device="cpu",
+            limit=3,
+            fewshot_random_seed=13,
+            task_manager=TaskManager(
+                include_path=task_dir() / "metaicl", include_defaults=False, metadata={"metaicl": str(data)}
+            ),
+        )
+        assert found["results"][cell.task]["metaicl,none"] == alone["results"][cell.task]["metaicl,none"]
+        for one, other in zip(mine, alone["samples"][cell.task], strict=True):
+            assert one["prompt_hash"] == other["prompt_hash"]
+            for (ours,), (theirs,) in zip(one["resps"], other["resps"], strict=True):
+                assert abs(float(ours[0]) - float(theirs[0])) < 1e-5
+    said = {}  # by task and seed of hf, the right and the predicted option of each document in both orders
+    for cell in cells:
+        answers = reader.read([progress.folder.results(cell)])[0][0].tasks[cell.task].answers
+        for guess, sample in zip(answers.predictions, progress.folder.samples(cell, cell.task), strict=True):
+            assert float(sample["doc"]["options"][guess] == sample["doc"]["output"]) == sample["acc"]
+            if cell.variant.method == "hf":
+                said.setdefault((cell.task, cell.seed), []).append(sample["metaicl"])
+    hf, invicl = lines(progress)
+    assert (hf.method, invicl.method) == ("hf", "invicl")
+    for column in (f"metaicl_{setting}", f"metaicl_{setting}_unseen"):
+        of_column = [
+            macro_f1(pairs)
+            for (task, _), pairs in said.items()
+            if column == f"metaicl_{setting}" or task == "metaicl_medical_questions_pairs"
+        ]
+        assert hf.cells[column].estimate.mean == pytest.approx(sum(of_column) / len(of_column))
+        assert hf.cells[column].sensitivity is not None and invicl.cells[column].sensitivity.mean == 0
+    assert set(table.score) == {progress.score(cell) for cell in cells}
+    whole = replace(progress.grid, study=progress.study.model_copy(update={"metadata": {"metaicl": str(data)}}))
+    with pytest.raises(InputError, match=r"was trained without .*, which had no files: give another folder"):
+        check_beginning(whole, progress.folder, progress.models[0])
+
+
+@pytest.mark.parametrize("name", [name for name in grid.named() if grid.read(name, {}).trainings])
+def test_a_named_study_that_trains_is_planned(name, data, checkpoint, capsys, monkeypatch):
+    """With the options of its trainings checked, its tasks loaded, and its columns found."""
+    tasks = "metaicl_hr_to_lr_unseen" if "hr_to_lr_unseen" in str(grid.read(name, {})) else "metaicl_hr_to_lr"
+    arguments = [
+        "--dry_run",
+        "--verbose",
+        "--tasks",
+        tasks,
+        "--metadata",
+        f"metaicl={data},missing=skip",
+        "--limit",
+        "1",
+    ]
+    arguments += ["--model_args", f"pretrained={checkpoint('gpt2')}", "--seeds", "100", "--train", "steps=1"]
+    monkeypatch.setattr(sys, "argv", ["lm-eval-icl", "study", name, *arguments])
+    cli.main()
+    said = capsys.readouterr().out
+    trained = {trained_under(each).name for each in grid.read(name, {}).variants}
+    assert said.count("to be trained: ") == len(trained) and "hr_to_lr,invicl-" in said
+
+
+def test_other_demonstrations_of_metaicl_are_refused(data, tmp_path, checkpoint):
+    folder = tmp_path / "data"
+    shutil.copytree(data, folder)
+    keys = {
+        "options": Options("cpu", 4, 2),
+        "metadata": {"metaicl": str(folder)},
+        "models": f"pretrained={checkpoint('gpt2')}",
+        "methods": "icl",
+        "tasks": "metaicl_paws",
+        "train": None,
+        "metric": "metaicl",
+        "seeds": 21,
+        "num_fewshot": 2,
+    }
+    conduct(tmp_path / "o", **keys)
+    conduct(tmp_path / "o", **keys)
+    with pytest.raises(InputError, match="metaicl_paws: its configuration or data have changed since"):
+        conduct(tmp_path / "o", **{**keys, "metadata": {"metaicl": str(folder), "pmi": True}})
+    file = folder / "paws/paws_16_21_train.jsonl"
+    file.write_text(file.read_text().replace("film", "book"))
+    from lm_eval_icl.metaicl import files
+
+    files.read_rows.cache_clear()
+    with pytest.raises(InputError, match="metaicl_paws: its configuration or data have changed since"):
+        conduct(tmp_path / "o", **keys)
+    with pytest.raises(InputError, match="seed 22: MetaICL's files are of the seeds"):
+        conduct(tmp_path / "p", **{**keys, "seeds": 22})
+    with pytest.raises(InputError, match="dev: task 'metaicl_paws': MetaICL's tasks have no split to draw it from"):
+        conduct(tmp_path / "p", **{**keys, "dev": {"size": 2}})

@@ -1,0 +1,946 @@
+"""Training under a layout: the forward pass is scoring's, gradients are a literal one's, and runs may be killed."""
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import random
+import re
+import resource
+import signal
+import sys
+import time
+import traceback
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from lm_eval_icl import cli, methods
+from lm_eval_icl.errors import InputError
+from lm_eval_icl.harness.training import HarnessTask, load_tasks
+from lm_eval_icl.methods import Predictor
+from lm_eval_icl.prompts.tokens import Context, TokenizedPrompt
+from lm_eval_icl.smoke.demo import model_path
+from lm_eval_icl.training import rows as training_rows
+from lm_eval_icl.training.episodes import FileTask, Pool, Row, draw, read_file
+from lm_eval_icl.training.rows import RowMaker, collate, leaks, make_row, mean_loss, target_losses
+from lm_eval_icl.training.train import Settings, train
+from lm_eval_icl.training.trainer import EpisodeRows, LayoutTrainer, OptionRows, read_log
+from tests import evaluation
+from tests.methods import test_methods
+from tests.processes import Process, ranks, run_command
+
+# The methods that models are trained under, with further arguments.
+CASES = [
+    ("ICL", {}),
+    ("NoPE", {}),
+    ("PrefixICL", {}),
+    ("PCW", {}),
+    ("PCW", {"window_size": 2}),
+    ("SAICL", {}),
+    ("InvICL", {}),
+    ("InvICL", {"positions": "sequential"}),
+]
+LABELS = ["very negative", "negative", "positive"]
+
+
+def task(name="t", size=30) -> FileTask:
+    """Texts of different lengths."""
+    found = []
+    for i, document in enumerate(evaluation.documents(size, 0)):
+        found.append(Row(f"Review: {document['text']} {i}\nSentiment:", LABELS[i % 3], tuple(LABELS)))
+    return FileTask(name, tuple(found))
+
+
+# The forward pass.
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [("gpt2", torch.float64), ("llama", torch.float64), ("gpt_neox", torch.float64), ("gpt2", torch.float32)],
+)
+@pytest.mark.parametrize("case", CASES, ids=test_methods.title)
+def test_training_forward_is_scoring(checkpoint, name, case, dtype):
+    """The answers' log-probabilities of a batch of rows, and those of scoring through the memory."""
+    folder = checkpoint(name)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
+    predictor = Predictor(model, AutoTokenizer.from_pretrained(folder), getattr(methods, case[0])(**case[1]))
+    make, pool = RowMaker(predictor), Pool(task(), 4, 3)
+    episodes = [draw([pool], 0, number) for number in range(4)]
+    batch = collate([make.row(episode) for episode in episodes], model.dtype)
+    with predictor.runner.inference_mode():
+        losses, greedy = target_losses(model, batch)
+    found = torch.zeros(4, dtype=losses.dtype).index_add_(0, batch["target_row"], -losses)
+    flags = [bool(greedy[batch["target_row"] == i].all()) for i in range(4)]
+    tolerance = 1e-5 if dtype == torch.float32 else 1e-7 if name == "llama" else 1e-10  # RMSNorm is in float32
+    for episode, mine, flag in zip(episodes, found.tolist(), flags, strict=True):
+        prompt = episode.example.prompt
+        [[(expected, is_greedy)]] = predictor.score(
+            prompt.demonstrations, [prompt.query], [episode.example.answer], prefix=prompt.prefix
+        )
+        assert abs(mine - expected) <= tolerance * max(1, abs(expected))
+        assert flag == is_greedy
+
+
+# Gradients.
+
+PROMPTS = [
+    (Context((5, 9), ((30, 31, 32, 33, 34), (40, 41, 42), (50, 51, 52, 53))), (60, 61, 62), (70, 71)),
+    (Context((5,), ((30, 31, 32), (40, 41, 42, 43), (50, 51))), (60, 61, 62, 63), (72,)),
+]
+
+
+def gradients(model, loss):
+    model.zero_grad()
+    loss.backward()
+    return {name: weights.grad for name, weights in model.named_parameters() if weights.grad is not None}
+
+
+def assert_same_gradients(found, expected, tolerance=1e-8):
+    differing = set(found.keys() ^ expected.keys())
+    assert all((found | expected)[name].abs().max() == 0 for name in differing), differing
+    assert max(float(of.abs().max()) for of in expected.values()) > 1e-3
+    for name in found.keys() & expected.keys():
+        assert (found[name] - expected[name]).abs().max() <= tolerance, name
+
+
+@pytest.mark.parametrize("name", ["gpt2", "gpt_neox"])
+@pytest.mark.parametrize("case", CASES, ids=test_methods.title)
+def test_gradients_are_those_of_a_literal_pass(name, case):
+    """Autograd through passes that know nothing of layouts: InvICL's, for one, is two streams, demonstration by
+    demonstration."""
+    model, method = test_methods.tiny_model(name), getattr(methods, case[0])(**case[1])
+    batch = collate(
+        [make_row(method, TokenizedPrompt(context, query), answer) for context, query, answer in PROMPTS], model.dtype
+    )
+    with test_methods.as_run(name, case):
+        found = gradients(model, mean_loss(model, batch))
+    losses = []
+    for context, query, answer in PROMPTS:
+        logits = test_methods.referred(name, case, context)(query, answer)
+        losses.append(torch.nn.functional.cross_entropy(logits, torch.tensor(answer)))
+    literal = test_methods.without_positions(name) if method.positions == "none" else model
+    expected = gradients(literal, sum(losses) / len(losses))
+    if method.positions == "none":  # the literal model has a table of zeros, which would learn
+        expected.pop("transformer.wpe.weight", None)
+    assert_same_gradients(found, expected)
+
+
+def answers_of(tokenizer, demonstrations):
+    """For each demonstration, its ids, and where the ids of its answer stand among them, found by spelling out."""
+    for ids in demonstrations:
+        texts = [tokenizer.decode(ids[:n]) for n in range(len(ids) + 1)]
+        begin = next(n for n, text in enumerate(texts) if text.endswith("Sentiment:"))
+        end = next(n for n, text in enumerate(texts) if text.endswith("tive") and n > begin)
+        yield ids, begin, end
+
+
+@pytest.mark.parametrize("case", [("ICL", {}), ("InvICL", {})], ids=test_methods.title)
+def test_gradients_of_the_dense_loss(checkpoint, case):
+    """Each demonstration's answer from those that are before it (icl), or from all others (invicl)."""
+    folder = checkpoint("gpt2")
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    predictor = Predictor(model, tokenizer, getattr(methods, case[0])())
+    episode = draw([Pool(task(), 3, 0)], 0, 5)
+    row = RowMaker(predictor, "all").row(episode)
+    found = gradients(model, mean_loss(model, collate([row], model.dtype)))
+
+    run, join, span = test_methods.run, test_methods.join, test_methods.span
+    prompt, answer = predictor.tokenizer.pair(
+        predictor.tokenizer.arranged(episode.example.prompt), episode.example.answer
+    )
+    parts, query = list(answers_of(tokenizer, prompt.context.demonstrations)), prompt.query
+    assert len(parts) == 3 and not prompt.context.prefix
+    logits, targets = [], []
+    if case[0] == "ICL":
+        tokens = [*(token for ids, _, _ in parts for token in ids), *query, *answer]
+        out, at = run(model, tokens, span(0, tokens))[1], 0
+        for ids, begin, end in parts:
+            logits.append(out[at + begin - 1 : at + end - 1])
+            targets += ids[begin:end]
+            at += len(ids)
+        logits.append(out[len(tokens) - len(answer) - 1 : -1])
+    else:
+        alone = [run(model, ids, span(0, ids))[0] for ids, _, _ in parts]
+        second = [
+            run(model, ids, span(0, ids), join(*alone[:i], *alone[i + 1 :])) for i, (ids, _, _) in enumerate(parts)
+        ]
+        for (ids, begin, end), (_, out) in zip(parts, second, strict=True):
+            logits.append(out[begin - 1 : end - 1])
+            targets += ids[begin:end]
+        memory, start = join(*(keys for keys, _ in second)), max(len(ids) for ids, _, _ in parts)
+        logits.append(test_methods.asked(model, memory, start)(query, answer))
+    loss = torch.nn.functional.cross_entropy(torch.cat(logits), torch.tensor([*targets, *answer]))
+    assert_same_gradients(found, gradients(model, loss))
+
+
+def test_which_methods_leak():
+    """A label of a demonstration is predicted without being seen, or the dense loss is refused."""
+    blind = [methods.make("icl"), methods.make("nope"), methods.make("pcw"), methods.make("invicl")]
+    assert not any(map(leaks, blind))
+    leaking = [methods.make("prefixicl"), methods.make("saicl"), methods.make("invicl", {"repeat": 2})]
+    assert all(map(leaks, leaking))
+    with pytest.raises(InputError, match="loss=all: under saicl a demonstration sees its own answer"):
+        training_rows.check_trainable(methods.make("saicl"), "all")
+    for name in ("deepthink", "batchicl"):
+        with pytest.raises(InputError, match=f"{name} is not trained under.*trained under icl: give icl"):
+            training_rows.check_trainable(methods.make(name))
+
+
+@pytest.mark.parametrize("name", ["icl", "invicl", "saicl", "deepthink"])
+def test_a_method_says_by_itself_whether_it_is_trained_under(name, caplog):
+    """A subclass that wraps a function of it, for a log, is still trained under if the method is."""
+    method = methods.find(name)
+
+    class Logged(method):
+        def layout(self, *lengths):
+            layout = super().layout(*lengths)
+            logging.getLogger("lm-eval-icl").info("a row of %d tokens", len(layout))
+            return layout
+
+    assert Logged.one_pass == method.one_pass == (name != "deepthink")
+    context = Context((1, 2), ((5, 6, 7),))
+    assert Logged().is_ordinary(context) == (name == "icl")
+    with (
+        contextlib.nullcontext() if method.one_pass else pytest.raises(InputError, match="logged is not trained under")
+    ):
+        training_rows.check_trainable(Logged())
+
+
+# Episodes.
+
+
+def test_an_episode_is_a_function_of_its_number():
+    pools = [Pool(task(name), 4, 3) for name in ("a", "b")]
+    again = [Pool(task(name), 4, 3) for name in ("a", "b")]
+    episodes = [draw(pools, 7, number) for number in range(200)]
+    for number, episode in enumerate(episodes):
+        same = draw(again, 7, number)
+        assert (same.task.name, same.demonstrations, same.query) == (
+            *(episode.task.name, episode.demonstrations),
+            episode.query,
+        )
+        rows = [*episode.demonstrations, episode.query]
+        assert len(set(rows)) == 5
+        pool = next(pool for pool in pools if pool.task is episode.task)
+        assert not set(rows) & set(pool.held_out)
+    assert len({(e.task.name, e.demonstrations, e.query) for e in episodes}) == 200
+    assert {e.task.name for e in episodes} == {"a", "b"}
+    assert draw(pools, 8, 0).demonstrations != episodes[0].demonstrations
+    assert pools[0].held_out == again[0].held_out and len(pools[0].held_out) == 3
+
+
+def test_held_out_episodes_never_show_a_row_that_is_held_out():
+    pool = Pool(task(size=200), 4, 64)
+    assert len(pool.held_out) == 20
+    for episode in pool.evaluation():
+        assert episode.query in pool.held_out and not set(episode.demonstrations) & set(pool.held_out)
+
+
+@pytest.mark.parametrize(
+    "name", ["one_token", "many_tokens", "described", "spaces", "prefixed", "likelihood", "generate"]
+)
+def test_an_episode_is_the_prompt_of_an_evaluation(name):
+    """Character by character what lm-eval itself builds from the same documents, and the same options."""
+    config = evaluation.TASKS[name] | {"test_split": "train", "fewshot_split": "train", "training_split": "train"}
+    theirs = evaluation.manager(False).load([dict(config)])["tasks"][name]
+    theirs.sampler.sample = lambda n, **kwargs: [theirs.training_docs()[i] for i in (4, 1, 7)]
+    doc = theirs.training_docs()[2]
+    prompt = theirs.fewshot_context(doc, 3, gen_prefix=theirs.doc_to_prefix(doc))
+    requests = theirs.construct_requests(doc, prompt)
+    ours = HarnessTask(evaluation.manager(False).load([dict(config)])["tasks"][name]).example((4, 1, 7), 2)
+    assert str(ours.prompt) == prompt and len(ours.prompt.demonstrations) == 3
+    if name == "generate":
+        assert ours.options == (" " + doc["other"],)
+    elif name == "likelihood":
+        assert (ours.prompt, ours.answer) == requests.args
+    else:
+        assert [(ours.prompt, option) for option in ours.options] == [request.args for request in requests]
+        assert ours.right == doc["label"]
+
+
+def test_tasks_that_cannot_be_trained_on():
+    for changed, says in (
+        ({"training_split": None}, "'t' has no training split .training_split.: give others"),
+        (evaluation.TASKS["inputs"], "'t' has no query with one answer"),
+    ):
+        config = evaluation.TASKS["one_token"] | changed | {"task": "t"}
+        with pytest.raises(InputError, match=says):
+            HarnessTask(evaluation.manager(False).load([config])["tasks"]["t"])
+
+
+def test_only_what_fits_every_method_is_used(checkpoint):
+    """Rows of invicl are twice as long: with them in `fits`, icl leaves out what they leave out, and counts it."""
+    folder = checkpoint("gpt2")
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    pools = [Pool(task(size=60), 4, 0)]
+
+    def rows(fits, positions=330):
+        icl, other = (
+            RowMaker(Predictor(model, tokenizer, methods.make(name, arguments), max_length=positions))
+            for name, arguments in (("icl", {}), ("invicl", {"positions": "sequential"}))
+        )
+        made = EpisodeRows(partial(draw, pools, 0), icl, [other] if fits else [], 30)
+        return [made[number] for number in range(30)], icl, other
+
+    alone, *_ = rows(False)
+    together, icl, other = rows(True)
+    assert sum(row.left_out for row in together) > sum(row.left_out for row in alone) >= 0
+    for number, row in enumerate(together):
+        tried = [draw(pools, 0, number, attempt) for attempt in range(row.left_out + 1)]
+        fits = [icl.fits(e) and other.fits(e) for e in tried]
+        assert fits == [False] * row.left_out + [True] and row.ids == icl.row(tried[-1]).ids
+    with pytest.raises(
+        InputError, match=r"task 't': none of 100 episodes fits the model's 20 positions under icl, invicl"
+    ):
+        rows(True, 20)
+
+
+def tokens_of(predictor, episode, copies):
+    """The tokens of an episode's row, with so many copies of each demonstration."""
+    prompt, answer = predictor.tokenizer.pair(episode.example.prompt, episode.example.answer)
+    shown = copies * sum(prompt.context.lengths)
+    return len(prompt.context.prefix) + shown + len(prompt.query) + len(answer) - 1
+
+
+# Tokens that a fifth of the episodes of the file below exceed under icl, and half of them under invicl.
+MOST = 130
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("method", "fits"),
+    [("icl", ""), ("invicl", ""), ("icl", "invicl"), ("invicl", "icl"), ("icl", "icl,invicl")],
+)
+def test_fits_counts_the_tokens_of_a_row(checkpoint, tmp_path, monkeypatch, capsys, method, fits):
+    """As InvICL's appendix A.4, where its rows are twice as long; by positions, more of them would fit than of icl's.
+    Without it, the command says how many of the episodes that it used the other method would have left out."""
+    file, of_row = tmp_path / "rows.jsonl", {"task": "t", "output": "a", "options": ["a", "b"]}
+    texts = ["film " * (40 * (i % 3 == 0)) + str(i) for i in range(80)]
+    file.write_text("".join(json.dumps({**of_row, "input": text}) + "\n" for text in texts))
+    line = [method, "--model_args", f"pretrained={checkpoint('gpt2')},max_length={MOST}", "--episodes", file]
+    line += ["--output", tmp_path / "o", "--num_fewshot", 3, "--steps", 10, "--batch_size", 4, "--device", "cpu"]
+    line += ["--eval_steps", 0, *(["--fits", fits] if fits else [])]
+    monkeypatch.setattr(sys, "argv", ["lm-eval-icl", "train", *map(str, line)])
+    cli.main()
+    said = capsys.readouterr().out
+    model = AutoModelForCausalLM.from_pretrained(checkpoint("gpt2"))
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint("gpt2"))
+    of = {name: Predictor(model, tokenizer, methods.make(name), max_length=MOST) for name in ("icl", "invicl")}
+    copies = {"icl": 1, "invicl": 2}
+    counted = [method, *fits.split(",")] if fits else []
+    pools = [Pool(each, 3, 0) for each in read_file(file)]
+    left_out, beyond, other, make = 0, 0, "invicl" if method == "icl" else "icl", RowMaker(of[method])
+    for number in range(40):
+        for attempt in range(100):
+            episode = draw(pools, 0, number, attempt)
+            long = any(tokens_of(of[name], episode, copies[name]) > MOST for name in counted)
+            if make.fits(episode) and not long:
+                break
+        left_out += attempt
+        beyond += tokens_of(of[other], episode, copies[other]) > MOST
+    assert read_log(tmp_path / "o/log.jsonl")[-1]["left_out"] == left_out
+    found = re.findall(r"of (\d+) episodes of this run, (\w+) would have left out (\d+|none)", said)
+    assert found == ([] if fits else [("40", other, str(beyond))])
+    assert (left_out > 0) == (fits != "" or method == "icl") and (fits != "" or beyond > 0)
+
+
+def test_the_training_questions_of_mmlu(tmp_path, monkeypatch):
+    """`icl_mmlu_train`, from a folder laid out as the Hub's cais/mmlu is."""
+    folder = tmp_path / "cais/mmlu"
+    folder.mkdir(parents=True)
+    splits = ("auxiliary_train", "validation", "dev", "test")
+    (folder / "README.md").write_text(
+        "---\nconfigs:\n- config_name: all\n  data_files:\n"
+        + "".join(f"  - split: {split}\n    path: {split}.jsonl\n" for split in splits)
+        + "---\n"
+    )
+    for split in splits:
+        questions = [
+            {"question": f" {split} {i}?", "subject": "", "choices": ["a", "b", "c", "d"], "answer": i % 4}
+            for i in range(20)
+        ]
+        (folder / f"{split}.jsonl").write_text("".join(json.dumps(question) + "\n" for question in questions))
+    monkeypatch.chdir(tmp_path)
+    [found] = load_tasks(["icl_mmlu_train"], None, {})
+    example = found.example((3, 5), 6)
+    assert example.prompt == (
+        "Question: auxiliary_train 3?\nAnswer: d\n\nQuestion: auxiliary_train 5?\nAnswer: b\n\n"
+        "Question: auxiliary_train 6?\nAnswer:"
+    )
+    assert (example.options, example.right, len(found)) == ((" a", " b", " c", " d"), 2, 20)
+
+
+# Runs.
+
+
+def tiny_run(checkpoint, output, name="gpt2", method="invicl", tasks=None, loss="all", resume=False, **settings):
+    folder = checkpoint(name)
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    given = {"num_fewshot": 3, "steps": 6, "batch_size": 4, "learning_rate": 1e-3, "eval_steps": 3, "save_steps": 2}
+    made = Settings(**{**given, "loss": loss, **settings})
+    found = methods.make(method)
+    train(model, tokenizer, found, tasks or [task()], output, made, source=str(folder), resume=resume, cpu=True)
+    return read_log(output / "log.jsonl")
+
+
+def losses(log):
+    return [entry["loss"] for entry in log if "loss" in entry]
+
+
+def weights(folder):
+    return hashlib.sha256((Path(folder) / "model.safetensors").read_bytes()).hexdigest()
+
+
+def test_a_run_leaves_a_checkpoint(checkpoint, tmp_path):
+    """One that transformers and lm-eval load, with the record of how it was made; and the loss falls."""
+    log = tiny_run(checkpoint, tmp_path / "out", steps=30, eval_steps=10, save_steps=10)
+    assert len(losses(log)) == 30 and sum(losses(log)[-5:]) < 0.8 * sum(losses(log)[:5])
+    measured = {entry["step"]: entry for entry in log if "accuracy" in entry}
+    assert list(measured) == [0, 10, 20, 30]
+    assert measured[30]["held_out_loss"] < measured[0]["held_out_loss"]
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    assert names >= {"model.safetensors", "config.json", "tokenizer.json", "log.jsonl", "loss.png", "training.json"}
+    assert not [name for name in names if name.endswith((".bin", ".pt"))]
+    assert [path.name for path in sorted((tmp_path / "out/checkpoints").iterdir())] == [
+        "checkpoint-20",
+        "checkpoint-30",
+    ]
+    config = json.loads((tmp_path / "out/config.json").read_text())
+    record = config["lm_eval_icl"]["trained"]
+    assert (record["method"], record["positions"], record["num_fewshot"], record["steps"]) == (
+        *("invicl", "symmetric", 3),
+        30,
+    )
+    assert record["tasks"] == ["t"] and str(tmp_path) not in json.dumps(config) and config["use_cache"]
+    for model in ("hf", "invicl"):
+        evaluation.run(model, tmp_path / "out", ["one_token"], 2)
+
+
+def test_the_accuracy_is_that_of_scoring(checkpoint, tmp_path):
+    """Held-out accuracy of the trained checkpoint, by Predictor, option by option."""
+    measured = tiny_run(checkpoint, tmp_path / "out", tasks=[task(size=90)], steps=20, eval_steps=20)[-1]
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    predictor = Predictor(model, AutoTokenizer.from_pretrained(tmp_path / "out"), methods.make("invicl"))
+    right, loss = [], []
+    episodes = Pool(task(size=90), 3, 64).evaluation()
+    assert len(episodes) == 9
+    for episode in episodes:
+        example = episode.example
+        [scores] = predictor.score(example.prompt.demonstrations, [example.prompt.query], example.options)
+        values = [score for score, _ in scores]
+        right.append(values.index(max(values)) == example.right)
+        tokens = len(predictor.tokenizer.pair(example.prompt, example.answer)[1])
+        loss.append(-values[example.right] / tokens)
+    assert measured["accuracy"] == sum(right) / len(right)
+    assert measured["held_out_loss"] == pytest.approx(sum(loss) / len(loss), abs=1e-5)
+
+
+@pytest.mark.slow
+def test_answers_without_options_count_if_greedy(checkpoint, tmp_path):
+    free = FileTask("free", tuple(Row(row.input, row.output, ()) for row in task(size=60).rows))
+    folder = checkpoint("gpt2")
+    predictor = Predictor(
+        AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder), methods.make("icl")
+    )
+    episodes = Pool(free, 3, 64).evaluation()
+    assert len(OptionRows(episodes, RowMaker(predictor), [])) == len(episodes) == 6
+    log = tiny_run(checkpoint, tmp_path / "out", method="icl", tasks=[free], loss="query", steps=60, eval_steps=60)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    predictor = Predictor(model, AutoTokenizer.from_pretrained(tmp_path / "out"), methods.make("icl"))
+    greedy = []
+    for episode in episodes:
+        example = episode.example
+        [[(_, flag)]] = predictor.score(example.prompt.demonstrations, [example.prompt.query], [example.answer])
+        greedy.append(flag)
+    assert log[-1]["accuracy"] == sum(greedy) / len(greedy) > 0
+
+
+@pytest.mark.slow
+def test_what_only_saves_memory_changes_nothing(checkpoint, tmp_path):
+    """Without dropout: it draws other numbers for other batches."""
+    plain = losses(tiny_run(checkpoint, tmp_path / "plain", name="llama"))
+    for settings in ({"gradient_accumulation_steps": 2}, {"gradient_checkpointing": True}, {"save_steps": 1}):
+        (name,) = settings
+        found = losses(tiny_run(checkpoint, tmp_path / name, name="llama", **settings))
+        assert found == pytest.approx(plain, abs=1e-5), name
+
+
+@pytest.mark.slow
+def test_bf16_and_lora(checkpoint, tmp_path):
+    """Mixed precision runs near float32; adapters are merged, and lie beside the merged weights."""
+    plain = losses(tiny_run(checkpoint, tmp_path / "plain"))
+    mixed = losses(tiny_run(checkpoint, tmp_path / "bf16", bf16=True))
+    assert mixed == pytest.approx(plain, rel=0.05) and mixed != plain
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "bf16").dtype == torch.float32
+    adapted = losses(tiny_run(checkpoint, tmp_path / "lora", lora=True, learning_rate=1e-2, steps=20))
+    assert sum(adapted[-4:]) < sum(adapted[:4])
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "lora")
+    base = AutoModelForCausalLM.from_pretrained(checkpoint("gpt2"))
+    behind = evaluation.run("icl", checkpoint("gpt2"), ["one_token"], 2, args={"peft": str(tmp_path / "lora/adapter")})
+    merged_run = evaluation.run("icl", tmp_path / "lora", ["one_token"], 2)
+    evaluation.assert_same(evaluation.responses(behind), evaluation.responses(merged_run), 1e-4)
+    assert merged_run["config"]["icl"]["trained"]["lora"] == {"rank": 16, "alpha": 32, "targets": "all-linear"}
+    moved = [n for n, w in merged.named_parameters() if not torch.equal(w, base.get_parameter(n))]
+    assert moved and not any("ln" in name or "wte" in name for name in moved)
+
+
+def test_adapters_without_their_library_are_refused_first(monkeypatch, capsys):
+    """Before tasks are read and a model is loaded, which is not there."""
+    monkeypatch.setitem(sys.modules, "peft", None)
+    line = ["icl", "--model_args", "pretrained=no/such", "--tasks", "no_such", "--lora", "--output", "out"]
+    assert refused(line, capsys) == "--lora: needs the library peft: pip install peft."
+
+
+class Waiting(TorchDispatchMode):
+    """Collects the operations for whose result Python would have to wait for a GPU; not that of transformers itself,
+    which looks at the positions of every pass without a mask (`find_packed_sequence_indices`)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        waits = function._opname in ("_local_scalar_dense", "equal", "nonzero", "_unique2", "masked_select")
+        if waits and not any(frame.name == "find_packed_sequence_indices" for frame in traceback.extract_stack()):
+            self.names.append(function._opname)
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("method", ["icl", "invicl"])
+def test_a_step_waits_for_nothing(checkpoint, tmp_path, monkeypatch, method):
+    """The numbers of steps are read when a second has gone by, and not in every step; all of them are logged, in order.
+    What goes from the process that reads texts to the device grows with the tokens of a row, and not their square."""
+    waited, sizes, tolist = [], [], torch.Tensor.tolist
+
+    def counting(original):
+        def count(*args, **kwargs):
+            with Waiting() as waiting:
+                monkeypatch.setattr(torch.Tensor, "tolist", lambda x: waiting.names.append("tolist") or tolist(x))
+                found = original(*args, **kwargs)
+                monkeypatch.setattr(torch.Tensor, "tolist", tolist)
+            waited[-1] += waiting.names
+            return found
+
+        return count
+
+    def begin(self, model, inputs, *args, original=LayoutTrainer.training_step, **kwargs):
+        waited.append([])
+        ids = inputs["input_ids"].numel()
+        sizes.append(max(each.numel() for each in inputs.values() if isinstance(each, torch.Tensor)) / ids)
+        return counting(original)(self, model, inputs, *args, **kwargs)
+
+    monkeypatch.setattr(LayoutTrainer, "training_step", begin)
+    monkeypatch.setattr(LayoutTrainer, "_maybe_log_save_evaluate", counting(LayoutTrainer._maybe_log_save_evaluate))
+    start = time.monotonic()
+    log = tiny_run(checkpoint, tmp_path / "out", method=method, steps=30, eval_steps=0, save_steps=100, loss="query")
+    assert [entry["step"] for entry in log] == list(range(1, 31))
+    assert [entry["seconds"] for entry in log] == sorted(entry["seconds"] for entry in log)
+    assert len(waited) == 30 and max(sizes) <= 1
+    # The first step, the last one, the checkpoint at the end; and one a second.
+    assert sum(map(bool, waited)) <= 3 + (time.monotonic() - start), waited
+
+
+@pytest.mark.parametrize("method", ["icl", "nope", "prefixicl", "pcw", "saicl"])
+def test_every_method_trains(checkpoint, tmp_path, method):
+    log = tiny_run(checkpoint, tmp_path / "out", method=method, loss="query", steps=30, eval_steps=0)
+    assert sum(losses(log)[-5:]) < 0.8 * sum(losses(log)[:5])
+
+
+def test_a_method_of_the_users(checkpoint, tmp_path, monkeypatch):
+    (tmp_path / "neighbours.py").write_text(
+        "from dataclasses import dataclass\nfrom lm_eval_icl.prompts.layouts import Pattern, before\n"
+        "from lm_eval_icl.methods import Method\n@dataclass(frozen=True)\nclass Neighbours(Method):\n"
+        "    def pattern(self, n):\n        return Pattern(before(n).triu(-1))\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    log = tiny_run(checkpoint, tmp_path / "out", method="neighbours:Neighbours", steps=4)
+    assert len(losses(log)) == 4
+    assert json.loads((tmp_path / "out/config.json").read_text())["lm_eval_icl"]["trained"]["method"] == "neighbours"
+
+
+def test_evaluated_under_another_method(checkpoint, tmp_path, caplog):
+    """One line says so, and the results have the record; what runs on icl's checkpoints is not another."""
+    tiny_run(checkpoint, tmp_path / "inv", steps=2, eval_steps=0)
+    tiny_run(checkpoint, tmp_path / "icl", method="icl", steps=2, eval_steps=0)
+    for model, folder, said in (
+        ("pcw", "inv", "pcw: the checkpoint was trained under invicl, and is evaluated under pcw."),
+        ("deepthink", "inv", "deepthink: the checkpoint was trained under invicl, and is evaluated under deepthink."),
+        ("invicl", "inv", ""),
+        ("deepthink", "icl", ""),
+    ):
+        caplog.clear()
+        results = evaluation.run(model, tmp_path / folder, ["one_token"], 2)
+        assert [line for line in caplog.messages if "trained" in line] == ([said] if said else [])
+        assert results["config"]["icl"]["trained"]["num_fewshot"] == 3
+    evaluation.run("invicl", tmp_path / "inv", ["one_token"], 2, args={"positions": "sequential"})
+    assert "trained with positions=symmetric, and is evaluated with sequential" in caplog.text
+    evaluation.run("invicl", tmp_path / "inv", ["one_token"], 2, args={"repeat": 2})
+    assert "trained with repeat=1, and is evaluated with 2" in caplog.text
+
+
+# What is killed, or goes wrong.
+
+
+@pytest.fixture(scope="module")
+def episodes_file(tmp_path_factory):
+    path = tmp_path_factory.mktemp("episodes") / "rows.jsonl"
+    lines = [
+        {"task": name, "input": row.input, "output": row.output, "options": list(row.options)}
+        for name in ("a", "b")
+        for row in task(name, 40).rows
+    ]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def arguments(checkpoint, episodes_file, output, *further):
+    return [
+        *("train", "invicl", "--model_args", f"pretrained={checkpoint('gpt2')}", "--episodes", str(episodes_file)),
+        *("--num_fewshot", "3", "--steps", "40", "--batch_size", "4", "--learning_rate", "1e-3", "--device", "cpu"),
+        *("--eval_steps", "10", "--save_steps", "3", "--loss", "all", "--output", str(output), *further),
+    ]
+
+
+def process(line):
+    return Process(run_command, ["lm-eval-icl", *line])
+
+
+def without_time(log):
+    return [{name: value for name, value in entry.items() if name != "seconds"} for entry in log]
+
+
+@pytest.mark.slow
+def test_killed_and_resumed(checkpoint, episodes_file, tmp_path):
+    """The same weights bit for bit, and the same log, dropout included (GPT-2 has it)."""
+    kills = int(os.environ.get("LM_EVAL_ICL_KILLS", "3"))
+    whole = process(arguments(checkpoint, episodes_file, tmp_path / "whole"))
+    code, said = whole.finish()
+    assert code == 0, said
+    rnd, at = random.Random(kills), 0
+    for _ in range(kills):
+        # Killed some steps on, at any moment of a step or of a save.
+        running = process(arguments(checkpoint, episodes_file, tmp_path / "killed", "--resume"))
+        at = min(at + rnd.randint(2, max(3, 90 // kills)), 38)
+        log = tmp_path / "killed/log.jsonl"
+        while running.process.is_alive() and not (log.exists() and log.read_text().count('"loss"') >= at):
+            time.sleep(0.001)
+        time.sleep(rnd.random() * 0.1)
+        running.process.kill()
+        running.finish()
+    last = process(arguments(checkpoint, episodes_file, tmp_path / "killed", "--resume"))
+    code, said = last.finish()
+    assert code == 0, said
+    assert weights(tmp_path / "killed") == weights(tmp_path / "whole")
+    logs = [without_time(read_log(tmp_path / name / "log.jsonl")) for name in ("killed", "whole")]
+    assert logs[0] == logs[1] and len(logs[0]) == 45
+
+
+@pytest.mark.slow
+def test_two_processes_do_what_one_does(checkpoint, episodes_file, tmp_path):
+    """The same losses step by step at the same global batch. (A model without dropout.)"""
+    line = arguments(checkpoint, episodes_file, tmp_path / "one")
+    line[line.index("--model_args") + 1] = f"pretrained={checkpoint('llama')}"
+    one = process(line)
+    code, said = one.finish()
+    assert code == 0, said
+    line[line.index("--output") + 1] = str(tmp_path / "two")
+    for done in ranks(run_command, "lm-eval-icl", *line):
+        assert done.returncode == 0, done.stderr
+    logs = [read_log(tmp_path / name / "log.jsonl") for name in ("one", "two")]
+    assert [entry["step"] for entry in logs[0]] == [entry["step"] for entry in logs[1]] and len(logs[0]) == 45
+    for one_entry, two_entry in zip(*logs, strict=True):
+        for name in ("loss", "accuracy", "held_out_loss", "left_out"):
+            if name in one_entry:
+                assert one_entry[name] == pytest.approx(two_entry[name], abs=1e-5)
+
+
+@pytest.mark.slow
+def test_a_training_made_longer(checkpoint, tmp_path, monkeypatch):
+    """From 10 steps to 20, with dropout: the same weights and losses, bit for bit, as 20 steps in one go of which the
+    first 10 have the learning rates of a training of 10, and the others those of one of 20."""
+    given = {"eval_steps": 0, "save_steps": 5, "learning_rate": 1e-3, "warmup_steps": 4}
+    tiny_run(checkpoint, tmp_path / "longer", steps=10, **given)
+    with pytest.raises(InputError, match="holds this run, of 10 steps: give --resume to make it longer, or another"):
+        tiny_run(checkpoint, tmp_path / "longer", steps=20, **given)
+    with pytest.raises(InputError, match=r"--steps 5: the training in .* has 10 steps: it can be made longer, not sh"):
+        tiny_run(checkpoint, tmp_path / "longer", steps=5, resume=True, **given)
+    with pytest.raises(InputError, match="holds another run, which has warmup_steps=4 where this one has 3"):
+        tiny_run(checkpoint, tmp_path / "longer", steps=20, resume=True, **{**given, "warmup_steps": 3})
+    longer = tiny_run(checkpoint, tmp_path / "longer", steps=20, resume=True, **given)
+    create = LayoutTrainer.create_scheduler
+
+    def in_two_parts(self, *args, **kwargs):
+        schedule = create(self, *args, **kwargs)
+        of_20 = schedule.lr_lambdas[0]
+        in_parts = lambda step: of_20(step) if step < 4 or step >= 10 else (10 - step) / 6  # noqa: E731
+        schedule.lr_lambdas = [in_parts] * len(schedule.lr_lambdas)
+        return schedule
+
+    monkeypatch.setattr(LayoutTrainer, "create_scheduler", in_two_parts)
+    whole = tiny_run(checkpoint, tmp_path / "whole", steps=20, **given)
+    monkeypatch.undo()
+    assert losses(longer) == losses(whole) and len(losses(whole)) == 20
+    rates = [[entry["learning_rate"] for entry in log if "loss" in entry] for log in (longer, whole)]
+    assert rates[0][:9] == rates[1][:9] and rates[0][10:] == rates[1][10:] and rates[0][10] > rates[0][8]
+    assert weights(tmp_path / "longer") == weights(tmp_path / "whole")
+    trained = json.loads((tmp_path / "longer/config.json").read_text())["lm_eval_icl"]["trained"]
+    assert (trained["steps"], trained["lengthened"]) == (20, [{"step": 10, "of": 10}])
+    again = tiny_run(checkpoint, tmp_path / "longer", steps=20, resume=True, **given)  # there is nothing left to do
+    assert losses(again) == losses(whole) and weights(tmp_path / "longer") == weights(tmp_path / "whole")
+
+
+@pytest.mark.slow
+def test_made_longer_and_killed(checkpoint, episodes_file, tmp_path):
+    """Killed before and behind the first checkpoint of the longer training, which `--resume` takes up."""
+    for name, steps in (("whole", [12, 24]), ("killed", [12, 24, 24, 24])):
+        for number, n in enumerate(steps):
+            line = arguments(checkpoint, episodes_file, tmp_path / name, *(["--resume"] if number else []))
+            line[line.index("--steps") + 1] = str(n)
+            running = process(line)
+            if name == "killed" and number in (1, 2):
+                log = tmp_path / "killed/log.jsonl"
+                while running.process.is_alive() and log.read_text().count('"loss"') < (14 if number == 1 else 20):
+                    time.sleep(0.001)
+                running.process.kill()
+            code, said = running.finish()
+            assert code == 0 or name == "killed", said
+    assert code == 0, said
+    assert weights(tmp_path / "killed") == weights(tmp_path / "whole")
+    config = json.loads((tmp_path / "killed/config.json").read_text())
+    assert config["lm_eval_icl"]["trained"]["lengthened"] == [{"step": 12, "of": 12}]
+
+
+def test_a_full_disk_leaves_the_last_checkpoint(checkpoint, tmp_path, monkeypatch):
+    """Files of the second checkpoint may only be small: one line names the first, from which the run goes on."""
+    output = tmp_path / "out"
+    whole = tiny_run(checkpoint, tmp_path / "whole")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+
+    save = LayoutTrainer.save_model
+
+    def full(self, *args, **kwargs):
+        if self.state.global_step == 4:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+        return save(self, *args, **kwargs)
+
+    monkeypatch.setattr(LayoutTrainer, "save_model", full)
+    try:
+        with pytest.raises(
+            InputError, match=r"checkpoint of step 4 could not.*checkpoint-2, is kept: --resume goes on"
+        ):
+            tiny_run(checkpoint, output)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
+    monkeypatch.undo()
+    assert [path.name for path in (output / "checkpoints").iterdir()] == ["checkpoint-2"]
+    assert losses(tiny_run(checkpoint, output, resume=True)) == losses(whole)
+    assert weights(output) == weights(tmp_path / "whole")
+
+
+def test_a_loss_that_is_not_finite(checkpoint, tmp_path):
+    with pytest.raises(
+        InputError, match=r"the loss is (nan|inf) at step \d, episodes \d+ to \d+: train with a lower --learning_rate"
+    ):
+        tiny_run(checkpoint, tmp_path / "out", learning_rate=1e30, max_grad_norm=1e30, eval_steps=0)
+
+
+def refused(line, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        sys.argv = ["lm-eval-icl", "train", *map(str, line)]
+        cli.main()
+    said = str(stopped.value)
+    assert said.startswith("lm-eval-icl: train: ") and "\n" not in said
+    return said.removeprefix("lm-eval-icl: train: ")
+
+
+DEMO = ["--model_args", f"pretrained={model_path()}"]
+SHORT = ["--tasks", "icl_demo_short"]
+TWICE = ["--gradient_accumulation_steps", "2"]
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        (["deepthink", *DEMO, *SHORT], "deepthink is not trained under, since it is more"),
+        (["saicl", *DEMO, "--tasks", "x", "--loss", "all"], "loss=all: under saicl a demonstration sees its own"),
+        (["icl", *DEMO, "--tasks", "x", "--loss", "some"], "loss='some': must be query or all."),
+        (["ilc", *DEMO, "--tasks", "x"], "unknown method 'ilc': did you mean 'icl'?"),
+        (["icl", *DEMO], "--tasks, --episodes, --metaicl: give one of them."),
+        (["icl", *DEMO, "--tasks", "x", "--episodes", "y"], "--tasks, --episodes, --metaicl: give one of them."),
+        (["icl", "--tasks", "x"], "--model_args: has no pretrained=...: give the name or folder of a checkpoint."),
+        (["icl", "--model_args", f"pretrained={model_path()},windw=3", "--tasks", "x"], "unknown model argument"),
+        (["icl", *DEMO, "--tasks", "icl_demo_shrt"], "--tasks: there is no task 'icl_demo_shrt': did you mean "),
+        (["icl", *DEMO, *SHORT, "--num_fewshot", "190"], "task 'icl_demo_short': 190 demonstrations"),
+        (["icl", *DEMO, "--tasks", "x", "--steps", "0"], "--steps 0: must be a whole number, 1 or more."),
+        (["icl", *DEMO, "--tasks", "x", "--learning_rate", "-1"], "--learning_rate -1.0: must be a number, 0 or more."),
+        (["icl", *DEMO, "--tasks", "x", "--device", "tpu"], "--device tpu: here is"),
+        (["icl", *DEMO, "--episodes", "none.jsonl"], "--episodes none.jsonl: cannot be read"),
+        (["icl", "--model_args", "pretrained=/nowhere", *SHORT], "pretrained='/nowhere': "),
+        (["icl", "--model_args", f"pretrained={model_path()},dtype=flot32", *SHORT], "dtype='flot32': must be auto or"),
+        (["icl", *DEMO, "--tasks", ","], "--tasks: names no task."),
+        (["icl", *DEMO, *SHORT, "--include_path", "nowhere"], "--include_path nowhere: no such folder."),
+        (["invicl", "--model_args", f"pretrained={model_path()},max_length=9", *SHORT], "task 'icl_demo_short': none"),
+        (["icl", *DEMO, *SHORT, "--batch_size", "3", *TWICE], "--batch_size 3: must be a multiple of 2: 1 processes"),
+        (["--config", "none.yaml"], "--config none.yaml: cannot be read"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_one_line(line, says, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    line = line if "--steps" in line else [*line, "--steps", "1"]
+    assert refused([*line, "--output", "out"], capsys).startswith(says)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("row", "says"),
+    [
+        ("{", "not JSON"),
+        ("[]", "must be an object with task, input and output."),
+        ('{"task": "a", "input": "x"}', "'output' must be a text, and is None."),
+        (
+            '{"task": "a", "input": "x", "output": "y", "options": ["z"]}',
+            "the output 'y' is none of the options ['z'].",
+        ),
+        (
+            '{"task": "a", "input": "x", "output": "y", "options": "y"}',
+            "'options' must be a list of texts, and is 'y'.",
+        ),
+    ],
+)
+def test_a_bad_row_is_named_by_its_number(row, says, tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"task": "a", "input": "x", "output": "y"}\n\n' + row + "\n")
+    with pytest.raises(InputError) as error:
+        read_file(path)
+    assert f"{path}, line 3: " in error.value.message and says in error.value.message
+
+
+@pytest.mark.slow
+def test_the_count_of_what_was_left_out_goes_on(checkpoint, tmp_path, monkeypatch):
+    """A run that resumes counts on, and logs what an undisturbed one does."""
+    folder, log = checkpoint("gpt2"), LayoutTrainer.log
+    settings = Settings(
+        num_fewshot=4, steps=8, batch_size=4, learning_rate=1e-3, loss="query", eval_steps=0, save_steps=2
+    )
+
+    def run(output, resume=False):
+        model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+        method, tasks = methods.make("icl"), [task(size=60)]
+        train(model, tokenizer, method, tasks, output, settings, max_length=190, resume=resume, cpu=True)
+
+    def stopping(self, logs, start_time=None):
+        log(self, logs, start_time)
+        if self.state.global_step == 5:
+            raise KeyboardInterrupt
+
+    run(tmp_path / "whole")
+    whole = without_time(read_log(tmp_path / "whole/log.jsonl"))
+    assert whole[-1]["left_out"] > whole[3]["left_out"] > 0
+    monkeypatch.setattr(LayoutTrainer, "log", stopping)
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "stopped")
+    monkeypatch.undo()
+    run(tmp_path / "stopped", resume=True)
+    assert without_time(read_log(tmp_path / "stopped/log.jsonl")) == whole
+
+
+def test_a_gradient_that_is_not_finite(checkpoint, tmp_path, monkeypatch):
+    """Neither a checkpoint nor a model is saved of weights that such a gradient has made."""
+    step = LayoutTrainer.training_step
+
+    def poisoned(self, model, *args, **kwargs):
+        loss = step(self, model, *args, **kwargs)
+        if self.state.global_step == 3:
+            next(model.parameters()).grad.fill_(float("nan"))
+        return loss
+
+    monkeypatch.setattr(LayoutTrainer, "training_step", poisoned)
+    says = r"the norm of the gradient is nan at step 4: .* The last checkpoint is .*checkpoint-2\."
+    with pytest.raises(InputError, match=says):
+        tiny_run(checkpoint, tmp_path / "out")
+    assert not (tmp_path / "out/model.safetensors").exists()
+    assert [path.name for path in (tmp_path / "out/checkpoints").iterdir()] == ["checkpoint-2"]
+
+
+def test_weights_that_are_not_finite_have_no_accuracy(checkpoint, tmp_path):
+    """A step so large that the weights overflow, from a gradient that is finite: neither measured nor saved."""
+    with pytest.raises(InputError, match=r"the loss on held-out rows is (nan|inf) at step 1: train with a lower"):
+        tiny_run(checkpoint, tmp_path / "out", steps=1, eval_steps=1, save_steps=1, learning_rate=1e38, weight_decay=1)
+    assert not list((tmp_path / "out/checkpoints").glob("checkpoint-*"))
+
+
+@pytest.mark.slow
+def test_nothing_held_out(checkpoint, tmp_path):
+    """With too few rows, or none asked for, nothing is measured; and each step is logged once otherwise."""
+    for name, given in (("few", {"tasks": [task(size=9)]}), ("none", {"eval_documents": 0})):
+        log = tiny_run(checkpoint, tmp_path / name, steps=2, **given)
+        assert [entry["step"] for entry in log] == [1, 2] and "accuracy" not in log[-1]
+    log = tiny_run(checkpoint, tmp_path / "odd", steps=3, eval_steps=2)
+    assert [entry["step"] for entry in log if "accuracy" in entry] == [0, 2, 3]
+
+
+def test_arguments_that_do_not_fit_each_other(checkpoint, tmp_path):
+    folder = checkpoint("gpt2")
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    pcw = methods.make("pcw", {"window_size": 9})
+    with pytest.raises(InputError, match="pcw: window_size=9: more than the 3 demonstrations"):
+        train(model, tokenizer, pcw, [task()], tmp_path / "out", Settings(num_fewshot=3))
+    with pytest.raises(InputError, match="--lora 'false': must be true or false"):
+        Settings(lora="false")
+    assert Settings(num_fewshot=2.0).num_fewshot == 2
+
+
+def test_two_tasks_over_the_same_rows_hold_out_the_same():
+    assert Pool(task("a", 60), 3, 6).held_out == Pool(task("b", 60), 3, 6).held_out
+
+
+def test_a_folder_of_another_run(checkpoint, tmp_path):
+    tiny_run(checkpoint, tmp_path / "out", steps=2, eval_steps=0)
+    with pytest.raises(InputError, match="holds this run already: give --resume"):
+        tiny_run(checkpoint, tmp_path / "out", steps=2, eval_steps=0)
+    with pytest.raises(InputError, match="holds another run, which has num_fewshot=3 where this one has 2"):
+        tiny_run(checkpoint, tmp_path / "out", steps=2, eval_steps=0, num_fewshot=2, resume=True)
+    with pytest.raises(InputError, match="holds another run, which has rows="):
+        tiny_run(checkpoint, tmp_path / "out", steps=2, eval_steps=0, tasks=[task(size=31)], resume=True)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/thesis.txt").write_text("x")
+    with pytest.raises(InputError, match="there are other files in it"):
+        tiny_run(checkpoint, tmp_path / "mine")
+
+
+def test_arguments_from_a_file(checkpoint, episodes_file, tmp_path, monkeypatch, capsys):
+    """The command line goes before the file; a wrong name is refused."""
+    file = tmp_path / "train.yaml"
+    lines = [
+        "method: invicl",
+        f"model_args: {{pretrained: '{checkpoint('gpt2')}', positions: sequential}}",
+        f"episodes: '{episodes_file}'",
+        "num_fewshot: 2",
+        "steps: 50",
+        "learning_rate: 1e-3",
+        "eval_steps: 0",
+        "device: cpu",
+    ]
+    file.write_text("\n".join(lines))
+    monkeypatch.setattr(
+        sys, "argv", ["lm-eval-icl", "train", "--config", str(file), "--steps", "2", "--output", str(tmp_path / "o")]
+    )
+    cli.main()
+    assert "trained under invicl" in capsys.readouterr().out
+    record = json.loads((tmp_path / "o/config.json").read_text())["lm_eval_icl"]["trained"]
+    assert (record["steps"], record["learning_rate"], record["positions"]) == (2, 1e-3, "sequential")
+    file.write_text("\n".join([*lines, "resume: 'false'"]))
+    assert refused(["--config", file, "--output", tmp_path / "p"], capsys) == "--resume 'false': must be true or false."
+    file.write_text("\n".join([*lines, "step: 3"]))
+    assert refused(["--config", file, "--output", tmp_path / "p"], capsys) == (
+        "--config: unknown argument 'step': did you mean 'steps'?"
+    )
