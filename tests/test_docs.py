@@ -401,7 +401,11 @@ def test_the_version_is_one():
 # The table of model types. Made again by: python scripts/make_models_table.py
 
 ROW = runpy.run_path(str(ROOT / "scripts/make_models_table.py"))["row"]
-TYPE_ROWS = [line for line in (DOCS / "models.md").read_text(encoding="utf-8").splitlines() if line.count("|") == 4]
+TYPE_ROWS = [
+    line
+    for line in (DOCS / "reports" / "model-types.md").read_text(encoding="utf-8").splitlines()
+    if line.count("|") == 4
+]
 # Of every kind: plain, without positions, with windows, experts, latent and linear attention, refused.
 SAMPLE = "bart bert deepseek_v3 gemma3 git gpt2 gpt_neo llama4 modernbert-decoder zamba2".split()
 
@@ -428,7 +432,7 @@ def test_a_row_of_what_is_wrong():
 
 
 @pytest.mark.parametrize(
-    "command", re.findall(r"`pytest (.*?)`", (DOCS / "reliability.md").read_text(encoding="utf-8"))
+    "command", re.findall(r"`pytest (.*?)`", (DOCS / "reports" / "reliability.md").read_text(encoding="utf-8"))
 )
 def test_tests_that_are_named_are_there(command):
     files, _, words = command.partition(" -k ")
