@@ -460,7 +460,7 @@ def losses_of(model: LlamaForCausalLM, rows: Sequence[Row]) -> tuple[Tensor, Ten
 # Training.
 
 # The methods in whose layouts the batches are, and how often each comes: first, and once texts have several words.
-# (With one word in every text, prefixicl cannot tell which demonstration a label is of: see docs/reports/demo-model.md.)
+# (With one word in every text, prefixicl cannot tell which demonstration a label is of: docs/reports/demo-model.md.)
 METHODS = {"icl": (3, 1.5), "pcw": (1, 1), "saicl": (1, 1.5), "invicl": (3, 2), "prefixicl": (0, 3), "nope": (4, 2.5)}
 WORDS_ALONE = 0.1  # the part of training with texts of one word
 # How many queries a row has: one where demonstrations see it, few where the demonstrations' labels count in the loss,

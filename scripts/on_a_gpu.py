@@ -1,6 +1,6 @@
 """What can only be known on a GPU, in one command that writes one file.
 
-    python scripts/on_a_gpu.py [--output docs/reports/gpu.md] [--model llama-8b] [--documents 100] [--workloads NAME ...]
+    python scripts/on_a_gpu.py [--output FILE.md] [--model llama-8b] [--documents 100] [--workloads NAME ...]
 
 The file is in Markdown: the machine with its versions and the commit; the tests that are marked `gpu`; `icl` beside
 lm-eval's `hf` in float32 and bfloat16; whether order-invariant methods give the same bits in any order; one model over
