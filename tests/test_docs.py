@@ -53,7 +53,8 @@ def commands(page: Path) -> list[str]:
     """The commands of a page, indented or fenced, that start one of our programs, from its name on."""
     text = page.read_text(encoding="utf-8").replace("\\\n", " ")
     shown = re.findall(r"^ {4,}(.*)$", text, re.MULTILINE)
-    shown += [line.strip() for block in re.findall(r"```bash\n(.*?)```", text, re.DOTALL) for line in block.splitlines()]
+    for block in re.findall(r"```bash\n(.*?)```", text, re.DOTALL):
+        shown += [line.strip() for line in block.splitlines()]
     pattern = r"(?:(?:\w+=\w+ )?(?:accelerate launch|torchrun) .*-m )?((lm_eval_icl|lm_eval|lm-eval-icl) .*)"
     return [found[1] for line in shown if (found := re.match(pattern, line))]
 
