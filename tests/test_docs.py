@@ -217,21 +217,53 @@ PAGE = DOCS / "add-a-method.md"
 
 
 def lines(text: str) -> list[str]:
-    return [line.rstrip() for line in text.strip().splitlines()]
+    return [line.rstrip() for line in text.strip("\n").splitlines() if line.strip()]
+
+
+NUMBER = r"-?\d+(?:\.\d+)?"
+
+
+def check_lines(printed: list[str], expected: list[str], within: float) -> None:
+    """The lines are the same, but for numbers, which differ by no more than `within`."""
+    assert [re.sub(NUMBER, "#", line) for line in printed] == [re.sub(NUMBER, "#", line) for line in expected]
+    for line, says in zip(printed, expected, strict=True):
+        mine, theirs = ([float(number) for number in re.findall(NUMBER, text)] for text in (line, says))
+        assert mine == pytest.approx(theirs, abs=within), line
 
 
 @pytest.mark.slow
 def test_python_blocks_print_what_the_page_says(tmp_path):
-    """All Python blocks of docs/python.md run in one process, in their order; numbers are compared to 0.003."""
-    found = blocks(DOCS / "python.md")
-    code, expected = ("\n".join(text for _, of, text in found if of == language) for language in ("python", "console"))
+    """All Python blocks of docs/python.md run in one process, in their order."""
+    code, expected = (
+        "\n".join(text for _, language, text in blocks(DOCS / "python.md") if language == wanted)
+        for wanted in ("python", "console")
+    )
     done = processes.python(code, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    printed, wanted = lines(done.stdout), [line for line in lines(expected) if line]
-    assert [re.sub(r"\d+\.\d+", "#", line) for line in printed] == [re.sub(r"\d+\.\d+", "#", line) for line in wanted]
-    for line, says in zip(printed, wanted, strict=True):
-        mine, theirs = ([float(number) for number in re.findall(r"-?\d+\.\d+", text)] for text in (line, says))
-        assert mine == pytest.approx(theirs, abs=0.003), line
+    check_lines(lines(done.stdout), lines(expected), within=0.003)
+
+
+@pytest.mark.slow
+def test_the_tutorial_prints_what_it_says(tmp_path):
+    """Its files are written and its commands run, in their order; of lm-eval's output the page has the tables alone."""
+    ran = []
+    for name, language, text in blocks(DOCS / "tutorial.md"):
+        if name:
+            (tmp_path / name).write_text(text, encoding="utf-8")
+        elif language == "console":
+            for shown in text.removeprefix("$ ").split("\n$ "):
+                command, _, expected = shown.partition("\n")
+                program, *arguments = shlex.split(command.replace("$MODEL", str(model_path())))
+                ran.append(program)
+                if program == "python":
+                    subprocess.run([sys.executable, *arguments], cwd=tmp_path, check=True)
+                    continue
+                done = processes.command(*arguments, program=program, cwd=tmp_path)
+                assert done.returncode == 0, done.stderr
+                printed = [line for line in lines(done.stdout) if program != "lm_eval" or line.startswith("|")]
+                check_lines(printed, lines(expected), within=2)
+    assert ran == ["lm_eval", "python", "lm_eval", *["lm-eval-icl"] * 3]
+    assert (tmp_path / "results/compare/figures/sensitivity.svg").read_text(encoding="utf-8").startswith("<?xml")
 
 
 def environment(**variables: str) -> dict[str, str]:
@@ -256,11 +288,7 @@ def test_adding_a_method_works_as_written(tmp_path, number):
         assert lines(done.stdout) == lines(expected)
         return
     shown = [line for line in lines(done.stdout) if line.startswith("|")]
-    assert [re.sub(r"\d\.\d+", "#", line) for line in shown] == [
-        re.sub(r"\d\.\d+", "#", line) for line in lines(expected)
-    ]
-    values = [[float(value) for value in re.findall(r"\d\.\d+", "".join(text))] for text in (shown, expected)]
-    assert values[0] == pytest.approx(values[1], abs=0.011)
+    check_lines(shown, lines(expected), within=0.011)
 
 
 @pytest.fixture(scope="module")
