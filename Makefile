@@ -4,7 +4,7 @@ FLOORS ?= .venv-floors
 PYTHON ?= python3
 PYTEST = -m pytest -n logical --maxprocesses 4 --dist worksteal
 
-.PHONY: demo test test-all floors
+.PHONY: demo test test-all site floors
 demo: $(VENV)/installed
 	$(VENV)/bin/lm-eval-icl demo
 
@@ -16,9 +16,13 @@ test: $(VENV)/installed
 test-all: test
 	$(VENV)/bin/python $(PYTEST) -m slow
 
+# The documentation as a site, in site/. A broken link or anchor is an error.
+site: $(VENV)/installed
+	$(VENV)/bin/python -m zensical build --clean --strict
+
 $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/pip install --quiet -c constraints.txt -e '.[dev]'
+	$(VENV)/bin/pip install --quiet -c constraints.txt -e '.[dev,docs]'
 	touch $@
 
 # Runs the tests with the oldest versions that pyproject.toml declares, except those tests that compare with files made
