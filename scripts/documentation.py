@@ -60,9 +60,12 @@ def _described(parser: argparse.ArgumentParser, what: str) -> Iterator[str]:
         shown = ", ".join(action.option_strings)
         value = "" if action.nargs == 0 else formatter._format_args(action, str(action.metavar or action.dest.upper()))
         what = formatter._expand_help(action) if action.help else ""
-        rows.append(f"<tr><td><code>{html.escape(f'{shown} {value}'.strip())}</code></td><td>{html.escape(what)}</td></tr>")
+        rows.append(
+            f"<tr><td><code>{html.escape(f'{shown} {value}'.strip())}</code></td><td>{html.escape(what)}</td></tr>"
+        )
     if rows:
-        yield f"<table><thead><tr><th>argument</th><th>what it is</th></tr></thead><tbody>{''.join(rows)}</tbody></table>"
+        yield "<table><thead><tr><th>argument</th><th>what it is</th></tr></thead><tbody>"
+        yield from (*rows, "</tbody></table>")
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             for choice, inner in zip(action._choices_actions, action.choices.values(), strict=True):
@@ -71,7 +74,7 @@ def _described(parser: argparse.ArgumentParser, what: str) -> Iterator[str]:
 
 
 class _LinksInside(Treeprocessor):
-    """A link to a file of the repository that is no page, which leads somewhere only in a checkout, becomes its text."""
+    """A link to a file outside of docs/, which leads somewhere in a checkout alone, becomes its text."""
 
     def run(self, root: Element) -> None:
         context = ContextPreprocessor.from_markdown(self.md)
@@ -94,5 +97,3 @@ class LinksInside(Extension):
 def makeExtension(**_: Any) -> LinksInside:
     """The name by which Markdown finds an extension in a module."""
     return LinksInside()
-
-
