@@ -1,10 +1,11 @@
 # Everything runs in its own virtual environment, with the tested versions of all packages (constraints.txt).
 VENV ?= .venv
 FLOORS ?= .venv-floors
+NEWEST ?= .venv-newest
 PYTHON ?= python3
 PYTEST = -m pytest -n logical --maxprocesses 4 --dist worksteal
 
-.PHONY: demo test test-all floors
+.PHONY: demo test test-all site package floors newest
 demo: $(VENV)/installed
 	$(VENV)/bin/lm-eval-icl demo
 
@@ -16,9 +17,17 @@ test: $(VENV)/installed
 test-all: test
 	$(VENV)/bin/python $(PYTEST) -m slow
 
+# The documentation as a site, in site/. A broken link or anchor is an error.
+site: $(VENV)/installed
+	$(VENV)/bin/python -m zensical build --clean --strict
+
+# Wheel and source distribution in dist/, tried in an empty environment outside of the checkout.
+package:
+	bash scripts/try_package.sh
+
 $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/pip install --quiet -c constraints.txt -e '.[dev]'
+	$(VENV)/bin/pip install --quiet -c constraints.txt -e '.[dev,docs]'
 	touch $@
 
 # Runs the tests with the oldest versions that pyproject.toml declares, except those tests that compare with files made
@@ -30,4 +39,13 @@ $(FLOORS)/installed: pyproject.toml scripts/floors.py
 	$(PYTHON) -m venv $(FLOORS)
 	$(PYTHON) scripts/floors.py > $(FLOORS)/floors.txt
 	$(FLOORS)/bin/pip install --quiet -c $(FLOORS)/floors.txt -e '.[dev]'
+	touch $@
+
+# Runs the same tests with the newest versions that pip finds.
+newest: $(NEWEST)/installed
+	$(NEWEST)/bin/python $(PYTEST) -m "not pinned"
+
+$(NEWEST)/installed: pyproject.toml
+	$(PYTHON) -m venv $(NEWEST)
+	$(NEWEST)/bin/pip install --quiet -e '.[dev]'
 	touch $@

@@ -10,6 +10,7 @@ from lm_eval_icl import cli
 from lm_eval_icl.leaderboard import numbers, tables
 from lm_eval_icl.results import build
 from lm_eval_icl.results.cells import compare
+from lm_eval_icl.results.collect import collect
 from lm_eval_icl.results.entries import shown
 from lm_eval_icl.results.read import read
 from tests import boards
@@ -209,7 +210,7 @@ def test_texts_and_names_of_strangers_do_not_reach_the_terminal(command, tmp_pat
         (["compare", "{file}", "{other}", "--documents", "-1"], "compare: --documents -1: must be 0 or more"),
         (["collect", "{empty}", "--output", "{empty}/out"], "collect: no results that can be used were found"),
         (["collect", "{results}", "--output", "{file}"], "collect: --output .*: cannot be written"),
-        (["collect", "{results}"], "collect: the following arguments are required: --output"),
+        (["collect", "{results}"], "collect: one of the arguments --output --check is required"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_used_is_said_in_a_line(command, results, tmp_path, arguments, says):
@@ -223,3 +224,48 @@ def test_what_cannot_be_used_is_said_in_a_line(command, results, tmp_path, argum
     before = {path: path.read_bytes() for path in results.rglob("*") if path.is_file()}
     assert re.search(f"lm-eval-icl: {says}", command(*(each.format(results=results, **places) for each in arguments)))
     assert {path: path.read_bytes() for path in results.rglob("*") if path.is_file()} == before
+
+
+@pytest.fixture(scope="module")
+def collected(results, tmp_path_factory):
+    """A folder of collected runs."""
+    (folder,) = {file.parent for file in collect(read([results], quiet=True)[0], tmp_path_factory.mktemp("board"))}
+    return folder
+
+
+def test_collected_runs_pass_the_check(command, collected):
+    assert command("collect", collected, "--check") == "12 runs are as they should be.\n"
+
+
+def scored_otherwise(text):
+    """Another score, under the name of the run."""
+    return re.sub(r'"acc,none": [\d.]+', '"acc,none": 0.9999', text, count=1)
+
+
+def answered_otherwise(text):
+    """The answers to one task are all right ones."""
+    return re.sub(r'("items": {[^}]*"base64": ")[^"]*', lambda found: f"{found[1]}//////////A=", text, count=1)
+
+
+@pytest.mark.parametrize(
+    ("name", "fault", "says"),
+    [
+        (None, scored_otherwise, "was changed after `lm-eval-icl collect` wrote it"),
+        (None, answered_otherwise, "task 'icl_first': its samples are not used: their mean acc is"),
+        (None, lambda text: text[: len(text) // 2], "is damaged"),
+        ("results_of_mine.json", lambda text: text, "is the same run as"),
+        ("notes.json", lambda text: "{}", "is no results file of lm-eval."),
+        ("samples_t_2026.jsonl", lambda text: "{}", "the results of these samples are not beside them."),
+        ("more/run\x1b[31m.txt", lambda text: text, "is no results file of lm-eval."),
+    ],
+)
+def test_the_check_names_what_does_not_belong_on_a_board(command, collected, name, fault, says, capsys, tmp_path):
+    board = shutil.copytree(collected, tmp_path / "runs")
+    run = sorted(board.iterdir())[3]
+    file = run if name is None else board / name
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(fault(run.read_text()))
+    refused = command("collect", board, "--check")
+    assert re.fullmatch(r"lm-eval-icl: collect: 1 of 1[23] files cannot be used as they are\.", refused)
+    (line,) = capsys.readouterr().out.splitlines()
+    assert says in line and line.startswith(str(board)) and "\x1b" not in line

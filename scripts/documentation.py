@@ -1,0 +1,99 @@
+"""What the site of the documentation has beside its Markdown (zensical.toml): commands from their parsers, and links.
+
+Made and checked by: make site
+"""
+
+from __future__ import annotations
+
+import argparse
+import html
+import importlib
+import posixpath
+from collections.abc import Iterator
+from typing import Any, NoReturn
+from xml.etree.ElementTree import Element
+
+from markdown import Extension, Markdown
+from markdown.treeprocessors import Treeprocessor
+from zensical.extensions.context import ContextPreprocessor
+
+from lm_eval_icl.cli import COMMANDS, OneLine
+
+
+class _Complete(Exception):
+    """A command has given its parser all arguments."""
+
+
+class _Parser(OneLine):
+    """Parses nothing: what comes behind a command's parser, which may take hours, is not run."""
+
+    def parse_args(self, *_: Any, **__: Any) -> NoReturn:  # type: ignore[override]
+        raise _Complete
+
+
+def parser_of(name: str) -> argparse.ArgumentParser:
+    """The parser of a command of `lm-eval-icl`, with its arguments."""
+    parser = _Parser(prog=f"lm-eval-icl {name}", allow_abbrev=False)
+    try:
+        importlib.import_module(f"lm_eval_icl.cli.{name}").command(parser, [])
+    except _Complete:
+        return parser
+    raise RuntimeError(f"lm-eval-icl {name}: its parser has not been asked to parse")
+
+
+def command_fence(source: str, *_: Any, **__: Any) -> str:
+    """A fence `command`, which holds the name of one of our commands: its description, and a table of its arguments.
+
+    It is a formatter of `pymdownx.superfences`; the other arguments that it is called with make no difference.
+    """
+    name = source.strip()
+    return f'<div class="command">{"".join(_described(parser_of(name), COMMANDS[name]))}</div>'
+
+
+def _described(parser: argparse.ArgumentParser, what: str) -> Iterator[str]:
+    yield f"<p>{html.escape(parser.description or what.capitalize() + '.')}</p>"
+    formatter = argparse.HelpFormatter(parser.prog)
+    rows = []
+    for action in parser._actions:
+        if isinstance(action, (argparse._HelpAction, argparse._SubParsersAction)):
+            continue
+        shown = ", ".join(action.option_strings)
+        value = "" if action.nargs == 0 else formatter._format_args(action, str(action.metavar or action.dest.upper()))
+        what = formatter._expand_help(action) if action.help else ""
+        rows.append(
+            f"<tr><td><code>{html.escape(f'{shown} {value}'.strip())}</code></td><td>{html.escape(what)}</td></tr>"
+        )
+    if rows:
+        yield "<table><thead><tr><th>argument</th><th>what it is</th></tr></thead><tbody>"
+        yield from (*rows, "</tbody></table>")
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for choice, inner in zip(action._choices_actions, action.choices.values(), strict=True):
+                yield f"<h3><code>{html.escape(inner.prog)}</code></h3>"
+                yield from _described(inner, choice.help or "")
+
+
+class _LinksInside(Treeprocessor):
+    """A link to a file outside of docs/, which leads somewhere in a checkout alone, becomes its text."""
+
+    def run(self, root: Element) -> None:
+        context = ContextPreprocessor.from_markdown(self.md)
+        if context is None:
+            return
+        for link in root.iter("a"):
+            target = link.get("href", "")
+            if ":" not in target and posixpath.normpath(posixpath.join(context.page.path, "..", target))[:2] == "..":
+                link.tag = "span"
+                link.attrib.clear()
+
+
+class LinksInside(Extension):
+    """The site holds no link out of its folder."""
+
+    def extendMarkdown(self, md: Markdown) -> None:
+        md.treeprocessors.register(_LinksInside(md), "links_inside", 15)
+
+
+def makeExtension(**_: Any) -> LinksInside:
+    """The name by which Markdown finds an extension in a module."""
+    return LinksInside()
