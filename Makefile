@@ -12,9 +12,9 @@ demo: $(VENV)/installed
 test: $(VENV)/installed
 	$(VENV)/bin/python $(PYTEST) -m "not slow"
 
-# Every test once: those of `make test`, then the slow ones.
-test-all: test
-	$(VENV)/bin/python $(PYTEST) -m slow
+# Every test: those of `make test` and the slow ones.
+test-all: $(VENV)/installed
+	$(VENV)/bin/python $(PYTEST)
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

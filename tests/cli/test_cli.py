@@ -10,6 +10,7 @@ import time
 from contextlib import nullcontext
 from importlib import metadata
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -23,7 +24,7 @@ from lm_eval_icl.methods import NAMES, PrefixICL
 from lm_eval_icl.smoke import smoke, tiny
 from lm_eval_icl.smoke.demo import model_path
 from lm_eval_icl.smoke.smoke import Result, sweep
-from tests.processes import Process, command
+from tests.processes import FORKED, Process, command
 
 COMMAND = str(Path(sys.executable).parent / "lm-eval-icl")
 SHORT = ["smoke_loglikelihood", "smoke_generation"]
@@ -66,6 +67,7 @@ def test_smoke_notices_numbers_that_are_not_finite(monkeypatch):
         return [(float("nan"), False)] * sum(len(pairs) for _, pairs in work)
 
     monkeypatch.setattr(runner, "score_packed", broken)
+    monkeypatch.setattr(smoke, "methods", SimpleNamespace(NAMES=("icl", "deepthink"), installed=dict))
     with pytest.raises(InputError, match=r"smoke test on llama: icl: task 'smoke_loglik.*; deepthink: .*bility is nan"):
         smoke.smoke("llama")
 
@@ -87,12 +89,14 @@ def test_smoke_notices_what_hf_does_not_say(monkeypatch, place, change, says):
     name = place.split(".")[1]
     original = getattr(runner, name)
     monkeypatch.setattr(runner, name, lambda *args, **kwargs: change(original(*args, **kwargs)))
+    monkeypatch.setattr(smoke, "methods", SimpleNamespace(NAMES=("icl",), installed=dict))
     with pytest.raises(InputError, match=says):
         smoke.smoke("gpt2", limit=1)
 
 
 def test_smoke_notices_an_order_that_matters(monkeypatch):
     monkeypatch.setattr(PrefixICL, "pattern", methods.ICL.pattern)
+    monkeypatch.setattr(smoke, "methods", SimpleNamespace(NAMES=("icl", "prefixicl"), installed=dict))
     says = "smoke test on gpt2: prefixicl: smoke_permuted: a log-likelihood is .* first order of demonstrations"
     with pytest.raises(InputError, match=says):
         smoke.smoke("gpt2")
@@ -153,6 +157,7 @@ def test_sweep_goes_on_after_what_is_wrong(tmp_path, monkeypatch):
     entry = "[lm_eval_icl.methods]\ncrash = crash:Crash\n"
     (tmp_path / "crash-1.dist-info" / "entry_points.txt").write_text(entry)
     monkeypatch.syspath_prepend(tmp_path)  # which the other process gets too
+    monkeypatch.setattr(smoke.multiprocessing, "get_context", lambda _: FORKED)  # with everything imported
     record = tmp_path / "results.jsonl"
     died, fine, none = sweep(["gpt2", "llama", "musicgen"], limit=1, record=record)
     assert (died.status, died.why) == ("WRONG", "the process died (exit code 3)")
@@ -273,11 +278,20 @@ def test_a_task_that_is_not_there_is_one_line(tmp_path, options, advice):
     ("key", "template", "says"),
     [
         ("doc_to_text", "Q: {{qestion}}\nA:", "'qestion' is undefined: did you mean 'question'?"),
-        ("doc_to_target", "{{lable}}", "'lable' is undefined: did you mean 'label'?"),
-        ("doc_to_choice", "{{zzz}}", "'zzz' is undefined."),
+        pytest.param(
+            "doc_to_target", "{{lable}}", "'lable' is undefined: did you mean 'label'?", marks=pytest.mark.slow
+        ),
+        pytest.param("doc_to_choice", "{{zzz}}", "'zzz' is undefined.", marks=pytest.mark.slow),
         ("doc_to_text", "{{question", "unexpected end of template, expected 'end of print statement'."),
-        ("fewshot_config: doc_to_text", "{{quest}}", "'quest' is undefined: did you mean 'question'?"),
-        ("description", "{{queston}}", "'queston' is undefined: did you mean 'question'?"),
+        pytest.param(
+            "fewshot_config: doc_to_text",
+            "{{quest}}",
+            "'quest' is undefined: did you mean 'question'?",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "description", "{{queston}}", "'queston' is undefined: did you mean 'question'?", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_a_template_of_fields_that_there_are_not_is_one_line(tmp_path, key, template, says):

@@ -33,7 +33,7 @@ def load(path, **kwargs):
     return model, AutoTokenizer.from_pretrained(path)
 
 
-@pytest.mark.parametrize("architecture", ["gpt2", "llama"])
+@pytest.mark.parametrize("architecture", tiny.slow_but(["llama"], ["gpt2", "llama"]))
 @pytest.mark.parametrize("name", methods.NAMES)
 def test_it_gives_what_the_lm_eval_model_gives(checkpoint, name, architecture):
     path = checkpoint(architecture)
