@@ -358,7 +358,7 @@ def fail_while_choosing(line: list[str]) -> None:
         said = repr(error) if rank == "0" else str(error)
     (folder / f"{rank}.new").write_text(said)
     (folder / f"{rank}.new").rename(folder / rank)
-    end = time.monotonic() + 60
+    end = time.monotonic() + 240  # in place of a hang
     while len(list(folder.glob("[01]"))) < 2 and time.monotonic() < end:
         time.sleep(0.02)
     os._exit(0)
