@@ -25,6 +25,7 @@ from lm_eval_icl.smoke import smoke, tiny
 from lm_eval_icl.smoke.demo import model_path
 from lm_eval_icl.smoke.smoke import Result, sweep
 from tests.processes import FORKED, Process, command
+from tests.tiny import slow_but
 
 COMMAND = str(Path(sys.executable).parent / "lm-eval-icl")
 SHORT = ["smoke_loglikelihood", "smoke_generation"]
@@ -34,7 +35,7 @@ LONG = ["smoke_long_loglikelihood", "smoke_long_generation"]
 # The smoke test of one model type.
 
 
-@pytest.mark.parametrize("arch", ["llama", "bloom"])
+@pytest.mark.parametrize("arch", slow_but(["bloom"], ["llama", "bloom"]))
 def test_smoke_runs_every_method(arch):
     scores = smoke.smoke(arch, limit=2)
     assert set(scores) == set(NAMES)
@@ -332,7 +333,7 @@ def test_the_versions_at_once():
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-@pytest.mark.parametrize("program", ["lm_eval", "lm-eval-icl"])
+@pytest.mark.parametrize("program", slow_but(["lm-eval-icl"], ["lm_eval", "lm-eval-icl"]))
 def test_a_gpu_that_is_not_there_is_one_line(tmp_path, program):
     """lm-eval would take the CPU; it does so for its own models."""
     arguments = ["--model_args", f"pretrained={model_path()}", "--tasks", "icl_demo_short", "--limit", "1"]
@@ -467,7 +468,7 @@ def test_a_misspelt_model_is_one_line(name, says):
     assert f"lm-eval-icl: --model: unknown model '{name}': {says}" in done.stderr.splitlines()[-1]
 
 
-@pytest.mark.parametrize("program", ["lm_eval", "lm-eval-icl"])
+@pytest.mark.parametrize("program", slow_but(["lm_eval"], ["lm_eval", "lm-eval-icl"]))
 def test_without_a_device_the_machines_own_is_taken(tmp_path, program):
     """lm-eval's default is cuda:0, on a machine without a GPU too."""
     arguments = ["--model", "icl", "--model_args", f"pretrained={model_path()}", "--tasks", "icl_demo_short"]

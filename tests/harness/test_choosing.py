@@ -212,7 +212,10 @@ def fits(pool, predictor, rows, others) -> bool:
 
 @pytest.mark.parametrize(
     ("how", "arguments"),
-    [("best_random", {"sets": 12, "dev": 10}), ("lens", {"m": 12, "l": 2, "beams": 2, "iterations": 2, "dev": 8})],
+    [
+        ("best_random", {"sets": 12, "dev": 10}),
+        pytest.param("lens", {"m": 12, "l": 2, "beams": 2, "iterations": 2, "dev": 8}, marks=pytest.mark.slow),
+    ],
 )
 def test_a_set_that_does_not_fit_cannot_win(how, arguments, predictor, pool, caplog):
     """The search goes on without it, and says how many there were. It ends if none fits."""

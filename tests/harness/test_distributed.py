@@ -257,6 +257,7 @@ def test_what_several_processes_cannot_do(runs):
     assert "tensor parallel with a cache" not in two
 
 
+@pytest.mark.slow
 def test_a_process_leaves_the_others_before_it_ends():
     # One that does not is now and then aborted by gloo's threads.
     program = """
