@@ -24,7 +24,7 @@ from lm_eval_icl.methods import NAMES, PrefixICL
 from lm_eval_icl.smoke import smoke, tiny
 from lm_eval_icl.smoke.demo import model_path
 from lm_eval_icl.smoke.smoke import Result, sweep
-from tests.processes import FORKED, Process, command
+from tests.processes import Process, command
 from tests.tiny import slow_but
 
 COMMAND = str(Path(sys.executable).parent / "lm-eval-icl")
@@ -158,7 +158,6 @@ def test_sweep_goes_on_after_what_is_wrong(tmp_path, monkeypatch):
     entry = "[lm_eval_icl.methods]\ncrash = crash:Crash\n"
     (tmp_path / "crash-1.dist-info" / "entry_points.txt").write_text(entry)
     monkeypatch.syspath_prepend(tmp_path)  # which the other process gets too
-    monkeypatch.setattr(smoke.multiprocessing, "get_context", lambda _: FORKED)  # with everything imported
     record = tmp_path / "results.jsonl"
     died, fine, none = sweep(["gpt2", "llama", "musicgen"], limit=1, record=record)
     assert (died.status, died.why) == ("WRONG", "the process died (exit code 3)")
