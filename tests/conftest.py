@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import xdist
 from hypothesis import settings
 
 from tests import once
@@ -46,11 +45,17 @@ test_studies test_studies_choices test_studies_train
 
 def pytest_sessionstart(session: pytest.Session) -> None:
     """The process of pytest-xdist that hands tests out runs none, and need not wait for PyTorch."""
-    if not xdist.is_xdist_controller(session):
+    option = session.config.option
+    if getattr(option, "dist", "no") == "no" or hasattr(session.config, "workerinput"):
         import torch
 
         torch.set_num_threads(1)
         once.install()
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """What is left out need not be imported."""
+    return True if config.option.markexpr == "not slow" and collection_path.stem in SLOW else None
 
 
 @pytest.hookimpl(tryfirst=True)
