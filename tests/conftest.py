@@ -61,7 +61,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if item.path.stem in SLOW:
+        if item.path.stem in SLOW or "nodes" in getattr(item, "fixturenames", ()):  # nodes: two of Ray, in 20 seconds
             item.add_marker(pytest.mark.slow)
 
 

@@ -290,6 +290,7 @@ class Fails(ICL):
 """
 
 
+@pytest.mark.slow
 def test_a_bad_cell_fails_alone_and_is_tried_again(tmp_path, study, monkeypatch):
     bad = tmp_path / "bad"
     bad.touch()
