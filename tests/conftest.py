@@ -19,14 +19,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import torch
-import transformers
 from hypothesis import settings
 
-from tests import once, tiny
-
-torch.set_num_threads(1)
-once.install()
+from tests import once
 
 # Every run of the tests draws other examples. An hour takes
 # pytest --hypothesis-profile=long tests/harness/test_fuzz.py
@@ -48,16 +43,34 @@ test_studies test_studies_choices test_studies_train
 """.split()
 
 
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """The process of pytest-xdist that hands tests out runs none, and need not wait for PyTorch."""
+    option = session.config.option
+    if getattr(option, "dist", "no") == "no" or hasattr(session.config, "workerinput"):
+        import torch
+
+        torch.set_num_threads(1)
+        once.install()
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """What is left out need not be imported."""
+    return True if config.option.markexpr == "not slow" and collection_path.stem in SLOW else None
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if item.path.stem in SLOW:
+        if item.path.stem in SLOW or "nodes" in getattr(item, "fixturenames", ()):  # nodes: two of Ray, in 20 seconds
             item.add_marker(pytest.mark.slow)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    if item.get_closest_marker("gpu") and not torch.cuda.is_available():
-        pytest.skip("there is no GPU")
+    if item.get_closest_marker("gpu"):
+        import torch
+
+        if not torch.cuda.is_available():
+            pytest.skip("there is no GPU")
 
 
 @pytest.fixture(scope="session")
@@ -98,6 +111,8 @@ def own_tasks() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """A function: architecture -> folder of a tiny random checkpoint with its tokenizer."""
+    from tests import tiny
+
     root = tmp_path_factory.mktemp("models")
 
     def make(name: str) -> Path:
@@ -117,6 +132,9 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 @pytest.fixture(autouse=True)
 def _quiet() -> None:
+    import torch
+    import transformers
+
     torch.manual_seed(0)
     transformers.logging.set_verbosity_error()
     logging.getLogger("lm_eval").setLevel(logging.NOTSET)  # commands that ran here before may have set another
@@ -134,6 +152,10 @@ def chat_checkpoint(
     checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[[str], Path]:
     """As `checkpoint`, with a chat template that strips its messages, as most do."""
+    import transformers
+
+    from tests import tiny
+
     root = tmp_path_factory.mktemp("chat")
 
     def make(name: str) -> Path:

@@ -15,53 +15,51 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import lm_eval.utils
-import torch.utils.collect_env
-from lm_eval.tasks import _index
+import filelock
 
 # Names a file in which the process that reads the task files first keeps what is in them, for all others.
 KEPT = "LM_EVAL_ICL_TASK_FILES"
-OWN = Path(_index.__file__).parent
+if KEPT not in os.environ:
+    os.environ[KEPT] = str(Path(tempfile.gettempdir()) / f"lm_eval_task_files_{os.getpid()}")
+    for name in (os.environ[KEPT], f"{os.environ[KEPT]}.lock"):
+        atexit.register(Path(name).unlink, missing_ok=True)
 
 
 @functools.cache
 def install() -> None:
+    import lm_eval.utils
+    import torch.utils.collect_env
+    from lm_eval.tasks import _index
+
     collect = torch.utils.collect_env
     collect.get_pretty_env_info = functools.cache(collect.get_pretty_env_info)
     # A compiled template is a function of its text. Our models keep them; here, others do, too.
     lm_eval.utils.env.from_string = functools.lru_cache(1000)(lm_eval.utils.env.from_string)  # type: ignore[method-assign]
-    load = _index.load_yaml
+    load, own = _index.load_yaml, Path(_index.__file__).parent
+
+    @functools.cache
+    def task_files() -> dict[Path, dict[str, Any]]:
+        """What is in lm-eval's task files."""
+        file = Path(os.environ[KEPT])
+        with filelock.FileLock(f"{file}.lock"):
+            if not file.exists():
+                configs = {}
+                for path in _index.TaskIndex._iter_yaml_files(own):
+                    try:
+                        config = load(path, resolve_func=False, recursive=True)
+                        if json.loads(json.dumps(config)) == config:
+                            configs[str(path)] = config
+                    except Exception:  # lm-eval leaves it out; or it holds more than JSON can, and is read again
+                        continue
+                file.write_text(json.dumps(configs), encoding="utf-8")
+        return {Path(path): config for path, config in json.loads(file.read_text(encoding="utf-8")).items()}
 
     def load_yaml(path: Path, **kwargs: Any) -> dict[str, Any]:
         """lm-eval copies what it has read before it changes it."""
-        if kwargs == {"resolve_func": False, "recursive": True} and path.is_relative_to(OWN):
-            known = task_files(load)
+        if kwargs == {"resolve_func": False, "recursive": True} and path.is_relative_to(own):
+            known = task_files()
             if path in known:
                 return known[path]
         return load(path, **kwargs)
 
     _index.load_yaml = load_yaml
-    if KEPT not in os.environ:
-        file = Path(tempfile.gettempdir()) / f"lm_eval_task_files_{os.getpid()}"
-        os.environ[KEPT] = str(file)
-        atexit.register(file.unlink, missing_ok=True)
-
-
-@functools.cache
-def task_files(load: Any) -> dict[Path, dict[str, Any]]:
-    """What is in lm-eval's task files."""
-    file = Path(os.environ[KEPT])
-    if not file.exists():
-        found = {}
-        for path in _index.TaskIndex._iter_yaml_files(OWN):
-            try:
-                config = load(path, resolve_func=False, recursive=True)
-                if json.loads(json.dumps(config)) == config:
-                    found[str(path)] = config
-            except Exception:  # lm-eval leaves it out; or it holds more than JSON can, and is read again
-                continue
-        new = file.with_suffix(f".{os.getpid()}")
-        new.write_text(json.dumps(found), encoding="utf-8")
-        new.replace(file)
-    known: dict[str, dict[str, Any]] = json.loads(file.read_text(encoding="utf-8"))
-    return {Path(path): config for path, config in known.items()}

@@ -6,6 +6,9 @@ from lm_eval.tasks import TaskManager
 
 import tests.conftest
 import tests.harness.test_resume  # noqa: F401
+from tests import once
 
+torch.set_num_threads(1)
+once.install()
 torch.utils.collect_env.get_pretty_env_info()
 TaskManager()

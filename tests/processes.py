@@ -78,14 +78,14 @@ def command(
 ) -> subprocess.CompletedProcess[str]:
     """What `subprocess.run` says of `lm-eval-icl ARGUMENTS` or `lm_eval ARGUMENTS`."""
     line = [program, *map(str, arguments)]
-    return _completed(run_command, line, cwd=cwd, env=env)
+    return completed(run_command, line, cwd=cwd, env=env)
 
 
 def python(
     code: str, *arguments: object, cwd: Path | None = None, env: dict[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
     """What `subprocess.run` says of `python -c CODE ARGUMENTS`."""
-    return _completed(run_python, ["-c", code, *map(str, arguments)], cwd=cwd, env=env)
+    return completed(run_python, ["-c", code, *map(str, arguments)], cwd=cwd, env=env)
 
 
 def ranks(function: Callable[[list[str]], object], *arguments: object) -> list[subprocess.CompletedProcess[str]]:
@@ -98,9 +98,10 @@ def ranks(function: Callable[[list[str]], object], *arguments: object) -> list[s
     return _completed_all(function, line, None, [{**env, "RANK": rank, "LOCAL_RANK": rank} for rank in "01"])
 
 
-def _completed(
+def completed(
     function: Callable[[list[str]], object], line: list[str], cwd: Path | None, env: dict[str, str] | None
 ) -> subprocess.CompletedProcess[str]:
+    """What `subprocess.run` says of a function of a command's line."""
     (done,) = _completed_all(function, line, cwd, [env or {}])
     return done
 

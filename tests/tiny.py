@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
+import pytest
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
@@ -193,6 +195,15 @@ ARCHITECTURES: dict[str, tuple[str, dict, str]] = {
         "sentencepiece",
     ),
 }
+
+
+def slow_but(fast: Iterable[object], values: Iterable[object]) -> list[Any]:
+    """Values of a test's parameter, or tuples of several parameters' values. `make test` takes the fast ones alone."""
+    fast = [*fast]
+    return [
+        pytest.param(*value if isinstance(value, tuple) else [value], marks=() if value in fast else pytest.mark.slow)
+        for value in values
+    ]
 
 
 def build(name: str, dtype: torch.dtype = torch.float32, **overrides: object) -> PreTrainedModel:

@@ -10,6 +10,7 @@ import time
 from contextlib import nullcontext
 from importlib import metadata
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -24,6 +25,7 @@ from lm_eval_icl.smoke import smoke, tiny
 from lm_eval_icl.smoke.demo import model_path
 from lm_eval_icl.smoke.smoke import Result, sweep
 from tests.processes import Process, command
+from tests.tiny import slow_but
 
 COMMAND = str(Path(sys.executable).parent / "lm-eval-icl")
 SHORT = ["smoke_loglikelihood", "smoke_generation"]
@@ -33,7 +35,7 @@ LONG = ["smoke_long_loglikelihood", "smoke_long_generation"]
 # The smoke test of one model type.
 
 
-@pytest.mark.parametrize("arch", ["llama", "bloom"])
+@pytest.mark.parametrize("arch", slow_but(["bloom"], ["llama", "bloom"]))
 def test_smoke_runs_every_method(arch):
     scores = smoke.smoke(arch, limit=2)
     assert set(scores) == set(NAMES)
@@ -66,6 +68,7 @@ def test_smoke_notices_numbers_that_are_not_finite(monkeypatch):
         return [(float("nan"), False)] * sum(len(pairs) for _, pairs in work)
 
     monkeypatch.setattr(runner, "score_packed", broken)
+    monkeypatch.setattr(smoke, "methods", SimpleNamespace(NAMES=("icl", "deepthink"), installed=dict))
     with pytest.raises(InputError, match=r"smoke test on llama: icl: task 'smoke_loglik.*; deepthink: .*bility is nan"):
         smoke.smoke("llama")
 
@@ -87,12 +90,14 @@ def test_smoke_notices_what_hf_does_not_say(monkeypatch, place, change, says):
     name = place.split(".")[1]
     original = getattr(runner, name)
     monkeypatch.setattr(runner, name, lambda *args, **kwargs: change(original(*args, **kwargs)))
+    monkeypatch.setattr(smoke, "methods", SimpleNamespace(NAMES=("icl",), installed=dict))
     with pytest.raises(InputError, match=says):
         smoke.smoke("gpt2", limit=1)
 
 
 def test_smoke_notices_an_order_that_matters(monkeypatch):
     monkeypatch.setattr(PrefixICL, "pattern", methods.ICL.pattern)
+    monkeypatch.setattr(smoke, "methods", SimpleNamespace(NAMES=("icl", "prefixicl"), installed=dict))
     says = "smoke test on gpt2: prefixicl: smoke_permuted: a log-likelihood is .* first order of demonstrations"
     with pytest.raises(InputError, match=says):
         smoke.smoke("gpt2")
@@ -273,11 +278,20 @@ def test_a_task_that_is_not_there_is_one_line(tmp_path, options, advice):
     ("key", "template", "says"),
     [
         ("doc_to_text", "Q: {{qestion}}\nA:", "'qestion' is undefined: did you mean 'question'?"),
-        ("doc_to_target", "{{lable}}", "'lable' is undefined: did you mean 'label'?"),
-        ("doc_to_choice", "{{zzz}}", "'zzz' is undefined."),
+        pytest.param(
+            "doc_to_target", "{{lable}}", "'lable' is undefined: did you mean 'label'?", marks=pytest.mark.slow
+        ),
+        pytest.param("doc_to_choice", "{{zzz}}", "'zzz' is undefined.", marks=pytest.mark.slow),
         ("doc_to_text", "{{question", "unexpected end of template, expected 'end of print statement'."),
-        ("fewshot_config: doc_to_text", "{{quest}}", "'quest' is undefined: did you mean 'question'?"),
-        ("description", "{{queston}}", "'queston' is undefined: did you mean 'question'?"),
+        pytest.param(
+            "fewshot_config: doc_to_text",
+            "{{quest}}",
+            "'quest' is undefined: did you mean 'question'?",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "description", "{{queston}}", "'queston' is undefined: did you mean 'question'?", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_a_template_of_fields_that_there_are_not_is_one_line(tmp_path, key, template, says):
@@ -318,7 +332,7 @@ def test_the_versions_at_once():
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-@pytest.mark.parametrize("program", ["lm_eval", "lm-eval-icl"])
+@pytest.mark.parametrize("program", slow_but(["lm-eval-icl"], ["lm_eval", "lm-eval-icl"]))
 def test_a_gpu_that_is_not_there_is_one_line(tmp_path, program):
     """lm-eval would take the CPU; it does so for its own models."""
     arguments = ["--model_args", f"pretrained={model_path()}", "--tasks", "icl_demo_short", "--limit", "1"]
@@ -453,7 +467,7 @@ def test_a_misspelt_model_is_one_line(name, says):
     assert f"lm-eval-icl: --model: unknown model '{name}': {says}" in done.stderr.splitlines()[-1]
 
 
-@pytest.mark.parametrize("program", ["lm_eval", "lm-eval-icl"])
+@pytest.mark.parametrize("program", slow_but(["lm_eval"], ["lm_eval", "lm-eval-icl"]))
 def test_without_a_device_the_machines_own_is_taken(tmp_path, program):
     """lm-eval's default is cuda:0, on a machine without a GPU too."""
     arguments = ["--model", "icl", "--model_args", f"pretrained={model_path()}", "--tasks", "icl_demo_short"]

@@ -33,6 +33,7 @@ def test_prompts_are_made_of_the_pool_alone():
     assert large.query.cache_info().currsize == 24
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["select", "train"])
 def test_a_chat_template_that_is_not_applied_is_said(chat_checkpoint, checkpoint, tmp_path, command):
     """Once, in one line, if the tokenizer has one."""

@@ -1,11 +1,12 @@
 """`icl` gives what lm-eval's own `hf` gives, request by request, on every shape of prompt."""
 
 import functools
+import itertools
 
 import pytest
 
 from lm_eval_icl import methods
-from tests import evaluation
+from tests import evaluation, tiny
 
 SCORED = ["one_token", "many_tokens", "described", "spaces", "prefixed", "inputs", "mutual", "likelihood"]
 GENERATED = ["generate", "samples"]
@@ -27,31 +28,18 @@ def theirs_of(path, names, batch_size, **args):
     return evaluation.responses(evaluation.run("hf", path, list(names), 3, args=args, batch_size=batch_size))
 
 
-ARCHITECTURES = [
-    "gpt2",
-    "opt",
-    "gpt_neo",
-    "gpt_neox",
-    "llama",
-    "llama3",
-    "qwen2",
-    "qwen3",
-    "mistral",
-    "mistral_window",
-    "gemma2_window",
-    "phi",
-    "bloom",
-    "qwen3_5",
-    "qwen3_next",
-    "jamba",
-]
+ARCHITECTURES = [*tiny.ARCHITECTURES]
 # Without demonstrations, one for each way to read a prompt: by learned positions, with BOS, with a window, without
 # positions, and with other states.
 ZERO_SHOT = ["gpt2", "llama3", "mistral_window", "bloom", "qwen3_next"]
 
 
 @pytest.mark.parametrize(
-    ("name", "shots"), [*((name, 3) for name in ARCHITECTURES), *((name, 0) for name in ZERO_SHOT)]
+    ("name", "shots"),
+    tiny.slow_but(
+        itertools.product(["gpt2", "llama", "mistral_window", "bloom", "qwen3_next"], [3]),
+        [*itertools.product(ARCHITECTURES, [3]), *itertools.product(ZERO_SHOT, [0])],
+    ),
 )
 def test_every_request(checkpoint, name, shots):
     path = checkpoint(name)
@@ -80,7 +68,11 @@ def test_prompt_that_ends_with_the_demonstrations(checkpoint):
 
 
 @pytest.mark.parametrize(
-    ("name", "bos"), [("gpt2", None), ("gpt2", True), ("llama", None), ("llama", True), ("llama", False)]
+    ("name", "bos"),
+    tiny.slow_but(
+        [("gpt2", True), ("llama", None)],
+        [("gpt2", None), ("gpt2", True), ("llama", None), ("llama", True), ("llama", False)],
+    ),
 )
 def test_queries_that_are_too_long_by_themselves(checkpoint, name, bos):
     """overflow=truncate keeps the tokens that `hf` keeps; of some prompts all of them, of some all but BOS."""
@@ -97,7 +89,10 @@ def test_queries_that_are_too_long_by_themselves(checkpoint, name, bos):
         evaluation.assert_same(evaluation.responses(results), theirs, tolerance=1e-5)
 
 
-@pytest.mark.parametrize("model", [name for name in methods.NAMES if name != "nope"])
+@pytest.mark.parametrize(
+    "model",
+    tiny.slow_but(["icl", "invicl", "batchicl", "ape"], [name for name in methods.NAMES if name != "nope"]),
+)
 def test_every_method_is_plain_where_no_demonstration_is_left(checkpoint, model):
     path, names, args = checkpoint("mistral_window"), ["described", "generate"], {"dtype": "float64", "max_length": 30}
     theirs = evaluation.responses(evaluation.run("hf", path, names, 0, args=args, batch_size=1))
@@ -145,7 +140,7 @@ def test_scoring_in_batches(checkpoint, name, batch_size):
     evaluation.assert_same(ours, expected, tolerance(name))
 
 
-@pytest.mark.parametrize("name", ["gpt2", "bloom", "qwen3_next", "jamba"])
+@pytest.mark.parametrize("name", tiny.slow_but(["gpt2", "bloom"], ["gpt2", "bloom", "qwen3_next", "jamba"]))
 def test_generation_arguments_reach_generate(checkpoint, name):
     path = checkpoint(name)
     kwargs = {

@@ -2,7 +2,6 @@
 
 import json
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -25,7 +24,7 @@ from lm_eval_icl.inference.scoring import query_states
 from lm_eval_icl.methods import ICL, Predictor
 from lm_eval_icl.prompts.prompt import FewShotPrompt
 from lm_eval_icl.smoke.demo import model_path
-from tests import evaluation, tiny
+from tests import evaluation, processes, tiny
 
 TASK = "icl_demo_four"
 # Positions that four demonstrations of it and a query take sometimes, and sometimes not.
@@ -125,7 +124,7 @@ def test_descriptions_may_depend_on_the_document(predictor):
 # Choices.
 
 
-@pytest.mark.parametrize("how", SELECTORS)
+@pytest.mark.parametrize("how", tiny.slow_but(["herding", "entropy", "lens"], SELECTORS))
 def test_the_command_chooses_what_the_method_chooses(how, predictor, pool, monkeypatch, capsys, tmp_path):
     file = tmp_path / "chosen.json"
     said = run(
@@ -213,7 +212,10 @@ def fits(pool, predictor, rows, others) -> bool:
 
 @pytest.mark.parametrize(
     ("how", "arguments"),
-    [("best_random", {"sets": 12, "dev": 10}), ("lens", {"m": 12, "l": 2, "beams": 2, "iterations": 2, "dev": 8})],
+    [
+        ("best_random", {"sets": 12, "dev": 10}),
+        pytest.param("lens", {"m": 12, "l": 2, "beams": 2, "iterations": 2, "dev": 8}, marks=pytest.mark.slow),
+    ],
 )
 def test_a_set_that_does_not_fit_cannot_win(how, arguments, predictor, pool, caplog):
     """The search goes on without it, and says how many there were. It ends if none fits."""
@@ -388,8 +390,7 @@ def test_bad_input_is_one_line(arguments, says, monkeypatch, capsys, tmp_path):
 
 def test_what_a_search_costs_is_said_before_it_begins(tmp_path):
     arguments = ["--tasks", TASK, "--num_fewshot", "4", "--args", "sets=2,dev=10", "--output", str(tmp_path / "c.json")]
-    command = [sys.executable, "-m", "lm_eval_icl", "select", "best_random", *MODEL, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    done = processes.command("select", "best_random", *MODEL, *arguments)
     assert "best_random scores up to 20 queries behind 2 lists of demonstrations (8 demonstrations" in done.stderr
     assert re.search(r"seed 1234: rows .* s, [\d,]+ tokens\n", done.stdout)
 

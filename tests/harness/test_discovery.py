@@ -145,6 +145,7 @@ atexit.register(lambda: print("says", os.environ.get("OMP_WAIT_POLICY"), flush=T
 CALLS = "import sys; sys.argv[1:] = ['ls', '--help']; from lm_eval.__main__ import cli_evaluate; cli_evaluate()"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("command", "given", "says"),
     [

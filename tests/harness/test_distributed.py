@@ -257,6 +257,7 @@ def test_what_several_processes_cannot_do(runs):
     assert "tensor parallel with a cache" not in two
 
 
+@pytest.mark.slow
 def test_a_process_leaves_the_others_before_it_ends():
     # One that does not is now and then aborted by gloo's threads.
     program = """
@@ -358,7 +359,7 @@ def fail_while_choosing(line: list[str]) -> None:
         said = repr(error) if rank == "0" else str(error)
     (folder / f"{rank}.new").write_text(said)
     (folder / f"{rank}.new").rename(folder / rank)
-    end = time.monotonic() + 60
+    end = time.monotonic() + 240  # in place of a hang
     while len(list(folder.glob("[01]"))) < 2 and time.monotonic() < end:
         time.sleep(0.02)
     os._exit(0)

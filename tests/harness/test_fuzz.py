@@ -116,7 +116,7 @@ slowly = settings(
 seldom = settings(slowly, max_examples=max(1, settings.default.max_examples // 10))
 
 
-@pytest.mark.parametrize("architecture", TOLERANCE)
+@pytest.mark.parametrize("architecture", tiny.slow_but(["gpt2"], TOLERANCE))
 @slowly
 @given(arguments=requests(refused=True), data=st.data())
 def test_any_prompt(loaded, architecture, arguments, data):

@@ -45,7 +45,7 @@ def test_all_on_one_device(checkpoint, args):
 
 
 @pytest.mark.pinned
-@pytest.mark.parametrize("name", ["gpt2", "llama"])
+@pytest.mark.parametrize("name", tiny.slow_but(["llama"], ["gpt2", "llama"]))
 def test_all_offloaded(checkpoint, tmp_path, name):
     """Without a GPU, `parallelize` finds no device with memory: all weights are on the disk until they are used."""
     if torch.cuda.is_available():
@@ -81,7 +81,7 @@ def test_subfolder(tmp_path):
     assert_as_hf(tmp_path, subfolder="inner")
 
 
-@pytest.mark.parametrize("name", ["icl", "invicl", "batchicl", "deepthink"])
+@pytest.mark.parametrize("name", tiny.slow_but(["invicl"], ["icl", "invicl", "batchicl", "deepthink"]))
 def test_adapter(checkpoint, tmp_path, name):
     """As the model into which the adapter was merged."""
     path, adapter, merged = checkpoint("llama"), tmp_path / "adapter", tmp_path / "merged"

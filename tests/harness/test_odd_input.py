@@ -13,7 +13,7 @@ from lm_eval.models.huggingface import HFLM
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.harness.models import model_class
 from lm_eval_icl.methods import NAMES
-from tests import evaluation
+from tests import evaluation, tiny
 
 # GPT-2 in float64 throughout; RMSNorm rounds to float32 in between.
 TOLERANCE = {"gpt2": 1e-9, "llama": 1e-4}
@@ -110,7 +110,7 @@ def evaluate(name, path, rows):
     return {row: evaluation.responses({"samples": {i: samples[f"{row}{i}"] for i in range(2)}}) for row in rows}
 
 
-@pytest.mark.parametrize("architecture", TOLERANCE)
+@pytest.mark.parametrize("architecture", tiny.slow_but(["gpt2"], TOLERANCE))
 @pytest.mark.parametrize("row", ROWS)
 def test_icl_gives_what_hf_gives(answers, architecture, row):
     expected = answers("hf", architecture)[row]
@@ -119,7 +119,10 @@ def test_icl_gives_what_hf_gives(answers, architecture, row):
 
 @pytest.mark.parametrize(
     ("architecture", "name"),
-    [*(("llama", name) for name in NAMES if name != "icl"), *(("gpt2", name) for name in ("batchicl", "deepthink"))],
+    tiny.slow_but(
+        [("llama", "invicl"), ("gpt2", "deepthink")],
+        [*(("llama", name) for name in NAMES if name != "icl"), ("gpt2", "batchicl"), ("gpt2", "deepthink")],
+    ),
 )
 def test_every_method_gives_finite_numbers(answers, architecture, name):
     found = answers(name, architecture)

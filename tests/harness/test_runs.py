@@ -151,7 +151,7 @@ def test_angles_that_change_with_length_are_not_mixed(tmp_path, rope):
 
 
 @pytest.mark.parametrize("dtype", [{"dtype": "bfloat16"}, {"mixed_precision_dtype": "bfloat16"}])
-@pytest.mark.parametrize("name", ["gpt2", "llama", "opt", "gpt_neox", "bloom"])
+@pytest.mark.parametrize("name", tiny.slow_but(["gpt2", "llama"], ["gpt2", "llama", "opt", "gpt_neox", "bloom"]))
 def test_half_precision_is_probed_as_float32_is(checkpoint, name, dtype):
     lm = ICL(str(checkpoint(name)), device="cpu", **dtype)
     assert lm.runner.capabilities.can_pack == (name != "bloom")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import weakref
 
 import pytest
@@ -16,7 +17,7 @@ from lm_eval_icl.inference.devices import once_a_model
 from lm_eval_icl.methods import Predictor
 from lm_eval_icl.training.train import Settings, train
 from lm_eval_icl.training.trainer import read_log
-from tests import evaluation
+from tests import evaluation, tiny
 from tests.devices import FIRST, SECOND, simulated
 from tests.training.test_training import task
 
@@ -44,7 +45,11 @@ def spread(model, first=FIRST, second=SECOND):
 
 
 @pytest.mark.parametrize(
-    ("name", "method"), [*(("llama", method) for method in methods.NAMES), ("gpt2", "icl"), ("gpt2", "invicl")]
+    ("name", "method"),
+    tiny.slow_but(
+        [*itertools.product(["llama"], ["invicl", "batchicl", "deepthink", "ape"]), ("gpt2", "icl")],
+        [*itertools.product(["llama"], methods.NAMES), ("gpt2", "icl"), ("gpt2", "invicl")],
+    ),
 )
 @torch.no_grad()
 def test_a_model_over_two_devices(checkpoint, name, method):

@@ -445,7 +445,7 @@ def test_padding_is_no_part_of_a_row(asked, following, tmp_path):
 ROBERTAS = ["roberta", "camembert", "xlm-roberta", "xlm-roberta-xl", "xmod", "roberta-prelayernorm", "data2vec-text"]
 
 
-@pytest.mark.parametrize("kind", ROBERTAS)
+@pytest.mark.parametrize("kind", tiny.slow_but(ROBERTAS[:1], ROBERTAS))
 def test_positions_that_begin_behind_the_padding_token(kind, tmp_path, monkeypatch):
     """`generate` gives RoBERTa's decoders positions from 0 on, and in scoring they count from 2 on."""
     monkeypatch.setitem(smoke_models.TYPES, kind, {**smoke_models.TYPES.get(kind, {}), "is_decoder": True})

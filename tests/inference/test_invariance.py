@@ -1,8 +1,10 @@
 """Order-invariant methods through lm-eval: not a bit of a result depends on the order of the demonstrations."""
 
+import itertools
+
 import pytest
 
-from tests import evaluation
+from tests import evaluation, tiny
 
 INVARIANT = ["prefixicl", "pcw", "saicl", "invicl", "batchicl"]
 # Demonstrations that begin and end with blanks, line breaks and punctuation, or hold nothing else.
@@ -37,8 +39,10 @@ def answers(model, path, order, **kwargs):
     return evaluation.responses(results), results["config"]["icl"]
 
 
-@pytest.mark.parametrize("delimiter", ["\n\n", " ", ""], ids=["blank line", "blank", "nothing"])
-@pytest.mark.parametrize("architecture", ["gpt2", "llama", "llama3"])
+@pytest.mark.parametrize(
+    ("architecture", "delimiter"),
+    tiny.slow_but([("gpt2", "\n\n"), ("llama", "")], itertools.product(["gpt2", "llama", "llama3"], ["\n\n", " ", ""])),
+)
 @pytest.mark.parametrize("model", INVARIANT)
 def test_no_bit_depends_on_the_order(checkpoint, model, architecture, delimiter):
     path = checkpoint(architecture)
@@ -102,7 +106,7 @@ def test_an_order_dependence_is_not_hidden(checkpoint, model, args):
     assert max(abs(a[0] - b[0]) for a, b in zip(one, other, strict=True) if not isinstance(a, str)) > 1e-4
 
 
-@pytest.mark.parametrize(("overflow", "length"), [("drop", 70), ("truncate", 54)])
+@pytest.mark.parametrize(("overflow", "length"), tiny.slow_but([("drop", 70)], [("drop", 70), ("truncate", 54)]))
 @pytest.mark.parametrize("model", INVARIANT)
 def test_dropping_demonstrations_does_not_depend_on_the_order_either(checkpoint, model, overflow, length):
     args = {"overflow": overflow, "positions": "symmetric", "max_length": length}

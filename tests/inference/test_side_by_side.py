@@ -161,7 +161,10 @@ def test_a_pass_has_as_many_contexts_as_fit(monkeypatch):
             assert sum(this) + following[0] > limit  # one more would not have fitted
 
 
-@pytest.mark.parametrize("method", [ICL(), methods.make("invicl"), methods.make("deepthink", {"T": 2}), *BY_QUERY])
+@pytest.mark.parametrize(
+    "method",
+    [ICL(), methods.make("invicl"), methods.make("deepthink", {"T": 2}), *tiny.slow_but(BY_QUERY[:1], BY_QUERY)],
+)
 def test_what_is_left_of_a_run_has_the_same_bits(method):
     """Whatever passes are done already: the same contexts run together."""
     model = tiny.build("gpt2")

@@ -844,7 +844,7 @@ def test_a_board_of_20_rows_and_5_tasks_of_real_size():
     for row, seed in itertools.product(range(20), range(10)):
         made = [make_result(task, "m", seed, 0, scores=bits(row, seed, task, n=n)) for task, n in sizes.items()]
         runs.append(make_run(f"m{row}", made, seed))
-    began = time.monotonic()
+    began = time.process_time()  # however busy the machine is
     board = build(runs)
-    assert time.monotonic() - began < 60
+    assert time.process_time() - began < 60
     assert len(board.pairs) == 190

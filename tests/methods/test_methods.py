@@ -425,7 +425,7 @@ def check(name, case, context):
 
 
 @pytest.mark.parametrize("case", PLAIN, ids=title)
-@pytest.mark.parametrize("name", TOLERANCE)
+@pytest.mark.parametrize("name", tiny.slow_but([*THOROUGH, "gemma2_window"], TOLERANCE))
 def test_literal(name, case):
     for context in CONTEXTS if name in THOROUGH else ("prefix",):
         check(name, case, CONTEXTS[context])
@@ -563,7 +563,7 @@ def plain_texts(path):
 
 
 @pytest.mark.parametrize("kind", ["InvICL", "PCW", "SAICL", "BatchICL", "PrefixICL", "NoPE"])
-@pytest.mark.parametrize("name", THOROUGH)
+@pytest.mark.parametrize("name", tiny.slow_but(["gpt2"], THOROUGH))
 def test_a_run_of_lm_eval(checkpoint, name, kind):
     """Greedy text goes on from the memory token by token, and log-likelihoods are those of the reference."""
     lm = model_class(kind.lower())(str(checkpoint(name)), device="cpu", dtype="float64", batch_size=4)

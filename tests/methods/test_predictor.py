@@ -33,7 +33,7 @@ def load(path, **kwargs):
     return model, AutoTokenizer.from_pretrained(path)
 
 
-@pytest.mark.parametrize("architecture", ["gpt2", "llama"])
+@pytest.mark.parametrize("architecture", tiny.slow_but(["llama"], ["gpt2", "llama"]))
 @pytest.mark.parametrize("name", methods.NAMES)
 def test_it_gives_what_the_lm_eval_model_gives(checkpoint, name, architecture):
     path = checkpoint(architecture)
@@ -121,7 +121,7 @@ def test_a_bar_while_a_long_context_is_encoded(checkpoint, name, demonstrations,
         assert percent == sorted(percent) and percent[-1] <= 100
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama", "bloom"])
+@pytest.mark.parametrize("name", tiny.slow_but(["llama"], ["gpt2", "llama", "bloom"]))
 def test_a_query_longer_than_a_piece_of_a_pass(checkpoint, name):
     """Of what runs in several passes, the last one has the query's last token."""
     query = f"Review: {'a long film ' * 200}\nSentiment:"

@@ -81,7 +81,7 @@ class Reference(HFLM):
         self.backend = "causal"
 
 
-@pytest.mark.parametrize("kind", TOKENIZERS)
+@pytest.mark.parametrize("kind", tiny.slow_but(["sentencepiece", "llama3"], TOKENIZERS))
 @settings(max_examples=100, deadline=None)
 @given(
     prefix=TEXT,
@@ -235,7 +235,7 @@ def where_parts_begin(tokenizer, ids, parts):
     return ends
 
 
-@pytest.mark.parametrize("kind", TOKENIZERS)
+@pytest.mark.parametrize("kind", tiny.slow_but(["sentencepiece", "llama3"], TOKENIZERS))
 @settings(max_examples=100, deadline=None)
 @given(parts=PARTS)
 def test_by_part_the_ids_are_those_of_the_whole_string_where_no_token_straddles(kind, parts):
@@ -252,7 +252,7 @@ def test_by_part_the_ids_are_those_of_the_whole_string_where_no_token_straddles(
     assert [context.context.prefix, *context.context.demonstrations, context.query] == cut
 
 
-@pytest.mark.parametrize("kind", TOKENIZERS)
+@pytest.mark.parametrize("kind", tiny.slow_but(["sentencepiece", "llama3"], TOKENIZERS))
 @settings(max_examples=100, deadline=None)
 @given(
     prefix=TEXT,

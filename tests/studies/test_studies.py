@@ -6,7 +6,6 @@ import math
 import os
 import re
 import signal
-import subprocess
 import sys
 import time
 import weakref
@@ -31,6 +30,7 @@ from lm_eval_icl.studies.folder import Folder
 from lm_eval_icl.studies.plan import Plan
 from lm_eval_icl.studies.progress import Progress, open_study
 from lm_eval_icl.studies.run import Options
+from tests import processes
 from tests.processes import Process, run_command
 
 DEMO = {"models": f"pretrained={model_path()}", "tasks": "icl_demo_short", "num_fewshot": 3, "seeds": "0..1"}
@@ -566,11 +566,6 @@ def test_what_somebody_has_removed_or_damaged(tmp_path):
         conduct(tmp_path / "o", methods="icl", seeds=0)
 
 
-def started(file: str, output: Path) -> list[str]:
-    """The command as a user starts it."""
-    return [sys.executable, "-m", "lm_eval_icl", *command(file, output)[1:]]
-
-
 @pytest.mark.slow
 def test_killed_and_started_again(tmp_path):
     """kill -9 in the middle: file by file what it is undisturbed (LM_EVAL_ICL_KILLS=10 for ten)."""
@@ -581,18 +576,17 @@ def test_killed_and_started_again(tmp_path):
         dev={"size": 6, "choose": ["T"]},
         tasks=["icl_demo_short", "icl_demo_four"],
     )
-    begun = time.monotonic()
-    subprocess.run(started(file, tmp_path / "calm"), check=True, capture_output=True)
-    took = time.monotonic() - begun
+    assert Process(run_command, command(file, tmp_path / "calm")).finish()[0] == 0
+    files = len(list((tmp_path / "calm").rglob("*")))
     kills = int(os.environ.get("LM_EVAL_ICL_KILLS", "1"))
     for kill in range(kills):
-        with subprocess.Popen(
-            started(file, tmp_path / "killed"), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        ) as process:
-            time.sleep(took * (0.5 + 0.4 * kill / kills))
-            process.send_signal(signal.SIGKILL)
-    done = subprocess.run(started(file, tmp_path / "killed"), capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-2000:]
+        process = Process(run_command, command(file, tmp_path / "killed"))
+        while len(list((tmp_path / "killed").rglob("*"))) < files * (0.5 + 0.4 * kill / kills):
+            assert process.process.is_alive()
+            time.sleep(0.005)
+        process.kill()
+    code, lines = Process(run_command, command(file, tmp_path / "killed")).finish()
+    assert code == 0, lines[-20:]
     calm, killed = contents(tmp_path / "calm"), contents(tmp_path / "killed")
     assert calm.keys() == killed.keys()
     for name in calm:
@@ -632,21 +626,22 @@ def held(output: Path, log: Path) -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_study_says_what_is_kept_and_goes_on(tmp_path, number):
     """By Ctrl-C, or by a scheduler's warning; the exit status is the signal's, 130 or 143 in a shell."""
-    file = write(tmp_path / "s.yaml", methods=["icl", "pcw", "nope", "invicl"], seeds="0..9")
-    with subprocess.Popen(started(file, tmp_path / "o"), stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        while not list((tmp_path / "o").glob("cells/**/results_*")):
-            time.sleep(0.05)
-        process.send_signal(number)
-        error = process.communicate()[1].decode()
-    assert process.returncode == -number
+    file = write(tmp_path / "s.yaml", methods=["icl", "pcw", "nope", "invicl"], seeds="0..4")
+    process = Process(run_command, command(file, tmp_path / "o"))
+    while not list((tmp_path / "o").glob("cells/**/results_*")):
+        assert process.process.is_alive()
+        time.sleep(0.01)
+    os.kill(process.process.pid, number)
+    code, lines = process.finish()
+    assert code == -number
     how = "terminated" if number == signal.SIGTERM else "interrupted"
-    last = error.splitlines()[-1]
-    said = re.fullmatch(rf"lm-eval-icl: study: {how}: (\d+) of 40 known cells, .* are kept in (.*)\. The same .*", last)
-    assert said and said[2] == str(tmp_path / "o") and "Traceback" not in error
+    says = rf"lm-eval-icl: study: {how}: (\d+) of 20 known cells, .* are kept in (.*)\. The same .*"
+    said = re.fullmatch(says, lines[-1])
+    assert said and said[2] == str(tmp_path / "o") and not any("Traceback" in line for line in lines)
     assert int(said[1]) == len(list((tmp_path / "o").glob("cells/**/results_*"))) > 0
     record = json.loads((tmp_path / "o/study.json").read_text())
     assert list(record["cells"].values()).count("done") == int(said[1])
-    assert subprocess.run(started(file, tmp_path / "o"), capture_output=True).returncode == 0
+    assert Process(run_command, command(file, tmp_path / "o")).finish()[0] == 0
 
 
 # Files of other versions.
@@ -706,16 +701,8 @@ def test_a_folder_of_before_there_were_forms_goes_on(tmp_path):
 )
 def test_two_processes_of_one_launch(tmp_path, keys):
     file = write(tmp_path / "s.yaml", **{"seeds": 0, **keys})
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    environment = {**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [*launch, "-m", "tests.launched", "lm_eval_icl", *command(file, tmp_path / "two")[1:]],
-        capture_output=True,
-        text=True,
-        env=environment,
-        timeout=200,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    for done in processes.ranks(run_command, *command(file, tmp_path / "two")):
+        assert done.returncode == 0, done.stderr[-3000:]
     assert Process(run_command, command(file, tmp_path / "one")).finish()[0] == 0
     two, one = contents(tmp_path / "two"), contents(tmp_path / "one")
     assert two.keys() == one.keys()
