@@ -3,6 +3,7 @@
 import ast
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -90,6 +91,17 @@ def test_no_circle_of_imports():
     assert "harness.models" in imports and circles(imports) == []
     assert circles({**imports, "errors": {"cli"}})  # which imports it
     assert circles({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": {"d"}}) == ["a", "b", "c"]
+
+
+# Names of classes that still stand twice.
+TWICE = {"Batch", "Choice", "LeftOut", "Pool"}
+
+
+def test_a_class_name_stands_once():
+    """A name that is met in the middle of a page says which class it is."""
+    trees = [ast.parse(file.read_text(encoding="utf-8")) for file in FILES]
+    names = Counter(node.name for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
+    assert "Method" in names and {name for name, count in names.items() if count > 1} <= TWICE
 
 
 def test_regression_knows_nothing_of_text():

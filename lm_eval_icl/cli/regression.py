@@ -79,14 +79,14 @@ def _train(given: argparse.Namespace) -> None:
 
 def _evaluate(given: argparse.Namespace) -> None:
     from lm_eval_icl.regression.evaluation import evaluate, evaluate_baselines
-    from lm_eval_icl.regression.tables import Results, tables
+    from lm_eval_icl.regression.tables import Measurements, tables
     from lm_eval_icl.regression.training import open_runs
 
     runs = open_runs(given.output)
     for run in runs:
         evaluate(run, given.device)
     evaluate_baselines(given.output, runs[0].configuration)
-    print(tables(Results(given.output)))
+    print(tables(Measurements(given.output)))
 
 
 def _plot(given: argparse.Namespace) -> None:
@@ -97,10 +97,10 @@ def _plot(given: argparse.Namespace) -> None:
         raise InputError(f"--to {given.to}: must end in .svg or .png.")
 
     from lm_eval_icl.regression import figures
-    from lm_eval_icl.regression.tables import Results
+    from lm_eval_icl.regression.tables import Measurements
 
     with styled():
-        figure = getattr(figures, given.figure)([Results(folder) for folder in given.folders])
+        figure = getattr(figures, given.figure)([Measurements(folder) for folder in given.folders])
         try:
             figure.savefig(given.to, format=kind, dpi=150, metadata=METADATA[kind])
         except OSError as error:

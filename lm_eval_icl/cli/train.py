@@ -15,7 +15,7 @@ import yaml
 from lm_eval_icl import methods
 from lm_eval_icl.errors import InputError, did_you_mean
 from lm_eval_icl.harness.arguments import check_folders, pairs
-from lm_eval_icl.metaicl.files import Folder, setting_of
+from lm_eval_icl.metaicl.files import MetaICLFolder, setting_of
 from lm_eval_icl.training.settings import Settings, with_numbers
 
 if TYPE_CHECKING:
@@ -235,7 +235,7 @@ def _method(name: str, model_args: Mapping[str, Any]) -> Method:
     return methods.make(name, {key: value for key, value in model_args.items() if key in own})
 
 
-def _metaicl_files(given: Mapping[str, Any], settings: Settings) -> Folder | None:
+def _metaicl_files(given: Mapping[str, Any], settings: Settings) -> MetaICLFolder | None:
     """The folder of MetaICL's data, if its rows are trained on.
 
     Raises:
@@ -257,7 +257,7 @@ def _metaicl_files(given: Mapping[str, Any], settings: Settings) -> Folder | Non
         if not fine:
             raise InputError(f"--{name} {given[name]}: must be {must}.")
     setting_of(str(given["metaicl"]))
-    return Folder(str(given["data"]), "--data")
+    return MetaICLFolder(str(given["data"]), "--data")
 
 
 def _check_device(device: str | None) -> None:

@@ -290,7 +290,7 @@ class Chooser:
         if how == "best_random":
             cost = best_random.cost(n, len(dev_rows), **settings)
         else:
-            cost = lens.cost(pool, n, lens.Settings(**settings), balance)
+            cost = lens.cost(pool, n, lens.LensSettings(**settings), balance)
         self._announce(how, cost, rows)
         with tqdm(total=cost.queries, desc=f"{self.pool.name}: {how}", unit="query") as bar:
 
@@ -322,7 +322,7 @@ class Chooser:
                     Random(seed),
                     info,
                     lambda sets, on: self._scored([tuple(map(at, one)) for one in sets], [at(i) for i in on]),
-                    lens.Settings(**settings),
+                    lens.LensSettings(**settings),
                     balance=balance,
                     progress=told,
                 )

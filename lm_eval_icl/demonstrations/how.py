@@ -20,7 +20,7 @@ _OF_ALL: dict[str, Any] = {"balance": True, "pool": 5000}
 # The methods that try demonstrations, with the arguments that a user may give and their defaults.
 SEARCHES: Mapping[str, dict[str, Any]] = {
     "best_random": {"sets": 100, "dev": 1000},
-    "lens": asdict(lens.Settings()),
+    "lens": asdict(lens.LensSettings()),
 }
 # The methods that ask a model.
 METHODS = ("best_random", *SELECTORS, "lens")

@@ -35,7 +35,7 @@ Info = Callable[[Sequence[int], Sequence[int]], np.ndarray]
 
 
 @dataclass(frozen=True)
-class Settings:
+class LensSettings:
     """How a pool is filtered and searched. Each round of the filter keeps 1/rho of the rows, and the next scores on rho
     times as many.
 
@@ -83,7 +83,7 @@ def lens(
     generator: Random,
     info: Info,
     score: Callable[[Sequence[Rows], Rows], Scores],
-    settings: Settings,
+    settings: LensSettings,
     *,
     balance: bool = True,
     ordered: bool = True,
@@ -145,7 +145,7 @@ def lens(
     return known[current[0]]
 
 
-def cost(pool: Pool, n: int, settings: Settings, balance: bool = True) -> Cost:
+def cost(pool: Pool, n: int, settings: LensSettings, balance: bool = True) -> Cost:
     """What `lens` asks of a model: exactly for the filter, at most for the search."""
     want = quotas(pool, n, Random(0)) if balance else {-1: n}
     labels = pool.labels if balance else np.full(len(pool.labels), -1)
@@ -157,7 +157,7 @@ def cost(pool: Pool, n: int, settings: Settings, balance: bool = True) -> Cost:
     return Cost(sum(rows) + sets, sum(rows) + sets * n, pairs + sets * settings.dev)
 
 
-def _kept(settings: Settings, labels: np.ndarray, want: dict[int, int]) -> list[dict[int, int]]:
+def _kept(settings: LensSettings, labels: np.ndarray, want: dict[int, int]) -> list[dict[int, int]]:
     """How many rows of each label every round of the filter keeps: what there is, and what is wanted at least."""
     there = {int(label): int(count) for label, count in zip(*np.unique(labels, return_counts=True), strict=True)}
     return [
@@ -167,7 +167,7 @@ def _kept(settings: Settings, labels: np.ndarray, want: dict[int, int]) -> list[
 
 
 def _filtered(
-    settings: Settings,
+    settings: LensSettings,
     labels: np.ndarray,
     sizes: list[dict[int, int]],
     generator: Random,

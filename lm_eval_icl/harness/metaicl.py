@@ -28,7 +28,7 @@ from lm_eval_icl.metaicl.files import SHOTS, Row, checked_seed, classifies, refu
 from lm_eval_icl.metaicl.metadata import OPTION, check_group, flag, folder, refuse_misspelt, skips
 from lm_eval_icl.metaicl.metric import decision, macro_f1, mean_losses
 from lm_eval_icl.metaicl.reading import Reader, encoded, reader
-from lm_eval_icl.metaicl.strings import Example, Sequences
+from lm_eval_icl.metaicl.strings import EncodedExample, Sequences
 from lm_eval_icl.prompts.encoded import EncodedPrompt, EncodedText
 from lm_eval_icl.prompts.tokens import Context
 
@@ -72,7 +72,7 @@ class MetaICLTask(ConfigurableTask):
         self._rows: tuple[Row, ...] = ()
         self._sequences: Sequences | None = None
         self._prefix: tuple[int, ...] = ()
-        self._shown: dict[int, list[Example]] = {}
+        self._shown: dict[int, list[EncodedExample]] = {}
         self._contexts: dict[Context, Context] = {}
         # By document: for every request, how many tokens are scored; what was cut and left out.
         self._made: dict[int, tuple[list[int], int, int]] = {}

@@ -45,7 +45,7 @@ KeyValues = list[tuple[Tensor, Tensor]]
 
 
 @dataclass(frozen=True)
-class Part:
+class MemoryPart:
     """Some entries of a memory, with tensors of their own, that attention reads in a way of their own.
 
     Attributes:
@@ -80,7 +80,7 @@ class Memory:
     query_start: int
     residual: tuple[int, int, Tensor] | None = None
     state: Cache | None = None
-    parts: tuple[Part, ...] = ()
+    parts: tuple[MemoryPart, ...] = ()
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -99,7 +99,7 @@ class Memory:
             [(keys[:, :, some], values[:, :, some]) for keys, values in self.layers]
             for some in (slice(first), slice(first, None))
         )
-        return replace(self, layers=before, parts=(Part(behind, len(self) - first, reading),))
+        return replace(self, layers=before, parts=(MemoryPart(behind, len(self) - first, reading),))
 
     def readings(self, first: int) -> list[tuple[slice, Reading]]:
         """How the entries are read, if they begin at the column `first`."""

@@ -1,8 +1,8 @@
 """What runs at once: requests, as token ids, become a list of batches. Nothing here runs a model.
 
-Requests are grouped by context and query. A method says how many tokens each context takes (`Work`), a model what it
-can do (`Capabilities`), and the device how much fits (`Sizes`). `schedule` is a function of these three. A device that
-runs out of memory makes the sizes smaller (`inference.budget`), and what is left is scheduled again.
+Requests are grouped by context and query. A method says how many tokens each context takes (`ContextWork`), a model
+what it can do (`Capabilities`), and the device how much fits (`Sizes`). `schedule` is a function of these three. A
+device that runs out of memory makes the sizes smaller (`inference.budget`), and what is left is scheduled again.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Sizes:
 
 
 @dataclass(frozen=True)
-class Work:
+class ContextWork:
     """A context, what is asked behind it, and what encoding it takes. If the memory depends on the query, there is one
     query.
 
@@ -108,7 +108,7 @@ class Batch:
         return min(max(len(self.queries), *(len(answers) for *_, answers in self.queries)), self.rows)
 
 
-def schedule(work: Sequence[Work], sizes: Sizes, can: Capabilities) -> Iterator[Batch]:
+def schedule(work: Sequence[ContextWork], sizes: Sizes, can: Capabilities) -> Iterator[Batch]:
     """The batches in which all queries of all contexts are scored, in this order.
 
     Contexts that are encoded by themselves come with as many queries in a pack as fit. The others run side by side, as
@@ -131,7 +131,7 @@ def schedule(work: Sequence[Work], sizes: Sizes, can: Capabilities) -> Iterator[
         at += max(n, 1)
 
 
-def side_by_side(work: Sequence[Work], sizes: Sizes, can: Capabilities, at: int = 0) -> tuple[int, int]:
+def side_by_side(work: Sequence[ContextWork], sizes: Sizes, can: Capabilities, at: int = 0) -> tuple[int, int]:
     """How many contexts, from the one at the index `at` on, share a pass with all their queries, and how many tokens
     they have together; (0, 0) if the first has to be encoded by itself."""
     first, count, used, tokens, entries, tree = work[at], 0, 0, 0, 0, TokenTree()
@@ -150,7 +150,7 @@ def side_by_side(work: Sequence[Work], sizes: Sizes, can: Capabilities, at: int 
     return count, used
 
 
-def _packs(work: Work, sizes: Sizes, can: Capabilities, rows: int) -> Iterator[tuple[list[QueryAnswers], int]]:
+def _packs(work: ContextWork, sizes: Sizes, can: Capabilities, rows: int) -> Iterator[tuple[list[QueryAnswers], int]]:
     """The queries behind one memory, in packs of as many as run at once, each with its number of tokens; 0 if the
     queries are the rows of a batch."""
     waiting = list(work.queries)  # in ascending order: the common beginning of queries in one pack is run once

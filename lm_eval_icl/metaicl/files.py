@@ -58,7 +58,7 @@ def setting_of(name: str) -> dict[str, list[str]]:
     return SETTINGS[name]
 
 
-class Folder:
+class MetaICLFolder:
     """A folder of MetaICL's data.
 
     Args:

@@ -90,27 +90,27 @@ def texts(row: Row, output: str, channel: bool, first: bool) -> tuple[str, str, 
 
 
 @dataclass(frozen=True)
-class Part:
+class Piece:
     """A part of a sequence: its ids, and the text that they stand for."""
 
     ids: tuple[int, ...]
     text: str
 
-    def __add__(self, other: Part) -> Part:
-        return Part(self.ids + other.ids, self.text + other.text)
+    def __add__(self, other: Piece) -> Piece:
+        return Piece(self.ids + other.ids, self.text + other.text)
 
 
 @dataclass(frozen=True)
-class Example:
+class EncodedExample:
     """An example in three parts.
 
     Attributes:
         cut: how many tokens of its input were dropped.
     """
 
-    between: Part
-    given: Part
-    said: Part
+    between: Piece
+    given: Piece
+    said: Piece
     cut: int = 0
 
 
@@ -126,9 +126,9 @@ class Joined:
         left_out: how many demonstrations are not there at all.
     """
 
-    demonstrations: tuple[Part, ...]
-    query: Part
-    target: Part
+    demonstrations: tuple[Piece, ...]
+    query: Piece
+    target: Piece
     cut: int
     left_out: int
 
@@ -166,12 +166,12 @@ class Sequences:
 
     # Examples.
 
-    def shown(self, rows: Sequence[Row]) -> list[Example]:
+    def shown(self, rows: Sequence[Row]) -> list[EncodedExample]:
         """Demonstrations, in their order."""
         found = [self._example(row, row.output, i == 0 and not self.alike) for i, row in enumerate(rows)]
         return sorted(found, key=lambda each: (each.given.ids, each.said.ids)) if self.canonical else found
 
-    def asked(self, row: Row, first: bool, outputs: Sequence[str] | None = None) -> list[Example]:
+    def asked(self, row: Row, first: bool, outputs: Sequence[str] | None = None) -> list[EncodedExample]:
         """A query with each of its options; the input is cut for the longest one.
 
         Args:
@@ -184,39 +184,41 @@ class Sequences:
         room = max(0, PER_EXAMPLE - FREE - longest)
         return [self._cut(each, len(self._two(each)[inputs]) - room) for each in examples]
 
-    def _example(self, row: Row, output: str, first: bool) -> Example:
+    def _example(self, row: Row, output: str, first: bool) -> EncodedExample:
         return self.asked(row, first, [output])[0]
 
     @staticmethod
-    def _two(example: Example) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    def _two(example: EncodedExample) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """The pieces as MetaICL has them: the separator belongs to what is given."""
         return example.between.ids + example.given.ids, example.said.ids
 
-    def _pieces(self, row: Row, output: str, first: bool) -> Example:
+    def _pieces(self, row: Row, output: str, first: bool) -> EncodedExample:
         between, given, said = texts(row, output, self.channel, first)
         ids, starts = self.codec.encode(between + given, first)
         at = bisect_left(starts, len(between))
         said_ids, _ = self.codec.encode(said, False)
-        return Example(Part(tuple(ids[:at]), between), Part(tuple(ids[at:]), given), Part(tuple(said_ids), said))
+        return EncodedExample(
+            Piece(tuple(ids[:at]), between), Piece(tuple(ids[at:]), given), Piece(tuple(said_ids), said)
+        )
 
-    def _cut(self, example: Example, too_many: int) -> Example:
+    def _cut(self, example: EncodedExample, too_many: int) -> EncodedExample:
         """The example with so many tokens fewer at the end of its input."""
         if too_many <= 0:
             return example
         if self.channel:
             said = self._part(example.said.ids[:-too_many])
-            return Example(example.between, example.given, said, too_many)
+            return EncodedExample(example.between, example.given, said, too_many)
         ids = self._two(example)[0][:-too_many]
         at = len(example.between.ids)
         between = example.between if len(ids) >= at else self._part(ids)
-        return Example(between, self._part(ids[at:]), example.said, too_many)
+        return EncodedExample(between, self._part(ids[at:]), example.said, too_many)
 
-    def _part(self, ids: Sequence[int]) -> Part:
-        return Part(tuple(ids), self.codec.decode(ids) if ids else "")
+    def _part(self, ids: Sequence[int]) -> Piece:
+        return Piece(tuple(ids), self.codec.decode(ids) if ids else "")
 
     # Sequences.
 
-    def join(self, shown: Sequence[Example], asked: Sequence[Example]) -> list[Joined]:
+    def join(self, shown: Sequence[EncodedExample], asked: Sequence[EncodedExample]) -> list[Joined]:
         """The sequences of a query with each of its options, behind these demonstrations.
 
         Raises:
@@ -231,14 +233,14 @@ class Sequences:
             joined = self._with_whole_ones(joined, limit)
         return [self._fitting(each, limit) for each in joined]
 
-    def _behind(self, shown: Sequence[Example], asked: Example) -> Joined:
+    def _behind(self, shown: Sequence[EncodedExample], asked: EncodedExample) -> Joined:
         """A query behind all demonstrations, each of which ends with a separator: that of the next example, or, if all
         are to be alike, its own."""
         behind = [each.between for each in (shown if self.alike else shown[1:])]
         query = asked.given
         if not self.alike:
             # A blank query is its separator alone, since something has to predict the first token behind it.
-            behind.append(asked.between if query.ids else Part((), ""))
+            behind.append(asked.between if query.ids else Piece((), ""))
         query = query if query.ids else asked.between
         parts = tuple(each.given + each.said + end for each, end in zip(shown, behind, strict=True))
         return Joined(parts, query, asked.said, asked.cut + sum(each.cut for each in shown), 0)

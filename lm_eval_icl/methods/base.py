@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # a method's arguments and layout are known without what runs
     from lm_eval_icl.inference.capabilities import Capabilities
     from lm_eval_icl.inference.memory import Memory
     from lm_eval_icl.inference.packing import Queries
-    from lm_eval_icl.inference.schedule import Work
+    from lm_eval_icl.inference.schedule import ContextWork
 
 # A context, and the ids of a query behind it.
 Asked = tuple[Context, tuple[int, ...]]
@@ -56,7 +56,7 @@ class Method(ABC):
     one_pass: ClassVar[bool] = True
     # What a query attends to depends on the query, so two queries never share a memory.
     memory_depends_on_query: ClassVar[bool] = False
-    # Attention reads the memory in parts (`inference.memory.Part`), which the model's attention must allow.
+    # Attention reads the memory in parts (`inference.memory.MemoryPart`), which the model's attention must allow.
     reads_in_parts: ClassVar[bool] = False
     # For the warning about a task without demonstrations: what the method does then. Empty for no warning.
     without_demonstrations: ClassVar[str] = "evaluated as plain zero-shot"
@@ -245,17 +245,17 @@ class Method(ABC):
         contexts, queries = [context for context, _ in asked], [query for _, query in asked]
         return list(zip(memories(contexts), queries, strict=True))
 
-    def work(self, context: Context, queries: Queries, own: bool) -> Iterator[Work]:
+    def work(self, context: Context, queries: Queries, own: bool) -> Iterator[ContextWork]:
         """What encoding a context takes for its queries, or for each of them, if the memory depends on the query.
 
         Args:
             queries: the queries with their answers; none for the context alone.
             own: nothing else in the run is asked behind this context.
         """
-        from lm_eval_icl.inference.schedule import Work
+        from lm_eval_icl.inference.schedule import ContextWork
 
         footprint, items = self.footprint(context), sorted(queries.items())
-        whole = Work(context, items, tokens=footprint.tokens, entries=footprint.kept, own=own)
+        whole = ContextWork(context, items, tokens=footprint.tokens, entries=footprint.kept, own=own)
         if not (self.memory_depends_on_query and queries):
             beside = bool(own and context.demonstrations and context.tokens)
             ordinary = beside and bool(queries) and self.is_ordinary(context)

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from lm_eval_icl.inference.memory import Memory
 from lm_eval_icl.inference.packing import Queries
-from lm_eval_icl.inference.schedule import Work
+from lm_eval_icl.inference.schedule import ContextWork
 from lm_eval_icl.methods.base import Footprint, Method
 from lm_eval_icl.prompts.layouts import Layout, Pattern, before, same
 from lm_eval_icl.prompts.tokens import Context
@@ -137,8 +137,8 @@ class Several(Method):
         """The memories of windows."""
         return self.of_window.encode(model, contexts)
 
-    def work(self, context: Context, queries: Queries, own: bool) -> Iterator[Work]:
+    def work(self, context: Context, queries: Queries, own: bool) -> Iterator[ContextWork]:
         """All queries run behind all memories."""
-        kept = [self.of_window.footprint(each).kept for each in self.contexts(context)]
-        footprint = self.footprint(context)
-        yield Work(context, sorted(queries.items()), footprint.tokens, entries=sum(kept), own=own, memories=len(kept))
+        kept = [self.of_window.footprint(window).kept for window in self.contexts(context)]
+        tokens = self.footprint(context).tokens
+        yield ContextWork(context, sorted(queries.items()), tokens, entries=sum(kept), own=own, memories=len(kept))

@@ -16,7 +16,7 @@ from lm_eval_icl.regression.baselines import baselines
 from lm_eval_icl.regression.configuration import Configuration
 from lm_eval_icl.regression.functions import SHIFTS, draw, generator, mean_square
 from lm_eval_icl.regression.model import Regressor
-from lm_eval_icl.regression.training import Run, write_tensors
+from lm_eval_icl.regression.training import RegressionRun, write_tensors
 
 PROBES_FITTED_ON = 512  # functions
 _BATCH = 128
@@ -82,7 +82,7 @@ def _batches(model: Regressor, x: Tensor, y: Tensor) -> list[tuple[Tensor, Tenso
     return [(x_i.to(weight), y_i.to(weight)) for x_i, y_i in zip(x.split(_BATCH), y.split(_BATCH), strict=True)]
 
 
-def evaluate(run: Run, device: str) -> Errors:
+def evaluate(run: RegressionRun, device: str) -> Errors:
     """Everything that the figures show of a run, from its folder if it was measured before.
 
     Returns:
@@ -123,7 +123,7 @@ def _read(file: Path) -> Errors:
         return load_file(file)
 
 
-def measured(run: Run) -> Errors:
+def measured(run: RegressionRun) -> Errors:
     """The errors of a run that was evaluated.
 
     Raises:

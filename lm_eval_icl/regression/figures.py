@@ -13,7 +13,7 @@ from lm_eval_icl.drawing.style import GREY, of_method
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.regression.configuration import METHODS
 from lm_eval_icl.regression.evaluation import interval, shifts
-from lm_eval_icl.regression.tables import Results
+from lm_eval_icl.regression.tables import Measurements
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -40,7 +40,7 @@ _TITLES = {
 }
 
 
-def _one(results: Sequence[Results]) -> Results:
+def _one(results: Sequence[Measurements]) -> Measurements:
     if len(results) != 1:
         raise InputError(f"plot: this figure is of one folder, and {len(results)} are given: give one.")
     return results[0]
@@ -82,7 +82,7 @@ def _band(axes: Axes, x: Sequence[int], of_seeds: Sequence[Tensor], label: str, 
     axes.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0)
 
 
-def _against_examples(axes: Axes, results: Results, title: str, methods: Sequence[str], what: str) -> None:
+def _against_examples(axes: Axes, results: Measurements, title: str, methods: Sequence[str], what: str) -> None:
     """A panel: the error of each method by the number of examples."""
     for name in methods:
         if name in results.of:
@@ -91,14 +91,14 @@ def _against_examples(axes: Axes, results: Results, title: str, methods: Sequenc
     _frame(axes, results, title)
 
 
-def _frame(axes: Axes, results: Results, title: str) -> None:
+def _frame(axes: Axes, results: Measurements, title: str) -> None:
     axes.set_title(title)
     most = results.configuration.examples
     axes.axvline(most, color=_LIGHT, linewidth=0.8, zorder=0, label="most in training")
     axes.set(yscale="log", xlim=(0, results.configuration.longest))
 
 
-def _baselines(axes: Axes, results: Results, shift: str, names: Sequence[str] | None = None) -> None:
+def _baselines(axes: Axes, results: Measurements, shift: str, names: Sequence[str] | None = None) -> None:
     found = {name.partition(",")[0]: of for name, of in results.baselines.items() if name.endswith(f", {shift}")}
     for name, of in found.items():
         if names is None or name in names:
@@ -106,7 +106,7 @@ def _baselines(axes: Axes, results: Results, shift: str, names: Sequence[str] | 
             axes.plot(results.configuration.numbers, mean, color=GREY, linestyle=_DASHES[name], linewidth=1, label=name)
 
 
-def figure3(every: Sequence[Results]) -> Figure:
+def figure3(every: Sequence[Measurements]) -> Figure:
     """Error against the number of examples, early in training and at its end."""
     results = _one(every)
     figure, grid = _grid(len(results.configuration.shown))
@@ -116,7 +116,7 @@ def figure3(every: Sequence[Results]) -> Figure:
     return _finish(figure, grid, "examples")
 
 
-def figure6(every: Sequence[Results]) -> Figure:
+def figure6(every: Sequence[Measurements]) -> Figure:
     """The same for other functions, a folder each, with the estimators that belong to them."""
     figure, grid = _grid(len(every))
     for axes, results in zip(grid.flat, every, strict=True):
@@ -127,7 +127,7 @@ def figure6(every: Sequence[Results]) -> Figure:
     return _finish(figure, grid, "examples")
 
 
-def figure7(every: Sequence[Results]) -> Figure:
+def figure7(every: Sequence[Measurements]) -> Figure:
     """The same under shifts; as in the paper without `prefixicl` and `pcw`."""
     results = _one(every)
     if len(shifts(results.configuration)) == 1:
@@ -142,7 +142,7 @@ def figure7(every: Sequence[Results]) -> Figure:
     return _finish(figure, grid, "examples")
 
 
-def figure8(every: Sequence[Results]) -> Figure:
+def figure8(every: Sequence[Measurements]) -> Figure:
     """Error against the number of examples after different numbers of steps."""
     from matplotlib import colormaps
 
@@ -159,7 +159,7 @@ def figure8(every: Sequence[Results]) -> Figure:
     return _finish(figure, grid, "examples")
 
 
-def figure9(every: Sequence[Results]) -> Figure:
+def figure9(every: Sequence[Measurements]) -> Figure:
     """Error with the most examples against the number of steps."""
     results = _one(every)
     figure, grid = _grid(1)
@@ -172,7 +172,7 @@ def figure9(every: Sequence[Results]) -> Figure:
     return _finish(figure, grid, "steps")
 
 
-def figure10(every: Sequence[Results]) -> Figure:
+def figure10(every: Sequence[Measurements]) -> Figure:
     """Error of linear probes of the hidden states, at four depths, beside that of the model."""
     from matplotlib import colormaps
     from matplotlib.colors import to_hex

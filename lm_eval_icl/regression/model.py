@@ -16,7 +16,7 @@ from lm_eval_icl.training.rows import leaks
 
 
 @dataclass(frozen=True)
-class Row:
+class RegressionRow:
     """The row of n examples and a query under a method. An example is two tokens, x and (y, 0, ..., 0); a query is x.
 
     Attributes:
@@ -33,11 +33,11 @@ class Row:
 
 
 @functools.lru_cache(maxsize=1024)
-def row(method: Method, n: int, device: torch.device) -> Row:
+def row(method: Method, n: int, device: torch.device) -> RegressionRow:
     """The row of n examples and a query."""
     layout = method.layout(0, [2] * n, 1)
     xs = layout.kept_tokens[::2]  # of the copies that the query sees, and the query
-    return Row(
+    return RegressionRow(
         torch.tensor(layout.source, device=device),
         layout.mask[None, None].to(device),
         layout.positions[None].to(device),

@@ -13,7 +13,7 @@ from lm_eval_icl.regression.evaluation import Errors, evaluate_baselines, interv
 from lm_eval_icl.regression.training import open_runs
 
 
-class Results:
+class Measurements:
     """What was measured in one folder.
 
     Attributes:
@@ -38,7 +38,7 @@ class Results:
         return [errors[what] for errors in self.of[method].values()]
 
 
-def tables(results: Results) -> str:
+def tables(results: Measurements) -> str:
     """The errors in Markdown: in each cell the mean over seeds and functions and its 95% bootstrap interval."""
     configuration = results.configuration
     last = configuration.steps
@@ -69,12 +69,12 @@ def tables(results: Results) -> str:
     return "\n\n".join(parts)
 
 
-def _cells(results: Results, method: str, columns: Sequence[tuple[str, int]]) -> list[str]:
+def _cells(results: Measurements, method: str, columns: Sequence[tuple[str, int]]) -> list[str]:
     where = results.configuration.numbers
     return [_written(results.errors(method, what), [where.index(n)])[0] for what, n in columns]
 
 
-def _of_seeds(results: Results, method: str, what: str, n: int) -> str:
+def _of_seeds(results: Measurements, method: str, what: str, n: int) -> str:
     at = results.configuration.numbers.index(n)
     return ", ".join(f"{errors[:, at].mean():.3f}" for errors in results.errors(method, what))
 

@@ -17,6 +17,7 @@ from typing import ClassVar, Protocol
 
 from lm_eval_icl.demonstrations.draw import as_text
 from lm_eval_icl.errors import InputError
+from lm_eval_icl.metaicl.files import Row
 from lm_eval_icl.prompts.prompt import FewShotPrompt
 
 
@@ -116,7 +117,7 @@ def _alone(task: Task, row: int) -> tuple[str, str]:
     return example.prompt.query, example.answer
 
 
-class Pool:
+class EpisodePool:
     """The rows of a task that training draws from, and those that are held out.
 
     Which rows are held out depends on their number alone, so that it is the same for every method and seed, and for two
@@ -179,7 +180,7 @@ class Pool:
         return found
 
 
-def draw(pools: Sequence[Pool], seed: int, number: int, attempt: int = 0) -> Episode:
+def draw(pools: Sequence[EpisodePool], seed: int, number: int, attempt: int = 0) -> Episode:
     """An episode of a task that is drawn first, all equally likely (InvICL, section 5.2).
 
     Args:
@@ -210,7 +211,7 @@ class RowDraw:
 
     def __init__(
         self,
-        pools: Sequence[Pool],
+        pools: Sequence[EpisodePool],
         seed: int,
         remains: Mapping[str, Callable[[Episode], bool]],
         all_remain: bool,
@@ -237,22 +238,13 @@ class RowDraw:
         Random(f"{self.seed} epoch {epoch}").shuffle(order)
         return order
 
-    def _episode(self, pool: Pool, row: int) -> Episode:
+    def _episode(self, pool: EpisodePool, row: int) -> Episode:
         drawn = Random(f"{self.seed} {pool.task.name} {row}").sample(pool.rows, pool.shots + 1)
         return pool.episode([other for other in drawn if other != row][: pool.shots], row)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Rows in a file.
-
-
-@dataclass(frozen=True)
-class Row:
-    """A row of a file of episodes: an input, its output, and what it is chosen from (empty for free text)."""
-
-    input: str
-    output: str
-    options: tuple[str, ...]
 
 
 @dataclass(frozen=True, eq=False)

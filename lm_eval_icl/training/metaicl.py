@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from lm_eval_icl.demonstrations.draw import as_text
 from lm_eval_icl.errors import log
-from lm_eval_icl.metaicl.files import Folder, Row, refuse_missing, setting_of
+from lm_eval_icl.metaicl.files import MetaICLFolder, Row, refuse_missing, setting_of
 from lm_eval_icl.metaicl.reading import Reader, encoded
 from lm_eval_icl.metaicl.strings import Sequences
 from lm_eval_icl.methods.base import Method
@@ -81,7 +81,7 @@ def copies(method: Method, shots: int) -> int:
     return len(method.layout(0, [1] * shots)) // shots if shots else 1
 
 
-def load_rows(setting: str, folder: Folder, k: int, skip_missing: bool) -> dict[str, tuple[Row, ...]]:
+def load_rows(setting: str, folder: MetaICLFolder, k: int, skip_missing: bool) -> dict[str, tuple[Row, ...]]:
     """The rows of the tasks that MetaICL trains on in a setting, by task.
 
     Args:

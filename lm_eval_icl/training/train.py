@@ -22,7 +22,7 @@ from lm_eval_icl.files import HALF, write_atomically
 from lm_eval_icl.methods import ICL, InvICL
 from lm_eval_icl.methods.base import Method
 from lm_eval_icl.methods.predictor import Predictor
-from lm_eval_icl.training.episodes import Episode, Pool, RowDraw, Task, draw
+from lm_eval_icl.training.episodes import Episode, EpisodePool, RowDraw, Task, draw
 from lm_eval_icl.training.metaicl import SettingTask
 from lm_eval_icl.training.record import write
 from lm_eval_icl.training.rows import RowMaker, check_trainable, collate, target_losses
@@ -31,8 +31,8 @@ from lm_eval_icl.training.trainer import (
     EpisodeRows,
     LayoutTrainer,
     Log,
+    LossProgress,
     OptionRows,
-    Progress,
     checkpoints,
     quiet,
     read_log,
@@ -186,7 +186,7 @@ def train(
         if why := each.why_not(settings.num_fewshot):
             raise InputError(f"{each.name}: {why}.")
     held_out_rows = settings.eval_documents if settings.eval_steps else 0
-    pools = [Pool(task, settings.num_fewshot, held_out_rows) for task in tasks]
+    pools = [EpisodePool(task, settings.num_fewshot, held_out_rows) for task in tasks]
     make_predictor = partial(Predictor, model, tokenizer, max_length=max_length, add_bos_token=add_bos_token)
     predictor = make_predictor(method)
     make = RowMaker(predictor, settings.loss)
@@ -245,7 +245,7 @@ def train(
         for callback in (PrinterCallback, ProgressCallback):
             trainer.remove_callback(callback)
         if first:
-            trainer.add_callback(Progress)
+            trainer.add_callback(LossProgress)
         trainer.train(resume_from_checkpoint=str(resume_from) if resume_from else None)
         _save(trainer, trained, tokenizer, output)
         for weight in unused:
@@ -259,7 +259,7 @@ def train(
 
 
 def _drawn(
-    pools: Sequence[Pool], methods: Sequence[Method], all_remain: bool, cut: bool, settings: Settings
+    pools: Sequence[EpisodePool], methods: Sequence[Method], all_remain: bool, cut: bool, settings: Settings
 ) -> tuple[Callable[[int, int], Episode], Mapping[str, float]]:
     """The draw of episodes; and if rows are cut, the share of rows that remain untouched under each of the methods.
 
@@ -353,7 +353,7 @@ def _fingerprint(model: PreTrainedModel) -> str:
 
 
 def _summary(
-    method: Method, pools: Sequence[Pool], held_out: OptionRows, settings: Settings, resume_from: Path | None
+    method: Method, pools: Sequence[EpisodePool], held_out: OptionRows, settings: Settings, resume_from: Path | None
 ) -> str:
     rows, measured = sum(len(pool.rows) for pool in pools), len(held_out.episodes)
     there = sum(len(pool.held_out) for pool in pools)

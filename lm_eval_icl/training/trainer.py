@@ -417,7 +417,7 @@ def read_log(path: Path) -> list[dict[str, Any]]:
     return found
 
 
-class Progress(ProgressCallback):
+class LossProgress(ProgressCallback):
     """transformers' progress bar, with the last loss and accuracy at its end in place of lines above it."""
 
     def __init__(self) -> None:

@@ -228,7 +228,7 @@ def test_baselines_beat_predicting_zero(function: str) -> None:
 # Training and its measurement.
 
 
-def log_of(run: training.Run) -> list[dict[str, float]]:
+def log_of(run: training.RegressionRun) -> list[dict[str, float]]:
     return [json.loads(line) for line in (run.folder / "log.jsonl").read_text(encoding="utf-8").splitlines()]
 
 
