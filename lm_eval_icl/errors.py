@@ -113,6 +113,18 @@ def whole(value: object, least: int = 1) -> int:
     return int(value)  # type: ignore[call-overload,no-any-return]
 
 
+def checked_whole(argument: str, value: object, least: int = 1) -> int:
+    """The whole number that an argument is.
+
+    Raises:
+        InputError: it is none, or less than `least`.
+    """
+    try:
+        return whole(value, least)
+    except ValueError as error:
+        raise InputError(f"{argument}={value!r}: {error}.") from None
+
+
 def is_whole(value: object) -> bool:
     """Whether an argument is a whole number, written 5, 5.0 or 5e0."""
     return is_number(value) and int(value) == value  # type: ignore[call-overload]

@@ -17,7 +17,7 @@ from lm_eval.utils import simple_parse_args_string
 from lm_eval_icl import methods
 from lm_eval_icl.decisions import how as deciding_how
 from lm_eval_icl.demonstrations import how
-from lm_eval_icl.errors import InputError, is_whole
+from lm_eval_icl.errors import InputError, checked_whole
 
 if TYPE_CHECKING:  # transformers and torch take seconds to import, and a refusal should not
     import transformers
@@ -52,10 +52,7 @@ class CommonArguments:
 
     def __post_init__(self) -> None:
         for name in ("pack_tokens", "store_bytes"):
-            value = getattr(self, name)
-            if not is_whole(value) or value < 1:
-                raise InputError(f"{name}={value!r}: must be a whole number, 1 or more.")
-            object.__setattr__(self, name, int(value))
+            object.__setattr__(self, name, checked_whole(name, getattr(self, name)))
         if self.overflow not in OVERFLOW:
             raise InputError(f"overflow={self.overflow!r}: must be {', '.join(OVERFLOW[:-1])} or {OVERFLOW[-1]}.")
         if self.canonical_order is not None and not isinstance(self.canonical_order, bool):

@@ -147,7 +147,7 @@ class MetaICLTask(ConfigurableTask):
         if self._seed is None:
             checked_seed(None)
         if shots not in self._shown:
-            self._shown[shots] = self._sequences.shown(self._rows[:shots])
+            self._shown[shots] = self._sequences.encoded_demonstrations(self._rows[:shots])
         self._note_evaluated(shots)
         self._made, self._contexts = {}, {}
         super().build_all_requests(**kwargs)
@@ -170,7 +170,8 @@ class MetaICLTask(ConfigurableTask):
         rows = [row, dataclasses.replace(row, input="N/A")] if self.pmi else [row]
         try:
             of_rows = [
-                self._sequences.join(self._shown[shots], self._sequences.asked(each, not shots)) for each in rows
+                self._sequences.join(self._shown[shots], self._sequences.encoded_options(each, not shots))
+                for each in rows
             ]
         except InputError as error:
             raise InputError(f"task {self.config.task!r}, document {doc['row']}: {error.message}") from error

@@ -94,15 +94,15 @@ class Memory:
         return sum(keys.nbytes + values.nbytes for keys, values in layers)
 
     def divided(self, first: int, reading: Reading) -> Memory:
-        """This memory, of which the entries from `first` on are a part that is read so."""
+        """This memory with the entries from `first` on as a part, which is read by `reading`."""
         before, behind = (
-            [(keys[:, :, some], values[:, :, some]) for keys, values in self.layers]
-            for some in (slice(first), slice(first, None))
+            [(keys[:, :, entries], values[:, :, entries]) for keys, values in self.layers]
+            for entries in (slice(first), slice(first, None))
         )
         return replace(self, layers=before, parts=(MemoryPart(behind, len(self) - first, reading),))
 
     def readings(self, first: int) -> list[tuple[slice, Reading]]:
-        """How the entries are read, if they begin at the column `first`."""
+        """How each slice of entries is read, if the entries begin at the column `first`."""
         lengths = [part.length for part in self.parts]
         ends = list(accumulate(lengths, initial=first + len(self) - sum(lengths)))
         parts = [

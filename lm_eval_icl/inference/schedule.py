@@ -120,10 +120,10 @@ def schedule(work: Sequence[ContextWork], sizes: Sizes, can: Capabilities) -> It
     while at < len(work):
         n, tokens = side_by_side(work, sizes, can, at)
         if n:
-            some = work[at : at + n]
-            queries = [(item.context, *query) for item in some for query in item.queries]
-            ordinary = all(item.ordinary for item in some)
-            yield Batch(queries, "never" if ordinary else "now", some[0].own, tokens, rows)
+            items = work[at : at + n]
+            queries = [(item.context, *query) for item in items for query in item.queries]
+            ordinary = all(item.ordinary for item in items)
+            yield Batch(queries, "never" if ordinary else "now", items[0].own, tokens, rows)
         else:
             for pack, tokens in _packs(work[at], sizes, can, rows):
                 queries = [(work[at].context, *query) for query in pack]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from lm_eval_icl.errors import InputError, is_whole, one_line_with_place
+from lm_eval_icl.errors import InputError, checked_whole, one_line_with_place
 from lm_eval_icl.prompts.layouts import POSITIONS, Layout, Pattern, check_pattern, lay_out
 from lm_eval_icl.prompts.tokens import Context
 
@@ -85,9 +85,8 @@ class Method(ABC):
 
     def _check_whole(self, argument: str) -> None:
         """For `__post_init__`: refuse an argument that is not a whole number, 1 or more."""
-        value = getattr(self, argument)
-        self._check(argument, fine=is_whole(value) and value >= 1, must="a whole number, 1 or more")
-        object.__setattr__(self, argument, int(value))  # 2.0 is 2
+        number = checked_whole(f"{self.name}: {argument}", getattr(self, argument))
+        object.__setattr__(self, argument, number)  # 2.0 is 2
 
     def _check(self, argument: str, *, fine: bool, must: str) -> None:
         """For `__post_init__`: refuse an argument unless it is `fine`, and say what it `must` be."""
@@ -102,19 +101,19 @@ class Method(ABC):
         Raises:
             InputError: an argument is outside its range, or given under both names; or `pattern` returns no pattern.
         """
-        given: dict[str, Any] = {}
+        values: dict[str, Any] = {}
         for name, value in arguments.items():
             now = cls.renamed.get(name, name)
-            if now in given:
+            if now in values:
                 raise InputError(f"{cls.__name__.lower()}: {now} is given twice, once under its former name: give one.")
-            given[now] = value
+            values[now] = value
         try:
-            method = cls(**given)
+            method = cls(**values)
             Method.__post_init__(method)  # in case that of the subclass does not call it
             hash(method)  # methods are keys of dictionaries
         except TypeError as error:
-            said = one_line_with_place(error)
-            raise InputError(f"{cls.__name__.lower()}: the arguments {given} cannot be used ({said}).") from error
+            reason = one_line_with_place(error)
+            raise InputError(f"{cls.__name__.lower()}: the arguments {values} cannot be used ({reason}).") from error
         if not method.why_not(3):
             method._checked_pattern(3)  # before a model is loaded
         return method

@@ -40,12 +40,12 @@ class SettingTask:
 
     def example(self, demonstrations: Sequence[int], query: int) -> Example:
         sequences, row = self._sequences, self.rows[query]
-        shown = sequences.shown([self.rows[i] for i in demonstrations])
-        [joined] = sequences.join(shown, sequences.asked(row, not shown, [row.output]))
+        shown = sequences.encoded_demonstrations([self.rows[i] for i in demonstrations])
+        [joined] = sequences.join(shown, sequences.encoded_options(row, not shown, [row.output]))
         prompt, answer = encoded(joined, self.reader.prefix, {})
         if self.channel or not row.options:
             return Example(prompt, (answer,), 0)
-        others = [sequences.asked(row, not shown, [option])[0].said for option in row.options]
+        others = [sequences.encoded_options(row, not shown, [option])[0].target for option in row.options]
         options = [encoded(replace(joined, target=each), self.reader.prefix, {})[1] for each in others]
         options[row.right] = answer
         return Example(prompt, tuple(options), row.right)
@@ -69,8 +69,8 @@ class SettingTask:
     def _length(self, row: int) -> int:
         """The tokens of a row with the separator before it, when its own input has been cut."""
         if row not in self._lengths:
-            [example] = self._sequences.asked(self.rows[row], False, [self.rows[row].output])
-            parts = (example.between, example.given, example.said)
+            [example] = self._sequences.encoded_options(self.rows[row], False, [self.rows[row].output])
+            parts = (example.between, example.source, example.target)
             self._lengths[row] = sum(len(part.ids) for part in parts)
         return self._lengths[row]
 

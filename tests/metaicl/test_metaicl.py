@@ -286,7 +286,7 @@ def test_whole_demonstrations_leave_where_none_may_be_cut(made, model, channel):
 def _one_by_one(task):
     """The demonstrations of a task as parts, with nothing left out."""
     sequences = task._sequences
-    return [(each.given + each.said + each.between).ids for each in sequences.shown(task._rows)]
+    return [(each.source + each.target + each.between).ids for each in sequences.encoded_demonstrations(task._rows)]
 
 
 # Decision and metric.
@@ -552,8 +552,10 @@ def test_every_row_is_drawn_once_an_epoch(made, model):
     def tokens(episode, copies):
         sequences = episode.task.reader.sequences(False)
         [joined] = sequences.join(
-            sequences.shown([episode.task.rows[i] for i in episode.demonstrations]),
-            sequences.asked(episode.task.rows[episode.query], False, [episode.task.rows[episode.query].output]),
+            sequences.encoded_demonstrations([episode.task.rows[i] for i in episode.demonstrations]),
+            sequences.encoded_options(
+                episode.task.rows[episode.query], False, [episode.task.rows[episode.query].output]
+            ),
         )
         whole = sum(len(part.ids) for part in joined.demonstrations)
         return None if joined.left_out else copies * whole + len(joined) - whole
