@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -16,6 +15,16 @@ from lm_eval_icl.inference.memory import KeyValues, Memory, causal_pass, encode_
 from lm_eval_icl.methods.base import Method
 from lm_eval_icl.prompts.layouts import Layout, Pattern
 from lm_eval_icl.prompts.tokens import Context
+
+
+class _LayoutOf(str):
+    """The name of the method whose layout is run, which lays a context out when it is called: `layout` is an argument
+    here, and a function of every method."""
+
+    method: Method
+
+    def __call__(self, prefix: int, demonstrations: Sequence[int], query: int = 0, answer: int = 0) -> Layout:
+        return self.method.layout(prefix, demonstrations, query, answer)
 
 
 @dataclass(frozen=True)
@@ -57,7 +66,7 @@ class DeepThink(Method):
     eta: float = 0.01
     momentum: float = 0.0
     restart_positions: bool = False
-    layout: str = "icl"  # type: ignore[assignment]  # in place of the function, which is that of `first`
+    layout: str = "icl"  # type: ignore[assignment]
     reads: str | None = None
 
     def __post_init__(self) -> None:
@@ -71,6 +80,9 @@ class DeepThink(Method):
             object.__setattr__(self, "reads", "all" if self.layout == "icl" else "layout")
         super().__post_init__()
         self._check("reads", fine=self.reads in ("all", "layout"), must="all or layout")
+        layout = _LayoutOf(self.layout)
+        layout.method = first(positions=self.positions, repeat=self.repeat)
+        object.__setattr__(self, "layout", layout)
         self._check_whole("T")
         small = is_number(self.eta) and 0 < self.eta <= 1
         self._check("eta", fine=small, must="a number above 0 and at most 1")
@@ -78,10 +90,11 @@ class DeepThink(Method):
         self._check("momentum", fine=decays, must="a number from 0 to below 1")
         self._check("restart_positions", fine=isinstance(self.restart_positions, bool), must="True or False")
 
-    @cached_property
+    @property
     def first(self) -> Method:
         """The method of pass 1."""
-        return methods.find(self.layout)(positions=self.positions, repeat=self.repeat)
+        assert isinstance(self.layout, _LayoutOf)
+        return self.layout.method
 
     @property
     def trained_under(self) -> str:
