@@ -22,13 +22,13 @@ def gradmatch(pool: Pool, n: int, generator: Random, *, lam: float = 1.0) -> lis
     """
     products = gradients.gram(pool)
     with_mean = products.mean(1)
-    picks, left = Picks(pool), with_mean
+    picks, residual = Picks(pool), with_mean
     while True:
-        picks.best(left)
+        picks.best(residual)
         rows = picks.rows
         if len(rows) == n:
             return rows
         among = products[np.ix_(rows, rows)]
         # The least squares solution also where gradients depend on each other and lam is 0.
         weights = np.linalg.lstsq(among + lam * np.eye(len(rows)), with_mean[rows], rcond=None)[0]
-        left = with_mean - products[:, rows] @ weights
+        residual = with_mean - products[:, rows] @ weights

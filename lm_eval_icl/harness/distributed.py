@@ -126,22 +126,22 @@ def of_first(value: Callable[[], T]) -> T:
     if not _has_group():
         return value()
     rank, raised = torch.distributed.get_rank(), None
-    found: list[Any] = [None, ""]  # what was found, and what is wrong
+    message: list[Any] = [None, ""]  # what was found, and what is wrong
     if rank == 0:
         try:
-            found[0] = value()
+            message[0] = value()
         except BaseException as error:  # also an interrupt: the others wait for this process
             raised = error
             stops = f"the first process stops, and with it all others ({one_line(error)})."
-            found[1] = error.message if isinstance(error, InputError) else stops
-    torch.distributed.broadcast_object_list(found, src=0)
-    if found[1]:  # the first process ends, and its connections with it, only when all others have read this
+            message[1] = error.message if isinstance(error, InputError) else stops
+    torch.distributed.broadcast_object_list(message, src=0)
+    if message[1]:  # the first process ends, and its connections with it, only when all others have read this
         torch.distributed.barrier()
     if raised is not None:
         raise raised
-    if found[1]:
-        raise InputError(found[1])
-    return cast("T", found[0])
+    if message[1]:
+        raise InputError(message[1])
+    return cast("T", message[0])
 
 
 def in_order(shares: Sequence[Any]) -> Any:
@@ -164,17 +164,17 @@ def in_order(shares: Sequence[Any]) -> Any:
 
 def by_filter(samples: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
     """A task's logged samples by filter; lm-eval lists those of one filter after those of another."""
-    found: dict[str, list[dict[str, Any]]] = {}
+    by_name: dict[str, list[dict[str, Any]]] = {}
     for sample in samples:
-        found.setdefault(sample["filter"], []).append(sample)
-    return found
+        by_name.setdefault(sample["filter"], []).append(sample)
+    return by_name
 
 
 def total(shares: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Sum (nested) dictionaries of numbers by key; a key may be missing from some of them."""
     keys = dict.fromkeys(key for share in shares for key in share)
-    found = {key: [share[key] for share in shares if key in share] for key in keys}
-    return {key: total(each) if isinstance(each[0], dict) else sum(each) for key, each in found.items()}
+    lists = {key: [share[key] for share in shares if key in share] for key in keys}
+    return {key: total(values) if isinstance(values[0], dict) else sum(values) for key, values in lists.items()}
 
 
 @functools.cache

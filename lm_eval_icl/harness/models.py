@@ -80,8 +80,8 @@ class ICLModel(CheckedHFLM):
         self.chosen: dict[str, Any] = {}
         # What decision rules asked and found, by task (`harness.deciding`).
         self.decided: dict[str, Any] = {}
-        if said := record.mismatch(self.trained, method):
-            log.warning("%s: %s.", method.name, said)
+        if warning := record.mismatch(self.trained, method):
+            log.warning("%s: %s.", method.name, warning)
         self.canonical_order = self.common.is_canonical(method)
         self.runner = MethodRunner(
             self.model,

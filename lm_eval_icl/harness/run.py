@@ -34,9 +34,9 @@ class ContextUses:
         """Add all requests of a kind (log-likelihood, generation)."""
         contexts: set[Context] = set()
         for request in requests:
-            context, asked = request.prompt.context, (kind, request.prompt.query)
+            context, use = request.prompt.context, (kind, request.prompt.query)
             contexts.add(context)
-            if self._first.setdefault(context, asked) != asked:
+            if self._first.setdefault(context, use) != use:
                 self._shared.add(context)
         self._kinds.update(contexts)
 
@@ -116,8 +116,8 @@ class PreparedRun:
         tasks, self._unchecked = self._unchecked, []
         instances = [instance for task in tasks for instance in task.instances or ()]
         for kind in ("loglikelihood", "generate_until"):
-            apart = [[each for each in some if each.request_type == kind] for some in _apart(tasks)]
-            self.contexts.add(kind, [request for some in apart for request in self.requests(some)])
+            apart = [[item for item in group if item.request_type == kind] for group in _apart(tasks)]
+            self.contexts.add(kind, [request for group in apart for request in self.requests(group)])
         for instance in instances:
             if instance.request_type == "loglikelihood_rolling":
                 self.tokenize.check_text(instance)
@@ -158,16 +158,16 @@ class PreparedRun:
 def _apart(tasks: Sequence[Task]) -> list[list[Instance]]:
     """The instances of these tasks, those of two tasks of one name apart: a study has a task in several orders of its
     demonstrations, and what is left out of a document in one order is nothing to the others."""
-    found: list[tuple[set[str | None], list[Instance]]] = []
+    groups: list[tuple[set[str | None], list[Instance]]] = []
     for task in tasks:
         instances = task.instances or []
         names = {instance.task_name for instance in instances}
-        free = next((each for each in found if not each[0] & names), None)
+        free = next((group for group in groups if not group[0] & names), None)
         if free is None:
-            found.append(free := (set(), []))
+            groups.append(free := (set(), []))
         free[0].update(names)
         free[1].extend(instances)
-    return [some for _, some in found]
+    return [together for _, together in groups]
 
 
 def _count(instances: Sequence[Instance], requests: Sequence[Request]) -> tuple[Counts, Counts]:

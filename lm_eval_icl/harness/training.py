@@ -119,11 +119,11 @@ def tasks_of(names: Sequence[str], include_path: str | None, metadata: Mapping[s
     """
     check_tasks(names, include_path, metadata)
     manager = task_manager(include_path, metadata)
-    found: dict[str, ConfigurableTask] = {}
+    tasks: dict[str, ConfigurableTask] = {}
     for name in names:
         with refusing(f"--tasks {name}: the task cannot be loaded"), patches.of_our_commands():
-            found |= {key: task for key, task in manager.load([name])["tasks"].items() if key not in found}
-    return list(found.values())
+            tasks |= {key: task for key, task in manager.load([name])["tasks"].items() if key not in tasks}
+    return list(tasks.values())
 
 
 def check_tasks(names: Sequence[str], include_path: str | None, metadata: Mapping[str, Any]) -> None:

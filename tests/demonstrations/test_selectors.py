@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from lm_eval_icl.demonstrations import best_random as best_random_module
 from lm_eval_icl.demonstrations import gradients
 from lm_eval_icl.demonstrations import lens as lens_module
-from lm_eval_icl.demonstrations.best_random import Found, best_random
+from lm_eval_icl.demonstrations.best_random import ScoredSet, best_random
 from lm_eval_icl.demonstrations.lens import LensSettings, lens
 from lm_eval_icl.demonstrations.pool import Picks, Pool
 from lm_eval_icl.demonstrations.select import SELECTORS, in_prompt_order, quotas, select
@@ -485,7 +485,7 @@ def test_best_random_is_the_best_of_what_it_draws(balance):
     assert len(worth.asked) == 35 == best_random_module.cost(6, dev=10, sets=35).contexts and told[-1] == (35, 35)
     accuracies, values = worth.score(worth.asked[:35])
     order = sorted(range(35), key=lambda index: (-accuracies[index], -values[index], index))
-    assert best == Found(worth.asked[order[0]], accuracies[order[0]], values[order[0]])
+    assert best == ScoredSet(worth.asked[order[0]], accuracies[order[0]], values[order[0]])
     assert accuracies.count(max(accuracies)) > 1  # so that the log-probability has decided
     counts = [np.bincount(pool.labels[list(rows)], minlength=3).tolist() for rows in worth.asked[:35]]
     assert all(count == [2, 2, 2] for count in counts) == balance
@@ -581,7 +581,7 @@ def slow_lens(pool, n, generator, worth, m, rho, l, beams, iterations, substitut
         accuracies, values = worth.score(sets, dev_rows)
         ranked = sorted(zip(accuracies, values, sets, strict=True), key=lambda each: (-each[0], -each[1], each[2]))
         now = [list(chosen) for _, _, chosen in ranked[:beams]]
-    return Found(ranked[0][2], ranked[0][0], ranked[0][1])
+    return ScoredSet(ranked[0][2], ranked[0][0], ranked[0][1])
 
 
 SMALL = {"m": 24, "rho": 2.0, "l": 3, "beams": 4, "iterations": 3, "substitutions": 4, "shuffles": 2, "dev": 7}
