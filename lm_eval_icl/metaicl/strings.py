@@ -171,7 +171,8 @@ class Sequences:
 
     def encoded_demonstrations(self, rows: Sequence[Row]) -> list[EncodedExample]:
         """Demonstrations, in their order."""
-        examples = [self._example(row, row.output, i == 0 and not self.alike) for i, row in enumerate(rows)]
+        firsts = [i == 0 and not self.alike for i in range(len(rows))]
+        examples = [self.encoded_options(row, first, [row.output])[0] for row, first in zip(rows, firsts, strict=True)]
         if self.canonical:
             examples.sort(key=lambda example: (example.source.ids, example.target.ids))
         return examples
@@ -188,9 +189,6 @@ class Sequences:
         longest = max(len(self._two(example)[others]) for example in examples)
         room = max(0, PER_EXAMPLE - FREE - longest)
         return [self._cut(example, len(self._two(example)[inputs]) - room) for example in examples]
-
-    def _example(self, row: Row, output: str, first: bool) -> EncodedExample:
-        return self.encoded_options(row, first, [output])[0]
 
     @staticmethod
     def _two(example: EncodedExample) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -157,12 +157,12 @@ class EpisodePool:
         """
         if not self.task.replaces_copies:
             return Episode(self.task, tuple(shown), query)
-        asked = self.task.text(query)
-        copies = {row for row in shown if self.task.text(row) == asked}
+        text = self.task.text(query)
+        copies = {row for row in shown if self.task.text(row) == text}
         if not copies:
             return Episode(self.task, tuple(shown), query)
         drawn = Random(f"in place of copies of {query} in {shown}").sample(self.rows, len(self.rows))
-        others = [*islice((row for row in drawn if row not in shown and self.task.text(row) != asked), len(copies))]
+        others = [*islice((row for row in drawn if row not in shown and self.task.text(row) != text), len(copies))]
         if len(others) < len(copies):
             raise InputError(
                 f"task {self.task.name!r}: fewer than {self.shots} of its rows say something else than row {query}: "
@@ -172,15 +172,15 @@ class EpisodePool:
 
     def evaluation(self) -> list[Episode]:
         """An episode for every row that is held out. Eight queries share their demonstrations."""
-        rnd, found = Random(f"demonstrations for what is held out of {self.task.name}"), []
+        rnd, episodes = Random(f"demonstrations for what is held out of {self.task.name}"), []
         for at, query in enumerate(self.held_out):
             if at % 8 == 0:
                 shown = tuple(rnd.sample(self.rows, self.shots))
-            found.append(self.episode(shown, query))
-        return found
+            episodes.append(self.episode(shown, query))
+        return episodes
 
 
-def draw(pools: Sequence[EpisodePool], seed: int, number: int, attempt: int = 0) -> Episode:
+def draw_episode(pools: Sequence[EpisodePool], seed: int, number: int, attempt: int = 0) -> Episode:
     """An episode of a task that is drawn first, all equally likely (InvICL, section 5.2).
 
     Args:
@@ -218,10 +218,10 @@ class RowDraw:
     ) -> None:
         self.seed = seed
         rows = [(pool, row) for pool in pools for row in pool.rows]
-        kept = {name: [which(self._episode(*each)) for each in rows] for name, which in remains.items()}
-        self.shares = {name: sum(found) / len(rows) for name, found in kept.items()}
+        kept = {name: [which(self._episode(*pair)) for pair in rows] for name, which in remains.items()}
+        self.shares = {name: sum(fits) / len(rows) for name, fits in kept.items()}
         if all_remain:
-            rows = [each for each, *found in zip(rows, *kept.values(), strict=True) if all(found)]
+            rows = [pair for pair, *fits in zip(rows, *kept.values(), strict=True) if all(fits)]
         if not rows:
             raise InputError(f"--fits: no row is short enough under {', '.join(remains)}: lower --num_fewshot.")
         self.rows = rows
@@ -267,10 +267,10 @@ class FileTask:
     def example(self, demonstrations: Sequence[int], query: int) -> Example:
         shown = [self.rows[i] for i in demonstrations]
         parts = [row.input + self.target_delimiter + row.output + self.fewshot_delimiter for row in shown]
-        asked = self.rows[query]
-        options = asked.options or (asked.output,)
-        prompt = FewShotPrompt("", parts, asked.input)
-        return Example(prompt, tuple(self.target_delimiter + text for text in options), options.index(asked.output))
+        query_row = self.rows[query]
+        options = query_row.options or (query_row.output,)
+        prompt = FewShotPrompt("", parts, query_row.input)
+        return Example(prompt, tuple(self.target_delimiter + text for text in options), options.index(query_row.output))
 
 
 def read_file(path: Path, target_delimiter: str = " ", fewshot_delimiter: str = "\n\n") -> list[FileTask]:
@@ -291,7 +291,7 @@ def read_file(path: Path, target_delimiter: str = " ", fewshot_delimiter: str = 
             rows[task].append(row)
     if not rows:
         raise InputError(f"--episodes {path}: has no rows.")
-    return [FileTask(name, tuple(some), target_delimiter, fewshot_delimiter) for name, some in rows.items()]
+    return [FileTask(name, tuple(of_task), target_delimiter, fewshot_delimiter) for name, of_task in rows.items()]
 
 
 def _read_row(line: str, where: str) -> tuple[str, Row]:

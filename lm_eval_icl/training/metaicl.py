@@ -45,8 +45,8 @@ class SettingTask:
         prompt, answer = encoded(joined, self.reader.prefix, {})
         if self.channel or not row.options:
             return Example(prompt, (answer,), 0)
-        others = [sequences.encoded_options(row, not shown, [option])[0].target for option in row.options]
-        options = [encoded(replace(joined, target=each), self.reader.prefix, {})[1] for each in others]
+        targets = [sequences.encoded_options(row, not shown, [option])[0].target for option in row.options]
+        options = [encoded(replace(joined, target=target), self.reader.prefix, {})[1] for target in targets]
         options[row.right] = answer
         return Example(prompt, tuple(options), row.right)
 

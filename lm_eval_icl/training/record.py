@@ -20,8 +20,8 @@ def write(config: PreTrainedConfig, trained: dict[str, Any]) -> None:
 
 def read(config: PreTrainedConfig) -> dict[str, Any]:
     """The record of a configuration; empty if it has none."""
-    found = getattr(config, KEY, None)
-    trained = found.get("trained") if isinstance(found, dict) else None
+    record = getattr(config, KEY, None)
+    trained = record.get("trained") if isinstance(record, dict) else None
     return trained if isinstance(trained, dict) else {}
 
 

@@ -58,13 +58,13 @@ def _kept_demonstrations(layout: Layout, lengths: Sequence[int]) -> list[range]:
     """For each demonstration, the indices in the row of the copy to which the query attends (the last, if repeated)."""
     prefix = sum(block.length for block in layout.blocks if block.name == "P")
     starts = {prefix + sum(lengths[:i]): i for i in range(len(lengths))}
-    found: dict[int, range] = {}
+    places: dict[int, range] = {}
     at = 0
     for block, kept in zip(layout.blocks, layout.kept, strict=True):
         if kept and block.name.startswith("D"):
-            found[starts[block.source]] = range(at, at + block.length)
+            places[starts[block.source]] = range(at, at + block.length)
         at += block.length
-    return [found[i] for i in range(len(lengths))]
+    return [places[i] for i in range(len(lengths))]
 
 
 @dataclass(frozen=True)
@@ -232,10 +232,10 @@ def target_logits(model: nn.Module, batch: dict[str, Any]) -> Tensor:
     ids, read_at = batch["input_ids"], batch["read_at"]
     inputs: dict[str, Any] = {}
     if "layouts" in batch:
-        made = mask(batch["layouts"], ids.shape[1], batch["mask_dtype"], ids.device)
-        inputs = {"attention_mask": made, "position_ids": batch["position_ids"]}
+        attention_mask = mask(batch["layouts"], ids.shape[1], batch["mask_dtype"], ids.device)
+        inputs = {"attention_mask": attention_mask, "position_ids": batch["position_ids"]}
     logits = model(input_ids=ids, **inputs, logits_to_keep=read_at, use_cache=False).logits
     if logits.shape[1] != len(read_at):  # the model ignores logits_to_keep
         logits = logits[:, read_at]
-    found: Tensor = logits[batch["target_row"], batch["target_at"]]
-    return found
+    predicting: Tensor = logits[batch["target_row"], batch["target_at"]]
+    return predicting

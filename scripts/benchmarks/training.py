@@ -18,8 +18,7 @@ from benchmarks.measuring import machine, now, peak, reset_peak, spread
 from benchmarks.workloads import CONFIGS, WORDS, random_model, synthetic, train_tokenizer
 from lm_eval_icl.metaicl.files import Row
 from lm_eval_icl.methods import Predictor, make
-from lm_eval_icl.training.episodes import Episode, EpisodePool, FileTask
-from lm_eval_icl.training.episodes import draw as draw_episode
+from lm_eval_icl.training.episodes import Episode, EpisodePool, FileTask, draw_episode
 from lm_eval_icl.training.rows import RowMaker, collate
 from lm_eval_icl.training.trainer import EpisodeRows, LayoutTrainer
 

@@ -28,7 +28,7 @@ from lm_eval_icl.methods import Predictor
 from lm_eval_icl.prompts.tokens import Context, TokenizedPrompt
 from lm_eval_icl.smoke.demo import model_path
 from lm_eval_icl.training import rows as training_rows
-from lm_eval_icl.training.episodes import EpisodePool, FileTask, draw, read_file
+from lm_eval_icl.training.episodes import EpisodePool, FileTask, draw_episode, read_file
 from lm_eval_icl.training.rows import RowMaker, collate, leaks, make_row, mean_loss, target_losses
 from lm_eval_icl.training.train import Settings, train
 from lm_eval_icl.training.trainer import EpisodeRows, LayoutTrainer, OptionRows, read_log
@@ -72,7 +72,7 @@ def test_training_forward_is_scoring(checkpoint, name, case, dtype):
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
     predictor = Predictor(model, AutoTokenizer.from_pretrained(folder), getattr(methods, case[0])(**case[1]))
     make, pool = RowMaker(predictor), EpisodePool(task(), 4, 3)
-    episodes = [draw([pool], 0, number) for number in range(4)]
+    episodes = [draw_episode([pool], 0, number) for number in range(4)]
     batch = collate([make.row(episode) for episode in episodes], model.dtype)
     with predictor.runner.inference_mode():
         losses, greedy = target_losses(model, batch)
@@ -148,7 +148,7 @@ def test_gradients_of_the_dense_loss(checkpoint, case):
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     predictor = Predictor(model, tokenizer, getattr(methods, case[0])())
-    episode = draw([EpisodePool(task(), 3, 0)], 0, 5)
+    episode = draw_episode([EpisodePool(task(), 3, 0)], 0, 5)
     row = RowMaker(predictor, "all").row(episode)
     found = gradients(model, mean_loss(model, collate([row], model.dtype)))
 
@@ -220,9 +220,9 @@ def test_a_method_says_by_itself_whether_it_is_trained_under(name, caplog):
 def test_an_episode_is_a_function_of_its_number():
     pools = [EpisodePool(task(name), 4, 3) for name in ("a", "b")]
     again = [EpisodePool(task(name), 4, 3) for name in ("a", "b")]
-    episodes = [draw(pools, 7, number) for number in range(200)]
+    episodes = [draw_episode(pools, 7, number) for number in range(200)]
     for number, episode in enumerate(episodes):
-        same = draw(again, 7, number)
+        same = draw_episode(again, 7, number)
         assert (same.task.name, same.demonstrations, same.query) == (
             *(episode.task.name, episode.demonstrations),
             episode.query,
@@ -233,7 +233,7 @@ def test_an_episode_is_a_function_of_its_number():
         assert not set(rows) & set(pool.held_out)
     assert len({(e.task.name, e.demonstrations, e.query) for e in episodes}) == 200
     assert {e.task.name for e in episodes} == {"a", "b"}
-    assert draw(pools, 8, 0).demonstrations != episodes[0].demonstrations
+    assert draw_episode(pools, 8, 0).demonstrations != episodes[0].demonstrations
     assert pools[0].held_out == again[0].held_out and len(pools[0].held_out) == 3
 
 
@@ -287,14 +287,14 @@ def test_only_what_fits_every_method_is_used(checkpoint):
             RowMaker(Predictor(model, tokenizer, methods.make(name, arguments), max_length=positions))
             for name, arguments in (("icl", {}), ("invicl", {"positions": "sequential"}))
         )
-        made = EpisodeRows(partial(draw, pools, 0), icl, [other] if fits else [], 30)
+        made = EpisodeRows(partial(draw_episode, pools, 0), icl, [other] if fits else [], 30)
         return [made[number] for number in range(30)], icl, other
 
     alone, *_ = rows(False)
     together, icl, other = rows(True)
     assert sum(row.left_out for row in together) > sum(row.left_out for row in alone) >= 0
     for number, row in enumerate(together):
-        tried = [draw(pools, 0, number, attempt) for attempt in range(row.left_out + 1)]
+        tried = [draw_episode(pools, 0, number, attempt) for attempt in range(row.left_out + 1)]
         fits = [icl.fits(e) and other.fits(e) for e in tried]
         assert fits == [False] * row.left_out + [True] and row.ids == icl.row(tried[-1]).ids
     with pytest.raises(
@@ -340,7 +340,7 @@ def test_fits_counts_the_tokens_of_a_row(checkpoint, tmp_path, monkeypatch, caps
     left_out, beyond, other, make = 0, 0, "invicl" if method == "icl" else "icl", RowMaker(of[method])
     for number in range(40):
         for attempt in range(100):
-            episode = draw(pools, 0, number, attempt)
+            episode = draw_episode(pools, 0, number, attempt)
             long = any(tokens_of(of[name], episode, copies[name]) > MOST for name in counted)
             if make.fits(episode) and not long:
                 break
