@@ -68,7 +68,7 @@ class Configuration(BaseModel):
 
     @model_validator(mode="after")
     def _check(self) -> Configuration:
-        for name, most, of in (
+        for name, most, other in (
             ("first_dimensions", self.dimensions, "dimensions"),
             ("sparsity", self.dimensions, "dimensions"),
             ("first_points", self.examples + 1, "examples + 1"),
@@ -76,10 +76,10 @@ class Configuration(BaseModel):
             ("early", self.steps, "steps"),
         ):
             if getattr(self, name) > most:
-                raise ValueError(f"{name}={getattr(self, name)}: must be at most {of}, which is {most}")
-        for name, of in (("width", "heads"), ("batch_size", "lengths")):
-            if getattr(self, name) % getattr(self, of):
-                raise ValueError(f"{name}={getattr(self, name)}: must be a multiple of {of}={getattr(self, of)}")
+                raise ValueError(f"{name}={getattr(self, name)}: must be at most {other}, which is {most}")
+        for name, other in (("width", "heads"), ("batch_size", "lengths")):
+            if getattr(self, name) % getattr(self, other):
+                raise ValueError(f"{name}={getattr(self, name)}: must be a multiple of {other}={getattr(self, other)}")
         return self
 
     def stage(self, step: int) -> tuple[int, int]:
@@ -169,7 +169,7 @@ def configured(name: str, values: Sequence[str] = ()) -> Configuration:
     """
     if name not in CONFIGURATIONS:
         raise InputError(f"--config {name}: there is none of this name: give one of {', '.join(CONFIGURATIONS)}.")
-    given: dict[str, Any] = {}
+    replaced: dict[str, Any] = {}
     for setting in values:
         key, _, value = setting.partition("=")
         if key not in Configuration.model_fields:
@@ -177,10 +177,10 @@ def configured(name: str, values: Sequence[str] = ()) -> Configuration:
             known = near or f"give KEY=VALUE with one of {', '.join(Configuration.model_fields)}."
             raise InputError(f"--set {setting}: there is no key {key!r}: {known}")
         try:
-            given[key] = float(value)
+            replaced[key] = float(value)
         except ValueError:
-            given[key] = value
-    return checked({**CONFIGURATIONS[name].model_dump(), **given})
+            replaced[key] = value
+    return checked({**CONFIGURATIONS[name].model_dump(), **replaced})
 
 
 def read(values: object, where: str) -> Configuration:

@@ -77,8 +77,8 @@ def _finish(figure: Figure, grid: np.ndarray, x: str) -> Figure:
 def _band(axes: Axes, x: Sequence[int], of_seeds: Sequence[Tensor], label: str, colour: str, marker: str = "") -> None:
     """The mean and its bootstrap interval."""
     mean, low, high = interval(of_seeds)
-    every = max(1, len(x) // 8)
-    axes.plot(x, mean, color=colour, marker=marker, markevery=every, markersize=3.5, linewidth=1.3, label=label)
+    step = max(1, len(x) // 8)
+    axes.plot(x, mean, color=colour, marker=marker, markevery=step, markersize=3.5, linewidth=1.3, label=label)
     axes.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0)
 
 
@@ -99,16 +99,16 @@ def _frame(axes: Axes, results: Measurements, title: str) -> None:
 
 
 def _baselines(axes: Axes, results: Measurements, shift: str, names: Sequence[str] | None = None) -> None:
-    found = {name.partition(",")[0]: of for name, of in results.baselines.items() if name.endswith(f", {shift}")}
-    for name, of in found.items():
-        if names is None or name in names:
-            mean = of.mean(dim=0)
+    for name_and_shift, errors in results.baselines.items():
+        name, _, of_shift = name_and_shift.partition(", ")
+        if of_shift == shift and (names is None or name in names):
+            mean = errors.mean(dim=0)
             axes.plot(results.configuration.numbers, mean, color=GREY, linestyle=_DASHES[name], linewidth=1, label=name)
 
 
-def figure3(every: Sequence[Measurements]) -> Figure:
+def figure3(folders: Sequence[Measurements]) -> Figure:
     """Error against the number of examples, early in training and at its end."""
-    results = _one(every)
+    results = _one(folders)
     figure, grid = _grid(len(results.configuration.shown))
     for axes, step in zip(grid.flat, results.configuration.shown, strict=True):
         _against_examples(axes, results, f"after {step:,} steps", METHODS, f"{step} none")
@@ -116,10 +116,10 @@ def figure3(every: Sequence[Measurements]) -> Figure:
     return _finish(figure, grid, "examples")
 
 
-def figure6(every: Sequence[Measurements]) -> Figure:
+def figure6(folders: Sequence[Measurements]) -> Figure:
     """The same for other functions, a folder each, with the estimators that belong to them."""
-    figure, grid = _grid(len(every))
-    for axes, results in zip(grid.flat, every, strict=True):
+    figure, grid = _grid(len(folders))
+    for axes, results in zip(grid.flat, folders, strict=True):
         configuration = results.configuration
         title = f"{_TITLES[configuration.function]}, after {configuration.steps:,} steps"
         _against_examples(axes, results, title, METHODS, f"{configuration.steps} none")
@@ -127,9 +127,9 @@ def figure6(every: Sequence[Measurements]) -> Figure:
     return _finish(figure, grid, "examples")
 
 
-def figure7(every: Sequence[Measurements]) -> Figure:
+def figure7(folders: Sequence[Measurements]) -> Figure:
     """The same under shifts; as in the paper without `prefixicl` and `pcw`."""
-    results = _one(every)
+    results = _one(folders)
     if len(shifts(results.configuration)) == 1:
         raise InputError("plot figure7: the shifts are of linear functions: give a folder of them.")
     steps, moved = results.configuration.shown, shifts(results.configuration)[1:]
@@ -142,11 +142,11 @@ def figure7(every: Sequence[Measurements]) -> Figure:
     return _finish(figure, grid, "examples")
 
 
-def figure8(every: Sequence[Measurements]) -> Figure:
+def figure8(folders: Sequence[Measurements]) -> Figure:
     """Error against the number of examples after different numbers of steps."""
     from matplotlib import colormaps
 
-    results = _one(every)
+    results = _one(folders)
     shown = [name for name in ("icl", "invicl") if name in results.of]
     figure, grid = _grid(len(shown))
     kept = results.configuration.kept
@@ -159,25 +159,25 @@ def figure8(every: Sequence[Measurements]) -> Figure:
     return _finish(figure, grid, "examples")
 
 
-def figure9(every: Sequence[Measurements]) -> Figure:
+def figure9(folders: Sequence[Measurements]) -> Figure:
     """Error with the most examples against the number of steps."""
-    results = _one(every)
+    results = _one(folders)
     figure, grid = _grid(1)
     axes, kept = grid[0, 0], results.configuration.kept
-    for name, of in results.of.items():
+    for name, by_seed in results.of.items():
         colour, marker = of_method(name)
-        last = [torch.stack([errors[f"{step} none"][:, -1] for step in kept], dim=1) for errors in of.values()]
+        last = [torch.stack([errors[f"{step} none"][:, -1] for step in kept], dim=1) for errors in by_seed.values()]
         _band(axes, kept, last, name, colour, marker)
     axes.set(yscale="log", title=f"{results.configuration.longest} examples")
     return _finish(figure, grid, "steps")
 
 
-def figure10(every: Sequence[Measurements]) -> Figure:
+def figure10(folders: Sequence[Measurements]) -> Figure:
     """Error of linear probes of the hidden states, at four depths, beside that of the model."""
     from matplotlib import colormaps
     from matplotlib.colors import to_hex
 
-    results = _one(every)
+    results = _one(folders)
     shown = [name for name in ("icl", "invicl") if name in results.of]
     figure, grid = _grid(len(shown))
     configuration = results.configuration

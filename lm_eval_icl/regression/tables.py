@@ -44,7 +44,7 @@ def tables(results: Measurements) -> str:
     last = configuration.steps
     numbers = [configuration.numbers[0], configuration.examples // 2, configuration.examples, configuration.longest]
     numbers = sorted({min(configuration.numbers, key=lambda n: abs(n - near)) for near in numbers[1:]})
-    seeds = max(len(of) for of in results.of.values())
+    seeds = max(len(by_seed) for by_seed in results.of.values())
     parts = [
         f"Squared error divided by that of predicting 0; {seeds} seeds, {configuration.tested} functions; mean and 95% "
         "bootstrap interval."

@@ -18,7 +18,7 @@ from lm_eval_icl.errors import InputError, one_line, refusing
 from lm_eval_icl.files import replacing, write_atomically
 from lm_eval_icl.methods.base import Method
 from lm_eval_icl.regression.configuration import METHODS, Configuration, read
-from lm_eval_icl.regression.functions import draw, generator
+from lm_eval_icl.regression.functions import draw_functions, generator
 from lm_eval_icl.regression.model import Regressor, reads_all_numbers
 
 SAVE_EVERY, LOG_EVERY = 500, 50  # steps; the second divides the first
@@ -81,11 +81,11 @@ def begin(output: Path, configuration: Configuration, method: str, seed: int) ->
     run = RegressionRun(configuration, method, seed, output / f"{method}-{seed}")
     record = run.folder / "run.json"
     if record.is_file():
-        there = open_run(run.folder).configuration.model_dump()
+        recorded = open_run(run.folder).configuration.model_dump()
         for name, value in configuration.model_dump().items():
-            if there[name] != value:
+            if recorded[name] != value:
                 raise InputError(
-                    f"--output {output}: {run.name} there was trained with {name}={there[name]}, and here it is "
+                    f"--output {output}: {run.name} there was trained with {name}={recorded[name]}, and here it is "
                     f"{value}: give another folder."
                 )
         return run
@@ -139,7 +139,7 @@ def train(run: RegressionRun, device: str) -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(run.seed)
         model = Regressor(configuration, found_method(run.method)).to(device).train()
-    weights = [each for each in model.parameters() if each.requires_grad]
+    weights = [weight for weight in model.parameters() if weight.requires_grad]
     optimizer = torch.optim.Adam(weights, configuration.learning_rate, fused=True)
     begun, log = _restore(run, model, optimizer)
     losses: list[Tensor] = []
@@ -172,12 +172,12 @@ def step_loss(model: Regressor, seed: int, step: int) -> Tensor:
     configuration = model.configuration
     dimensions, points = configuration.stage(step)
     random = generator("training", seed, step)
-    x, y = draw(configuration, random, configuration.batch_size, points, dimensions)
+    x, y = draw_functions(configuration, random, configuration.batch_size, points, dimensions)
     numbers, parts = [points - 1], 1
     if not reads_all_numbers(model.method):
         parts = configuration.lengths
         numbers = torch.randint(points, (parts,), generator=random).tolist()
-    x, y = (each.to(model.read_in.weight) for each in (x, y))
+    x, y = (tensor.to(model.read_in.weight) for tensor in (x, y))
     losses = []
     for n, x_n, y_n in zip(numbers, x.chunk(parts), y.chunk(parts), strict=True):
         read = model(x_n[:, : n + 1], y_n[:, :n])
