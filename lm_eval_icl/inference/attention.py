@@ -157,7 +157,9 @@ class Reading:
     log_weight: float = 0.0
 
 
-def read(call: AttentionCall, query: Tensor, parts: Iterable[tuple[Tensor, Tensor, Reading]]) -> tuple[Tensor, Tensor]:
+def read_parts(
+    call: AttentionCall, query: Tensor, parts: Iterable[tuple[Tensor, Tensor, Reading]]
+) -> tuple[Tensor, Tensor]:
     """Attention to the parts of a memory, each read in its own way.
 
     Args:

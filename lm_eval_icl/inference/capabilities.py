@@ -17,7 +17,7 @@ from lm_eval_icl.inference.attention import additive
 from lm_eval_icl.inference.caches import has_other_states, run_rows, takes_positions, tensors, without_adapter
 from lm_eval_icl.inference.devices import device_of
 from lm_eval_icl.inference.generation import Stopped, continue_from
-from lm_eval_icl.inference.memory import Memory, read
+from lm_eval_icl.inference.memory import Memory, read_causally
 from lm_eval_icl.inference.positions import position_switch
 from lm_eval_icl.inference.scoring import score_packed, score_rows
 
@@ -115,7 +115,7 @@ def probe(model: PreTrainedModel) -> Capabilities:
         )
     other_states = has_other_states(model)
     try:
-        trial.memory = read(model, trial.context)
+        trial.memory = read_causally(model, trial.context)
         if other_states:
             trial.stepwise = trial.must_step()
         elif not _has_an_entry_a_token(trial.memory):
@@ -251,8 +251,8 @@ class _Trial:
         at = len(self.context) + torch.arange(len(self.query), device=self.device)[None]
         positions = at if takes_positions(self.model) else None
         try:
-            expected = read(self.model, [*self.context, *self.query]).state
-            read(self.model, self.another)  # a state that is kept in the model, not in the cache, is lost here
+            expected = read_causally(self.model, [*self.context, *self.query]).state
+            read_causally(self.model, self.another)  # a state that is kept in the model, not in the cache, is lost here
             _, continued = run_rows(self.model, self.memory.cache(), ids, [ids.shape[1] - 1], positions, stepwise)
             return max(_relative(a, b) for a, b in zip(tensors(continued), tensors(expected), strict=True))
         except _REFUSALS as error:

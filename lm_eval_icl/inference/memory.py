@@ -194,7 +194,7 @@ def encode(model: PreTrainedModel, layout: Layout, tokens: Sequence[int]) -> Mem
     if not row:
         return Memory([], [], layout.end)
     if layout.causal and layout.sequential and len(layout.kept_tokens) == len(row):
-        return read(model, row)
+        return read_causally(model, row)
     if layout.causal:
         return kept_of(layout, Memory(causal_pass(model, row, positions=layout.positions), row, layout.end))
     return kept_of(layout, Memory(masked_pass(model, [row], [layout])[0], row, layout.end))
@@ -225,7 +225,7 @@ def kept_of(layout: Layout, memory: Memory) -> Memory:
     return replace(memory, layers=layers, tokens=[memory.tokens[i] for i in kept])
 
 
-def read(model: PreTrainedModel, tokens: Sequence[int]) -> Memory:
+def read_causally(model: PreTrainedModel, tokens: Sequence[int]) -> Memory:
     """The memory of these tokens, which the model reads in one ordinary causal pass."""
     if not has_other_states(model):
         return Memory(causal_pass(model, tokens), list(tokens), len(tokens))

@@ -14,7 +14,7 @@ from lm_eval_icl.inference.attention import Reading
 from lm_eval_icl.inference.blocks import residual_stream
 from lm_eval_icl.inference.capabilities import Capabilities
 from lm_eval_icl.inference.generation import GenerationSettings
-from lm_eval_icl.inference.memory import Memory, causal_pass, read
+from lm_eval_icl.inference.memory import Memory, causal_pass, read_causally
 from lm_eval_icl.inference.scoring import score_packed, score_rows
 from lm_eval_icl.methods.base import Method
 from lm_eval_icl.prompts.tokens import Context
@@ -79,7 +79,7 @@ def check_parts(method: Method, model: PreTrainedModel) -> None:
     if model.config._attn_implementation != "sdpa":
         raise Unsupported(f"{refusal}. Use attn_implementation=sdpa, or pcw.")
     try:
-        memory = read(model, [2, 3, 4, 5, 6, 7, 8, 9])
+        memory = read_causally(model, [2, 3, 4, 5, 6, 7, 8, 9])
         usual, apart = scores(memory), scores(memory.divided(3, Reading()))
         unread = memory.divided(3, Reading(log_weight=-1e5))
         changed = [(2 - keys, values.flip(2) + 1) for keys, values in unread.parts[0].layers]
