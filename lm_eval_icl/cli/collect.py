@@ -20,9 +20,9 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     parser.description = "Make one small file of each run, with all answers: a leaderboard to share."
     parser.add_argument("results", nargs="+", type=Path, metavar="RESULTS", help=RESULTS)
     parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="one file a run, in DIR/runs")
-    given = parser.parse_args(arguments)
+    args = parser.parse_args(arguments)
     console = Console()
-    runs, left_out = read_runs(given.results)
-    written = collect(runs, given.output)
+    runs, left_out = read_runs(args.results)
+    written = collect(runs, args.output)
     print_left_out(left_out, console)
-    print_line(console, f"{given.output}: {len(written)} runs")
+    print_line(console, f"{args.output}: {len(written)} runs")

@@ -192,8 +192,8 @@ def compare(output: Path, limit: int) -> None:
                 rows[-1] += cells
                 if not console.is_terminal:
                     accuracy, flips = cells
-                    said = f"accuracy {accuracy}, order flips {flips} ({took:.0f} s)"
-                    print(f"{model}, {shots} shots: {said}", flush=True)
+                    summary = f"accuracy {accuracy}, order flips {flips} ({took:.0f} s)"
+                    print(f"{model}, {shots} shots: {summary}", flush=True)
                 progress.advance(bar)
             rows[-1].append(f"{documents / seconds:.0f}")
     if not console.is_terminal:

@@ -373,28 +373,28 @@ def _settings(default: PreTrainedConfig, vocabulary: int) -> dict[str, Any]:
     small = {field(name): value for name, value in {**SMALL, **_TOKENS}.items()}
     small |= dict.fromkeys(map(field, _VOCABULARIES), vocabulary)
     without = {name for name in _IF_ANY & fields if getattr(default, name) is None}
-    given = {name: value for name, value in small.items() if name in fields - without} | own
+    settings = {name: value for name, value in small.items() if name in fields - without} | own
     if "kv_lora_rank" in fields:  # latent attention has keys and values for every head
-        given["num_key_value_heads"] = given["num_attention_heads"]
+        settings["num_key_value_heads"] = settings["num_attention_heads"]
 
     kinds = {
-        name: each
+        name: values
         for name in map(field, _KINDS)
-        if name in fields and (each := own.get(name) or list(dict.fromkeys(getattr(default, name) or ())))
+        if name in fields and (values := own.get(name) or list(dict.fromkeys(getattr(default, name) or ())))
     }
     if kinds:
         depth = field("num_hidden_layers")
-        layers = max(given.get(depth, 0), *map(len, kinds.values()))
-        given |= {name: [*each, *[each[-1]] * layers][:layers] for name, each in kinds.items()}
+        layers = max(settings.get(depth, 0), *map(len, kinds.values()))
+        settings |= {name: [*values, *[values[-1]] * layers][:layers] for name, values in kinds.items()}
         if depth in fields:
-            given[depth] = layers
+            settings[depth] = layers
 
     for name in default.sub_configs:
         part = getattr(default, name, None)
         if isinstance(part, PreTrainedConfig):
             kind = {"model_type": part.model_type} if part.model_type else {}
-            given[name] = {**kind, **_settings(part, vocabulary), **own.get(name, {})}
-    return given
+            settings[name] = {**kind, **_settings(part, vocabulary), **own.get(name, {})}
+    return settings
 
 
 def spread(model: PreTrainedModel) -> None:
