@@ -1,6 +1,7 @@
 """The rooms of the package: imports go up the list and never down, and what needs no lm-eval takes none in."""
 
 import ast
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -91,6 +92,16 @@ def test_no_circle_of_imports():
     assert "harness.models" in imports and circles(imports) == []
     assert circles({**imports, "errors": {"cli"}})  # which imports it
     assert circles({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": {"d"}}) == ["a", "b", "c"]
+
+
+def test_the_glossary_has_words_of_the_code():
+    """At most 40 terms; each stands in the package, also as a name, and the file where it is defined has it."""
+    page = (PACKAGE.parent / "docs" / "glossary.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| ([a-z ]+) \| .+ \| `([\w/]+\.py)` \|$", page, re.MULTILINE)
+    assert 20 <= len(rows) <= 40 and len(dict(rows)) == len(rows) == page.count("\n| ") - 2
+    for term, place in rows:
+        text = (PACKAGE / place).read_text(encoding="utf-8")
+        assert re.search(term.replace(" ", "[ _]?"), text, re.IGNORECASE), f"{term!r} does not stand in {place}"
 
 
 # Names of classes that still stand twice.

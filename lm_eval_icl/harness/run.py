@@ -12,7 +12,7 @@ from lm_eval_icl.errors import log
 from lm_eval_icl.harness.distributed import total
 from lm_eval_icl.harness.overflow import Documents
 from lm_eval_icl.harness.requests import RequestTokenizer, by_document, fit_requests
-from lm_eval_icl.inference.store import MemoryStore
+from lm_eval_icl.inference.prefix_cache import PrefixCache
 from lm_eval_icl.methods.base import Method
 from lm_eval_icl.methods.limits import PromptLimits, Request
 from lm_eval_icl.prompts.encoded import EncodedPrompt
@@ -45,7 +45,7 @@ class ContextUses:
         memory of one that several queries have must be the same to the bit if a run is stopped after some of these.)"""
         return context in self._kinds and context not in self._shared
 
-    def release(self, context: Context, store: MemoryStore) -> None:
+    def release(self, context: Context, store: PrefixCache) -> None:
         """Note that one kind of request no longer needs a context. After the last kind in this run, the memory
         is freed: if every document has new demonstrations, the store would fill with memories that are not used again.
         (`batchicl` stores one memory for each demonstration, which other contexts may share; these memories stay until

@@ -80,14 +80,14 @@ class ContextWork:
 
 @dataclass(frozen=True)
 class Batch:
-    """What is scored at once.
+    """What is scored at once: a packed batch, or the rows of an ordinary one.
 
     Attributes:
         queries: contexts, each with a query behind it and the query's answers.
         encoding: when the contexts are encoded: "now", side by side; "before", so that the memory of the only context
             (or query) is there; or "never", since they are read with their queries in one ordinary pass.
         own: nothing else is asked behind these contexts, so that memories need not be stored.
-        tokens: how many tokens the batch runs in packed passes; 0 if the queries are the rows of a batch.
+        tokens: how many tokens a packed batch runs; 0 if the queries are the rows of a batch.
         rows: how many rows a batch of rows may have.
     """
 

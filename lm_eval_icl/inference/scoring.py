@@ -107,7 +107,7 @@ def query_states(model: PreTrainedModel) -> Iterator[dict[tuple[int, ...], Tenso
 
 
 class PackedRow:
-    """The distinct tokens among many sequences, each behind a memory, as the row of one forward pass.
+    """A packed batch: the distinct tokens among many sequences, each behind a memory, as the row of one forward pass.
 
     The model must obey a 4-D mask and `position_ids` (`lm_eval_icl.inference.capabilities` tests both).
 

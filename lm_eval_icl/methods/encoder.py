@@ -15,9 +15,9 @@ from lm_eval_icl.inference.capabilities import Capabilities, probe
 from lm_eval_icl.inference.devices import device_of
 from lm_eval_icl.inference.memory import Memory, progress
 from lm_eval_icl.inference.positions import learned_positions, position_embeddings
+from lm_eval_icl.inference.prefix_cache import PrefixCache
 from lm_eval_icl.inference.running import RunningModel
 from lm_eval_icl.inference.schedule import Ids, Sizes, side_by_side
-from lm_eval_icl.inference.store import MemoryStore
 from lm_eval_icl.methods import needs
 from lm_eval_icl.methods.base import Memories, Method
 from lm_eval_icl.methods.limits import PromptLimits
@@ -92,7 +92,7 @@ class Encoder(RunningModel):
 
     def begin(self, batch_size: int) -> None:
         """Begin a run. The memories of an earlier run are dropped, since the model's weights may have changed."""
-        self.store = MemoryStore(self._encode, self.store_bytes)
+        self.store = PrefixCache(self._encode, self.store_bytes)
         device = device_of(self.model)
         # On a CPU, larger packs are slower, since most of their attention is masked.
         sizes = Sizes(self.pack_tokens, 1 if device.type == "cpu" else batch_size, batch_size)

@@ -18,7 +18,7 @@ from lm_eval_icl.errors import InputError
 from lm_eval_icl.harness.models import ICLModel, model_class
 from lm_eval_icl.inference.memory import Memory
 from lm_eval_icl.inference.packing import first_pack
-from lm_eval_icl.inference.store import MemoryStore
+from lm_eval_icl.inference.prefix_cache import PrefixCache
 from lm_eval_icl.methods import Predictor, runner
 from lm_eval_icl.prompts.tokens import Context
 from tests import evaluation
@@ -89,7 +89,7 @@ def test_the_memory_in_use_is_kept():
     def encode(contexts: Sequence[Context]) -> list[Memory]:
         return [Memory([(torch.zeros(1, 1, 10, 2), torch.zeros(1, 1, 10, 2))], [0] * 10, 10)] * len(contexts)
 
-    store = MemoryStore(encode, max_bytes=10**6)
+    store = PrefixCache(encode, max_bytes=10**6)
     contexts = [Context((i,), ()) for i in range(4)]
     for context in contexts:
         store[context]
