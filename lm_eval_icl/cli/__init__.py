@@ -29,7 +29,7 @@ COMMANDS = {
     "export": "results in others' formats",
     "regression": "transformers that learn functions in context, and the figures of it",
 }
-# What is said after a Ctrl-C, of the commands that go on where they were stopped.
+# The advice after a Ctrl-C, by command; these go on where they were stopped.
 _GO_ON = {
     "train": " With --resume, the same command goes on from the last checkpoint.",
     "study": " The same command goes on from what is in its folder.",

@@ -98,7 +98,7 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
             raise InputError(f"--output {args.output}: there is no study.")
         screen.print_status(open_study(study, folder, options, args.include_path), console, args.verbose)
         return
-    # Of several processes of a launch, the first one writes and prints.
+    # The first of several processes of a launch writes and prints.
     with folder.locked() if os.environ.get("RANK", "0") == "0" else nullcontext():
         _run(study, folder, args, options, console)
 

@@ -38,7 +38,7 @@ OPTIONS = {
     "device": ("DEVICE", "cpu, or the accelerator that is there (the default)"),
 }
 
-# What is otherwise by default with --metaicl, which is MetaICL's own way; and the K in the names of its training files.
+# The defaults with --metaicl, which are MetaICL's own; and the K in the names of its training files.
 METAICL: dict[str, Any] = {"num_fewshot": 16, "draw": "row", "eval_steps": 0}
 TRAIN_K = 16384
 

@@ -17,7 +17,7 @@ from lm_eval_icl.errors import InputError
 
 
 def pool_digest(pool: Sequence[Any]) -> str:
-    """What tells a pool of documents from another: SHA-256 of its rows as JSON."""
+    """The SHA-256 of a pool's rows as JSON, which tells it from another pool."""
     hashed = hashlib.sha256()
     for row in pool:
         hashed.update(json.dumps(row, sort_keys=True, default=str).encode() + b"\n")
@@ -32,7 +32,7 @@ def is_file_of_choices(contents: Any) -> TypeGuard[dict[str, Any]]:
 def indices(
     contents: dict[str, Any], n: int, pool: Sequence[Any], task: str, seed: int | None, sha256: str | None = None
 ) -> list[int]:
-    """What was chosen for a task and a seed, in the order of the prompt.
+    """The rows that were chosen for a task and a seed, in the order of the prompt.
 
     Args:
         contents: those of a file of choices.

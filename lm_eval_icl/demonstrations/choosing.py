@@ -29,7 +29,7 @@ _AT_ONCE = 256  # queries between two steps of the progress bar
 
 @dataclass(frozen=True)
 class Choice:
-    """What was chosen for a task and a seed.
+    """The demonstrations that were chosen for a task and a seed.
 
     Attributes:
         indices: rows of the task's few-shot documents, in the order of the prompt.
@@ -154,7 +154,7 @@ class Chooser:
             self._read = {tuple(rows): self._pass(rows)}
         probabilities, features, rows = self._read[tuple(rows)]
         labels = np.array([self.pool.query(row)[2] if fixed else 0 for row in rows], dtype=np.int64)
-        # Of options that differ by document, there may be more for some.
+        # Documents with options of their own may have different numbers of them.
         widest = max(map(len, probabilities))
         padded = np.stack([np.pad(values, (0, widest - len(values))) for values in probabilities])
         without_text = None
@@ -186,7 +186,7 @@ class Chooser:
                 first.setdefault(str(self.pool.query(row)[0]), row)
         return list(first.values())
 
-    # What is asked of the model.
+    # Passes through the model.
 
     def _pass(self, rows: Sequence[int]) -> tuple[list[np.ndarray], np.ndarray, list[int]]:
         """The probabilities of each document's options, and the hidden states that they are predicted from, without
@@ -267,8 +267,8 @@ class Chooser:
         return float(correct.mean()), float(np.log(np.maximum(of_right, 1e-300)).mean())
 
     def _tells(self, row: int, rows: Sequence[int], alone: np.ndarray) -> np.ndarray:
-        """By how much a document, as the only demonstration, raises the probability of others' right options. One that
-        does not fit the model with all of them tells the least that is possible."""
+        """How much a document, as the only demonstration, raises the probability of others' right options. It is the
+        least possible number, -1, for a document that does not fit the model with all of them."""
         try:
             return self._right((row,), rows)[1] - alone
         except DoesNotFit:

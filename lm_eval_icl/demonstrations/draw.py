@@ -17,7 +17,7 @@ from lm_eval_icl.demonstrations import choices
 from lm_eval_icl.errors import InputError
 
 Row = TypeVar("Row")
-# What is drawn without a model.
+# The ways of drawing that need no model.
 DRAWN = ("stratified", "random", "first")
 
 
@@ -82,8 +82,8 @@ def draw(
 
 
 def as_text(query: str, options: Iterable[str]) -> str:
-    """What a document says: its query, and its options in any order, in lower case and with blanks collapsed. (Of some
-    tasks every document has the same query, and the options are what is asked about.)"""
+    """What a document says: its query, and its options in any order, in lower case and with blanks collapsed. (In some
+    tasks every document has the same query, and the options differ.)"""
     return json.dumps([" ".join(text.lower().split()) for text in (query, *sorted(options))])
 
 

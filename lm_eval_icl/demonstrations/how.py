@@ -13,7 +13,7 @@ from lm_eval_icl.demonstrations.draw import DRAWN
 from lm_eval_icl.demonstrations.select import SELECTORS, checked, near
 from lm_eval_icl.errors import InputError
 
-# What every method takes, with its default: class balance, and how many documents are chosen from.
+# The arguments that every method takes, with their defaults: class balance, and how many documents are chosen from.
 _OF_ALL: dict[str, Any] = {"balance": True, "pool": 5000}
 
 

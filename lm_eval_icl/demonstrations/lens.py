@@ -174,7 +174,7 @@ def _filtered(
     info: Info,
     told: Callable[[int], None],
 ) -> tuple[list[int], np.ndarray, np.ndarray]:
-    """What is left.
+    """The candidates that the filter leaves.
 
     Returns:
         The rows, in rising order; what each tells about each row that the last round scored on; and the mean of that.
@@ -280,6 +280,6 @@ def _rank(result: ScoredSet) -> tuple[float, float, Rows]:
 
 
 def _standardized(values: np.ndarray) -> np.ndarray:
-    """Of mean 0 and standard deviation 1, or all 0."""
+    """The numbers shifted and scaled to mean 0 and standard deviation 1; all 0 if they are equal."""
     spread = values.std(ddof=1) if values.size > 1 else 0.0
     return (values - values.mean()) / spread if spread > 0 and math.isfinite(spread) else np.zeros_like(values)

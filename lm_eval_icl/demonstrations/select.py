@@ -133,7 +133,7 @@ def quotas(pool: Pool, n: int, generator: Random) -> dict[int, int]:
 
 
 def check_n(how: str, pool: Pool, n: int) -> None:
-    """Raise an `InputError` if n rows cannot be chosen."""
+    """Refuse a number of rows that cannot be chosen, by an `InputError`."""
     if not is_whole(n) or n < 0:
         raise InputError(f"{how}: n={n!r}: must be a whole number from 0.")
     if n > len(pool.labels):
@@ -167,5 +167,5 @@ def checked(how: str, arguments: dict[str, Any], defaults: dict[str, Any]) -> di
 
 
 def near(name: str, names: Iterable[str], otherwise: str = "there are ") -> str:
-    """What is said of a name that is none of these: the nearest of them, or all."""
+    """The advice about a name that is none of these: the nearest of them, or all."""
     return did_you_mean(str(name).lower(), names) or f"{otherwise}{', '.join(names)}."

@@ -108,7 +108,7 @@ def _given(args: argparse.Namespace, name: str) -> Any:
 
 
 def _line(cache: str | None, incomplete: str | None) -> str:
-    """What was kept, and how to go on.
+    """The line that says what was kept, and how to go on.
 
     Args:
         cache: the argument `--use_cache`.

@@ -53,7 +53,7 @@ class Loaded:
 
     @cached_property
     def fingerprint(self) -> dict[str, Any]:
-        """As `inference.fingerprint`, which reads all weights, and is asked for once."""
+        """`inference.fingerprint` of the model. It reads all weights, and is computed once."""
         return fingerprint(self.lm.model, self.lm.tokenizer)
 
 

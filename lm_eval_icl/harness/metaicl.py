@@ -128,7 +128,7 @@ class MetaICLTask(ConfigurableTask):
         self._shown = {}
 
     def build_all_requests(self, **kwargs: Any) -> None:
-        """As lm-eval's, for the model that `bind` was told.
+        """Build all requests as lm-eval does, for the model that `bind` was told.
 
         Raises:
             InputError: there is no seed or no model, or an option of lm-eval is given that would change the sequences.
@@ -214,7 +214,7 @@ class MetaICLTask(ConfigurableTask):
 
 
 def leave_out_missing(manager: TaskManager) -> None:
-    """With `--metadata missing=skip`, take the tasks without files out of MetaICL's groups."""
+    """Take the tasks without files out of MetaICL's groups, if `--metadata` says missing=skip."""
     metadata = manager.metadata or {}
     if not metadata.get("metaicl") or not skips(metadata):
         return

@@ -15,7 +15,7 @@ from lm_eval_icl.harness.tasks import among, as_row, evaluated, pool_of, templat
 from lm_eval_icl.harness.training import Examples
 from lm_eval_icl.prompts.prompt import FewShotPrompt
 
-# What stands for a text where there is none (Zhao et al. 2021).
+# The text that stands where there is none (Zhao et al. 2021).
 _NO_TEXT = "N/A"
 
 

@@ -171,7 +171,7 @@ def _apart(tasks: Sequence[Task]) -> list[list[Instance]]:
 
 
 def _count(instances: Sequence[Instance], requests: Sequence[Request]) -> tuple[Counts, Counts]:
-    """What was left out, as in `PreparedRun.left_out` and `PreparedRun.truncated`."""
+    """Count what was left out, as in `PreparedRun.left_out` and `PreparedRun.truncated`."""
     left_out: Counts = {}
     truncated: Counts = {}
     for (task_name, _), indices in by_document(instances).items():

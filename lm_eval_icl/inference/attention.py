@@ -196,7 +196,7 @@ def additive(sees: Tensor, dtype: torch.dtype, memory: int = 0) -> Tensor:
     return mask
 
 
-# What computes attention in the forward pass that this thread is running; None for transformers' own function.
+# The function that computes attention in the forward pass of this thread; None for transformers' own function.
 _attending: ContextVar[Callable[[AttentionCall], Attended] | None] = ContextVar("attending", default=None)
 _installing = threading.Lock()
 

@@ -21,7 +21,7 @@ from lm_eval_icl.inference.memory import Memory, read_causally
 from lm_eval_icl.inference.positions import position_switch
 from lm_eval_icl.inference.scoring import score_packed, score_rows
 
-# What models raise for a mask, a cache or an argument that they do not take.
+# The exceptions that models raise for a mask, a cache or an argument that they do not take.
 _REFUSALS = (TypeError, ValueError, LookupError, AttributeError, AssertionError, RuntimeError)
 
 
@@ -191,7 +191,7 @@ class _Trial:
         self.model, self.device = model, device_of(model)
         self.context, self.query, other, another = ids[:12], ids[12:20], ids[20:32], ids[32:44]
         self.answers = (tuple(ids[44:48]), tuple(ids[48:52]))
-        # What must stay hidden begins otherwise than the query, or the two would share tokens of the packed row; and
+        # The hidden query begins otherwise than the query, or the two would share tokens of the packed row; and
         # with a smaller token, so that it comes before the query in that row.
         self.other = [(self.query[0] - 1) % vocabulary, *other[1:]]
         self.another = [(self.query[0] - 2) % vocabulary, *another[1:]]
@@ -219,7 +219,7 @@ class _Trial:
         return not math.isfinite(wanted) or abs(score - wanted) <= self.noise
 
     def go_on(self) -> None:
-        """Raise a `ValueError` if an answer's score behind the memory is not that in one pass."""
+        """Check that answers have the scores behind the memory that they have in one pass; raises `ValueError`."""
         scores = score_rows(self.model, self.memory, [self.asked], stepwise=self.stepwise)
         for (score, _), wanted in zip(scores, self.expected, strict=True):
             if not self.same(score, wanted):

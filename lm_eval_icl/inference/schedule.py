@@ -80,7 +80,7 @@ class ContextWork:
 
 @dataclass(frozen=True)
 class Batch:
-    """What is scored at once: a packed batch, or the rows of an ordinary one.
+    """The requests that are scored at once: a packed batch, or the rows of an ordinary one.
 
     Attributes:
         queries: contexts, each with a query behind it and the query's answers.
@@ -99,7 +99,7 @@ class Batch:
 
     @property
     def asked(self) -> list[Asked]:
-        """What is scored, in the order of the scores."""
+        """The contexts, queries and answers that are scored, in the order of the scores."""
         return [(context, query, answer) for context, query, answers in self.queries for answer in answers]
 
     @property

@@ -396,7 +396,7 @@ def _highest(logits: Tensor) -> tuple[Tensor, Tensor]:
     vocabulary = logits.shape[1]
     width = isqrt(vocabulary)
     stretches = logits[:, : vocabulary // width * width].unflatten(1, (-1, width))
-    # What is left at the end belongs to a last stretch, which begins within the one before it.
+    # The remainder at the end belongs to a last stretch, which begins within the one before it.
     of_stretches = torch.cat([stretches.amax(-1), logits[:, -width:].amax(-1, keepdim=True)], dim=1)
     first = (of_stretches.argmax(-1) * width).clamp_(max=vocabulary - width)
     stretch = logits.gather(1, first[:, None] + torch.arange(width))

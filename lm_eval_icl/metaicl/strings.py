@@ -20,7 +20,7 @@ from lm_eval_icl.prompts.splitting import encoder
 
 # How many tokens an example may have, two of which MetaICL leaves free, and how many a sequence.
 PER_EXAMPLE, FREE, PER_SEQUENCE = 256, 2, 1024
-# What stands between two examples, and between the pieces of one.
+# The texts between two examples, and between the pieces of one.
 BETWEEN, INSIDE = "\n\n\n", "\n"
 
 

@@ -54,7 +54,7 @@ class Method(ABC):
     # Context, query and answer are one forward pass over `layout`, so that models can be trained under the method.
     # Methods that are more run on models that were trained under `icl`.
     one_pass: ClassVar[bool] = True
-    # What a query attends to depends on the query, so two queries never share a memory.
+    # The memory to which a query attends depends on the query, so two queries never share one.
     memory_depends_on_query: ClassVar[bool] = False
     # Attention reads the memory in parts (`inference.memory.MemoryPart`), which the model's attention must allow.
     reads_in_parts: ClassVar[bool] = False

@@ -45,7 +45,7 @@ class Encoder(RunningModel):
         capabilities: what the model can do.
         store: the stored memories.
         budget: how much runs at once.
-        quiet: no bar is shown while a long context is encoded. Of several processes, the first one shows it.
+        quiet: no bar is shown while a long context is encoded. The first of several processes shows it.
         packs_ahead: how many packs are begun before the scores of a pack are handed on: on an accelerator one, which
             runs while these are read.
 

@@ -101,7 +101,7 @@ class Configuration(BaseModel):
 
     @property
     def numbers(self) -> list[int]:
-        """With how many examples the models are tested."""
+        """The numbers of examples that the models are tested with."""
         return sorted({*range(0, self.longest + 1, self.stride), self.examples, self.longest})
 
     @property

@@ -14,7 +14,7 @@ from lm_eval_icl.regression.training import open_runs
 
 
 class Measurements:
-    """What was measured in one folder.
+    """The errors that were measured in one folder.
 
     Attributes:
         configuration: of all its trainings.

@@ -248,7 +248,7 @@ def result_of(arch: str, limit: int = 3) -> Result:
 
 
 def refusals(scores: dict[str, dict[str, float | str] | str]) -> dict[str, str]:
-    """What is refused in a result of `smoke`, as in `Result.refused`."""
+    """The refusals in a result of `smoke`, as in `Result.refused`."""
     refused = {}
     for name, by_task in scores.items():
         if isinstance(by_task, str):

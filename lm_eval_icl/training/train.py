@@ -284,7 +284,7 @@ def _maker(make_predictor: Callable[[Method], Predictor], method: Method, settin
 
 
 def _counted(counts: Sequence[int], method: Method, rows: EpisodeRows, replaced: bool) -> Iterator[str]:
-    """What is said of the episodes that a training has used: `EpisodeRows.made` of all processes."""
+    """The lines about the episodes that a training has used, which all processes have counted (`EpisodeRows.made`)."""
     used, beyond, copies = counts
     if rows.other is not None:
         other = rows.other.method.name
@@ -333,14 +333,14 @@ def _check_forward(predictor: Predictor, episode: Episode, make: RowMaker) -> No
 
 
 def _digest(task: Task) -> str:
-    """Of a task's number of rows, and of some of them."""
+    """A digest of a task's number of rows, and of some of the rows."""
     rows = range(0, len(task), max(1, len(task) // 64))
     texts = [[str(example.prompt), *example.options, example.right] for example in (task.example((), i) for i in rows)]
     return hashlib.sha256(json.dumps([len(task), texts]).encode()).hexdigest()[:16]
 
 
 def _fingerprint(model: PreTrainedModel) -> str:
-    """Of some of the weights that a model begins with."""
+    """A digest of some of the weights that a model begins with."""
     digest = hashlib.sha256()
     for name, weights in model.named_parameters():
         digest.update(name.encode() + weights.detach().flatten()[:64].double().cpu().numpy().tobytes())
@@ -418,7 +418,7 @@ def _arguments(output: Path, settings: Settings, cpu: bool, use_cache: bool, eva
         )
     except (ValueError, ImportError, RuntimeError) as error:
         raise InputError(f"transformers' Trainer refuses these settings ({one_line(error)}).") from error
-    # One process trains on one device. Of several GPUs Trainer would take all (DataParallel), with larger batches.
+    # One process trains on one device. Trainer would take all GPUs that it sees (DataParallel), with larger batches.
     _ = arguments.device
     arguments._n_gpu = min(arguments._n_gpu, 1)
     return arguments
