@@ -23,10 +23,10 @@ _AT_ONCE = 10
 
 @dataclass(frozen=True)
 class ScoredSet:
-    """What a search has found.
+    """A set of demonstrations with its score, as a search returns it.
 
     Attributes:
-        rows: in the order of the prompt, which is part of what was searched.
+        rows: the rows in the order of the prompt; the search was over orders too.
         accuracy: on the documents that it was scored on.
         log_probability: the mean of the right label's there.
     """

@@ -34,9 +34,9 @@ class Choice:
     Attributes:
         indices: rows of the task's few-shot documents, in the order of the prompt.
         picked: the same in the order of picking; None where that is the prompt's.
-        accuracy: of the choice, on the documents that sets were scored on; None where none were.
+        accuracy: the choice's, on the documents that sets were scored on; None where none were.
         evaluated: how many documents could not be chosen, or were drawn and replaced, since they are evaluated.
-        seconds: what choosing took.
+        seconds: how long choosing took.
         tokens: how many tokens were run through the model for it.
     """
 

@@ -32,7 +32,7 @@ class How:
 
     Attributes:
         name: one of `METHODS`.
-        arguments: of the method, by name; those with their default are left out.
+        arguments: the method's, by name; those with their default are left out.
         balance: choose inside each class.
         pool: how many documents are chosen from.
     """

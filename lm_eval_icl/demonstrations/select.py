@@ -71,7 +71,7 @@ def select(how: str, pool: Pool, n: int, seed: int, balance: bool = True, **argu
         how: the name of a selector.
         seed: for what a method leaves to chance, and for which classes have one row more than others.
         balance: choose inside each class, the same number as far as possible (see `quotas`).
-        arguments: of the method.
+        arguments: the method's.
 
     Returns:
         The rows in the order of picking, with class balance the first of each class, the second of each class and so

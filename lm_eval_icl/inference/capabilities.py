@@ -313,8 +313,8 @@ class _Trial:
         return all(map(self.same, (score for score, _ in scores), wanted))
 
     def shares_memory(self) -> bool:
-        """Whether rows, of which one begins with padding, have the logits on a shared memory that they have on copies
-        of it: those of several tokens, and those of one token more."""
+        """Whether two rows, one of which begins with padding, have the logits on a shared memory that they have on
+        copies of it: those of several tokens, and those of one token more."""
         ids = torch.tensor([self.query, self.other[: len(self.query)]], device=self.device)
         mask = torch.ones(2, len(self.memory) + len(self.query) + 1, dtype=torch.long, device=self.device)
         mask[0, len(self.memory) : len(self.memory) + 3] = 0

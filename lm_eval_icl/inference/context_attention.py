@@ -94,7 +94,7 @@ class RowsAtATime:
         return output
 
     def _of(self, query: Tensor, rows: slice) -> Tensor:
-        """The queries of some tokens of the layout, whose entries of a memory have none."""
+        """The queries of some tokens of the layout. (The layout's entries of a memory have no queries.)"""
         return query[:, :, rows.start - self.layout.entries : rows.stop - self.layout.entries]
 
     def _mask(self, rows: slice, keys: Sequence[slice], like: Tensor) -> Tensor:

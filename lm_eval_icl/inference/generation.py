@@ -167,7 +167,7 @@ def _inputs(memories: Sequence[Memory], queries: Sequence[Sequence[int]], device
 
 
 def _cache(memories: Sequence[Memory], rows: int, shared: bool) -> Any:
-    """The cache of a batch behind these memories, of which not all are empty.
+    """The cache of a batch behind these memories, at least one of which is not empty.
 
     Args:
         memories, shared: as for `continue_from`.

@@ -23,7 +23,7 @@ TASKS: dict[str, dict[str, Any]] = _FACTS["tasks"]
 
 @dataclass(frozen=True)
 class Row:
-    """A row: an input, its output, and the options, of which the output is one; free text has none."""
+    """A row: an input, its output, and the options, one of which is the output; free text has none."""
 
     input: str
     output: str

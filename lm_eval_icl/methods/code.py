@@ -1,4 +1,4 @@
-"""Digests of code, by which numbers that are kept are told from those of other code."""
+"""Digests of code. They tell numbers that are kept from those of other code."""
 
 from __future__ import annotations
 

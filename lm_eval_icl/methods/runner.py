@@ -100,7 +100,7 @@ class MethodRunner(Encoder):
         own: Callable[[Context], bool] = lambda context: False,
         memory: Memory | None = None,
     ) -> Iterator[tuple[list[Asked], Sequence[Score]]]:
-        """The batches of `score`, whose scores may still be computed when they are yielded. A memory that is given is
+        """The batches of `score`. Their scores may still be computed when they are yielded. A memory that is given is
         that of the only context."""
         unscored = {context: dict(queries) for context, queries in queries_by_context.items() if queries}
         in_use: tuple[Memory, Ids | None] | None = None if memory is None else (memory, None)

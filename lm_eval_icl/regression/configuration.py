@@ -19,14 +19,14 @@ class Configuration(BaseModel):
 
     Args:
         function: "linear", "sparse" (linear, with few non-zero coefficients) or "tree" (a decision tree).
-        dimensions: of the inputs.
+        dimensions: the number of an input's dimensions.
         sparsity: how many coefficients of a sparse function are not zero.
-        depth: of a decision tree.
+        depth: the depth of a decision tree.
         examples: the most examples before a query in training.
         longest: the most examples before a query in tests.
-        layers, width, heads: of the GPT-2.
+        layers, width, heads: the sizes of the GPT-2.
         batch_size: how many functions a step has.
-        learning_rate: of Adam, constant.
+        learning_rate: Adam's, which is constant.
         steps: how many updates there are.
         early: the step after which Figures 3 and 7 show the models, beside the last one.
         keep_every: after how many steps the weights are kept for Figures 8 and 9.
@@ -162,7 +162,7 @@ def configured(name: str, values: Sequence[str] = ()) -> Configuration:
     """A configuration by its name, with some values replaced.
 
     Args:
-        values: what is replaced, each KEY=VALUE.
+        values: the settings that are replaced, each KEY=VALUE.
 
     Raises:
         InputError: there is no such configuration or key, or a value cannot be used.

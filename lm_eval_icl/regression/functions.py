@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lm_eval_icl.regression.configuration import Configuration
 
-# How tests differ from training (InvICL, B.1 and Figure 7): not at all; y has an offset b ~ N(0, 1); x is three times as
+# How tests differ from training (InvICL, B.1 and Figure 7): not at all; y has an offset b ~ N(0, 1); x is 3 times as
 # large; x is in a random subspace of half the dimensions, as large as before on average (as in the code of Garg et al.,
 # which the paper follows).
 SHIFTS = ("none", "offset", "scale", "subspace")

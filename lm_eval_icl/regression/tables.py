@@ -17,7 +17,7 @@ class Measurements:
     """The errors that were measured in one folder.
 
     Attributes:
-        configuration: of all its trainings.
+        configuration: that of all its trainings.
         of: by method and seed, the errors (see `lm_eval_icl.regression.evaluation.evaluate`).
         baselines: their errors, by "NAME, SHIFT".
 

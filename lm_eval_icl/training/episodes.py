@@ -150,7 +150,7 @@ class EpisodePool:
         return self.episode(shown, query)
 
     def episode(self, shown: Sequence[int], query: int) -> Episode:
-        """An episode of these rows, in which no demonstration says what the query says, if the task is such.
+        """An episode of these rows. If the task is such, no demonstration says what the query says.
 
         Raises:
             InputError: too few rows say something else.
@@ -184,7 +184,7 @@ def draw_episode(pools: Sequence[EpisodePool], seed: int, number: int, attempt: 
     """An episode of a task that is drawn first, all equally likely (InvICL, section 5.2).
 
     Args:
-        number: which episode of the run.
+        number: the episode's number in the run.
         attempt: how many episodes of this number were drawn already, and did not fit.
     """
     pool = Random(f"{seed} {number}").choice(pools)
@@ -198,7 +198,7 @@ class RowDraw:
 
     Args:
         pools: the tasks.
-        seed: of the draw.
+        seed: the seed of the draw.
         remains: by name, whether an episode remains untouched; the shares are counted.
         all_remain: only rows that remain untouched under all of these names are drawn.
 

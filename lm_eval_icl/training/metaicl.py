@@ -85,7 +85,7 @@ def load_rows(setting: str, folder: MetaICLFolder, k: int, skip_missing: bool) -
     """The rows of the tasks that MetaICL trains on in a setting, by task.
 
     Args:
-        k: of the names of the training files.
+        k: the K in the names of the training files.
         skip_missing: go on without tasks that have no file.
 
     Raises:

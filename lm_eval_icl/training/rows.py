@@ -163,7 +163,7 @@ def collate(rows: Sequence[TrainingRow], dtype: torch.dtype) -> dict[str, Any]:
 
     Args:
         rows: b rows of at most n tokens.
-        dtype: of the mask.
+        dtype: the mask's.
 
     Returns:
         input_ids: [b, n]. layouts: those of the rows, and mask_dtype, of which `mask` is made on the device, and

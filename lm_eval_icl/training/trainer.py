@@ -42,7 +42,7 @@ def usable(episode: Episode, make: RowMaker, fits: Sequence[RowMaker], option: i
 
 
 class EpisodeRows(Dataset[TrainingRow]):
-    """The rows of the episodes 0, 1, ..., of which each fits under every method of `fits`.
+    """The rows of the episodes 0, 1, ...; each episode fits under every method of `fits`.
 
     Args:
         draw: the episode of a number, and of an attempt if those before it did not fit.
