@@ -79,20 +79,20 @@ def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
     return f"did you mean {near[0]!r}?" if near else ""
 
 
-def check_form(found: object, known: int, where: object) -> None:
+def check_form(form: object, known: int, where: object) -> None:
     """Refuse a file of a later version of this package, whose form this version does not know.
 
     Args:
-        found: the number of its form in the file; None in files of before there were numbers, which are of form 1.
+        form: the number of the file's form; None in files from before there were numbers, which are of form 1.
         known: the latest form that this version reads.
         where: the file, for the message.
 
     Raises:
         LaterForm: the form is later.
     """
-    if isinstance(found, int) and found > known:
+    if isinstance(form, int) and form > known:
         raise LaterForm(
-            f"{where}: is of form {found}, which a later version of lm-eval-icl has written; this one reads forms up "
+            f"{where}: is of form {form}, which a later version of lm-eval-icl has written; this one reads forms up "
             f"to {known}: update lm-eval-icl, or give another folder."
         )
 

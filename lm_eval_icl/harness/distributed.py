@@ -67,7 +67,7 @@ class DividedDocuments(HFLM):
         if all(isinstance(of_task, list) for of_task in obj.values()):  # samples; otherwise it is metrics
             shares = [{task: by_filter(samples) for task, samples in share.items()} for share in shares]
             joined = in_order(shares)
-            return [{task: list(chain.from_iterable(of.values())) for task, of in joined.items()}]
+            return [{task: list(chain.from_iterable(by_rank.values())) for task, by_rank in joined.items()}]
         return [in_order(shares)]
 
     def total(self, share: dict[str, Any]) -> dict[str, Any]:
