@@ -26,9 +26,9 @@ from lm_eval_icl.errors import InputError
 _FIRST_BEAMS, _FIRST_SETS, _FIRST_ROUNDS = 16, 160, 20
 # How many of its rows one of the first sets may share with those before it.
 _SHARED = 4
-# A substitute is drawn from so many.
+# How many rows a substitute is drawn from.
 _SUBSTITUTES = 4
-# Rows whose information is asked for at once, so that progress can be told.
+# How many rows' information is computed at once; progress is told in between.
 _AT_ONCE = 250
 
 Info = Callable[[Sequence[int], Sequence[int]], np.ndarray]
@@ -44,11 +44,11 @@ class LensSettings:
         rho: see above, above 1. Rounds end when m rows are left.
         l: how many rows the first round scores on.
         beams: how many sets each round of the search begins with.
-        iterations: how many rounds.
+        iterations: how many rounds the search has.
         substitutions: how many sets each set of a round makes by exchanging one row for another of its label.
-        shuffles: how many by another order.
+        shuffles: how many sets it makes by another order of its rows.
         diversity: the weight of the similarity to the other rows of a set in choosing a substitute.
-        dev: on how many rows of the pool sets are scored: rows that the filter did not keep.
+        dev: how many rows of the pool sets are scored on, all of them rows that the filter did not keep.
     """
 
     m: int = 500

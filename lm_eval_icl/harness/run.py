@@ -23,7 +23,7 @@ Counts = dict[str, dict[str, int]]
 
 
 class ContextUses:
-    """Which contexts of a run come up again."""
+    """Tells which contexts of a run come up again."""
 
     def __init__(self) -> None:
         self._kinds: Counter[Context] = Counter()  # how many kinds of requests are still to come with a context
@@ -46,10 +46,10 @@ class ContextUses:
         return context in self._kinds and context not in self._shared
 
     def release(self, context: Context, store: PrefixCache) -> None:
-        """Note that one kind of request no longer needs a context. After the last kind in this run, the memory
-        is freed: if every document has new demonstrations, the store would fill with memories that are not used again.
+        """Note that one kind of request no longer needs a context. After the last kind in this run, the memory is
+        freed: if every document has new demonstrations, the cache would fill with memories that are not used again.
         (`batchicl` stores one memory for each demonstration, which other contexts may share; these memories stay until
-        the store is full.)
+        the cache is full.)
         """
         if context not in self._kinds:  # outside a run nobody knows what is asked next
             return
@@ -71,7 +71,7 @@ class PreparedRun:
         tokenize: turns instances into requests.
         limits: the limits that prompts have to stay within.
         overflow: what is done with prompts that do not fit (`CommonArguments.overflow`).
-        logs: this process shows progress, and logs what concerns all processes. Only one process does.
+        logs: whether this process shows progress, and logs what concerns all processes. Only one process does.
         documents: which documents of a task the run is over; None if this is not known.
 
     Attributes:

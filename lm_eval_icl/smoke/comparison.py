@@ -124,8 +124,8 @@ def predictions(results: dict[str, Any]) -> list[int]:
 def measure(
     model: str, shots: int, orders: list[Path], output: Path, limit: int | None
 ) -> tuple[list[str], int, float]:
-    """Accuracy and order flips of a model with a number of demonstrations, in words; of how many documents, over all
-    orders; and in how many seconds."""
+    """Accuracy and order flips of a model with a number of demonstrations, in words; how many documents were answered,
+    over all orders; and how many seconds it took."""
     begun = time.perf_counter()
     with quiet():
         runs = [evaluate(model, load(model), shots, order, output, limit) for order in orders]

@@ -115,7 +115,7 @@ class OptionRows(Dataset[TrainingRow]):
 
 
 class _Step(NamedTuple):
-    """A step of which the device may not have computed the numbers yet."""
+    """A step whose numbers the device may not have computed yet."""
 
     number: int
     epoch: float | None
@@ -155,7 +155,7 @@ class LayoutTrainer(Trainer):
             **kwargs,
         )
         self._saving_to: str | None = None
-        # The losses and the episodes of the passes of the step that runs, and the steps whose numbers were not read.
+        # The losses and the episodes of the current step's passes, and the steps whose numbers were not read.
         self._losses: list[Tensor] = []
         self._episodes: list[int] = []
         self._unread: list[_Step] = []
@@ -170,8 +170,8 @@ class LayoutTrainer(Trainer):
         return next(callback for callback in self.callback_handler.callbacks if isinstance(callback, LeftOut))
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        """As Trainer; but the learning rate of the next step is this run's, which may have more steps than the run that
-        wrote the checkpoint."""
+        """Load as Trainer does, but with this run's learning rate for the next step: the run that wrote the checkpoint
+        may have had fewer steps."""
         super()._load_optimizer_and_scheduler(checkpoint)
         optimizer: Any = self.optimizer
         schedule = self.lr_scheduler
@@ -181,7 +181,7 @@ class LayoutTrainer(Trainer):
             for group, rate in zip(optimizer.param_groups, schedule._last_lr, strict=True):
                 group["lr"] = rate
 
-    # The loss, and what is measured. Nothing waits for the device in a step: what the log has of it is read later.
+    # The loss and the measurements. Nothing in a step waits for the device: its numbers are read for the log later.
 
     def compute_loss(
         self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
@@ -252,8 +252,8 @@ class LayoutTrainer(Trainer):
     def prediction_step(
         self, model: nn.Module, inputs: dict[str, Any], prediction_loss_only: bool, ignore_keys: Any = None
     ) -> tuple[None, Tensor, Tensor]:
-        """For each row, what the accuracy is computed from: [rows, 4], the log-probability of the option, whether it is
-        what greedy decoding gives, its number of tokens, and the number of its episode."""
+        """The numbers that the accuracy is computed from, [rows, 4]: the log-probability of the option, how many of its
+        tokens greedy decoding would not give, its number of tokens, and the number of its episode."""
         inputs = self._prepare_inputs(inputs)
         with torch.no_grad(), self.compute_loss_context_manager():
             losses, greedy = target_losses(model, inputs)
