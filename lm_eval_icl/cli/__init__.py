@@ -1,6 +1,6 @@
 """The console command `lm-eval-icl`. Each of its commands is the file here of that name, with the function `command`.
 
-What is none of them is lm-eval's own (lm_eval.py), with this package's models and tasks.
+Other commands are lm-eval's own (lm_eval.py), with this package's models and tasks.
 """
 
 from __future__ import annotations

@@ -116,7 +116,7 @@ def _overrides(args: argparse.Namespace) -> Mapping[str, Any]:
 
 
 def _dry_run(study: Study, args: argparse.Namespace, options: Options, console: Console) -> None:
-    """Print what would be run, and what cannot be had for it.
+    """Print what would be run, and what is missing for it.
 
     Raises:
         InputError: something cannot be had. What can be said without it is printed.
@@ -158,7 +158,7 @@ def _cluster(conductor: Conductor, args: argparse.Namespace) -> Any:
 
 
 def _run(study: Study, folder: Folder, args: argparse.Namespace, options: Options, console: Console) -> None:
-    """Run a study, and write and print what came out.
+    """Run a study, and write and print its results.
 
     Raises:
         InputError: as for `command`.

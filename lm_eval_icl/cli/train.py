@@ -164,7 +164,7 @@ def training(options: Mapping[str, Any]) -> Callable[[], None]:
 
 
 def read_options(parser: argparse.ArgumentParser, arguments: list[str]) -> dict[str, Any]:
-    """The arguments of the command line, and of the file of --config those that the command line has not."""
+    """The arguments of the command line, and those of the --config file that the command line does not have."""
     parser.argument_default = argparse.SUPPRESS
     trained = "icl, nope, prefixicl, pcw, saicl, invicl, or MODULE:CLASS"
     parser.add_argument("method", metavar="METHOD", nargs="?", help=trained)
@@ -193,7 +193,7 @@ def read_options(parser: argparse.ArgumentParser, arguments: list[str]) -> dict[
 
 
 def check_known(options: Mapping[str, Any], where: str) -> None:
-    """Refuse an option that there is not.
+    """Refuse an option that does not exist.
 
     Args:
         where: what stands before the message.

@@ -76,7 +76,7 @@ class TaskPool(Protocol):
         """Whether a document is among those that the task evaluates."""
 
     def label(self, doc: Any) -> Any:
-        """What a stratified draw takes the same number of."""
+        """The class of a document, for a stratified draw."""
 
     def query(self, row: int) -> tuple[FewShotPrompt, tuple[str, ...], int]:
         """A document's prompt without demonstrations, its options, and which is right."""
@@ -179,7 +179,7 @@ class Chooser:
         return rows if len(rows) <= self.most else sorted(Random(f"pool {seed}").sample(rows, self.most))
 
     def _rows(self, seed: int) -> list[int]:
-        """The rows that are chosen from: without documents that are there twice, or evaluated."""
+        """The rows that are chosen from, without documents that are there twice or are evaluated."""
         first: dict[str, int] = {}
         for row in self._part(seed):
             if not self.pool.is_closed(row):

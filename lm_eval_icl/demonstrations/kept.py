@@ -57,14 +57,14 @@ class Wanted:
 
 
 def folder() -> Path:
-    """Where runs keep what was chosen: `LM_EVAL_ICL_CACHE`, or a folder of the user's cache."""
+    """The folder in which runs keep choices: `LM_EVAL_ICL_CACHE`, or a folder of the user's cache."""
     if cache := os.environ.get("LM_EVAL_ICL_CACHE"):
         return Path(cache) / "demonstrations"
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lm-eval-icl" / "demonstrations"
 
 
 def read(path: Path, pool: TaskPool, n: int, seed: int) -> dict[str, Any] | None:
-    """What a file says of a seed's choice; None if there is no file.
+    """The choice that a file has for a seed; None if there is no file.
 
     Raises:
         InputError: the file is damaged, or of another pool.

@@ -158,7 +158,7 @@ def cost(pool: Pool, n: int, settings: LensSettings, balance: bool = True) -> Co
 
 
 def _kept(settings: LensSettings, labels: np.ndarray, want: dict[int, int]) -> list[dict[int, int]]:
-    """How many rows of each label every round of the filter keeps: what there is, and what is wanted at least."""
+    """How many rows of each label every round of the filter keeps: at most those that exist, at least those wanted."""
     counts = {int(label): int(count) for label, count in zip(*np.unique(labels, return_counts=True), strict=True)}
     return [
         {label: min(count, max(kept // len(counts), want.get(label, 0))) for label, count in counts.items()}

@@ -1,4 +1,4 @@
-"""Choosing demonstrations by a method of its name, the same number from each class."""
+"""Choosing demonstrations by a method's name, the same number from each class."""
 
 from __future__ import annotations
 

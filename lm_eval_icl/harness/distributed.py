@@ -1,6 +1,6 @@
 """Runs with several processes: a task's documents are divided among them, and the results are put back into order.
 
-lm-eval gives the documents to the processes in turn (of n processes, process r gets the documents r, r + n, ...), but
+lm-eval gives the documents to the processes in turn (process r of n gets the documents r, r + n, ...), but
 joins the results of the processes end to end.
 """
 
@@ -104,7 +104,7 @@ def check_shares(
 
 
 def of_all(mine: T) -> list[T]:
-    """What each of the processes has, all of which call this."""
+    """The values of all processes, each of which calls this."""
     if not _has_group():
         return [mine]
     shares: list[Any] = [None] * torch.distributed.get_world_size()
@@ -113,12 +113,12 @@ def of_all(mine: T) -> list[T]:
 
 
 def in_any(mine: bool) -> bool:
-    """Whether something is so in any of the processes, all of which call this."""
+    """Whether something is true in any process; every process calls this."""
     return any(of_all(mine))
 
 
 def of_first(value: Callable[[], T]) -> T:
-    """What the first process finds, for all processes, all of which call this.
+    """The first process's value, for all processes, each of which calls this.
 
     Raises:
         InputError: the first process raised it; or another error, which that process raises itself.
@@ -163,7 +163,7 @@ def in_order(shares: Sequence[Any]) -> Any:
 
 
 def by_filter(samples: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
-    """A task's logged samples by filter; lm-eval lists those of one filter after those of another."""
+    """A task's logged samples by filter: lm-eval lists the samples of one filter after those of another."""
     by_name: dict[str, list[dict[str, Any]]] = {}
     for sample in samples:
         by_name.setdefault(sample["filter"], []).append(sample)

@@ -178,7 +178,7 @@ class ResumableLM(CachingLM):
 
 
 def _sampled(kind: str, args: tuple[Any, ...]) -> bool:
-    """Whether a response is sampled at random. It is then not stored, since all repeats would be the same."""
+    """Whether a response is sampled at random. Such a response is not stored, since all repeats would be the same."""
     return kind == "generate_until" and bool(normalize_gen_kwargs(args[1])["do_sample"])
 
 

@@ -12,7 +12,7 @@ from lm_eval_icl.errors import InputError, did_you_mean
 
 
 def unknown_task(name: str, known: Iterable[str], include_path: str | None) -> str:
-    """The line for a task or group that there is not.
+    """The line about the name of a task or group that does not exist.
 
     Args:
         known: the names of all tasks and groups.

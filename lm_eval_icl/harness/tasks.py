@@ -55,7 +55,7 @@ def with_given_demonstrations(original: Callable[..., None], task: Any, *args: A
 
 
 def pool_of(task: ConfigurableTask) -> list[Doc]:
-    """The documents that a task takes its demonstrations from; to read them from the dataset again takes seconds."""
+    """The documents that a task takes its demonstrations from. They are read once, since reading takes seconds."""
     sampler = getattr(task, "sampler", None)
     return sampler.df if isinstance(sampler, FixedSampler) else list(task.fewshot_docs() or [])
 
@@ -86,7 +86,7 @@ def among(
 
 @functools.lru_cache(maxsize=128)
 def evaluated(task: ConfigurableTask) -> Callable[[Doc], bool]:
-    """Whether a few-shot document is among all documents that a task evaluates, whatever a run's `--limit` is."""
+    """Whether a few-shot document is among all documents that a task evaluates, those beyond a run's `--limit` too."""
     return among(task, lambda: task.eval_docs)
 
 
@@ -110,7 +110,7 @@ _NAMES = r"task|task_alias|tag|group|class|dataset_.*|custom_dataset|\w*_split|n
 
 
 def template_of(task: ConfigurableTask) -> str:
-    """What a task's configuration says, as JSON; not where the task is found, and what it is called."""
+    """A task's configuration as JSON, without its name and the place where it was found."""
     config = {key: value for key, value in task.dump_config().items() if not re.fullmatch(_NAMES, key)}
     return re.sub(r" at 0x[0-9a-f]+", "", json.dumps(config, sort_keys=True, default=str))
 

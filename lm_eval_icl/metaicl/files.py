@@ -151,7 +151,7 @@ def checked_seed(seed: int | None) -> int:
 
 
 def refuse_missing(option: str, what: str, missing: Sequence[str], total: int, skip: str) -> None:
-    """Refuse a list of tasks of which some have no files.
+    """Refuse a list of tasks if some have no files.
 
     Args:
         what: what the tasks belong to.

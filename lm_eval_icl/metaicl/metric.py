@@ -13,7 +13,7 @@ def mean_losses(logprobs: Sequence[float], tokens: Sequence[int]) -> np.ndarray:
 
 
 def decision(losses: Sequence[float] | np.ndarray) -> int:
-    """The option with the smallest loss; of equal ones the first."""
+    """The option with the smallest loss; the first if several have it."""
     return int(np.argmin(losses))
 
 

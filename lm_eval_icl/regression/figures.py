@@ -1,4 +1,4 @@
-"""The figures of InvICL's synthetic study (section 5.1, appendices B.1, B.4 and B.5), of what was measured."""
+"""The figures of InvICL's synthetic study (section 5.1, appendices B.1, B.4 and B.5), drawn from `Measurements`."""
 
 from __future__ import annotations
 

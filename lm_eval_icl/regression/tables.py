@@ -1,4 +1,4 @@
-"""What was measured of the trainings in a folder, and its tables in Markdown."""
+"""The measured errors of the trainings in a folder, and their tables in Markdown."""
 
 from __future__ import annotations
 

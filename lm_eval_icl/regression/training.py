@@ -26,7 +26,7 @@ SAVE_EVERY, LOG_EVERY = 500, 50  # steps; the second divides the first
 
 @dataclass(frozen=True)
 class RegressionRun:
-    """One training: which method, on what, with which seed. Its folder is METHOD-SEED.
+    """One training: a method, a configuration and a seed. Its folder is METHOD-SEED.
 
     The folder has `run.json`, `log.jsonl`, the weights after some steps as `step-NUMBER.safetensors`, and in
     `state.safetensors` what training goes on from.

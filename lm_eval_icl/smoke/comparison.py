@@ -138,7 +138,7 @@ def measure(
 
 
 def table_of(rows: list[list[str]]) -> Table:
-    """The rows that there are; the last one may not be complete."""
+    """The table of the rows so far; the last one may not be complete."""
     table = Table(title="icl_demo on the embedded model: accuracy, order flips")
     table.add_column("model")
     for shots in SHOTS:
@@ -151,8 +151,8 @@ def table_of(rows: list[list[str]]) -> Table:
 
 
 def compare(output: Path, limit: int) -> None:
-    """Evaluate every model, and show a table of them as the numbers come: where the output is no terminal, a line each,
-    and the table at the end.
+    """Evaluate every model, and show a table that fills as the numbers come. Where the output is no terminal, a line is
+    printed for each model, and the table at the end.
 
     Args:
         output: the folder of lm-eval's results files, which is there.

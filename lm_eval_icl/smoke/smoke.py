@@ -1,4 +1,4 @@
-"""A smoke test of every method on tiny random models (`lm_eval_icl.smoke.tiny`), one model type or all that there are.
+"""A smoke test of every method on tiny random models (`lm_eval_icl.smoke.tiny`), of one type or of all.
 
 `lm-eval-icl smoke --arch llama` runs `smoke`, and `lm-eval-icl smoke --arch all` runs `sweep`.
 """
@@ -79,7 +79,7 @@ def smoke(arch: str = "llama", limit: int = 3) -> dict[str, dict[str, float | st
 
 
 def _hf(arch: str, folder: str, limit: int) -> dict[str, Responses]:
-    """What lm-eval's `hf` responds; nothing for an encoder-decoder model, which it runs as a whole."""
+    """The responses of lm-eval's `hf`; none for an encoder-decoder model, which it runs as a whole."""
     from lm_eval_icl.smoke.tiny import is_encoder_decoder
 
     if is_encoder_decoder(arch):
@@ -210,7 +210,7 @@ def _compare(task: str, ours: Responses, theirs: Responses, what: str) -> None:
 
 @dataclass(frozen=True)
 class Result:
-    """What came out of the smoke test of a model type.
+    """The outcome of the smoke test of a model type.
 
     Attributes:
         arch: the model type.

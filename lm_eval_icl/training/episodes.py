@@ -49,7 +49,7 @@ class Task(Protocol):
         """The task's name."""
 
     def __hash__(self) -> int:
-        """A task is itself alone."""
+        """The hash of this very task: no two tasks are equal."""
 
     def __len__(self) -> int:
         """How many rows there are."""
@@ -181,7 +181,7 @@ class EpisodePool:
 
 
 def draw_episode(pools: Sequence[EpisodePool], seed: int, number: int, attempt: int = 0) -> Episode:
-    """An episode of a task that is drawn first, all equally likely (InvICL, section 5.2).
+    """An episode of a task; the task is drawn first, all tasks equally likely (InvICL, section 5.2).
 
     Args:
         number: the episode's number in the run.
@@ -192,7 +192,7 @@ def draw_episode(pools: Sequence[EpisodePool], seed: int, number: int, attempt: 
 
 
 class RowDraw:
-    """Draws every row once an epoch, all in random order: a task's weight is its number of rows (MetaICL).
+    """Draws every row once an epoch, in random order, so that a task's weight is its number of rows (MetaICL).
 
     A row has the same demonstrations in every epoch, other rows of its task in random order.
 

@@ -1,4 +1,4 @@
-"""What the configuration of a trained checkpoint says about its training, and what that means for an evaluation."""
+"""The record of its training in a checkpoint's configuration, and what that means for an evaluation."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def read(config: PreTrainedConfig) -> dict[str, Any]:
 
 
 def mismatch(trained: dict[str, Any], method: Method) -> str:
-    """What a user has to know before evaluating a method on a checkpoint of this record; empty if nothing.
+    """The warning about evaluating a method on a checkpoint of this record; empty if they match.
 
     Methods that are more than one forward pass run on checkpoints that were trained under `icl`.
     """

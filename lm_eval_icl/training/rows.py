@@ -43,7 +43,7 @@ def check_trainable(method: Method, loss: str = "query") -> None:
 
 
 def leaks(method: Method) -> bool:
-    """Whether what predicts a demonstration's answer may depend on that answer, through any number of layers."""
+    """Whether the prediction of a demonstration's answer may depend on that answer, through any number of layers."""
     n = next((n for n in range(3, 1000) if not method.why_not(n)), 3)
     layout = method.layout(1, [2] * n, 2, 1)  # demonstrations of two tokens: an input, and the answer
     reach = layout.mask
@@ -69,7 +69,7 @@ def _kept_demonstrations(layout: Layout, lengths: Sequence[int]) -> list[range]:
 
 @dataclass(frozen=True)
 class TrainingRow:
-    """An episode as the tokens of one row, and what is to be predicted.
+    """An episode as the tokens of one row, and the tokens to predict.
 
     Attributes:
         ids: n ids, the row.
@@ -227,7 +227,7 @@ def target_losses(model: nn.Module, batch: dict[str, Any]) -> tuple[Tensor, Tens
 def target_logits(model: nn.Module, batch: dict[str, Any]) -> Tensor:
     """Run a batch, and return the logits that predict its targets: [targets, vocabulary].
 
-    The vocabulary is projected on only at those indices at which some row has a target.
+    The projection on the vocabulary runs only at indices at which some row has a target.
     """
     ids, read_at = batch["input_ids"], batch["read_at"]
     inputs: dict[str, Any] = {}

@@ -76,12 +76,12 @@ class Settings:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What the trained weights depend on."""
+        """The settings that the trained weights depend on."""
         return {name: value for name, value in dataclasses.asdict(self).items() if name != "save_steps"}
 
 
 def with_numbers(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings from a YAML file, which reads 1e-5 as a text, with numbers in place of such texts.
+    """Settings from a YAML file, with numbers in place of texts such as 1e-5, which YAML does not read as a number.
 
     Raises:
         InputError: a text is no number.

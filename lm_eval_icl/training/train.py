@@ -261,7 +261,7 @@ def train(
 def _drawn(
     pools: Sequence[EpisodePool], methods: Sequence[Method], all_remain: bool, cut: bool, settings: Settings
 ) -> tuple[Callable[[int, int], Episode], Mapping[str, float]]:
-    """The draw of episodes; and if rows are cut, the share of rows that remain untouched under each of the methods.
+    """The draw of episodes, and the share of rows that remain uncut under each of the methods, if rows are cut.
 
     Args:
         all_remain: only rows that remain untouched under all of the methods are drawn.
@@ -365,7 +365,7 @@ def _summary(
 def _how(
     method: Method, tasks: Sequence[Task], settings: Settings, fits: Sequence[Method], source: str
 ) -> dict[str, Any]:
-    """What the configuration of a trained checkpoint says about its training."""
+    """The record of a training for the checkpoint's configuration."""
     lora = {"rank": settings.lora_rank, "alpha": settings.lora_alpha, "targets": _LORA_TARGETS}
     return {
         "method": method.name,
@@ -435,7 +435,7 @@ def _with_lora(model: PreTrainedModel, settings: Settings) -> Any:
 
 
 def _save(trainer: LayoutTrainer, model: Any, tokenizer: PreTrainedTokenizerBase, output: Path) -> None:
-    """Write the trained model and the tokenizer to the folder; adapters to its folder `adapter`, and merged."""
+    """Write the trained model and the tokenizer to the folder; adapters merged, and in its folder `adapter`."""
     try:
         adapted = trainer.args.process_index == 0 and hasattr(model, "merge_and_unload")
         trainer.save_model(str(output / "adapter" if hasattr(model, "merge_and_unload") else output))
@@ -454,7 +454,7 @@ def _save(trainer: LayoutTrainer, model: Any, tokenizer: PreTrainedTokenizerBase
 
 
 def draw_loss(entries: Sequence[dict[str, Any]], path: Path, title: str) -> None:
-    """Draw the loss over steps, each step's and the mean of the ten around it, and the accuracy on held-out rows."""
+    """Draw the loss of each step and its mean over ten steps, and the accuracy on held-out rows."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 4), layout="constrained")

@@ -329,7 +329,7 @@ def checkpoints(folder: Path) -> list[Path]:
 
 
 def step_of(checkpoint: Path) -> int:
-    """After how many steps a checkpoint was written."""
+    """The number of steps after which a checkpoint was written."""
     return int(checkpoint.name.rpartition("-")[2])
 
 
@@ -345,7 +345,7 @@ class LeftOut(TrainerCallback, ExportableState):
         self.before, self.here = before, 0
 
     def everywhere(self, trainer: Trainer) -> int:
-        """The count of all processes, which all have to call this."""
+        """The count of all processes, each of which has to call this."""
         here = torch.tensor([self.here], device=trainer.accelerator.device)
         return self.before + int(trainer.accelerator.gather(here).sum())
 
@@ -407,7 +407,7 @@ class Log(TrainerCallback):
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:
-    """The entries of a log; those before a line that was cut short when the process was killed."""
+    """The entries of a log, up to a line that was cut short when the process was killed."""
     entries = []
     for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else []:
         try:
