@@ -1,4 +1,4 @@
-"""What a loaded model can do, found by running a few tokens through it; there is no list of architectures."""
+"""The capabilities of a loaded model, found by running a few tokens through it; there is no list of architectures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What runs at once: requests, as token ids, become a list of batches. Nothing here runs a model.
+"""The batches of a run: requests, as token ids, become a list of them. Nothing here runs a model.
 
 Requests are grouped by context and query. A method says how many tokens each context takes (`ContextWork`), a model
 what it can do (`Capabilities`), and the device how much fits (`Sizes`). `schedule` is a function of these three. A
@@ -14,7 +14,7 @@ from typing import Literal
 
 from lm_eval_icl.inference.capabilities import Capabilities
 from lm_eval_icl.inference.generation import GenerationSettings
-from lm_eval_icl.inference.packing import QueryAnswers, TokenTree, first_pack
+from lm_eval_icl.inference.packing import QueryAnswers, TokenTree, first_packed_batch
 from lm_eval_icl.prompts.tokens import Context, TokenizedPrompt
 
 Ids = tuple[int, ...]
@@ -111,10 +111,10 @@ class Batch:
 def schedule(work: Sequence[ContextWork], sizes: Sizes, can: Capabilities) -> Iterator[Batch]:
     """The batches in which all queries of all contexts are scored, in this order.
 
-    Contexts that are encoded by themselves come with as many queries in a pack as fit. The others run side by side, as
-    many as fit into a pass: those that only one query has, or the queries of one context, if the memory depends on the
-    query. (What is left of a run may have a context that several queries have at another place in the order. Its memory
-    must have the same bits then, so that it is never encoded beside another.)
+    Contexts that are encoded by themselves come with as many queries in a packed batch as fit. The others run side by
+    side, as many as fit into a pass: those that only one query has, or the queries of one context, if the memory
+    depends on the query. (The rest of a stopped run may have a context that several queries share at another place in
+    the order. Its memory must have the same bits then, so that it is never encoded beside another.)
     """
     rows, at = sizes.texts if can.can_batch else 1, 0
     while at < len(work):
@@ -125,7 +125,7 @@ def schedule(work: Sequence[ContextWork], sizes: Sizes, can: Capabilities) -> It
             ordinary = all(item.ordinary for item in items)
             yield Batch(queries, "never" if ordinary else "now", items[0].own, tokens, rows)
         else:
-            for pack, tokens in _packs(work[at], sizes, can, rows):
+            for pack, tokens in _packed_batches(work[at], sizes, can, rows):
                 queries = [(work[at].context, *query) for query in pack]
                 yield Batch(queries, "before", work[at].own, tokens, rows)
         at += max(n, 1)
@@ -150,15 +150,17 @@ def side_by_side(work: Sequence[ContextWork], sizes: Sizes, can: Capabilities, a
     return count, used
 
 
-def _packs(work: ContextWork, sizes: Sizes, can: Capabilities, rows: int) -> Iterator[tuple[list[QueryAnswers], int]]:
-    """The queries behind one memory, in packs of as many as run at once, each with its number of tokens; 0 if the
-    queries are the rows of a batch."""
+def _packed_batches(
+    work: ContextWork, sizes: Sizes, can: Capabilities, rows: int
+) -> Iterator[tuple[list[QueryAnswers], int]]:
+    """The queries behind one memory, in packed batches of as many as run at once, each with its number of tokens; the
+    number is 0 if the queries are the rows of a batch."""
     waiting = list(work.queries)  # in ascending order: the common beginning of queries in one pack is run once
     if not can.can_pack:
         waiting.sort(key=lambda item: len(item[0]))  # rows of one batch have similar lengths
     while waiting:
         if can.can_pack:
-            pack, tokens = first_pack(waiting, max(sizes.pack_tokens // work.memories, 1), sizes.queries)
+            pack, tokens = first_packed_batch(waiting, max(sizes.pack_tokens // work.memories, 1), sizes.queries)
             tokens *= work.memories
             # A query longer than a pack gains nothing from packing, and its mask would be large.
             together = len(pack) > 1 or tokens <= sizes.pack_tokens

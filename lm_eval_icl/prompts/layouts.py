@@ -94,7 +94,7 @@ def check_pattern(pattern: object, n: int) -> None:
 
 
 def _kind(value: object) -> str:
-    """What a value is, for an error."""
+    """The kind of a value, for an error."""
     if isinstance(value, Tensor):
         return f"a {value.dtype} tensor of shape {list(value.shape)}"
     return "None" if value is None else f"a {type(value).__name__}"
@@ -302,12 +302,12 @@ class Layout:
 
     @cached_property
     def _on(self) -> dict[torch.device, list[Tensor]]:
-        """What the rule reads, on every device on which it was asked for."""
+        """The tensors that the rule reads, by device, for every device on which it was used."""
         return {}
 
 
 def _slices(marked: Tensor) -> list[slice]:
-    """Where a row of booleans is True."""
+    """The slices at which a row of booleans is True."""
     edges = torch.diff(marked.int(), prepend=marked.new_zeros(1).int(), append=marked.new_zeros(1).int())
     bounds = edges.nonzero()[:, 0].tolist()
     return [slice(start, stop) for start, stop in zip(bounds[::2], bounds[1::2], strict=True)]

@@ -89,9 +89,9 @@ def tokenizes_by_line(tokenizer: PreTrainedTokenizerBase) -> bool:
     """Whether a text can be divided behind any line break that a letter follows, and its two pieces tokenized alone.
 
     If line breaks stay line breaks, and no entry of the vocabulary reaches over such a place, a token always ends
-    there. What is left is that normalizing a text and dividing it into words may look across. This is tried on short
-    texts of characters of every kind: their ids must be those of the text before the line break, as they are in front
-    of another letter, and those of the line.
+    there. Normalizing a text and dividing it into words may still look across. This is tried on short texts of
+    characters of every kind: their ids must be those of the text before the line break, as they are in front of another
+    letter, and those of the line.
     """
     normalizer = tokenizer.backend_tokenizer.normalizer
     if normalizer and "\n" not in normalizer.normalize_str("a\na"):
@@ -158,7 +158,7 @@ class WholeSplitter:
         return _divide(prompt, ids, starts, added), head or self._head(prompt, text, ids, starts, added)
 
     def _head(self, prompt: FewShotPrompt, text: str, ids: list[int], starts: list[int], added: int) -> Head | None:
-        """What further prompts with this prompt's context share with it; None if they share nothing."""
+        """The head that further prompts with this prompt's context share with it; None if they share nothing."""
         end = len(prompt) - len(prompt.query)
         begin = max(0, end - len((prompt.prefix, *prompt.demonstrations)[-1]) - 1)
         line_breaks = [match.start() for match in _LINE_BREAK.finditer(text, begin, end)] if self.by_line else []
