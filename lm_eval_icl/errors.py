@@ -79,20 +79,20 @@ def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
     return f"did you mean {near[0]!r}?" if near else ""
 
 
-def check_form(found: object, known: int, where: object) -> None:
+def check_form(form: object, known: int, where: object) -> None:
     """Refuse a file of a later version of this package, whose form this version does not know.
 
     Args:
-        found: the number of its form in the file; None in files of before there were numbers, which are of form 1.
+        form: the number of the file's form; None in files from before there were numbers, which are of form 1.
         known: the latest form that this version reads.
         where: the file, for the message.
 
     Raises:
         LaterForm: the form is later.
     """
-    if isinstance(found, int) and found > known:
+    if isinstance(form, int) and form > known:
         raise LaterForm(
-            f"{where}: is of form {found}, which a later version of lm-eval-icl has written; this one reads forms up "
+            f"{where}: is of form {form}, which a later version of lm-eval-icl has written; this one reads forms up "
             f"to {known}: update lm-eval-icl, or give another folder."
         )
 
@@ -111,6 +111,18 @@ def whole(value: object, least: int = 1) -> int:
     if not is_whole(value) or value < least:  # type: ignore[operator]
         raise ValueError(f"must be a whole number, {least} or more")
     return int(value)  # type: ignore[call-overload,no-any-return]
+
+
+def checked_whole(argument: str, value: object, least: int = 1) -> int:
+    """The whole number that an argument is.
+
+    Raises:
+        InputError: it is none, or less than `least`.
+    """
+    try:
+        return whole(value, least)
+    except ValueError as error:
+        raise InputError(f"{argument}={value!r}: {error}.") from None
 
 
 def is_whole(value: object) -> bool:

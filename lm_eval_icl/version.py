@@ -30,8 +30,8 @@ def commit(package: Path = Path(__file__).parent) -> str | None:
     It is in the file `commit.txt` if that was written when a wheel or a source distribution was built (hatch_build.py),
     or by `git archive` (.gitattributes). In a checkout it is that of HEAD at this moment.
     """
-    if found := _written(package):
-        return found
+    if written := _written(package):
+        return written
     # If the file is not tracked, the package may be installed in an environment inside another project's repository.
     if _git(package, "ls-files", "--error-unmatch", "__init__.py"):
         return _git(package, "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty")
@@ -42,10 +42,10 @@ def _git(folder: Path, *command: str) -> str | None:
     """The output of a git command; None if git fails, is not installed, or hangs (on a file system that hangs)."""
     # Variables such as GIT_DIR, which a hook of git's sets, would name another repository. A checkout that belongs to
     # another user, as in many containers, is safe to look at: Python is running its code.
-    here = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     git = ["git", "-c", "safe.directory=*", "-C", str(folder)]
     try:
-        done = subprocess.run([*git, *command], capture_output=True, text=True, timeout=10, env=here)
+        done = subprocess.run([*git, *command], capture_output=True, text=True, timeout=10, env=environment)
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() or None if done.returncode == 0 else None
@@ -54,10 +54,10 @@ def _git(folder: Path, *command: str) -> str | None:
 def _written(package: Path) -> str | None:
     """The commit in `commit.txt`, which in a checkout has a placeholder."""
     try:
-        found = (package / "commit.txt").read_text(encoding="utf-8").strip()
+        text = (package / "commit.txt").read_text(encoding="utf-8").strip()
     except OSError:
         return None
-    return found if re.fullmatch("[0-9a-f]{40,}(-dirty)?", found) else None
+    return text if re.fullmatch("[0-9a-f]{40,}(-dirty)?", text) else None
 
 
 def _logged(root: Path) -> str | None:

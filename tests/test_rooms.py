@@ -1,8 +1,10 @@
 """The rooms of the package: imports go up the list and never down, and what needs no lm-eval takes none in."""
 
 import ast
+import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -90,6 +92,27 @@ def test_no_circle_of_imports():
     assert "harness.models" in imports and circles(imports) == []
     assert circles({**imports, "errors": {"cli"}})  # which imports it
     assert circles({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": {"d"}}) == ["a", "b", "c"]
+
+
+def test_the_glossary_has_words_of_the_code():
+    """At most 40 terms; each stands in the package, also as a name, and the file where it is defined has it."""
+    page = (PACKAGE.parent / "docs" / "glossary.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| ([a-z ]+) \| .+ \| `([\w/]+\.py)` \|$", page, re.MULTILINE)
+    assert 20 <= len(rows) <= 40 and len(dict(rows)) == len(rows) == page.count("\n| ") - 2
+    for term, place in rows:
+        text = (PACKAGE / place).read_text(encoding="utf-8")
+        assert re.search(term.replace(" ", "[ _]?"), text, re.IGNORECASE), f"{term!r} does not stand in {place}"
+
+
+# Names of classes that still stand twice.
+TWICE = {"Batch", "Choice", "LeftOut", "Pool"}
+
+
+def test_a_class_name_stands_once():
+    """A name that is met in the middle of a page says which class it is."""
+    trees = [ast.parse(file.read_text(encoding="utf-8")) for file in FILES]
+    names = Counter(node.name for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
+    assert "Method" in names and {name for name, count in names.items() if count > 1} <= TWICE
 
 
 def test_regression_knows_nothing_of_text():

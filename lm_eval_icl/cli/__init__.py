@@ -1,6 +1,6 @@
 """The console command `lm-eval-icl`. Each of its commands is the file here of that name, with the function `command`.
 
-What is none of them is lm-eval's own (lm_eval.py), with this package's models and tasks.
+Other commands are lm-eval's own (lm_eval.py), with this package's models and tasks.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ COMMANDS = {
     "export": "results in others' formats",
     "regression": "transformers that learn functions in context, and the figures of it",
 }
-# What is said after a Ctrl-C, of the commands that go on where they were stopped.
+# The advice after a Ctrl-C, by command; these go on where they were stopped.
 _GO_ON = {
     "train": " With --resume, the same command goes on from the last checkpoint.",
     "study": " The same command goes on from what is in its folder.",

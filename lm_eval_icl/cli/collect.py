@@ -31,15 +31,15 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
         action="store_true",
         help="write nothing: name each file that is not a whole run as this command has written it, and fail if one is",
     )
-    given = parser.parse_args(arguments)
+    args = parser.parse_args(arguments)
     console = Console()
-    if given.check:
-        _check(given.results, console)
+    if args.check:
+        _check(args.results, console)
         return
-    runs, left_out = read_runs(given.results)
-    written = collect(runs, given.output)
+    runs, left_out = read_runs(args.results)
+    written = collect(runs, args.output)
     print_left_out(left_out, console)
-    print_line(console, f"{given.output}: {len(written)} runs")
+    print_line(console, f"{args.output}: {len(written)} runs")
 
 
 def _check(paths: Sequence[Path], console: Console) -> None:

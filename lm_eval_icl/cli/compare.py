@@ -33,31 +33,31 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     )
     parser.add_argument("--tasks", metavar="T,...", help="the tasks and groups to compare (default: all)")
     parser.add_argument("--documents", type=int, default=3, metavar="N", help="to show of each task (default: 3)")
-    given = parser.parse_args(arguments)
+    args = parser.parse_args(arguments)
     console = Console()
-    if given.documents < 0:
-        raise InputError(f"--documents {given.documents}: must be 0 or more.")
-    tasks, names = task_names(given.tasks), (given.first, given.second)
-    if given.results:
-        board = build(read(given.results)[0], tasks=tasks)
+    if args.documents < 0:
+        raise InputError(f"--documents {args.documents}: must be 0 or more.")
+    tasks, names = task_names(args.tasks), (args.first, args.second)
+    if args.results:
+        board = build(read(args.results)[0], tasks=tasks)
         first, second = (named(board.entries, name) for name in names)
         columns, same = board.columns, first is second
     else:
-        same = os.path.realpath(given.first) == os.path.realpath(given.second)
+        same = os.path.realpath(args.first) == os.path.realpath(args.second)
         (first, mine), (second, theirs) = (_entry(name, tasks) for name in names)
         columns = tuple(column for column in mine if column in theirs)
     if same:
-        raise InputError(f"{given.first} and {given.second} are the same; give two.")
+        raise InputError(f"{args.first} and {args.second} are the same; give two.")
     columns = tuple(column for column in columns if column.name in first.cells and column.name in second.cells)
     if not columns:
-        raise InputError(f"{given.first} and {given.second} have no task in common.")
+        raise InputError(f"{args.first} and {args.second} have no task in common.")
     differences = compare(first.cells, second.cells, columns)
     console.print(tables.comparison(first, second, columns, differences))
     note = "A less B, with 95% intervals. Four of five such comparisons would find a difference that is detectable."
     console.print(note, markup=False, highlight=False)
     for column in columns:
         if column.kind == "task" and column.name in differences:
-            for line in differing(first, second, column.name, given.documents):
+            for line in differing(first, second, column.name, args.documents):
                 console.print(line, markup=False, highlight=False)
 
 

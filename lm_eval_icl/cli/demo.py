@@ -23,12 +23,12 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     parser.add_argument(
         "--output", type=Path, default=Path("results/demo"), metavar="DIR", help="of results (default: %(default)s)"
     )
-    given = parser.parse_args(arguments)
-    if given.limit < 0 or given.limit == 1:
-        parser.error(f"--limit {given.limit}: must be 0, or 2 or more: one document gives no standard error")
-    with refusing(f"--output {given.output}: cannot be written", "Give another folder.", (OSError,)):
-        given.output.mkdir(parents=True, exist_ok=True)
+    args = parser.parse_args(arguments)
+    if args.limit < 0 or args.limit == 1:
+        parser.error(f"--limit {args.limit}: must be 0, or 2 or more: one document gives no standard error")
+    with refusing(f"--output {args.output}: cannot be written", "Give another folder.", (OSError,)):
+        args.output.mkdir(parents=True, exist_ok=True)
     os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports huggingface_hub
     from lm_eval_icl.smoke.comparison import compare
 
-    compare(given.output, given.limit)
+    compare(args.output, args.limit)

@@ -33,17 +33,17 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     parser.add_argument(
         "--developer", default="local", metavar="NAME", help="of checkpoints whose name has no owner (default: local)"
     )
-    given = parser.parse_args(arguments)
-    if given.format != "eee":
-        raise InputError(f"--format {given.format}: must be eee (Every Eval Ever), the only format that there is.")
+    args = parser.parse_args(arguments)
+    if args.format != "eee":
+        raise InputError(f"--format {args.format}: must be eee (Every Eval Ever), the only format that there is.")
     console = Console()
-    runs, left_out = read_runs(given.results)
-    made = export(
+    runs, left_out = read_runs(args.results)
+    exported = export(
         runs,
-        given.output,
-        organization=given.organization,
-        relationship=given.relationship,
-        developer=given.developer,
+        args.output,
+        organization=args.organization,
+        relationship=args.relationship,
+        developer=args.developer,
     )
-    print_left_out([*left_out, *made.left_out], console)
-    print_line(console, f"{given.output}: {len(made.files)} files")
+    print_left_out([*left_out, *exported.left_out], console)
+    print_line(console, f"{args.output}: {len(exported.files)} files")

@@ -32,11 +32,11 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     parser.add_argument("--md", type=Path, metavar="FILE", help="the table in Markdown")
     parser.add_argument("--tex", type=Path, metavar="FILE", help="the table in LaTeX, with booktabs")
     parser.add_argument("--plots", type=Path, metavar="DIR", help="figures as SVG and PNG, each with its data as CSV")
-    given = parser.parse_args(arguments)
-    files = [file for file in (given.output, given.csv, given.md, given.tex) if file is not None]
-    _check_files(files, given.plots)
+    args = parser.parse_args(arguments)
+    files = [file for file in (args.output, args.csv, args.md, args.tex) if file is not None]
+    _check_files(files, args.plots)
     console = Console()
-    runs, left_out = read_runs(given.results)
+    runs, left_out = read_runs(args.results)
     # Not Path.resolve: a file that was left out may be a link to itself.
     results = {os.path.realpath(path) for path in (*(run.path for run in runs), *(file.path for file in left_out))}
     for file in files:
@@ -44,19 +44,19 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
             raise InputError(f"{file}: is one of the results; give another file to write to.")
         if file.name.endswith(".jsonl"):
             raise InputError(f"{file}: may be a file of samples, which end in .jsonl; give another file to write to.")
-    board = build(runs, left_out, given.baseline, task_names(given.tasks))
-    for file, text in ((given.csv, tables.as_csv), (given.md, tables.as_markdown), (given.tex, tables.as_tex)):
+    board = build(runs, left_out, args.baseline, task_names(args.tasks))
+    for file, text in ((args.csv, tables.as_csv), (args.md, tables.as_markdown), (args.tex, tables.as_tex)):
         if file:
             _write(file, text(board))
-    if given.plots or given.output:
+    if args.plots or args.output:
         from lm_eval_icl.leaderboard import figures  # takes half a second
 
-        if given.plots:
-            figures.draw(board, given.plots)
-        if given.output:
+        if args.plots:
+            figures.draw(board, args.plots)
+        if args.output:
             from lm_eval_icl.leaderboard.page import page
 
-            _write(given.output, page(board, figures.svgs(board), given.results))
+            _write(args.output, page(board, figures.svgs(board), args.results))
     for sentence in board.summary:
         console.print(sentence, markup=False, highlight=False)
     console.print(tables.overview(board, SHOWN))
@@ -64,7 +64,7 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     if len(board.entries) > in_table:
         console.print(f"{in_table} of {len(board.entries)} entries; the page and the other files have all of them.")
     print_left_out(board.left_out, console)
-    for path in [*files, *filter(None, [given.plots])]:
+    for path in [*files, *filter(None, [args.plots])]:
         print_line(console, f"written: {path}")
 
 

@@ -65,8 +65,8 @@ def command(arguments: list[str]) -> None:
 
 
 def _check_names(arguments: list[str]) -> None:
-    """Refuse a command that is neither ours nor lm-eval's, which would take it for an argument of `run`; and a model
-    that there is not, which lm-eval would say after it has read all tasks."""
+    """Refuse a command that is neither ours nor lm-eval's, which would take it for an argument of `run`; and an unknown
+    model, which lm-eval would refuse after it has read all tasks."""
     from lm_eval._cli import HarnessCLI
 
     parsers = HarnessCLI()._subparsers.choices

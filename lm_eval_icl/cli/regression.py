@@ -19,22 +19,22 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     Raises:
         InputError: an argument cannot be used, a folder holds something else, or a file cannot be written.
     """
-    given = options(parser, arguments)
-    if given.action == "plot":
-        _plot(given)
+    args = options(parser, arguments)
+    if args.action == "plot":
+        _plot(args)
         return
 
     import torch
 
-    given.device = given.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    args.device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        torch.empty(1, device=given.device)
+        torch.empty(1, device=args.device)
     except (RuntimeError, AssertionError):
-        raise InputError(f"--device {given.device}: there is no such device here: give cpu or cuda.") from None
-    if given.action == "train":
-        _train(given)
+        raise InputError(f"--device {args.device}: there is no such device here: give cpu or cuda.") from None
+    if args.action == "train":
+        _train(args)
     else:
-        _evaluate(given)
+        _evaluate(args)
 
 
 def options(parser: argparse.ArgumentParser, arguments: list[str]) -> argparse.Namespace:
@@ -62,46 +62,46 @@ def options(parser: argparse.ArgumentParser, arguments: list[str]) -> argparse.N
     return parser.parse_args(arguments)
 
 
-def _train(given: argparse.Namespace) -> None:
+def _train(args: argparse.Namespace) -> None:
     from lm_eval_icl.regression.training import begin, found_method, train
 
-    configuration = configured(given.config, given.set)
+    configuration = configured(args.config, args.set)
     try:
-        seeds = [int(seed) for seed in given.seeds.split(",")]
+        seeds = [int(seed) for seed in args.seeds.split(",")]
     except ValueError:
-        raise InputError(f"--seeds {given.seeds}: must be whole numbers, such as 0,1,2.") from None
-    names = given.methods.split(",")
+        raise InputError(f"--seeds {args.seeds}: must be whole numbers, such as 0,1,2.") from None
+    names = args.methods.split(",")
     for name in names:
         found_method(name)
-    for run in [begin(given.output, configuration, name, seed) for seed, name in product(seeds, names)]:
-        train(run, given.device)
+    for run in [begin(args.output, configuration, name, seed) for seed, name in product(seeds, names)]:
+        train(run, args.device)
 
 
-def _evaluate(given: argparse.Namespace) -> None:
+def _evaluate(args: argparse.Namespace) -> None:
     from lm_eval_icl.regression.evaluation import evaluate, evaluate_baselines
-    from lm_eval_icl.regression.tables import Results, tables
+    from lm_eval_icl.regression.tables import Measurements, tables
     from lm_eval_icl.regression.training import open_runs
 
-    runs = open_runs(given.output)
+    runs = open_runs(args.output)
     for run in runs:
-        evaluate(run, given.device)
-    evaluate_baselines(given.output, runs[0].configuration)
-    print(tables(Results(given.output)))
+        evaluate(run, args.device)
+    evaluate_baselines(args.output, runs[0].configuration)
+    print(tables(Measurements(args.output)))
 
 
-def _plot(given: argparse.Namespace) -> None:
-    if given.figure not in FIGURES:
-        raise InputError(f"plot {given.figure}: there is no such figure: give one of {', '.join(FIGURES)}.")
-    kind = given.to.suffix[1:]
+def _plot(args: argparse.Namespace) -> None:
+    if args.figure not in FIGURES:
+        raise InputError(f"plot {args.figure}: there is no such figure: give one of {', '.join(FIGURES)}.")
+    kind = args.to.suffix[1:]
     if kind not in METADATA:
-        raise InputError(f"--to {given.to}: must end in .svg or .png.")
+        raise InputError(f"--to {args.to}: must end in .svg or .png.")
 
     from lm_eval_icl.regression import figures
-    from lm_eval_icl.regression.tables import Results
+    from lm_eval_icl.regression.tables import Measurements
 
     with styled():
-        figure = getattr(figures, given.figure)([Results(folder) for folder in given.folders])
+        figure = getattr(figures, args.figure)([Measurements(folder) for folder in args.folders])
         try:
-            figure.savefig(given.to, format=kind, dpi=150, metadata=METADATA[kind])
+            figure.savefig(args.to, format=kind, dpi=150, metadata=METADATA[kind])
         except OSError as error:
-            raise InputError(f"--to {given.to}: cannot be written ({error.strerror or error}).") from error
+            raise InputError(f"--to {args.to}: cannot be written ({error.strerror or error}).") from error

@@ -47,28 +47,28 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     parser.add_argument("--batch_size", type=int, default=8, metavar="N", help="queries in a batch (default: 8)")
     parser.add_argument("--include_path", metavar="DIR", help="a folder of further tasks")
     parser.add_argument("--metadata", default="", metavar="K=V,...", help="of the tasks, as for lm_eval")
-    given = parser.parse_args(arguments)
-    _check(given)
-    given_arguments = pairs("args", given.args)
-    if given.how in _DRAWN:
-        how = How(given.how, given_arguments, pool=given.pool)
+    args = parser.parse_args(arguments)
+    _check(args)
+    given_arguments = pairs("args", args.args)
+    if args.how in _DRAWN:
+        how = How(args.how, given_arguments, pool=args.pool)
     else:
-        how = make(given.how, {"pool": given.pool, **given_arguments})
-    seeds = _seeds(given.seeds)
-    check_folders(given.include_path, None)
+        how = make(args.how, {"pool": args.pool, **given_arguments})
+    seeds = _seeds(args.seeds)
+    check_folders(args.include_path, None)
 
     from lm_eval_icl.demonstrations.choosing import Chooser
     from lm_eval_icl.demonstrations.kept import about, as_json
     from lm_eval_icl.harness.pools import PoolOfTask
     from lm_eval_icl.harness.training import tasks_of
 
-    names = [name for name in given.tasks.split(",") if name]
-    tasks = tasks_of(names, given.include_path, pairs("metadata", given.metadata))
+    names = [name for name in args.tasks.split(",") if name]
+    tasks = tasks_of(names, args.include_path, pairs("metadata", args.metadata))
     pools = [PoolOfTask(task) for task in tasks]
-    shots = [_shots(task, pool, given.num_fewshot) for task, pool in zip(tasks, pools, strict=True)]
-    predictor, model = (None, None) if given.how in _DRAWN else _load(given)
-    said = about(how, model)
-    found: dict[str, Any] = {}
+    shots = [_shots(task, pool, args.num_fewshot) for task, pool in zip(tasks, pools, strict=True)]
+    predictor, model = (None, None) if args.how in _DRAWN else _load(args)
+    about_choices = about(how, model)
+    by_task: dict[str, Any] = {}
     for pool, n in zip(pools, shots, strict=True):
         chooser, chosen = Chooser(pool, predictor, how.pool), dict[int, "Choice"]()
         for seed in seeds:
@@ -77,25 +77,25 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
             except InputError as error:
                 raise InputError(f"task {pool.name!r}: {error.message}") from error
             _say(pool, seed, chosen[seed])
-        found[pool.name] = as_json(pool, n, chosen)
-        _write(given.output, {"about": said, "tasks": found})
-    print(f"{given.output}: lm_eval ... --metadata demonstrations={given.output} --seed 0,1234,1234,{seeds[0]}")
+        by_task[pool.name] = as_json(pool, n, chosen)
+        _write(args.output, {"about": about_choices, "tasks": by_task})
+    print(f"{args.output}: lm_eval ... --metadata demonstrations={args.output} --seed 0,1234,1234,{seeds[0]}")
 
 
-def _check(given: argparse.Namespace) -> None:
+def _check(args: argparse.Namespace) -> None:
     """Refuse what can be seen to be wrong before anything is loaded."""
-    if given.how not in HOW:
-        raise InputError(f"{given.how!r}: {near(given.how, HOW)}")
-    if given.pool < 1:
-        raise InputError(f"--pool {given.pool}: must be 1 or more.")
-    if given.num_fewshot is not None and given.num_fewshot < 1:
-        raise InputError(f"--num_fewshot {given.num_fewshot}: must be 1 or more.")
-    if given.how in _DRAWN and given.model_args:
-        raise InputError(f"--model_args: {given.how} is drawn without a model; leave it out.")
-    if given.how not in _DRAWN and not given.model_args:
-        raise InputError(f"--model_args: {given.how} asks a model: give pretrained=... .")
-    if given.output.is_dir() or not os.access(given.output.parent, os.W_OK):
-        raise InputError(f"--output {given.output}: must be a file in a folder that is there and can be written to.")
+    if args.how not in HOW:
+        raise InputError(f"{args.how!r}: {near(args.how, HOW)}")
+    if args.pool < 1:
+        raise InputError(f"--pool {args.pool}: must be 1 or more.")
+    if args.num_fewshot is not None and args.num_fewshot < 1:
+        raise InputError(f"--num_fewshot {args.num_fewshot}: must be 1 or more.")
+    if args.how in _DRAWN and args.model_args:
+        raise InputError(f"--model_args: {args.how} is drawn without a model; leave it out.")
+    if args.how not in _DRAWN and not args.model_args:
+        raise InputError(f"--model_args: {args.how} asks a model: give pretrained=... .")
+    if args.output.is_dir() or not os.access(args.output.parent, os.W_OK):
+        raise InputError(f"--output {args.output}: must be a file in a folder that is there and can be written to.")
 
 
 def _seeds(text: str) -> list[int]:
@@ -113,7 +113,7 @@ def _shots(task: Any, pool: PoolOfTask, num_fewshot: int | None) -> int:
     return int(n)
 
 
-def _load(given: argparse.Namespace) -> tuple[Predictor, dict[str, str]]:
+def _load(args: argparse.Namespace) -> tuple[Predictor, dict[str, str]]:
     """The model under plain ICL, and what tells it from others."""
     import torch
 
@@ -122,7 +122,7 @@ def _load(given: argparse.Namespace) -> tuple[Predictor, dict[str, str]]:
     from lm_eval_icl.inference.fingerprint import fingerprint
     from lm_eval_icl.methods import ICL, Predictor
 
-    arguments: Mapping[str, Any] = pairs("model_args", given.model_args)
+    arguments: Mapping[str, Any] = pairs("model_args", args.model_args)
     if not arguments.get("pretrained"):
         raise InputError("--model_args: has no pretrained=...: give the name or folder of a checkpoint.")
     for name in sorted(arguments.keys() - ARGUMENTS):
@@ -130,24 +130,24 @@ def _load(given: argparse.Namespace) -> tuple[Predictor, dict[str, str]]:
     model: Any
     model, tokenizer = load_model(arguments)
     try:
-        model = model.to(given.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        model = model.to(args.device or ("cuda" if torch.cuda.is_available() else "cpu"))
     except (RuntimeError, AssertionError) as error:
-        raise InputError(f"--device {given.device}: {str(error).splitlines()[0]}") from error
+        raise InputError(f"--device {args.device}: {str(error).splitlines()[0]}") from error
     limits = {name: arguments[name] for name in ("max_length", "add_bos_token") if name in arguments}
-    predictor = Predictor(model, tokenizer, ICL(), batch_size=given.batch_size, **limits)
+    predictor = Predictor(model, tokenizer, ICL(), batch_size=args.batch_size, **limits)
     return predictor, about_model(str(arguments["pretrained"]), fingerprint(model, tokenizer))
 
 
 def _say(pool: PoolOfTask, seed: int, choice: Choice) -> None:
-    said = [f"rows {', '.join(map(str, choice.indices))}"]
+    parts = [f"rows {', '.join(map(str, choice.indices))}"]
     if choice.accuracy is not None:
-        said.append(f"accuracy {choice.accuracy:.3f} where it was chosen")
-    said.append(f"{choice.seconds:.1f} s, {choice.tokens:,} tokens")
-    print(f"{pool.name}, seed {seed}: {'; '.join(said)}", flush=True)
+        parts.append(f"accuracy {choice.accuracy:.3f} where it was chosen")
+    parts.append(f"{choice.seconds:.1f} s, {choice.tokens:,} tokens")
+    print(f"{pool.name}, seed {seed}: {'; '.join(parts)}", flush=True)
 
 
-def _write(path: Path, found: Mapping[str, Any]) -> None:
+def _write(path: Path, contents: Mapping[str, Any]) -> None:
     try:
-        write_atomically(path, json.dumps(found, indent=1) + "\n")
+        write_atomically(path, json.dumps(contents, indent=1) + "\n")
     except OSError as error:
         raise InputError(f"--output {path}: cannot be written ({error.strerror or error}).") from error

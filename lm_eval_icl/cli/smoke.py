@@ -48,8 +48,8 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     try:
         for arch in archs:  # before the work on the others
             tiny.check(arch)
-        one = len(archs) == 1 and options.record is None
-        counts = one_type(archs[0], options.limit) if one else several_types(archs, options)
+        single = len(archs) == 1 and options.record is None
+        counts = one_type(archs[0], options.limit) if single else several_types(archs, options)
     except tiny.NoTinyModel as error:
         raise InputError(f"smoke --arch: {error.message}") from error
     print(f"methods: {counts['methods']} ran, {counts['refusals']} refusals")
@@ -67,13 +67,13 @@ def one_type(arch: str, limit: int) -> Counter[str]:
     from lm_eval_icl.smoke.smoke import refusals, smoke
 
     scores = smoke(arch, limit)
-    for name, of in scores.items():
-        if not isinstance(of, str):
-            print(f"{name} on {arch}: ok ({', '.join(task for task in of if not isinstance(of[task], str))})")
+    for name, by_task in scores.items():
+        if not isinstance(by_task, str):
+            print(f"{name} on {arch}: ok ({', '.join(task for task in by_task if not isinstance(by_task[task], str))})")
     refused = refusals(scores)
     for why in dict.fromkeys(refused.values()):
         print(f"{', '.join(name for name in refused if refused[name] == why)} on {arch}: refused ({why})")
-    return Counter(methods=sum(not isinstance(of, str) for of in scores.values()), refusals=len(refused))
+    return Counter(methods=sum(not isinstance(by_task, str) for by_task in scores.values()), refusals=len(refused))
 
 
 def several_types(archs: list[str], options: argparse.Namespace) -> Counter[str]:
@@ -85,8 +85,8 @@ def several_types(archs: list[str], options: argparse.Namespace) -> Counter[str]
     for result in sweep(archs, options.limit, options.time_limit, options.record):
         counts.update([result.status])
         counts.update(methods=len(result.ran), refusals=len(result.refused))
-        said = result.why or ("refused: " + ", ".join(result.refused) if result.refused else "")
-        print(f"{result.status:<8} {result.arch:<24} {result.seconds:5.1f} s  {said}".rstrip(), flush=True)
+        reason = result.why or ("refused: " + ", ".join(result.refused) if result.refused else "")
+        print(f"{result.status:<8} {result.arch:<24} {result.seconds:5.1f} s  {reason}".rstrip(), flush=True)
     print(
         f"{len(archs)} types: {counts['exact']} exact, {counts['refused']} refused, {counts['none']} without a tiny "
         f"model, {counts['WRONG']} wrong"

@@ -65,58 +65,58 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     )
     parser.add_argument("--metadata", metavar="K=V,...", help="metadata of the tasks, as for lm_eval")
     parser.add_argument("--include_path", metavar="DIR", help="a folder of further tasks")
-    given = parser.parse_args(arguments)
+    args = parser.parse_args(arguments)
     console = Console()
-    if given.list:
+    if args.list:
         lines = "\n".join(f"{name}: {paper}" for name, paper in named().items())
         console.print(lines, markup=False, highlight=False, soft_wrap=True)
         return
-    if given.study is None:
+    if args.study is None:
         raise InputError("give a study's file or name; `lm-eval-icl study --list` lists the names.")
-    if given.limit is not None and not 0 < given.limit < math.inf:  # neither is NaN
-        raise InputError(f"--limit {given.limit:g}: must be above 0{', and finite' * (given.limit > 0)}.")
-    check_folders(given.include_path, None)
-    if given.ray is not None and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+    if args.limit is not None and not 0 < args.limit < math.inf:  # neither is NaN
+        raise InputError(f"--limit {args.limit:g}: must be above 0{', and finite' * (args.limit > 0)}.")
+    check_folders(args.include_path, None)
+    if args.ray is not None and int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise InputError("--ray: Ray starts its own processes: leave out the launcher, or --ray.")
-    study = read(given.study, _overrides(given))
+    study = read(args.study, _overrides(args))
 
     from lm_eval_icl.studies import screen
     from lm_eval_icl.studies.folder import Folder
     from lm_eval_icl.studies.progress import open_study
     from lm_eval_icl.studies.run import Options
 
-    whole = given.limit is not None and given.limit == int(given.limit)
-    options = Options(given.device, given.batch_size, int(given.limit) if whole else given.limit)
-    if given.dry_run:
-        _dry_run(study, given, options, console)
+    whole = args.limit is not None and args.limit == int(args.limit)
+    options = Options(args.device, args.batch_size, int(args.limit) if whole else args.limit)
+    if args.dry_run:
+        _dry_run(study, args, options, console)
         return
-    if given.output is None:
+    if args.output is None:
         raise InputError("--output: give the study's folder.")
-    folder = Folder(given.output)
-    if given.status:
+    folder = Folder(args.output)
+    if args.status:
         if not folder.cells.is_dir():
-            raise InputError(f"--output {given.output}: there is no study.")
-        screen.print_status(open_study(study, folder, options, given.include_path), console, given.verbose)
+            raise InputError(f"--output {args.output}: there is no study.")
+        screen.print_status(open_study(study, folder, options, args.include_path), console, args.verbose)
         return
-    # Of several processes of a launch, the first one writes and prints.
+    # The first of several processes of a launch writes and prints.
     with folder.locked() if os.environ.get("RANK", "0") == "0" else nullcontext():
-        _run(study, folder, given, options, console)
+        _run(study, folder, args, options, console)
 
 
-def _overrides(given: argparse.Namespace) -> Mapping[str, Any]:
+def _overrides(args: argparse.Namespace) -> Mapping[str, Any]:
     """The options that stand in place of keys of the file, or are added to them."""
-    overrides = {name: getattr(given, name) for name in ("model_args", "num_fewshot", "orders")}
-    if given.seeds is not None:
-        overrides["seeds"] = [int(seed) if seed.isdecimal() else seed for seed in given.seeds.split(",")]
+    overrides = {name: getattr(args, name) for name in ("model_args", "num_fewshot", "orders")}
+    if args.seeds is not None:
+        overrides["seeds"] = [int(seed) if seed.isdecimal() else seed for seed in args.seeds.split(",")]
     for name in ("tasks", "demonstrations"):
-        if (several := getattr(given, name)) is not None:
-            overrides[name] = [each for each in several.split(",") if each]
-    overrides |= {name: pairs(name, getattr(given, name)) for name in ("train", "metadata") if getattr(given, name)}
+        if (several := getattr(args, name)) is not None:
+            overrides[name] = [item for item in several.split(",") if item]
+    overrides |= {name: pairs(name, getattr(args, name)) for name in ("train", "metadata") if getattr(args, name)}
     return {name: value for name, value in overrides.items() if value is not None}
 
 
-def _dry_run(study: Study, given: argparse.Namespace, options: Options, console: Console) -> None:
-    """Print what would be run, and what cannot be had for it.
+def _dry_run(study: Study, args: argparse.Namespace, options: Options, console: Console) -> None:
+    """Print what would be run, and what is missing for it.
 
     Raises:
         InputError: something cannot be had. What can be said without it is printed.
@@ -129,36 +129,36 @@ def _dry_run(study: Study, given: argparse.Namespace, options: Options, console:
     from lm_eval_icl.studies.progress import open_study
 
     lacking: dict[str, str] = {}
-    folder = Folder(given.output or Path("the study's folder"))
-    progress = open_study(study, folder, options, given.include_path, given.rerun, lacking)
+    folder = Folder(args.output or Path("the study's folder"))
+    progress = open_study(study, folder, options, args.include_path, args.rerun, lacking)
     for model in progress.models:
         if model.training:
             try:
-                trainings.check(study, model, folder, options.device, given.include_path, training)
+                trainings.check(study, model, folder, options.device, args.include_path, training)
             except InputError as error:
                 lacking[model.checkpoint] = error.message
     plan = Plan(progress.grid, progress.leaves)
-    screen.print_plan(progress, plan, lacking, console, given.verbose)
+    screen.print_plan(progress, plan, lacking, console, args.verbose)
     refused: list[str] = []
-    if given.ray is not None and not lacking:
-        with _cluster(Conductor(progress, given.include_path, training), given) as cluster:
+    if args.ray is not None and not lacking:
+        with _cluster(Conductor(progress, args.include_path, training), args) as cluster:
             refused = cluster.ask()
         for why in refused:
             console.print(f"missing: {why}", markup=False, highlight=False, soft_wrap=True)
     if number := len(lacking) + len(plan.lacking) + len(refused):
-        raise InputError(f"{given.study}: cannot be run as it is: {number} missing, as listed above.")
+        raise InputError(f"{args.study}: cannot be run as it is: {number} missing, as listed above.")
 
 
-def _cluster(conductor: Conductor, given: argparse.Namespace) -> Any:
+def _cluster(conductor: Conductor, args: argparse.Namespace) -> Any:
     """The cluster of --ray. Without it nothing of Ray is imported."""
     from lm_eval_icl.cli.train import training
     from lm_eval_icl.studies.cluster import StudyCluster
 
-    return StudyCluster(conductor, given.include_path, training, given.ray)
+    return StudyCluster(conductor, args.include_path, training, args.ray)
 
 
-def _run(study: Study, folder: Folder, given: argparse.Namespace, options: Options, console: Console) -> None:
-    """Run a study, and write and print what came out.
+def _run(study: Study, folder: Folder, args: argparse.Namespace, options: Options, console: Console) -> None:
+    """Run a study, and write and print its results.
 
     Raises:
         InputError: as for `command`.
@@ -178,8 +178,8 @@ def _run(study: Study, folder: Folder, given: argparse.Namespace, options: Optio
         raise
     except InputError:
         pass  # it is damaged, and written anew
-    progress = open_study(study, folder, options, given.include_path, given.rerun)
-    conductor = Conductor(progress, given.include_path, training)
+    progress = open_study(study, folder, options, args.include_path, args.rerun)
+    conductor = Conductor(progress, args.include_path, training)
     plan: list[dict[str, Any]] = []
     failure = None
     if first:
@@ -188,10 +188,10 @@ def _run(study: Study, folder: Folder, given: argparse.Namespace, options: Optio
         for why in estimates.lacking.values():  # of a model or a cell whose turn comes; the others need no estimate
             console.print(f"There is no estimate: {why}", markup=False, highlight=False, soft_wrap=True)
     try:
-        if given.ray is None:
+        if args.ray is None:
             conductor.run()
         else:
-            with _cluster(conductor, given) as cluster:
+            with _cluster(conductor, args) as cluster:
                 conductor.run(cluster)
     except CellsFailed as error:
         failure = error

@@ -15,7 +15,7 @@ import yaml
 from lm_eval_icl import methods
 from lm_eval_icl.errors import InputError, did_you_mean
 from lm_eval_icl.harness.arguments import check_folders, pairs
-from lm_eval_icl.metaicl.files import Folder, setting_of
+from lm_eval_icl.metaicl.files import MetaICLFolder, setting_of
 from lm_eval_icl.training.settings import Settings, with_numbers
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ OPTIONS = {
     "device": ("DEVICE", "cpu, or the accelerator that is there (the default)"),
 }
 
-# What is otherwise by default with --metaicl, which is MetaICL's own way; and the K in the names of its training files.
+# The defaults with --metaicl, which are MetaICL's own; and the K in the names of its training files.
 METAICL: dict[str, Any] = {"num_fewshot": 16, "draw": "row", "eval_steps": 0}
 TRAIN_K = 16384
 
@@ -54,27 +54,27 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     """
     logging.getLogger("lm_eval").setLevel(logging.WARNING)
     parser.description = "Fine-tune a model under the layout of a method, on episodes of demonstrations and a query."
-    given = read_options(parser, arguments)
-    methods.find(given["method"])  # first, since an unknown method can be said without importing what trains
+    options = read_options(parser, arguments)
+    methods.find(options["method"])  # first, since an unknown method can be said without importing what trains
 
     import torch
     from accelerate import PartialState
 
-    training(given)()
+    training(options)()
     processes = PartialState()
     processes.wait_for_everyone()
     if processes.is_main_process:
-        method, output = given["method"], given["output"]
+        method, output = options["method"], options["output"]
         print(f"{output}: trained under {method}. lm_eval --model {method} --model_args pretrained={output}")
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()  # a process that ends before the others would abort them
 
 
-def training(given: Mapping[str, Any]) -> Callable[[], None]:
+def training(options: Mapping[str, Any]) -> Callable[[], None]:
     """A training with these options, which are checked as far as can be done without the model and the data.
 
     Args:
-        given: the options of the command, by name.
+        options: those of the command, by name.
 
     Returns:
         What trains the model and writes the checkpoint.
@@ -92,44 +92,44 @@ def training(given: Mapping[str, Any]) -> Callable[[], None]:
     from lm_eval_icl.training.rows import check_trainable
     from lm_eval_icl.training.train import check_lora, train
 
-    check_known(given, "")
-    defaults = METAICL if "metaicl" in given else {}
-    named = {field.name: given[field.name] for field in dataclasses.fields(Settings) if field.name in given}
+    check_known(options, "")
+    defaults = METAICL if "metaicl" in options else {}
+    named = {field.name: options[field.name] for field in dataclasses.fields(Settings) if field.name in options}
     settings = Settings(**defaults | named)
-    model_args = pairs("model_args", given.get("model_args", {}))
+    model_args = pairs("model_args", options.get("model_args", {}))
     if not model_args.get("pretrained"):
         raise InputError("--model_args: has no pretrained=...: give the name or folder of a checkpoint.")
-    method = _method(given["method"], model_args)
+    method = _method(options["method"], model_args)
     check_lora(settings)
     check_trainable(method, settings.loss)
-    fits = [methods.make(name) for name in _names(given.get("fits", ()))]
+    fits = [methods.make(name) for name in _names(options.get("fits", ()))]
     for other in fits:
         check_trainable(other)
-    if "output" not in given:
+    if "output" not in options:
         raise InputError("--output: give the folder of the trained checkpoint.")
-    if not isinstance(given.get("resume", False), bool):
-        raise InputError(f"--resume {given['resume']!r}: must be true or false.")
-    if sum(name in given for name in ("tasks", "episodes", "metaicl")) != 1:
+    if not isinstance(options.get("resume", False), bool):
+        raise InputError(f"--resume {options['resume']!r}: must be true or false.")
+    if sum(name in options for name in ("tasks", "episodes", "metaicl")) != 1:
         raise InputError("--tasks, --episodes, --metaicl: give one of them.")
-    files = _metaicl_files(given, settings)
-    _check_device(given.get("device"))
-    metadata = pairs("metadata", given.get("metadata", {}))
-    names = _names(given.get("tasks", ()))
-    if "tasks" in given:
-        check_folders(given.get("include_path"), None)
+    files = _metaicl_files(options, settings)
+    _check_device(options.get("device"))
+    metadata = pairs("metadata", options.get("metadata", {}))
+    names = _names(options.get("tasks", ()))
+    if "tasks" in options:
+        check_folders(options.get("include_path"), None)
         if not names:
             raise InputError("--tasks: names no task.")
-        check_tasks(names, given.get("include_path"), metadata)
+        check_tasks(names, options.get("include_path"), metadata)
 
     def run() -> None:
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         tasks: Sequence[Task]
-        if "episodes" in given:
-            tasks = read_file(Path(str(given["episodes"])))
+        if "episodes" in options:
+            tasks = read_file(Path(str(options["episodes"])))
         elif files is None:
-            tasks = load_tasks(names, given.get("include_path"), metadata)
+            tasks = load_tasks(names, options.get("include_path"), metadata)
         else:
-            rows = load_rows(str(given["metaicl"]), files, int(given.get("train_k", TRAIN_K)), skips(metadata))
+            rows = load_rows(str(options["metaicl"]), files, int(options.get("train_k", TRAIN_K)), skips(metadata))
         model, tokenizer = load_model(model_args)
         if files is not None:
             limits = Predictor(model, tokenizer, method, max_length=model_args.get("max_length")).limits
@@ -139,32 +139,32 @@ def training(given: Mapping[str, Any]) -> Callable[[], None]:
                 longest_first=limits.longest_go_first,
                 canonical=method.invariant,
             )
-            tasks = [SettingTask(name, some, read, given.get("channel", False)) for name, some in rows.items()]
+            tasks = [SettingTask(name, own, read, options.get("channel", False)) for name, own in rows.items()]
         train(
             model,
             tokenizer,
             method,
             tasks,
-            Path(str(given["output"])),
+            Path(str(options["output"])),
             settings,
             fits=fits,
             source=str(model_args["pretrained"]),
             identity={
                 "model_args": {name: str(model_args[name]) for name in sorted(model_args)},
                 "metadata": metadata,
-                **{name: given[name] for name in ("metaicl", "channel") if name in given},
+                **{name: options[name] for name in ("metaicl", "channel") if name in options},
             },
             max_length=model_args.get("max_length"),
             add_bos_token=model_args.get("add_bos_token"),
-            resume=given.get("resume", False),
-            cpu=given.get("device") == "cpu",
+            resume=options.get("resume", False),
+            cpu=options.get("device") == "cpu",
         )
 
     return run
 
 
 def read_options(parser: argparse.ArgumentParser, arguments: list[str]) -> dict[str, Any]:
-    """The arguments of the command line, and of the file of --config those that the command line has not."""
+    """The arguments of the command line, and those of the --config file that the command line does not have."""
     parser.argument_default = argparse.SUPPRESS
     trained = "icl, nope, prefixicl, pcw, saicl, invicl, or MODULE:CLASS"
     parser.add_argument("method", metavar="METHOD", nargs="?", help=trained)
@@ -185,40 +185,40 @@ def read_options(parser: argparse.ArgumentParser, arguments: list[str]) -> dict[
             what = f"{what} (default: {field.default})"
             parser.add_argument(f"--{field.name}", type=kind, metavar=str(field.type).upper(), help=what)
     line = vars(parser.parse_args(arguments))
-    given = _file(line.pop("config")) | line if "config" in line else line
-    check_known(given, "--config: ")
-    if not given.get("method"):
+    options = _file(line.pop("config")) | line if "config" in line else line
+    check_known(options, "--config: ")
+    if not options.get("method"):
         raise InputError("give the METHOD to train under, such as invicl (train --help).")
-    return given
+    return options
 
 
-def check_known(given: Mapping[str, Any], where: str) -> None:
-    """Refuse an option that there is not.
+def check_known(options: Mapping[str, Any], where: str) -> None:
+    """Refuse an option that does not exist.
 
     Args:
         where: what stands before the message.
     """
     known = {*OPTIONS, "method", "resume", *(field.name for field in dataclasses.fields(Settings))}
-    if unknown := sorted(given.keys() - known):
+    if unknown := sorted(options.keys() - known):
         near = did_you_mean(unknown[0], known)
         raise InputError(f"{where}unknown argument {unknown[0]!r}" + (f": {near}" if near else "."))
 
 
 def _file(path: Path) -> dict[str, Any]:
     try:
-        found = yaml.safe_load(path.read_text(encoding="utf-8"))
+        options = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise InputError(f"--config {path}: cannot be read ({' '.join(str(error).split())}).") from error
-    if not isinstance(found, dict) or not all(isinstance(name, str) for name in found):
+    if not isinstance(options, dict) or not all(isinstance(name, str) for name in options):
         raise InputError(f"--config {path}: must hold arguments by name, such as tasks: [icl_sst2].")
     try:
-        return with_numbers({name: value for name, value in found.items() if value is not None})
+        return with_numbers({name: value for name, value in options.items() if value is not None})
     except InputError as error:
         raise InputError(f"--config {path}: {error.message}") from error
 
 
-def _names(given: Any) -> list[str]:
-    names = given if isinstance(given, (list, tuple)) else str(given).split(",")
+def _names(listed: Any) -> list[str]:
+    names = listed if isinstance(listed, (list, tuple)) else str(listed).split(",")
     return [str(name).strip() for name in names if str(name).strip()]
 
 
@@ -235,29 +235,29 @@ def _method(name: str, model_args: Mapping[str, Any]) -> Method:
     return methods.make(name, {key: value for key, value in model_args.items() if key in own})
 
 
-def _metaicl_files(given: Mapping[str, Any], settings: Settings) -> Folder | None:
+def _metaicl_files(options: Mapping[str, Any], settings: Settings) -> MetaICLFolder | None:
     """The folder of MetaICL's data, if its rows are trained on.
 
     Raises:
         InputError: an argument cannot be used.
     """
-    if "metaicl" not in given:
+    if "metaicl" not in options:
         for name in ("data", "train_k", "channel"):
-            if name in given:
+            if name in options:
                 raise InputError(f"--{name}: goes with --metaicl.")
         return None
-    if "data" not in given:
+    if "data" not in options:
         raise InputError("--data: give the folder of MetaICL's data.")
     if settings.loss != "query":
         raise InputError(f"--loss {settings.loss}: MetaICL's loss is that of the query: leave it out.")
     for name, fine, must in (
-        ("train_k", str(given.get("train_k", TRAIN_K)).isdigit(), "a whole number, 1 or more"),
-        ("channel", isinstance(given.get("channel", False), bool), "true or false"),
+        ("train_k", str(options.get("train_k", TRAIN_K)).isdigit(), "a whole number, 1 or more"),
+        ("channel", isinstance(options.get("channel", False), bool), "true or false"),
     ):
         if not fine:
-            raise InputError(f"--{name} {given[name]}: must be {must}.")
-    setting_of(str(given["metaicl"]))
-    return Folder(str(given["data"]), "--data")
+            raise InputError(f"--{name} {options[name]}: must be {must}.")
+    setting_of(str(options["metaicl"]))
+    return MetaICLFolder(str(options["data"]), "--data")
 
 
 def _check_device(device: str | None) -> None:
@@ -266,9 +266,9 @@ def _check_device(device: str | None) -> None:
         return
     import torch
 
-    there = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    if there is None or device != there.type:
-        here = f"here is {there.type}" if there is not None else "here is no accelerator"
+    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    if accelerator is None or device != accelerator.type:
+        here = f"here is {accelerator.type}" if accelerator is not None else "here is no accelerator"
         raise InputError(
             f"--device {device}: {here}; CUDA_VISIBLE_DEVICES chooses one of several GPUs. Give cpu, or leave it out."
         )

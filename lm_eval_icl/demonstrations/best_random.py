@@ -22,11 +22,11 @@ _AT_ONCE = 10
 
 
 @dataclass(frozen=True)
-class Found:
-    """What a search has found.
+class ScoredSet:
+    """A set of demonstrations with its score, as a search returns it.
 
     Attributes:
-        rows: in the order of the prompt, which is part of what was searched.
+        rows: the rows in the order of the prompt; the search was over orders too.
         accuracy: on the documents that it was scored on.
         log_probability: the mean of the right label's there.
     """
@@ -60,7 +60,7 @@ def best_random(
     sets: int,
     balance: bool = True,
     progress: Progress | None = None,
-) -> Found:
+) -> ScoredSet:
     """Draw sets of demonstrations, each in an order, and keep the one of the highest accuracy.
 
     Ties are decided by the mean log-probability of the right label, and then by the order of drawing.
@@ -81,19 +81,19 @@ def best_random(
         tuple(stratified(rows, n, lambda row: pool.labels[row], generator) if balance else generator.sample(rows, n))
         for _ in range(sets)
     ]
-    results: list[Found] = []
+    results: list[ScoredSet] = []
     for start in range(0, sets, _AT_ONCE):
-        some = drawn[start : start + _AT_ONCE]
-        results += found(some, score(some))
+        group = drawn[start : start + _AT_ONCE]
+        results += scored_sets(group, score(group))
         if progress is not None:
             progress(len(results), sets)
     return max(results, key=lambda result: (result.accuracy, result.log_probability))
 
 
-def found(sets: Sequence[Rows], scores: Scores) -> list[Found]:
+def scored_sets(sets: Sequence[Rows], scores: Scores) -> list[ScoredSet]:
     """Sets and their scores together."""
     accuracies, log_probabilities = (np.asarray(values, dtype=np.float64) for values in scores)
-    return [Found(*values) for values in zip(sets, accuracies.tolist(), log_probabilities.tolist(), strict=True)]
+    return [ScoredSet(*values) for values in zip(sets, accuracies.tolist(), log_probabilities.tolist(), strict=True)]
 
 
 def cost(n: int, dev: int, sets: int) -> Cost:

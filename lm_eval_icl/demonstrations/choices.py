@@ -16,35 +16,35 @@ from typing import Any, TypeGuard
 from lm_eval_icl.errors import InputError
 
 
-def digest(pool: Sequence[Any]) -> str:
-    """What tells a pool of documents from another: SHA-256 of its rows as JSON."""
-    found = hashlib.sha256()
+def pool_digest(pool: Sequence[Any]) -> str:
+    """The SHA-256 of a pool's rows as JSON, which tells it from another pool."""
+    hashed = hashlib.sha256()
     for row in pool:
-        found.update(json.dumps(row, sort_keys=True, default=str).encode() + b"\n")
-    return found.hexdigest()
+        hashed.update(json.dumps(row, sort_keys=True, default=str).encode() + b"\n")
+    return hashed.hexdigest()
 
 
-def is_file_of_choices(found: Any) -> TypeGuard[dict[str, Any]]:
+def is_file_of_choices(contents: Any) -> TypeGuard[dict[str, Any]]:
     """Whether the contents of a JSON file are of this kind, and not a list of indices."""
-    return isinstance(found, dict) and isinstance(found.get("about"), dict) and isinstance(found.get("tasks"), dict)
+    return isinstance(contents, dict) and all(isinstance(contents.get(name), dict) for name in ("about", "tasks"))
 
 
 def indices(
-    found: dict[str, Any], n: int, pool: Sequence[Any], task: str, seed: int | None, sha256: str | None = None
+    contents: dict[str, Any], n: int, pool: Sequence[Any], task: str, seed: int | None, sha256: str | None = None
 ) -> list[int]:
-    """What was chosen for a task and a seed, in the order of the prompt.
+    """The rows that were chosen for a task and a seed, in the order of the prompt.
 
     Args:
-        found: the contents of a file of choices.
+        contents: those of a file of choices.
         pool: the rows that demonstrations are taken from.
-        sha256: their `digest`, if it is known.
+        sha256: their `pool_digest`, if it is known.
 
     Raises:
         InputError: nothing was chosen for this task or seed, another number was chosen, or from another pool.
     """
-    of_task = found["tasks"].get(task)
+    of_task = contents["tasks"].get(task)
     if not isinstance(of_task, dict):
-        raise InputError(f"the file has no choice for this task, only for {', '.join(map(str, found['tasks']))}.")
+        raise InputError(f"the file has no choice for this task, only for {', '.join(map(str, contents['tasks']))}.")
     seeds, chosen_from = of_task.get("seeds"), of_task.get("pool")
     if not isinstance(seeds, dict) or not isinstance(chosen_from, dict):
         raise InputError("the file is damaged: make it again with `lm-eval-icl select`.")
@@ -53,7 +53,7 @@ def indices(
             f"{of_task.get('n')} demonstrations were chosen and {n} are asked for, and a part of a choice is none: "
             f"give --num_fewshot {of_task.get('n')}, or choose {n}."
         )
-    if chosen_from.get("sha256") != (sha256 or digest(pool)):
+    if chosen_from.get("sha256") != (sha256 or pool_digest(pool)):
         raise InputError(
             f"the demonstrations were chosen from another pool (of {chosen_from.get('rows')} rows; this one has "
             f"{len(pool)}): the data has changed since. Choose anew."

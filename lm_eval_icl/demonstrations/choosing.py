@@ -29,14 +29,14 @@ _AT_ONCE = 256  # queries between two steps of the progress bar
 
 @dataclass(frozen=True)
 class Choice:
-    """What was chosen for a task and a seed.
+    """The demonstrations that were chosen for a task and a seed.
 
     Attributes:
         indices: rows of the task's few-shot documents, in the order of the prompt.
         picked: the same in the order of picking; None where that is the prompt's.
-        accuracy: of the choice, on the documents that sets were scored on; None where none were.
+        accuracy: the choice's, on the documents that sets were scored on; None where none were.
         evaluated: how many documents could not be chosen, or were drawn and replaced, since they are evaluated.
-        seconds: what choosing took.
+        seconds: how long choosing took.
         tokens: how many tokens were run through the model for it.
     """
 
@@ -76,7 +76,7 @@ class TaskPool(Protocol):
         """Whether a document is among those that the task evaluates."""
 
     def label(self, doc: Any) -> Any:
-        """What a stratified draw takes the same number of."""
+        """The class of a document, for a stratified draw."""
 
     def query(self, row: int) -> tuple[FewShotPrompt, tuple[str, ...], int]:
         """A document's prompt without demonstrations, its options, and which is right."""
@@ -154,9 +154,9 @@ class Chooser:
             self._read = {tuple(rows): self._pass(rows)}
         probabilities, features, rows = self._read[tuple(rows)]
         labels = np.array([self.pool.query(row)[2] if fixed else 0 for row in rows], dtype=np.int64)
-        # Of options that differ by document, there may be more for some.
+        # Documents with options of their own may have different numbers of them.
         widest = max(map(len, probabilities))
-        padded = np.stack([np.pad(each, (0, widest - len(each))) for each in probabilities])
+        padded = np.stack([np.pad(values, (0, widest - len(values))) for values in probabilities])
         without_text = None
         if arguments.get("calibrated"):
             if not fixed:
@@ -179,14 +179,14 @@ class Chooser:
         return rows if len(rows) <= self.most else sorted(Random(f"pool {seed}").sample(rows, self.most))
 
     def _rows(self, seed: int) -> list[int]:
-        """The rows that are chosen from: without documents that are there twice, or evaluated."""
+        """The rows that are chosen from, without documents that are there twice or are evaluated."""
         first: dict[str, int] = {}
         for row in self._part(seed):
             if not self.pool.is_closed(row):
                 first.setdefault(str(self.pool.query(row)[0]), row)
         return list(first.values())
 
-    # What is asked of the model.
+    # Passes through the model.
 
     def _pass(self, rows: Sequence[int]) -> tuple[list[np.ndarray], np.ndarray, list[int]]:
         """The probabilities of each document's options, and the hidden states that they are predicted from, without
@@ -202,21 +202,21 @@ class Chooser:
         probabilities: dict[int, np.ndarray] = {}
         features: dict[int, np.ndarray] = {}
         with tqdm(total=len(fitting), desc=f"{self.pool.name}: reading the pool", leave=False) as bar:
-            for some in self._by_prefix(fitting):
+            for group in self._by_prefix(fitting):
                 with query_states(self.predictor.runner.model) as states:
-                    for row, scores in zip(some, self._score((), some), strict=True):
+                    for row, scores in zip(group, self._score((), group), strict=True):
                         probabilities[row] = _softmax(scores)
-                features |= {row: states[self._tokens(row)].numpy() for row in some}
-                bar.update(len(some))
+                features |= {row: states[self._tokens(row)].numpy() for row in group}
+                bar.update(len(group))
         return [probabilities[row] for row in fitting], np.stack([features[row] for row in fitting]), fitting
 
     def _by_prefix(self, rows: Sequence[int]) -> Iterator[list[int]]:
         """The rows in parts, each with one text before its prompts: a task's description may depend on the document."""
-        found: dict[str, list[int]] = defaultdict(list)
+        by_prefix: dict[str, list[int]] = defaultdict(list)
         for row in rows:
-            found[self.pool.query(row)[0].prefix].append(row)
-        for some in found.values():
-            yield from (some[start : start + _AT_ONCE] for start in range(0, len(some), _AT_ONCE))
+            by_prefix[self.pool.query(row)[0].prefix].append(row)
+        for group in by_prefix.values():
+            yield from (group[start : start + _AT_ONCE] for start in range(0, len(group), _AT_ONCE))
 
     def _tokens(self, row: int) -> tuple[int, ...]:
         assert self.predictor is not None
@@ -233,30 +233,30 @@ class Chooser:
         """The log-probabilities of each document's options behind some demonstrations."""
         assert self.predictor is not None
         texts = [self.pool.demonstration(row) for row in demonstrations]
-        found: dict[int, np.ndarray] = {}
-        for some in self._by_prefix(rows):
-            queries = [self.pool.query(row) for row in some]
+        scored: dict[int, np.ndarray] = {}
+        for group in self._by_prefix(rows):
+            queries = [self.pool.query(row) for row in group]
             scores = self.predictor.score(
                 texts,
                 [str(prompt.query) for prompt, _, _ in queries],
                 [options for _, options, _ in queries],
                 prefix=queries[0][0].prefix,
             )
-            found |= {row: np.array([value for value, _ in of]) for row, of in zip(some, scores, strict=True)}
-        return [found[row] for row in rows]
+            scored |= {row: np.array([value for value, _ in pairs]) for row, pairs in zip(group, scores, strict=True)}
+        return [scored[row] for row in rows]
 
     def _right(self, demonstrations: Sequence[int], rows: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
         """Whether each document is answered rightly, and the probability of its right option among all."""
         right = [self.pool.query(row)[2] for row in rows]
         scores = self._score(demonstrations, rows)
-        correct = [int(np.argmax(each)) == gold for each, gold in zip(scores, right, strict=True)]
-        return np.array(correct), np.array([_softmax(each)[gold] for each, gold in zip(scores, right, strict=True)])
+        correct = [int(np.argmax(values)) == gold for values, gold in zip(scores, right, strict=True)]
+        return np.array(correct), np.array([_softmax(values)[gold] for values, gold in zip(scores, right, strict=True)])
 
     def _scored(self, sets: Sequence[Sequence[int]], rows: Sequence[int]) -> best_random.Scores:
         """The accuracy of each set of demonstrations, and the mean log-probability of the right option. A set that does
         not fit the model with one of the documents is below all that do."""
-        found = [self._of_set(demonstrations, rows) for demonstrations in sets]
-        return [accuracy for accuracy, _ in found], [logs for _, logs in found]
+        results = [self._of_set(demonstrations, rows) for demonstrations in sets]
+        return [accuracy for accuracy, _ in results], [logs for _, logs in results]
 
     def _of_set(self, demonstrations: Sequence[int], rows: Sequence[int]) -> tuple[float, float]:
         try:
@@ -266,20 +266,20 @@ class Chooser:
             return -math.inf, -math.inf
         return float(correct.mean()), float(np.log(np.maximum(of_right, 1e-300)).mean())
 
-    def _tells(self, one: int, rows: Sequence[int], alone: np.ndarray) -> np.ndarray:
-        """By how much a document, as the only demonstration, raises the probability of others' right options. One that
-        does not fit the model with all of them tells the least that is possible."""
+    def _tells(self, row: int, rows: Sequence[int], alone: np.ndarray) -> np.ndarray:
+        """How much a document, as the only demonstration, raises the probability of others' right options. It is the
+        least possible number, -1, for a document that does not fit the model with all of them."""
         try:
-            return self._right((one,), rows)[1] - alone
+            return self._right((row,), rows)[1] - alone
         except DoesNotFit:
             return np.full(len(rows), -1.0)
 
     # The methods that try demonstrations.
 
     def _searched(
-        self, how: str, n: int, seed: int, rows: Sequence[int], balance: bool, given: dict[str, Any]
+        self, how: str, n: int, seed: int, rows: Sequence[int], balance: bool, arguments: dict[str, Any]
     ) -> Choice:
-        settings = {**SEARCHES[how], **given}
+        settings = {**SEARCHES[how], **arguments}
         self._too_long: list[str] = []  # why a set does not fit, for each
         dev_rows: list[int] = []
         if how == "best_random":
@@ -290,21 +290,21 @@ class Chooser:
         if how == "best_random":
             cost = best_random.cost(n, len(dev_rows), **settings)
         else:
-            cost = lens.cost(pool, n, lens.Settings(**settings), balance)
+            cost = lens.cost(pool, n, lens.LensSettings(**settings), balance)
         self._announce(how, cost, rows)
         with tqdm(total=cost.queries, desc=f"{self.pool.name}: {how}", unit="query") as bar:
 
-            def told(done: int, of: int) -> None:
-                bar.total = of if how == "lens" else cost.queries
+            def told(done: int, total: int) -> None:
+                bar.total = total if how == "lens" else cost.queries
                 bar.update((done if how == "lens" else done * len(dev_rows)) - bar.n)
 
             at = rows.__getitem__
             if how == "best_random":
-                found = best_random.best_random(
+                best = best_random.best_random(
                     pool,
                     n,
                     Random(seed),
-                    lambda sets: self._scored([tuple(map(at, one)) for one in sets], dev_rows),
+                    lambda sets: self._scored([tuple(map(at, members)) for members in sets], dev_rows),
                     balance=balance,
                     progress=told,
                     **settings,
@@ -312,22 +312,22 @@ class Chooser:
             else:
                 alone = self._right((), rows)[1]
 
-                def info(some: Sequence[int], others: Sequence[int]) -> np.ndarray:
+                def info(candidates: Sequence[int], others: Sequence[int]) -> np.ndarray:
                     columns = [at(other) for other in others]
-                    return np.stack([self._tells(at(one), columns, alone[list(others)]) for one in some])
+                    return np.stack([self._tells(at(row), columns, alone[list(others)]) for row in candidates])
 
-                found = lens.lens(
+                best = lens.lens(
                     pool,
                     n,
                     Random(seed),
                     info,
-                    lambda sets, on: self._scored([tuple(map(at, one)) for one in sets], [at(i) for i in on]),
-                    lens.Settings(**settings),
+                    lambda sets, on: self._scored([tuple(map(at, members)) for members in sets], [at(i) for i in on]),
+                    lens.LensSettings(**settings),
                     balance=balance,
                     progress=told,
                 )
         if self._too_long:
-            if not math.isfinite(found.accuracy):
+            if not math.isfinite(best.accuracy):
                 raise InputError(
                     f"{how}: none of the {len(self._too_long)} sets that were tried fits the model "
                     f"({self._too_long[-1]}) Lower --num_fewshot, or take a model with more positions."
@@ -337,14 +337,14 @@ class Chooser:
                 "were not chosen.",
                 *(self.pool.name, len(self._too_long)),
             )
-        return Choice(tuple(at(i) for i in found.rows), accuracy=found.accuracy)
+        return Choice(tuple(at(i) for i in best.rows), accuracy=best.accuracy)
 
     def _apart(self, rows: Sequence[int], dev: int) -> tuple[list[int], list[int]]:
         """Documents to score sets on, the same for all seeds, and the rest."""
-        there = self.pool.rows
-        if dev >= len(there):
-            raise InputError(f"best_random: dev={dev}: the pool has {len(there)} documents, demonstrations included.")
-        kept = sorted(row for row in Random("dev").sample(there, dev) if not self.pool.is_closed(row))
+        pool = self.pool.rows
+        if dev >= len(pool):
+            raise InputError(f"best_random: dev={dev}: the pool has {len(pool)} documents, demonstrations included.")
+        kept = sorted(row for row in Random("dev").sample(pool, dev) if not self.pool.is_closed(row))
         texts = {str(self.pool.query(row)[0]) for row in kept}
         return [row for row in kept if self._fits(row)], [
             row for row in rows if str(self.pool.query(row)[0]) not in texts
@@ -371,5 +371,5 @@ def _time(seconds: float) -> str:
 
 
 def _softmax(values: np.ndarray) -> np.ndarray:
-    found = np.exp(values - values.max())
-    return found / found.sum()
+    powers = np.exp(values - values.max())
+    return powers / powers.sum()

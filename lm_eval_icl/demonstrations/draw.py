@@ -17,7 +17,7 @@ from lm_eval_icl.demonstrations import choices
 from lm_eval_icl.errors import InputError
 
 Row = TypeVar("Row")
-# What is drawn without a model.
+# The ways of drawing that need no model.
 DRAWN = ("stratified", "random", "first")
 
 
@@ -51,15 +51,15 @@ def draw(
         InputError: `how` is unknown, its file cannot be used or names a row that is evaluated, or the pool has fewer
             than n rows that are not evaluated.
     """
-    there = range(len(pool))
+    indices = range(len(pool))
     if n > len(pool):
         raise InputError(f"{n} demonstrations asked for, {len(pool)} there: lower --num_fewshot.")
     if how == "first":
-        drawn = list(there[:n])
+        drawn = list(indices[:n])
     elif how == "random":
-        drawn = rnd.sample(there, n)
+        drawn = rnd.sample(indices, n)
     elif how == "stratified":
-        drawn = stratified(there, n, lambda row: label(pool[row]), rnd)
+        drawn = stratified(indices, n, lambda row: label(pool[row]), rnd)
     else:
         drawn = _indices(Path(how), n, pool, task, seed)
     closed = [row for row in drawn if evaluated(pool[row])]
@@ -68,7 +68,7 @@ def draw(
             f"row {closed[0]} is also among the documents that are evaluated, as a row or by its text: name another."
         )
     taken = set(drawn)
-    rest = [row for row in there if row not in taken] if closed else []
+    rest = [row for row in indices if row not in taken] if closed else []
     if how != "first":
         Random(f"in place of what is evaluated {seed}").shuffle(rest)
     for old in closed:
@@ -82,18 +82,18 @@ def draw(
 
 
 def as_text(query: str, options: Iterable[str]) -> str:
-    """What a document says: its query, and its options in any order, in lower case and with blanks collapsed. (Of some
-    tasks every document has the same query, and the options are what is asked about.)"""
+    """What a document says: its query, and its options in any order, in lower case and with blanks collapsed. (In some
+    tasks every document has the same query, and the options differ.)"""
     return json.dumps([" ".join(text.lower().split()) for text in (query, *sorted(options))])
 
 
-def too_few(n: int, there: int) -> InputError:
+def too_few(n: int, free: int) -> InputError:
     """The error for a pool of which only some documents, fewer than n, are not evaluated."""
-    only = f"{n} demonstrations asked for, and only {there} of the pool's documents are not among those that are "
+    only = f"{n} demonstrations asked for, and only {free} of the pool's documents are not among those that are "
     none = "the demonstrations would come from the documents that are "
     return InputError(
-        f"{only if there else none}evaluated (the same rows, or the same texts): give the task another fewshot_split, "
-        f"such as its training split, or samples in fewshot_config{', or lower --num_fewshot' if there else ''}."
+        f"{only if free else none}evaluated (the same rows, or the same texts): give the task another fewshot_split, "
+        f"such as its training split, or samples in fewshot_config{', or lower --num_fewshot' if free else ''}."
     )
 
 
@@ -124,17 +124,17 @@ def _indices(path: Path, n: int, pool: Sequence[Any], task: str, seed: int | Non
     if not path.is_file():
         raise InputError("must be stratified, random, first, or a JSON file of indices that exists.")
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        contents = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise InputError(f"not JSON ({error}).") from error
-    if choices.is_file_of_choices(found):
-        return choices.indices(found, n, pool, task, seed)
-    if isinstance(found, dict):
-        if task not in found:
-            raise InputError(f"the file has no indices for this task, only for {', '.join(found)}.")
-        found = found[task]
-    if not isinstance(found, list) or not all(type(index) is int and 0 <= index < len(pool) for index in found):
+    if choices.is_file_of_choices(contents):
+        return choices.indices(contents, n, pool, task, seed)
+    if isinstance(contents, dict):
+        if task not in contents:
+            raise InputError(f"the file has no indices for this task, only for {', '.join(contents)}.")
+        contents = contents[task]
+    if not isinstance(contents, list) or not all(type(index) is int and 0 <= index < len(pool) for index in contents):
         raise InputError(f"must hold a list of whole numbers from 0 to {len(pool) - 1}, or one for each task.")
-    if len(found) < n:
-        raise InputError(f"holds {len(found)} indices, {n} demonstrations asked for: lower --num_fewshot.")
-    return found[:n]
+    if len(contents) < n:
+        raise InputError(f"holds {len(contents)} indices, {n} demonstrations asked for: lower --num_fewshot.")
+    return contents[:n]

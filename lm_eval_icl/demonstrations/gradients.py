@@ -51,7 +51,7 @@ def distances(pool: Pool) -> np.ndarray:
         sums = squares[part, None] + squares
         products[part] *= -2
         products[part] += sums
-        # What is left when equal numbers are subtracted is rounding, and its root would be 1e-8 of a length.
+        # Subtracting equal numbers leaves rounding, whose root would be 1e-8 of a length.
         products[part][products[part] < 1e-13 * sums] = 0
         np.sqrt(products[part], out=products[part])
     return products

@@ -11,9 +11,9 @@ from lm_eval_icl.demonstrations.pool import Picks, Pool
 
 
 def gradmatch(pool: Pool, n: int, generator: Random, *, lam: float = 1.0) -> list[int]:
-    """Orthogonal matching pursuit: pick the row whose gradient has the largest inner product with what is left.
+    """Orthogonal matching pursuit: pick the row whose gradient has the largest inner product with the residual.
 
-    What is left is the mean gradient b less the weighted sum of the picks, of the weights w that minimize
+    The residual is the mean gradient b less the sum of the picks, weighted by the w that minimize
     |b - sum w g|^2 + lam |w|^2. All n picks are kept, whatever their weights; the paper's authors drop those with
     negative weights.
 
@@ -22,13 +22,13 @@ def gradmatch(pool: Pool, n: int, generator: Random, *, lam: float = 1.0) -> lis
     """
     products = gradients.gram(pool)
     with_mean = products.mean(1)
-    picks, left = Picks(pool), with_mean
+    picks, residual = Picks(pool), with_mean
     while True:
-        picks.best(left)
+        picks.best(residual)
         rows = picks.rows
         if len(rows) == n:
             return rows
         among = products[np.ix_(rows, rows)]
         # The least squares solution also where gradients depend on each other and lam is 0.
         weights = np.linalg.lstsq(among + lam * np.eye(len(rows)), with_mean[rows], rcond=None)[0]
-        left = with_mean - products[:, rows] @ weights
+        residual = with_mean - products[:, rows] @ weights

@@ -13,14 +13,14 @@ from lm_eval_icl.demonstrations.draw import DRAWN
 from lm_eval_icl.demonstrations.select import SELECTORS, checked, near
 from lm_eval_icl.errors import InputError
 
-# What every method takes, with its default: class balance, and how many documents are chosen from.
+# The arguments that every method takes, with their defaults: class balance, and how many documents are chosen from.
 _OF_ALL: dict[str, Any] = {"balance": True, "pool": 5000}
 
 
 # The methods that try demonstrations, with the arguments that a user may give and their defaults.
 SEARCHES: Mapping[str, dict[str, Any]] = {
     "best_random": {"sets": 100, "dev": 1000},
-    "lens": asdict(lens.Settings()),
+    "lens": asdict(lens.LensSettings()),
 }
 # The methods that ask a model.
 METHODS = ("best_random", *SELECTORS, "lens")
@@ -32,7 +32,7 @@ class How:
 
     Attributes:
         name: one of `METHODS`.
-        arguments: of the method, by name; those with their default are left out.
+        arguments: the method's, by name; those with their default are left out.
         balance: choose inside each class.
         pool: how many documents are chosen from.
     """
@@ -44,49 +44,49 @@ class How:
 
     def __str__(self) -> str:
         """The same text for the same choice, whatever the order in which arguments were given."""
-        every = {**self.arguments, "balance": self.balance, "pool": self.pool}
-        said = [f"{name}={value}" for name, value in sorted(every.items()) if _OF_ALL.get(name) != value]
-        return ":".join([self.name, *said])
+        settings = {**self.arguments, "balance": self.balance, "pool": self.pool}
+        parts = [f"{name}={value}" for name, value in sorted(settings.items()) if _OF_ALL.get(name) != value]
+        return ":".join([self.name, *parts])
 
 
-def make(name: str, given: Mapping[str, Any]) -> How:
+def make(name: str, arguments: Mapping[str, Any]) -> How:
     """The method of this name with these arguments, `balance` and `pool` among them.
 
     Raises:
         InputError: there is no such argument, or its value is of another type or below its range.
     """
     own = SEARCHES[name] if name in SEARCHES else SELECTORS[name].arguments
-    values = checked(name, dict(given), {**own, **_OF_ALL})
+    values = checked(name, dict(arguments), {**own, **_OF_ALL})
     of_all = {key: values.pop(key) for key in _OF_ALL if key in values}
     return How(name, {key: value for key, value in sorted(values.items()) if own[key] != value}, **of_all)
 
 
-def read(given: Any) -> How | None:
+def read(written: Any) -> How | None:
     """The method that `demonstrations` names; None for what is drawn without a model, and for a file.
 
     Raises:
         InputError: it is nothing of these, or an argument cannot be used.
     """
     try:
-        return _read(given)
+        return _read(written)
     except InputError as error:
-        said = given if isinstance(given, str) else json.dumps(given, default=str)
-        raise InputError(f"demonstrations={said}: {error.message}") from error
+        text = written if isinstance(written, str) else json.dumps(written, default=str)
+        raise InputError(f"demonstrations={text}: {error.message}") from error
 
 
-def _read(given: Any) -> How | None:
-    if isinstance(given, Mapping):
-        name, arguments = next(iter(given.items()), ("", None))
-        if len(given) != 1 or not isinstance(arguments, Mapping | None):
+def _read(written: Any) -> How | None:
+    if isinstance(written, Mapping):
+        name, arguments = next(iter(written.items()), ("", None))
+        if len(written) != 1 or not isinstance(arguments, Mapping | None):
             raise InputError('must be one method with its arguments, such as {"lens": {"m": 500}}.')
         if name not in METHODS:
             raise InputError(f"{name!r}: {near(str(name), METHODS)}")
         return make(name, arguments or {})
-    name, *parts = str(given).split(":")
+    name, *parts = str(written).split(":")
     if name not in METHODS:
-        if given not in DRAWN and not Path(str(given)).is_file():
-            said = near(name, (*DRAWN, *METHODS), "or a method that chooses: ")
-            raise InputError(f"must be stratified, random, first, or a JSON file of indices that exists; {said}")
+        if written not in DRAWN and not Path(str(written)).is_file():
+            advice = near(name, (*DRAWN, *METHODS), "or a method that chooses: ")
+            raise InputError(f"must be stratified, random, first, or a JSON file of indices that exists; {advice}")
         return None
     values = {}
     for part in parts:

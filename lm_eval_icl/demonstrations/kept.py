@@ -49,41 +49,41 @@ class Wanted:
     @property
     def file(self) -> str:
         """The name of the file that the choice is kept in."""
-        said = [self.pool.name, str(self.how), self.n, self.seed, self.pool.sha256, self.pool.prompts]
-        said += [code(), {key: value for key, value in self.model.items() if key != "pretrained"}]
-        key = hashlib.sha256(json.dumps(said, sort_keys=True, default=str).encode()).hexdigest()[:16]
+        parts = [self.pool.name, str(self.how), self.n, self.seed, self.pool.sha256, self.pool.prompts]
+        parts += [code(), {key: value for key, value in self.model.items() if key != "pretrained"}]
+        key = hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:16]
         plain = re.sub(r"[^\w.=-]+", "-", f"{self.pool.name}-{self.how}", flags=re.ASCII)[:100]
         return f"{plain}-{self.n}-seed{self.seed}-{key}.json"
 
 
 def folder() -> Path:
-    """Where runs keep what was chosen: `LM_EVAL_ICL_CACHE`, or a folder of the user's cache."""
-    if given := os.environ.get("LM_EVAL_ICL_CACHE"):
-        return Path(given) / "demonstrations"
+    """The folder in which runs keep choices: `LM_EVAL_ICL_CACHE`, or a folder of the user's cache."""
+    if cache := os.environ.get("LM_EVAL_ICL_CACHE"):
+        return Path(cache) / "demonstrations"
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lm-eval-icl" / "demonstrations"
 
 
 def read(path: Path, pool: TaskPool, n: int, seed: int) -> dict[str, Any] | None:
-    """What a file says of a seed's choice; None if there is no file.
+    """The choice that a file has for a seed; None if there is no file.
 
     Raises:
         InputError: the file is damaged, or of another pool.
         LaterForm: a later version has written it.
     """
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        contents = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
         raise InputError(f"{path}: cannot be read ({error}).") from error
-    if not choices.is_file_of_choices(found):
+    if not choices.is_file_of_choices(contents):
         raise InputError(f"{path}: no file of choices.")
-    check_form(found.get("form"), FORM, path)
-    rows = choices.indices(found, n, pool.docs, pool.name, seed, pool.sha256)
+    check_form(contents.get("form"), FORM, path)
+    rows = choices.indices(contents, n, pool.docs, pool.name, seed, pool.sha256)
     if any(map(pool.is_closed, rows)):
         raise InputError(f"{path}: has a document that is evaluated among the demonstrations.")
-    of_seed: dict[str, Any] = found["tasks"][pool.name]["seeds"][str(seed)]
-    return {**of_seed, **{name: found["about"].get(name) for name in ("model", "code")}}
+    of_seed: dict[str, Any] = contents["tasks"][pool.name]["seeds"][str(seed)]
+    return {**of_seed, **{name: contents["about"].get(name) for name in ("model", "code")}}
 
 
 def write(path: Path, how: How, pool: TaskPool, n: int, seed: int, choice: Choice, model: Mapping[str, Any]) -> None:
@@ -93,8 +93,8 @@ def write(path: Path, how: How, pool: TaskPool, n: int, seed: int, choice: Choic
         OSError: it cannot be written.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    said = {"form": FORM, "about": about(how, model), "tasks": {pool.name: as_json(pool, n, {seed: choice})}}
-    write_atomically(path, json.dumps(said, indent=1) + "\n")
+    contents = {"form": FORM, "about": about(how, model), "tasks": {pool.name: as_json(pool, n, {seed: choice})}}
+    write_atomically(path, json.dumps(contents, indent=1) + "\n")
 
 
 def chosen(wanted: Wanted, predictor: Predictor) -> dict[str, Any]:
@@ -107,7 +107,7 @@ def chosen(wanted: Wanted, predictor: Predictor) -> dict[str, Any]:
         InputError: nothing can be chosen.
     """
     path, pool, how = folder() / wanted.file, wanted.pool, wanted.how
-    said = {"how": str(how), "n": wanted.n, "seed": wanted.seed, "file": str(path)}
+    request = {"how": str(how), "n": wanted.n, "seed": wanted.seed, "file": str(path)}
     try:
         kept = read(path, pool, wanted.n, wanted.seed)
     except InputError as error:
@@ -116,7 +116,7 @@ def chosen(wanted: Wanted, predictor: Predictor) -> dict[str, Any]:
     if kept is not None:
         kept = {name: value for name, value in kept.items() if name not in ("model", "code")}
         log.info("%s: demonstrations that %s chose before: %s", pool.name, how, path)
-        return {**said, **kept, "made_now": False}
+        return {**request, **kept, "made_now": False}
     try:
         choice = Chooser(pool, predictor, how.pool).choose(
             how.name, wanted.n, wanted.seed, how.balance, **how.arguments
@@ -130,22 +130,22 @@ def chosen(wanted: Wanted, predictor: Predictor) -> dict[str, Any]:
     else:
         log.info("%s: %s chose demonstrations in %.1f s: %s", pool.name, how, choice.seconds, path)
     of_seed = as_json(pool, wanted.n, {wanted.seed: choice})["seeds"][str(wanted.seed)]
-    return {**said, **of_seed, "made_now": True}
+    return {**request, **of_seed, "made_now": True}
 
 
 def as_json(pool: TaskPool, n: int, of_seeds: Mapping[int, Choice]) -> dict[str, Any]:
     """A task's part of a file of choices."""
     seeds: dict[str, Any] = {}
     for seed, choice in of_seeds.items():
-        said: dict[str, Any] = {"indices": list(choice.indices)}
+        entry: dict[str, Any] = {"indices": list(choice.indices)}
         if choice.picked is not None:
-            said["picked"] = list(choice.picked)
+            entry["picked"] = list(choice.picked)
         if choice.accuracy is not None and math.isfinite(choice.accuracy):
-            said["accuracy"] = choice.accuracy
+            entry["accuracy"] = choice.accuracy
         if choice.evaluated:
-            said["evaluated"] = choice.evaluated
-        said |= {"seconds": round(choice.seconds, 3), "tokens": choice.tokens}
-        seeds[str(seed)] = said
+            entry["evaluated"] = choice.evaluated
+        entry |= {"seconds": round(choice.seconds, 3), "tokens": choice.tokens}
+        seeds[str(seed)] = entry
     return {"n": n, "pool": {"rows": len(pool.docs), "sha256": pool.sha256}, "seeds": seeds}
 
 
@@ -174,5 +174,5 @@ def about_model(pretrained: str, of_model: Mapping[str, Any]) -> dict[str, str]:
     Args:
         of_model: `inference.fingerprint.fingerprint` of it.
     """
-    said = json.dumps(of_model, sort_keys=True, default=str)
-    return {"pretrained": pretrained, "sha256": hashlib.sha256(said.encode()).hexdigest()}
+    text = json.dumps(of_model, sort_keys=True, default=str)
+    return {"pretrained": pretrained, "sha256": hashlib.sha256(text.encode()).hexdigest()}

@@ -17,7 +17,7 @@ from random import Random
 
 import numpy as np
 
-from lm_eval_icl.demonstrations.best_random import Cost, Found, Progress, Rows, Scores, found
+from lm_eval_icl.demonstrations.best_random import Cost, Progress, Rows, ScoredSet, Scores, scored_sets
 from lm_eval_icl.demonstrations.pool import Pool
 from lm_eval_icl.demonstrations.select import check_n, quotas
 from lm_eval_icl.errors import InputError
@@ -26,16 +26,16 @@ from lm_eval_icl.errors import InputError
 _FIRST_BEAMS, _FIRST_SETS, _FIRST_ROUNDS = 16, 160, 20
 # How many of its rows one of the first sets may share with those before it.
 _SHARED = 4
-# A substitute is drawn from so many.
+# How many rows a substitute is drawn from.
 _SUBSTITUTES = 4
-# Rows whose information is asked for at once, so that progress can be told.
+# How many rows' information is computed at once; progress is told in between.
 _AT_ONCE = 250
 
 Info = Callable[[Sequence[int], Sequence[int]], np.ndarray]
 
 
 @dataclass(frozen=True)
-class Settings:
+class LensSettings:
     """How a pool is filtered and searched. Each round of the filter keeps 1/rho of the rows, and the next scores on rho
     times as many.
 
@@ -44,11 +44,11 @@ class Settings:
         rho: see above, above 1. Rounds end when m rows are left.
         l: how many rows the first round scores on.
         beams: how many sets each round of the search begins with.
-        iterations: how many rounds.
+        iterations: how many rounds the search has.
         substitutions: how many sets each set of a round makes by exchanging one row for another of its label.
-        shuffles: how many by another order.
+        shuffles: how many sets it makes by another order of its rows.
         diversity: the weight of the similarity to the other rows of a set in choosing a substitute.
-        dev: on how many rows of the pool sets are scored: rows that the filter did not keep.
+        dev: how many rows of the pool sets are scored on, all of them rows that the filter did not keep.
     """
 
     m: int = 500
@@ -83,12 +83,12 @@ def lens(
     generator: Random,
     info: Info,
     score: Callable[[Sequence[Rows], Rows], Scores],
-    settings: Settings,
+    settings: LensSettings,
     *,
     balance: bool = True,
     ordered: bool = True,
     progress: Progress | None = None,
-) -> Found:
+) -> ScoredSet:
     """Choose n rows and their order.
 
     Args:
@@ -124,10 +124,10 @@ def lens(
     dev_rows = tuple(generator.sample(rest, dev))
     search = _Search(labels[candidates], table, tells, want, settings.diversity, generator)
 
-    known: dict[Rows, Found] = {}
+    known: dict[Rows, ScoredSet] = {}
     current = search.first_sets(settings.beams)
     for _ in range(settings.iterations):
-        made = [
+        children = [
             new
             for rows in current
             for new in [
@@ -135,46 +135,46 @@ def lens(
                 *(tuple(generator.sample(rows, n)) for _ in range(settings.shuffles)),
             ]
         ]
-        sets = list(dict.fromkeys(rows if ordered else tuple(sorted(rows)) for rows in [*made, *current]))
+        sets = list(dict.fromkeys(rows if ordered else tuple(sorted(rows)) for rows in [*children, *current]))
         new = [rows for rows in sets if rows not in known]
         if new:
-            given = [tuple(candidates[row] for row in rows) for rows in new]
-            known.update(zip(new, found(given, score(given, dev_rows)), strict=True))
+            new_rows = [tuple(candidates[row] for row in rows) for rows in new]
+            known.update(zip(new, scored_sets(new_rows, score(new_rows, dev_rows)), strict=True))
             told(len(new) * dev)
         current = sorted(sets, key=lambda rows: _rank(known[rows]))[: settings.beams]
     return known[current[0]]
 
 
-def cost(pool: Pool, n: int, settings: Settings, balance: bool = True) -> Cost:
+def cost(pool: Pool, n: int, settings: LensSettings, balance: bool = True) -> Cost:
     """What `lens` asks of a model: exactly for the filter, at most for the search."""
     want = quotas(pool, n, Random(0)) if balance else {-1: n}
     labels = pool.labels if balance else np.full(len(pool.labels), -1)
     sizes = [sum(kept.values()) for kept in _kept(settings, labels, want)]
-    asked = [scored for scored, _ in settings.rounds(len(labels))]
+    scored_on = [scored for scored, _ in settings.rounds(len(labels))]
     rows = [len(labels), *sizes[:-1]]
-    pairs = sum(size * (now - before) for size, now, before in zip(rows, asked, [0, *asked[:-1]], strict=True))
+    pairs = sum(size * (now - before) for size, now, before in zip(rows, scored_on, [0, *scored_on[:-1]], strict=True))
     sets = settings.beams * (1 + settings.iterations * (settings.substitutions + settings.shuffles))
     return Cost(sum(rows) + sets, sum(rows) + sets * n, pairs + sets * settings.dev)
 
 
-def _kept(settings: Settings, labels: np.ndarray, want: dict[int, int]) -> list[dict[int, int]]:
-    """How many rows of each label every round of the filter keeps: what there is, and what is wanted at least."""
-    there = {int(label): int(count) for label, count in zip(*np.unique(labels, return_counts=True), strict=True)}
+def _kept(settings: LensSettings, labels: np.ndarray, want: dict[int, int]) -> list[dict[int, int]]:
+    """How many rows of each label every round of the filter keeps: at most those that exist, at least those wanted."""
+    counts = {int(label): int(count) for label, count in zip(*np.unique(labels, return_counts=True), strict=True)}
     return [
-        {label: min(count, max(kept // len(there), want.get(label, 0))) for label, count in there.items()}
+        {label: min(count, max(kept // len(counts), want.get(label, 0))) for label, count in counts.items()}
         for _, kept in settings.rounds(len(labels))
     ]
 
 
 def _filtered(
-    settings: Settings,
+    settings: LensSettings,
     labels: np.ndarray,
     sizes: list[dict[int, int]],
     generator: Random,
     info: Info,
     told: Callable[[int], None],
 ) -> tuple[list[int], np.ndarray, np.ndarray]:
-    """What is left.
+    """The candidates that the filter leaves.
 
     Returns:
         The rows, in rising order; what each tells about each row that the last round scored on; and the mean of that.
@@ -186,17 +186,17 @@ def _filtered(
         new = order[table.shape[1] : scored]
         columns = []
         for start in range(0, len(rows), _AT_ONCE):
-            some = rows[start : start + _AT_ONCE].tolist()
-            columns.append(np.asarray(info(some, new), dtype=np.float64))
-            told(len(some) * len(new))
+            group = rows[start : start + _AT_ONCE].tolist()
+            columns.append(np.asarray(info(group, new), dtype=np.float64))
+            told(len(group) * len(new))
         table = np.concatenate([table, np.concatenate(columns)], axis=1)
         others = rows[:, None] != order[:scored]
         means = table.sum(1, where=others) / np.maximum(others.sum(1), 1)
-        left = np.zeros(len(rows), dtype=bool)
+        stays = np.zeros(len(rows), dtype=bool)
         for label, count in keep.items():
             of_label = np.flatnonzero(labels[rows] == label)
-            left[of_label[np.argsort(-means[of_label], kind="stable")[:count]]] = True
-        rows, table = rows[left], table[left]
+            stays[of_label[np.argsort(-means[of_label], kind="stable")[:count]]] = True
+        rows, table = rows[stays], table[stays]
     return rows.tolist(), table, table.mean(1)
 
 
@@ -232,8 +232,8 @@ class _Search:
         seen: dict[Rows, float] = {}
         current = [self._random() for _ in range(_FIRST_SETS)]
         for _ in range(_FIRST_ROUNDS):
-            made = [self.substituted(rows) for rows in current for _ in range(_FIRST_BEAMS)]
-            sets = {tuple(sorted(rows)) for rows in [*made, *current]}
+            children = [self.substituted(rows) for rows in current for _ in range(_FIRST_BEAMS)]
+            sets = {tuple(sorted(rows)) for rows in [*children, *current]}
             for rows in sets - seen.keys():
                 seen[rows] = self._looks(rows)
             current = sorted(sets, key=lambda rows: (-seen[rows], rows))[:_FIRST_BEAMS]
@@ -274,12 +274,12 @@ class _Search:
         )
 
 
-def _rank(result: Found) -> tuple[float, float, Rows]:
+def _rank(result: ScoredSet) -> tuple[float, float, Rows]:
     """Sorts the best result first: accuracy, then the right labels' log-probability, then the rows themselves."""
     return -result.accuracy, -result.log_probability, result.rows
 
 
 def _standardized(values: np.ndarray) -> np.ndarray:
-    """Of mean 0 and standard deviation 1, or all 0."""
+    """The numbers shifted and scaled to mean 0 and standard deviation 1; all 0 if they are equal."""
     spread = values.std(ddof=1) if values.size > 1 else 0.0
     return (values - values.mean()) / spread if spread > 0 and math.isfinite(spread) else np.zeros_like(values)

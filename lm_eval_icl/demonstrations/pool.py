@@ -104,7 +104,7 @@ class Picks:
     """Picks rows of a pool by scores. Scores that differ by no more than rounding tie, and the lowest row is picked.
 
     Attributes:
-        rows: in the order of picking, each once.
+        rows: the picked rows in the order of picking, each once.
     """
 
     def __init__(self, pool: Pool) -> None:

@@ -1,4 +1,4 @@
-"""Choosing demonstrations by a method of its name, the same number from each class."""
+"""Choosing demonstrations by a method's name, the same number from each class."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Selector:
     def arguments(self) -> dict[str, Any]:
         """The arguments that a user may give, with their defaults."""
         parameters = inspect.signature(self.function).parameters.values()
-        return {each.name: each.default for each in parameters if each.kind == each.KEYWORD_ONLY}
+        return {p.name: p.default for p in parameters if p.kind == p.KEYWORD_ONLY}
 
 
 _ALL = ("labels", "features", "probabilities")
@@ -71,7 +71,7 @@ def select(how: str, pool: Pool, n: int, seed: int, balance: bool = True, **argu
         how: the name of a selector.
         seed: for what a method leaves to chance, and for which classes have one row more than others.
         balance: choose inside each class, the same number as far as possible (see `quotas`).
-        arguments: of the method.
+        arguments: the method's.
 
     Returns:
         The rows in the order of picking, with class balance the first of each class, the second of each class and so
@@ -83,7 +83,7 @@ def select(how: str, pool: Pool, n: int, seed: int, balance: bool = True, **argu
     if how not in SELECTORS:
         raise InputError(f"unknown selector {how!r}: {near(how, SELECTORS)}")
     selector = SELECTORS[how]
-    given = checked(how, arguments, selector.arguments)
+    values = checked(how, arguments, selector.arguments)
     for need in selector.needs:
         if getattr(pool, need) is None:
             raise InputError(f"{how}: needs {need} of the pool's documents: choose a selector that does not.")
@@ -92,11 +92,11 @@ def select(how: str, pool: Pool, n: int, seed: int, balance: bool = True, **argu
     if n == 0:
         return ()
     if not balance:
-        return tuple(selector.function(pool, n, generator, **given))
+        return tuple(selector.function(pool, n, generator, **values))
     picked = []
     for label, quota in quotas(pool, n, generator).items():
         rows = np.flatnonzero(pool.labels == label)
-        picked.append([int(rows[row]) for row in selector.function(pool.at(rows), quota, generator, **given)])
+        picked.append([int(rows[row]) for row in selector.function(pool.at(rows), quota, generator, **values)])
     return tuple(row for turn in zip_longest(*picked) for row in turn if row is not None)
 
 
@@ -117,23 +117,23 @@ def quotas(pool: Pool, n: int, generator: Random) -> dict[int, int]:
     Raises:
         InputError: a class has no rows.
     """
-    there = np.bincount(pool.labels, minlength=pool.classes)
-    if not there.all():
+    available = np.bincount(pool.labels, minlength=pool.classes)
+    if not available.all():
         raise InputError(
-            f"label {int(np.argmin(there))} has no rows in the pool of {len(pool.labels)}: take a larger pool, or "
+            f"label {int(np.argmin(available))} has no rows in the pool of {len(pool.labels)}: take a larger pool, or "
             "choose without balance."
         )
     labels = list(range(pool.classes))
     generator.shuffle(labels)
     counts = dict.fromkeys(labels, 0)
-    while (left := n - sum(counts.values())) > 0:
-        for label in [label for label in labels if counts[label] < there[label]][:left]:
+    while (missing := n - sum(counts.values())) > 0:
+        for label in [label for label in labels if counts[label] < available[label]][:missing]:
             counts[label] += 1
     return {label: count for label, count in counts.items() if count}
 
 
 def check_n(how: str, pool: Pool, n: int) -> None:
-    """Raise an `InputError` if n rows cannot be chosen."""
+    """Refuse a number of rows that cannot be chosen, by an `InputError`."""
     if not is_whole(n) or n < 0:
         raise InputError(f"{how}: n={n!r}: must be a whole number from 0.")
     if n > len(pool.labels):
@@ -142,17 +142,17 @@ def check_n(how: str, pool: Pool, n: int) -> None:
         )
 
 
-def checked(how: str, given: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
+def checked(how: str, arguments: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
     """The arguments of a method as the types that their defaults have.
 
     Raises:
         InputError: there is no such argument, or its value is of another type or below its range.
     """
     values = {}
-    for name, value in given.items():
+    for name, value in arguments.items():
         if name not in defaults:
-            said = near(name, defaults) if defaults else "it takes none."
-            raise InputError(f"{how}: unknown argument {name!r}: {said}")
+            advice = near(name, defaults) if defaults else "it takes none."
+            raise InputError(f"{how}: unknown argument {name!r}: {advice}")
         kind = type(defaults[name])
         if kind is bool:
             good, must = isinstance(value, bool), "true or false"
@@ -167,5 +167,5 @@ def checked(how: str, given: dict[str, Any], defaults: dict[str, Any]) -> dict[s
 
 
 def near(name: str, names: Iterable[str], otherwise: str = "there are ") -> str:
-    """What is said of a name that is none of these: the nearest of them, or all."""
+    """The advice about a name that is none of these: the nearest of them, or all."""
     return did_you_mean(str(name).lower(), names) or f"{otherwise}{', '.join(names)}."

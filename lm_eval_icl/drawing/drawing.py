@@ -94,10 +94,10 @@ def read_prompt(source: str, tokenizer: PreTrainedTokenizerBase, method: Method)
     where = f"--prompt {source}"
     try:
         text = sys.stdin.read() if source == "-" else Path(source).read_text(encoding="utf-8")
-        given = json.loads(text)
+        contents = json.loads(text)
     except (OSError, ValueError) as error:
         raise InputError(f"{where}: cannot be read as JSON ({' '.join(str(error).split())}).") from error
-    prompt, answer = _parts(where, given)
+    prompt, answer = _parts(where, contents)
     try:
         alike = method.treats_demonstrations_alike
         prompts = PromptTokenizer(tokenizer, by_part=alike, canonical=method.invariant)
@@ -114,12 +114,12 @@ def read_prompt(source: str, tokenizer: PreTrainedTokenizerBase, method: Method)
     return Parts(context, query, ids, reads, note)
 
 
-def _parts(where: str, given: Any) -> tuple[FewShotPrompt, str]:
+def _parts(where: str, contents: Any) -> tuple[FewShotPrompt, str]:
     """The prompt and the answer in a --prompt file."""
     form = 'give {"prefix": "...", "demonstrations": ["...", ...], "query": "...", "answer": "..."}'
-    if not isinstance(given, dict):
+    if not isinstance(contents, dict):
         raise InputError(f"{where}: not an object: {form}.")
-    parts = {"prefix": "", "answer": "", **given}
+    parts = {"prefix": "", "answer": "", **contents}
     for name in ("prefix", "demonstrations", "query", "answer"):
         if name not in parts:
             raise InputError(f"{where}: {name!r} is missing, and parts are not guessed: {form}.")
@@ -200,12 +200,12 @@ def draw(method: Method, parts: Parts) -> Drawing:
 
 def columns(layout: Layout) -> list[tuple[str, range]]:
     """The names of the blocks, each with the indices of the block's tokens. Adjacent memory entries are one block."""
-    found: list[tuple[str, range]] = []
+    named: list[tuple[str, range]] = []
     end = 0
     for name, blocks in itertools.groupby(layout.blocks, key=lambda block: block.name):
         start, end = end, end + sum(block.length for block in blocks)
-        found.append((name, range(start, end)))
-    return found
+        named.append((name, range(start, end)))
+    return named
 
 
 def rows(layout: Layout) -> list[tuple[str, list[int]]]:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 INK, GREY = "#24292f", "#6e7781"
-# What names the time, the program or a web address stays out of the files.
+# Nothing that names the time, the program or a web address gets into the files.
 METADATA: dict[str, dict[str, Any]] = {
     "svg": {"Date": None, "Creator": None, "Format": None, "Type": None},
     "png": {"Software": None},

@@ -17,7 +17,7 @@ from lm_eval.utils import simple_parse_args_string
 from lm_eval_icl import methods
 from lm_eval_icl.decisions import how as deciding_how
 from lm_eval_icl.demonstrations import how
-from lm_eval_icl.errors import InputError, is_whole
+from lm_eval_icl.errors import InputError, checked_whole
 
 if TYPE_CHECKING:  # transformers and torch take seconds to import, and a refusal should not
     import transformers
@@ -52,10 +52,7 @@ class CommonArguments:
 
     def __post_init__(self) -> None:
         for name in ("pack_tokens", "store_bytes"):
-            value = getattr(self, name)
-            if not is_whole(value) or value < 1:
-                raise InputError(f"{name}={value!r}: must be a whole number, 1 or more.")
-            object.__setattr__(self, name, int(value))
+            object.__setattr__(self, name, checked_whole(name, getattr(self, name)))
         if self.overflow not in OVERFLOW:
             raise InputError(f"overflow={self.overflow!r}: must be {', '.join(OVERFLOW[:-1])} or {OVERFLOW[-1]}.")
         if self.canonical_order is not None and not isinstance(self.canonical_order, bool):
@@ -75,7 +72,7 @@ class CommonArguments:
         return method.invariant if self.canonical_order is None else self.canonical_order
 
 
-def read_arguments(cls: type[Method], given: Mapping[str, Any]) -> tuple[Method, CommonArguments, dict[str, Any]]:
+def read_arguments(cls: type[Method], arguments: Mapping[str, Any]) -> tuple[Method, CommonArguments, dict[str, Any]]:
     """The method, the common arguments, and the arguments that are passed to `hf`, checked as far as can be done
     without a checkpoint.
 
@@ -85,10 +82,10 @@ def read_arguments(cls: type[Method], given: Mapping[str, Any]) -> tuple[Method,
     from lm_eval_icl.harness.hf_arguments import check_effects, check_values
 
     own, ours = methods.arguments_of(cls), {field.name for field in dataclasses.fields(CommonArguments)}
-    common = CommonArguments(**{name: value for name, value in given.items() if name in ours - own})
-    method = cls.from_arguments({name: value for name, value in given.items() if name in own})
+    common = CommonArguments(**{name: value for name, value in arguments.items() if name in ours - own})
+    method = cls.from_arguments({name: value for name, value in arguments.items() if name in own})
     common.is_canonical(method)
-    forwarded = {name: value for name, value in given.items() if name not in own | ours}
+    forwarded = {name: value for name, value in arguments.items() if name not in own | ours}
     check_values(forwarded)
     check_effects(forwarded)
     return method, common, forwarded
@@ -108,8 +105,8 @@ def checked_first(original: Callable[..., Any], config: Any, *args: Any, **kwarg
         if twice := sorted(options.keys() & config.model_args.keys()):
             raise InputError(f"model argument {twice[0]!r}: lm-eval has an option for it: give --{twice[0]} instead.")
         read_arguments(methods.find(config.model), {**config.model_args, **options})
-        if (given := (config.metadata or {}).get("demonstrations")) is not None:
-            how.read(given)
+        if (drawn_by := (config.metadata or {}).get("demonstrations")) is not None:
+            how.read(drawn_by)
         if (rules := (config.metadata or {}).get("decide")) is not None:
             deciding_how.read(rules)
     return original(config, *args, **kwargs)
@@ -122,11 +119,11 @@ def check_folders(include: object, output: str | None) -> None:
     if output is not None:
         folder = Path(output).absolute()
         folder = folder.parent if folder.suffix == ".json" else folder
-        there = next(path for path in (folder, *folder.parents) if path.exists())
+        existing = next(path for path in (folder, *folder.parents) if path.exists())
         try:
-            tempfile.TemporaryFile(dir=there).close()
+            tempfile.TemporaryFile(dir=existing).close()
         except OSError as error:
-            why = f"{there}: {error.strerror}"
+            why = f"{existing}: {error.strerror}"
             raise InputError(f"--output_path {output}: the results could not be saved there ({why}).") from error
 
 
@@ -152,12 +149,12 @@ _FROM_PRETRAINED = set(
 
 
 def check_names(
-    given: Collection[str], method: type[Method], config: transformers.PreTrainedConfig, any_name: bool
+    names: Collection[str], method: type[Method], config: transformers.PreTrainedConfig, any_name: bool
 ) -> None:
     """Refuse an argument that neither this package, nor `hf`, nor `from_pretrained` knows.
 
     Args:
-        given: the names of the arguments that would be passed to `hf`.
+        names: the names of the arguments that would be passed to `hf`.
         method: the method, whose arguments are known.
         config: the checkpoint's configuration, whose attributes `from_pretrained` takes as arguments.
         any_name: the checkpoint comes with code that may take any argument, so an unknown one is refused only if it is
@@ -178,7 +175,7 @@ def check_names(
         transformers.BitsAndBytesConfig.__init__,
     ):
         known |= set(inspect.signature(function).parameters) - {"self", "cls", "kwargs", "model_args"}
-    for name in sorted(set(given) - known):
+    for name in sorted(set(names) - known):
         if owners := [owner for owner, arguments in arguments_of.items() if name in arguments]:
             raise InputError(f"model argument {name!r} belongs to {' and '.join(owners)}, not to this method.")
         near = [other for other in sorted(known) if other.lower() == name.lower()]  # T, written t
@@ -191,16 +188,16 @@ def check_names(
         )
 
 
-def pairs(option: str, given: Any) -> dict[str, Any]:
+def pairs(option: str, written: Any) -> dict[str, Any]:
     """Arguments given as K=V,K=V, as JSON, or as a dictionary from a file.
 
     Raises:
         InputError: they are none of these.
     """
-    if isinstance(given, Mapping):
-        return dict(given)
+    if isinstance(written, Mapping):
+        return dict(written)
     try:
-        found = json.loads(given) if str(given).lstrip().startswith("{") else simple_parse_args_string(given)
+        arguments = json.loads(written) if str(written).lstrip().startswith("{") else simple_parse_args_string(written)
     except ValueError as error:
-        raise InputError(f"--{option} {given}: must be K=V,K=V,... ({error}).") from error
-    return dict(found)
+        raise InputError(f"--{option} {written}: must be K=V,K=V,... ({error}).") from error
+    return dict(arguments)

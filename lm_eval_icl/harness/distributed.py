@@ -1,6 +1,6 @@
 """Runs with several processes: a task's documents are divided among them, and the results are put back into order.
 
-lm-eval gives the documents to the processes in turn (of n processes, process r gets the documents r, r + n, ...), but
+lm-eval gives the documents to the processes in turn (process r of n gets the documents r, r + n, ...), but
 joins the results of the processes end to end.
 """
 
@@ -67,7 +67,7 @@ class DividedDocuments(HFLM):
         if all(isinstance(of_task, list) for of_task in obj.values()):  # samples; otherwise it is metrics
             shares = [{task: by_filter(samples) for task, samples in share.items()} for share in shares]
             joined = in_order(shares)
-            return [{task: list(chain.from_iterable(of.values())) for task, of in joined.items()}]
+            return [{task: list(chain.from_iterable(by_rank.values())) for task, by_rank in joined.items()}]
         return [in_order(shares)]
 
     def total(self, share: dict[str, Any]) -> dict[str, Any]:
@@ -104,7 +104,7 @@ def check_shares(
 
 
 def of_all(mine: T) -> list[T]:
-    """What each of the processes has, all of which call this."""
+    """The values of all processes, each of which calls this."""
     if not _has_group():
         return [mine]
     shares: list[Any] = [None] * torch.distributed.get_world_size()
@@ -113,12 +113,12 @@ def of_all(mine: T) -> list[T]:
 
 
 def in_any(mine: bool) -> bool:
-    """Whether something is so in any of the processes, all of which call this."""
+    """Whether something is true in any process; every process calls this."""
     return any(of_all(mine))
 
 
 def of_first(value: Callable[[], T]) -> T:
-    """What the first process finds, for all processes, all of which call this.
+    """The first process's value, for all processes, each of which calls this.
 
     Raises:
         InputError: the first process raised it; or another error, which that process raises itself.
@@ -126,22 +126,22 @@ def of_first(value: Callable[[], T]) -> T:
     if not _has_group():
         return value()
     rank, raised = torch.distributed.get_rank(), None
-    found: list[Any] = [None, ""]  # what was found, and what is wrong
+    message: list[Any] = [None, ""]  # what was found, and what is wrong
     if rank == 0:
         try:
-            found[0] = value()
+            message[0] = value()
         except BaseException as error:  # also an interrupt: the others wait for this process
             raised = error
             stops = f"the first process stops, and with it all others ({one_line(error)})."
-            found[1] = error.message if isinstance(error, InputError) else stops
-    torch.distributed.broadcast_object_list(found, src=0)
-    if found[1]:  # the first process ends, and its connections with it, only when all others have read this
+            message[1] = error.message if isinstance(error, InputError) else stops
+    torch.distributed.broadcast_object_list(message, src=0)
+    if message[1]:  # the first process ends, and its connections with it, only when all others have read this
         torch.distributed.barrier()
     if raised is not None:
         raise raised
-    if found[1]:
-        raise InputError(found[1])
-    return cast("T", found[0])
+    if message[1]:
+        raise InputError(message[1])
+    return cast("T", message[0])
 
 
 def in_order(shares: Sequence[Any]) -> Any:
@@ -163,18 +163,18 @@ def in_order(shares: Sequence[Any]) -> Any:
 
 
 def by_filter(samples: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
-    """A task's logged samples by filter; lm-eval lists those of one filter after those of another."""
-    found: dict[str, list[dict[str, Any]]] = {}
+    """A task's logged samples by filter: lm-eval lists the samples of one filter after those of another."""
+    by_name: dict[str, list[dict[str, Any]]] = {}
     for sample in samples:
-        found.setdefault(sample["filter"], []).append(sample)
-    return found
+        by_name.setdefault(sample["filter"], []).append(sample)
+    return by_name
 
 
 def total(shares: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Sum (nested) dictionaries of numbers by key; a key may be missing from some of them."""
     keys = dict.fromkeys(key for share in shares for key in share)
-    found = {key: [share[key] for share in shares if key in share] for key in keys}
-    return {key: total(each) if isinstance(each[0], dict) else sum(each) for key, each in found.items()}
+    lists = {key: [share[key] for share in shares if key in share] for key in keys}
+    return {key: total(values) if isinstance(values[0], dict) else sum(values) for key, values in lists.items()}
 
 
 @functools.cache

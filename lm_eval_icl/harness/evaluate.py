@@ -30,15 +30,15 @@ def announced(original: Callable[..., Any], lm: LM, task_dict: Any, *args: Any, 
     model = lm.lm if isinstance(lm, CachingLM) else lm
     if not isinstance(model, ICLModel):
         return original(lm, task_dict, *args, **kwargs)
-    given = inspect.signature(original).bind(lm, task_dict, *args, **kwargs).arguments
-    if given.get("cache_requests") and not given.get("rewrite_requests_cache"):
+    call = inspect.signature(original).bind(lm, task_dict, *args, **kwargs).arguments
+    if call.get("cache_requests") and not call.get("rewrite_requests_cache"):
         raise InputError(
             "--cache_requests: lm-eval finds stored prompts by task and number of demonstrations, not by seed or "
             "choice of demonstrations, so that a run would be given the demonstrations of another: leave it out."
         )
-    template = given.get("apply_chat_template", False)
+    template = call.get("apply_chat_template", False)
     _check_chat(model, template)
-    tasks, limit, samples = task_dict.get("tasks", {}), given.get("limit"), given.get("samples") or {}
+    tasks, limit, samples = task_dict.get("tasks", {}), call.get("limit"), call.get("samples") or {}
     _check_numbers(tasks, limit)
     check_shares(tasks, limit, samples, model.world_size)
     if lm is model:

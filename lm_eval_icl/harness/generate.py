@@ -39,11 +39,11 @@ def generate_until(
         runner.inference_mode(),
     ):
         for waiting in of_kind.values():
-            prompts, asked = [requests[i].prompt for i in waiting], [instances[i] for i in waiting]
+            prompts, waiting_instances = [requests[i].prompt for i in waiting], [instances[i] for i in waiting]
             while waiting:
-                found = generate_first(lm, runner, prompts, asked, run.contexts.own)
-                n = len(found)
-                for i, text in zip(waiting[:n], found, strict=True):
+                generated = generate_first(lm, runner, prompts, waiting_instances, run.contexts.own)
+                n = len(generated)
+                for i, text in zip(waiting[:n], generated, strict=True):
                     texts[i] = text
                     lm.cache_hook.add_partial("generate_until", requests[i].key, text)
                     bar.update(1)
@@ -52,7 +52,7 @@ def generate_until(
                     uses[prompt.context] -= 1
                     if not uses[prompt.context]:
                         run.contexts.release(prompt.context, runner.store)
-                waiting, prompts, asked = waiting[n:], prompts[n:], asked[n:]
+                waiting, prompts, waiting_instances = waiting[n:], prompts[n:], waiting_instances[n:]
     return [texts[i] for i in range(len(instances))]
 
 
@@ -73,15 +73,15 @@ def generate_first(
     Raises:
         InputError: transformers refuses the arguments.
     """
-    given = instances[0].args[1]
-    kwargs: dict[str, Any] = dict(normalize_gen_kwargs(given, lm.max_gen_toks))
+    arguments = instances[0].args[1]
+    kwargs: dict[str, Any] = dict(normalize_gen_kwargs(arguments, lm.max_gen_toks))
     eos = None if lm.eot_token_id is None else lm.tok_decode(lm.eot_token_id, skip_special_tokens=False)
     until = handle_stop_sequences(kwargs.pop("until", None), eos=eos)
     max_gen_toks = kwargs.pop("max_gen_toks")
     kwargs.pop("cache_implementation", None)
 
     def generate(context: torch.Tensor, **cache: Any) -> torch.Tensor:
-        what = f"task {instances[0].task_name!r}: generation arguments {given}: refused by transformers"
+        what = f"task {instances[0].task_name!r}: generation arguments {arguments}: refused by transformers"
         with refusing(what, kinds=(TypeError, ValueError)):
             return lm._model_generate(context, context.shape[1] + max_gen_toks, until, **cache, **kwargs)
 
@@ -94,8 +94,8 @@ def generate_first(
 
 def _stopped(criteria: StoppingCriteriaList) -> list[bool]:
     """Which rows have reached a stop sequence: lm-eval's criteria list them, but end only all rows together."""
-    found = [criterion.done_tracker for criterion in criteria if hasattr(criterion, "done_tracker")]
-    return [any(of_row) for of_row in zip(*found, strict=True)]
+    trackers = [criterion.done_tracker for criterion in criteria if hasattr(criterion, "done_tracker")]
+    return [any(of_row) for of_row in zip(*trackers, strict=True)]
 
 
 def _text(lm: HFLM, tokens: list[int], until: list[str]) -> str:

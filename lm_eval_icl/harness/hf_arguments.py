@@ -24,7 +24,7 @@ _TYPES = {
 }
 
 
-def check_values(given: Mapping[str, Any]) -> None:
+def check_values(arguments: Mapping[str, Any]) -> None:
     """Refuse values that `HFLM` would refuse without naming the argument, misunderstand, or refuse only after the
     weights are loaded.
 
@@ -32,23 +32,23 @@ def check_values(given: Mapping[str, Any]) -> None:
         InputError: an argument has such a value; or it is a path where no folder is.
     """
     for name in _SWITCHES:
-        if not isinstance(given.get(name), bool | None):
-            raise InputError(f"{name}={given[name]!r}: must be True or False.")
+        if not isinstance(arguments.get(name), bool | None):
+            raise InputError(f"{name}={arguments[name]!r}: must be True or False.")
     for name, (types, must) in _TYPES.items():
-        if given.get(name) is not None and str(given[name]).removeprefix("torch.") not in types:
-            raise InputError(f"{name}={given[name]!r}: must be {must}.")
+        if arguments.get(name) is not None and str(arguments[name]).removeprefix("torch.") not in types:
+            raise InputError(f"{name}={arguments[name]!r}: must be {must}.")
     for name in ("max_length", "max_batch_size"):
-        value = given.get(name)
+        value = arguments.get(name)
         if value is not None and not (isinstance(value, int) and is_whole(value) and value > 0):
-            raise InputError(f"{name}={given[name]!r}: must be a whole number, 1 or more.")
-    size = given.get("batch_size", 1)
+            raise InputError(f"{name}={arguments[name]!r}: must be a whole number, 1 or more.")
+    size = arguments.get("batch_size", 1)
     if isinstance(size, bool) or not re.fullmatch(r"auto(:\d+(\.\d+)?)?|0*[1-9]\d*", str(size)):
         raise InputError(f"batch_size={size!r}: must be a whole number, 1 or more, or auto.")
-    if (backend := given.get("backend", "default")) not in ("default", "causal"):
+    if (backend := arguments.get("backend", "default")) not in ("default", "causal"):
         raise InputError(f"backend={backend!r}: must be causal: these methods are defined for decoders only.")
-    if not given.get("gguf_file"):
+    if not arguments.get("gguf_file"):
         for name in ("pretrained", "tokenizer", "peft", "delta"):
-            _check_folder(name, given.get(name))
+            _check_folder(name, arguments.get(name))
 
 
 def _check_folder(argument: str, value: object) -> None:
@@ -78,18 +78,18 @@ _NEEDS = {
 }
 
 
-def check_effects(given: Mapping[str, Any]) -> None:
+def check_effects(arguments: Mapping[str, Any]) -> None:
     """Refuse arguments that would silently have no effect.
 
     Raises:
         InputError: an argument has no effect; the message says why.
     """
     for name, (refused, why) in _NO_EFFECT.items():
-        if given.get(name) == refused:
+        if arguments.get(name) == refused:
             raise InputError(f"model argument {name}={refused} has no effect here: {why}.")
     for name, (other, needed) in _NEEDS.items():
-        if given.get(name) is not None and not str(given.get(other)).startswith(needed):
+        if arguments.get(name) is not None and not str(arguments.get(other)).startswith(needed):
             raise InputError(
-                f"model argument {name}={given[name]!r} has an effect only with {other}={needed}: give that too, or "
-                "leave it out."
+                f"model argument {name}={arguments[name]!r} has an effect only with {other}={needed}: give that too, "
+                "or leave it out."
             )

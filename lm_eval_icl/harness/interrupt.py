@@ -56,10 +56,10 @@ def never_ignored(line: Callable[[], str], terminated: bool = False) -> None:
 
     def heard(number: int, frame: FrameType | None) -> None:
         stopped = Terminated if number == signal.SIGTERM else KeyboardInterrupt
-        for each, _ in traceback.walk_stack(frame):
-            if each.f_code.co_filename.startswith("<frozen importlib"):
+        for frame_above, _ in traceback.walk_stack(frame):
+            if frame_above.f_code.co_filename.startswith("<frozen importlib"):
                 end(stopped(), line)
-            if each.f_code.co_name == "__del__":
+            if frame_above.f_code.co_name == "__del__":
                 again = threading.Timer(0.005, signal.raise_signal, [number])
                 again.daemon = True
                 again.start()
@@ -108,7 +108,7 @@ def _given(args: argparse.Namespace, name: str) -> Any:
 
 
 def _line(cache: str | None, incomplete: str | None) -> str:
-    """What was kept, and how to go on.
+    """The line that says what was kept, and how to go on.
 
     Args:
         cache: the argument `--use_cache`.
@@ -124,8 +124,8 @@ def _line(cache: str | None, incomplete: str | None) -> str:
     where = f"{cache}_rank0.db"
     if not (kept := _stored(where)):
         return f"{how} before there was a response to keep in {where}: the same command begins again."
-    each = ", and those of the other processes beside it" if int(os.environ.get("WORLD_SIZE", "1")) > 1 else ""
-    return f"{how}: {kept} responses are kept in {where}{each}. The same command, with --use_cache {cache}, goes on."
+    others = ", and those of the other processes beside it" if int(os.environ.get("WORLD_SIZE", "1")) > 1 else ""
+    return f"{how}: {kept} responses are kept in {where}{others}. The same command, with --use_cache {cache}, goes on."
 
 
 def _stored(path: str) -> int:

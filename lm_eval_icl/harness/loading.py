@@ -36,9 +36,9 @@ def _loading(what: str, advice: str = "") -> Iterator[None]:
         try:
             yield
         except ImportError as error:
-            said = one_line(error).partition(": ")[2]
-            install = f": pip install {error.name}" if error.name and "install" not in said else ""
-            raise InputError(f"{what}, since a library is missing ({said}){install}.") from error
+            reason = one_line(error).partition(": ")[2]
+            install = f": pip install {error.name}" if error.name and "install" not in reason else ""
+            raise InputError(f"{what}, since a library is missing ({reason}){install}.") from error
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Loaded:
 
     @cached_property
     def fingerprint(self) -> dict[str, Any]:
-        """As `inference.fingerprint`, which reads all weights, and is asked for once."""
+        """`inference.fingerprint` of the model. It reads all weights, and is computed once."""
         return fingerprint(self.lm.model, self.lm.tokenizer)
 
 
@@ -117,15 +117,15 @@ class CheckedHFLM(DividedDocuments):
 
     def _check_device(self) -> None:
         """Refuse a device that is not there, and for which `HFLM` takes another one."""
-        given, placed = self._forwarded.get("device"), ("parallelize", "tp_plan", "device_map")
-        if given is None or isinstance(given, Unasked):
+        device, placed = self._forwarded.get("device"), ("parallelize", "tp_plan", "device_map")
+        if device is None or isinstance(device, Unasked):
             return
         if hasattr(self, "accelerator") or any(self._forwarded.get(name) for name in placed):
             return
-        if given.startswith("cuda") and not torch.cuda.is_available():
-            raise InputError(f"device={given!r}: here is no GPU that torch can use: give cpu, or leave it out.")
-        if str(self.device) != given:
-            raise InputError(f"device={given!r}: there is no such device here: give cpu, cuda, cuda:0, ...")
+        if device.startswith("cuda") and not torch.cuda.is_available():
+            raise InputError(f"device={device!r}: here is no GPU that torch can use: give cpu, or leave it out.")
+        if str(self.device) != device:
+            raise InputError(f"device={device!r}: there is no such device here: give cpu, cuda, cuda:0, ...")
 
     def _create_tokenizer(self, pretrained: Any, tokenizer: Any, *args: Any, **kwargs: Any) -> None:
         if self.loaded is not None:
@@ -146,20 +146,20 @@ class CheckedHFLM(DividedDocuments):
         # lm-eval still passes `load_in_4bit` and the like to transformers as arguments, which takes a configuration.
         known = inspect.signature(transformers.BitsAndBytesConfig.__init__).parameters
         bits = {name: kwargs.pop(name) for name in kwargs.keys() & known.keys()}
-        asked = [name for name, value in bits.items() if value]
+        quantizing = [name for name, value in bits.items() if value]
         if bits.get("load_in_4bit") or bits.get("load_in_8bit"):
             kwargs["quantization_config"] = transformers.BitsAndBytesConfig(**bits)
-        elif asked:
+        elif quantizing:
             raise InputError(
-                f"{asked[0]}={bits[asked[0]]!r}: says how to quantize, and nothing is to be: give "
+                f"{quantizing[0]}={bits[quantizing[0]]!r}: says how to quantize, and nothing is to be: give "
                 "load_in_4bit=True or load_in_8bit=True too."
             )
         # The error also names the arguments about loading, since they are as likely wrong as the files.
-        about = ("attn_implementation", "dtype", "peft", "delta", "device_map", *asked)
-        given = [name for name in about if name in self._forwarded]
-        what = ", ".join([f"pretrained={pretrained!r}", *(f"{name}={self._forwarded[name]!r}" for name in given)])
+        about = ("attn_implementation", "dtype", "peft", "delta", "device_map", *quantizing)
+        arguments = [name for name in about if name in self._forwarded]
+        what = ", ".join([f"pretrained={pretrained!r}", *(f"{name}={self._forwarded[name]!r}" for name in arguments)])
         quantized = kwargs.get("quantization_config") is not None
-        advice = "" if given or quantized else "Check the files: is one cut short, or missing?"
+        advice = "" if arguments or quantized else "Check the files: is one cut short, or missing?"
         with _loading(f"{what}: the model cannot be loaded", advice):
             super()._create_model(*args, pretrained=pretrained, **kwargs)
 
@@ -188,8 +188,8 @@ class CheckedHFLM(DividedDocuments):
                 "the option out, or give a tokenizer that has one: --model_args tokenizer=..."
             )
         with refusing(f"--apply_chat_template {chat_template}", kinds=(ValueError,)):
-            found: str | None = super().chat_template(chat_template)
-        return found
+            template: str | None = super().chat_template(chat_template)
+        return template
 
     def _get_backend(self, *args: Any, **kwargs: Any) -> None:
         super()._get_backend(*args, **kwargs)

@@ -28,7 +28,7 @@ from lm_eval_icl.metaicl.files import SHOTS, Row, checked_seed, classifies, refu
 from lm_eval_icl.metaicl.metadata import OPTION, check_group, flag, folder, refuse_misspelt, skips
 from lm_eval_icl.metaicl.metric import decision, macro_f1, mean_losses
 from lm_eval_icl.metaicl.reading import Reader, encoded, reader
-from lm_eval_icl.metaicl.strings import Example, Sequences
+from lm_eval_icl.metaicl.strings import EncodedExample, Sequences
 from lm_eval_icl.prompts.encoded import EncodedPrompt, EncodedText
 from lm_eval_icl.prompts.tokens import Context
 
@@ -72,7 +72,7 @@ class MetaICLTask(ConfigurableTask):
         self._rows: tuple[Row, ...] = ()
         self._sequences: Sequences | None = None
         self._prefix: tuple[int, ...] = ()
-        self._shown: dict[int, list[Example]] = {}
+        self._shown: dict[int, list[EncodedExample]] = {}
         self._contexts: dict[Context, Context] = {}
         # By document: for every request, how many tokens are scored; what was cut and left out.
         self._made: dict[int, tuple[list[int], int, int]] = {}
@@ -128,7 +128,7 @@ class MetaICLTask(ConfigurableTask):
         self._shown = {}
 
     def build_all_requests(self, **kwargs: Any) -> None:
-        """As lm-eval's, for the model that `bind` was told.
+        """Build all requests as lm-eval does, for the model that `bind` was told.
 
         Raises:
             InputError: there is no seed or no model, or an option of lm-eval is given that would change the sequences.
@@ -147,7 +147,7 @@ class MetaICLTask(ConfigurableTask):
         if self._seed is None:
             checked_seed(None)
         if shots not in self._shown:
-            self._shown[shots] = self._sequences.shown(self._rows[:shots])
+            self._shown[shots] = self._sequences.encoded_demonstrations(self._rows[:shots])
         self._note_evaluated(shots)
         self._made, self._contexts = {}, {}
         super().build_all_requests(**kwargs)
@@ -170,19 +170,17 @@ class MetaICLTask(ConfigurableTask):
         rows = [row, dataclasses.replace(row, input="N/A")] if self.pmi else [row]
         try:
             of_rows = [
-                self._sequences.join(self._shown[shots], self._sequences.asked(each, not shots)) for each in rows
+                self._sequences.join(self._shown[shots], self._sequences.encoded_options(query, not shots))
+                for query in rows
             ]
         except InputError as error:
             raise InputError(f"task {self.config.task!r}, document {doc['row']}: {error.message}") from error
-        joined = [each for found in of_rows for each in found]
-        cut, left_out = (max(getattr(each, name) for each in of_rows[0]) for name in ("cut", "left_out"))
-        self._made[doc["row"]] = [len(each.target.ids) for each in joined], cut, left_out
-        arguments = [encoded(each, self._prefix, self._contexts) for each in joined]
+        joined = [sequence for sequences in of_rows for sequence in sequences]
+        cut, left_out = (max(getattr(sequence, name) for sequence in of_rows[0]) for name in ("cut", "left_out"))
+        self._made[doc["row"]] = [len(sequence.target.ids) for sequence in joined], cut, left_out
+        arguments = [encoded(sequence, self._prefix, self._contexts) for sequence in joined]
         kwargs = {name: value for name, value in kwargs.items() if name == "metadata"}
-        return [
-            Instance(request_type="loglikelihood", doc=doc, arguments=each, idx=i, **kwargs)
-            for i, each in enumerate(arguments)
-        ]
+        return [Instance("loglikelihood", doc, pair, i, **kwargs) for i, pair in enumerate(arguments)]
 
     # The metric.
 
@@ -216,7 +214,7 @@ class MetaICLTask(ConfigurableTask):
 
 
 def leave_out_missing(manager: TaskManager) -> None:
-    """With `--metadata missing=skip`, take the tasks without files out of MetaICL's groups."""
+    """Take the tasks without files out of MetaICL's groups, if `--metadata` says missing=skip."""
     metadata = manager.metadata or {}
     if not metadata.get("metaicl") or not skips(metadata):
         return
@@ -226,8 +224,8 @@ def leave_out_missing(manager: TaskManager) -> None:
         if entry.kind != Kind.GROUP or not name.startswith("metaicl_") or "setting" not in config:
             continue
         tasks = {task: index[task].cfg or {} for task in config["task"]}
-        missing = set(files.without_test([str(each["dataset_name"]) for each in tasks.values()]))
-        kept = [task for task, each in tasks.items() if each["dataset_name"] not in missing]
+        missing = set(files.without_test([str(cfg["dataset_name"]) for cfg in tasks.values()]))
+        kept = [task for task, cfg in tasks.items() if cfg["dataset_name"] not in missing]
         if missing and kept:
             index[name] = dataclasses.replace(entry, yaml_path=None, cfg={**config, "task": kept})
 
@@ -249,17 +247,17 @@ def _reader(lm: LM, task: str) -> Reader:
 
     model = lm.lm if isinstance(lm, CachingLM) else lm
     if isinstance(model, ICLModel):
-        found = reader(model.tokenizer, model.add_bos_token, model.max_length)
+        plain = reader(model.tokenizer, model.add_bos_token, model.max_length)
         limits = model.runner.limits(model.max_length)
         return dataclasses.replace(
-            found,
+            plain,
             alike=model.method.treats_demonstrations_alike,
             longest_first=limits.longest_go_first,
             canonical=model.canonical_order,
         )
     tokenizer: Any = getattr(model, "tokenizer", None)
-    given = isinstance(tokenizer, PreTrainedTokenizerBase) and isinstance(model, TemplateLM)
-    if not given or type(model)._encode_pair is not TemplateLM._encode_pair or model.backend != "causal":
+    usable = isinstance(tokenizer, PreTrainedTokenizerBase) and isinstance(model, TemplateLM)
+    if not usable or type(model)._encode_pair is not TemplateLM._encode_pair or model.backend != "causal":
         raise InputError(
             f"task {task!r}: MetaICL compares options by the mean loss of a token, and {type(model).__name__} does not "
             "tell its tokens: run it under hf, or under a method of this package."
@@ -280,5 +278,5 @@ def own_ids(original: Callable[..., Any], lm: Any, context: str, continuation: s
     """Wrapper of `TemplateLM._encode_pair`: a request that comes with its token ids is not tokenized again."""
     if isinstance(context, EncodedPrompt) and isinstance(continuation, EncodedText):
         return context.ids, list(continuation.ids)
-    found: tuple[list[int], list[int]] = original(lm, context, continuation)
-    return found
+    ids: tuple[list[int], list[int]] = original(lm, context, continuation)
+    return ids

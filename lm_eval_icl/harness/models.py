@@ -78,10 +78,10 @@ class ICLModel(CheckedHFLM):
         self.trained = record.read(self.config)
         # Which demonstrations the model has chosen for the tasks of a run (`harness.choosing`).
         self.chosen: dict[str, Any] = {}
-        # What decision rules asked and found, by task (`harness.deciding`).
+        # The requests and results of decision rules, by task (`harness.deciding`).
         self.decided: dict[str, Any] = {}
-        if said := record.mismatch(self.trained, method):
-            log.warning("%s: %s.", method.name, said)
+        if warning := record.mismatch(self.trained, method):
+            log.warning("%s: %s.", method.name, warning)
         self.canonical_order = self.common.is_canonical(method)
         self.runner = MethodRunner(
             self.model,
@@ -134,7 +134,7 @@ class ICLModel(CheckedHFLM):
         self.runner.begin(self.texts)
         limits = self.runner.limits(self.max_length)
         self.run = PreparedRun(tasks, self.tokenize, limits, self.common.overflow, self.rank == 0, documents)
-        # What all processes did; empty until the run ends.
+        # The counts of all processes; empty until the run ends.
         self.counts: dict[str, Any] = {}
 
     def finish(self) -> None:
@@ -166,7 +166,7 @@ class ICLModel(CheckedHFLM):
         return loglikelihood.score(self.run, self.runner, self.cache_hook, requests, quiet)
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
-        """As `HFLM`: the log-probability of whole texts, in rolling windows. There are no demonstrations."""
+        """The log-probability of whole texts, in rolling windows, as `HFLM` has it. There are no demonstrations."""
         score = super().loglikelihood_rolling
         return rolling.loglikelihood_rolling(self, self.run, self.runner, score, requests, disable_tqdm)
 

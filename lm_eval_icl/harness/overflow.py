@@ -32,8 +32,8 @@ def refusal(
         documents: the number of documents.
         run_over: as for `fit_requests`.
     """
-    asked = [request for requests in too_long.values() for request in requests]
-    reasons = [(limits.too_long(request.prompt, request.answer_positions), request) for request in asked]
+    requests_too_long = [request for requests in too_long.values() for request in requests]
+    reasons = [(limits.too_long(request.prompt, request.answer_positions), request) for request in requests_too_long]
     reason, worst = max(((reason, request) for reason, request in reasons if reason), key=lambda pair: pair[0].needed)
     tasks = sorted({str(task) for task, _ in too_long})
     answer = "answer without its last token" if worst.answer else "max_gen_toks"
@@ -69,23 +69,24 @@ def refusal(
 
 def _numbers(documents: Iterable[Document], run_over: Documents | None) -> dict[str, list[int]]:
     """Task -> the indices of these documents among all documents of the task. Those not made by lm-eval have none."""
-    found: dict[str, list[int]] = defaultdict(list)
+    numbers_of: dict[str, list[int]] = defaultdict(list)
     for task, document in documents:
         if task is not None and document >= 0:
             # With --samples, lm-eval numbers the documents that are chosen anew.
-            found[task].append(document if run_over is None else run_over(task)[document])
-    return {task: sorted(numbers) for task, numbers in found.items()}
+            numbers_of[task].append(document if run_over is None else run_over(task)[document])
+    return {task: sorted(numbers) for task, numbers in numbers_of.items()}
 
 
 def _listed(numbers: dict[str, list[int]]) -> str:
     """The first few documents by task, and how many more there are."""
-    room, found = _NAMED, []
+    room, listed = _NAMED, []
     for task, of_task in numbers.items():
-        if some := of_task[:room]:
-            found.append(f"{'document' if len(some) == 1 else 'documents'} {', '.join(map(str, some))} of {task}")
-        room -= len(some)
+        if documents := of_task[:room]:
+            which = ", ".join(map(str, documents))
+            listed.append(f"document{'s' * (len(documents) > 1)} {which} of {task}")
+        room -= len(documents)
     more = sum(map(len, numbers.values())) - _NAMED
-    return "; ".join(found) + (f"; and {more} more" if more > 0 else "")
+    return "; ".join(listed) + (f"; and {more} more" if more > 0 else "")
 
 
 def _how_to_leave_out(numbers: dict[str, list[int]], run_over: Documents) -> str:

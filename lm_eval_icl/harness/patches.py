@@ -233,8 +233,8 @@ def of_our_commands() -> Iterator[None]:
     try:
         yield
     finally:
-        for each in reversed(undo):
-            each()
+        for restore in reversed(undo):
+            restore()
 
 
 def _put_in(patch: Patch) -> Callable[[], None]:
@@ -264,7 +264,7 @@ def patch_once(place: Any, name: str, wrapper: Callable[..., Any]) -> Callable[[
     Returns:
         A function that removes the patch.
     """
-    original, there = getattr(place, name), inspect.getattr_static(place, name)
+    original, attribute = getattr(place, name), inspect.getattr_static(place, name)
     wrappers = getattr(original, "wrappers", ())
     if wrapper in wrappers:
         return lambda: None
@@ -274,8 +274,8 @@ def patch_once(place: Any, name: str, wrapper: Callable[..., Any]) -> Callable[[
         return wrapper(original, *args, **kwargs)
 
     patched.wrappers = (*wrappers, wrapper)  # type: ignore[attr-defined]
-    setattr(place, name, staticmethod(patched) if isinstance(there, staticmethod) else patched)
-    return lambda: setattr(place, name, there)
+    setattr(place, name, staticmethod(patched) if isinstance(attribute, staticmethod) else patched)
+    return lambda: setattr(place, name, attribute)
 
 
 def _show_refusals_as_lines() -> None:

@@ -33,7 +33,7 @@ def register_models() -> None:
 
 
 def imported(module: str) -> None:
-    """What is done when lm-eval has imported one of its modules (`lm_eval_icl.harness.shim`)."""
+    """Patch one of lm-eval's modules, which has just been imported (`lm_eval_icl.harness.shim`)."""
     if module == "lm_eval.models":
         register_models()
     patches.install_early(module)

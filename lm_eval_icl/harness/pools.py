@@ -15,7 +15,7 @@ from lm_eval_icl.harness.tasks import among, as_row, evaluated, pool_of, templat
 from lm_eval_icl.harness.training import Examples
 from lm_eval_icl.prompts.prompt import FewShotPrompt
 
-# What stands for a text where there is none (Zhao et al. 2021).
+# The text that stands where there is none (Zhao et al. 2021).
 _NO_TEXT = "N/A"
 
 
@@ -52,12 +52,12 @@ class PoolOfTask:
 
     @cached_property
     def sha256(self) -> str:
-        return choices.digest(self.docs)
+        return choices.pool_digest(self.docs)
 
     @cached_property
     def prompts(self) -> str:
         """What a choice depends on besides these documents: the templates, and which documents are evaluated."""
-        return template_of(self.task) + choices.digest(list(self.task.eval_docs))
+        return template_of(self.task) + choices.pool_digest(list(self.task.eval_docs))
 
     def without_text(self) -> tuple[FewShotPrompt, tuple[str, ...]]:
         return self._examples.prompt((), _without_text(self.docs[0])), self.query(0)[1]
@@ -73,7 +73,7 @@ class PoolOfTask:
 def _without_text(value: Any) -> Any:
     """A document, or what is in a field of it, with "N/A" for every text."""
     if isinstance(value, Mapping):
-        return {name: _without_text(each) for name, each in value.items()}
+        return {name: _without_text(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_without_text(each) for each in value]
+        return [_without_text(item) for item in value]
     return _NO_TEXT if isinstance(value, str) else value

@@ -109,11 +109,11 @@ def _refuse_too_many(task: Any, shots: int, error: Exception) -> None:
     """Raise an error with both numbers if there are too few demonstrations; a sampler's own error has neither."""
     if isinstance(error, InputError):
         return
-    there = len(list(task.fewshot_docs())) if shots else 0
-    if shots and shots >= there:
+    available = len(list(task.fewshot_docs())) if shots else 0
+    if shots and shots >= available:
         raise InputError(
-            f"task {task.config.task!r}: num_fewshot={shots}: its few-shot split has {there} documents (and none may "
-            "be its own demonstration): lower --num_fewshot."
+            f"task {task.config.task!r}: num_fewshot={shots}: its few-shot split has {available} documents (and none "
+            "may be its own demonstration): lower --num_fewshot."
         ) from error
 
 

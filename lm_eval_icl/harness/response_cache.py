@@ -158,11 +158,11 @@ class ResumableLM(CachingLM):
         """The responses in the order of the requests: stored ones from the file, the others from the model."""
         self.lm.run.check()
         whole_texts = kind == "loglikelihood_rolling"
-        asked = (
-            [each.args for each in requests] if whole_texts else [each.key for each in self.lm.run.requests(requests)]
+        arguments = (
+            [r.args for r in requests] if whole_texts else [prepared.key for prepared in self.lm.run.requests(requests)]
         )
-        keys = ["" if _sampled(kind, args) else response_key(kind, args) for args in asked]
-        stored = {each: self.responses[each] for each in keys if each in self.responses}
+        keys = ["" if _sampled(kind, args) else response_key(kind, args) for args in arguments]
+        stored = {key: self.responses[key] for key in keys if key in self.responses}
         missing = [i for i, key in enumerate(keys) if key not in stored]
         log.info("%s: %d of %d responses are in %s", kind, len(keys) - len(missing), len(keys), self.cache_db)
         computed = {}
@@ -178,7 +178,7 @@ class ResumableLM(CachingLM):
 
 
 def _sampled(kind: str, args: tuple[Any, ...]) -> bool:
-    """Whether a response is sampled at random. It is then not stored, since all repeats would be the same."""
+    """Whether a response is sampled at random. Such a response is not stored, since all repeats would be the same."""
     return kind == "generate_until" and bool(normalize_gen_kwargs(args[1])["do_sample"])
 
 
@@ -186,7 +186,7 @@ def response_key(kind: str, args: tuple[Any, ...]) -> str:
     """The key of a response: a digest of the request with the prompt's parts, since equal texts may differ in parts."""
     prompt, *rest = args
     if isinstance(prompt, EncodedPrompt):
-        prompt, rest = [prompt.ids, prompt.tokens.context.lengths], [getattr(each, "ids", each) for each in rest]
+        prompt, rest = [prompt.ids, prompt.tokens.context.lengths], [getattr(part, "ids", part) for part in rest]
     elif isinstance(prompt, FewShotPrompt):
         prompt = [prompt.prefix, prompt.demonstrations, prompt.query]
     return hashlib.sha256(json.dumps([kind, prompt, *rest], sort_keys=True, default=str).encode()).hexdigest()

@@ -37,9 +37,9 @@ def loglikelihood_rolling(
         run.tokenize.check_text(instance)
     # `HFLM.loglikelihood_rolling` returns nothing before its last text is done, so it is called with one batch of texts
     # at a time, whose results can be stored. With batch_size=auto, which it measures in every call, it gets all texts.
-    given = lm.batch_size
-    whole = given == "auto"
-    size = len(instances) if whole else int(given)
+    batch_size = lm.batch_size
+    whole = batch_size == "auto"
+    size = len(instances) if whole else int(batch_size)
     results: list[float] = []
 
     def halve() -> str:
@@ -59,5 +59,5 @@ def loglikelihood_rolling(
             results += scores
             finished(lm.cache_hook)
     finally:
-        lm.batch_size_per_gpu = given
+        lm.batch_size_per_gpu = batch_size
     return results

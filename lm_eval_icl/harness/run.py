@@ -12,7 +12,7 @@ from lm_eval_icl.errors import log
 from lm_eval_icl.harness.distributed import total
 from lm_eval_icl.harness.overflow import Documents
 from lm_eval_icl.harness.requests import RequestTokenizer, by_document, fit_requests
-from lm_eval_icl.inference.store import MemoryStore
+from lm_eval_icl.inference.prefix_cache import PrefixCache
 from lm_eval_icl.methods.base import Method
 from lm_eval_icl.methods.limits import PromptLimits, Request
 from lm_eval_icl.prompts.encoded import EncodedPrompt
@@ -23,7 +23,7 @@ Counts = dict[str, dict[str, int]]
 
 
 class ContextUses:
-    """Which contexts of a run come up again."""
+    """Tells which contexts of a run come up again."""
 
     def __init__(self) -> None:
         self._kinds: Counter[Context] = Counter()  # how many kinds of requests are still to come with a context
@@ -34,9 +34,9 @@ class ContextUses:
         """Add all requests of a kind (log-likelihood, generation)."""
         contexts: set[Context] = set()
         for request in requests:
-            context, asked = request.prompt.context, (kind, request.prompt.query)
+            context, use = request.prompt.context, (kind, request.prompt.query)
             contexts.add(context)
-            if self._first.setdefault(context, asked) != asked:
+            if self._first.setdefault(context, use) != use:
                 self._shared.add(context)
         self._kinds.update(contexts)
 
@@ -45,11 +45,11 @@ class ContextUses:
         memory of one that several queries have must be the same to the bit if a run is stopped after some of these.)"""
         return context in self._kinds and context not in self._shared
 
-    def release(self, context: Context, store: MemoryStore) -> None:
-        """Note that one kind of request no longer needs a context. After the last kind in this run, the memory
-        is freed: if every document has new demonstrations, the store would fill with memories that are not used again.
+    def release(self, context: Context, store: PrefixCache) -> None:
+        """Note that one kind of request no longer needs a context. After the last kind in this run, the memory is
+        freed: if every document has new demonstrations, the cache would fill with memories that are not used again.
         (`batchicl` stores one memory for each demonstration, which other contexts may share; these memories stay until
-        the store is full.)
+        the cache is full.)
         """
         if context not in self._kinds:  # outside a run nobody knows what is asked next
             return
@@ -71,7 +71,7 @@ class PreparedRun:
         tokenize: turns instances into requests.
         limits: the limits that prompts have to stay within.
         overflow: what is done with prompts that do not fit (`CommonArguments.overflow`).
-        logs: this process shows progress, and logs what concerns all processes. Only one process does.
+        logs: whether this process shows progress, and logs what concerns all processes. Only one process does.
         documents: which documents of a task the run is over; None if this is not known.
 
     Attributes:
@@ -116,8 +116,8 @@ class PreparedRun:
         tasks, self._unchecked = self._unchecked, []
         instances = [instance for task in tasks for instance in task.instances or ()]
         for kind in ("loglikelihood", "generate_until"):
-            apart = [[each for each in some if each.request_type == kind] for some in _apart(tasks)]
-            self.contexts.add(kind, [request for some in apart for request in self.requests(some)])
+            apart = [[item for item in group if item.request_type == kind] for group in _apart(tasks)]
+            self.contexts.add(kind, [request for group in apart for request in self.requests(group)])
         for instance in instances:
             if instance.request_type == "loglikelihood_rolling":
                 self.tokenize.check_text(instance)
@@ -158,20 +158,20 @@ class PreparedRun:
 def _apart(tasks: Sequence[Task]) -> list[list[Instance]]:
     """The instances of these tasks, those of two tasks of one name apart: a study has a task in several orders of its
     demonstrations, and what is left out of a document in one order is nothing to the others."""
-    found: list[tuple[set[str | None], list[Instance]]] = []
+    groups: list[tuple[set[str | None], list[Instance]]] = []
     for task in tasks:
         instances = task.instances or []
         names = {instance.task_name for instance in instances}
-        free = next((each for each in found if not each[0] & names), None)
+        free = next((group for group in groups if not group[0] & names), None)
         if free is None:
-            found.append(free := (set(), []))
+            groups.append(free := (set(), []))
         free[0].update(names)
         free[1].extend(instances)
-    return [some for _, some in found]
+    return [together for _, together in groups]
 
 
 def _count(instances: Sequence[Instance], requests: Sequence[Request]) -> tuple[Counts, Counts]:
-    """What was left out, as in `PreparedRun.left_out` and `PreparedRun.truncated`."""
+    """Count what was left out, as in `PreparedRun.left_out` and `PreparedRun.truncated`."""
     left_out: Counts = {}
     truncated: Counts = {}
     for (task_name, _), indices in by_document(instances).items():

@@ -25,8 +25,8 @@ def results_saved(original: Callable[..., None], tracker: EvaluationTracker, res
     original(tracker, results=results, **kwargs)
     if not tracker.output_path:
         return
-    given = Path(tracker.output_path)
-    name = f"{given.stem}_{tracker.date_id}.json" if given.suffix == ".json" else f"results_{tracker.date_id}.json"
+    path = Path(tracker.output_path)
+    name = f"{path.stem}_{tracker.date_id}.json" if path.suffix == ".json" else f"results_{tracker.date_id}.json"
     if whole_lines(_folder(tracker) / name, 1, together=True):
         return
     print(make_table(results))  # since the results would be lost: lm-eval prints the table after saving
@@ -56,15 +56,15 @@ def samples_saved(
 
 def _folder(tracker: EvaluationTracker) -> Path:
     """The folder into which lm-eval writes."""
-    given = Path(tracker.output_path)
-    return given.parent if given.suffix == ".json" else given / str(tracker.general_config_tracker.model_name_sanitized)
+    path = Path(tracker.output_path)
+    return path.parent if path.suffix == ".json" else path / str(tracker.general_config_tracker.model_name_sanitized)
 
 
 def whole_lines(path: Path, number: int, together: bool = False) -> bool:
     """Whether a file has `number` lines that are each JSON; with `together`, whether the whole file is JSON."""
     try:
         with path.open(encoding="utf-8") as file:
-            found = [json.load(file)] if together else [json.loads(line) for line in file]
+            entries = [json.load(file)] if together else [json.loads(line) for line in file]
     except (OSError, ValueError):
         return False
-    return len(found) == number
+    return len(entries) == number

@@ -12,7 +12,7 @@ from lm_eval_icl.errors import InputError, did_you_mean
 
 
 def unknown_task(name: str, known: Iterable[str], include_path: str | None) -> str:
-    """The line for a task or group that there is not.
+    """The line about the name of a task or group that does not exist.
 
     Args:
         known: the names of all tasks and groups.
@@ -86,7 +86,7 @@ def readable_templates(original: Callable[..., Any], task: Any, *args: Any, **kw
     try:
         return original(task, *args, **kwargs)
     except TemplateError as error:
-        # What was being filled in is in the frames between here and the error: lm-eval's error does not say it.
+        # The frames between here and the error have the text that was being filled in; lm-eval's error does not say it.
         frames = {frame.f_code.co_name: frame.f_locals for frame, _ in traceback.walk_tb(error.__traceback__)}
         filling = frames.get("apply_template", {})
         template, fields = filling.get("template"), list(filling.get("doc") or ())

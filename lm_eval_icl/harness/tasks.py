@@ -55,7 +55,7 @@ def with_given_demonstrations(original: Callable[..., None], task: Any, *args: A
 
 
 def pool_of(task: ConfigurableTask) -> list[Doc]:
-    """The documents that a task takes its demonstrations from; to read them from the dataset again takes seconds."""
+    """The documents that a task takes its demonstrations from. They are read once, since reading takes seconds."""
     sampler = getattr(task, "sampler", None)
     return sampler.df if isinstance(sampler, FixedSampler) else list(task.fewshot_docs() or [])
 
@@ -75,7 +75,7 @@ def among(
     @functools.cache
     def known() -> set[str]:
         with recording():  # in which templates are compiled once
-            return {said for doc in documents() for said in (as_row(doc), text_of(task, doc, of_documents))}
+            return {text for doc in documents() for text in (as_row(doc), text_of(task, doc, of_documents))}
 
     def is_among(doc: Any) -> bool:
         with recording():
@@ -86,7 +86,7 @@ def among(
 
 @functools.lru_cache(maxsize=128)
 def evaluated(task: ConfigurableTask) -> Callable[[Doc], bool]:
-    """Whether a few-shot document is among all documents that a task evaluates, whatever a run's `--limit` is."""
+    """Whether a few-shot document is among all documents that a task evaluates, those beyond a run's `--limit` too."""
     return among(task, lambda: task.eval_docs)
 
 
@@ -110,7 +110,7 @@ _NAMES = r"task|task_alias|tag|group|class|dataset_.*|custom_dataset|\w*_split|n
 
 
 def template_of(task: ConfigurableTask) -> str:
-    """What a task's configuration says, as JSON; not where the task is found, and what it is called."""
+    """A task's configuration as JSON, without its name and the place where it was found."""
     config = {key: value for key, value in task.dump_config().items() if not re.fullmatch(_NAMES, key)}
     return re.sub(r" at 0x[0-9a-f]+", "", json.dumps(config, sort_keys=True, default=str))
 
@@ -148,14 +148,14 @@ class FixedSampler(ContextSampler):
         return self
 
     def give(self, rows: Sequence[int]) -> None:
-        """Set what a model has chosen: `sample` returns these rows of the pool, for their number."""
+        """Fix what a model has chosen: from now on, `sample(n)` returns these rows of the pool if n is their number."""
         self._drawn[len(rows)] = list(rows), 0
 
-    def rows(self, n: int, of: ConfigurableTask | None = None) -> list[int]:
+    def rows(self, n: int, task: ConfigurableTask | None = None) -> list[int]:
         """The rows of the pool that are the demonstrations.
 
         Args:
-            of: the task whose results are to say how many of them replace others.
+            task: the task whose results are to say how many of them replace others.
         """
         if n not in self._drawn:
             if self.method is not None:
@@ -170,15 +170,15 @@ class FixedSampler(ContextSampler):
                 self._drawn[n] = draw(self.df, n, self.how, label, is_evaluated, self.rnd, self.name, self.seed)
             except InputError as error:
                 raise InputError(f"task {self.name!r}: demonstrations={self.how}: {error.message}") from error
-            if of is not None:
-                note(of, "demonstrations_replaced", self._drawn[n][1], n, "were replaced by others")
+            if task is not None:
+                note(task, "demonstrations_replaced", self._drawn[n][1], n, "were replaced by others")
         return self._drawn[n][0]
 
     def sample(self, n: int, eval_doc: Doc | None = None, df: object = None, **kwargs: object) -> list[Doc]:
         return [self.df[row] for row in self.rows(n, self._task)]
 
 
-def note(task: ConfigurableTask, name: str, count: int, of: int, what: str) -> None:
+def note(task: ConfigurableTask, name: str, count: int, total: int, what: str) -> None:
     """Say, in one line and in the results file under the task's metadata, that some demonstrations are evaluated."""
     metadata = dict(task.config.metadata or {})
     if metadata.pop(name, 0) or count:
@@ -187,7 +187,7 @@ def note(task: ConfigurableTask, name: str, count: int, of: int, what: str) -> N
         log.warning(
             "%s: %d of %d demonstrations are also among the documents that are evaluated, as rows or by their texts, "
             "and %s.",
-            *(task.config.task, count, of, what),
+            *(task.config.task, count, total, what),
         )
 
 

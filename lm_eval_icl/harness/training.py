@@ -103,7 +103,7 @@ class HarnessTask(Examples):
 
 
 def load_tasks(names: Sequence[str], include_path: str | None, metadata: Mapping[str, Any]) -> list[HarnessTask]:
-    """The tasks of these names, to train on; of a group, all its tasks.
+    """The tasks of these names, to train on; a group stands for all its tasks.
 
     Raises:
         InputError: there is no such task, its data cannot be loaded, or it cannot be trained on.
@@ -112,22 +112,22 @@ def load_tasks(names: Sequence[str], include_path: str | None, metadata: Mapping
 
 
 def tasks_of(names: Sequence[str], include_path: str | None, metadata: Mapping[str, Any]) -> list[ConfigurableTask]:
-    """The tasks of these names; of a group, all its tasks. A task that is in several groups is there once.
+    """The tasks of these names; a group stands for all its tasks. A task that is in several groups is there once.
 
     Raises:
         InputError: there is no such task, or its data cannot be loaded.
     """
     check_tasks(names, include_path, metadata)
     manager = task_manager(include_path, metadata)
-    found: dict[str, ConfigurableTask] = {}
+    tasks: dict[str, ConfigurableTask] = {}
     for name in names:
         with refusing(f"--tasks {name}: the task cannot be loaded"), patches.of_our_commands():
-            found |= {key: task for key, task in manager.load([name])["tasks"].items() if key not in found}
-    return list(found.values())
+            tasks |= {key: task for key, task in manager.load([name])["tasks"].items() if key not in tasks}
+    return list(tasks.values())
 
 
 def check_tasks(names: Sequence[str], include_path: str | None, metadata: Mapping[str, Any]) -> None:
-    """Refuse names of tasks and groups that there are not.
+    """Refuse names that are no tasks and no groups.
 
     Raises:
         InputError: there is no such task.
@@ -139,7 +139,7 @@ def check_tasks(names: Sequence[str], include_path: str | None, metadata: Mappin
 
 
 def task_manager(include_path: str | None, metadata: Mapping[str, Any]) -> TaskManager:
-    """lm-eval's index of tasks, for which it reads thousands of files."""
+    """lm-eval's index of tasks. lm-eval reads thousands of files to make it."""
     return _manager(include_path, json.dumps(dict(metadata), sort_keys=True, default=str))
 
 

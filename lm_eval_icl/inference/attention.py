@@ -1,8 +1,8 @@
 """A model's attention, computed by a function of ours while the model runs.
 
-transformers keeps its attention functions by name. That for "sdpa" is replaced once in a process, by one that calls it
-except inside `attention_by` and for keys that are marked (`shared_attention.behind`). Attention to some keys and
-attention to other keys are joined by their log-sum-exps, as FlashAttention joins blocks of keys (Dao et al., 2022,
+transformers keeps its attention functions by name. Its function for "sdpa" is replaced once in a process, by one that
+calls it except inside `attention_by` and for keys that are marked (`shared_attention.behind`). Attention to some keys
+and attention to other keys are joined by their log-sum-exps, as FlashAttention joins blocks of keys (Dao et al., 2022,
 section 3.1).
 """
 
@@ -126,7 +126,7 @@ class AttentionCall:
 
 
 def join(output: Tensor, lse: Tensor, other: Tensor, other_lse: Tensor) -> None:
-    """Make the attention to some keys that to these and other keys, given the log-sum-exps of both.
+    """Join the attention to some keys with that to other keys in place, given the log-sum-exps of both.
 
     Attention to two sets of keys is the mean of the attention to each set, weighted by its share of the sum of
     exponentials.
@@ -157,7 +157,9 @@ class Reading:
     log_weight: float = 0.0
 
 
-def read(call: AttentionCall, query: Tensor, parts: Iterable[tuple[Tensor, Tensor, Reading]]) -> tuple[Tensor, Tensor]:
+def read_parts(
+    call: AttentionCall, query: Tensor, parts: Iterable[tuple[Tensor, Tensor, Reading]]
+) -> tuple[Tensor, Tensor]:
     """Attention to the parts of a memory, each read in its own way.
 
     Args:
@@ -194,7 +196,7 @@ def additive(sees: Tensor, dtype: torch.dtype, memory: int = 0) -> Tensor:
     return mask
 
 
-# What computes attention in the forward pass that this thread is running; None for transformers' own function.
+# The function that computes attention in the forward pass of this thread; None for transformers' own function.
 _attending: ContextVar[Callable[[AttentionCall], Attended] | None] = ContextVar("attending", default=None)
 _installing = threading.Lock()
 

@@ -12,8 +12,8 @@ from transformers import PreTrainedModel
 
 from lm_eval_icl.errors import InputError, log
 from lm_eval_icl.inference.devices import device_of
+from lm_eval_icl.inference.prefix_cache import PrefixCache
 from lm_eval_icl.inference.schedule import Sizes
-from lm_eval_icl.inference.store import MemoryStore
 from lm_eval_icl.prompts.tokens import Context
 
 T = TypeVar("T")
@@ -50,7 +50,7 @@ class MemoryBudget:
             would wait for it forever, so out-of-memory is then an error.
     """
 
-    def __init__(self, store: MemoryStore, sizes: Sizes, what: str, tensor_parallel: bool = False) -> None:
+    def __init__(self, store: PrefixCache, sizes: Sizes, what: str, tensor_parallel: bool = False) -> None:
         self.store, self.sizes, self.what, self.tensor_parallel = store, sizes, what, tensor_parallel
 
     def fit(self, run: Callable[[], T], halve: Callable[[], str] = str, context: Context | None = None) -> T:

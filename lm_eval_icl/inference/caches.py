@@ -188,8 +188,8 @@ def run_rows(
 def select_rows(cache: Any, batch: int, rows: Sequence[int]) -> Any:
     """A copy of a cache that consists of these rows of its batch, in this order; a row may occur several times.
 
-    Everything is copied, since the states of linear attention are updated in place. (Of transformers' own ways to
-    select rows, `reorder_cache` and `batch_select_indices`, each leaves out some kinds of layers.)
+    Everything is copied, since the states of linear attention are updated in place. (Each of
+    transformers' own ways to select rows, `reorder_cache` and `batch_select_indices`, leaves out some kinds of layers.)
     `lm_eval_icl.inference.capabilities` tests whether a model goes on from such a copy as from the cache itself.
 
     Args:

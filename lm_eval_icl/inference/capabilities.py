@@ -1,4 +1,4 @@
-"""What a loaded model can do, found by running a few tokens through it; there is no list of architectures."""
+"""The capabilities of a loaded model, found by running a few tokens through it; there is no list of architectures."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from lm_eval_icl.inference.attention import additive
 from lm_eval_icl.inference.caches import has_other_states, run_rows, takes_positions, tensors, without_adapter
 from lm_eval_icl.inference.devices import device_of
 from lm_eval_icl.inference.generation import Stopped, continue_from
-from lm_eval_icl.inference.memory import Memory, read
+from lm_eval_icl.inference.memory import Memory, read_causally
 from lm_eval_icl.inference.positions import position_switch
 from lm_eval_icl.inference.scoring import score_packed, score_rows
 
-# What models raise for a mask, a cache or an argument that they do not take.
+# The exceptions that models raise for a mask, a cache or an argument that they do not take.
 _REFUSALS = (TypeError, ValueError, LookupError, AttributeError, AssertionError, RuntimeError)
 
 
@@ -115,7 +115,7 @@ def probe(model: PreTrainedModel) -> Capabilities:
         )
     other_states = has_other_states(model)
     try:
-        trial.memory = read(model, trial.context)
+        trial.memory = read_causally(model, trial.context)
         if other_states:
             trial.stepwise = trial.must_step()
         elif not _has_an_entry_a_token(trial.memory):
@@ -160,7 +160,7 @@ def probe(model: PreTrainedModel) -> Capabilities:
 
 
 def _succeeds(test: Callable[[], bool]) -> bool:
-    """The result of a test; False if the model does not take its arguments. Out of memory says nothing of the model."""
+    """The result of a test; False if the model does not take its arguments. Running out of memory is still raised."""
     try:
         return test()
     except _REFUSALS as error:
@@ -191,7 +191,7 @@ class _Trial:
         self.model, self.device = model, device_of(model)
         self.context, self.query, other, another = ids[:12], ids[12:20], ids[20:32], ids[32:44]
         self.answers = (tuple(ids[44:48]), tuple(ids[48:52]))
-        # What must stay hidden begins otherwise than the query, or the two would share tokens of the packed row; and
+        # The hidden query begins otherwise than the query, or the two would share tokens of the packed row; and
         # with a smaller token, so that it comes before the query in that row.
         self.other = [(self.query[0] - 1) % vocabulary, *other[1:]]
         self.another = [(self.query[0] - 2) % vocabulary, *another[1:]]
@@ -215,15 +215,15 @@ class _Trial:
         if precision.bits < 32:  # noisy, but a model that ignores the memory differs by more than this
             self.noise = max(self.noise, abs(self.in_one_pass(self.query, answer) - self.expected[0]) / 2)
 
-    def same(self, found: float, wanted: float) -> bool:
-        return not math.isfinite(wanted) or abs(found - wanted) <= self.noise
+    def same(self, score: float, wanted: float) -> bool:
+        return not math.isfinite(wanted) or abs(score - wanted) <= self.noise
 
     def go_on(self) -> None:
-        """Raise a `ValueError` if an answer's score behind the memory is not that in one pass."""
+        """Check that answers have the scores behind the memory that they have in one pass; raises `ValueError`."""
         scores = score_rows(self.model, self.memory, [self.asked], stepwise=self.stepwise)
-        for (found, _), wanted in zip(scores, self.expected, strict=True):
-            if not self.same(found, wanted):
-                raise ValueError(f"continued from it, it gives {found:.4f}, in one pass {wanted:.4f}")
+        for (score, _), wanted in zip(scores, self.expected, strict=True):
+            if not self.same(score, wanted):
+                raise ValueError(f"continued from it, it gives {score:.4f}, in one pass {wanted:.4f}")
 
     def must_step(self) -> bool:
         """Whether the model continues from its cache only token by token.
@@ -251,10 +251,10 @@ class _Trial:
         at = len(self.context) + torch.arange(len(self.query), device=self.device)[None]
         positions = at if takes_positions(self.model) else None
         try:
-            expected = read(self.model, [*self.context, *self.query]).state
-            read(self.model, self.another)  # a state that is kept in the model, not in the cache, is lost here
-            _, found = run_rows(self.model, self.memory.cache(), ids, [ids.shape[1] - 1], positions, stepwise)
-            return max(_relative(one, other) for one, other in zip(tensors(found), tensors(expected), strict=True))
+            expected = read_causally(self.model, [*self.context, *self.query]).state
+            read_causally(self.model, self.another)  # a state that is kept in the model, not in the cache, is lost here
+            _, continued = run_rows(self.model, self.memory.cache(), ids, [ids.shape[1] - 1], positions, stepwise)
+            return max(_relative(a, b) for a, b in zip(tensors(continued), tensors(expected), strict=True))
         except _REFUSALS as error:
             if should_reduce_batch_size(error):
                 raise
@@ -273,8 +273,8 @@ class _Trial:
             return True
         ids = torch.tensor([[*self.context, *self.query]], device=self.device)
         counted = torch.arange(ids.shape[1], device=self.device)[None]
-        one, other = (run_rows(self.model, None, ids, [ids.shape[1] - 1], at)[0] for at in (None, counted))
-        return not _differ(one, other)
+        by_itself, from_zero = (run_rows(self.model, None, ids, [ids.shape[1] - 1], at)[0] for at in (None, counted))
+        return not _differ(by_itself, from_zero)
 
     def packed(self, beside: Sequence[int], trim: bool = False) -> float:
         pairs = [(beside, self.answers[0]), (self.query, self.answers[0])]
@@ -290,8 +290,8 @@ class _Trial:
         def first(last: int) -> Tensor:
             ids = torch.tensor([[*self.context, *self.query[:3], last]], device=self.device)
             at = torch.arange(ids.shape[1], device=self.device)[None]
-            found: Tensor = self.model(input_ids=ids, attention_mask=everything, position_ids=at).logits[0, 0]
-            return found
+            logits: Tensor = self.model(input_ids=ids, attention_mask=everything, position_ids=at).logits[0, 0]
+            return logits
 
         return _differ(first(self.other[0]), first(self.another[0]))
 
@@ -304,24 +304,25 @@ class _Trial:
         queries, answer = (self.query, [*self.query, *self.other]), self.answers[0][:1]
         wanted = [self.in_one_pass([*self.context, *query], answer) for query in queries]
         rows = [(tuple(query), [answer]) for query in queries]
-        found = score_rows(self.model, self.memory, rows, rows=2, stepwise=self.stepwise)
+        scores = score_rows(self.model, self.memory, rows, rows=2, stepwise=self.stepwise)
         for length in (2, 4):
             answers = [answer[:length] for answer in self.answers]
             wanted += [self.in_one_pass([*self.context, *self.query], answer) for answer in answers] * 2
-            found += score_rows(self.model, self.memory, [(self.asked[0], answers)] * 2, rows=4, stepwise=self.stepwise)
-        return all(map(self.same, (score for score, _ in found), wanted))
+            rows = [(self.asked[0], answers)] * 2
+            scores += score_rows(self.model, self.memory, rows, rows=4, stepwise=self.stepwise)
+        return all(map(self.same, (score for score, _ in scores), wanted))
 
     def shares_memory(self) -> bool:
-        """Whether rows, of which one begins with padding, have the logits on a shared memory that they have on copies
-        of it: those of several tokens, and those of one token more."""
+        """Whether two rows, one of which begins with padding, have the logits on a shared memory that they have on
+        copies of it: those of several tokens, and those of one token more."""
         ids = torch.tensor([self.query, self.other[: len(self.query)]], device=self.device)
         mask = torch.ones(2, len(self.memory) + len(self.query) + 1, dtype=torch.long, device=self.device)
         mask[0, len(self.memory) : len(self.memory) + 3] = 0
 
         def logits(shared: bool) -> Tensor:
-            cache, given = self.memory.cache(2, shared=shared), {"use_cache": True}
-            first = self.model(input_ids=ids, attention_mask=mask[:, :-1], past_key_values=cache, **given)
-            second = self.model(input_ids=ids[:, :1], attention_mask=mask, past_key_values=cache, **given)
+            cache, options = self.memory.cache(2, shared=shared), {"use_cache": True}
+            first = self.model(input_ids=ids, attention_mask=mask[:, :-1], past_key_values=cache, **options)
+            second = self.model(input_ids=ids[:, :1], attention_mask=mask, past_key_values=cache, **options)
             return torch.cat([first.logits[:, 3:], second.logits], dim=1)
 
         # In half precision, too, since attention is then not divided, and the two ways compute the same.
@@ -348,22 +349,22 @@ class _Trial:
         inner: Any = without_adapter(model)
 
         def generate(context: Tensor, **inputs: Any) -> Tensor:
-            found: Tensor = model.generate(context, **inputs)
-            return found
+            generated: Tensor = model.generate(context, **inputs)
+            return generated
 
-        def short(query: Sequence[int], found: list[int]) -> float:
-            ids = torch.tensor([[*self.context, *query, *found[:-1]]], device=self.device)
-            logits, _ = run_rows(self.model, None, ids, range(ids.shape[1] - len(found), ids.shape[1]))
-            return float((logits[0].amax(-1) - logits[0, range(len(found)), found]).max())
+        def short(query: Sequence[int], generated: list[int]) -> float:
+            ids = torch.tensor([[*self.context, *query, *generated[:-1]]], device=self.device)
+            logits, _ = run_rows(self.model, None, ids, range(ids.shape[1] - len(generated), ids.shape[1]))
+            return float((logits[0].amax(-1) - logits[0, range(len(generated)), generated]).max())
 
         ways = {"stepwise": self.stepwise, "leaving": stopped is not None}
         checkpoint, plain = inner.generation_config, GenerationConfig(max_new_tokens=4, do_sample=False, pad_token_id=0)
         inner.generation_config = plain
         try:
-            found = continue_from(model, generate, [self.memory], queries, stopped=stopped, **ways)
+            generated = continue_from(model, generate, [self.memory], queries, stopped=stopped, **ways)
         finally:
             inner.generation_config = checkpoint
-        return all(short(query, row) <= self.noise for query, row in zip(queries, found, strict=True))
+        return all(short(query, row) <= self.noise for query, row in zip(queries, generated, strict=True))
 
 
 def _has_an_entry_a_token(memory: Memory) -> bool:
@@ -372,14 +373,14 @@ def _has_an_entry_a_token(memory: Memory) -> bool:
     return any(entries) and set(entries) <= {0, len(memory)}
 
 
-def _differ(one: Tensor, other: Tensor) -> bool:
+def _differ(logits: Tensor, other_logits: Tensor) -> bool:
     """Whether logits differ by more than their last digits."""
-    return float((one - other).abs().max()) > 2 * torch.finfo(one.dtype).eps * float(one.abs().max())
+    return float((logits - other_logits).abs().max()) > 2 * torch.finfo(logits.dtype).eps * float(logits.abs().max())
 
 
-def _relative(found: Tensor, expected: Tensor) -> float:
+def _relative(actual: Tensor, expected: Tensor) -> float:
     """The relative difference of two tensors."""
-    return float((found.double() - expected.double()).norm()) / max(float(expected.double().norm()), 1e-30)
+    return float((actual.double() - expected.double()).norm()) / max(float(expected.double().norm()), 1e-30)
 
 
 def _has_experts(model: PreTrainedModel) -> bool:

@@ -46,7 +46,7 @@ class RowsAtATime:
         return [(rows, *self.layout.keys(rows)) for rows in _pieces(self.layout.entries, self._lengths)]
 
     def mask(self, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """What is given to the model as the mask [1, 1, n, entries + n], and takes the memory of a single number."""
+        """The mask for the model's input, [1, 1, n, entries + n], which takes the memory of a single number."""
         keys = len(self.layout)
         return torch.zeros((), dtype=dtype, device=device).expand(1, 1, keys - self.layout.entries, keys)
 
@@ -94,7 +94,7 @@ class RowsAtATime:
         return output
 
     def _of(self, query: Tensor, rows: slice) -> Tensor:
-        """The queries of some tokens of the layout, whose entries of a memory have none."""
+        """The queries of some tokens of the layout. (The layout's entries of a memory have no queries.)"""
         return query[:, :, rows.start - self.layout.entries : rows.stop - self.layout.entries]
 
     def _mask(self, rows: slice, keys: Sequence[slice], like: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ Answer = TypeVar("Answer")
 
 
 def once_a_model(ask: Callable[[PreTrainedModel], Answer]) -> Callable[[PreTrainedModel], Answer]:
-    """Keep what `ask` answers of a model, as long as the model lives: for facts that hold for a loaded model."""
+    """Remember what `ask` answers for a model as long as the model lives. It is for facts about a loaded model."""
     answers: WeakKeyDictionary[PreTrainedModel, Answer] = WeakKeyDictionary()
 
     @functools.wraps(ask)
@@ -69,6 +69,6 @@ def on_device(numbers: Sequence[Any], device: torch.device) -> Tensor:
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """Copy a tensor of the CPU to a device. Only CUDA is not waited for: it has read the tensor when `to` returns, and
-    others may read it later, when its memory holds something else (pytorch issue 189690, of MPS)."""
+    """Copy a tensor of the CPU to a device. The copy is asynchronous on CUDA alone, which has read the tensor when `to`
+    returns. Other devices may read it later, when its memory holds something else (pytorch issue 189690, of MPS)."""
     return tensor.to(device, non_blocking=device.type == "cuda")

@@ -43,18 +43,18 @@ def fingerprint(model: Any, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any
     Raises:
         InputError: the model's weights cannot be read.
     """
-    found = {"weights": weights_digest(model)}
+    facts = {"weights": weights_digest(model)}
     if type(model).__module__.startswith("transformers_modules."):  # code that came with the checkpoint
         source = inspect.getsource(sys.modules[type(model).__module__])
-        found["checkpoint.code"] = hashlib.sha256(source.encode()).hexdigest()[:16]
+        facts["checkpoint.code"] = hashlib.sha256(source.encode()).hexdigest()[:16]
     for name in ("config", "generation_config"):
         if (settings := getattr(model, name, None)) is not None:
-            found |= {f"{name}.{k}": v for k, v in settings.to_diff_dict().items()}
+            facts |= {f"{name}.{k}": v for k, v in settings.to_diff_dict().items()}
     for name, adapter in (getattr(model, "peft_config", None) or {}).items():
-        found |= {f"peft.{name}.{k}": v for k, v in adapter.to_dict().items()}
+        facts |= {f"peft.{name}.{k}": v for k, v in adapter.to_dict().items()}
     # The checkpoint's path, and the version of transformers that wrote it, are left out.
-    found = {k: _plain(v) for k, v in found.items() if not k.endswith(("version", "_name_or_path"))}
-    return found | {"tokenizer": _tokenizer(tokenizer)}
+    facts = {k: _plain(v) for k, v in facts.items() if not k.endswith(("version", "_name_or_path"))}
+    return facts | {"tokenizer": _tokenizer(tokenizer)}
 
 
 def _plain(value: Any) -> Any:
@@ -67,9 +67,9 @@ def _tokenizer(tokenizer: PreTrainedTokenizerBase) -> str:
     for padding in ("padding", "truncation"):  # every call of the tokenizer changes them
         backend.pop(padding, None)
     # The chat template is left out, since its effect shows in the prompts.
-    said = [type(tokenizer).__name__, backend, tokenizer.special_tokens_map]
-    said.append(getattr(tokenizer, "clean_up_tokenization_spaces", None))  # changes how generated ids are decoded
-    return hashlib.sha256(json.dumps(said, sort_keys=True, default=str).encode()).hexdigest()[:16]
+    facts = [type(tokenizer).__name__, backend, tokenizer.special_tokens_map]
+    facts.append(getattr(tokenizer, "clean_up_tokenization_spaces", None))  # changes how generated ids are decoded
+    return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
 def weights_digest(model: nn.Module) -> str:
@@ -96,8 +96,8 @@ def _digest(model: nn.Module, name: str, value: Any) -> bytes:
     if isinstance(value, Tensor) and value.is_meta:  # accelerate may have offloaded it
         module, _, own = name.rpartition(".")
         hook = getattr(model.get_submodule(module), "_hf_hook", None)
-        for each in getattr(hook, "hooks", [hook]):
-            if (elsewhere := getattr(each, "weights_map", None)) is not None:
+        for inner_hook in getattr(hook, "hooks", [hook]):
+            if (elsewhere := getattr(inner_hook, "weights_map", None)) is not None:
                 value = elsewhere[own]
     if not isinstance(value, Tensor) or value.is_meta:
         raise InputError(
@@ -108,8 +108,8 @@ def _digest(model: nn.Module, name: str, value: Any) -> bytes:
         digest.update(f"{part} {tuple(values.shape)} {values.dtype}".encode())
         if values.is_quantized:  # torch's own kind, with scales inside
             values = values.dequantize()
-        for some in values.detach().reshape(-1).split(_PART):  # in parts, since each is copied to the CPU
-            digest.update(some.view(torch.uint8).cpu().numpy().data)
+        for piece in values.detach().reshape(-1).split(_PART):  # in parts, since each is copied to the CPU
+            digest.update(piece.view(torch.uint8).cpu().numpy().data)
     return digest.digest()
 
 
@@ -144,20 +144,20 @@ def files_digest(
         None if there is no such file here (a model of the Hub, or one made in Python), or one cannot be read.
     """
     places = {"pretrained": pretrained, "tokenizer": tokenizer, "peft": peft, "delta": delta}
-    found: list[tuple[str, Path]] = []
+    files_by_role: list[tuple[str, Path]] = []
     try:
         for role, place in places.items():
             if isinstance(place, str) and Path(place).is_dir():
                 folder = Path(place, subfolder) if role in ("pretrained", "tokenizer") else Path(place)
                 files = sorted(
-                    each for each in folder.iterdir() if _MODEL_FILES.fullmatch(each.name) and each.is_file()
+                    file for file in folder.iterdir() if _MODEL_FILES.fullmatch(file.name) and file.is_file()
                 )
                 if gguf_file and role == "pretrained":
                     files.append(folder / gguf_file)
-                found += [(role, path) for path in files]
+                files_by_role += [(role, path) for path in files]
         parts = [
             (f"{role} {path.name} {size}", path, start)
-            for role, path in found
+            for role, path in files_by_role
             for size in [path.stat().st_size]
             for start in range(0, max(size, 1), _BYTES_OF_THREAD)
         ]
@@ -173,8 +173,8 @@ def _digest_of_part(name: str, path: Path, start: int) -> bytes:
     digest = hashlib.sha256(f"{name} {start}".encode())
     with path.open("rb") as file:
         file.seek(start)
-        left = _BYTES_OF_THREAD
-        while left and (data := file.read(min(left, _BYTES))):
+        remaining = _BYTES_OF_THREAD
+        while remaining and (data := file.read(min(remaining, _BYTES))):
             digest.update(data)
-            left -= len(data)
+            remaining -= len(data)
     return digest.digest()

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import Cache, GenerationConfig, PreTrainedModel, StoppingCriteriaList
 from transformers.generation import GenerationMode
 
-from lm_eval_icl.errors import InputError, is_whole
+from lm_eval_icl.errors import InputError, checked_whole
 from lm_eval_icl.inference.caches import cache_argument, select_rows, without_adapter
 from lm_eval_icl.inference.devices import device_of
 from lm_eval_icl.inference.memory import Memory, cache_of_rows, read_behind
@@ -86,10 +86,9 @@ def settings_in_force(model: PreTrainedModel, arguments: Mapping[str, Any]) -> G
         if value and (name, value) != ("num_return_sequences", 1):
             why = why.replace("leave it out", "take it out of that file")
             raise InputError(f"the checkpoint's generation_config.json: {name}={value!r} {why}.")
-    if not is_whole(beams := settings.get("num_beams") or 1):
-        raise InputError(f"generation argument num_beams={beams!r}: must be a whole number, 1 or more.")
+    beams = checked_whole("generation argument num_beams", settings.get("num_beams") or 1)
     reads_rows, samples = any(settings.get(name) for name in _READ_ROWS), bool(settings.get("do_sample"))
-    return GenerationSettings(int(beams), reads_rows, samples)
+    return GenerationSettings(beams, reads_rows, samples)
 
 
 def continue_from(
@@ -168,7 +167,7 @@ def _inputs(memories: Sequence[Memory], queries: Sequence[Sequence[int]], device
 
 
 def _cache(memories: Sequence[Memory], rows: int, shared: bool) -> Any:
-    """The cache of a batch behind these memories, of which not all are empty.
+    """The cache of a batch behind these memories, at least one of which is not empty.
 
     Args:
         memories, shared: as for `continue_from`.
@@ -323,8 +322,8 @@ def combining(
     def combined(module: nn.Module, args: Any, output: Any) -> None:
         nonlocal state
         last = output.logits[:, -1].unflatten(0, (-1, rows))
-        found, state = combine(last.log_softmax(-1, dtype=torch.promote_types(last.dtype, torch.float32)), state)
-        output.logits = found.repeat_interleave(rows, 0)[:, None]
+        logprobs, state = combine(last.log_softmax(-1, dtype=torch.promote_types(last.dtype, torch.float32)), state)
+        output.logits = logprobs.repeat_interleave(rows, 0)[:, None]
 
     handle = without_adapter(model).register_forward_hook(combined)
     try:

@@ -45,7 +45,7 @@ KeyValues = list[tuple[Tensor, Tensor]]
 
 
 @dataclass(frozen=True)
-class Part:
+class MemoryPart:
     """Some entries of a memory, with tensors of their own, that attention reads in a way of their own.
 
     Attributes:
@@ -80,7 +80,7 @@ class Memory:
     query_start: int
     residual: tuple[int, int, Tensor] | None = None
     state: Cache | None = None
-    parts: tuple[Part, ...] = ()
+    parts: tuple[MemoryPart, ...] = ()
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -94,15 +94,15 @@ class Memory:
         return sum(keys.nbytes + values.nbytes for keys, values in layers)
 
     def divided(self, first: int, reading: Reading) -> Memory:
-        """This memory, of which the entries from `first` on are a part that is read so."""
+        """This memory with the entries from `first` on as a part, which is read by `reading`."""
         before, behind = (
-            [(keys[:, :, some], values[:, :, some]) for keys, values in self.layers]
-            for some in (slice(first), slice(first, None))
+            [(keys[:, :, entries], values[:, :, entries]) for keys, values in self.layers]
+            for entries in (slice(first), slice(first, None))
         )
-        return replace(self, layers=before, parts=(Part(behind, len(self) - first, reading),))
+        return replace(self, layers=before, parts=(MemoryPart(behind, len(self) - first, reading),))
 
     def readings(self, first: int) -> list[tuple[slice, Reading]]:
-        """How the entries are read, if they begin at the column `first`."""
+        """How each slice of entries is read, if the entries begin at the column `first`."""
         lengths = [part.length for part in self.parts]
         ends = list(accumulate(lengths, initial=first + len(self) - sum(lengths)))
         parts = [
@@ -194,7 +194,7 @@ def encode(model: PreTrainedModel, layout: Layout, tokens: Sequence[int]) -> Mem
     if not row:
         return Memory([], [], layout.end)
     if layout.causal and layout.sequential and len(layout.kept_tokens) == len(row):
-        return read(model, row)
+        return read_causally(model, row)
     if layout.causal:
         return kept_of(layout, Memory(causal_pass(model, row, positions=layout.positions), row, layout.end))
     return kept_of(layout, Memory(masked_pass(model, [row], [layout])[0], row, layout.end))
@@ -225,7 +225,7 @@ def kept_of(layout: Layout, memory: Memory) -> Memory:
     return replace(memory, layers=layers, tokens=[memory.tokens[i] for i in kept])
 
 
-def read(model: PreTrainedModel, tokens: Sequence[int]) -> Memory:
+def read_causally(model: PreTrainedModel, tokens: Sequence[int]) -> Memory:
     """The memory of these tokens, which the model reads in one ordinary causal pass."""
     if not has_other_states(model):
         return Memory(causal_pass(model, tokens), list(tokens), len(tokens))

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from lm_eval_icl.inference import attention
-from lm_eval_icl.inference.attention import Attended, AttentionCall, Reading, attention_by, join, read
+from lm_eval_icl.inference.attention import Attended, AttentionCall, Reading, attention_by, join, read_parts
 from lm_eval_icl.inference.devices import to_device
 
 # How many tokens of the row are taken at a time: about a query's length. A smaller number reads fewer hidden keys, but
@@ -84,7 +84,7 @@ class _InParts:
         output, lse = torch.empty_like(query), torch.empty(0)
         if self.readings:
             over_memory = [
-                read(call, query[:, :, rows], [(key[:, :, part], value[:, :, part], how) for part, how in parts])
+                read_parts(call, query[:, :, rows], [(key[:, :, part], value[:, :, part], how) for part, how in parts])
                 for (rows, _), parts in zip(self.groups, self.readings, strict=True)
             ]
             output, lse = (torch.cat(part, 2) for part in zip(*over_memory, strict=True))

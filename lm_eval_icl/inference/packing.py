@@ -18,8 +18,10 @@ QueryAnswers = tuple[tuple[int, ...], Collection[tuple[int, ...]]]
 Queries = Mapping[tuple[int, ...], Collection[tuple[int, ...]]]
 
 
-def first_pack(queries: Sequence[QueryAnswers], tokens: int, at_least: int = 1) -> tuple[list[QueryAnswers], int]:
-    """The first of these queries, to share one forward pass: as many as have `tokens` tokens together, but no fewer
+def first_packed_batch(
+    queries: Sequence[QueryAnswers], tokens: int, at_least: int = 1
+) -> tuple[list[QueryAnswers], int]:
+    """The first of these queries, for one packed batch: as many as have `tokens` tokens together, but no fewer
     than `at_least`.
 
     Queries after the first are packed only up to 16 times `tokens`, since the mask of a pass of n tokens is [n, n].

@@ -1,8 +1,8 @@
-"""What runs at once: requests, as token ids, become a list of batches. Nothing here runs a model.
+"""The batches of a run: requests, as token ids, become a list of them. Nothing here runs a model.
 
-Requests are grouped by context and query. A method says how many tokens each context takes (`Work`), a model what it
-can do (`Capabilities`), and the device how much fits (`Sizes`). `schedule` is a function of these three. A device that
-runs out of memory makes the sizes smaller (`inference.budget`), and what is left is scheduled again.
+Requests are grouped by context and query. A method says how many tokens each context takes (`ContextWork`), a model
+what it can do (`Capabilities`), and the device how much fits (`Sizes`). `schedule` is a function of these three. A
+device that runs out of memory makes the sizes smaller (`inference.budget`), and what is left is scheduled again.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Literal
 
 from lm_eval_icl.inference.capabilities import Capabilities
 from lm_eval_icl.inference.generation import GenerationSettings
-from lm_eval_icl.inference.packing import QueryAnswers, TokenTree, first_pack
+from lm_eval_icl.inference.packing import QueryAnswers, TokenTree, first_packed_batch
 from lm_eval_icl.prompts.tokens import Context, TokenizedPrompt
 
 Ids = tuple[int, ...]
@@ -51,7 +51,7 @@ class Sizes:
 
 
 @dataclass(frozen=True)
-class Work:
+class ContextWork:
     """A context, what is asked behind it, and what encoding it takes. If the memory depends on the query, there is one
     query.
 
@@ -80,14 +80,14 @@ class Work:
 
 @dataclass(frozen=True)
 class Batch:
-    """What is scored at once.
+    """The requests that are scored at once: a packed batch, or the rows of an ordinary one.
 
     Attributes:
         queries: contexts, each with a query behind it and the query's answers.
         encoding: when the contexts are encoded: "now", side by side; "before", so that the memory of the only context
             (or query) is there; or "never", since they are read with their queries in one ordinary pass.
         own: nothing else is asked behind these contexts, so that memories need not be stored.
-        tokens: how many tokens the batch runs in packed passes; 0 if the queries are the rows of a batch.
+        tokens: how many tokens a packed batch runs; 0 if the queries are the rows of a batch.
         rows: how many rows a batch of rows may have.
     """
 
@@ -99,7 +99,7 @@ class Batch:
 
     @property
     def asked(self) -> list[Asked]:
-        """What is scored, in the order of the scores."""
+        """The contexts, queries and answers that are scored, in the order of the scores."""
         return [(context, query, answer) for context, query, answers in self.queries for answer in answers]
 
     @property
@@ -108,30 +108,30 @@ class Batch:
         return min(max(len(self.queries), *(len(answers) for *_, answers in self.queries)), self.rows)
 
 
-def schedule(work: Sequence[Work], sizes: Sizes, can: Capabilities) -> Iterator[Batch]:
+def schedule(work: Sequence[ContextWork], sizes: Sizes, can: Capabilities) -> Iterator[Batch]:
     """The batches in which all queries of all contexts are scored, in this order.
 
-    Contexts that are encoded by themselves come with as many queries in a pack as fit. The others run side by side, as
-    many as fit into a pass: those that only one query has, or the queries of one context, if the memory depends on the
-    query. (What is left of a run may have a context that several queries have at another place in the order. Its memory
-    must have the same bits then, so that it is never encoded beside another.)
+    Contexts that are encoded by themselves come with as many queries in a packed batch as fit. The others run side by
+    side, as many as fit into a pass: those that only one query has, or the queries of one context, if the memory
+    depends on the query. (The rest of a stopped run may have a context that several queries share at another place in
+    the order. Its memory must have the same bits then, so that it is never encoded beside another.)
     """
     rows, at = sizes.texts if can.can_batch else 1, 0
     while at < len(work):
         n, tokens = side_by_side(work, sizes, can, at)
         if n:
-            some = work[at : at + n]
-            queries = [(item.context, *query) for item in some for query in item.queries]
-            ordinary = all(item.ordinary for item in some)
-            yield Batch(queries, "never" if ordinary else "now", some[0].own, tokens, rows)
+            items = work[at : at + n]
+            queries = [(item.context, *query) for item in items for query in item.queries]
+            ordinary = all(item.ordinary for item in items)
+            yield Batch(queries, "never" if ordinary else "now", items[0].own, tokens, rows)
         else:
-            for pack, tokens in _packs(work[at], sizes, can, rows):
+            for pack, tokens in _packed_batches(work[at], sizes, can, rows):
                 queries = [(work[at].context, *query) for query in pack]
                 yield Batch(queries, "before", work[at].own, tokens, rows)
         at += max(n, 1)
 
 
-def side_by_side(work: Sequence[Work], sizes: Sizes, can: Capabilities, at: int = 0) -> tuple[int, int]:
+def side_by_side(work: Sequence[ContextWork], sizes: Sizes, can: Capabilities, at: int = 0) -> tuple[int, int]:
     """How many contexts, from the one at the index `at` on, share a pass with all their queries, and how many tokens
     they have together; (0, 0) if the first has to be encoded by itself."""
     first, count, used, tokens, entries, tree = work[at], 0, 0, 0, 0, TokenTree()
@@ -150,15 +150,17 @@ def side_by_side(work: Sequence[Work], sizes: Sizes, can: Capabilities, at: int 
     return count, used
 
 
-def _packs(work: Work, sizes: Sizes, can: Capabilities, rows: int) -> Iterator[tuple[list[QueryAnswers], int]]:
-    """The queries behind one memory, in packs of as many as run at once, each with its number of tokens; 0 if the
-    queries are the rows of a batch."""
+def _packed_batches(
+    work: ContextWork, sizes: Sizes, can: Capabilities, rows: int
+) -> Iterator[tuple[list[QueryAnswers], int]]:
+    """The queries behind one memory, in packed batches of as many as run at once, each with its number of tokens; the
+    number is 0 if the queries are the rows of a batch."""
     waiting = list(work.queries)  # in ascending order: the common beginning of queries in one pack is run once
     if not can.can_pack:
         waiting.sort(key=lambda item: len(item[0]))  # rows of one batch have similar lengths
     while waiting:
         if can.can_pack:
-            pack, tokens = first_pack(waiting, max(sizes.pack_tokens // work.memories, 1), sizes.queries)
+            pack, tokens = first_packed_batch(waiting, max(sizes.pack_tokens // work.memories, 1), sizes.queries)
             tokens *= work.memories
             # A query longer than a pack gains nothing from packing, and its mask would be large.
             together = len(pack) > 1 or tokens <= sizes.pack_tokens

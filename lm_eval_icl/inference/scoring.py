@@ -107,7 +107,7 @@ def query_states(model: PreTrainedModel) -> Iterator[dict[tuple[int, ...], Tenso
 
 
 class PackedRow:
-    """The distinct tokens among many sequences, each behind a memory, as the row of one forward pass.
+    """A packed batch: the distinct tokens among many sequences, each behind a memory, as the row of one forward pass.
 
     The model must obey a 4-D mask and `position_ids` (`lm_eval_icl.inference.capabilities` tests both).
 
@@ -162,8 +162,9 @@ class PackedRow:
                 mask[tokens, behind] = 0
         read_at = on_device(read, device_of_states(model))
         cache = cache_of(self._memories, once=True)
-        in_ways = any(memory.parts for memory in self._memories)  # of all tokens' attention alike, in every block
-        trim = trim_last_block and not in_ways
+        # Attention that reads a memory in parts is that of all tokens alike, in every block.
+        reads_in_parts = any(memory.parts for memory in self._memories)
+        trim = trim_last_block and not reads_in_parts
         last = last_block_at(model, cache, read_at, len(self.tree.tokens)) if trim else nullcontext()
         replaced: AbstractContextManager[None] = nullcontext()
         if self._replaced:
@@ -172,7 +173,7 @@ class PackedRow:
         readings = [
             memory.readings(behind.start) for memory, (_, behind) in zip(self._memories, self._groups, strict=True)
         ]
-        with last, replaced, in_parts(sees, self._groups, readings if in_ways else ()):
+        with last, replaced, in_parts(sees, self._groups, readings if reads_in_parts else ()):
             output: Tensor = model(
                 input_ids=on_device([self.tree.tokens], device),
                 position_ids=to_device(torch.cat(self._positions)[None], device),
@@ -229,7 +230,7 @@ def score_together(
         at_once: run one forward pass; if False, one for each memory.
     """
     work = [(memory, pairs) for memory in memories]
-    passes = [_predicted(model, some, trim_last_block) for some in ([work] if at_once else [[item] for item in work])]
+    passes = [_predicted(model, group, trim_last_block) for group in ([work] if at_once else [[item] for item in work])]
     numbers, logprobs, together = list[Tensor](), torch.empty(0), torch.empty(0)
     last: Pair | None = None
     for i, (query, answer) in enumerate(pairs):
@@ -395,7 +396,7 @@ def _highest(logits: Tensor) -> tuple[Tensor, Tensor]:
     vocabulary = logits.shape[1]
     width = isqrt(vocabulary)
     stretches = logits[:, : vocabulary // width * width].unflatten(1, (-1, width))
-    # What is left at the end belongs to a last stretch, which begins within the one before it.
+    # The remainder at the end belongs to a last stretch, which begins within the one before it.
     of_stretches = torch.cat([stretches.amax(-1), logits[:, -width:].amax(-1, keepdim=True)], dim=1)
     first = (of_stretches.argmax(-1) * width).clamp_(max=vocabulary - width)
     stretch = logits.gather(1, first[:, None] + torch.arange(width))

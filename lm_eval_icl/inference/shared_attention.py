@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from lm_eval_icl.inference import attention
-from lm_eval_icl.inference.attention import Attended, AttentionCall, Reading, additive, join, read
+from lm_eval_icl.inference.attention import Attended, AttentionCall, Reading, additive, join, read_parts
 
 
 def reads_shared_memory() -> bool:
@@ -80,7 +80,7 @@ def on_shared_memory(
     query = call.query.unflatten(1, (key_heads, groups))
     # All rows' queries are the rows of one matrix.
     of_all = query.transpose(0, 1).reshape(1, key_heads, -1, width)
-    over_memory = read(call, of_all, [(*memory, Reading()), *parts])
+    over_memory = read_parts(call, of_all, [(*memory, Reading()), *parts])
     own, own_lse = call.attend(query.flatten(2, 3), call.key, call.value, mask)
     output, lse = (part.view(key_heads, rows, groups, n, -1).transpose(0, 1) for part in over_memory)
     own, own_lse = (part.view(rows, key_heads, groups, n, -1) for part in (own, own_lse))

@@ -23,7 +23,7 @@ TASKS: dict[str, dict[str, Any]] = _FACTS["tasks"]
 
 @dataclass(frozen=True)
 class Row:
-    """A row: an input, its output, and the options, of which the output is one; free text has none."""
+    """A row: an input, its output, and the options, one of which is the output; free text has none."""
 
     input: str
     output: str
@@ -58,7 +58,7 @@ def setting_of(name: str) -> dict[str, list[str]]:
     return SETTINGS[name]
 
 
-class Folder:
+class MetaICLFolder:
     """A folder of MetaICL's data.
 
     Args:
@@ -85,11 +85,11 @@ class Folder:
         return self.path / task / f"{task}_{k}_{seed}_{split}.jsonl"
 
     def without_test(self, tasks: Iterable[str]) -> list[str]:
-        """Those of these tasks that have no test file of any seed."""
+        """The tasks among these that have no test file of any seed."""
         return [task for task in tasks if not any(self.file(task, SHOTS, seed, "test").is_file() for seed in SEEDS)]
 
     def without_train(self, tasks: Iterable[str], k: int) -> list[str]:
-        """Those of these tasks that have no training file of k rows at most."""
+        """The tasks among these that have no training file of at most k rows."""
         return [task for task in tasks if not self.file(task, k, SEEDS[0], "train").is_file()]
 
     def shown(self, task: str, seed: int) -> tuple[Row, ...]:
@@ -98,7 +98,7 @@ class Folder:
         Raises:
             InputError: the file is not there, or cannot be used.
         """
-        path = self._found(task, SHOTS, seed, "train")
+        path = self._existing(task, SHOTS, seed, "train")
         rows = read_rows(path, task, chosen=True)
         if len(rows) != SHOTS:
             raise InputError(
@@ -107,33 +107,33 @@ class Folder:
         return rows
 
     def test(self, task: str, seed: int | None = None) -> tuple[Row, ...]:
-        """The test rows of a target task; of any seed if it is None, since MetaICL writes five equal files.
+        """The test rows of a target task. If the seed is None, any seed's file is read: MetaICL writes five equal ones.
 
         Raises:
             InputError: as for `shown`.
         """
-        there = [each for each in SEEDS if self.file(task, SHOTS, each, "test").is_file()]
-        path = self._found(task, SHOTS, there[0] if seed is None and there else seed or SEEDS[0], "test")
+        seeds = [other for other in SEEDS if self.file(task, SHOTS, other, "test").is_file()]
+        path = self._existing(task, SHOTS, seeds[0] if seed is None and seeds else seed or SEEDS[0], "test")
         return read_rows(path, task, chosen=True)
 
     def train(self, task: str, k: int) -> tuple[Row, ...]:
-        """The rows of a task to train on, of which there are k at most.
+        """The rows of a task to train on, k at most.
 
         Raises:
             InputError: as for `shown`.
         """
-        return read_rows(self._found(task, k, SEEDS[0], "train"), task, chosen=False)
+        return read_rows(self._existing(task, k, SEEDS[0], "train"), task, chosen=False)
 
-    def _found(self, task: str, k: int, seed: int, split: str) -> Path:
+    def _existing(self, task: str, k: int, seed: int, split: str) -> Path:
         path = self.file(task, k, seed, split)
         if not path.is_file():
-            there = (
-                sorted(each.name for each in path.parent.glob(f"{task}_*_{split}.jsonl"))
+            names = (
+                sorted(file.name for file in path.parent.glob(f"{task}_*_{split}.jsonl"))
                 if path.parent.is_dir()
                 else []
             )
-            here = f"there are {', '.join(there[:5])}" if there else "there is none of this task"
-            raise InputError(f"{self.option}: {path}: no such file ({here}): make it with MetaICL's preprocessing.")
+            others = f"there are {', '.join(names[:5])}" if names else "there is none of this task"
+            raise InputError(f"{self.option}: {path}: no such file ({others}): make it with MetaICL's preprocessing.")
         return path
 
 
@@ -150,24 +150,24 @@ def checked_seed(seed: int | None) -> int:
     return seed
 
 
-def refuse_missing(option: str, what: str, missing: Sequence[str], of: int, skip: str) -> None:
-    """Refuse a list of tasks of which some have no files.
+def refuse_missing(option: str, what: str, missing: Sequence[str], total: int, skip: str) -> None:
+    """Refuse a list of tasks if some have no files.
 
     Args:
         what: what the tasks belong to.
         missing: those without files.
-        of: how many tasks there are.
+        total: how many tasks there are.
         skip: how the user says that the others are enough.
 
     Raises:
         InputError: some are missing.
     """
-    if missing and of == 1:
+    if missing and total == 1:
         raise InputError(f"{option}: there are no files of {missing[0]}: make them with MetaICL's preprocessing.")
     if missing:
-        advice = f", or give {skip} to go on with the other {of - len(missing)}" if len(missing) < of else ""
+        advice = f", or give {skip} to go on with the other {total - len(missing)}" if len(missing) < total else ""
         raise InputError(
-            f"{option}: {len(missing)} of the {of} {what} have no files there: {', '.join(missing)}: make them with "
+            f"{option}: {len(missing)} of the {total} {what} have no files there: {', '.join(missing)}: make them with "
             f"MetaICL's preprocessing{advice}."
         )
 
@@ -196,18 +196,18 @@ def read_rows(path: Path, task: str, chosen: bool) -> tuple[Row, ...]:
 
 def _row(line: str, where: str, task: str, chosen: bool) -> Row:
     try:
-        found = json.loads(line)
+        fields = json.loads(line)
     except ValueError as error:
         raise InputError(f"{where}: not JSON ({error}).") from error
-    if not isinstance(found, dict):
+    if not isinstance(fields, dict):
         raise InputError(f"{where}: must be an object with input, output and options.")
     for name in ("input", "output"):
-        if not isinstance(found.get(name), str):
-            raise InputError(f"{where}: {name!r} must be a text, and is {found.get(name)!r}.")
-    options = found.get("options")
+        if not isinstance(fields.get(name), str):
+            raise InputError(f"{where}: {name!r} must be a text, and is {fields.get(name)!r}.")
+    options = fields.get("options")
     if not isinstance(options, list) or not all(isinstance(option, str) for option in options):
         raise InputError(f"{where}: 'options' must be a list of texts, and is {options!r}.")
-    row = Row(found["input"], found["output"], tuple(options))
+    row = Row(fields["input"], fields["output"], tuple(options))
     if not options and not chosen:
         return row
     if len(options) < 2:

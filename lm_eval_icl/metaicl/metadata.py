@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from lm_eval_icl.errors import InputError, did_you_mean, log
-from lm_eval_icl.metaicl.files import Folder, refuse_missing, setting_of
+from lm_eval_icl.metaicl.files import MetaICLFolder, refuse_missing, setting_of
 
 OPTION = "--metadata metaicl=..."
 
 
-def folder(metadata: Mapping[str, Any], task: str) -> Folder:
+def folder(metadata: Mapping[str, Any], task: str) -> MetaICLFolder:
     """The folder that `--metadata metaicl=...` names.
 
     Raises:
@@ -24,8 +24,8 @@ def folder(metadata: Mapping[str, Any], task: str) -> Folder:
 
 
 @functools.cache
-def _folder(path: str) -> Folder:
-    return Folder(path, OPTION)
+def _folder(path: str) -> MetaICLFolder:
+    return MetaICLFolder(path, OPTION)
 
 
 def skips(metadata: Mapping[str, Any]) -> bool:
@@ -55,7 +55,7 @@ def flag(metadata: Mapping[str, Any], name: str) -> bool:
 
 
 @functools.cache
-def check_group(files: Folder, setting: str, split: str, skip: bool) -> None:
+def check_group(files: MetaICLFolder, setting: str, split: str, skip: bool) -> None:
     """Refuse a group with tasks that have no files, or say once which are left out."""
     tasks = setting_of(setting)[split]
     missing = files.without_test(tasks)

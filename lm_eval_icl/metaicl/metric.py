@@ -13,7 +13,7 @@ def mean_losses(logprobs: Sequence[float], tokens: Sequence[int]) -> np.ndarray:
 
 
 def decision(losses: Sequence[float] | np.ndarray) -> int:
-    """The option with the smallest loss; of equal ones the first."""
+    """The option with the smallest loss; the first if several have it."""
     return int(np.argmin(losses))
 
 
@@ -23,10 +23,10 @@ def macro_f1(pairs: Sequence[tuple[str, str]]) -> float:
     Args:
         pairs: for each document, the right class and the predicted one.
     """
-    found = []
+    scores = []
     for label in {right for right, _ in pairs}:
-        of_class = sum(right == label for right, _ in pairs)
+        actual = sum(right == label for right, _ in pairs)
         predicted = sum(answer == label for _, answer in pairs)
         both = sum(right == answer == label for right, answer in pairs)
-        found.append(2 * both / (of_class + predicted))  # the harmonic mean of precision and recall
-    return sum(found) / len(found)
+        scores.append(2 * both / (actual + predicted))  # the harmonic mean of precision and recall
+    return sum(scores) / len(scores)

@@ -1,8 +1,8 @@
 """The sequences that MetaICL makes of rows, piece by piece as token ids.
 
-A row is two pieces: what is given, and what is said about it. `direct` gives the input and asks for the output, and
-`channel` gives the output and asks for the input. Every piece is tokenized by itself, with the line breaks in front of
-it, and the lists of ids are joined.
+A row is two pieces: its source, which is given, and its target, which is asked for. `direct` gives the input and asks
+for the output, and `channel` gives the output and asks for the input. Every piece is tokenized by itself, with the line
+breaks in front of it, and the lists of ids are joined.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from transformers import PreTrainedTokenizerBase
 
@@ -20,7 +20,7 @@ from lm_eval_icl.prompts.splitting import encoder
 
 # How many tokens an example may have, two of which MetaICL leaves free, and how many a sequence.
 PER_EXAMPLE, FREE, PER_SEQUENCE = 256, 2, 1024
-# What stands between two examples, and between the pieces of one.
+# The texts between two examples, and between the pieces of one.
 BETWEEN, INSIDE = "\n\n\n", "\n"
 
 
@@ -80,7 +80,7 @@ def texts(row: Row, output: str, channel: bool, first: bool) -> tuple[str, str, 
         first: a sequence begins with the row.
 
     Returns:
-        The separator from the example before, what is given, and what is said (with the line break before it).
+        The separator from the example before, the source, and the target (with the line break before it).
     """
     inside = INSIDE if any(row.options) else ""  # free text follows without a line break
     if channel:
@@ -90,27 +90,30 @@ def texts(row: Row, output: str, channel: bool, first: bool) -> tuple[str, str, 
 
 
 @dataclass(frozen=True)
-class Part:
-    """A part of a sequence: its ids, and the text that they stand for."""
+class Piece:
+    """A piece of a sequence: its ids, and the text that they stand for."""
 
     ids: tuple[int, ...]
     text: str
 
-    def __add__(self, other: Part) -> Part:
-        return Part(self.ids + other.ids, self.text + other.text)
+    def __add__(self, other: Piece) -> Piece:
+        return Piece(self.ids + other.ids, self.text + other.text)
 
 
 @dataclass(frozen=True)
-class Example:
-    """An example in three parts.
+class EncodedExample:
+    """An example in three pieces.
 
     Attributes:
+        between: the separator from the example before.
+        source: what is given.
+        target: what is asked for.
         cut: how many tokens of its input were dropped.
     """
 
-    between: Part
-    given: Part
-    said: Part
+    between: Piece
+    source: Piece
+    target: Piece
     cut: int = 0
 
 
@@ -126,9 +129,9 @@ class Joined:
         left_out: how many demonstrations are not there at all.
     """
 
-    demonstrations: tuple[Part, ...]
-    query: Part
-    target: Part
+    demonstrations: tuple[Piece, ...]
+    query: Piece
+    target: Piece
     cut: int
     left_out: int
 
@@ -166,12 +169,15 @@ class Sequences:
 
     # Examples.
 
-    def shown(self, rows: Sequence[Row]) -> list[Example]:
+    def encoded_demonstrations(self, rows: Sequence[Row]) -> list[EncodedExample]:
         """Demonstrations, in their order."""
-        found = [self._example(row, row.output, i == 0 and not self.alike) for i, row in enumerate(rows)]
-        return sorted(found, key=lambda each: (each.given.ids, each.said.ids)) if self.canonical else found
+        firsts = [i == 0 and not self.alike for i in range(len(rows))]
+        examples = [self.encoded_options(row, first, [row.output])[0] for row, first in zip(rows, firsts, strict=True)]
+        if self.canonical:
+            examples.sort(key=lambda example: (example.source.ids, example.target.ids))
+        return examples
 
-    def asked(self, row: Row, first: bool, outputs: Sequence[str] | None = None) -> list[Example]:
+    def encoded_options(self, row: Row, first: bool, outputs: Sequence[str] | None = None) -> list[EncodedExample]:
         """A query with each of its options; the input is cut for the longest one.
 
         Args:
@@ -180,91 +186,91 @@ class Sequences:
         """
         examples = [self._pieces(row, output, first) for output in (row.options if outputs is None else outputs)]
         inputs, others = (1, 0) if self.channel else (0, 1)
-        longest = max(len(self._two(each)[others]) for each in examples)
+        longest = max(len(self._two(example)[others]) for example in examples)
         room = max(0, PER_EXAMPLE - FREE - longest)
-        return [self._cut(each, len(self._two(each)[inputs]) - room) for each in examples]
-
-    def _example(self, row: Row, output: str, first: bool) -> Example:
-        return self.asked(row, first, [output])[0]
+        return [self._cut(example, len(self._two(example)[inputs]) - room) for example in examples]
 
     @staticmethod
-    def _two(example: Example) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The pieces as MetaICL has them: the separator belongs to what is given."""
-        return example.between.ids + example.given.ids, example.said.ids
+    def _two(example: EncodedExample) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The pieces as MetaICL has them: the separator belongs to the source."""
+        return example.between.ids + example.source.ids, example.target.ids
 
-    def _pieces(self, row: Row, output: str, first: bool) -> Example:
-        between, given, said = texts(row, output, self.channel, first)
-        ids, starts = self.codec.encode(between + given, first)
+    def _pieces(self, row: Row, output: str, first: bool) -> EncodedExample:
+        between, source, target = texts(row, output, self.channel, first)
+        ids, starts = self.codec.encode(between + source, first)
         at = bisect_left(starts, len(between))
-        said_ids, _ = self.codec.encode(said, False)
-        return Example(Part(tuple(ids[:at]), between), Part(tuple(ids[at:]), given), Part(tuple(said_ids), said))
+        target_ids, _ = self.codec.encode(target, False)
+        return EncodedExample(
+            Piece(tuple(ids[:at]), between), Piece(tuple(ids[at:]), source), Piece(tuple(target_ids), target)
+        )
 
-    def _cut(self, example: Example, too_many: int) -> Example:
+    def _cut(self, example: EncodedExample, too_many: int) -> EncodedExample:
         """The example with so many tokens fewer at the end of its input."""
         if too_many <= 0:
             return example
         if self.channel:
-            said = self._part(example.said.ids[:-too_many])
-            return Example(example.between, example.given, said, too_many)
+            target = self._part(example.target.ids[:-too_many])
+            return EncodedExample(example.between, example.source, target, too_many)
         ids = self._two(example)[0][:-too_many]
         at = len(example.between.ids)
         between = example.between if len(ids) >= at else self._part(ids)
-        return Example(between, self._part(ids[at:]), example.said, too_many)
+        return EncodedExample(between, self._part(ids[at:]), example.target, too_many)
 
-    def _part(self, ids: Sequence[int]) -> Part:
-        return Part(tuple(ids), self.codec.decode(ids) if ids else "")
+    def _part(self, ids: Sequence[int]) -> Piece:
+        return Piece(tuple(ids), self.codec.decode(ids) if ids else "")
 
     # Sequences.
 
-    def join(self, shown: Sequence[Example], asked: Sequence[Example]) -> list[Joined]:
+    def join(self, shown: Sequence[EncodedExample], options: Sequence[EncodedExample]) -> list[Joined]:
         """The sequences of a query with each of its options, behind these demonstrations.
 
         Raises:
             InputError: what is to be scored fills the model by itself, or there is nothing before it.
         """
         if not shown:
-            joined = [Joined((), each.between + each.given, each.said, each.cut, 0) for each in asked]
+            joined = [Joined((), option.between + option.source, option.target, option.cut, 0) for option in options]
         else:
-            joined = [self._behind(shown, each) for each in asked]
+            joined = [self._behind(shown, option) for option in options]
         limit = self.limit(len(shown))
         if self.alike and shown:
             joined = self._with_whole_ones(joined, limit)
-        return [self._fitting(each, limit) for each in joined]
+        return [self._fitting(sequence, limit) for sequence in joined]
 
-    def _behind(self, shown: Sequence[Example], asked: Example) -> Joined:
+    def _behind(self, shown: Sequence[EncodedExample], option: EncodedExample) -> Joined:
         """A query behind all demonstrations, each of which ends with a separator: that of the next example, or, if all
         are to be alike, its own."""
-        behind = [each.between for each in (shown if self.alike else shown[1:])]
-        query = asked.given
+        behind = [example.between for example in (shown if self.alike else shown[1:])]
+        query = option.source
         if not self.alike:
             # A blank query is its separator alone, since something has to predict the first token behind it.
-            behind.append(asked.between if query.ids else Part((), ""))
-        query = query if query.ids else asked.between
-        parts = tuple(each.given + each.said + end for each, end in zip(shown, behind, strict=True))
-        return Joined(parts, query, asked.said, asked.cut + sum(each.cut for each in shown), 0)
+            behind.append(option.between if query.ids else Piece((), ""))
+        query = query if query.ids else option.between
+        parts = tuple(example.source + example.target + end for example, end in zip(shown, behind, strict=True))
+        return Joined(parts, query, option.target, option.cut + sum(example.cut for example in shown), 0)
 
     def _with_whole_ones(self, joined: list[Joined], limit: int) -> list[Joined]:
         """The sequences without as many whole demonstrations as it takes, the same ones in all."""
         kept = list(joined[0].demonstrations)
-        behind = max(len(each.query.ids) + len(each.target.ids) for each in joined)
+        behind = max(len(sequence.query.ids) + len(sequence.target.ids) for sequence in joined)
         gone = 0
         while kept and sum(len(part.ids) for part in kept) + behind > limit:
             at = max(range(len(kept)), key=lambda i: (len(kept[i].ids), kept[i].ids)) if self.longest_first else 0
             gone += len(kept.pop(at).ids)
         left_out = len(joined[0].demonstrations) - len(kept)
-        return [Joined(tuple(kept), each.query, each.target, each.cut + gone, left_out) for each in joined]
+        parts = tuple(kept)
+        return [replace(row, demonstrations=parts, cut=row.cut + gone, left_out=left_out) for row in joined]
 
     def _fitting(self, sequence: Joined, limit: int) -> Joined:
         """The sequence without as many tokens at its beginning as it takes; what is scored is never cut."""
         too_many = len(sequence) - limit
-        parts, query, left = list(sequence.demonstrations), sequence.query, max(0, too_many)
-        while left and parts:
+        parts, query, surplus = list(sequence.demonstrations), sequence.query, max(0, too_many)
+        while surplus and parts:
             first = parts.pop(0).ids
-            if len(first) > left:
-                parts.insert(0, self._part(first[left:]))
-            left = max(0, left - len(first))
-        if left:
-            query = self._part(query.ids[left:])
+            if len(first) > surplus:
+                parts.insert(0, self._part(first[surplus:]))
+            surplus = max(0, surplus - len(first))
+        if surplus:
+            query = self._part(query.ids[surplus:])
         if not query.ids or not sequence.target.ids:
             what = "nothing stands before what is scored" if sequence.target.ids else "what is scored is empty"
             full = f", of {len(sequence)} tokens, in the {limit} that a sequence may have" if too_many > 0 else ""

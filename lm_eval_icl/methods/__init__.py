@@ -76,16 +76,16 @@ def find(name: str) -> type[Method]:
     if not isinstance(name, str):
         raise InputError(f"method {name!r}: must be the name of one, or MODULE:CLASS.")
     if name in NAMES:
-        found: type[Method] = __getattr__(_CLASSES[NAMES.index(name)])
-        return found
+        method: type[Method] = __getattr__(_CLASSES[NAMES.index(name)])
+        return method
     if name in installed():
-        found = _checked(installed()[name])
-        if found.__name__.lower() != name:
+        method = _checked(installed()[name])
+        if method.__name__.lower() != name:
             raise InputError(
                 f"entry point {name!r} ({installed()[name]}): a method's name is that of its class in lower case: call "
-                f"the entry point {found.__name__.lower()!r}."
+                f"the entry point {method.__name__.lower()!r}."
             )
-        return found
+        return method
     if ":" in name:
         return _imported(name)
     names = [*NAMES, *installed()]
@@ -142,14 +142,14 @@ def _checked(path: str) -> type[Method]:
         raise InputError(
             f"{path!r} cannot be imported ({says}): give MODULE:CLASS, a module seen from here."
         ) from error
-    found = getattr(module, cls, None)
-    if not (isinstance(found, type) and issubclass(found, Method)):
-        its = [other for other in vars(module).values() if isinstance(other, type) and other.__module__ == name]
-        there = ", ".join(other.__name__ for other in its if issubclass(other, Method)) or "there is none"
+    loaded = getattr(module, cls, None)
+    if not (isinstance(loaded, type) and issubclass(loaded, Method)):
+        classes = [other for other in vars(module).values() if isinstance(other, type) and other.__module__ == name]
+        names = ", ".join(other.__name__ for other in classes if issubclass(other, Method)) or "there is none"
         raise InputError(
             f"{path!r} is not a class that derives from lm_eval_icl.methods.Method; in "
-            f"{getattr(module, '__file__', name)}: {there}."
+            f"{getattr(module, '__file__', name)}: {names}."
         )
-    if inspect.isabstract(found):
-        raise InputError(f"{path!r} has no {' and no '.join(sorted(found.__abstractmethods__))}: give it one.")
-    return found
+    if inspect.isabstract(loaded):
+        raise InputError(f"{path!r} has no {' and no '.join(sorted(loaded.__abstractmethods__))}: give it one.")
+    return loaded

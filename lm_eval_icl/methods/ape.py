@@ -51,7 +51,7 @@ class APE(PCW):
             self._check(name, fine=is_number(value) and 0 < value < math.inf, must="a number above 0")
 
     def encode(self, model: PreTrainedModel, contexts: Sequence[Context]) -> list[Memory]:
-        """The memories of `pcw`, of which the demonstrations are a part that is read so."""
+        """The memories of `pcw`, with the demonstrations as a part that is read at the temperature and the scale."""
         reading = Reading(self.temperature, self.scale * self.temperature, math.log(self.weight))
         return [
             memory.divided(len(context.prefix), reading) if any(context.lengths) else memory

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from lm_eval_icl.errors import InputError, is_whole, one_line_with_place
+from lm_eval_icl.errors import InputError, checked_whole, one_line_with_place
 from lm_eval_icl.prompts.layouts import POSITIONS, Layout, Pattern, check_pattern, lay_out
 from lm_eval_icl.prompts.tokens import Context
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # a method's arguments and layout are known without what runs
     from lm_eval_icl.inference.capabilities import Capabilities
     from lm_eval_icl.inference.memory import Memory
     from lm_eval_icl.inference.packing import Queries
-    from lm_eval_icl.inference.schedule import Work
+    from lm_eval_icl.inference.schedule import ContextWork
 
 # A context, and the ids of a query behind it.
 Asked = tuple[Context, tuple[int, ...]]
@@ -54,9 +54,9 @@ class Method(ABC):
     # Context, query and answer are one forward pass over `layout`, so that models can be trained under the method.
     # Methods that are more run on models that were trained under `icl`.
     one_pass: ClassVar[bool] = True
-    # What a query attends to depends on the query, so two queries never share a memory.
+    # The memory to which a query attends depends on the query, so two queries never share one.
     memory_depends_on_query: ClassVar[bool] = False
-    # Attention reads the memory in parts (`inference.memory.Part`), which the model's attention must allow.
+    # Attention reads the memory in parts (`inference.memory.MemoryPart`), which the model's attention must allow.
     reads_in_parts: ClassVar[bool] = False
     # For the warning about a task without demonstrations: what the method does then. Empty for no warning.
     without_demonstrations: ClassVar[str] = "evaluated as plain zero-shot"
@@ -85,9 +85,8 @@ class Method(ABC):
 
     def _check_whole(self, argument: str) -> None:
         """For `__post_init__`: refuse an argument that is not a whole number, 1 or more."""
-        value = getattr(self, argument)
-        self._check(argument, fine=is_whole(value) and value >= 1, must="a whole number, 1 or more")
-        object.__setattr__(self, argument, int(value))  # 2.0 is 2
+        number = checked_whole(f"{self.name}: {argument}", getattr(self, argument))
+        object.__setattr__(self, argument, number)  # 2.0 is 2
 
     def _check(self, argument: str, *, fine: bool, must: str) -> None:
         """For `__post_init__`: refuse an argument unless it is `fine`, and say what it `must` be."""
@@ -102,19 +101,19 @@ class Method(ABC):
         Raises:
             InputError: an argument is outside its range, or given under both names; or `pattern` returns no pattern.
         """
-        given: dict[str, Any] = {}
+        values: dict[str, Any] = {}
         for name, value in arguments.items():
             now = cls.renamed.get(name, name)
-            if now in given:
+            if now in values:
                 raise InputError(f"{cls.__name__.lower()}: {now} is given twice, once under its former name: give one.")
-            given[now] = value
+            values[now] = value
         try:
-            method = cls(**given)
+            method = cls(**values)
             Method.__post_init__(method)  # in case that of the subclass does not call it
             hash(method)  # methods are keys of dictionaries
         except TypeError as error:
-            said = one_line_with_place(error)
-            raise InputError(f"{cls.__name__.lower()}: the arguments {given} cannot be used ({said}).") from error
+            reason = one_line_with_place(error)
+            raise InputError(f"{cls.__name__.lower()}: the arguments {values} cannot be used ({reason}).") from error
         if not method.why_not(3):
             method._checked_pattern(3)  # before a model is loaded
         return method
@@ -245,17 +244,17 @@ class Method(ABC):
         contexts, queries = [context for context, _ in asked], [query for _, query in asked]
         return list(zip(memories(contexts), queries, strict=True))
 
-    def work(self, context: Context, queries: Queries, own: bool) -> Iterator[Work]:
+    def work(self, context: Context, queries: Queries, own: bool) -> Iterator[ContextWork]:
         """What encoding a context takes for its queries, or for each of them, if the memory depends on the query.
 
         Args:
             queries: the queries with their answers; none for the context alone.
             own: nothing else in the run is asked behind this context.
         """
-        from lm_eval_icl.inference.schedule import Work
+        from lm_eval_icl.inference.schedule import ContextWork
 
         footprint, items = self.footprint(context), sorted(queries.items())
-        whole = Work(context, items, tokens=footprint.tokens, entries=footprint.kept, own=own)
+        whole = ContextWork(context, items, tokens=footprint.tokens, entries=footprint.kept, own=own)
         if not (self.memory_depends_on_query and queries):
             beside = bool(own and context.demonstrations and context.tokens)
             ordinary = beside and bool(queries) and self.is_ordinary(context)

@@ -81,22 +81,23 @@ class BatchICL(Method):
         last = self._pass(None, prefix, demonstrations, query, answer)
         if not demonstrations:
             return [("", last)]
-        found = [
+        shots = [
             (f"one-shot pass {i + 1}", self._pass(i, prefix, demonstrations, query)) for i in range(len(demonstrations))
         ]
         layer = self.layer or f"{DEFAULT_LAYER} (the last if there are fewer)"
-        return [*found, (f"last pass: after layer {layer}, Q's last token is its average over the other passes", last)]
+        return [*shots, (f"last pass: after layer {layer}, Q's last token is its average over the other passes", last)]
 
     def _pass(self, i: int | None, prefix: int, demonstrations: Sequence[int], query: int, answer: int = 0) -> Layout:
         """The layout of prefix, demonstration i (None: no demonstration), query and answer.
 
         With symmetric positions, the query starts after the longest demonstration in all passes.
         """
-        some = [] if i is None else [demonstrations[i]]
+        chosen = [] if i is None else [demonstrations[i]]
         query_start = prefix + max(demonstrations, default=0) if self.positions == "symmetric" else None
-        layout = lay_out(prefix, some, self.pattern(len(some)), self.positions, query, answer, query_start=query_start)
+        pattern = self.pattern(len(chosen))
+        layout = lay_out(prefix, chosen, pattern, self.positions, query, answer, query_start=query_start)
         # `source` must index the prompt, which has all demonstrations.
-        here, whole = prefix + sum(some), prefix + sum(demonstrations)
+        here, whole = prefix + sum(chosen), prefix + sum(demonstrations)
         blocks = [replace(b, source=b.source - here + whole) if b.name in "QA" else b for b in layout.blocks]
         if i is not None:
             source = prefix + sum(demonstrations[:i])
@@ -115,13 +116,13 @@ class BatchICL(Method):
         the last pass, in which the average replaces the residual stream of the query's last token."""
         assert self.layer is not None  # `bind` has filled it in
         zero_shot = [self._shot(context, ()) for context, _ in asked]
-        one_shot = [[self._shot(context, (each,)) for each in context.demonstrations] for context, _ in asked]
+        one_shot = [[self._shot(context, (part,)) for part in context.demonstrations] for context, _ in asked]
         contexts = dict.fromkeys(context for context, _ in (*zero_shot, *chain(*one_shot)) if context.tokens)
         memory_of, nothing = dict(zip(contexts, memories([*contexts]), strict=True)), Memory([], [], 0)
 
         def memory(shot: tuple[Context, int | None]) -> Memory:
-            found = memory_of.get(shot[0], nothing)
-            return found if shot[1] is None else replace(found, query_start=shot[1])
+            encoded = memory_of.get(shot[0], nothing)
+            return encoded if shot[1] is None else replace(encoded, query_start=shot[1])
 
         queries: dict[tuple[Context, int | None], dict[tuple[int, ...], None]] = defaultdict(dict)  # behind each memory
         for (_, query), shots in zip(asked, one_shot, strict=True):
@@ -134,15 +135,15 @@ class BatchICL(Method):
             for (shot, behind), of_memory in zip(queries.items(), streams, strict=True)
             for query, stream in zip(behind, of_memory, strict=True)
         }
-        left = []
+        to_run = []
         for (_, query), zero, shots in zip(asked, zero_shot, one_shot, strict=True):
             residual = None
             if shots:
-                each = torch.stack([last[shot, query] for shot in shots])
-                mean = each.mean(0, keepdim=True, dtype=torch.promote_types(each.dtype, torch.float32))
+                shot_streams = torch.stack([last[shot, query] for shot in shots])
+                mean = shot_streams.mean(0, keepdim=True, dtype=torch.promote_types(shot_streams.dtype, torch.float32))
                 residual = (self.layer, len(query) - 1, mean)
-            left.append((replace(memory(zero), residual=residual), query))
-        return left
+            to_run.append((replace(memory(zero), residual=residual), query))
+        return to_run
 
     def _shot(self, context: Context, demonstrations: tuple[tuple[int, ...], ...]) -> tuple[Context, int | None]:
         """The context of a pass with one demonstration or none, and the query's first position, which with symmetric

@@ -1,4 +1,4 @@
-"""Digests of code, by which numbers that are kept are told from those of other code."""
+"""Digests of code. They tell numbers that are kept from those of other code."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ def code_of_numbers(*starts: str, method: type[Method] | None = None, without: t
     """A digest of the code that numbers come from: of these files, of the method's, and of all that they import, from
     this package, from a method's own package, or from beside a method's file.
 
-    Numbers that take hours are kept with it, so it is of what Python runs, the syntax trees without docstrings: a
-    comment, a line break or a new folder makes no other digest, nor does a figure of this package, which nothing
-    imports from which numbers come. Whatever is imported counts until `_NO_NUMBERS` or `without` says otherwise, since
-    numbers of other code that are taken for those of this one are worse than a mark too many.
+    Numbers that take hours are kept with it, so it is computed from what Python runs, the syntax trees without
+    docstrings. A comment, a line break or a new folder does not change it, nor does a figure of this package, which
+    nothing that computes numbers imports. Whatever is imported counts until `_NO_NUMBERS` or `without` says otherwise:
+    taking the numbers of other code for those of this one is worse than a mark too many.
 
     Args:
         starts: files of this package: "studies/run.py".
@@ -73,7 +73,7 @@ def code_of_numbers(*starts: str, method: type[Method] | None = None, without: t
         first = name.partition(".")[0]
         for base in [bases[first]] if first in bases else users:
             path = base.joinpath(*name.split("."))
-            file = next((each for each in (path.with_suffix(".py"), path / "__init__.py") if each.is_file()), path)
+            file = next((place for place in (path.with_suffix(".py"), path / "__init__.py") if place.is_file()), path)
             inside = file.relative_to(base / _PACKAGE.name).as_posix() if first == _PACKAGE.name else ""
             if name in digests or file == path or inside in _NO_NUMBERS or (without and inside.startswith(without)):
                 continue
@@ -106,7 +106,7 @@ def _syntax(node: Any) -> Any:
     """A syntax tree as tuples. What is empty is left out: the next version of Python may have a name for it."""
     if isinstance(node, list):
         return [
-            _syntax(each) for each in node if not (isinstance(each, ast.Expr) and isinstance(each.value, ast.Constant))
+            _syntax(item) for item in node if not (isinstance(item, ast.Expr) and isinstance(item.value, ast.Constant))
         ]
     if not isinstance(node, ast.AST):
         return repr(node)

@@ -9,15 +9,15 @@ from typing import TypeVar
 import torch
 from transformers import PreTrainedModel
 
-from lm_eval_icl.errors import InputError, is_whole
+from lm_eval_icl.errors import checked_whole
 from lm_eval_icl.inference.budget import MemoryBudget, room_for_trials
 from lm_eval_icl.inference.capabilities import Capabilities, probe
 from lm_eval_icl.inference.devices import device_of
 from lm_eval_icl.inference.memory import Memory, progress
 from lm_eval_icl.inference.positions import learned_positions, position_embeddings
+from lm_eval_icl.inference.prefix_cache import PrefixCache
 from lm_eval_icl.inference.running import RunningModel
 from lm_eval_icl.inference.schedule import Ids, Sizes, side_by_side
-from lm_eval_icl.inference.store import MemoryStore
 from lm_eval_icl.methods import needs
 from lm_eval_icl.methods.base import Memories, Method
 from lm_eval_icl.methods.limits import PromptLimits
@@ -45,7 +45,7 @@ class Encoder(RunningModel):
         capabilities: what the model can do.
         store: the stored memories.
         budget: how much runs at once.
-        quiet: no bar is shown while a long context is encoded. Of several processes, the first one shows it.
+        quiet: no bar is shown while a long context is encoded. The first of several processes shows it.
         packs_ahead: how many packs are begun before the scores of a pack are handed on: on an accelerator one, which
             runs while these are read.
 
@@ -66,11 +66,10 @@ class Encoder(RunningModel):
         mixed_precision_dtype: torch.dtype | None = None,
         tensor_parallel: bool = False,
     ) -> None:
-        for name, value in (("pack_tokens", pack_tokens), ("batch_size", batch_size), ("store_bytes", store_bytes)):
-            if not is_whole(value) or value < 1:
-                raise InputError(f"{name}={value!r}: must be a whole number, 1 or more.")
+        self.pack_tokens = checked_whole("pack_tokens", pack_tokens)
+        batch_size = checked_whole("batch_size", batch_size)
+        self.store_bytes = checked_whole("store_bytes", store_bytes)
         super().__init__(model, mixed_precision_dtype)
-        self.pack_tokens, self.store_bytes = int(pack_tokens), int(store_bytes)
         self.softmax_dtype, self.tensor_parallel = softmax_dtype, tensor_parallel
         self.quiet = os.environ.get("RANK", "0") != "0"
         with self.inference_mode(), room_for_trials(model):
@@ -89,11 +88,11 @@ class Encoder(RunningModel):
                 needs.check_no_positions(method, model, probe(model))
         with self.inference_mode():
             self.method = method.bind(model)
-        self.begin(int(batch_size))
+        self.begin(batch_size)
 
     def begin(self, batch_size: int) -> None:
         """Begin a run. The memories of an earlier run are dropped, since the model's weights may have changed."""
-        self.store = MemoryStore(self._encode, self.store_bytes)
+        self.store = PrefixCache(self._encode, self.store_bytes)
         device = device_of(self.model)
         # On a CPU, larger packs are slower, since most of their attention is masked.
         sizes = Sizes(self.pack_tokens, 1 if device.type == "cpu" else batch_size, batch_size)
@@ -137,7 +136,7 @@ class Encoder(RunningModel):
     def _encode_queries(
         self, asked: Sequence[tuple[Context, Ids]], memories: Memories, can: Capabilities | None = None
     ) -> list[tuple[Memory, Ids]]:
-        """What is run behind which memory, for each of several queries (`Method.encode_queries`)."""
+        """The memory behind which each query runs, and what is left of the query (`Method.encode_queries`)."""
         tokens = 0
         if self.method.memory_depends_on_query:
             tokens = sum(self.method.tokens_for(context, len(query))[0] for context, query in asked)
@@ -145,7 +144,7 @@ class Encoder(RunningModel):
             return self.method.encode_queries(self.model, asked, memories, can)
 
     def _behind(self, context: Context, query: Ids) -> tuple[Memory, Ids | None]:
-        """The memory of a context or, if it depends on the query, of a query, and then what is left of that to run."""
+        """The memory of a context; if it depends on the query, that of the query, and the part of it still to run."""
         if self.method.memory_depends_on_query:
             return self._encode_queries([(context, query)], self._stored)[0]
         return self.store[context], None

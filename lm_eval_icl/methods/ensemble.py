@@ -64,7 +64,7 @@ class Ensemble(Several):
 
     @property
     def trained_under(self) -> str:
-        """As the method of a window."""
+        """The method under which the models of a window's method are trained."""
         return self.of_window.trained_under
 
     @property
@@ -74,7 +74,7 @@ class Ensemble(Several):
 
     @property
     def invariant(self) -> bool:
-        """If no window, and no demonstration of a window, is treated otherwise than the others."""
+        """Whether all windows, and all demonstrations of a window, are treated alike."""
         return super().invariant and self.weights is None
 
     def why_not(self, n: int) -> str:

@@ -165,13 +165,14 @@ class PromptLimits:
         return self._terms(prompt, answer, footprint.tokens, footprint.kept)
 
     def _terms(self, prompt: TokenizedPrompt, answer: int, encoding: int, before_query: int) -> tuple[int, int, int]:
-        """Of the pass that encodes the context and the pass of the query behind it, the one that takes more."""
+        """The terms of the longer pass: that which encodes the context, or that of the query behind it."""
         query = len(prompt.query)
         alone = encoding, query if self.method.memory_depends_on_query else 0, 0
         return max((before_query, query, answer), alone, key=sum)
 
     def _parts(self, context: Context, encoded: int, query: int, answer: int) -> dict[str, int]:
-        """By name, with the context divided into prefix and demonstrations, and without parts that take nothing."""
+        """The parts by name, with the context divided into prefix and demonstrations; parts that take nothing are left
+        out."""
         prefix, lengths = len(context.prefix), context.lengths
         demonstrations, all_of_them = encoded - prefix, sum(lengths) * self.method.repeat
         name = "longest demonstration" if demonstrations == max(lengths, default=0) else "longest window"
@@ -186,16 +187,16 @@ class PromptLimits:
     def longest_go_first(self) -> bool:
         """Whether the longest demonstrations are left out first, instead of the first ones.
 
-        So it is if positions are symmetric, where only the longest counts, and if the order of the demonstrations makes
+        They are if positions are symmetric, where only the longest counts, and if the order of the demonstrations makes
         no difference, where "first" would mean nothing. In both cases no other choice leaves out fewer.
         """
         return self.method.positions == "symmetric" or self.method.invariant
 
     def leaves_out(self, prompts: Sequence[tuple[TokenizedPrompt, int]]) -> int:
-        """The index of the demonstration to leave out next, of prompts that do not fit and all lose the same ones.
+        """The index of the demonstration to leave out next from prompts that do not fit and all lose the same ones.
 
-        It is the first one, or the longest one (`longest_go_first`). Of equally long ones, the tokens decide: which are
-        left out may not depend on the order in which an order-invariant method gets them. Where windows of several
+        It is the first one, or the longest one (`longest_go_first`). The tokens decide between equally long ones: which
+        are left out may not depend on the order in which an order-invariant method gets them. Where windows of several
         demonstrations stand side by side, it is the longest one of the first window that is too long: the
         demonstrations behind it move up, and no other choice leaves out fewer.
 
@@ -207,9 +208,9 @@ class PromptLimits:
         n = max(len(prompt.context.demonstrations) for prompt, _ in prompts)
         prompts = [(prompt, answer) for prompt, answer in prompts if len(prompt.context.demonstrations) == n]
 
-        def positions(some: Sequence[int]) -> int:
+        def positions(indices: Sequence[int]) -> int:
             """How many positions the prompts take at most with only these demonstrations."""
-            return max(sum(self._positions(prompt.keeping(some), answer)) for prompt, answer in prompts)
+            return max(sum(self._positions(prompt.keeping(indices), answer)) for prompt, answer in prompts)
 
         among: Sequence[int] = range(n)
         windows = self.method.pattern(n * self.method.repeat).windows
@@ -218,7 +219,7 @@ class PromptLimits:
             for block, window in enumerate(windows.tolist()):
                 members.setdefault(window, []).append(block % n)
             most = self.positions if self.switch is None else min(self.positions, self.switch[0])
-            among = next((some for some in members.values() if positions(some) > most), among)
+            among = next((indices for indices in members.values() if positions(indices) > most), among)
         return max(among, key=lambda i: (positions([i]), [prompt.context.demonstrations[i] for prompt, _ in prompts]))
 
 
@@ -250,17 +251,17 @@ def shortened(requests: list[Request], tokenize: Tokenize, limits: PromptLimits,
 def _with_fewest_left_out(requests: list[Request], tokenize: Tokenize, limits: PromptLimits) -> list[Request]:
     """The requests of a document that does not fit, with as few demonstrations left out as needed, in the order of
     `PromptLimits.leaves_out`; without any, if they do not fit then either."""
-    asked: dict[TokenizedPrompt, int] = {}  # prompt -> the positions of its longest answer
+    longest_answers: dict[TokenizedPrompt, int] = {}  # prompt -> the positions of its longest answer
     for request in requests:
-        asked[request.prompt] = max(request.answer_positions, asked.get(request.prompt, 0))
+        longest_answers[request.prompt] = max(request.answer_positions, longest_answers.get(request.prompt, 0))
 
-    kept, left_out = list(range(max(len(prompt.context.demonstrations) for prompt in asked))), list[int]()
-    fewer = list(asked.items())
+    kept, left_out = list(range(max(len(prompt.context.demonstrations) for prompt in longest_answers))), list[int]()
+    fewer = list(longest_answers.items())
     while kept and not fits(limits, requests):
         left_out.append(kept.pop(limits.leaves_out(fewer)))
-        # The numbers of tokens tell about how many to leave out, and only then it is tokenized again: tokens at a
-        # boundary may become others.
-        fewer = [(prompt.keeping(kept), answer) for prompt, answer in asked.items()]
+        # The prompts are tokenized again, since tokens at a boundary may become others, but only when the numbers of
+        # tokens say that enough is left out.
+        fewer = [(prompt.keeping(kept), answer) for prompt, answer in longest_answers.items()]
         if not kept or all(limits.too_long(*prompt) is None for prompt in fewer):
             requests = tokenize(tuple(sorted(left_out)))
     while len(left_out) > 1 and fits(limits, requests):  # and they may become fewer
@@ -273,7 +274,7 @@ def _with_fewest_left_out(requests: list[Request], tokenize: Tokenize, limits: P
 
 
 def truncated(request: Request, limits: PromptLimits) -> Request:
-    """A request without demonstrations, of whose prompt only the last tokens that fit are kept, as `hf` does."""
+    """A request without demonstrations, with only the last tokens of its prompt that fit, as `hf` keeps them."""
     tokens = (*request.prompt.context.tokens, *request.prompt.query)
     cut = min(len(tokens) + request.answer_positions - limits.positions, len(tokens) - 1)
     if cut <= 0:

@@ -81,8 +81,8 @@ class NBCE(Several):
         elif state is not None:
             entropy[texts, state] = -math.inf
         state = entropy.argmin(-1)
-        of = truncated if self.truncate == "all" else logprobs
-        chosen, without = of[texts, state], of[:, -1]
+        distributions = truncated if self.truncate == "all" else logprobs
+        chosen, without = distributions[texts, state], distributions[:, -1]
         z = torch.where(without > -100, (1 + self.beta) * chosen - self.beta * without, chosen)
         return z if self.choose == "first" else z.log_softmax(-1), state
 

@@ -14,7 +14,7 @@ from lm_eval_icl.inference.attention import Reading
 from lm_eval_icl.inference.blocks import residual_stream
 from lm_eval_icl.inference.capabilities import Capabilities
 from lm_eval_icl.inference.generation import GenerationSettings
-from lm_eval_icl.inference.memory import Memory, causal_pass, read
+from lm_eval_icl.inference.memory import Memory, causal_pass, read_causally
 from lm_eval_icl.inference.scoring import score_packed, score_rows
 from lm_eval_icl.methods.base import Method
 from lm_eval_icl.prompts.tokens import Context
@@ -53,10 +53,10 @@ def check(method: Method, model: PreTrainedModel, can: Capabilities) -> None:
             f"(attn_implementation={attention}). Use another model."
         )
     if method.needs_positions and not can.obeys_positions:
-        asked = " with restart_positions=True" if getattr(method, "restart_positions", False) else ""
-        asked = f" with positions={method.positions}" if method.positions != "sequential" else asked
+        setting = " with restart_positions=True" if getattr(method, "restart_positions", False) else ""
+        setting = f" with positions={method.positions}" if method.positions != "sequential" else setting
         raise Unsupported(
-            f"{method.name}{asked} needs a model that obeys given positions, and {name} has no positions to give: it "
+            f"{method.name}{setting} needs a model that obeys given positions, and {name} has no positions to give: it "
             "counts tokens by itself."
         )
 
@@ -75,11 +75,11 @@ def check_parts(method: Method, model: PreTrainedModel) -> None:
         return [number for number, _ in (*packed, *score_rows(model, memory, [(query, answers)]))]
 
     name = f"{type(model).__name__} (attn_implementation={model.config._attn_implementation})"
-    said = f"{method.name} reads the demonstrations apart from all else, which {name} does not allow"
+    refusal = f"{method.name} reads the demonstrations apart from all else, which {name} does not allow"
     if model.config._attn_implementation != "sdpa":
-        raise Unsupported(f"{said}. Use attn_implementation=sdpa, or pcw.")
+        raise Unsupported(f"{refusal}. Use attn_implementation=sdpa, or pcw.")
     try:
-        memory = read(model, [2, 3, 4, 5, 6, 7, 8, 9])
+        memory = read_causally(model, [2, 3, 4, 5, 6, 7, 8, 9])
         usual, apart = scores(memory), scores(memory.divided(3, Reading()))
         unread = memory.divided(3, Reading(log_weight=-1e5))
         changed = [(2 - keys, values.flip(2) + 1) for keys, values in unread.parts[0].layers]
@@ -88,10 +88,10 @@ def check_parts(method: Method, model: PreTrainedModel) -> None:
     except (ValueError, RuntimeError) as error:
         if should_reduce_batch_size(error):
             raise
-        raise Unsupported(f"{said} ({one_line(error)[:200]}). Use attn_implementation=sdpa, or pcw.") from error
+        raise Unsupported(f"{refusal} ({one_line(error)[:200]}). Use attn_implementation=sdpa, or pcw.") from error
     most = max(torch.finfo(dtype).eps for dtype in (model.dtype, torch.float32)) * 200
     if not hidden or any(abs(a - b) > most * max(1, abs(b)) for a, b in zip(apart, usual, strict=True)):
-        raise Unsupported(f"{said} (not all layers attend by sdpa). Use attn_implementation=sdpa, or pcw.")
+        raise Unsupported(f"{refusal} (not all layers attend by sdpa). Use attn_implementation=sdpa, or pcw.")
 
 
 def check_no_positions(method: Method, model: PreTrainedModel, can: Capabilities) -> None:

@@ -8,12 +8,12 @@ from typing import ClassVar
 
 import torch
 
-from lm_eval_icl.methods.base import Method
+from lm_eval_icl.methods.windowed import Windowed
 from lm_eval_icl.prompts.layouts import Pattern, before, same
 
 
 @dataclass(frozen=True)
-class PCW(Method):
+class PCW(Windowed):
     """Parallel context windows: a demonstration sees those before it in its own window, and no others.
 
     With one demonstration in each window it is bag-of-examples ICL (InvICL, Eq. 6, Figure 2c and Appendix A.2):
@@ -27,23 +27,11 @@ class PCW(Method):
     treats_demonstrations_alike = True
     renamed: ClassVar[Mapping[str, str]] = {"windows": "window_size"}
     positions: str = "symmetric"
-    window_size: int = 1
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._check_whole("window_size")
 
     @property
     def invariant(self) -> bool:
         """Only if no two demonstrations share a window."""
         return self.window_size == 1 and super().invariant
-
-    def why_not(self, n: int) -> str:
-        """A window must not be larger than the number of demonstrations."""
-        n *= self.repeat
-        if self.window_size <= max(n, 1):
-            return ""
-        return f"window_size={self.window_size}: more than the {n} demonstrations; lower it"
 
     def pattern(self, n: int) -> Pattern:
         window = torch.arange(n) // self.window_size

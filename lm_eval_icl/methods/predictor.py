@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from lm_eval_icl.errors import InputError, is_whole, log, refusing
+from lm_eval_icl.errors import InputError, checked_whole, log, refusing
 from lm_eval_icl.inference.generation import settings_in_force
 from lm_eval_icl.inference.memory import vocabulary_of
 from lm_eval_icl.inference.schedule import in_order
@@ -60,8 +60,8 @@ class Predictor:
         store_bytes: int = 2**31,
     ) -> None:
         if not (isinstance(model, nn.Module) and isinstance(tokenizer, PreTrainedTokenizerBase)):
-            given = f"{type(model).__name__}, {type(tokenizer).__name__}"
-            raise InputError(f"Predictor({given}, ...): must be a model and its tokenizer, both loaded.")
+            types = f"{type(model).__name__}, {type(tokenizer).__name__}"
+            raise InputError(f"Predictor({types}, ...): must be a model and its tokenizer, both loaded.")
         if not isinstance(method, Method):
             raise InputError(
                 f"method={method!r}: must be a method with its arguments, such as InvICL() or make('invicl')."
@@ -82,7 +82,7 @@ class Predictor:
         pad = tokenizer.pad_token_id
         self._pad = self.tokenizer.prefix_token_id if pad is None else pad
         if max_length is not None:
-            _check_whole("max_length", max_length)
+            max_length = checked_whole("max_length", max_length)
         else:
             max_length = getattr(model.config.get_text_config(), "max_position_embeddings", None) or sys.maxsize
         self.limits = self.runner.limits(max_length)
@@ -113,23 +113,23 @@ class Predictor:
         """
         _check_texts(prefix, demonstrations=demonstrations, queries=queries)
         if isinstance(options, Sequence) and not any(isinstance(option, str) for option in options):
-            of_query: list[Any] = list(options)
+            per_query: list[Any] = list(options)
         else:
-            of_query = [options] * len(queries)
-        for each in of_query:
-            _check_texts(options=each)
-        if len(of_query) != len(queries):
-            raise InputError(f"options: {len(of_query)} lists for {len(queries)} queries: give one list, or one each.")
-        said = next(filter(None, map(line_break_at_end, queries)), "")
-        if said and not self._said_line_breaks:
-            log.warning("%s", said)
+            per_query = [options] * len(queries)
+        for query_options in per_query:
+            _check_texts(options=query_options)
+        if len(per_query) != len(queries):
+            raise InputError(f"options: {len(per_query)} lists for {len(queries)} queries: give one list, or one each.")
+        warning = next(filter(None, map(line_break_at_end, queries)), "")
+        if warning and not self._said_line_breaks:
+            log.warning("%s", warning)
             self._said_line_breaks = True
         names, prompts = [], []
         for q, query in enumerate(queries):
             prompt = self._prompt(prefix, demonstrations, query)
             with _naming(f"query {q}"):
-                tokens, answers = self.tokenizer.pairs(prompt, of_query[q])
-            for o, (option, answer) in enumerate(zip(of_query[q], answers, strict=True)):
+                tokens, answers = self.tokenizer.pairs(prompt, per_query[q])
+            for o, (option, answer) in enumerate(zip(per_query[q], answers, strict=True)):
                 self._warn_of_missing_blank(query, option)
                 names.append(f"query {q}, option {o}")
                 with _naming(names[-1]):
@@ -146,7 +146,7 @@ class Predictor:
             if not math.isfinite(scores[i][0]):
                 raise not_finite(name, scores[i][0], self.runner.model)
         flat = (scores[i] for i in range(len(prompts)))
-        return [[next(flat) for _ in each] for each in of_query]
+        return [[next(flat) for _ in query_options] for query_options in per_query]
 
     def generate(
         self,
@@ -174,7 +174,7 @@ class Predictor:
         """
         in_force = settings_in_force(self.runner.model, kwargs)
         _check_texts(prefix, demonstrations=demonstrations, queries=queries, stop=stop)
-        _check_whole("max_new_tokens", max_new_tokens)
+        max_new_tokens = checked_whole("max_new_tokens", max_new_tokens)
         prompts = []
         for q, query in enumerate(queries):
             with _naming(f"query {q}"):
@@ -184,20 +184,20 @@ class Predictor:
                 self._check_fits(tokens, max_new_tokens, "max_new_tokens")
             prompts.append(tokens)
 
-        def generate(context: Tensor, **given: Any) -> Tensor:
+        def generate(context: Tensor, **inputs: Any) -> Tensor:
             settings = {"do_sample": False, "pad_token_id": self._pad, "max_new_tokens": max_new_tokens, **kwargs}
             settings["use_cache"] = True  # as lm-eval says it: the checkpoint may say otherwise
             model: Any = self.runner.model
             with refusing(f"generation arguments {kwargs}: refused by transformers", kinds=(TypeError, ValueError)):
-                output: Tensor = model.generate(input_ids=context, **given, **settings)
+                output: Tensor = model.generate(input_ids=context, **inputs, **settings)
             return output
 
         texts = [""] * len(queries)
         waiting = in_order(prompts)
         while waiting:
             names = [f"query {q}" for q in waiting[: self.runner.budget.sizes.texts]]
-            some = [prompts[q] for q in waiting]
-            rows = self.runner.generate(some, names, max_new_tokens, generate, in_force)
+            waiting_prompts = [prompts[q] for q in waiting]
+            rows = self.runner.generate(waiting_prompts, names, max_new_tokens, generate, in_force)
             for q, row in zip(waiting[: len(rows)], rows, strict=True):
                 text = str(self.tokenizer.tokenizer.decode(row, skip_special_tokens=True))
                 texts[q] = text[: min((text.find(end) for end in stop if end and end in text), default=len(text))]
@@ -231,11 +231,11 @@ class Predictor:
             raise DoesNotFit(f"prompts {reason.why}; this one needs {reason.sum(answer)}. {reason.hint}{advice}")
 
 
-def _check_texts(prefix: str = "", **given: Sequence[str]) -> None:
+def _check_texts(prefix: str = "", **lists: Sequence[str]) -> None:
     """Refuse what is no list of strings. (A string would be taken for a list of its characters.)"""
     if not isinstance(prefix, str):
         raise InputError(f"prefix={prefix!r}: must be a text.")
-    for name, value in given.items():
+    for name, value in lists.items():
         if (
             not isinstance(value, Sequence)
             or isinstance(value, str)
@@ -243,11 +243,6 @@ def _check_texts(prefix: str = "", **given: Sequence[str]) -> None:
         ):
             but = ", not a text" if isinstance(value, str) else ""
             raise InputError(f"{name}={value!r}: must be a list of texts{but}.")
-
-
-def _check_whole(name: str, value: object) -> None:
-    if not isinstance(value, int) or not is_whole(value) or value < 1:
-        raise InputError(f"{name}={value!r}: must be a whole number, 1 or more.")
 
 
 @contextmanager

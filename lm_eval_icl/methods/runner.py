@@ -59,10 +59,10 @@ class MethodRunner(Encoder):
             InputError: the device's memory does not suffice.
         """
         asked_by = grouped(prompts)
-        for asked, scores in self.score(asked_by, done, own):
+        for scored, scores in self.score(asked_by, done, own):
             yield [
                 (i, score)
-                for (context, query, answer), score in zip(asked, scores, strict=True)
+                for (context, query, answer), score in zip(scored, scores, strict=True)
                 for i in asked_by[context][query][answer]
             ]
 
@@ -95,17 +95,17 @@ class MethodRunner(Encoder):
 
     def _batches(
         self,
-        asked: Mapping[Context, Queries],
+        queries_by_context: Mapping[Context, Queries],
         done: Callable[[Context], None] = lambda context: None,
         own: Callable[[Context], bool] = lambda context: False,
         memory: Memory | None = None,
     ) -> Iterator[tuple[list[Asked], Sequence[Score]]]:
-        """The batches of `score`, whose scores may still be computed when they are yielded. A memory that is given is
+        """The batches of `score`. Their scores may still be computed when they are yielded. A memory that is given is
         that of the only context."""
-        left = {context: dict(queries) for context, queries in asked.items() if queries}
+        unscored = {context: dict(queries) for context, queries in queries_by_context.items() if queries}
         in_use: tuple[Memory, Ids | None] | None = None if memory is None else (memory, None)
-        while left:
-            work = [part for context in left for part in self.method.work(context, left[context], own(context))]
+        while unscored:
+            work = [part for context in unscored for part in self.method.work(context, unscored[context], own(context))]
             for batch in schedule(work, self.budget.sizes, self.capabilities):
                 context, query, _ = batch.queries[0]
                 with self.counting():
@@ -117,11 +117,11 @@ class MethodRunner(Encoder):
                     break  # less runs at once from here on: what is left is scheduled again
                 yield batch.asked, scores
                 for context, query, _ in batch.queries:
-                    del left[context][query]
-                    if self.method.memory_depends_on_query or not left[context]:
+                    del unscored[context][query]
+                    if self.method.memory_depends_on_query or not unscored[context]:
                         in_use = None
-                    if not left[context]:
-                        del left[context]
+                    if not unscored[context]:
+                        del unscored[context]
                         done(context)
 
     def _several(self, context: Context) -> Several | None:
@@ -148,8 +148,8 @@ class MethodRunner(Encoder):
                 (Memory([], [], 0), [((*context.tokens, *query), answer) for context, query, answer in batch.asked])
             ]
         elif self.method.memory_depends_on_query:
-            asked = [(context, query) for context, query, _ in batch.queries]
-            encoded = self._encode_queries(asked, self._not_stored if batch.own else self._stored, self.capabilities)
+            pairs = [(context, query) for context, query, _ in batch.queries]
+            encoded = self._encode_queries(pairs, self._not_stored if batch.own else self._stored, self.capabilities)
             work = [
                 (memory, [(rest, answer) for answer in answers])
                 for (memory, rest), (*_, answers) in zip(encoded, batch.queries, strict=True)
@@ -189,17 +189,17 @@ class MethodRunner(Encoder):
                 raise
 
         def on(memory: Memory, number: int) -> Iterator[tuple[int, list[tuple[Ids, Ids]], Sequence[Score]]]:
-            for asked, scores in self._batches({context: queries}, memory=memory):
-                yield number, [(query, answer) for _, query, answer in asked], scores
+            for scored, scores in self._batches({context: queries}, memory=memory):
+                yield number, [(query, answer) for _, query, answer in scored], scores
 
         for number in count(1):
             with self.counting():
-                found = self.budget.fit(following)
-            if not found:
+                current = self.budget.fit(following)
+            if not current:
                 break
             if number in numbers:
-                yield from on(found[0], number)
-            last = found
+                yield from on(current[0], number)
+            last = current
         if last and max(numbers) >= number and number - 1 not in numbers:
             yield from on(last[0], number - 1)
 
@@ -217,7 +217,7 @@ class MethodRunner(Encoder):
     ) -> list[list[int]]:
         """Generate a continuation for the first of these prompts, as many as fit into one batch.
 
-        A model whose cache `generate` does not go on from reads every prompt as a whole, alone.
+        If `generate` does not go on from a model's cache, the model reads every prompt as a whole, alone.
 
         Args:
             prompts: the prompts that are waiting, those of one context side by side, the longest query first
@@ -271,11 +271,11 @@ class MethodRunner(Encoder):
                 [(memory, queries[0])] = self._encode_queries([(contexts[0], queries[0])], self._stored)
                 memories = [memory]
             longest = max(map(len, memories)) + max(map(len, queries)) + max_new_tokens
-            each = len(queries) // len(texts)  # rows of a text
-            together = combining(self.model, each, several.next_token) if several else nullcontext()
+            rows_of_text = len(queries) // len(texts)
+            together = combining(self.model, rows_of_text, several.next_token) if several else nullcontext()
             ways = {"stepwise": can.stepwise, "shared": can.can_share_to(longest), "leaving": can.can_leave}
             with stop_on_nonfinite(self.model, names[: len(texts)]), together:
                 rows = continue_from(self.model, generate, memories, queries, settings.beams, stopped=stopped, **ways)
-            return rows[::each]
+            return rows[::rows_of_text]
 
         return self.fit(run, lambda: self.budget.halve(0, len(first())), prompts[0].context)

@@ -34,8 +34,8 @@ class SAICL(Method):
     ) -> list[tuple[Memory, tuple[int, ...]]]:
         """Run demonstrations and query in one pass. The query's last token runs again later, to predict the answer."""
         layouts = [self.layout(len(context.prefix), context.lengths, len(query)) for context, query in asked]
-        found = encode_all(model, layouts, [[*context.tokens, *query] for context, query in asked])
+        encoded = encode_all(model, layouts, [[*context.tokens, *query] for context, query in asked])
         return [
             (memory.without_last(query_start=int(layout.positions[-1])), query[-1:])
-            for memory, layout, (_, query) in zip(found, layouts, asked, strict=True)
+            for memory, layout, (_, query) in zip(encoded, layouts, asked, strict=True)
         ]

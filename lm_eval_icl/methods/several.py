@@ -13,14 +13,15 @@ from transformers import PreTrainedModel
 
 from lm_eval_icl.inference.memory import Memory
 from lm_eval_icl.inference.packing import Queries
-from lm_eval_icl.inference.schedule import Work
+from lm_eval_icl.inference.schedule import ContextWork
 from lm_eval_icl.methods.base import Footprint, Method
+from lm_eval_icl.methods.windowed import Windowed
 from lm_eval_icl.prompts.layouts import Layout, Pattern, before, same
 from lm_eval_icl.prompts.tokens import Context
 
 
 @dataclass(frozen=True)
-class Several(Method):
+class Several(Windowed):
     """Several memories: the demonstrations are divided into windows, and each window is a context of its own.
 
     A query runs behind every memory, and the log-probabilities of the next token behind all of them are combined. The
@@ -32,12 +33,7 @@ class Several(Method):
 
     treats_demonstrations_alike = True
     one_pass = False
-
-    window_size: int = 1
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._check_whole("window_size")
+    windows_repeat = True
 
     @property
     @abstractmethod
@@ -76,14 +72,8 @@ class Several(Method):
 
     @property
     def invariant(self) -> bool:
-        """If every window has one demonstration: no pass contains two."""
+        """Whether every window has one demonstration, so that no pass contains two."""
         return self.window_size == 1
-
-    def why_not(self, n: int) -> str:
-        """A window must not be larger than the number of demonstrations."""
-        if self.window_size <= max(n, 1):
-            return ""
-        return f"window_size={self.window_size}: more than the {n} demonstrations; lower it"
 
     def windows(self, context: Context) -> list[Context]:
         """A context for each window; the context itself if there are no demonstrations."""
@@ -108,7 +98,7 @@ class Several(Method):
         for length in (prefix, *demonstrations):
             ids.append(tuple(range(start, start + length)))
             start += length
-        whole, found = Context(ids[0], tuple(ids[1:])), []
+        whole, layouts = Context(ids[0], tuple(ids[1:])), []
         for number, context in enumerate(self.contexts(whole), 1):
             here = len(context.tokens)
             first = (number - 1) * self.window_size if context.demonstrations else 0
@@ -123,13 +113,13 @@ class Several(Method):
                     name, source = f"D{int(bare[1:]) + first}{name[len(bare) :]}", source + sum(demonstrations[:first])
                 blocks.append(replace(block, name=name, source=source))
             kind = f"memory {number}" if context.demonstrations else f"memory {number}: no demonstrations"
-            found.append((f"{kind}: {title}" if title else kind, replace(layout, blocks=tuple(blocks))))
-        return found
+            layouts.append((f"{kind}: {title}" if title else kind, replace(layout, blocks=tuple(blocks))))
+        return layouts
 
     def footprint(self, context: Context) -> Footprint:
-        """That of the longest window in every respect."""
-        found = [dataclasses.astuple(self.of_window.footprint(each)) for each in self.contexts(context)]
-        tokens, kept, positions, shortest, start = zip(*found, strict=True)
+        """The largest number that any window has, in every respect."""
+        footprints = [dataclasses.astuple(self.of_window.footprint(window)) for window in self.contexts(context)]
+        tokens, kept, positions, shortest, start = zip(*footprints, strict=True)
         shortest_pass = min(filter(None, shortest), default=0)  # one without tokens does not run
         return Footprint(max(tokens), max(kept), max(positions), shortest_pass, max(start))
 
@@ -137,8 +127,8 @@ class Several(Method):
         """The memories of windows."""
         return self.of_window.encode(model, contexts)
 
-    def work(self, context: Context, queries: Queries, own: bool) -> Iterator[Work]:
+    def work(self, context: Context, queries: Queries, own: bool) -> Iterator[ContextWork]:
         """All queries run behind all memories."""
-        kept = [self.of_window.footprint(each).kept for each in self.contexts(context)]
-        footprint = self.footprint(context)
-        yield Work(context, sorted(queries.items()), footprint.tokens, entries=sum(kept), own=own, memories=len(kept))
+        kept = [self.of_window.footprint(window).kept for window in self.contexts(context)]
+        tokens = self.footprint(context).tokens
+        yield ContextWork(context, sorted(queries.items()), tokens, entries=sum(kept), own=own, memories=len(kept))

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 import torch
 
-from lm_eval_icl.methods.base import Method
+from lm_eval_icl.methods.windowed import Windowed
 from lm_eval_icl.prompts.layouts import Pattern, before, same
 
 
 @dataclass(frozen=True)
-class Star(Method):
+class Star(Windowed):
     """Star attention: a demonstration sees those before it in its own window and in the first window (the anchor).
 
     The authors run every window behind a copy of the first one, at that one's own positions, and drop the copy's keys
@@ -21,19 +21,6 @@ class Star(Method):
     Args:
         window_size: how many demonstrations share a window. (The authors count tokens: a quarter of the context.)
     """
-
-    window_size: int = 1
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._check_whole("window_size")
-
-    def why_not(self, n: int) -> str:
-        """A window must not be larger than the number of demonstrations."""
-        n *= self.repeat
-        if self.window_size <= max(n, 1):
-            return ""
-        return f"window_size={self.window_size}: more than the {n} demonstrations; lower it"
 
     def pattern(self, n: int) -> Pattern:
         window = torch.arange(n) // self.window_size

@@ -53,6 +53,6 @@ class EncodedPrompt(FewShotPrompt):
         """The ids without the demonstrations of these indices."""
         if not left_out:
             return self.tokens
-        there = self.tokens.context
-        kept = tuple(ids for i, ids in enumerate(there.demonstrations) if i not in left_out)
-        return TokenizedPrompt(Context(there.prefix, kept), self.tokens.query)
+        context = self.tokens.context
+        kept = tuple(ids for i, ids in enumerate(context.demonstrations) if i not in left_out)
+        return TokenizedPrompt(Context(context.prefix, kept), self.tokens.query)

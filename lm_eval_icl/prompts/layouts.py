@@ -94,7 +94,7 @@ def check_pattern(pattern: object, n: int) -> None:
 
 
 def _kind(value: object) -> str:
-    """What a value is, for an error."""
+    """The kind of a value, for an error."""
     if isinstance(value, Tensor):
         return f"a {value.dtype} tensor of shape {list(value.shape)}"
     return "None" if value is None else f"a {type(value).__name__}"
@@ -157,7 +157,7 @@ class Layout:
         """
         if query.device not in self._on:
             parts = (self._block, self.sees, self.itself, self._place)
-            self._on[query.device] = [each.to(query.device, non_blocking=query.is_cuda) for each in parts]
+            self._on[query.device] = [tensor.to(query.device, non_blocking=query.is_cuda) for tensor in parts]
         block, sees, itself, place = self._on[query.device]
         row, column = block[query], block[key]
         return sees[row, column] | (itself[row, column] & (place[query] >= place[key]))
@@ -206,14 +206,14 @@ class Layout:
     def source(self) -> list[int]:
         """n indices into the prompt, which has every part once: the row is `[prompt[i] for i in layout.source]`."""
         sources = torch.tensor([block.source for block in self.blocks], dtype=torch.long)
-        found: list[int] = (sources[self._block] + self._place).tolist()
-        return found
+        indices: list[int] = (sources[self._block] + self._place).tolist()
+        return indices
 
     @cached_property
     def kept_tokens(self) -> list[int]:
         """The indices in the row of the tokens to which tokens after the row attend."""
-        found: list[int] = torch.tensor(self.kept, dtype=torch.bool)[self._block].nonzero()[:, 0].tolist()
-        return found
+        indices: list[int] = torch.tensor(self.kept, dtype=torch.bool)[self._block].nonzero()[:, 0].tolist()
+        return indices
 
     @cached_property
     def causal(self) -> bool:
@@ -247,9 +247,9 @@ class Layout:
     def take(self, names: Iterable[str]) -> Layout:
         """The layout of only those blocks that have these names."""
         names = set(names)
-        found = [i for i, block in enumerate(self.blocks) if block.name in names]
-        blocks, kept = tuple(self.blocks[i] for i in found), tuple(self.kept[i] for i in found)
-        return replace(self, blocks=blocks, sees=self.sees[found][:, found], kept=kept)
+        indices = [i for i, block in enumerate(self.blocks) if block.name in names]
+        blocks, kept = tuple(self.blocks[i] for i in indices), tuple(self.kept[i] for i in indices)
+        return replace(self, blocks=blocks, sees=self.sees[indices][:, indices], kept=kept)
 
     def shifted(self, by: int) -> Layout:
         """The same row with all positions increased by `by`."""
@@ -302,12 +302,12 @@ class Layout:
 
     @cached_property
     def _on(self) -> dict[torch.device, list[Tensor]]:
-        """What the rule reads, on every device on which it was asked for."""
+        """The tensors that the rule reads, by device, for every device on which it was used."""
         return {}
 
 
 def _slices(marked: Tensor) -> list[slice]:
-    """Where a row of booleans is True."""
+    """The slices at which a row of booleans is True."""
     edges = torch.diff(marked.int(), prepend=marked.new_zeros(1).int(), append=marked.new_zeros(1).int())
     bounds = edges.nonzero()[:, 0].tolist()
     return [slice(start, stop) for start, stop in zip(bounds[::2], bounds[1::2], strict=True)]
@@ -322,21 +322,21 @@ def side_by_side(layouts: Sequence[Layout]) -> Layout:
     """
     if len(layouts) == 1:
         return layouts[0]
-    found: list[tuple[Block, bool, int, int]] = []  # a block, whether it is kept, its row, and its index in the row
+    placed: list[tuple[Block, bool, int, int]] = []  # a block, whether it is kept, its row, and its index in the row
     prompt = 0
     for row, layout in enumerate(layouts):
         for i, (block, keep) in enumerate(zip(layout.blocks, layout.kept, strict=True)):
-            found.append((replace(block, source=prompt + block.source), keep, row, i))
+            placed.append((replace(block, source=prompt + block.source), keep, row, i))
         prompt += max((block.source + block.length for block in layout.blocks), default=0)
-    found.sort(key=lambda block: block[0].name != "M")  # stable: all else stays in order
-    sees = nothing(len(found))
+    placed.sort(key=lambda block: block[0].name != "M")  # stable: all else stays in order
+    sees = nothing(len(placed))
     for row, layout in enumerate(layouts):
-        at, which = zip(*((n, i) for n, (_, _, of, i) in enumerate(found) if of == row), strict=True)
+        at, which = zip(*((n, i) for n, (_, _, owner, i) in enumerate(placed) if owner == row), strict=True)
         sees[torch.tensor(at)[:, None], torch.tensor(at)] = layout.sees[list(which)][:, list(which)]
     return Layout(
-        blocks=tuple(block for block, *_ in found),
+        blocks=tuple(block for block, *_ in placed),
         sees=sees,
-        kept=tuple(keep for _, keep, *_ in found),
+        kept=tuple(keep for _, keep, *_ in placed),
         end=max(layout.end for layout in layouts),
         step=layouts[0].step,
         behind_itself=layouts[0].behind_itself,
@@ -361,11 +361,11 @@ def starts(prefix: int, lengths: Sequence[int], pattern: Pattern, positions: str
     if positions == "sequential":
         windows = [0] * len(lengths)
     ends = dict.fromkeys(windows, prefix)
-    found = []
+    block_starts = []
     for window, length in zip(windows, lengths, strict=True):
-        found.append(ends[window])
+        block_starts.append(ends[window])
         ends[window] += length
-    return found, max(ends.values(), default=prefix)
+    return block_starts, max(ends.values(), default=prefix)
 
 
 def lay_out(

@@ -89,9 +89,9 @@ def tokenizes_by_line(tokenizer: PreTrainedTokenizerBase) -> bool:
     """Whether a text can be divided behind any line break that a letter follows, and its two pieces tokenized alone.
 
     If line breaks stay line breaks, and no entry of the vocabulary reaches over such a place, a token always ends
-    there. What is left is that normalizing a text and dividing it into words may look across. This is tried on short
-    texts of characters of every kind: their ids must be those of the text before the line break, as they are in front
-    of another letter, and those of the line.
+    there. Normalizing a text and dividing it into words may still look across. This is tried on short texts of
+    characters of every kind: their ids must be those of the text before the line break, as they are in front of another
+    letter, and those of the line.
     """
     normalizer = tokenizer.backend_tokenizer.normalizer
     if normalizer and "\n" not in normalizer.normalize_str("a\na"):
@@ -100,8 +100,8 @@ def tokenizes_by_line(tokenizer: PreTrainedTokenizerBase) -> bool:
         return False
 
     def ids(text: str) -> list[int]:
-        found: list[int] = tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids
-        return found
+        token_ids: list[int] = tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids
+        return token_ids
 
     def behind(line: str) -> list[int]:
         return ids("\n" + line)[len(ids("\n")) :]
@@ -135,8 +135,8 @@ class WholeSplitter:
     """Tokenizes a prompt as one string and divides the ids into the prompt's parts: a token belongs to the part that
     contains its first character.
 
-    Of prompts with the same context, the first one is tokenized as a whole, and the others only from a line break near
-    the end of the context on, behind the `Head` that the first one leaves. This is done with tokenizers that allow it
+    The first prompt with a context is tokenized as a whole. The others are tokenized only from a line break near the
+    end of the context on, behind the `Head` that the first one leaves. This is done with tokenizers that allow it
     (`tokenizes_by_line`), and only if it gives the first prompt the tokens that it has as a whole.
     """
 
@@ -158,10 +158,10 @@ class WholeSplitter:
         return _divide(prompt, ids, starts, added), head or self._head(prompt, text, ids, starts, added)
 
     def _head(self, prompt: FewShotPrompt, text: str, ids: list[int], starts: list[int], added: int) -> Head | None:
-        """What further prompts with this prompt's context share with it; None if they share nothing."""
+        """The head that further prompts with this prompt's context share with it; None if they share nothing."""
         end = len(prompt) - len(prompt.query)
         begin = max(0, end - len((prompt.prefix, *prompt.demonstrations)[-1]) - 1)
-        line_breaks = [found.start() for found in _LINE_BREAK.finditer(text, begin, end)] if self.by_line else []
+        line_breaks = [match.start() for match in _LINE_BREAK.finditer(text, begin, end)] if self.by_line else []
         if line_breaks and (tail := self._tail(text, line_breaks[-1])):
             before = len(ids) - len(tail[0])
             if before >= 0 and (ids[before:], starts[before:]) == tail:
@@ -210,7 +210,7 @@ class PartSplitter:
         self.encode, self.bare = encode, bare
         self._demonstration = functools.lru_cache(maxsize=10_000)(self._middle)
         self._beginning = functools.lru_cache(maxsize=1_000)(self._prefix)
-        # What a part is put between: a few texts, in front of and behind thousands of queries.
+        # The ids of the texts that a part is put between: a few texts, for thousands of queries.
         self._around = functools.lru_cache(maxsize=1_000)(lambda text: bare(text)[0])
 
     def __call__(self, prompt: FewShotPrompt, text: str) -> list[Ids]:
@@ -266,9 +266,9 @@ class PartSplitter:
     def _with_starts(self, part: str, behind: str) -> tuple[tuple[int, ...], list[int]]:
         """`_middle`, and the index in the part of each token's first character."""
         for end, front in itertools.product((behind, "") if behind else ("",), _IN_FRONT):
-            found = self._between(front, part, end)
-            if found is not None:
-                return found
+            ids_and_starts = self._between(front, part, end)
+            if ids_and_starts is not None:
+                return ids_and_starts
         ids, starts, _ = self.bare(part)
         return tuple(ids), starts
 

@@ -31,7 +31,7 @@ class Context:
         return hash((self.prefix, self.demonstrations))
 
     def __hash__(self) -> int:
-        return self._hash  # of thousands of ids, and each request of a run looks its context up
+        return self._hash  # computed once: contexts have thousands of ids, and every request looks its context up
 
     @functools.cached_property
     def tokens(self) -> list[int]:
@@ -68,13 +68,13 @@ class TokenizedPrompt:
         """The largest id; -1 if there are no tokens."""
         return max(self.context.largest, *self.query, -1)
 
-    def keeping(self, some: Sequence[int]) -> TokenizedPrompt:
+    def keeping(self, indices: Sequence[int]) -> TokenizedPrompt:
         """The prompt with only the demonstrations of these indices, if it has them, and otherwise the same tokens.
 
         (A prompt that is tokenized without the other demonstrations may have other tokens at the boundaries.)
         """
-        there = self.context.demonstrations
-        kept = tuple(there[i] for i in some if i < len(there))
+        demonstrations = self.context.demonstrations
+        kept = tuple(demonstrations[i] for i in indices if i < len(demonstrations))
         return TokenizedPrompt(Context(self.context.prefix, kept), self.query)
 
 
@@ -100,8 +100,8 @@ class PairEncoder:
         self._split_whole = WholeSplitter(encode, bare, by_line)
         self._split_parts = PartSplitter(encode, bare) if by_part else None
         self._ids = functools.lru_cache(maxsize=100_000)(lambda text: bare(text)[0])
-        # Prefix and demonstrations as text -> their ids, as the object that thousands of documents share; and what is
-        # tokenized only once of prompts that begin with them.
+        # Prefix and demonstrations as text -> their ids, in one object that thousands of documents share, and the head
+        # that prompts which begin with them have in common.
         self._known: dict[tuple[str, tuple[str, ...]], tuple[Context, Head | None]] = {}
 
     def split(self, prompt: FewShotPrompt, text: str) -> TokenizedPrompt:
@@ -124,13 +124,13 @@ class PairEncoder:
         Args:
             spans: for each demonstration, (begin, end) of the characters.
         """
-        text, found = prompt.rstrip(), []
+        text, token_spans = prompt.rstrip(), []
         if self._split_parts:
             query = text[len(prompt) - len(prompt.query) :]
             for part, span in zip(prompt.demonstrations, spans, strict=True):
                 begin, end = self._split_parts.before(part, query, span)
-                found.append((begin, end))
-            return found
+                token_spans.append((begin, end))
+            return token_spans
         pieces = [
             piece
             for part, (begin, end) in zip(prompt.demonstrations, spans, strict=True)

@@ -58,10 +58,10 @@ def boosted_trees(x: Tensor, y: Tensor, query: Tensor) -> Tensor:
 
 
 def _one_by_one(make: Callable[[], object], x: Tensor, y: Tensor, query: Tensor) -> Tensor:
-    found = []
+    predicted = []
     for x_i, y_i, query_i in zip(x[:FITTED].numpy(), y[:FITTED].numpy(), query[:FITTED].numpy(), strict=True):
-        found.append(make().fit(x_i, y_i).predict(query_i[None])[0])  # type: ignore[attr-defined]
-    return torch.from_numpy(np.array(found))
+        predicted.append(make().fit(x_i, y_i).predict(query_i[None])[0])  # type: ignore[attr-defined]
+    return torch.from_numpy(np.array(predicted))
 
 
 _OF_ALL: dict[str, Estimator] = {"averaging": averaging, "3 nearest neighbours": nearest_neighbours}
@@ -86,7 +86,7 @@ def baselines(configuration: Configuration, numbers: Sequence[int], x: Tensor, y
         InputError: scikit-learn is not installed.
     """
     x, y = x.double(), y.double()
-    found = {}
+    by_name = {}
     for name, estimator in _BASELINES[configuration.function].items():
         errors = []
         for n in tqdm(numbers, desc=name, leave=False):
@@ -95,6 +95,6 @@ def baselines(configuration: Configuration, numbers: Sequence[int], x: Tensor, y
             except ImportError as error:
                 raise InputError(f"{name}: needs scikit-learn: pip install lm-eval-icl[regression].") from error
             errors.append((predicted - y[: len(predicted), n]).square())
-        fitted = min(len(each) for each in errors)
-        found[name] = torch.stack([each[:fitted] for each in errors], dim=1)
-    return found
+        fitted = min(len(column) for column in errors)
+        by_name[name] = torch.stack([column[:fitted] for column in errors], dim=1)
+    return by_name

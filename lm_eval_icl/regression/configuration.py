@@ -19,14 +19,14 @@ class Configuration(BaseModel):
 
     Args:
         function: "linear", "sparse" (linear, with few non-zero coefficients) or "tree" (a decision tree).
-        dimensions: of the inputs.
+        dimensions: the number of an input's dimensions.
         sparsity: how many coefficients of a sparse function are not zero.
-        depth: of a decision tree.
+        depth: the depth of a decision tree.
         examples: the most examples before a query in training.
         longest: the most examples before a query in tests.
-        layers, width, heads: of the GPT-2.
+        layers, width, heads: the sizes of the GPT-2.
         batch_size: how many functions a step has.
-        learning_rate: of Adam, constant.
+        learning_rate: Adam's, which is constant.
         steps: how many updates there are.
         early: the step after which Figures 3 and 7 show the models, beside the last one.
         keep_every: after how many steps the weights are kept for Figures 8 and 9.
@@ -68,7 +68,7 @@ class Configuration(BaseModel):
 
     @model_validator(mode="after")
     def _check(self) -> Configuration:
-        for name, most, of in (
+        for name, most, other in (
             ("first_dimensions", self.dimensions, "dimensions"),
             ("sparsity", self.dimensions, "dimensions"),
             ("first_points", self.examples + 1, "examples + 1"),
@@ -76,10 +76,10 @@ class Configuration(BaseModel):
             ("early", self.steps, "steps"),
         ):
             if getattr(self, name) > most:
-                raise ValueError(f"{name}={getattr(self, name)}: must be at most {of}, which is {most}")
-        for name, of in (("width", "heads"), ("batch_size", "lengths")):
-            if getattr(self, name) % getattr(self, of):
-                raise ValueError(f"{name}={getattr(self, name)}: must be a multiple of {of}={getattr(self, of)}")
+                raise ValueError(f"{name}={getattr(self, name)}: must be at most {other}, which is {most}")
+        for name, other in (("width", "heads"), ("batch_size", "lengths")):
+            if getattr(self, name) % getattr(self, other):
+                raise ValueError(f"{name}={getattr(self, name)}: must be a multiple of {other}={getattr(self, other)}")
         return self
 
     def stage(self, step: int) -> tuple[int, int]:
@@ -101,7 +101,7 @@ class Configuration(BaseModel):
 
     @property
     def numbers(self) -> list[int]:
-        """With how many examples the models are tested."""
+        """The numbers of examples that the models are tested with."""
         return sorted({*range(0, self.longest + 1, self.stride), self.examples, self.longest})
 
     @property
@@ -162,14 +162,14 @@ def configured(name: str, values: Sequence[str] = ()) -> Configuration:
     """A configuration by its name, with some values replaced.
 
     Args:
-        values: what is replaced, each KEY=VALUE.
+        values: the settings that are replaced, each KEY=VALUE.
 
     Raises:
         InputError: there is no such configuration or key, or a value cannot be used.
     """
     if name not in CONFIGURATIONS:
         raise InputError(f"--config {name}: there is none of this name: give one of {', '.join(CONFIGURATIONS)}.")
-    given: dict[str, Any] = {}
+    replaced: dict[str, Any] = {}
     for setting in values:
         key, _, value = setting.partition("=")
         if key not in Configuration.model_fields:
@@ -177,10 +177,10 @@ def configured(name: str, values: Sequence[str] = ()) -> Configuration:
             known = near or f"give KEY=VALUE with one of {', '.join(Configuration.model_fields)}."
             raise InputError(f"--set {setting}: there is no key {key!r}: {known}")
         try:
-            given[key] = float(value)
+            replaced[key] = float(value)
         except ValueError:
-            given[key] = value
-    return checked({**CONFIGURATIONS[name].model_dump(), **given})
+            replaced[key] = value
+    return checked({**CONFIGURATIONS[name].model_dump(), **replaced})
 
 
 def read(values: object, where: str) -> Configuration:

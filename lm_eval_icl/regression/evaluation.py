@@ -14,9 +14,9 @@ from tqdm import tqdm
 from lm_eval_icl.errors import InputError, refusing
 from lm_eval_icl.regression.baselines import baselines
 from lm_eval_icl.regression.configuration import Configuration
-from lm_eval_icl.regression.functions import SHIFTS, draw, generator, mean_square
+from lm_eval_icl.regression.functions import SHIFTS, draw_functions, generator, mean_square
 from lm_eval_icl.regression.model import Regressor
-from lm_eval_icl.regression.training import Run, write_tensors
+from lm_eval_icl.regression.training import RegressionRun, write_tensors
 
 PROBES_FITTED_ON = 512  # functions
 _BATCH = 128
@@ -27,7 +27,7 @@ Errors = dict[str, Tensor]
 def test_points(configuration: Configuration, shift: str = "none") -> tuple[Tensor, Tensor]:
     """The functions that all models are tested on: x [tested, longest + 1, d], y [tested, longest + 1]."""
     random = generator("testing", shift)
-    return draw(configuration, random, configuration.tested, configuration.longest + 1, shift=shift)
+    return draw_functions(configuration, random, configuration.tested, configuration.longest + 1, shift=shift)
 
 
 def shifts(configuration: Configuration) -> Sequence[str]:
@@ -39,10 +39,10 @@ def shifts(configuration: Configuration) -> Sequence[str]:
 def errors(model: Regressor, shift: str = "none") -> Tensor:
     """The squared error by function and number of examples, divided by that of predicting 0: [tested, numbers]."""
     configuration = model.configuration
-    found = []
+    squares = []
     for x, y in _batches(model, *test_points(configuration, shift)):
-        found.append((model.predict(configuration.numbers, x, y) - y[:, configuration.numbers]).square())
-    return torch.cat(found).cpu().double() / mean_square(configuration, shift)
+        squares.append((model.predict(configuration.numbers, x, y) - y[:, configuration.numbers]).square())
+    return torch.cat(squares).cpu().double() / mean_square(configuration, shift)
 
 
 @torch.no_grad()
@@ -54,7 +54,7 @@ def probes(model: Regressor) -> dict[int, Tensor]:
     """
     configuration, layers = model.configuration, model.configuration.probed
     numbers = [n for n in configuration.numbers if n <= configuration.examples]
-    x, y = draw(configuration, generator("probing"), PROBES_FITTED_ON, configuration.examples + 1)
+    x, y = draw_functions(configuration, generator("probing"), PROBES_FITTED_ON, configuration.examples + 1)
     size = configuration.width + 1
     gram, moment = torch.zeros(len(layers), size, size).double(), torch.zeros(len(layers), size, 1).double()
     for x_i, y_i in _batches(model, x, y):
@@ -64,11 +64,11 @@ def probes(model: Regressor) -> dict[int, Tensor]:
     # A trace of a penalty, since hidden states may lie in a subspace.
     penalty = 1e-9 * gram.diagonal(dim1=1, dim2=2).mean(dim=1)[:, None, None] * torch.eye(size).double()
     probe = torch.linalg.solve(gram + penalty, moment)
-    found = []
+    squares = []
     for x_i, y_i in _batches(model, *test_points(configuration)):
         read = (_with_one(model.states_with(configuration.numbers, x_i, y_i, layers)) @ probe)[:, :, 0]
-        found.append((read.reshape(len(layers), len(y_i), -1) - y_i[:, configuration.numbers].cpu()).square())
-    return dict(zip(layers, torch.cat(found, dim=1) / mean_square(configuration), strict=True))
+        squares.append((read.reshape(len(layers), len(y_i), -1) - y_i[:, configuration.numbers].cpu()).square())
+    return dict(zip(layers, torch.cat(squares, dim=1) / mean_square(configuration), strict=True))
 
 
 def _with_one(states: Tensor) -> Tensor:
@@ -82,7 +82,7 @@ def _batches(model: Regressor, x: Tensor, y: Tensor) -> list[tuple[Tensor, Tenso
     return [(x_i.to(weight), y_i.to(weight)) for x_i, y_i in zip(x.split(_BATCH), y.split(_BATCH), strict=True)]
 
 
-def evaluate(run: Run, device: str) -> Errors:
+def evaluate(run: RegressionRun, device: str) -> Errors:
     """Everything that the figures show of a run, from its folder if it was measured before.
 
     Returns:
@@ -91,14 +91,14 @@ def evaluate(run: Run, device: str) -> Errors:
     file = run.folder / "errors.safetensors"
     if not file.is_file():
         configuration = run.configuration
-        asked = [(step, shift) for step in configuration.kept for shift in shifts(configuration)]
-        asked = [(step, shift) for step, shift in asked if shift == "none" or step in configuration.shown]
-        found = {}
-        for step, shift in tqdm(asked, desc=run.name, unit="test"):
-            found[f"{step} {shift}"] = errors(run.load(step, device), shift)
-        for layer, of in probes(run.load(configuration.steps, device)).items():
-            found[f"probe {layer}"] = of.contiguous()
-        write_tensors(file, found)
+        tests = [(step, shift) for step in configuration.kept for shift in shifts(configuration)]
+        tests = [(step, shift) for step, shift in tests if shift == "none" or step in configuration.shown]
+        measured = {}
+        for step, shift in tqdm(tests, desc=run.name, unit="test"):
+            measured[f"{step} {shift}"] = errors(run.load(step, device), shift)
+        for layer, probed in probes(run.load(configuration.steps, device)).items():
+            measured[f"probe {layer}"] = probed.contiguous()
+        write_tensors(file, measured)
     return _read(file)
 
 
@@ -110,11 +110,12 @@ def evaluate_baselines(output: Path, configuration: Configuration) -> Errors:
     """
     file = output / "baselines.safetensors"
     if not file.is_file():
-        found: Errors = {}
+        measured: Errors = {}
         for shift in shifts(configuration):
-            of_shift = baselines(configuration, configuration.numbers, *test_points(configuration, shift))
-            found |= {f"{name}, {shift}": of / mean_square(configuration, shift) for name, of in of_shift.items()}
-        write_tensors(file, found)
+            squares = baselines(configuration, configuration.numbers, *test_points(configuration, shift))
+            square = mean_square(configuration, shift)
+            measured |= {f"{name}, {shift}": tensor / square for name, tensor in squares.items()}
+        write_tensors(file, measured)
     return _read(file)
 
 
@@ -123,7 +124,7 @@ def _read(file: Path) -> Errors:
         return load_file(file)
 
 
-def measured(run: Run) -> Errors:
+def measured(run: RegressionRun) -> Errors:
     """The errors of a run that was evaluated.
 
     Raises:

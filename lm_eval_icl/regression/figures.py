@@ -1,4 +1,4 @@
-"""The figures of InvICL's synthetic study (section 5.1, appendices B.1, B.4 and B.5), of what was measured."""
+"""The figures of InvICL's synthetic study (section 5.1, appendices B.1, B.4 and B.5), drawn from `Measurements`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lm_eval_icl.drawing.style import GREY, of_method
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.regression.configuration import METHODS
 from lm_eval_icl.regression.evaluation import interval, shifts
-from lm_eval_icl.regression.tables import Results
+from lm_eval_icl.regression.tables import Measurements
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -40,7 +40,7 @@ _TITLES = {
 }
 
 
-def _one(results: Sequence[Results]) -> Results:
+def _one(results: Sequence[Measurements]) -> Measurements:
     if len(results) != 1:
         raise InputError(f"plot: this figure is of one folder, and {len(results)} are given: give one.")
     return results[0]
@@ -77,12 +77,12 @@ def _finish(figure: Figure, grid: np.ndarray, x: str) -> Figure:
 def _band(axes: Axes, x: Sequence[int], of_seeds: Sequence[Tensor], label: str, colour: str, marker: str = "") -> None:
     """The mean and its bootstrap interval."""
     mean, low, high = interval(of_seeds)
-    every = max(1, len(x) // 8)
-    axes.plot(x, mean, color=colour, marker=marker, markevery=every, markersize=3.5, linewidth=1.3, label=label)
+    step = max(1, len(x) // 8)
+    axes.plot(x, mean, color=colour, marker=marker, markevery=step, markersize=3.5, linewidth=1.3, label=label)
     axes.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0)
 
 
-def _against_examples(axes: Axes, results: Results, title: str, methods: Sequence[str], what: str) -> None:
+def _against_examples(axes: Axes, results: Measurements, title: str, methods: Sequence[str], what: str) -> None:
     """A panel: the error of each method by the number of examples."""
     for name in methods:
         if name in results.of:
@@ -91,24 +91,24 @@ def _against_examples(axes: Axes, results: Results, title: str, methods: Sequenc
     _frame(axes, results, title)
 
 
-def _frame(axes: Axes, results: Results, title: str) -> None:
+def _frame(axes: Axes, results: Measurements, title: str) -> None:
     axes.set_title(title)
     most = results.configuration.examples
     axes.axvline(most, color=_LIGHT, linewidth=0.8, zorder=0, label="most in training")
     axes.set(yscale="log", xlim=(0, results.configuration.longest))
 
 
-def _baselines(axes: Axes, results: Results, shift: str, names: Sequence[str] | None = None) -> None:
-    found = {name.partition(",")[0]: of for name, of in results.baselines.items() if name.endswith(f", {shift}")}
-    for name, of in found.items():
-        if names is None or name in names:
-            mean = of.mean(dim=0)
+def _baselines(axes: Axes, results: Measurements, shift: str, names: Sequence[str] | None = None) -> None:
+    for name_and_shift, errors in results.baselines.items():
+        name, _, of_shift = name_and_shift.partition(", ")
+        if of_shift == shift and (names is None or name in names):
+            mean = errors.mean(dim=0)
             axes.plot(results.configuration.numbers, mean, color=GREY, linestyle=_DASHES[name], linewidth=1, label=name)
 
 
-def figure3(every: Sequence[Results]) -> Figure:
+def figure3(folders: Sequence[Measurements]) -> Figure:
     """Error against the number of examples, early in training and at its end."""
-    results = _one(every)
+    results = _one(folders)
     figure, grid = _grid(len(results.configuration.shown))
     for axes, step in zip(grid.flat, results.configuration.shown, strict=True):
         _against_examples(axes, results, f"after {step:,} steps", METHODS, f"{step} none")
@@ -116,10 +116,10 @@ def figure3(every: Sequence[Results]) -> Figure:
     return _finish(figure, grid, "examples")
 
 
-def figure6(every: Sequence[Results]) -> Figure:
+def figure6(folders: Sequence[Measurements]) -> Figure:
     """The same for other functions, a folder each, with the estimators that belong to them."""
-    figure, grid = _grid(len(every))
-    for axes, results in zip(grid.flat, every, strict=True):
+    figure, grid = _grid(len(folders))
+    for axes, results in zip(grid.flat, folders, strict=True):
         configuration = results.configuration
         title = f"{_TITLES[configuration.function]}, after {configuration.steps:,} steps"
         _against_examples(axes, results, title, METHODS, f"{configuration.steps} none")
@@ -127,9 +127,9 @@ def figure6(every: Sequence[Results]) -> Figure:
     return _finish(figure, grid, "examples")
 
 
-def figure7(every: Sequence[Results]) -> Figure:
+def figure7(folders: Sequence[Measurements]) -> Figure:
     """The same under shifts; as in the paper without `prefixicl` and `pcw`."""
-    results = _one(every)
+    results = _one(folders)
     if len(shifts(results.configuration)) == 1:
         raise InputError("plot figure7: the shifts are of linear functions: give a folder of them.")
     steps, moved = results.configuration.shown, shifts(results.configuration)[1:]
@@ -142,11 +142,11 @@ def figure7(every: Sequence[Results]) -> Figure:
     return _finish(figure, grid, "examples")
 
 
-def figure8(every: Sequence[Results]) -> Figure:
+def figure8(folders: Sequence[Measurements]) -> Figure:
     """Error against the number of examples after different numbers of steps."""
     from matplotlib import colormaps
 
-    results = _one(every)
+    results = _one(folders)
     shown = [name for name in ("icl", "invicl") if name in results.of]
     figure, grid = _grid(len(shown))
     kept = results.configuration.kept
@@ -159,25 +159,25 @@ def figure8(every: Sequence[Results]) -> Figure:
     return _finish(figure, grid, "examples")
 
 
-def figure9(every: Sequence[Results]) -> Figure:
+def figure9(folders: Sequence[Measurements]) -> Figure:
     """Error with the most examples against the number of steps."""
-    results = _one(every)
+    results = _one(folders)
     figure, grid = _grid(1)
     axes, kept = grid[0, 0], results.configuration.kept
-    for name, of in results.of.items():
+    for name, by_seed in results.of.items():
         colour, marker = of_method(name)
-        last = [torch.stack([errors[f"{step} none"][:, -1] for step in kept], dim=1) for errors in of.values()]
+        last = [torch.stack([errors[f"{step} none"][:, -1] for step in kept], dim=1) for errors in by_seed.values()]
         _band(axes, kept, last, name, colour, marker)
     axes.set(yscale="log", title=f"{results.configuration.longest} examples")
     return _finish(figure, grid, "steps")
 
 
-def figure10(every: Sequence[Results]) -> Figure:
+def figure10(folders: Sequence[Measurements]) -> Figure:
     """Error of linear probes of the hidden states, at four depths, beside that of the model."""
     from matplotlib import colormaps
     from matplotlib.colors import to_hex
 
-    results = _one(every)
+    results = _one(folders)
     shown = [name for name in ("icl", "invicl") if name in results.of]
     figure, grid = _grid(len(shown))
     configuration = results.configuration

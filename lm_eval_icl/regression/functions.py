@@ -10,9 +10,9 @@ from torch import Tensor
 
 from lm_eval_icl.regression.configuration import Configuration
 
-# What tests differ in from training (InvICL, B.1 and Figure 7): nothing; y has an offset b ~ N(0, 1); x is three times
-# as large; x is in a random subspace of half the dimensions, as large as before on average (as in the code of Garg et
-# al., which the paper follows).
+# How tests differ from training (InvICL, B.1 and Figure 7): not at all; y has an offset b ~ N(0, 1); x is 3 times as
+# large; x is in a random subspace of half the dimensions, as large as before on average (as in the code of Garg et al.,
+# which the paper follows).
 SHIFTS = ("none", "offset", "scale", "subspace")
 _SCALE = 3.0
 
@@ -23,7 +23,7 @@ def generator(*key: object) -> torch.Generator:
     return torch.Generator().manual_seed(int.from_bytes(digest[:8], "big"))
 
 
-def draw(
+def draw_functions(
     configuration: Configuration,
     random: torch.Generator,
     count: int,
@@ -76,5 +76,5 @@ def _tree(x: Tensor, depth: int, random: torch.Generator) -> Tensor:
 
 def mean_square(configuration: Configuration, shift: str = "none") -> float:
     """The expected square of a value: the error of predicting 0, by which errors are divided."""
-    found = {"linear": configuration.dimensions, "sparse": configuration.sparsity, "tree": 1}[configuration.function]
-    return {"offset": found + 1.0, "scale": found * _SCALE**2}.get(shift, float(found))
+    square = {"linear": configuration.dimensions, "sparse": configuration.sparsity, "tree": 1}[configuration.function]
+    return {"offset": square + 1.0, "scale": square * _SCALE**2}.get(shift, float(square))

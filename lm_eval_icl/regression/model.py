@@ -16,7 +16,7 @@ from lm_eval_icl.training.rows import leaks
 
 
 @dataclass(frozen=True)
-class Row:
+class RegressionRow:
     """The row of n examples and a query under a method. An example is two tokens, x and (y, 0, ..., 0); a query is x.
 
     Attributes:
@@ -33,11 +33,11 @@ class Row:
 
 
 @functools.lru_cache(maxsize=1024)
-def row(method: Method, n: int, device: torch.device) -> Row:
+def row(method: Method, n: int, device: torch.device) -> RegressionRow:
     """The row of n examples and a query."""
     layout = method.layout(0, [2] * n, 1)
     xs = layout.kept_tokens[::2]  # of the copies that the query sees, and the query
-    return Row(
+    return RegressionRow(
         torch.tensor(layout.source, device=device),
         layout.mask[None, None].to(device),
         layout.positions[None].to(device),
@@ -98,17 +98,17 @@ class Regressor(nn.Module):
         Returns:
             [b, r, layers, width], for the last r points.
         """
-        found = row(self.method, y.shape[1], x.device)
+        arranged = row(self.method, y.shape[1], x.device)
         values = nn.functional.pad(y[:, :, None], (0, x.shape[2] - 1))
         examples = torch.stack([x[:, :-1], values], dim=2).flatten(1, 2)
         prompt = self.read_in(torch.cat([examples, x[:, -1:]], dim=1))
         output = self.transformer(
-            inputs_embeds=prompt[:, found.source],
-            attention_mask=found.mask,
-            position_ids=found.positions,
+            inputs_embeds=prompt[:, arranged.source],
+            attention_mask=arranged.mask,
+            position_ids=arranged.positions,
             output_hidden_states=True,
         )
-        return torch.stack([output.hidden_states[layer][:, found.reads] for layer in layers], dim=2)
+        return torch.stack([output.hidden_states[layer][:, arranged.reads] for layer in layers], dim=2)
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         """The predicted values of the last points of the prompt, [b, r]: of every point, or of the query alone."""
@@ -131,13 +131,13 @@ class Regressor(nn.Module):
         if reads_all_numbers(self.method):
             most = max(numbers)
             return self.states(x[:, : most + 1], y[:, :most], layers)[:, list(numbers)]
-        found = []
+        states = []
         for n in numbers:
             before, values = x[:, :n], y[:, :n]
             if self.method.invariant:
                 before, values = in_canonical_order(before, values)
-            found.append(self.states(torch.cat([before, x[:, n : n + 1]], dim=1), values, layers)[:, -1])
-        return torch.stack(found, dim=1)
+            states.append(self.states(torch.cat([before, x[:, n : n + 1]], dim=1), values, layers)[:, -1])
+        return torch.stack(states, dim=1)
 
     def predict(self, numbers: Sequence[int], x: Tensor, y: Tensor) -> Tensor:
         """The predicted values of queries behind different numbers of examples, [b, numbers] (see `states_with`)."""

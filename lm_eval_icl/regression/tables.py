@@ -1,4 +1,4 @@
-"""What was measured of the trainings in a folder, and its tables in Markdown."""
+"""The measured errors of the trainings in a folder, and their tables in Markdown."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from lm_eval_icl.regression.evaluation import Errors, evaluate_baselines, interv
 from lm_eval_icl.regression.training import open_runs
 
 
-class Results:
-    """What was measured in one folder.
+class Measurements:
+    """The errors that were measured in one folder.
 
     Attributes:
-        configuration: of all its trainings.
+        configuration: that of all its trainings.
         of: by method and seed, the errors (see `lm_eval_icl.regression.evaluation.evaluate`).
         baselines: their errors, by "NAME, SHIFT".
 
@@ -38,13 +38,13 @@ class Results:
         return [errors[what] for errors in self.of[method].values()]
 
 
-def tables(results: Results) -> str:
+def tables(results: Measurements) -> str:
     """The errors in Markdown: in each cell the mean over seeds and functions and its 95% bootstrap interval."""
     configuration = results.configuration
     last = configuration.steps
     numbers = [configuration.numbers[0], configuration.examples // 2, configuration.examples, configuration.longest]
     numbers = sorted({min(configuration.numbers, key=lambda n: abs(n - near)) for near in numbers[1:]})
-    seeds = max(len(of) for of in results.of.values())
+    seeds = max(len(by_seed) for by_seed in results.of.values())
     parts = [
         f"Squared error divided by that of predicting 0; {seeds} seeds, {configuration.tested} functions; mean and 95% "
         "bootstrap interval."
@@ -69,12 +69,12 @@ def tables(results: Results) -> str:
     return "\n\n".join(parts)
 
 
-def _cells(results: Results, method: str, columns: Sequence[tuple[str, int]]) -> list[str]:
+def _cells(results: Measurements, method: str, columns: Sequence[tuple[str, int]]) -> list[str]:
     where = results.configuration.numbers
     return [_written(results.errors(method, what), [where.index(n)])[0] for what, n in columns]
 
 
-def _of_seeds(results: Results, method: str, what: str, n: int) -> str:
+def _of_seeds(results: Measurements, method: str, what: str, n: int) -> str:
     at = results.configuration.numbers.index(n)
     return ", ".join(f"{errors[:, at].mean():.3f}" for errors in results.errors(method, what))
 

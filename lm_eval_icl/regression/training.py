@@ -18,15 +18,15 @@ from lm_eval_icl.errors import InputError, one_line, refusing
 from lm_eval_icl.files import replacing, write_atomically
 from lm_eval_icl.methods.base import Method
 from lm_eval_icl.regression.configuration import METHODS, Configuration, read
-from lm_eval_icl.regression.functions import draw, generator
+from lm_eval_icl.regression.functions import draw_functions, generator
 from lm_eval_icl.regression.model import Regressor, reads_all_numbers
 
 SAVE_EVERY, LOG_EVERY = 500, 50  # steps; the second divides the first
 
 
 @dataclass(frozen=True)
-class Run:
-    """One training: which method, on what, with which seed. Its folder is METHOD-SEED.
+class RegressionRun:
+    """One training: a method, a configuration and a seed. Its folder is METHOD-SEED.
 
     The folder has `run.json`, `log.jsonl`, the weights after some steps as `step-NUMBER.safetensors`, and in
     `state.safetensors` what training goes on from.
@@ -71,21 +71,21 @@ def found_method(name: str) -> Method:
     return methods.find(name)()
 
 
-def begin(output: Path, configuration: Configuration, method: str, seed: int) -> Run:
+def begin(output: Path, configuration: Configuration, method: str, seed: int) -> RegressionRun:
     """Take the folder of a run, or find it again.
 
     Raises:
         InputError: the method is unknown; the folder holds another run, or cannot be written.
     """
     found_method(method)
-    run = Run(configuration, method, seed, output / f"{method}-{seed}")
+    run = RegressionRun(configuration, method, seed, output / f"{method}-{seed}")
     record = run.folder / "run.json"
     if record.is_file():
-        there = open_run(run.folder).configuration.model_dump()
+        recorded = open_run(run.folder).configuration.model_dump()
         for name, value in configuration.model_dump().items():
-            if there[name] != value:
+            if recorded[name] != value:
                 raise InputError(
-                    f"--output {output}: {run.name} there was trained with {name}={there[name]}, and here it is "
+                    f"--output {output}: {run.name} there was trained with {name}={recorded[name]}, and here it is "
                     f"{value}: give another folder."
                 )
         return run
@@ -96,7 +96,7 @@ def begin(output: Path, configuration: Configuration, method: str, seed: int) ->
     return run
 
 
-def open_run(folder: Path) -> Run:
+def open_run(folder: Path) -> RegressionRun:
     """The run of a folder.
 
     Raises:
@@ -108,10 +108,10 @@ def open_run(folder: Path) -> Run:
         values, method, seed = known["configuration"], known["method"], known["seed"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(f"{record}: cannot be read ({one_line(error)}): give the folder of a training.") from error
-    return Run(read(values, str(record)), method, seed, folder)
+    return RegressionRun(read(values, str(record)), method, seed, folder)
 
 
-def open_runs(output: Path) -> list[Run]:
+def open_runs(output: Path) -> list[RegressionRun]:
     """The runs in a folder that one command trained, by method and seed.
 
     Raises:
@@ -128,7 +128,7 @@ def open_runs(output: Path) -> list[Run]:
     return sorted(runs, key=lambda run: (METHODS.index(run.method), run.seed))
 
 
-def train(run: Run, device: str) -> None:
+def train(run: RegressionRun, device: str) -> None:
     """Train to the last step, from where the run was stopped if it was.
 
     The functions of a step depend on seed and step alone: all methods of one seed get the same ones.
@@ -139,7 +139,7 @@ def train(run: Run, device: str) -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(run.seed)
         model = Regressor(configuration, found_method(run.method)).to(device).train()
-    weights = [each for each in model.parameters() if each.requires_grad]
+    weights = [weight for weight in model.parameters() if weight.requires_grad]
     optimizer = torch.optim.Adam(weights, configuration.learning_rate, fused=True)
     begun, log = _restore(run, model, optimizer)
     losses: list[Tensor] = []
@@ -172,12 +172,12 @@ def step_loss(model: Regressor, seed: int, step: int) -> Tensor:
     configuration = model.configuration
     dimensions, points = configuration.stage(step)
     random = generator("training", seed, step)
-    x, y = draw(configuration, random, configuration.batch_size, points, dimensions)
+    x, y = draw_functions(configuration, random, configuration.batch_size, points, dimensions)
     numbers, parts = [points - 1], 1
     if not reads_all_numbers(model.method):
         parts = configuration.lengths
         numbers = torch.randint(points, (parts,), generator=random).tolist()
-    x, y = (each.to(model.read_in.weight) for each in (x, y))
+    x, y = (tensor.to(model.read_in.weight) for tensor in (x, y))
     losses = []
     for n, x_n, y_n in zip(numbers, x.chunk(parts), y.chunk(parts), strict=True):
         read = model(x_n[:, : n + 1], y_n[:, :n])
@@ -185,7 +185,9 @@ def step_loss(model: Regressor, seed: int, step: int) -> Tensor:
     return torch.stack(losses).mean()
 
 
-def _save(run: Run, model: Regressor, optimizer: torch.optim.Optimizer, step: int, log: list[dict[str, Any]]) -> None:
+def _save(
+    run: RegressionRun, model: Regressor, optimizer: torch.optim.Optimizer, step: int, log: list[dict[str, Any]]
+) -> None:
     tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
     for number, state in optimizer.state_dict()["state"].items():
         tensors |= {f"optimizer.{number}.{name}": tensor for name, tensor in state.items()}
@@ -195,7 +197,9 @@ def _save(run: Run, model: Regressor, optimizer: torch.optim.Optimizer, step: in
     write_tensors(run.folder / "state.safetensors", tensors, {"step": str(step), "log": lines})
 
 
-def _restore(run: Run, model: Regressor, optimizer: torch.optim.Optimizer) -> tuple[int, list[dict[str, Any]]]:
+def _restore(
+    run: RegressionRun, model: Regressor, optimizer: torch.optim.Optimizer
+) -> tuple[int, list[dict[str, Any]]]:
     """How many steps are done, and the log of these."""
     file = run.folder / "state.safetensors"
     if not file.is_file():

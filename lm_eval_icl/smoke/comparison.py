@@ -124,8 +124,8 @@ def predictions(results: dict[str, Any]) -> list[int]:
 def measure(
     model: str, shots: int, orders: list[Path], output: Path, limit: int | None
 ) -> tuple[list[str], int, float]:
-    """Accuracy and order flips of a model with a number of demonstrations, in words; of how many documents, over all
-    orders; and in how many seconds."""
+    """Accuracy and order flips of a model with a number of demonstrations, in words; how many documents were answered,
+    over all orders; and how many seconds it took."""
     begun = time.perf_counter()
     with quiet():
         runs = [evaluate(model, load(model), shots, order, output, limit) for order in orders]
@@ -138,7 +138,7 @@ def measure(
 
 
 def table_of(rows: list[list[str]]) -> Table:
-    """The rows that there are; the last one may not be complete."""
+    """The table of the rows so far; the last one may not be complete."""
     table = Table(title="icl_demo on the embedded model: accuracy, order flips")
     table.add_column("model")
     for shots in SHOTS:
@@ -151,8 +151,8 @@ def table_of(rows: list[list[str]]) -> Table:
 
 
 def compare(output: Path, limit: int) -> None:
-    """Evaluate every model, and show a table of them as the numbers come: where the output is no terminal, a line each,
-    and the table at the end.
+    """Evaluate every model, and show a table that fills as the numbers come. Where the output is no terminal, a line is
+    printed for each model, and the table at the end.
 
     Args:
         output: the folder of lm-eval's results files, which is there.
@@ -192,8 +192,8 @@ def compare(output: Path, limit: int) -> None:
                 rows[-1] += cells
                 if not console.is_terminal:
                     accuracy, flips = cells
-                    said = f"accuracy {accuracy}, order flips {flips} ({took:.0f} s)"
-                    print(f"{model}, {shots} shots: {said}", flush=True)
+                    summary = f"accuracy {accuracy}, order flips {flips} ({took:.0f} s)"
+                    print(f"{model}, {shots} shots: {summary}", flush=True)
                 progress.advance(bar)
             rows[-1].append(f"{documents / seconds:.0f}")
     if not console.is_terminal:

@@ -1,4 +1,4 @@
-"""A smoke test of every method on tiny random models (`lm_eval_icl.smoke.tiny`), one model type or all that there are.
+"""A smoke test of every method on tiny random models (`lm_eval_icl.smoke.tiny`), of one type or of all.
 
 `lm-eval-icl smoke --arch llama` runs `smoke`, and `lm-eval-icl smoke --arch all` runs `sweep`.
 """
@@ -73,13 +73,13 @@ def smoke(arch: str = "llama", limit: int = 3) -> dict[str, dict[str, float | st
             except Exception as error:
                 failures[name] = error
     if failures:
-        said = (f"{name}: {getattr(error, 'message', error)}"[:300] for name, error in failures.items())
-        raise InputError(f"smoke test on {arch}: {'; '.join(said)}") from next(iter(failures.values()))
+        messages = (f"{name}: {getattr(error, 'message', error)}"[:300] for name, error in failures.items())
+        raise InputError(f"smoke test on {arch}: {'; '.join(messages)}") from next(iter(failures.values()))
     return scores
 
 
 def _hf(arch: str, folder: str, limit: int) -> dict[str, Responses]:
-    """What lm-eval's `hf` responds; nothing for an encoder-decoder model, which it runs as a whole."""
+    """The responses of lm-eval's `hf`; none for an encoder-decoder model, which it runs as a whole."""
     from lm_eval_icl.smoke.tiny import is_encoder_decoder
 
     if is_encoder_decoder(arch):
@@ -174,15 +174,15 @@ def _run(lm: Any, name: str, limit: int) -> tuple[float, Responses]:
     samples = results["samples"][name]
     if len(samples) != limit:
         raise ValueError(f"{name}: {len(samples)} of {limit} documents came back")
-    found: Responses = []
+    responses: Responses = []
     for sample in samples:
         for (response,) in sample["resps"]:
             text = isinstance(response, str)
-            found.append(response if text else (float(response[0]), str(response[1]) == "True"))
+            responses.append(response if text else (float(response[0]), str(response[1]) == "True"))
             if not text and not math.isfinite(float(response[0])):
                 raise ValueError(f"{name}, document {sample['doc_id']}: log-likelihood {response[0]}")
     metric = "acc,none" if task.OUTPUT_TYPE == "multiple_choice" else "exact_match,none"
-    return float(results["results"][name][metric]), found
+    return float(results["results"][name][metric]), responses
 
 
 def _compare(task: str, ours: Responses, theirs: Responses, what: str) -> None:
@@ -192,15 +192,15 @@ def _compare(task: str, ours: Responses, theirs: Responses, what: str) -> None:
         ValueError: they differ; with the largest difference.
     """
     worst = (0.0, "")
-    for one, other in zip(ours, theirs, strict=True):
-        if isinstance(one, str) or isinstance(other, str):
-            if one != other:
-                raise ValueError(f"{task}: {one!r} is generated, with {what} {other!r}")
+    for response, other in zip(ours, theirs, strict=True):
+        if isinstance(response, str) or isinstance(other, str):
+            if response != other:
+                raise ValueError(f"{task}: {response!r} is generated, with {what} {other!r}")
             continue
-        if one[1] != other[1]:
+        if response[1] != other[1]:
             raise ValueError(f"{task}: whether an answer is the greedy one differs from that with {what}")
-        difference = abs(one[0] - other[0]) / abs(other[0])
-        worst = max(worst, (difference, f"a log-likelihood is {one[0]:.6f}, with {what} {other[0]:.6f}"))
+        difference = abs(response[0] - other[0]) / abs(other[0])
+        worst = max(worst, (difference, f"a log-likelihood is {response[0]:.6f}, with {what} {other[0]:.6f}"))
     if worst[0] > TOLERANCE:
         raise ValueError(f"{task}: {worst[1]} ({worst[0]:.1e} of its size)")
 
@@ -210,7 +210,7 @@ def _compare(task: str, ours: Responses, theirs: Responses, what: str) -> None:
 
 @dataclass(frozen=True)
 class Result:
-    """What came out of the smoke test of a model type.
+    """The outcome of the smoke test of a model type.
 
     Attributes:
         arch: the model type.
@@ -242,20 +242,20 @@ def result_of(arch: str, limit: int = 3) -> Result:
         return Result(arch, "none", error.why)
     except InputError as error:
         return Result(arch, "WRONG", error.message)
-    ran = [name for name, of in scores.items() if not isinstance(of, str)]
+    ran = [name for name, by_task in scores.items() if not isinstance(by_task, str)]
     refused = refusals(scores)
     return Result(arch, "exact" if "icl" in ran else "refused", refused.get("icl", ""), ran, refused)
 
 
 def refusals(scores: dict[str, dict[str, float | str] | str]) -> dict[str, str]:
-    """What is refused in a result of `smoke`, as in `Result.refused`."""
-    found = {}
-    for name, of in scores.items():
-        if isinstance(of, str):
-            found[name] = of
+    """The refusals in a result of `smoke`, as in `Result.refused`."""
+    refused = {}
+    for name, by_task in scores.items():
+        if isinstance(by_task, str):
+            refused[name] = by_task
         else:
-            found |= {f"{name} (texts)": score for score in of.values() if isinstance(score, str)}
-    return found
+            refused |= {f"{name} (texts)": score for score in by_task.values() if isinstance(score, str)}
+    return refused
 
 
 def sweep(

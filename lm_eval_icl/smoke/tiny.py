@@ -71,7 +71,7 @@ SMALL: dict[str, Any] = {
         (8, "state_size ssm_state_size mamba_d_state mamba_n_heads mamba_num_heads mamba_d_head mamba_head_dim"),
         (16, "chunk_size mamba_chunk_size"),
         (4, "time_step_rank"),
-        # What Gemma adds to every layer.
+        # Gemma's additions to every layer.
         (8, "hidden_size_per_layer_input laurel_rank"),
     ]
     for name in names.split()
@@ -87,7 +87,7 @@ _KINDS = ("layer_types", "mlp_layer_types")
 _WINDOWED = {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": WINDOW}
 _MAMBA_AND_HYBRID = {"layer_types": ["linear_attention", "hybrid"] * 2, "num_key_value_heads": 4}
 
-# What single types need besides, parts of models included.
+# Further settings of single types, parts of models included.
 TYPES: dict[str, dict[str, Any]] = {
     # The default configuration has layers of one kind, published models have several.
     "bamba": {"attn_layer_indices": [1]},
@@ -251,7 +251,7 @@ TYPES: dict[str, dict[str, Any]] = {
     "cohere2": {"logit_scale": 1.0},
     "cohere2_moe": {"logit_scale": 1.0},
     "minicpm3": {"dim_model_base": 32},
-    # What the default configuration lacks, and a model cannot be made without.
+    # Settings that the default configuration lacks, and a model cannot be made without.
     "emu3": {"vocabulary_map": {"<image>": 2}},
     "reformer": {
         "is_decoder": True,
@@ -373,28 +373,28 @@ def _settings(default: PreTrainedConfig, vocabulary: int) -> dict[str, Any]:
     small = {field(name): value for name, value in {**SMALL, **_TOKENS}.items()}
     small |= dict.fromkeys(map(field, _VOCABULARIES), vocabulary)
     without = {name for name in _IF_ANY & fields if getattr(default, name) is None}
-    given = {name: value for name, value in small.items() if name in fields - without} | own
+    settings = {name: value for name, value in small.items() if name in fields - without} | own
     if "kv_lora_rank" in fields:  # latent attention has keys and values for every head
-        given["num_key_value_heads"] = given["num_attention_heads"]
+        settings["num_key_value_heads"] = settings["num_attention_heads"]
 
     kinds = {
-        name: each
+        name: values
         for name in map(field, _KINDS)
-        if name in fields and (each := own.get(name) or list(dict.fromkeys(getattr(default, name) or ())))
+        if name in fields and (values := own.get(name) or list(dict.fromkeys(getattr(default, name) or ())))
     }
     if kinds:
         depth = field("num_hidden_layers")
-        layers = max(given.get(depth, 0), *map(len, kinds.values()))
-        given |= {name: [*each, *[each[-1]] * layers][:layers] for name, each in kinds.items()}
+        layers = max(settings.get(depth, 0), *map(len, kinds.values()))
+        settings |= {name: [*values, *[values[-1]] * layers][:layers] for name, values in kinds.items()}
         if depth in fields:
-            given[depth] = layers
+            settings[depth] = layers
 
     for name in default.sub_configs:
         part = getattr(default, name, None)
         if isinstance(part, PreTrainedConfig):
             kind = {"model_type": part.model_type} if part.model_type else {}
-            given[name] = {**kind, **_settings(part, vocabulary), **own.get(name, {})}
-    return given
+            settings[name] = {**kind, **_settings(part, vocabulary), **own.get(name, {})}
+    return settings
 
 
 def spread(model: PreTrainedModel) -> None:

@@ -17,6 +17,7 @@ from typing import ClassVar, Protocol
 
 from lm_eval_icl.demonstrations.draw import as_text
 from lm_eval_icl.errors import InputError
+from lm_eval_icl.metaicl.files import Row
 from lm_eval_icl.prompts.prompt import FewShotPrompt
 
 
@@ -48,7 +49,7 @@ class Task(Protocol):
         """The task's name."""
 
     def __hash__(self) -> int:
-        """A task is itself alone."""
+        """The hash of this very task: no two tasks are equal."""
 
     def __len__(self) -> int:
         """How many rows there are."""
@@ -116,7 +117,7 @@ def _alone(task: Task, row: int) -> tuple[str, str]:
     return example.prompt.query, example.answer
 
 
-class Pool:
+class EpisodePool:
     """The rows of a task that training draws from, and those that are held out.
 
     Which rows are held out depends on their number alone, so that it is the same for every method and seed, and for two
@@ -149,19 +150,19 @@ class Pool:
         return self.episode(shown, query)
 
     def episode(self, shown: Sequence[int], query: int) -> Episode:
-        """An episode of these rows, in which no demonstration says what the query says, if the task is such.
+        """An episode of these rows. If the task is such, no demonstration says what the query says.
 
         Raises:
             InputError: too few rows say something else.
         """
         if not self.task.replaces_copies:
             return Episode(self.task, tuple(shown), query)
-        asked = self.task.text(query)
-        copies = {row for row in shown if self.task.text(row) == asked}
+        text = self.task.text(query)
+        copies = {row for row in shown if self.task.text(row) == text}
         if not copies:
             return Episode(self.task, tuple(shown), query)
         drawn = Random(f"in place of copies of {query} in {shown}").sample(self.rows, len(self.rows))
-        others = [*islice((row for row in drawn if row not in shown and self.task.text(row) != asked), len(copies))]
+        others = [*islice((row for row in drawn if row not in shown and self.task.text(row) != text), len(copies))]
         if len(others) < len(copies):
             raise InputError(
                 f"task {self.task.name!r}: fewer than {self.shots} of its rows say something else than row {query}: "
@@ -171,19 +172,19 @@ class Pool:
 
     def evaluation(self) -> list[Episode]:
         """An episode for every row that is held out. Eight queries share their demonstrations."""
-        rnd, found = Random(f"demonstrations for what is held out of {self.task.name}"), []
+        rnd, episodes = Random(f"demonstrations for what is held out of {self.task.name}"), []
         for at, query in enumerate(self.held_out):
             if at % 8 == 0:
                 shown = tuple(rnd.sample(self.rows, self.shots))
-            found.append(self.episode(shown, query))
-        return found
+            episodes.append(self.episode(shown, query))
+        return episodes
 
 
-def draw(pools: Sequence[Pool], seed: int, number: int, attempt: int = 0) -> Episode:
-    """An episode of a task that is drawn first, all equally likely (InvICL, section 5.2).
+def draw_episode(pools: Sequence[EpisodePool], seed: int, number: int, attempt: int = 0) -> Episode:
+    """An episode of a task; the task is drawn first, all tasks equally likely (InvICL, section 5.2).
 
     Args:
-        number: which episode of the run.
+        number: the episode's number in the run.
         attempt: how many episodes of this number were drawn already, and did not fit.
     """
     pool = Random(f"{seed} {number}").choice(pools)
@@ -191,13 +192,13 @@ def draw(pools: Sequence[Pool], seed: int, number: int, attempt: int = 0) -> Epi
 
 
 class RowDraw:
-    """Draws every row once an epoch, all in random order: a task's weight is its number of rows (MetaICL).
+    """Draws every row once an epoch, in random order, so that a task's weight is its number of rows (MetaICL).
 
     A row has the same demonstrations in every epoch, other rows of its task in random order.
 
     Args:
         pools: the tasks.
-        seed: of the draw.
+        seed: the seed of the draw.
         remains: by name, whether an episode remains untouched; the shares are counted.
         all_remain: only rows that remain untouched under all of these names are drawn.
 
@@ -210,17 +211,17 @@ class RowDraw:
 
     def __init__(
         self,
-        pools: Sequence[Pool],
+        pools: Sequence[EpisodePool],
         seed: int,
         remains: Mapping[str, Callable[[Episode], bool]],
         all_remain: bool,
     ) -> None:
         self.seed = seed
         rows = [(pool, row) for pool in pools for row in pool.rows]
-        kept = {name: [which(self._episode(*each)) for each in rows] for name, which in remains.items()}
-        self.shares = {name: sum(found) / len(rows) for name, found in kept.items()}
+        kept = {name: [which(self._episode(*pair)) for pair in rows] for name, which in remains.items()}
+        self.shares = {name: sum(fits) / len(rows) for name, fits in kept.items()}
         if all_remain:
-            rows = [each for each, *found in zip(rows, *kept.values(), strict=True) if all(found)]
+            rows = [pair for pair, *fits in zip(rows, *kept.values(), strict=True) if all(fits)]
         if not rows:
             raise InputError(f"--fits: no row is short enough under {', '.join(remains)}: lower --num_fewshot.")
         self.rows = rows
@@ -237,22 +238,13 @@ class RowDraw:
         Random(f"{self.seed} epoch {epoch}").shuffle(order)
         return order
 
-    def _episode(self, pool: Pool, row: int) -> Episode:
+    def _episode(self, pool: EpisodePool, row: int) -> Episode:
         drawn = Random(f"{self.seed} {pool.task.name} {row}").sample(pool.rows, pool.shots + 1)
         return pool.episode([other for other in drawn if other != row][: pool.shots], row)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Rows in a file.
-
-
-@dataclass(frozen=True)
-class Row:
-    """A row of a file of episodes: an input, its output, and what it is chosen from (empty for free text)."""
-
-    input: str
-    output: str
-    options: tuple[str, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -275,10 +267,10 @@ class FileTask:
     def example(self, demonstrations: Sequence[int], query: int) -> Example:
         shown = [self.rows[i] for i in demonstrations]
         parts = [row.input + self.target_delimiter + row.output + self.fewshot_delimiter for row in shown]
-        asked = self.rows[query]
-        options = asked.options or (asked.output,)
-        prompt = FewShotPrompt("", parts, asked.input)
-        return Example(prompt, tuple(self.target_delimiter + text for text in options), options.index(asked.output))
+        query_row = self.rows[query]
+        options = query_row.options or (query_row.output,)
+        prompt = FewShotPrompt("", parts, query_row.input)
+        return Example(prompt, tuple(self.target_delimiter + text for text in options), options.index(query_row.output))
 
 
 def read_file(path: Path, target_delimiter: str = " ", fewshot_delimiter: str = "\n\n") -> list[FileTask]:
@@ -299,7 +291,7 @@ def read_file(path: Path, target_delimiter: str = " ", fewshot_delimiter: str = 
             rows[task].append(row)
     if not rows:
         raise InputError(f"--episodes {path}: has no rows.")
-    return [FileTask(name, tuple(some), target_delimiter, fewshot_delimiter) for name, some in rows.items()]
+    return [FileTask(name, tuple(of_task), target_delimiter, fewshot_delimiter) for name, of_task in rows.items()]
 
 
 def _read_row(line: str, where: str) -> tuple[str, Row]:

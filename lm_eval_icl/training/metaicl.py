@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from lm_eval_icl.demonstrations.draw import as_text
 from lm_eval_icl.errors import log
-from lm_eval_icl.metaicl.files import Folder, Row, refuse_missing, setting_of
+from lm_eval_icl.metaicl.files import MetaICLFolder, Row, refuse_missing, setting_of
 from lm_eval_icl.metaicl.reading import Reader, encoded
 from lm_eval_icl.metaicl.strings import Sequences
 from lm_eval_icl.methods.base import Method
@@ -40,13 +40,13 @@ class SettingTask:
 
     def example(self, demonstrations: Sequence[int], query: int) -> Example:
         sequences, row = self._sequences, self.rows[query]
-        shown = sequences.shown([self.rows[i] for i in demonstrations])
-        [joined] = sequences.join(shown, sequences.asked(row, not shown, [row.output]))
+        shown = sequences.encoded_demonstrations([self.rows[i] for i in demonstrations])
+        [joined] = sequences.join(shown, sequences.encoded_options(row, not shown, [row.output]))
         prompt, answer = encoded(joined, self.reader.prefix, {})
         if self.channel or not row.options:
             return Example(prompt, (answer,), 0)
-        others = [sequences.asked(row, not shown, [option])[0].said for option in row.options]
-        options = [encoded(replace(joined, target=each), self.reader.prefix, {})[1] for each in others]
+        targets = [sequences.encoded_options(row, not shown, [option])[0].target for option in row.options]
+        options = [encoded(replace(joined, target=target), self.reader.prefix, {})[1] for target in targets]
         options[row.right] = answer
         return Example(prompt, tuple(options), row.right)
 
@@ -69,8 +69,8 @@ class SettingTask:
     def _length(self, row: int) -> int:
         """The tokens of a row with the separator before it, when its own input has been cut."""
         if row not in self._lengths:
-            [example] = self._sequences.asked(self.rows[row], False, [self.rows[row].output])
-            parts = (example.between, example.given, example.said)
+            [example] = self._sequences.encoded_options(self.rows[row], False, [self.rows[row].output])
+            parts = (example.between, example.source, example.target)
             self._lengths[row] = sum(len(part.ids) for part in parts)
         return self._lengths[row]
 
@@ -81,11 +81,11 @@ def copies(method: Method, shots: int) -> int:
     return len(method.layout(0, [1] * shots)) // shots if shots else 1
 
 
-def load_rows(setting: str, folder: Folder, k: int, skip_missing: bool) -> dict[str, tuple[Row, ...]]:
+def load_rows(setting: str, folder: MetaICLFolder, k: int, skip_missing: bool) -> dict[str, tuple[Row, ...]]:
     """The rows of the tasks that MetaICL trains on in a setting, by task.
 
     Args:
-        k: of the names of the training files.
+        k: the K in the names of the training files.
         skip_missing: go on without tasks that have no file.
 
     Raises:

@@ -1,4 +1,4 @@
-"""What the configuration of a trained checkpoint says about its training, and what that means for an evaluation."""
+"""The record of its training in a checkpoint's configuration, and what that means for an evaluation."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ def write(config: PreTrainedConfig, trained: dict[str, Any]) -> None:
 
 def read(config: PreTrainedConfig) -> dict[str, Any]:
     """The record of a configuration; empty if it has none."""
-    found = getattr(config, KEY, None)
-    trained = found.get("trained") if isinstance(found, dict) else None
+    record = getattr(config, KEY, None)
+    trained = record.get("trained") if isinstance(record, dict) else None
     return trained if isinstance(trained, dict) else {}
 
 
 def mismatch(trained: dict[str, Any], method: Method) -> str:
-    """What a user has to know before evaluating a method on a checkpoint of this record; empty if nothing.
+    """The warning about evaluating a method on a checkpoint of this record; empty if they match.
 
     Methods that are more than one forward pass run on checkpoints that were trained under `icl`.
     """

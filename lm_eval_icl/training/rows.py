@@ -43,7 +43,7 @@ def check_trainable(method: Method, loss: str = "query") -> None:
 
 
 def leaks(method: Method) -> bool:
-    """Whether what predicts a demonstration's answer may depend on that answer, through any number of layers."""
+    """Whether the prediction of a demonstration's answer may depend on that answer, through any number of layers."""
     n = next((n for n in range(3, 1000) if not method.why_not(n)), 3)
     layout = method.layout(1, [2] * n, 2, 1)  # demonstrations of two tokens: an input, and the answer
     reach = layout.mask
@@ -58,18 +58,18 @@ def _kept_demonstrations(layout: Layout, lengths: Sequence[int]) -> list[range]:
     """For each demonstration, the indices in the row of the copy to which the query attends (the last, if repeated)."""
     prefix = sum(block.length for block in layout.blocks if block.name == "P")
     starts = {prefix + sum(lengths[:i]): i for i in range(len(lengths))}
-    found: dict[int, range] = {}
+    places: dict[int, range] = {}
     at = 0
     for block, kept in zip(layout.blocks, layout.kept, strict=True):
         if kept and block.name.startswith("D"):
-            found[starts[block.source]] = range(at, at + block.length)
+            places[starts[block.source]] = range(at, at + block.length)
         at += block.length
-    return [found[i] for i in range(len(lengths))]
+    return [places[i] for i in range(len(lengths))]
 
 
 @dataclass(frozen=True)
 class TrainingRow:
-    """An episode as the tokens of one row, and what is to be predicted.
+    """An episode as the tokens of one row, and the tokens to predict.
 
     Attributes:
         ids: n ids, the row.
@@ -163,7 +163,7 @@ def collate(rows: Sequence[TrainingRow], dtype: torch.dtype) -> dict[str, Any]:
 
     Args:
         rows: b rows of at most n tokens.
-        dtype: of the mask.
+        dtype: the mask's.
 
     Returns:
         input_ids: [b, n]. layouts: those of the rows, and mask_dtype, of which `mask` is made on the device, and
@@ -227,15 +227,15 @@ def target_losses(model: nn.Module, batch: dict[str, Any]) -> tuple[Tensor, Tens
 def target_logits(model: nn.Module, batch: dict[str, Any]) -> Tensor:
     """Run a batch, and return the logits that predict its targets: [targets, vocabulary].
 
-    The vocabulary is projected on only at those indices at which some row has a target.
+    The projection on the vocabulary runs only at indices at which some row has a target.
     """
     ids, read_at = batch["input_ids"], batch["read_at"]
     inputs: dict[str, Any] = {}
     if "layouts" in batch:
-        made = mask(batch["layouts"], ids.shape[1], batch["mask_dtype"], ids.device)
-        inputs = {"attention_mask": made, "position_ids": batch["position_ids"]}
+        attention_mask = mask(batch["layouts"], ids.shape[1], batch["mask_dtype"], ids.device)
+        inputs = {"attention_mask": attention_mask, "position_ids": batch["position_ids"]}
     logits = model(input_ids=ids, **inputs, logits_to_keep=read_at, use_cache=False).logits
     if logits.shape[1] != len(read_at):  # the model ignores logits_to_keep
         logits = logits[:, read_at]
-    found: Tensor = logits[batch["target_row"], batch["target_at"]]
-    return found
+    predicting: Tensor = logits[batch["target_row"], batch["target_at"]]
+    return predicting

@@ -76,22 +76,22 @@ class Settings:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What the trained weights depend on."""
+        """The settings that the trained weights depend on."""
         return {name: value for name, value in dataclasses.asdict(self).items() if name != "save_steps"}
 
 
-def with_numbers(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings from a YAML file, which reads 1e-5 as a text, with numbers in place of such texts.
+def with_numbers(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings from a YAML file, with numbers in place of texts such as 1e-5, which YAML does not read as a number.
 
     Raises:
         InputError: a text is no number.
     """
     kinds = {field.name: field.type for field in dataclasses.fields(Settings)}
-    found = dict(given)
-    for name, value in found.items():
+    numbers = dict(settings)
+    for name, value in numbers.items():
         if kinds.get(name) == "float" and isinstance(value, str):
             try:
-                found[name] = float(value)
+                numbers[name] = float(value)
             except ValueError as error:
                 raise InputError(f"{name}: {value!r}: must be a number.") from error
-    return found
+    return numbers

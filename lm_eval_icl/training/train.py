@@ -22,7 +22,7 @@ from lm_eval_icl.files import HALF, write_atomically
 from lm_eval_icl.methods import ICL, InvICL
 from lm_eval_icl.methods.base import Method
 from lm_eval_icl.methods.predictor import Predictor
-from lm_eval_icl.training.episodes import Episode, Pool, RowDraw, Task, draw
+from lm_eval_icl.training.episodes import Episode, EpisodePool, RowDraw, Task, draw_episode
 from lm_eval_icl.training.metaicl import SettingTask
 from lm_eval_icl.training.record import write
 from lm_eval_icl.training.rows import RowMaker, check_trainable, collate, target_losses
@@ -31,8 +31,8 @@ from lm_eval_icl.training.trainer import (
     EpisodeRows,
     LayoutTrainer,
     Log,
+    LossProgress,
     OptionRows,
-    Progress,
     checkpoints,
     quiet,
     read_log,
@@ -91,32 +91,33 @@ def claim(output: Path, identity: dict[str, Any], resume: bool) -> tuple[Path | 
     last = checkpoints(folder)
     if record.is_file():
         try:
-            there = json.loads(record.read_text(encoding="utf-8"))
+            recorded = json.loads(record.read_text(encoding="utf-8"))
         except ValueError as error:
             raise InputError(f"--output {output}: training.json cannot be read ({error}).") from error
-        lengthened: list[dict[str, int]] = there.pop("lengthened", [])
-        if {**there, "steps": known["steps"]} == known and there != known:
-            if there["steps"] > known["steps"]:
+        lengthened: list[dict[str, int]] = recorded.pop("lengthened", [])
+        if {**recorded, "steps": known["steps"]} == known and recorded != known:
+            if recorded["steps"] > known["steps"]:
                 raise InputError(
-                    f"--steps {known['steps']}: the training in {output} has {there['steps']} steps: it can be made "
+                    f"--steps {known['steps']}: the training in {output} has {recorded['steps']} steps: it can be made "
                     "longer, not shorter."
                 )
             if not resume:
                 raise InputError(
-                    f"--output {output}: holds this run, of {there['steps']} steps: give --resume to make it longer, "
-                    "or another folder."
+                    f"--output {output}: holds this run, of {recorded['steps']} steps: give --resume to make it "
+                    "longer, or another folder."
                 )
             if last:
-                lengthened.append({"step": step_of(last[-1]), "of": there["steps"]})
+                lengthened.append({"step": step_of(last[-1]), "of": recorded["steps"]})
             _write(record, {**known, "lengthened": lengthened})
-            there = known
-        if there != known:
-            names = [name for name in known if there.get(name) != known[name]]
-            names += [name for name in there if name not in known]
+            recorded = known
+        if recorded != known:
+            names = [name for name in known if recorded.get(name) != known[name]]
+            names += [name for name in recorded if name not in known]
             names.sort(key="steps".__eq__)  # the last to name: it alone may differ
+            name = names[0]
             raise InputError(
-                f"--output {output}: holds another run, which has {_differing(there, known, names[0])}: give another "
-                "folder."
+                f"--output {output}: holds another run, which has {name}={recorded.get(name)!r} where this one has "
+                f"{known.get(name)!r}: give another folder."
             )
         if not resume and (checkpoints(folder) or (output / "config.json").is_file()):
             raise InputError(f"--output {output}: holds this run already: give --resume to go on, or another folder.")
@@ -133,10 +134,6 @@ def _write(record: Path, known: Mapping[str, Any]) -> None:
         write_atomically(record, json.dumps(known, indent=1) + "\n")
     except OSError as error:
         raise InputError(f"--output {record.parent}: cannot be written ({error.strerror}).") from error
-
-
-def _differing(there: dict[str, Any], here: dict[str, Any], name: str) -> str:
-    return f"{name}={there.get(name)!r} where this one has {here.get(name)!r}"
 
 
 def train(
@@ -182,16 +179,16 @@ def train(
     settings = settings or Settings()
     check_lora(settings)
     check_trainable(method, settings.loss)
-    for each in (method, *fits):
-        if why := each.why_not(settings.num_fewshot):
-            raise InputError(f"{each.name}: {why}.")
+    for one_method in (method, *fits):
+        if why := one_method.why_not(settings.num_fewshot):
+            raise InputError(f"{one_method.name}: {why}.")
     held_out_rows = settings.eval_documents if settings.eval_steps else 0
-    pools = [Pool(task, settings.num_fewshot, held_out_rows) for task in tasks]
+    pools = [EpisodePool(task, settings.num_fewshot, held_out_rows) for task in tasks]
     make_predictor = partial(Predictor, model, tokenizer, max_length=max_length, add_bos_token=add_bos_token)
     predictor = make_predictor(method)
     make = RowMaker(predictor, settings.loss)
     named = list(dict.fromkeys((method, *fits))) if fits else []
-    others = [RowMaker(make_predictor(each)) for each in named]
+    others = [RowMaker(make_predictor(one_method)) for one_method in named]
     cut = all(isinstance(task, SettingTask) for task in tasks)
     rival = InvICL() if method.name == "icl" else ICL()
     drawn, shares = _drawn(pools, named or [method, rival], bool(fits), cut, settings)
@@ -199,9 +196,9 @@ def train(
     rows = EpisodeRows(drawn, make, others, settings.steps * settings.batch_size, other)
     for pool in pools:
         # raises an error if nothing of a task fits
-        EpisodeRows(partial(draw, [pool], settings.seed), make, others, 1)[0]
+        EpisodeRows(partial(draw_episode, [pool], settings.seed), make, others, 1)[0]
     _check_forward(predictor, pools[0].draw(Random(0)), make)
-    held_out = OptionRows([each for pool in pools for each in pool.evaluation()], make, others)
+    held_out = OptionRows([one_method for pool in pools for one_method in pool.evaluation()], make, others)
 
     record = _how(method, tasks, settings, fits, source)
     with quiet():
@@ -227,7 +224,10 @@ def train(
                 f"rate of a step is that of a training of {settings.steps:,} steps from its beginning"
             )
         if shares:
-            print(_shares(shares, len(drawn.rows) if isinstance(drawn, RowDraw) else 0))
+            fitting = ", ".join(f"{name} {share:.0%}" for name, share in shares.items())
+            used = len(drawn.rows) if isinstance(drawn, RowDraw) else 0
+            what = "rows of which nothing is cut, by the tokens that they have under a method"
+            print(f"{what}: {fitting}; {used:,} rows are used")
     write(model.config, {**record, **({"lengthened": lengthened} if lengthened else {})})
     with quiet(), predictor.runner.own_positions():
         unused = [table.weight for table in predictor.runner.without_positions or () if table.weight.requires_grad]
@@ -245,7 +245,7 @@ def train(
         for callback in (PrinterCallback, ProgressCallback):
             trainer.remove_callback(callback)
         if first:
-            trainer.add_callback(Progress)
+            trainer.add_callback(LossProgress)
         trainer.train(resume_from_checkpoint=str(resume_from) if resume_from else None)
         _save(trainer, trained, tokenizer, output)
         for weight in unused:
@@ -259,20 +259,20 @@ def train(
 
 
 def _drawn(
-    pools: Sequence[Pool], methods: Sequence[Method], all_remain: bool, cut: bool, settings: Settings
+    pools: Sequence[EpisodePool], methods: Sequence[Method], all_remain: bool, cut: bool, settings: Settings
 ) -> tuple[Callable[[int, int], Episode], Mapping[str, float]]:
-    """The draw of episodes; and if rows are cut, the share of rows that remain untouched under each of the methods.
+    """The draw of episodes, and the share of rows that remain uncut under each of the methods, if rows are cut.
 
     Args:
         all_remain: only rows that remain untouched under all of the methods are drawn.
     """
     if settings.draw == "task":
-        return partial(draw, pools, settings.seed), {}
+        return partial(draw_episode, pools, settings.seed), {}
     remains: dict[str, Callable[[Episode], bool]] = {}
-    for each in methods if cut else ():
-        remains[each.name] = partial(_remains, each)
-    found = RowDraw(pools, settings.seed, remains, all_remain=cut and all_remain)
-    return found, found.shares
+    for method in methods if cut else ():
+        remains[method.name] = partial(_remains, method)
+    row_draw = RowDraw(pools, settings.seed, remains, all_remain=cut and all_remain)
+    return row_draw, row_draw.shares
 
 
 def _maker(make_predictor: Callable[[Method], Predictor], method: Method, settings: Settings) -> RowMaker | None:
@@ -284,8 +284,8 @@ def _maker(make_predictor: Callable[[Method], Predictor], method: Method, settin
 
 
 def _counted(counts: Sequence[int], method: Method, rows: EpisodeRows, replaced: bool) -> Iterator[str]:
-    """What is said of the episodes that a training has used: `EpisodeRows.made` of all processes."""
-    made, beyond, copies = counts
+    """The lines about the episodes that a training has used, which all processes have counted (`EpisodeRows.made`)."""
+    used, beyond, copies = counts
     if rows.other is not None:
         other = rows.other.method.name
         why = (
@@ -293,12 +293,12 @@ def _counted(counts: Sequence[int], method: Method, rows: EpisodeRows, replaced:
             f"--fits {other} leaves them out"
         )
         yield (
-            f"{method.name}: of {made:,} episodes of this run, {other} would have left out {beyond or 'none'}"
+            f"{method.name}: of {used:,} episodes of this run, {other} would have left out {beyond or 'none'}"
             + (why if beyond else "")
         )
     if copies:
         yield (
-            f"{method.name}: in {made:,} episodes, {copies:,} demonstrations said what their query says and "
+            f"{method.name}: in {used:,} episodes, {copies:,} demonstrations said what their query says and "
             + ("were replaced by other rows" if replaced else "stayed, as in MetaICL")
         )
 
@@ -306,11 +306,6 @@ def _counted(counts: Sequence[int], method: Method, rows: EpisodeRows, replaced:
 def _remains(method: Method, episode: Episode) -> bool:
     assert isinstance(episode.task, SettingTask)
     return episode.task.remains(method, episode)
-
-
-def _shares(shares: Mapping[str, float], drawn: int) -> str:
-    each = ", ".join(f"{name} {share:.0%}" for name, share in shares.items())
-    return f"rows of which nothing is cut, by the tokens that they have under a method: {each}; {drawn:,} rows are used"
 
 
 def _check_forward(predictor: Predictor, episode: Episode, make: RowMaker) -> None:
@@ -338,27 +333,27 @@ def _check_forward(predictor: Predictor, episode: Episode, make: RowMaker) -> No
 
 
 def _digest(task: Task) -> str:
-    """Of a task's number of rows, and of some of them."""
+    """A digest of a task's number of rows, and of some of the rows."""
     rows = range(0, len(task), max(1, len(task) // 64))
     texts = [[str(example.prompt), *example.options, example.right] for example in (task.example((), i) for i in rows)]
     return hashlib.sha256(json.dumps([len(task), texts]).encode()).hexdigest()[:16]
 
 
 def _fingerprint(model: PreTrainedModel) -> str:
-    """Of some of the weights that a model begins with."""
-    found = hashlib.sha256()
+    """A digest of some of the weights that a model begins with."""
+    digest = hashlib.sha256()
     for name, weights in model.named_parameters():
-        found.update(name.encode() + weights.detach().flatten()[:64].double().cpu().numpy().tobytes())
-    return found.hexdigest()[:16]
+        digest.update(name.encode() + weights.detach().flatten()[:64].double().cpu().numpy().tobytes())
+    return digest.hexdigest()[:16]
 
 
 def _summary(
-    method: Method, pools: Sequence[Pool], held_out: OptionRows, settings: Settings, resume_from: Path | None
+    method: Method, pools: Sequence[EpisodePool], held_out: OptionRows, settings: Settings, resume_from: Path | None
 ) -> str:
     rows, measured = sum(len(pool.rows) for pool in pools), len(held_out.episodes)
-    there = sum(len(pool.held_out) for pool in pools)
+    available = sum(len(pool.held_out) for pool in pools)
     begins = f"goes on from {resume_from.name}" if resume_from else "begins"
-    accuracy = f"accuracy on {measured} of {there} rows that are held out" if measured else "no rows are held out"
+    accuracy = f"accuracy on {measured} of {available} rows that are held out" if measured else "no rows are held out"
     if replaced := sum(episode.replaced for episode in held_out.episodes):
         accuracy += f", behind {replaced} demonstrations that replace some which say what their query says"
     return (
@@ -370,7 +365,7 @@ def _summary(
 def _how(
     method: Method, tasks: Sequence[Task], settings: Settings, fits: Sequence[Method], source: str
 ) -> dict[str, Any]:
-    """What the configuration of a trained checkpoint says about its training."""
+    """The record of a training for the checkpoint's configuration."""
     lora = {"rank": settings.lora_rank, "alpha": settings.lora_alpha, "targets": _LORA_TARGETS}
     return {
         "method": method.name,
@@ -423,7 +418,7 @@ def _arguments(output: Path, settings: Settings, cpu: bool, use_cache: bool, eva
         )
     except (ValueError, ImportError, RuntimeError) as error:
         raise InputError(f"transformers' Trainer refuses these settings ({one_line(error)}).") from error
-    # One process trains on one device. Of several GPUs Trainer would take all (DataParallel), with larger batches.
+    # One process trains on one device. Trainer would take all GPUs that it sees (DataParallel), with larger batches.
     _ = arguments.device
     arguments._n_gpu = min(arguments._n_gpu, 1)
     return arguments
@@ -440,7 +435,7 @@ def _with_lora(model: PreTrainedModel, settings: Settings) -> Any:
 
 
 def _save(trainer: LayoutTrainer, model: Any, tokenizer: PreTrainedTokenizerBase, output: Path) -> None:
-    """Write the trained model and the tokenizer to the folder; adapters to its folder `adapter`, and merged."""
+    """Write the trained model and the tokenizer to the folder; adapters merged, and in its folder `adapter`."""
     try:
         adapted = trainer.args.process_index == 0 and hasattr(model, "merge_and_unload")
         trainer.save_model(str(output / "adapter" if hasattr(model, "merge_and_unload") else output))
@@ -459,7 +454,7 @@ def _save(trainer: LayoutTrainer, model: Any, tokenizer: PreTrainedTokenizerBase
 
 
 def draw_loss(entries: Sequence[dict[str, Any]], path: Path, title: str) -> None:
-    """Draw the loss over steps, each step's and the mean of the ten around it, and the accuracy on held-out rows."""
+    """Draw the loss of each step and its mean over ten steps, and the accuracy on held-out rows."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 4), layout="constrained")
@@ -474,7 +469,7 @@ def draw_loss(entries: Sequence[dict[str, Any]], path: Path, title: str) -> None
     measured = [entry for entry in entries if "accuracy" in entry]
     if measured:
         accuracy = loss.twinx()
-        accuracy.plot([each["step"] for each in measured], [each["accuracy"] for each in measured], "o-", color="C1")
+        accuracy.plot([m["step"] for m in measured], [m["accuracy"] for m in measured], "o-", color="C1")
         accuracy.set(ylim=(0, 1.02))
         accuracy.set_ylabel("accuracy on held-out rows", color="C1")
     figure.savefig(path)

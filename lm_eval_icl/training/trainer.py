@@ -37,12 +37,12 @@ _PATIENCE = 1.0
 def usable(episode: Episode, make: RowMaker, fits: Sequence[RowMaker], option: int | None = None) -> bool:
     """Whether an episode fits the model under a method, and under all of `fits` with all tokens of its row."""
     return make.fits(episode, option) and all(
-        each.fits(episode, option) and each.has_room(episode, option) for each in fits
+        maker.fits(episode, option) and maker.has_room(episode, option) for maker in fits
     )
 
 
 class EpisodeRows(Dataset[TrainingRow]):
-    """The rows of the episodes 0, 1, ..., of which each fits under every method of `fits`.
+    """The rows of the episodes 0, 1, ...; each episode fits under every method of `fits`.
 
     Args:
         draw: the episode of a number, and of an attempt if those before it did not fit.
@@ -80,7 +80,7 @@ class EpisodeRows(Dataset[TrainingRow]):
                 beyond = self.other is not None and not self.other.has_room(episode)
                 self.made += torch.tensor([1, beyond, episode.copies])
                 return replace(self.make.row(episode), number=number, left_out=attempt)
-        methods = ", ".join(dict.fromkeys(each.method.name for each in (self.make, *self.fits)))
+        methods = ", ".join(dict.fromkeys(maker.method.name for maker in (self.make, *self.fits)))
         raise InputError(
             f"task {episode.task.name!r}: none of {_ATTEMPTS} episodes fits the model's {self.make.limits.positions} "
             f"positions under {methods}: lower --num_fewshot, or give tasks with shorter texts."
@@ -115,7 +115,7 @@ class OptionRows(Dataset[TrainingRow]):
 
 
 class _Step(NamedTuple):
-    """A step of which the device may not have computed the numbers yet."""
+    """A step whose numbers the device may not have computed yet."""
 
     number: int
     epoch: float | None
@@ -155,7 +155,7 @@ class LayoutTrainer(Trainer):
             **kwargs,
         )
         self._saving_to: str | None = None
-        # The losses and the episodes of the passes of the step that runs, and the steps whose numbers were not read.
+        # The losses and the episodes of the current step's passes, and the steps whose numbers were not read.
         self._losses: list[Tensor] = []
         self._episodes: list[int] = []
         self._unread: list[_Step] = []
@@ -167,11 +167,11 @@ class LayoutTrainer(Trainer):
     @property
     def left_out(self) -> LeftOut:
         """The count. (A run that resumes gets another object, with the count of its checkpoint.)"""
-        return next(each for each in self.callback_handler.callbacks if isinstance(each, LeftOut))
+        return next(callback for callback in self.callback_handler.callbacks if isinstance(callback, LeftOut))
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        """As Trainer; but the learning rate of the next step is this run's, which may have more steps than the run that
-        wrote the checkpoint."""
+        """Load as Trainer does, but with this run's learning rate for the next step: the run that wrote the checkpoint
+        may have had fewer steps."""
         super()._load_optimizer_and_scheduler(checkpoint)
         optimizer: Any = self.optimizer
         schedule = self.lr_scheduler
@@ -181,7 +181,7 @@ class LayoutTrainer(Trainer):
             for group, rate in zip(optimizer.param_groups, schedule._last_lr, strict=True):
                 group["lr"] = rate
 
-    # The loss, and what is measured. Nothing waits for the device in a step: what the log has of it is read later.
+    # The loss and the measurements. Nothing in a step waits for the device: its numbers are read for the log later.
 
     def compute_loss(
         self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
@@ -252,16 +252,16 @@ class LayoutTrainer(Trainer):
     def prediction_step(
         self, model: nn.Module, inputs: dict[str, Any], prediction_loss_only: bool, ignore_keys: Any = None
     ) -> tuple[None, Tensor, Tensor]:
-        """For each row, what the accuracy is computed from: [rows, 4], the log-probability of the option, whether it is
-        what greedy decoding gives, its number of tokens, and the number of its episode."""
+        """The numbers that the accuracy is computed from, [rows, 4]: the log-probability of the option, how many of its
+        tokens greedy decoding would not give, its number of tokens, and the number of its episode."""
         inputs = self._prepare_inputs(inputs)
         with torch.no_grad(), self.compute_loss_context_manager():
             losses, greedy = target_losses(model, inputs)
-        found = torch.zeros(len(inputs["number"]), 4, dtype=losses.dtype, device=losses.device)
-        each = torch.stack([-losses, (~greedy).to(losses), torch.ones_like(losses)], dim=1)
-        found[:, :3].index_add_(0, inputs["target_row"], each)
-        found[:, 3] = on_device(inputs["number"], found.device)
-        return None, found, found[:, 3]
+        sums = torch.zeros(len(inputs["number"]), 4, dtype=losses.dtype, device=losses.device)
+        by_target = torch.stack([-losses, (~greedy).to(losses), torch.ones_like(losses)], dim=1)
+        sums[:, :3].index_add_(0, inputs["target_row"], by_target)
+        sums[:, 3] = on_device(inputs["number"], sums.device)
+        return None, sums, sums[:, 3]
 
     def _accuracy(self, prediction: EvalPrediction) -> dict[str, float]:
         """The share of episodes whose right option has the highest log-probability, and the mean loss of a token of the
@@ -325,11 +325,11 @@ class LayoutTrainer(Trainer):
 
 def checkpoints(folder: Path) -> list[Path]:
     """The checkpoints in a folder, the last one last."""
-    return sorted((each for each in folder.glob("checkpoint-*") if each.name.rpartition("-")[2].isdigit()), key=step_of)
+    return sorted((path for path in folder.glob("checkpoint-*") if path.name.rpartition("-")[2].isdigit()), key=step_of)
 
 
 def step_of(checkpoint: Path) -> int:
-    """After how many steps a checkpoint was written."""
+    """The number of steps after which a checkpoint was written."""
     return int(checkpoint.name.rpartition("-")[2])
 
 
@@ -345,7 +345,7 @@ class LeftOut(TrainerCallback, ExportableState):
         self.before, self.here = before, 0
 
     def everywhere(self, trainer: Trainer) -> int:
-        """The count of all processes, which all have to call this."""
+        """The count of all processes, each of which has to call this."""
         here = torch.tensor([self.here], device=trainer.accelerator.device)
         return self.before + int(trainer.accelerator.gather(here).sum())
 
@@ -387,9 +387,9 @@ class Log(TrainerCallback):
     ) -> None:
         if not state.is_world_process_zero or logs is None or "train_runtime" in logs:
             return
-        given = {name.removeprefix("eval_"): value for name, value in logs.items()}
+        values = {name.removeprefix("eval_"): value for name, value in logs.items()}
         names = ("loss", "learning_rate", "grad_norm", "accuracy", "held_out_loss", "left_out")
-        entry = {"step": state.global_step, **{name: given[name] for name in names if name in given}}
+        entry = {"step": state.global_step, **{name: values[name] for name in names if name in values}}
         ended = self._ends.pop(state.global_step, None) or time.perf_counter()
         entry["seconds"] = round(ended - self._start, 3)
         with self._writing(), self.path.open("a", encoding="utf-8") as file:
@@ -407,17 +407,17 @@ class Log(TrainerCallback):
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:
-    """The entries of a log; those before a line that was cut short when the process was killed."""
-    found = []
+    """The entries of a log, up to a line that was cut short when the process was killed."""
+    entries = []
     for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else []:
         try:
-            found.append(json.loads(line))
+            entries.append(json.loads(line))
         except ValueError:
             break
-    return found
+    return entries
 
 
-class Progress(ProgressCallback):
+class LossProgress(ProgressCallback):
     """transformers' progress bar, with the last loss and accuracy at its end in place of lines above it."""
 
     def __init__(self) -> None:

@@ -16,9 +16,9 @@ from rich.table import Table
 
 from benchmarks.measuring import machine, now, peak, reset_peak, spread
 from benchmarks.workloads import CONFIGS, WORDS, random_model, synthetic, train_tokenizer
+from lm_eval_icl.metaicl.files import Row
 from lm_eval_icl.methods import Predictor, make
-from lm_eval_icl.training.episodes import Episode, FileTask, Pool, Row
-from lm_eval_icl.training.episodes import draw as draw_episode
+from lm_eval_icl.training.episodes import Episode, EpisodePool, FileTask, draw_episode
 from lm_eval_icl.training.rows import RowMaker, collate
 from lm_eval_icl.training.trainer import EpisodeRows, LayoutTrainer
 
@@ -72,7 +72,7 @@ def compare(options: argparse.Namespace, console: Console) -> dict[str, Any]:
     for _ in range(options.repetitions):
         for name in ("plain", *names):
             model = random_model(options.model, options.device)
-            pools, watch = [Pool(task, 8, 0)], Stopwatch()
+            pools, watch = [EpisodePool(task, 8, 0)], Stopwatch()
             if name == "plain":
                 tokenizer.pad_token = tokenizer.eos_token
                 collator = transformers.DataCollatorForSeq2Seq(tokenizer)

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from lm_eval_icl.demonstrations import best_random as best_random_module
 from lm_eval_icl.demonstrations import gradients
 from lm_eval_icl.demonstrations import lens as lens_module
-from lm_eval_icl.demonstrations.best_random import Found, best_random
-from lm_eval_icl.demonstrations.lens import Settings, lens
+from lm_eval_icl.demonstrations.best_random import ScoredSet, best_random
+from lm_eval_icl.demonstrations.lens import LensSettings, lens
 from lm_eval_icl.demonstrations.pool import Picks, Pool
 from lm_eval_icl.demonstrations.select import SELECTORS, in_prompt_order, quotas, select
 from lm_eval_icl.errors import InputError
@@ -485,7 +485,7 @@ def test_best_random_is_the_best_of_what_it_draws(balance):
     assert len(worth.asked) == 35 == best_random_module.cost(6, dev=10, sets=35).contexts and told[-1] == (35, 35)
     accuracies, values = worth.score(worth.asked[:35])
     order = sorted(range(35), key=lambda index: (-accuracies[index], -values[index], index))
-    assert best == Found(worth.asked[order[0]], accuracies[order[0]], values[order[0]])
+    assert best == ScoredSet(worth.asked[order[0]], accuracies[order[0]], values[order[0]])
     assert accuracies.count(max(accuracies)) > 1  # so that the log-probability has decided
     counts = [np.bincount(pool.labels[list(rows)], minlength=3).tolist() for rows in worth.asked[:35]]
     assert all(count == [2, 2, 2] for count in counts) == balance
@@ -581,7 +581,7 @@ def slow_lens(pool, n, generator, worth, m, rho, l, beams, iterations, substitut
         accuracies, values = worth.score(sets, dev_rows)
         ranked = sorted(zip(accuracies, values, sets, strict=True), key=lambda each: (-each[0], -each[1], each[2]))
         now = [list(chosen) for _, _, chosen in ranked[:beams]]
-    return Found(ranked[0][2], ranked[0][0], ranked[0][1])
+    return ScoredSet(ranked[0][2], ranked[0][0], ranked[0][1])
 
 
 SMALL = {"m": 24, "rho": 2.0, "l": 3, "beams": 4, "iterations": 3, "substitutions": 4, "shuffles": 2, "dev": 7}
@@ -592,7 +592,7 @@ def test_lens_follows_the_search_of_its_authors(n):
     for seed in range(2):
         pool = make_pool(seed, size=110)
         mine, slow = Worth(pool, seed), Worth(pool, seed)
-        found = lens(pool, n, Random(seed), mine.info, mine.score, Settings(**SMALL))
+        found = lens(pool, n, Random(seed), mine.info, mine.score, LensSettings(**SMALL))
         assert found == slow_lens(pool, n, Random(seed), slow, diversity=4.0, **SMALL)
         assert mine.dev == slow.dev and set(mine.asked) == set(slow.asked)
 
@@ -609,7 +609,7 @@ def test_lens_finds_the_best_set_where_rows_tell_what_they_are_worth(balance):
             told.append(now)
 
         found = lens(
-            pool, 6, Random(seed), worth.info, worth.score, Settings(m=30, l=4, diversity=0.0, dev=20),
+            pool, 6, Random(seed), worth.info, worth.score, LensSettings(m=30, l=4, diversity=0.0, dev=20),
             balance=balance, ordered=False, progress=tell,
         )  # fmt: skip
         order = np.argsort(-worth.worth)
@@ -619,7 +619,7 @@ def test_lens_finds_the_best_set_where_rows_tell_what_they_are_worth(balance):
         assert len({frozenset(rows) for rows in worth.asked}) == len(worth.asked)
         assert (dev := next(iter(worth.dev))) and len(worth.dev) == 1 and len(set(dev)) == 20
         assert not set(dev) & {row for rows in worth.asked for row in rows}
-        cost = lens_module.cost(pool, 6, Settings(m=30, l=4, dev=20, shuffles=0), balance)
+        cost = lens_module.cost(pool, 6, LensSettings(m=30, l=4, dev=20, shuffles=0), balance)
         assert cost.queries >= worth.pairs + 20 * len(worth.asked) == told[-1][0] and told[-1][1] == cost.queries
         sets = 8 + 10 * 8 * 6
         assert worth.pairs == cost.queries - 20 * sets and cost.demonstrations - cost.contexts == 5 * sets
@@ -628,9 +628,9 @@ def test_lens_finds_the_best_set_where_rows_tell_what_they_are_worth(balance):
 def test_the_orders_of_a_set_are_searched_too():
     pool = make_pool(0, size=110)
     worth = Worth(pool)
-    found = lens(pool, 6, Random(0), worth.info, worth.score, Settings(**SMALL))
+    found = lens(pool, 6, Random(0), worth.info, worth.score, LensSettings(**SMALL))
     assert len({frozenset(rows) for rows in worth.asked}) < len(set(worth.asked)) == len(worth.asked)
-    assert found == lens(pool, 6, Random(0), worth.info, worth.score, Settings(**SMALL))
+    assert found == lens(pool, 6, Random(0), worth.info, worth.score, LensSettings(**SMALL))
     assert found.log_probability == max(worth.log_probability(rows) for rows in worth.asked)
 
 
@@ -640,14 +640,14 @@ def test_the_orders_of_a_set_are_searched_too():
 )
 def test_the_cost_of_the_filter_is_that_of_the_published_settings(size, rho, l, pairs):  # noqa: E741
     pool = Pool(np.arange(size) % 2)
-    cost = lens_module.cost(pool, 8, Settings(rho=rho, l=l))
+    cost = lens_module.cost(pool, 8, LensSettings(rho=rho, l=l))
     assert cost.queries - 648 * 100 == pytest.approx(pairs, rel=0.02)
 
 
 def test_rounds_of_the_filter():
-    assert Settings().rounds(5000) == [(14, 2500), (28, 1250), (56, 625), (112, 500)]
-    assert Settings().rounds(300) == [(14, 300)]
-    assert Settings(m=2, l=5).rounds(8) == [(5, 4), (8, 2)]
+    assert LensSettings().rounds(5000) == [(14, 2500), (28, 1250), (56, 625), (112, 500)]
+    assert LensSettings().rounds(300) == [(14, 300)]
+    assert LensSettings(m=2, l=5).rounds(8) == [(5, 4), (8, 2)]
 
 
 def test_what_a_search_cannot_do_is_one_line():
@@ -660,7 +660,7 @@ def test_what_a_search_cannot_do_is_one_line():
     with pytest.raises(
         InputError, match="lens: dev=100 rows to score on asked for, 10 of the pool's 40 are left beside"
     ):
-        lens(pool, 6, Random(0), worth.info, worth.score, Settings(m=30))
+        lens(pool, 6, Random(0), worth.info, worth.score, LensSettings(m=30))
     with pytest.raises(InputError, match="lens: rho=1: must be above 1"):
-        Settings(rho=1)
+        LensSettings(rho=1)
     assert not worth.asked and not worth.pairs

@@ -300,7 +300,7 @@ def test_tasks_of_lm_evals_own_kind_use_the_choice(tmp_path):
     pool = PoolOfTask(plain)
     file = tmp_path / "chosen.json"
     seeds = {"0": {"indices": [5, 2, 9]}}
-    of_task = {"n": 3, "pool": {"rows": len(pool.docs), "sha256": choices.digest(pool.docs)}, "seeds": seeds}
+    of_task = {"n": 3, "pool": {"rows": len(pool.docs), "sha256": choices.pool_digest(pool.docs)}, "seeds": seeds}
     file.write_text(json.dumps({"about": {}, "tasks": {"one_token": of_task}}))
     manager = TaskManager(include_defaults=False, metadata={"demonstrations": str(file)})
     task = manager.load([evaluation.TASKS["one_token"]])["tasks"]["one_token"]
@@ -312,7 +312,7 @@ def test_tasks_of_lm_evals_own_kind_use_the_choice(tmp_path):
 def a_file(path: Path, documents: PoolOfTask, **changes) -> Path:
     of_task = {
         "n": 2,
-        "pool": {"rows": 200, "sha256": choices.digest(documents.docs)},
+        "pool": {"rows": 200, "sha256": choices.pool_digest(documents.docs)},
         "seeds": {"0": {"indices": [4, 8]}},
     }
     path.write_text(json.dumps({"about": {}, "tasks": {TASK: {**of_task, **changes}}}))

@@ -16,9 +16,10 @@ from lm_eval.tasks import TaskManager
 from lm_eval_icl import cli
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.harness.tasks import ICLTask
+from lm_eval_icl.metaicl.files import Row
 from lm_eval_icl.smoke.demo import model_path
 from lm_eval_icl.studies.run import Options
-from lm_eval_icl.training.episodes import FileTask, Pool, Row, draw, read_file
+from lm_eval_icl.training.episodes import EpisodePool, FileTask, draw_episode, read_file
 
 TEST = [{"id": i, "text": f"Question {i} of the test", "label": i % 2} for i in range(10)]
 TRAIN = [{"id": 100 + i, "text": f"question {i} of the training", "label": i % 2} for i in range(40)]
@@ -316,8 +317,8 @@ def test_no_demonstration_of_an_episode_says_what_the_query_says(tmp_path, monke
         )
         assert 1 <= int(count) <= 20
     (task,) = read_file(file)
-    pool = Pool(task, 8, 6)
-    episodes = [draw([pool], 0, number) for number in range(60)] + pool.evaluation()
+    pool = EpisodePool(task, 8, 6)
+    episodes = [draw_episode([pool], 0, number) for number in range(60)] + pool.evaluation()
     assert all(episode.query // 2 not in {row // 2 for row in episode.demonstrations} for episode in episodes)
     assert all(len(set(episode.demonstrations)) == 8 for episode in episodes)
     for number, episode in enumerate(episodes[:60]):
@@ -333,4 +334,4 @@ def test_no_demonstration_of_an_episode_says_what_the_query_says(tmp_path, monke
 def test_rows_that_all_say_the_same_are_refused():
     task = FileTask("t", tuple(Row("the same", "a", ("a", "b")) for _ in range(20)))
     with pytest.raises(InputError, match="task 't': fewer than 2 of its rows say something else than row"):
-        draw([Pool(task, 2, 0)], 0, 0)
+        draw_episode([EpisodePool(task, 2, 0)], 0, 0)

@@ -25,7 +25,7 @@ from lm_eval_icl.inference import generation, shared_attention
 from lm_eval_icl.inference.caches import MemoryLayer
 from lm_eval_icl.inference.capabilities import probe
 from lm_eval_icl.inference.generation import continue_from
-from lm_eval_icl.inference.memory import read
+from lm_eval_icl.inference.memory import read_causally
 from lm_eval_icl.inference.shared_attention import behind, reads_shared_memory
 from lm_eval_icl.methods import Predictor
 from lm_eval_icl.prompts.prompt import FewShotPrompt
@@ -117,7 +117,7 @@ def test_what_cannot_be_divided_runs_on_copies(dtype, width):
 
 def test_somebody_elses_attention_function_gets_copies():
     """It knows nothing of keys that are behind a memory."""
-    memory = read(tiny.build("gpt2"), CONTEXT)
+    memory = read_causally(tiny.build("gpt2"), CONTEXT)
     assert all(layer.shared for layer in memory.cache(2, shared=True).layers)
     ALL_ATTENTION_FUNCTIONS["sdpa"] = lambda *args, **kwargs: None
     try:
@@ -161,7 +161,7 @@ def run(model: Any, queries: Any, new: int = 6, asked: Any = None, **ways: Any) 
         settings = {"do_sample": False, **(asked or {})}
         return model.generate(context, max_new_tokens=new, pad_token_id=0, **settings, **inputs)
 
-    memory = read(model, CONTEXT)
+    memory = read_causally(model, CONTEXT)
     embedding = model.get_input_embeddings()
     handle = embedding.register_forward_pre_hook(lambda module, args: rows.append(len(args[0])))
     try:
@@ -191,7 +191,9 @@ def test_a_small_memory_is_copied(monkeypatch):
         generation.Memory, "cache", lambda *args, **how: calls.append(how["shared"]) or cache(*args, **how)
     )
     run(model, QUERIES, new=1, shared=True)
-    monkeypatch.setattr(generation, "SHARED_FROM", read(model, CONTEXT).nbytes * 4 // model.config.num_hidden_layers)
+    monkeypatch.setattr(
+        generation, "SHARED_FROM", read_causally(model, CONTEXT).nbytes * 4 // model.config.num_hidden_layers
+    )
     run(model, QUERIES, new=1, shared=True)
     run(model, QUERIES[:3], new=1, shared=True)
     assert calls == [False, True, False]

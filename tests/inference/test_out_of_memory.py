@@ -17,8 +17,8 @@ from lm_eval_icl import methods
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.harness.models import ICLModel, model_class
 from lm_eval_icl.inference.memory import Memory
-from lm_eval_icl.inference.packing import first_pack
-from lm_eval_icl.inference.store import MemoryStore
+from lm_eval_icl.inference.packing import first_packed_batch
+from lm_eval_icl.inference.prefix_cache import PrefixCache
 from lm_eval_icl.methods import Predictor, runner
 from lm_eval_icl.prompts.tokens import Context
 from tests import evaluation
@@ -89,7 +89,7 @@ def test_the_memory_in_use_is_kept():
     def encode(contexts: Sequence[Context]) -> list[Memory]:
         return [Memory([(torch.zeros(1, 1, 10, 2), torch.zeros(1, 1, 10, 2))], [0] * 10, 10)] * len(contexts)
 
-    store = MemoryStore(encode, max_bytes=10**6)
+    store = PrefixCache(encode, max_bytes=10**6)
     contexts = [Context((i,), ()) for i in range(4)]
     for context in contexts:
         store[context]
@@ -156,18 +156,18 @@ def test_other_errors_stay_what_they_are(make):
 
 def test_a_pack_holds_so_many_tokens_or_the_least_number_of_queries():
     queries = [((n,) * n, [(2, 3), (4,)]) for n in (9, 7, 5, 3)]  # each costs one more
-    assert first_pack(queries, 100) == (queries, 28)
-    assert first_pack(queries, 18) == (queries[:2], 18)
-    assert first_pack(queries, 17) == (queries[:1], 10)
-    assert first_pack(queries, 1) == (queries[:1], 10)
-    assert first_pack(queries, 2, at_least=3) == (queries[:3], 24)
-    assert first_pack(queries, 2, at_least=30) == (queries, 28)
-    assert first_pack(queries, 1, at_least=30) == (queries[:1], 10)  # 16 times as many tokens at most
+    assert first_packed_batch(queries, 100) == (queries, 28)
+    assert first_packed_batch(queries, 18) == (queries[:2], 18)
+    assert first_packed_batch(queries, 17) == (queries[:1], 10)
+    assert first_packed_batch(queries, 1) == (queries[:1], 10)
+    assert first_packed_batch(queries, 2, at_least=3) == (queries[:3], 24)
+    assert first_packed_batch(queries, 2, at_least=30) == (queries, 28)
+    assert first_packed_batch(queries, 1, at_least=30) == (queries[:1], 10)  # 16 times as many tokens at most
 
 
 def test_a_pack_counts_what_its_queries_share_once():
     queries = [((5, 5, 5, n), [(2, 3), (2, 4), (6,)]) for n in range(10)]
-    packs = [first_pack(queries, tokens) for tokens in (4, 5, 6, 7, 9, 100)]
+    packs = [first_packed_batch(queries, tokens) for tokens in (4, 5, 6, 7, 9, 100)]
     assert [len(pack) for pack, _ in packs] == [1, 1, 1, 2, 3, 10]
     assert [tokens for _, tokens in packs] == [5, 5, 5, 7, 9, 23]  # "5 5 5", a query's own token and the "2" behind
 

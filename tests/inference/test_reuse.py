@@ -5,7 +5,7 @@ import torch
 
 from lm_eval_icl.harness.run import PreparedRun
 from lm_eval_icl.inference.memory import Memory
-from lm_eval_icl.inference.store import MemoryStore
+from lm_eval_icl.inference.prefix_cache import PrefixCache
 from lm_eval_icl.prompts.tokens import Context
 from tests import evaluation
 from tests.evaluation import ICL, DeepThink
@@ -91,7 +91,7 @@ def test_store_forgets_the_least_recently_used():
         return [memory(10)] * len(contexts)
 
     a, b, c = (Context((i,), ()) for i in range(3))
-    store = MemoryStore(encode, max_bytes=2 * memory(10).nbytes)
+    store = PrefixCache(encode, max_bytes=2 * memory(10).nbytes)
     for context in (a, b, a, c, a, b):
         store[context]
     assert made == [a, b, c, b]
@@ -99,7 +99,7 @@ def test_store_forgets_the_least_recently_used():
 
 
 def test_store_uses_but_does_not_keep_what_is_too_large():
-    store = MemoryStore(lambda contexts: [memory(10)], max_bytes=1)
+    store = PrefixCache(lambda contexts: [memory(10)], max_bytes=1)
     assert len(store[Context((1,), ())]) == 10
     assert len(store[Context((1,), ())]) == 10
     assert store.encoded == 2

@@ -12,8 +12,8 @@ from lm_eval_icl import methods
 from lm_eval_icl.inference.budget import MemoryBudget
 from lm_eval_icl.inference.capabilities import Capabilities
 from lm_eval_icl.inference.generation import GenerationSettings
+from lm_eval_icl.inference.prefix_cache import PrefixCache
 from lm_eval_icl.inference.schedule import Batch, Sizes, Text, first_texts, schedule, side_by_side
-from lm_eval_icl.inference.store import MemoryStore
 from lm_eval_icl.prompts.tokens import Context, TokenizedPrompt
 
 CAN = Capabilities(
@@ -138,7 +138,7 @@ def test_all_is_asked_once_and_what_is_left_is_scheduled_as_before(method, sizes
 
 def test_halving_ends_with_one_row():
     """Out of memory at every batch: sizes get smaller until there is nothing left to halve."""
-    budget = MemoryBudget(MemoryStore(lambda contexts: [], 1), SIZES, "a model")
+    budget = MemoryBudget(PrefixCache(lambda contexts: [], 1), SIZES, "a model")
     seen = []
     while budget.halve((batch := scheduled("icl", budget.sizes)[0]).tokens, batch.rows_used):
         seen.append((batch.encoding, batch.tokens, batch.rows_used))

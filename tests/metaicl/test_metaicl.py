@@ -23,12 +23,12 @@ from lm_eval_icl.errors import InputError
 from lm_eval_icl.harness import patches
 from lm_eval_icl.harness.models import model_class
 from lm_eval_icl.harness.plugin import task_dir
-from lm_eval_icl.metaicl.files import SEEDS, SETTINGS, TASKS, Folder, Row, targets
+from lm_eval_icl.metaicl.files import SEEDS, SETTINGS, TASKS, MetaICLFolder, Row, targets
 from lm_eval_icl.metaicl.metric import decision, macro_f1, mean_losses
 from lm_eval_icl.metaicl.reading import reader
 from lm_eval_icl.results.samples import Asked, read_answers
 from lm_eval_icl.results.settings import template
-from lm_eval_icl.training.episodes import Pool, RowDraw
+from lm_eval_icl.training.episodes import EpisodePool, RowDraw
 from lm_eval_icl.training.metaicl import SettingTask
 from lm_eval_icl.training.rows import RowMaker
 from tests import evaluation
@@ -286,7 +286,7 @@ def test_whole_demonstrations_leave_where_none_may_be_cut(made, model, channel):
 def _one_by_one(task):
     """The demonstrations of a task as parts, with nothing left out."""
     sequences = task._sequences
-    return [(each.given + each.said + each.between).ids for each in sequences.shown(task._rows)]
+    return [(each.source + each.target + each.between).ids for each in sequences.encoded_demonstrations(task._rows)]
 
 
 # Decision and metric.
@@ -468,7 +468,7 @@ def test_bad_rows(tmp_path, change, says):
     path.parent.mkdir()
     path.write_text("\n".join(lines))
     with pytest.raises(InputError, match=says):
-        Folder(tmp_path, "--data").test("glue-rte", 100)
+        MetaICLFolder(tmp_path, "--data").test("glue-rte", 100)
 
 
 def test_bad_seeds_and_runs(made, model, tmp_path):
@@ -504,7 +504,7 @@ class Other(LM):
 
 
 def setting_tasks(made, tokenizer, channel=False, alike=False, most=1024):
-    rows = {task: Folder(made, "--data").train(task, 40) for task in ("ethos-gender", "hotpot_qa", "sciq")}
+    rows = {task: MetaICLFolder(made, "--data").train(task, 40) for task in ("ethos-gender", "hotpot_qa", "sciq")}
     how = dataclasses.replace(reader(tokenizer, None, most), alike=alike)
     return [SettingTask(name, some, how, channel) for name, some in rows.items()]
 
@@ -515,7 +515,7 @@ def test_training_rows_are_the_literal_ones(made, model, channel):
     maker = RowMaker(methods.Predictor(model[1], model[2], methods.make("icl")))
     for task in setting_tasks(made, model[2], channel):
         rows = [{"input": row.input, "output": row.output, "options": list(row.options)} for row in task.rows]
-        for episode in (Pool(task, 5, 0).draw(random.Random(i)) for i in range(3)):
+        for episode in (EpisodePool(task, 5, 0).draw(random.Random(i)) for i in range(3)):
             prompt, answer = maker.tokens(episode, None)
             shown, query = [rows[i] for i in episode.demonstrations], rows[episode.query]
             [(given, said)] = literal_example(
@@ -539,7 +539,7 @@ def test_training_rows_are_the_literal_ones(made, model, channel):
 def test_every_row_is_drawn_once_an_epoch(made, model):
     """With other rows of its task, the same in every epoch; and only rows that remain whole, if these are asked for."""
     tasks = setting_tasks(made, model[2], alike=True, most=400)
-    pools = [Pool(task, 4, 0) for task in tasks]
+    pools = [EpisodePool(task, 4, 0) for task in tasks]
     icl, invicl = methods.make("icl"), methods.make("invicl")
     remains = {each.name: lambda episode, each=each: episode.task.remains(each, episode) for each in (icl, invicl)}
     draw = RowDraw(pools, 3, remains, all_remain=False)
@@ -552,8 +552,10 @@ def test_every_row_is_drawn_once_an_epoch(made, model):
     def tokens(episode, copies):
         sequences = episode.task.reader.sequences(False)
         [joined] = sequences.join(
-            sequences.shown([episode.task.rows[i] for i in episode.demonstrations]),
-            sequences.asked(episode.task.rows[episode.query], False, [episode.task.rows[episode.query].output]),
+            sequences.encoded_demonstrations([episode.task.rows[i] for i in episode.demonstrations]),
+            sequences.encoded_options(
+                episode.task.rows[episode.query], False, [episode.task.rows[episode.query].output]
+            ),
         )
         whole = sum(len(part.ids) for part in joined.demonstrations)
         return None if joined.left_out else copies * whole + len(joined) - whole

@@ -22,7 +22,7 @@ from lm_eval_icl.regression import evaluation, training
 from lm_eval_icl.regression.baselines import baselines
 from lm_eval_icl.regression.configuration import METHODS, Configuration, configured
 from lm_eval_icl.regression.evaluation import errors, interval, probes
-from lm_eval_icl.regression.functions import SHIFTS, draw, generator, mean_square
+from lm_eval_icl.regression.functions import SHIFTS, draw_functions, generator, mean_square
 from lm_eval_icl.regression.model import Regressor, predicts_examples, reads_all_numbers
 from lm_eval_icl.regression.training import begin, found_method, train
 
@@ -59,7 +59,7 @@ def regressor(method: str) -> Regressor:
 
 
 def prompt(points: int, count: int = 1) -> tuple[Tensor, Tensor]:
-    x, y = draw(SMALL, generator("a test"), count, points)
+    x, y = draw_functions(SMALL, generator("a test"), count, points)
     return x.double(), y.double()
 
 
@@ -182,7 +182,7 @@ def test_order_changes_no_bit_of_invariant_methods(name: str) -> None:
 @pytest.mark.parametrize("shift", SHIFTS)
 def test_shifts_have_the_mean_square_that_errors_are_divided_by(shift: str) -> None:
     configuration = SMALL.model_copy(update={"dimensions": 4})
-    x, y = draw(configuration, generator("shift"), 4000, 5, shift=shift)
+    x, y = draw_functions(configuration, generator("shift"), 4000, 5, shift=shift)
     assert y.square().mean() == pytest.approx(mean_square(configuration, shift), rel=0.05)
     assert x.square().sum(2).mean() == pytest.approx(4 * (9 if shift == "scale" else 1), rel=0.05)
     rank = torch.linalg.matrix_rank(x[:50].double(), rtol=1e-4)
@@ -194,21 +194,21 @@ def test_shifts_have_the_mean_square_that_errors_are_divided_by(shift: str) -> N
 
 def test_sparse_functions_and_trees() -> None:
     sparse = SMALL.model_copy(update={"function": "sparse", "dimensions": 6, "sparsity": 2})
-    x, y = draw(sparse, generator("sparse"), 50, 12, dimensions=4)
+    x, y = draw_functions(sparse, generator("sparse"), 50, 12, dimensions=4)
     assert not x[:, :, 4:].any()
     w = torch.linalg.lstsq(x[:, :, :4].double(), y.double()[:, :, None]).solution[:, :, 0]
     assert ((w.abs() > 1e-4).sum(1) == 2).all()
     tree = SMALL.model_copy(update={"function": "tree"})
-    x, y = draw(tree, generator("tree"), 50, 200)
+    x, y = draw_functions(tree, generator("tree"), 50, 200)
     for signs, values in zip((x > 0).tolist(), y.tolist(), strict=True):
         assert len(set(values)) <= 2**tree.depth
         at: dict[tuple[bool, ...], float] = {}
         assert all(at.setdefault(tuple(sign), value) == value for sign, value in zip(signs, values, strict=True))
-    assert draw(tree, generator("tree"), 2000, 5)[1].square().mean() == pytest.approx(1, rel=0.1)
+    assert draw_functions(tree, generator("tree"), 2000, 5)[1].square().mean() == pytest.approx(1, rel=0.1)
 
 
 def test_least_squares_has_no_error_from_as_many_examples_as_dimensions() -> None:
-    x, y = draw(SMALL, generator("least squares"), 20, 8)
+    x, y = draw_functions(SMALL, generator("least squares"), 20, 8)
     found = baselines(SMALL, [0, 1, 2, 3, 7], x, y)["least squares"]
     assert (found[:, :3].mean(0) > 0.1).all() and found[:, 3:].max() < 1e-6
     assert torch.equal(found[:, 0], y[:, 0].double().square())
@@ -217,7 +217,7 @@ def test_least_squares_has_no_error_from_as_many_examples_as_dimensions() -> Non
 @pytest.mark.parametrize("function", ["sparse", "tree"])
 def test_baselines_beat_predicting_zero(function: str) -> None:
     configuration = SMALL.model_copy(update={"function": function, "dimensions": 4, "sparsity": 1})
-    x, y = draw(configuration, generator("baselines"), 30, 31)
+    x, y = draw_functions(configuration, generator("baselines"), 30, 31)
     found = baselines(configuration, [30], x, y)
     mean = {name: float(of.mean()) / mean_square(configuration) for name, of in found.items()}
     best = {"sparse": "Lasso", "tree": "greedy tree"}[function]
@@ -228,7 +228,7 @@ def test_baselines_beat_predicting_zero(function: str) -> None:
 # Training and its measurement.
 
 
-def log_of(run: training.Run) -> list[dict[str, float]]:
+def log_of(run: training.RegressionRun) -> list[dict[str, float]]:
     return [json.loads(line) for line in (run.folder / "log.jsonl").read_text(encoding="utf-8").splitlines()]
 
 
@@ -271,7 +271,9 @@ def test_a_training_that_was_stopped_goes_on_to_the_same_bits(
 
 def test_methods_get_the_same_functions_and_every_seed_others(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Tensor] = []
-    monkeypatch.setattr(training, "draw", lambda *of: (seen.append((drawn := draw(*of))[1]), drawn)[1])
+    monkeypatch.setattr(
+        training, "draw_functions", lambda *of: (seen.append((drawn := draw_functions(*of))[1]), drawn)[1]
+    )
     for name, seed in (("icl", 0), ("pcw", 0), ("icl", 1)):
         training.step_loss(Regressor(SMALL, found_method(name)), seed, 5)
     assert torch.equal(seen[0], seen[1]) and not torch.equal(seen[0], seen[2])

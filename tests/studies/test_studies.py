@@ -189,7 +189,7 @@ def test_out_of_memory_in_the_middle_of_thinking(tmp_path, monkeypatch):
     monkeypatch.setattr(deepthink, "causal_pass", fails_once)
     # A memory of another context is there to be dropped, so that there is hope.
     monkeypatch.setattr(
-        "lm_eval_icl.inference.store.MemoryStore.shrink", lambda *_: len(failed) < 2 and not failed.append(1)
+        "lm_eval_icl.inference.prefix_cache.PrefixCache.shrink", lambda *_: len(failed) < 2 and not failed.append(1)
     )
     found = conduct(tmp_path / "out", methods={"deepthink": {"T": "1..3", "eta": 0.5}}, seeds=0)
     assert failed

@@ -23,11 +23,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from lm_eval_icl import cli, methods
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.harness.training import HarnessTask, load_tasks
+from lm_eval_icl.metaicl.files import Row
 from lm_eval_icl.methods import Predictor
 from lm_eval_icl.prompts.tokens import Context, TokenizedPrompt
 from lm_eval_icl.smoke.demo import model_path
 from lm_eval_icl.training import rows as training_rows
-from lm_eval_icl.training.episodes import FileTask, Pool, Row, draw, read_file
+from lm_eval_icl.training.episodes import EpisodePool, FileTask, draw_episode, read_file
 from lm_eval_icl.training.rows import RowMaker, collate, leaks, make_row, mean_loss, target_losses
 from lm_eval_icl.training.train import Settings, train
 from lm_eval_icl.training.trainer import EpisodeRows, LayoutTrainer, OptionRows, read_log
@@ -70,8 +71,8 @@ def test_training_forward_is_scoring(checkpoint, name, case, dtype):
     folder = checkpoint(name)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
     predictor = Predictor(model, AutoTokenizer.from_pretrained(folder), getattr(methods, case[0])(**case[1]))
-    make, pool = RowMaker(predictor), Pool(task(), 4, 3)
-    episodes = [draw([pool], 0, number) for number in range(4)]
+    make, pool = RowMaker(predictor), EpisodePool(task(), 4, 3)
+    episodes = [draw_episode([pool], 0, number) for number in range(4)]
     batch = collate([make.row(episode) for episode in episodes], model.dtype)
     with predictor.runner.inference_mode():
         losses, greedy = target_losses(model, batch)
@@ -147,7 +148,7 @@ def test_gradients_of_the_dense_loss(checkpoint, case):
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     predictor = Predictor(model, tokenizer, getattr(methods, case[0])())
-    episode = draw([Pool(task(), 3, 0)], 0, 5)
+    episode = draw_episode([EpisodePool(task(), 3, 0)], 0, 5)
     row = RowMaker(predictor, "all").row(episode)
     found = gradients(model, mean_loss(model, collate([row], model.dtype)))
 
@@ -217,11 +218,11 @@ def test_a_method_says_by_itself_whether_it_is_trained_under(name, caplog):
 
 
 def test_an_episode_is_a_function_of_its_number():
-    pools = [Pool(task(name), 4, 3) for name in ("a", "b")]
-    again = [Pool(task(name), 4, 3) for name in ("a", "b")]
-    episodes = [draw(pools, 7, number) for number in range(200)]
+    pools = [EpisodePool(task(name), 4, 3) for name in ("a", "b")]
+    again = [EpisodePool(task(name), 4, 3) for name in ("a", "b")]
+    episodes = [draw_episode(pools, 7, number) for number in range(200)]
     for number, episode in enumerate(episodes):
-        same = draw(again, 7, number)
+        same = draw_episode(again, 7, number)
         assert (same.task.name, same.demonstrations, same.query) == (
             *(episode.task.name, episode.demonstrations),
             episode.query,
@@ -232,12 +233,12 @@ def test_an_episode_is_a_function_of_its_number():
         assert not set(rows) & set(pool.held_out)
     assert len({(e.task.name, e.demonstrations, e.query) for e in episodes}) == 200
     assert {e.task.name for e in episodes} == {"a", "b"}
-    assert draw(pools, 8, 0).demonstrations != episodes[0].demonstrations
+    assert draw_episode(pools, 8, 0).demonstrations != episodes[0].demonstrations
     assert pools[0].held_out == again[0].held_out and len(pools[0].held_out) == 3
 
 
 def test_held_out_episodes_never_show_a_row_that_is_held_out():
-    pool = Pool(task(size=200), 4, 64)
+    pool = EpisodePool(task(size=200), 4, 64)
     assert len(pool.held_out) == 20
     for episode in pool.evaluation():
         assert episode.query in pool.held_out and not set(episode.demonstrations) & set(pool.held_out)
@@ -279,21 +280,21 @@ def test_only_what_fits_every_method_is_used(checkpoint):
     """Rows of invicl are twice as long: with them in `fits`, icl leaves out what they leave out, and counts it."""
     folder = checkpoint("gpt2")
     model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
-    pools = [Pool(task(size=60), 4, 0)]
+    pools = [EpisodePool(task(size=60), 4, 0)]
 
     def rows(fits, positions=330):
         icl, other = (
             RowMaker(Predictor(model, tokenizer, methods.make(name, arguments), max_length=positions))
             for name, arguments in (("icl", {}), ("invicl", {"positions": "sequential"}))
         )
-        made = EpisodeRows(partial(draw, pools, 0), icl, [other] if fits else [], 30)
+        made = EpisodeRows(partial(draw_episode, pools, 0), icl, [other] if fits else [], 30)
         return [made[number] for number in range(30)], icl, other
 
     alone, *_ = rows(False)
     together, icl, other = rows(True)
     assert sum(row.left_out for row in together) > sum(row.left_out for row in alone) >= 0
     for number, row in enumerate(together):
-        tried = [draw(pools, 0, number, attempt) for attempt in range(row.left_out + 1)]
+        tried = [draw_episode(pools, 0, number, attempt) for attempt in range(row.left_out + 1)]
         fits = [icl.fits(e) and other.fits(e) for e in tried]
         assert fits == [False] * row.left_out + [True] and row.ids == icl.row(tried[-1]).ids
     with pytest.raises(
@@ -335,11 +336,11 @@ def test_fits_counts_the_tokens_of_a_row(checkpoint, tmp_path, monkeypatch, caps
     of = {name: Predictor(model, tokenizer, methods.make(name), max_length=MOST) for name in ("icl", "invicl")}
     copies = {"icl": 1, "invicl": 2}
     counted = [method, *fits.split(",")] if fits else []
-    pools = [Pool(each, 3, 0) for each in read_file(file)]
+    pools = [EpisodePool(each, 3, 0) for each in read_file(file)]
     left_out, beyond, other, make = 0, 0, "invicl" if method == "icl" else "icl", RowMaker(of[method])
     for number in range(40):
         for attempt in range(100):
-            episode = draw(pools, 0, number, attempt)
+            episode = draw_episode(pools, 0, number, attempt)
             long = any(tokens_of(of[name], episode, copies[name]) > MOST for name in counted)
             if make.fits(episode) and not long:
                 break
@@ -429,7 +430,7 @@ def test_the_accuracy_is_that_of_scoring(checkpoint, tmp_path):
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     predictor = Predictor(model, AutoTokenizer.from_pretrained(tmp_path / "out"), methods.make("invicl"))
     right, loss = [], []
-    episodes = Pool(task(size=90), 3, 64).evaluation()
+    episodes = EpisodePool(task(size=90), 3, 64).evaluation()
     assert len(episodes) == 9
     for episode in episodes:
         example = episode.example
@@ -449,7 +450,7 @@ def test_answers_without_options_count_if_greedy(checkpoint, tmp_path):
     predictor = Predictor(
         AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder), methods.make("icl")
     )
-    episodes = Pool(free, 3, 64).evaluation()
+    episodes = EpisodePool(free, 3, 64).evaluation()
     assert len(OptionRows(episodes, RowMaker(predictor), [])) == len(episodes) == 6
     log = tiny_run(checkpoint, tmp_path / "out", method="icl", tasks=[free], loss="query", steps=60, eval_steps=60)
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
@@ -900,7 +901,7 @@ def test_arguments_that_do_not_fit_each_other(checkpoint, tmp_path):
 
 
 def test_two_tasks_over_the_same_rows_hold_out_the_same():
-    assert Pool(task("a", 60), 3, 6).held_out == Pool(task("b", 60), 3, 6).held_out
+    assert EpisodePool(task("a", 60), 3, 6).held_out == EpisodePool(task("b", 60), 3, 6).held_out
 
 
 def test_a_folder_of_another_run(checkpoint, tmp_path):

@@ -1,4 +1,4 @@
-"""A store of memories, for contexts that occur again."""
+"""The prefix cache: stored memories of contexts that occur again."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from lm_eval_icl.inference.memory import Memory
 from lm_eval_icl.prompts.tokens import Context
 
 
-class MemoryStore:
+class PrefixCache:
     """Memories by context. A context is encoded only once in a run, unless its memory had to be dropped.
 
     Args:
@@ -54,8 +54,7 @@ class MemoryStore:
 
     def shrink(self, used: Context | None = None) -> bool:
         """Drop all memories except that of the context `used`. From now on, store at most half of the bytes that were
-        stored, or as many as the remaining memory has. Returns whether there was a memory of any size to
-        drop.
+        stored, or as many as the remaining memory has. Returns whether there was a memory of any size to drop.
         """
         held = self._bytes
         others = [context for context, memory in self._kept.items() if context != used and memory.nbytes]
