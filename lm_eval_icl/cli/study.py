@@ -142,7 +142,9 @@ def _dry_run(study: Study, args: argparse.Namespace, options: Options, console: 
     refused: list[str] = []
     if args.ray is not None and not lacking:
         with _cluster(Conductor(progress, args.include_path, training), args) as cluster:
-            refused = cluster.ask()
+            answers = cluster.ask()
+        refused = list(filter(None, answers))
+        console.print(f"workers: {answers.count('')} of {len(answers)} nodes can run the study", highlight=False)
         for why in refused:
             console.print(f"missing: {why}", markup=False, highlight=False, soft_wrap=True)
     if number := len(lacking) + len(plan.lacking) + len(refused):

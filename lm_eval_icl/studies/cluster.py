@@ -42,6 +42,7 @@ from lm_eval_icl.studies.worker import Worker, other_weights
 
 _TRIES = 3  # of a unit whose worker is lost
 _PATIENCE = 60.0  # seconds that the first units wait for workers that have not begun
+_ANSWER = 10.0  # seconds that a cluster may take to answer
 _NAMED = ("pretrained", "tokenizer", "peft", "delta")  # arguments of a model that may be folders
 
 
@@ -81,12 +82,19 @@ class Cluster(ABC):
         except ImportError as error:
             raise InputError("--ray: Ray is not installed: pip install 'lm-eval-icl[cluster]'.") from error
         self.ray: Any = ray
+        host, _, port = address.rpartition(":")
+        if port.isdecimal():  # Ray would try for minutes
+            try:
+                socket.create_connection((host.removeprefix("ray://"), int(port)), timeout=_ANSWER).close()
+            except (OSError, OverflowError) as error:
+                raise InputError(f"--ray {address}: nothing answers there ({one_line(error)}).") from error
         terminated = signal.getsignal(signal.SIGTERM)
         try:
             dashboard = None if address else False  # a cluster that runs has one, or has not
             ray.init(address or "local", log_to_driver=False, logging_level=logging.ERROR, include_dashboard=dashboard)
-        except (ConnectionError, RuntimeError, ValueError) as error:
-            raise InputError(f"--ray {address}: no cluster of Ray answers ({one_line(error)}).") from error
+        except Exception as error:  # of any kind: a node that takes too long raises no other
+            how = f"--ray {address}: this cluster cannot be joined" if address else "--ray: Ray cannot be started"
+            raise InputError(f"{how} ({one_line(error)}).") from error
         signal.signal(signal.SIGTERM, terminated)  # which Ray has replaced
         self.hired: list[Hired] = []
         self.losses = Counter[Unit | None]()
@@ -191,14 +199,23 @@ class Cluster(ABC):
         try:
             result = self.ray.get(call)
         except self.ray.exceptions.RayError as error:  # it was killed, its node is gone, or no cell could follow
-            why, log = one_line(error)[:300], str(error)
+            log = str(error).strip()
+            # A traceback ends with the error. What Ray says begins with the reason, or with the numbers of an actor.
+            raised = isinstance(error, self.ray.exceptions.RayTaskError)
+            of_actor = log.partition("The actor is dead because ")[2]
+            reason = log.rpartition("\n")[2] if raised else of_actor or log.partition("\n")[0]
+            why = " ".join(reason.split())[:300] or type(error).__name__
             self._dismiss(hired)
             self.losses[unit] += 1
             if unit is None:
-                if "creation task" in log or self.losses[unit] > 10 * _TRIES:
-                    last = log.strip().splitlines()[-1]
+                if "creation task" in log:
+                    last = log.splitlines()[-1]
                     raise InputError(
                         f"--ray: a worker cannot begin ({last}): install the same lm-eval-icl on every node."
+                    ) from error
+                if self.losses[unit] > 10 * _TRIES:
+                    raise InputError(
+                        f"--ray: {self.losses[unit]} workers were lost while they began; the last one: {why}"
                     ) from error
             elif self.losses[unit] < _TRIES:
                 queue.add(unit, again=True)
@@ -417,16 +434,14 @@ class StudyCluster(Cluster):
         self._bar = Progress(*text, TimeRemainingColumn(), console=Console(stderr=True))
         self._cells = self._bar.add_task("cells", total=None, about="")
 
-    def __enter__(self) -> StudyCluster:
-        self._bar.start()
-        return self
-
     def __exit__(self, *_: object) -> None:
-        self._bar.stop()
+        if self._bar.live.is_started:
+            self._bar.update(self._cells, completed=self.conductor.cells_ended)
+            self._bar.stop()
         super().__exit__()
 
     def ask(self) -> list[str]:
-        """Why the nodes of the cluster cannot work: one worker on each is asked."""
+        """One worker on each node of the cluster is asked: why it cannot work; empty if it can."""
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         begun = []
@@ -440,7 +455,7 @@ class StudyCluster(Cluster):
                 answers.append(self.ray.get(call))
             except self.ray.exceptions.RayError as error:
                 answers.append(f"a worker ends while it begins: {one_line(error)[:300]}")
-        return [answer for answer in answers if answer]
+        return answers
 
     def needs(self, model: Model) -> dict[str, float]:
         """Those of the study's file; else one core, a GPU if the cluster has any, and memory for the weights twice."""
@@ -506,13 +521,15 @@ class StudyCluster(Cluster):
     def show(self, queue: Queue) -> None:
         in_flight = [hired.unit for hired in self.hired if hired.unit is not None]
         ready = sum(hired.ready for hired in self.hired)
-        about = f"{ready} workers, {len(in_flight)} units in flight, {len(self.progress.failed)} failed"
+        beginning = f" ({len(self.hired) - ready} begin)" if ready < len(self.hired) else ""
+        about = f"{ready} workers{beginning}, {len(in_flight)} units in flight, {len(self.progress.failed)} failed"
         done, total = self.conductor.cells_ended, self.conductor.cells_known
+        self._bar.start()
         self._bar.update(self._cells, completed=done, total=total, about=about)
         if time.monotonic() - self._noted > 2:
             self._noted = time.monotonic()
             latest = f", one of them {in_flight[-1].title}" if in_flight else ""
-            self.folder.note_running(f"cell {done} of {total}: {about}{latest}")
+            self.folder.note_running(f"cell {done} of {total}: {about}{latest}", self.progress.failed)
 
 
 def _said(needs: Mapping[str, float]) -> str:

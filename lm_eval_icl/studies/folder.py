@@ -78,9 +78,9 @@ class Folder:
             self._running.unlink(missing_ok=True)
             lock.release()
 
-    def note_running(self, what: str) -> None:
-        """Note what is run now, for `running`."""
-        facts = {"process": os.getpid(), "machine": socket.gethostname(), "runs": what}
+    def note_running(self, what: str, failed: Mapping[str, str] | None = None) -> None:
+        """Note what is run now, for `running`, and why cells have failed so far, for `failed`."""
+        facts = {"process": os.getpid(), "machine": socket.gethostname(), "runs": what, "failed": failed or {}}
         self.write(self._running.name, json.dumps(facts) + "\n")
 
     def running(self) -> str:
@@ -100,6 +100,13 @@ class Folder:
             return f"process {facts['process']} on {facts['machine']} (at {facts['runs']})"
         except (OSError, ValueError, KeyError, TypeError):
             return "another process"
+
+    def failed(self) -> dict[str, str]:
+        """Why cells have failed, by their paths: as the latest run has said, and the one that runs or was killed."""
+        failed = dict(self.record().get("failed", {}))
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            failed |= json.loads(self._running.read_text(encoding="utf-8"))["failed"]
+        return failed
 
     def results(self, cell: Cell) -> Path:
         return self.cells / cell.path / f"results_{cell.id}.json"

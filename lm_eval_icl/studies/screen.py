@@ -84,7 +84,7 @@ def print_status(progress: Progress, console: Console, verbose: bool) -> None:
     Args:
         verbose: list all cells that are not simply done.
     """
-    failed: dict[str, str] = progress.folder.record().get("failed", {})
+    failed = progress.folder.failed()
     cells = progress.all_cells()
     states = {cell.path: progress.state(cell) for cell in cells}
     # Damaged cells are found now; what a cell on the dev set has kept from being chosen is no cell yet.

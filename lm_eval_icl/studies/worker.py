@@ -86,7 +86,7 @@ class Worker:
         """
         if unit.kind == "train":
             self._forget()
-            self.folder.note_running(unit.title)
+            self.folder.note_running(unit.title, self.progress.failed)
             trainings.train(unit.model, self.training(unit.model))
             if self.trains_in is self.folder:
                 self.folder.finish_training(unit.model)
@@ -154,7 +154,7 @@ class Worker:
         if not missing:
             return
         if models.rank == 0:
-            self.folder.note_running(batch.title)
+            self.folder.note_running(batch.title, progress.failed)
         prepared = self._prepare(models, batch, of_first(lambda: self.choices.of(missing[0])))
 
         def run(cells: Sequence[Cell]) -> None:

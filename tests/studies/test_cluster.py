@@ -1,26 +1,33 @@
-"""Studies on a cluster of Ray: the files of one process, whatever is killed meanwhile. KILLS=5: five kills of each."""
+"""Studies on a cluster of Ray: the files of one process, whatever is killed meanwhile.
+
+LM_EVAL_ICL_KILLS=5 kills the driver five times, and then workers five times.
+"""
 
 from __future__ import annotations
 
 import ast
+import errno
 import json
 import os
 import random
 import signal
+import socket
 import sys
 import time
+from io import StringIO
 from pathlib import Path
 
 import psutil
 import pytest
 import yaml
+from rich.console import Console
 
 import lm_eval_icl
 from lm_eval_icl import cli
 from lm_eval_icl.cli.train import training
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.smoke.demo import model_path
-from lm_eval_icl.studies import cluster, grid
+from lm_eval_icl.studies import cluster, grid, screen
 from lm_eval_icl.studies.cells import Grid, Model
 from lm_eval_icl.studies.conduct import Conductor
 from lm_eval_icl.studies.folder import Folder
@@ -31,7 +38,7 @@ from tests.processes import Process, run_command
 from tests.studies.test_studies import refused
 
 ray = pytest.importorskip("ray")
-KILLS = int(os.environ.get("KILLS", "1"))
+KILLS = int(os.environ.get("LM_EVAL_ICL_KILLS", "1"))
 STUDY = {
     "models": f"pretrained={model_path()}",
     "methods": ["icl", {"deepthink": {"T": "1..2", "eta": [0.1, 0.5]}}],
@@ -45,6 +52,8 @@ STUDY = {
 OPTIONS = Options("cpu", 8, 4)
 # What differs between two runs of one cell: dates, seconds, and how much of what is shared was run for it.
 COUNTS = {"contexts_encoded", "contexts_reused", "tokens_run", "tokens_saved"}
+if KILLS > 1:  # a driver that is killed while it writes a unit leaves cells that are run without the others
+    COUNTS |= {"cells", "orders", "passes"}
 APART = {"date", "start_time", "end_time", "total_evaluation_time_seconds", "seconds", *COUNTS}
 
 
@@ -145,6 +154,7 @@ def test_the_files_are_those_of_one_process(nodes, tmp_path, monkeypatch):
 
 
 # Light actors.
+ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # by name, each would import all that is imported here
 
 
 class Sleeper:
@@ -153,9 +163,14 @@ class Sleeper:
     def begin(self) -> str:
         return ""
 
+    def node(self) -> str:
+        return ray.get_runtime_context().get_node_id()
+
     def run(self, task: str) -> str:
         if task == "deadly":
             os.kill(os.getpid(), signal.SIGKILL)
+        if task == "full":
+            raise OSError(errno.ENOSPC, "No space left on device")
         return task
 
 
@@ -184,15 +199,37 @@ class Sleepers(cluster.Cluster):
 
 def test_a_unit_that_kills_its_worker_is_given_up_and_the_others_are_run(nodes):
     queue = Queue()
-    for task in ("a", "deadly", "b", "c"):
+    for task in ("a", "deadly", "b", "full", "c"):
         queue.add(Unit(Model({"pretrained": "m"}), "test", task))
     with Sleepers(nodes.address) as pool:
         pool.received = []
-        ended = [pool.ended(queue).task for _ in range(4)]
-    assert sorted(ended) == ["a", "b", "c", "deadly"]
-    (failed,) = [said for said in pool.received if said.startswith("deadly")]
-    assert "its worker was lost 3 times" in failed and sorted({*pool.received} - {failed}) == ["a", "b", "c"]
-    assert pool.losses.total() == 3
+        ended = [pool.ended(queue).task for _ in range(5)]
+    assert sorted(ended) == ["a", "b", "c", "deadly", "full"]
+    *others, deadly, full = sorted(pool.received)
+    assert others == ["a", "b", "c"] and pool.losses.total() == 6
+    last = "its worker was lost 3 times; the last time:"
+    assert deadly.startswith(f"deadly: {last} its worker process has died.") and "\n" not in deadly
+    assert full == f"full: {last} OSError: [Errno 28] No space left on device"
+
+
+def test_one_worker_on_each_node_is_asked(nodes, tmp_path, monkeypatch):
+    def begin(self, options):
+        actor = ray.remote(Sleeper).options(**options).remote()
+        return actor, actor.node.remote()
+
+    monkeypatch.setattr(cluster.StudyCluster, "begin", begin)
+    with cluster.StudyCluster(opened(tmp_path / "o"), None, training, nodes.address) as pool:
+        asked = pool.ask()
+        alive = {node["NodeID"] for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")}
+    assert len(asked) == 2 and set(asked) == alive
+
+
+def test_an_address_where_nothing_answers_is_refused_at_once():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    with pytest.raises(InputError, match=rf"--ray {address}: nothing answers there \(ConnectionRefused.*refused\)\.$"):
+        Sleepers(address)
 
 
 def test_what_a_worker_refuses(nodes, tmp_path, monkeypatch):
@@ -217,6 +254,29 @@ def test_what_a_worker_refuses(nodes, tmp_path, monkeypatch):
 
 
 # Without Ray.
+
+
+def test_the_status_of_a_study_that_runs_says_why_cells_have_failed(tmp_path):
+    """And of one that was killed: what its process has noted is there until the next one begins."""
+    conductor = opened(tmp_path / "o")
+    folder, (cell, *_) = conductor.folder, conductor.progress.all_cells()
+
+    def status() -> str:
+        console = Console(file=StringIO(), width=80)
+        screen.print_status(conductor.progress, console, verbose=False)
+        return console.file.getvalue()
+
+    with folder.locked():
+        folder.note_running("cell 1 of 2: 2 workers", {cell.path: "out of memory"})
+        running = status()
+        noted = (folder.path / ".running.json").read_bytes()
+    assert "running: process " in running and "(at cell 1 of 2: 2 workers)" in running
+    assert "1 failed\n" in running and f"failed: {cell.path}: out of memory\n" in running
+    assert "failed" not in status()
+    (folder.path / ".running.json").write_bytes(noted)  # as a killed process leaves it
+    assert "running" not in status() and f"failed: {cell.path}: out of memory\n" in status()
+    with folder.locked():
+        assert "failed" not in status()
 
 
 def test_ray_is_not_imported_without_the_option(tmp_path, monkeypatch, capsys):
