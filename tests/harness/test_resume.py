@@ -622,6 +622,18 @@ def test_responses_read_back_to_the_bit(tmp_path, response):
         assert type(responses["key"]) is type(response)
 
 
+def test_a_response_is_written_once(tmp_path, monkeypatch):
+    """With the pass that computed it, and not with each that follows."""
+    written, save = [], cache._save
+    monkeypatch.setattr(cache, "SECONDS", 0)
+    monkeypatch.setattr(cache, "_save", lambda path, unsaved: written.append(sorted(unsaved)) or save(path, unsaved))
+    responses = Responses(str(tmp_path / "c"), {})
+    for key in "abc":
+        responses[key] = "text"
+        responses.finished()
+    assert written == [["a"], ["b"], ["c"]]
+
+
 class Malicious:
     def __init__(self, path):
         self.path = path
