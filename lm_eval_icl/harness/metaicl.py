@@ -169,10 +169,8 @@ class MetaICLTask(ConfigurableTask):
         row = Row(doc["input"], doc["output"], tuple(doc["options"]))
         rows = [row, dataclasses.replace(row, input="N/A")] if self.pmi else [row]
         try:
-            of_rows = [
-                self._sequences.join(self._shown[shots], self._sequences.encoded_options(query, not shots))
-                for query in rows
-            ]
+            options = [self._sequences.encoded_options(query, not shots) for query in rows]
+            of_rows = [self._sequences.join(self._shown[shots], of_query) for of_query in options]
         except InputError as error:
             raise InputError(f"task {self.config.task!r}, document {doc['row']}: {error.message}") from error
         joined = [sequence for sequences in of_rows for sequence in sequences]

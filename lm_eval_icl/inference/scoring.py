@@ -162,9 +162,8 @@ class PackedRow:
                 mask[tokens, behind] = 0
         read_at = on_device(read, device_of_states(model))
         cache = cache_of(self._memories, once=True)
-        # Attention that reads a memory in parts is that of all tokens alike, in every block.
-        reads_in_parts = any(memory.parts for memory in self._memories)
-        trim = trim_last_block and not reads_in_parts
+        apart = any(memory.parts for memory in self._memories)  # read in parts: by all tokens alike, in every block
+        trim = trim_last_block and not apart
         last = last_block_at(model, cache, read_at, len(self.tree.tokens)) if trim else nullcontext()
         replaced: AbstractContextManager[None] = nullcontext()
         if self._replaced:
@@ -173,7 +172,7 @@ class PackedRow:
         readings = [
             memory.readings(behind.start) for memory, (_, behind) in zip(self._memories, self._groups, strict=True)
         ]
-        with last, replaced, in_parts(sees, self._groups, readings if reads_in_parts else ()):
+        with last, replaced, in_parts(sees, self._groups, readings if apart else ()):
             output: Tensor = model(
                 input_ids=on_device([self.tree.tokens], device),
                 position_ids=to_device(torch.cat(self._positions)[None], device),

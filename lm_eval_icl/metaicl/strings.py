@@ -171,8 +171,7 @@ class Sequences:
 
     def encoded_demonstrations(self, rows: Sequence[Row]) -> list[EncodedExample]:
         """Demonstrations, in their order."""
-        firsts = [i == 0 and not self.alike for i in range(len(rows))]
-        examples = [self.encoded_options(row, first, [row.output])[0] for row, first in zip(rows, firsts, strict=True)]
+        examples = [self.encoded_options(row, i == 0 and not self.alike, [row.output])[0] for i, row in enumerate(rows)]
         if self.canonical:
             examples.sort(key=lambda example: (example.source.ids, example.target.ids))
         return examples

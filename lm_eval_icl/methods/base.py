@@ -84,9 +84,8 @@ class Method(ABC):
         self._check_whole("repeat")
 
     def _check_whole(self, argument: str) -> None:
-        """For `__post_init__`: refuse an argument that is not a whole number, 1 or more."""
-        number = checked_whole(f"{self.name}: {argument}", getattr(self, argument))
-        object.__setattr__(self, argument, number)  # 2.0 is 2
+        """For `__post_init__`: refuse an argument that is not a whole number, 1 or more; 2.0 becomes 2."""
+        object.__setattr__(self, argument, checked_whole(f"{self.name}: {argument}", getattr(self, argument)))
 
     def _check(self, argument: str, *, fine: bool, must: str) -> None:
         """For `__post_init__`: refuse an argument unless it is `fine`, and say what it `must` be."""
