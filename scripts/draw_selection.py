@@ -1,4 +1,4 @@
-"""Draw docs/selection.svg: which documents of a pool each method of `lm-eval-icl select` picks.
+"""Draw docs/reports/selection.svg: which documents of a pool each method of `lm-eval-icl select` picks.
 
     python scripts/draw_selection.py MODEL DATA [--task icl_trec] [--pool 1000] [--seed 0] [--output FILE.svg]
 
@@ -92,7 +92,7 @@ def main() -> None:
     parser.add_argument("--task", default="icl_trec", help="(default: %(default)s)")
     parser.add_argument("--pool", type=int, default=1000, help="documents to choose from (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="(default: %(default)s)")
-    parser.add_argument("--output", type=Path, default=ROOT / "docs/selection.svg", help="a picture")
+    parser.add_argument("--output", type=Path, default=ROOT / "docs/reports/selection.svg", help="a picture")
     options = parser.parse_args()
     output, name = options.output.resolve(), Path(options.model).name
     model = str(Path(options.model).resolve()) if Path(options.model).is_dir() else options.model

@@ -3,7 +3,7 @@
 The checkpoint is a decoder small enough to ship that has learned one thing: to take from demonstrations
 which label goes with which kind of text, under the layout of every method. It is trained here, from nothing, on
 text that this script makes up: episodes of classification whose label words are drawn anew each time, so that only
-the demonstrations tell what a label means. See docs/demo-model.md.
+the demonstrations tell what a label means. See docs/reports/demo-model.md.
 
     python scripts/make_demo_model.py               # data, tokenizer and model: some half an hour on one CPU core
     python scripts/make_demo_model.py --data-only   # the tasks' documents alone: a second
@@ -460,7 +460,7 @@ def losses_of(model: LlamaForCausalLM, rows: Sequence[Row]) -> tuple[Tensor, Ten
 # Training.
 
 # The methods in whose layouts the batches are, and how often each comes: first, and once texts have several words.
-# (With one word in every text, prefixicl cannot tell which demonstration a label is of: see docs/demo-model.md.)
+# (With one word in every text, prefixicl cannot tell which demonstration a label is of: docs/reports/demo-model.md.)
 METHODS = {"icl": (3, 1.5), "pcw": (1, 1), "saicl": (1, 1.5), "invicl": (3, 2), "prefixicl": (0, 3), "nope": (4, 2.5)}
 WORDS_ALONE = 0.1  # the part of training with texts of one word
 # How many queries a row has: one where demonstrations see it, few where the demonstrations' labels count in the loss,

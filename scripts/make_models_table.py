@@ -1,4 +1,4 @@
-"""Write the table of docs/models.md: the smoke test of every model type of the installed transformers.
+"""Write the table of docs/reports/model-types.md: the smoke test of every model type of the installed transformers.
 
     python scripts/make_models_table.py [--record FILE]
 
@@ -17,7 +17,7 @@ import transformers
 from lm_eval_icl.smoke import tiny
 from lm_eval_icl.smoke.smoke import Result, sweep
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "models.md"
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "reports" / "model-types.md"
 HEADING = "## All types\n"
 
 

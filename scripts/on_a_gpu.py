@@ -1,6 +1,6 @@
 """What can only be known on a GPU, in one command that writes one file.
 
-    python scripts/on_a_gpu.py [--output docs/gpu.md] [--model llama-8b] [--documents 100] [--workloads NAME ...]
+    python scripts/on_a_gpu.py [--output FILE.md] [--model llama-8b] [--documents 100] [--workloads NAME ...]
 
 The file is in Markdown: the machine with its versions and the commit; the tests that are marked `gpu`; `icl` beside
 lm-eval's `hf` in float32 and bfloat16; whether order-invariant methods give the same bits in any order; one model over
@@ -232,7 +232,9 @@ def about() -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, default=ROOT / "docs/gpu.md", help="the file (default: docs/gpu.md)")
+    parser.add_argument(
+        "--output", type=Path, default=ROOT / "docs/reports/gpu.md", help="the file (default: docs/reports/gpu.md)"
+    )
     parser.add_argument("--model", choices=CONFIGS, default="llama-8b" if ON_GPU else "toy")
     parser.add_argument("--documents", type=int, default=100 if ON_GPU else 4, help="default: %(default)s")
     parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, metavar="NAME", help="of the benchmark's table")

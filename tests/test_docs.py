@@ -50,11 +50,13 @@ def blocks(page: Path) -> list[tuple[str, str, str]]:
 
 
 def commands(page: Path) -> list[str]:
-    """The indented commands of a page that start one of our programs, from its name on."""
+    """The commands of a page, indented or fenced, that start one of our programs, from its name on."""
     text = page.read_text(encoding="utf-8").replace("\\\n", " ")
-    launched = r" {4,}(?:(?:\w+=\w+ )?(?:accelerate launch|torchrun) .*-m )?"
-    pattern = launched + r"((lm_eval_icl|lm_eval|lm-eval-icl) .*)"
-    return [found[1] for line in text.splitlines() if (found := re.match(pattern, line))]
+    shown = re.findall(r"^ {4,}(.*)$", text, re.MULTILINE)
+    for block in re.findall(r"```bash\n(.*?)```", text, re.DOTALL):
+        shown += [line.strip() for line in block.splitlines()]
+    pattern = r"(?:(?:\w+=\w+ )?(?:accelerate launch|torchrun) .*-m )?((lm_eval_icl|lm_eval|lm-eval-icl) .*)"
+    return [found[1] for line in shown if (found := re.match(pattern, line))]
 
 
 @functools.cache
@@ -174,7 +176,7 @@ def table(page: Path, heading: str) -> dict[str, list[str]]:
 def test_the_table_of_readme_is_the_methods():
     rows = table(ROOT / "README.md", "method")
     assert tuple(rows) == NAMES
-    for name, (_, _, invariant, *arguments) in rows.items():
+    for name, (_, invariant, *arguments) in rows.items():
         method = methods.make(name)
         assert (invariant != "no") == method.invariant
         own = methods.arguments_of(type(method)) - method.renamed.keys() - {"positions", "repeat"}
@@ -215,28 +217,53 @@ PAGE = DOCS / "add-a-method.md"
 
 
 def lines(text: str) -> list[str]:
-    return [line.rstrip() for line in text.strip().splitlines()]
+    return [line.rstrip() for line in text.strip("\n").splitlines() if line.strip()]
+
+
+NUMBER = r"-?\d+(?:\.\d+)?"
+
+
+def check_lines(printed: list[str], expected: list[str], within: float) -> None:
+    """The lines are the same, but for numbers, which differ by no more than `within`."""
+    assert [re.sub(NUMBER, "#", line) for line in printed] == [re.sub(NUMBER, "#", line) for line in expected]
+    for line, says in zip(printed, expected, strict=True):
+        mine, theirs = ([float(number) for number in re.findall(NUMBER, text)] for text in (line, says))
+        assert mine == pytest.approx(theirs, abs=within), line
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", [ROOT / "README.md", DOCS / "python.md"], ids=lambda page: page.stem)
-def test_python_blocks_print_what_the_page_says(page, tmp_path):
-    """All Python blocks of a page run in one process, in their order; numbers are compared to 0.003."""
-    found = blocks(page)
-    assert {language for _, language, _ in found} == {"python", "console"}
-    code, expected = ("\n".join(text for _, of, text in found if of == language) for language in ("python", "console"))
+def test_python_blocks_print_what_the_page_says(tmp_path):
+    """All Python blocks of docs/python.md run in one process, in their order."""
+    code, expected = (
+        "\n".join(text for _, language, text in blocks(DOCS / "python.md") if language == wanted)
+        for wanted in ("python", "console")
+    )
     done = processes.python(code, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    printed, wanted = lines(done.stdout), [line for line in lines(expected) if line]
-    assert [re.sub(r"\d+\.\d+", "#", line) for line in printed] == [re.sub(r"\d+\.\d+", "#", line) for line in wanted]
-    for line, says in zip(printed, wanted, strict=True):
-        mine, theirs = ([float(number) for number in re.findall(r"-?\d+\.\d+", text)] for text in (line, says))
-        assert mine == pytest.approx(theirs, abs=0.003), line
+    check_lines(lines(done.stdout), lines(expected), within=0.003)
 
 
-def test_the_python_block_of_readme_is_short():
-    (_, _, code), *_ = blocks(ROOT / "README.md")
-    assert len([line for line in code.split("\n\n", 1)[1].splitlines() if line.strip()]) <= 12
+@pytest.mark.slow
+def test_the_tutorial_prints_what_it_says(tmp_path):
+    """Its files are written and its commands run, in their order; of lm-eval's output the page has the tables alone."""
+    ran = []
+    for name, language, text in blocks(DOCS / "tutorial.md"):
+        if name:
+            (tmp_path / name).write_text(text, encoding="utf-8")
+        elif language == "console":
+            for shown in text.removeprefix("$ ").split("\n$ "):
+                command, _, expected = shown.partition("\n")
+                program, *arguments = shlex.split(command.replace("$MODEL", str(model_path())))
+                ran.append(program)
+                if program == "python":
+                    subprocess.run([sys.executable, *arguments], cwd=tmp_path, check=True)
+                    continue
+                done = processes.command(*arguments, program=program, cwd=tmp_path)
+                assert done.returncode == 0, done.stderr
+                printed = [line for line in lines(done.stdout) if program != "lm_eval" or line.startswith("|")]
+                check_lines(printed, lines(expected), within=2)
+    assert ran == ["lm_eval", "python", "lm_eval", *["lm-eval-icl"] * 3]
+    assert (tmp_path / "results/compare/figures/sensitivity.svg").read_text(encoding="utf-8").startswith("<?xml")
 
 
 def environment(**variables: str) -> dict[str, str]:
@@ -261,11 +288,7 @@ def test_adding_a_method_works_as_written(tmp_path, number):
         assert lines(done.stdout) == lines(expected)
         return
     shown = [line for line in lines(done.stdout) if line.startswith("|")]
-    assert [re.sub(r"\d\.\d+", "#", line) for line in shown] == [
-        re.sub(r"\d\.\d+", "#", line) for line in lines(expected)
-    ]
-    values = [[float(value) for value in re.findall(r"\d\.\d+", "".join(text))] for text in (shown, expected)]
-    assert values[0] == pytest.approx(values[1], abs=0.011)
+    check_lines(shown, lines(expected), within=0.011)
 
 
 @pytest.fixture(scope="module")
@@ -375,7 +398,7 @@ def test_messages_are_those_of_the_programs(tmp_path):
 
 
 def test_readme_is_a_front_door():
-    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 161
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").split()) <= 900
 
 
 def test_every_argument_of_training_is_in_its_table():
@@ -401,7 +424,11 @@ def test_the_version_is_one():
 # The table of model types. Made again by: python scripts/make_models_table.py
 
 ROW = runpy.run_path(str(ROOT / "scripts/make_models_table.py"))["row"]
-TYPE_ROWS = [line for line in (DOCS / "models.md").read_text(encoding="utf-8").splitlines() if line.count("|") == 4]
+TYPE_ROWS = [
+    line
+    for line in (DOCS / "reports" / "model-types.md").read_text(encoding="utf-8").splitlines()
+    if line.count("|") == 4
+]
 # Of every kind: plain, without positions, with windows, experts, latent and linear attention, refused.
 SAMPLE = "bart bert deepseek_v3 gemma3 git gpt2 gpt_neo llama4 modernbert-decoder zamba2".split()
 
@@ -428,7 +455,7 @@ def test_a_row_of_what_is_wrong():
 
 
 @pytest.mark.parametrize(
-    "command", re.findall(r"`pytest (.*?)`", (DOCS / "reliability.md").read_text(encoding="utf-8"))
+    "command", re.findall(r"`pytest (.*?)`", (DOCS / "reports" / "reliability.md").read_text(encoding="utf-8"))
 )
 def test_tests_that_are_named_are_there(command):
     files, _, words = command.partition(" -k ")

@@ -399,7 +399,7 @@ def test_bad_input_is_one_line(tmp_path: Path) -> None:
 
 
 def test_commands_of_the_page_are_ones_that_there_are() -> None:
-    page = (Path(__file__).resolve().parents[2] / "docs" / "regression.md").read_text(encoding="utf-8")
+    page = (Path(__file__).resolve().parents[2] / "docs" / "reports" / "regression.md").read_text(encoding="utf-8")
     commands = re.findall(r"^ {4,}lm-eval-icl regression (.*)$", page, re.MULTILINE)
     for command in commands:
         options = regression.options(cli.OneLine(), command.split())
