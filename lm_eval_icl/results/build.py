@@ -147,7 +147,7 @@ def _usable(runs: Sequence[Run], left_out: list[LeftOut]) -> list[Run]:
                 why = f"a number that is not finite, or more than {HUGE:g}, is no result"
             elif result.metric.startswith(("acc", "exact_match")) and not 0 <= result.value <= 1:
                 why = f"its {result.metric} of {result.value:g} is not between 0 and 1"
-            elif kind(result) != most_common[task]:
+            elif kind(result) != most_common.get(task, kind(result)):
                 metric, of_filter, *_ = most_common[task]
                 why = f"its metric is {result.metric} ({result.filter}), most runs have {metric} ({of_filter})"
             else:

@@ -146,15 +146,18 @@ def _studies(runs: Iterable[Run], decided: bool, left_out: dict[str, None]) -> l
         drawn = run.study.demonstrations
         if run.study.changes:
             left_out["what the study's file changes of the tasks"] = None
-        for task, result in run.tasks.items():
+        for task, result in {result.task: result for result in run.all_results}.items():
             if not (_safe([run.model], _NAME, "model", left_out) and _safe([task], _TASK, "task", left_out)):
                 continue
+            metadata = _metadata(run, [task], decided)
+            rules = metadata.pop("decide", None)
             file = {
                 "models": [given],
                 "methods": [{run.model: of_method} if of_method else run.model],
                 "num_fewshot": [result.shots],
                 **({"demonstrations": [drawn]} if drawn is not None else {}),
-                **({"metadata": metadata} if (metadata := _metadata(run, [task], decided)) else {}),
+                **({"decide": ["none", rules]} if rules is not None else {}),
+                **({"metadata": metadata} if metadata else {}),
             }
             key = json.dumps([file, run.limit], ensure_ascii=False, default=str)
             of_tasks.setdefault(key, {}).setdefault(task, set()).add((run.seed or 0, run.order))

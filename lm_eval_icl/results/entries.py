@@ -353,7 +353,7 @@ def costs(runs: Sequence[Run]) -> tuple[float | None, float | None, bool]:
     """Tokens run through the model and seconds, both a document; None if a run does not say. And whether they are a
     study's, which do not count where there are runs alone: the two do not compare (see `Run.cost`)."""
     counted = [run for run in runs if run.cost == "alone"] or runs
-    documents = sum(result.documents for run in counted for result in run.tasks.values())
+    documents = sum(number for run in counted for number in {of.task: of.documents for of in run.all_results}.values())
 
     def a_document(values: Sequence[float | None]) -> float | None:
         known = [value for value in values if value is not None]
