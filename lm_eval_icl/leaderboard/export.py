@@ -23,7 +23,7 @@ import numpy as np
 from lm_eval_icl.errors import InputError, one_line
 from lm_eval_icl.results.board import TaskRun
 from lm_eval_icl.results.entries import unused
-from lm_eval_icl.results.form import number
+from lm_eval_icl.results.form import number, reads_in_words
 from lm_eval_icl.results.read import samples_file
 from lm_eval_icl.results.records import Answers, LeftOut, Run, TaskResult
 from lm_eval_icl.results.samples import Unusable, lines
@@ -204,7 +204,9 @@ def _log(
                 ),
             },
         },
-        "evaluation_results": [_evaluation(run, each) for each in _metrics(run, result) if _possible(each)],
+        "evaluation_results": [
+            _evaluation(run, evaluated) for evaluated in _metrics(run, result) if _possible(evaluated)
+        ],
     }
 
 
@@ -250,7 +252,7 @@ def _evaluation(run: Run, result: TaskResult) -> dict[str, Any]:
                 template_digest=result.template,
                 decision_rule=rule and rule.name,
                 decision_rule_arguments=rule and rule.arguments,
-                decision_rule_reads=rule and ", ".join(rule.marks),
+                decision_rule_reads=rule and ", ".join(reads_in_words([rule])),
                 lm_eval_icl=dict(run.icl) or None,
             ),
         },
@@ -268,7 +270,7 @@ def _names(result: TaskResult) -> dict[str, str]:
 def _metrics(run: Run, result: TaskResult) -> Iterator[TaskResult]:
     """The metric that stands for the task, the same under decision rules, then its others as lm-eval's results have
     them: those under a rule only if it is known what the rule reads."""
-    of_task = {of.reported_filter: of for of in (result, *run.decided) if of.task == result.task}
+    of_task = {decided.reported_filter: decided for decided in (result, *run.decided) if decided.task == result.task}
     yield from of_task.values()
     rules = _at(run.results, "config", "icl", "decided", result.task)
     values = _at(run.results, "results", result.task)
@@ -303,18 +305,18 @@ def _possible(result: TaskResult) -> bool:
 
 def _uncertainty(run: Run, result: TaskResult) -> dict[str, Any]:
     """lm-eval's standard error: over documents alone, for the demonstrations of the run."""
-    found: dict[str, Any] = {"num_samples": int(result.documents)}
+    uncertainty: dict[str, Any] = {"num_samples": int(result.documents)}
     if (error := number(result.stderr)) is not None and error >= 0:
-        found["standard_error"] = {"value": error}
+        uncertainty["standard_error"] = {"value": error}
         if result.aggregation in ("mean", "acc_all"):
-            found["standard_error"]["method"] = "analytic"
+            uncertainty["standard_error"]["method"] = "analytic"
         # For all other aggregations lm-eval has either this or no standard error.
         elif result.aggregation not in ("", "unknown"):
-            found["standard_error"]["method"] = "bootstrap"
+            uncertainty["standard_error"]["method"] = "bootstrap"
             draws = _at(run.results, "config", "bootstrap_iters")
             if type(draws) is int and result.aggregation not in ("bleu", "chrf", "ter"):  # lm-eval takes fewer
-                found["num_bootstrap_samples"] = draws
-    return found
+                uncertainty["num_bootstrap_samples"] = draws
+    return uncertainty
 
 
 def _source(run: Run, result: TaskResult) -> dict[str, Any]:

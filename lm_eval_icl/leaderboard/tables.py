@@ -85,8 +85,8 @@ def _all_numbers(board: Board, entry: Entry, column: Column, cell: BoardCell) ->
         "majority": cell.majority,
         "expected": cell.expected,
         "marks": "; ".join(cell.marks),
-        "decide": entry.rule and entry.rule.name,
-        "reads": entry.rule and "; ".join(entry.rule.marks),
+        "decide": entry.rule,
+        "reads": "; ".join(entry.reads),
     }
 
 

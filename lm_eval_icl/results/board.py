@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from lm_eval_icl.results.form import RuleFacts
 from lm_eval_icl.results.records import LeftOut, Run, TaskResult
 from lm_eval_icl.results.statistics import Difference, Estimate
 
@@ -132,8 +131,10 @@ class Entry:
         seconds: of a run, a document; None if the files do not say.
         command: the commands that make the runs again.
         shared: tokens and seconds are those of a study's cells, which share passes.
-        rule: the decision rule of its results, of which `conditions` say the name and the marks; None of those of the
-            model itself, which are an entry of their own.
+        rule: the name of the decision rule of its results; None of those of the model itself, which are an entry of
+            their own.
+        reads: what the rule reads beside the document and the demonstrations, in words that end `conditions`:
+            "transductive", "labels: 2016", "pool: 64".
     """
 
     name: str
@@ -149,12 +150,13 @@ class Entry:
     seconds: float | None
     command: str
     shared: bool = False
-    rule: RuleFacts | None = None
+    rule: str | None = None
+    reads: tuple[str, ...] = ()
 
     @property
     def is_transductive(self) -> bool:
         """Whether its decisions depend on the other documents that were evaluated."""
-        return self.rule is not None and self.rule.transductive
+        return "transductive" in self.reads
 
     @property
     def label(self) -> str:

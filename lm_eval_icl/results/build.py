@@ -116,7 +116,7 @@ def named(entries: Sequence[Entry], name: str, what: str = "") -> Entry:
             break
     if len(matching) == 1:
         return matching[0]
-    names = "; ".join(f"{each.name}: {each.label} on {each.checkpoint}" for each in (matching or entries)[:_LISTED])
+    names = "; ".join(f"{entry.name}: {entry.label} on {entry.checkpoint}" for entry in (matching or entries)[:_LISTED])
     if matching:
         raise InputError(f"{what}{name}: several entries are called so. Give the name of one: {names}.")
     raise InputError(f"{what}{name}: there is no such entry. There are {names}.")
@@ -227,9 +227,9 @@ def _entries(rows: Sequence[EntryRuns], cells: Sequence[Cells]) -> dict[Entry, E
     row_of: dict[Entry, EntryRuns] = {}
     for row, of_row in zip(rows, cells, strict=True):
         full, *details = row.checkpoint
-        said = row.checkpoint if row.checkpoint[3] else row.checkpoint[:3]
+        checkpoint = row.checkpoint if row.checkpoint[3] else row.checkpoint[:3]
         rule = () if row.rule is None else (row.rule,)
-        name, key = "", repr((said, row.method, row.resolved, row.conditions, *rule))
+        name, key = "", repr((checkpoint, row.method, row.resolved, row.conditions, *rule))
         while not name or name in names:
             key += name
             name = hashlib.sha256(key.encode()).hexdigest()[:8]
@@ -246,7 +246,7 @@ def _entries(rows: Sequence[EntryRuns], cells: Sequence[Cells]) -> dict[Entry, E
             details=shown(", ".join(filter(None, differing))),
             method=shown(row.method),
             arguments=row.arguments,
-            conditions=", ".join(row.said),
+            conditions=", ".join(row.words),
             runs=row.runs,
             cells=of_row,
             parameters=parameters[0] if known == len(parameters) else None,
@@ -254,7 +254,8 @@ def _entries(rows: Sequence[EntryRuns], cells: Sequence[Cells]) -> dict[Entry, E
             seconds=seconds,
             command=commands(row.runs, row.rule is not None),
             shared=shared,
-            rule=next(iter(row.units.values()))[0].result.rule,
+            rule=None if row.rule is None else shown(row.rule[0]),
+            reads=row.reads,
         )
         row_of[entry] = row
     # Of rows with the same label, the arguments that they differ in, defaults and quiet ones too.

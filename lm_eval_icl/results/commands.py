@@ -13,6 +13,7 @@ import math
 import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from lm_eval_icl.results.entries import grouped
@@ -80,6 +81,8 @@ def commands(runs: Sequence[Run], decided: bool = False) -> str:
         decided: with the decision rules of these runs.
     """
     left_out: dict[str, None] = {}
+    # A task has what it was run with, even where only its values under decision rules are left.
+    runs = [replace(run, tasks={result.task: result for result in (*run.decided, *run.tasks.values())}) for run in runs]
     alone, of_studies = ([run for run in runs if (run.study != StudyFacts()) is has] for has in (False, True))
     printed = [*_lm_eval(alone, decided, left_out), *_studies(of_studies, decided, left_out)]
     if left_out:
@@ -91,7 +94,7 @@ def _lm_eval(runs: Iterable[Run], decided: bool, left_out: dict[str, None]) -> l
     """Commands of lm-eval, those with one seed after another as a loop."""
     printed = []
     lines = [(line, run.seed) for run in runs for line in _lines(run, decided, left_out)]
-    for line, same in grouped(lines, lambda each: each[0]).items():
+    for line, same in grouped(lines, lambda seeded: seeded[0]).items():
         match sorted({seed for _, seed in same if seed is not None}):
             case []:
                 printed.append(line)
@@ -141,18 +144,18 @@ def _studies(runs: Iterable[Run], decided: bool, left_out: dict[str, None]) -> l
     """Studies, each as its file and the command that runs it."""
     of_tasks: dict[str, dict[str, set[tuple[int, int]]]] = {}
     for run in runs:
-        given = _model_arguments(run, left_out)
-        of_method = {name: given.pop(name) for name in run.study.arguments if name in given}
+        arguments = _model_arguments(run, left_out)
+        of_method = {name: arguments.pop(name) for name in run.study.arguments if name in arguments}
         drawn = run.study.demonstrations
         if run.study.changes:
             left_out["what the study's file changes of the tasks"] = None
-        for task, result in {result.task: result for result in run.all_results}.items():
+        for task, result in run.tasks.items():
             if not (_safe([run.model], _NAME, "model", left_out) and _safe([task], _TASK, "task", left_out)):
                 continue
             metadata = _metadata(run, [task], decided)
             rules = metadata.pop("decide", None)
             file = {
-                "models": [given],
+                "models": [arguments],
                 "methods": [{run.model: of_method} if of_method else run.model],
                 "num_fewshot": [result.shots],
                 **({"demonstrations": [drawn]} if drawn is not None else {}),
@@ -178,24 +181,24 @@ def _studies(runs: Iterable[Run], decided: bool, left_out: dict[str, None]) -> l
 
 def _model_arguments(run: Run, left_out: dict[str, None]) -> dict[str, Any]:
     names = _MODEL | _OURS if run.model in _METHODS else _MODEL
-    given = model_arguments(run.results["config"].get("model_args"))
+    arguments = model_arguments(run.results["config"].get("model_args"))
     if run.model == "hf":  # older studies say of it what they gave to this package's models
-        given = {name: value for name, value in given.items() if name not in _OURS}
-    return _allowed("model_args", given, names, left_out)
+        arguments = {name: value for name, value in arguments.items() if name not in _OURS}
+    return _allowed("model_args", arguments, names, left_out)
 
 
-def _allowed(what: str, given: Mapping[str, Any], names: set[str], left_out: dict[str, None]) -> dict[str, Any]:
+def _allowed(what: str, arguments: Mapping[str, Any], names: set[str], left_out: dict[str, None]) -> dict[str, Any]:
     """The arguments of these names with plain values."""
 
     def is_plain(name: str, value: Any) -> bool:
         if isinstance(value, list):
-            return name == "until" and all(isinstance(each, str) for each in value)
+            return name == "until" and all(isinstance(text, str) for text in value)
         if isinstance(value, str):
             return name not in _WORDS or re.fullmatch(r"\w*", value) is not None
         return value is None or isinstance(value, (bool, int)) or (isinstance(value, float) and math.isfinite(value))
 
-    allowed = {name: value for name, value in given.items() if name in names and is_plain(name, value)}
-    left_out |= {f"{_said(name)} of {what}": None for name in given if name not in allowed}
+    allowed = {name: value for name, value in arguments.items() if name in names and is_plain(name, value)}
+    left_out |= {f"{_said(name)} of {what}": None for name in arguments if name not in allowed}
     return allowed
 
 
@@ -226,15 +229,15 @@ def _metadata(run: Run, tasks: Iterable[str], decided: bool) -> dict[str, Any]:
 
 def _asked(run: Run, tasks: set[str]) -> list[str]:
     """The tasks that were asked for: a group in place of its tasks."""
-    groups = {name: frozenset(of) for name, of in run.groups.items() if of.keys() <= tasks}
+    groups = {name: frozenset(members) for name, members in run.groups.items() if members.keys() <= tasks}
     # Of two groups with the same tasks, the first.
-    names = {of: name for name, of in reversed(list(groups.items()))}
-    tops = [name for of, name in reversed(names.items()) if not any(of < other for other in names)]
-    inside = {task for of in names for task in of}
+    names = {members: name for name, members in reversed(list(groups.items()))}
+    tops = [name for members, name in reversed(names.items()) if not any(members < other for other in names)]
+    inside = {task for members in names for task in members}
     return [*tops, *(task for task in run.tasks if task in tasks - inside)] or sorted(tasks)
 
 
-def _pairs(given: Mapping[str, Any]) -> str:
+def _pairs(arguments: Mapping[str, Any]) -> str:
     """Arguments as lm-eval takes them: `name=value,...`, or JSON where that would be read as something else."""
 
     def is_plain(value: Any) -> bool:
@@ -243,9 +246,9 @@ def _pairs(given: Mapping[str, Any]) -> str:
         # lm-eval reads "-1" as -1.0
         return (isinstance(value, int) and value >= 0) or (isinstance(value, float) and math.isfinite(value))
 
-    if all(is_plain(value) for value in given.values()):
-        return ",".join(f"{name}={value}" for name, value in given.items())
-    return _printable(json.dumps(given, ensure_ascii=False))
+    if all(is_plain(value) for value in arguments.values()):
+        return ",".join(f"{name}={value}" for name, value in arguments.items())
+    return _printable(json.dumps(arguments, ensure_ascii=False))
 
 
 def _printable(text: str) -> str:

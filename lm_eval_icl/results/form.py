@@ -7,6 +7,7 @@ where it is damaged (`Tolerant`, `Mapped`); what would be taken for another numb
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
@@ -144,25 +145,36 @@ class RuleFacts(Form):
         arguments: all of the rule's, those with their default too.
         transductive: a document's decision depends on the other documents that are evaluated.
         labels: how many labels the rule uses beside those of the demonstrations.
-        pool: how many documents of the few-shot split it reads, without their labels.
+        corpus: of how many documents it takes words.
     """
 
     name: str
     arguments: Mapped = {}
     transductive: bool
     labels: Count | None = None
-    pool: Count | None = None
+    corpus: Count | None = None
 
     @property
-    def marks(self) -> tuple[str, ...]:
-        """What it reads beside the document and the demonstrations, in words; none if it reads nothing else."""
-        pool = self.arguments.get("m") if self.pool is None else self.pool
-        of_pool = "pool" if type(pool) is not int else f"pool: {pool}"
-        return (
-            *(["transductive"] if self.transductive else []),
-            *([] if self.labels is None else [f"labels: {self.labels}"]),
-            *([of_pool] if self.pool is not None or self.arguments.get("of") == "pool" else []),
-        )
+    def reads(self) -> dict[str, int | None]:
+        """What it reads beside the document and the demonstrations, with how many; None where that is not known."""
+        m = self.arguments.get("m", self.corpus)
+        return {
+            **({"transductive": None} if self.transductive else {}),
+            **({} if self.labels is None else {"labels": self.labels}),
+            **({"pool": m if type(m) is int else None} if self.arguments.get("of") == "pool" else {}),
+        }
+
+
+def reads_in_words(rules: Iterable[RuleFacts]) -> tuple[str, ...]:
+    """What a rule reads in several runs and tasks: "transductive", "pool: 64", "labels: 500 to 2016"."""
+    numbers: dict[str, list[int]] = {}
+    for rule in rules:
+        for name, number in rule.reads.items():
+            numbers.setdefault(name, []).extend([] if number is None else [number])
+    return tuple(
+        name if not of_name else f"{name}: {' to '.join(map(str, sorted({min(of_name), max(of_name)})))}"
+        for name, of_name in numbers.items()
+    )
 
 
 class Icl(Form):

@@ -235,7 +235,7 @@ def _run(file: _File, results: dict[str, Any], packed: Any, name: str, dev: bool
         form = Results.model_validate(results)
     except ValidationError as error:
         raise Unusable(f"{_FOREIGN} ({refusal(error)})") from None
-    config, study, said = form.config, form.config.icl.study, results["config"].get("icl")
+    config, study, recorded = form.config, form.config.icl.study, results["config"].get("icl")
     if (config.icl.form or FORM) > FORM:
         raise Unusable(
             f"was written by a later version of lm-eval-icl, in form {config.icl.form}; this one reads {FORM}"
@@ -285,7 +285,7 @@ def _run(file: _File, results: dict[str, Any], packed: Any, name: str, dev: bool
         dtype=str(config.model_dtype or dtype or "").removeprefix("torch."),
         arguments=arguments,
         # What was decided is said of the task's results: a rule makes no other method.
-        icl={key: value for key, value in said.items() if key != "decided"} if isinstance(said, dict) else {},
+        icl={key: value for key, value in recorded.items() if key != "decided"} if isinstance(recorded, dict) else {},
         seed=config.fewshot_seed,
         order=study.order or 0,
         date=form.date or 0.0,
@@ -331,20 +331,21 @@ def _weights(
         return {}
     if missing := [task for task in members if task not in tasks]:
         raise Unusable(f"it has no result of its task {missing[0]!r}")
-    of = [tasks[task] for task in members]
-    kinds = {(task.metric, task.filter) for task in of}
+    of_members = [tasks[task] for task in members]
+    kinds = {(task.metric, task.filter) for task in of_members}
     metric, of_filter = min(kinds)
     value = number(values.get(f"{metric},{of_filter}"))
     if len(kinds) > 1 or value is None:
         raise Unusable("its value is not of the metric that stands for its tasks")
     n = np.array([sizes[task] for task in members], dtype=float)
     # Weights, with the standard error that lm-eval gives with them.
-    squares = np.array([math.nan if task.stderr is None else task.stderr for task in of]) ** 2
-    choices = [(np.full(len(of), 1 / len(of)), math.sqrt(squares.sum()) / len(of))]
+    squares = np.array([math.nan if task.stderr is None else task.stderr for task in of_members]) ** 2
+    choices = [(np.full(len(of_members), 1 / len(of_members)), math.sqrt(squares.sum()) / len(of_members))]
     if n.all():
-        pooled = ((n - 1) * n * squares).sum() / (n.sum() - len(of)) / n.sum() if n.sum() > len(of) else math.nan
+        more = n.sum() - len(n)
+        pooled = ((n - 1) * n * squares).sum() / more / n.sum() if more > 0 else math.nan
         choices.insert(0, (n / n.sum(), math.sqrt(pooled)))
-    scores = np.array([task.value for task in of])
+    scores = np.array([task.value for task in of_members])
     fitting = [choice for choice in choices if math.isclose(choice[0] @ scores, value, rel_tol=1e-9, abs_tol=1e-12)]
     if not fitting:
         raise Unusable(f"its {metric} is no mean of its tasks', by documents or equal")
@@ -516,7 +517,7 @@ def _from_samples(
         if not _is_inside(path, file.root):
             raise Unusable(f"{path.name} is a link out of its folder, or a device")
         filters = [asked(results, result) for result in of_task]
-        return dict(zip((of.filter for of in filters), read_answers(lines(path), filters), strict=True))
+        return dict(zip((of_filter.filter for of_filter in filters), read_answers(lines(path), filters), strict=True))
 
     def read_one(result: TaskResult) -> tuple[Answers | None, list[str]]:
         of_filter = answers().get(result.reported_filter) if result.aggregation in AGGREGATIONS else None

@@ -225,8 +225,8 @@ def _choice(sample: Mapping[str, Any], asked: Asked) -> tuple[int | None, int, i
     target = str(sample.get("target"))
     if asked.decided:
         document = sample.get("doc")
-        said = document if isinstance(document, dict) else {}
-        prediction, options = said.get("prediction"), said.get("options")
+        content = document if isinstance(document, dict) else {}
+        prediction, options = content.get("prediction"), content.get("options")
         if type(prediction) is not int or not isinstance(options, list) or not 0 <= prediction < len(options):
             return None, 0, None
         return prediction, len(options), options.index(target) if target in options else None
@@ -281,9 +281,9 @@ def _item(value: Any, metric: str, number: int) -> tuple[float, ...] | tuple[str
     predicted one."""
     values = value if isinstance(value, list) and len(value) == 2 else [value]
     try:
-        if all(isinstance(each, (int, float)) for each in values):  # a boolean is an integer, as for lm-eval
-            return tuple(float(each) for each in values)
-        if len(values) == 2 and all(isinstance(each, str) for each in values):
+        if all(isinstance(element, (int, float)) for element in values):  # a boolean is an integer, as for lm-eval
+            return tuple(float(element) for element in values)
+        if len(values) == 2 and all(isinstance(element, str) for element in values):
             return tuple(values)
     except OverflowError:
         pass

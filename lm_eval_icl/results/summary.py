@@ -101,7 +101,8 @@ def _beside_the_best(entries: Sequence[Entry], column: Column, pairs: Pairs, ful
         for pair, of_pair in pairs.items()
         if column.name in of_pair and names.issuperset(pair)
     }
-    adjusted = dict(zip(differences, statistics.holm([each.p for each in differences.values()]), strict=True))
+    p_values = [difference.p for difference in differences.values()]
+    adjusted = dict(zip(differences, statistics.holm(p_values), strict=True))
 
     def verdict(entry: Entry) -> str:
         if (pair := (best.name, entry.name)) not in differences:

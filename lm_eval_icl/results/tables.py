@@ -136,10 +136,10 @@ def documents(paths: Paths) -> pd.DataFrame:
 
 def _read(paths: Paths) -> list[Run]:
     several = [paths] if isinstance(paths, str | Path) else paths
-    found, left_out = read([Path(path) for path in several], quiet=True)
+    runs_read, left_out = read([Path(path) for path in several], quiet=True)
     for file in left_out:
         warnings.warn(f"{file.path}: {file.why}", stacklevel=3)
-    return sorted(found, key=lambda run: (run.date, run.digest))
+    return sorted(runs_read, key=lambda run: (run.date, run.digest))
 
 
 def _which(run: Run, result: TaskResult) -> dict[str, Any]:

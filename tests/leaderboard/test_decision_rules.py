@@ -29,16 +29,16 @@ RULES = {
     "batch": {"arguments": {"by": "division", "of": "task", "m": 128}, "transductive": True},
     "contextual": {"arguments": {"texts": ["N/A", "", "[MASK]"]}, "transductive": False},
     "batch:m=64:of=pool": {"arguments": {"by": "division", "of": "pool", "m": 64}, "transductive": False},
-    "domain:of=test": {"arguments": {"n": 20, "of": "test"}, "transductive": True},
-    "domain": {"arguments": {"n": 20, "of": "pool"}, "transductive": False},
+    "domain": {"arguments": {"n": 20, "of": "pool"}, "transductive": False, "corpus": 300},
     "knn": {"arguments": {"k": 3}, "transductive": False, "labels": 2016},
+    "domain:of=test": {"arguments": {"n": 20, "of": "test"}, "transductive": True},
 }
 MARKS = {
     "batch": "transductive",
     "contextual": "",
     "batch:m=64:of=pool": "pool: 64",
     "domain:of=test": "transductive",
-    "domain": "pool",
+    "domain": "pool: 300",
     "knn": "labels: 2016",
 }
 METHODS = ("icl", "invicl", "pcw")
@@ -78,7 +78,7 @@ def board_of(folder: Path, **arguments: object) -> Board:
 
 
 def by_rule(board: Board) -> dict[tuple[str, str], Entry]:
-    return {(entry.method, entry.rule.name if entry.rule else ""): entry for entry in board.entries}
+    return {(entry.method, entry.rule or ""): entry for entry in board.entries}
 
 
 @pytest.fixture(scope="module")
@@ -158,7 +158,7 @@ def test_transductive_entries_are_ranked_by_themselves(board, folder):
         same = next(other for other in board.entries if other.name == entry.name)
         assert same.cells["t"].rank == entry.cells["t"].rank is not None
     best = min((entry for entry in board.entries), key=lambda entry: -entry.cells["t"].estimate.mean)
-    assert best.rule is not None  # the rules that read more are better here
+    assert best.is_transductive  # the rules that read more are better here
     highest = next(sentence for sentence in board.summary if "the highest value is" in sentence)
     assert "transductive" not in highest
     assert any("of a transductive entry" in sentence for sentence in board.summary)
@@ -169,7 +169,7 @@ def test_marks_are_seen_wherever_the_entry_is(board):
     assert label in tables.as_markdown(board) and label in tables.as_tex(board)
     rows = {row["entry"]: row for row in csv.DictReader(io.StringIO(tables.as_csv(board)))}
     for entry in board.entries:
-        rule = entry.rule.name if entry.rule else ""
+        rule = entry.rule or ""
         assert (rows[entry.name]["decide"], rows[entry.name]["reads"]) == (rule, MARKS.get(rule, ""))
     html = page(board, {})
     for mark in filter(None, MARKS.values()):
@@ -186,7 +186,7 @@ def test_marks_are_seen_wherever_the_entry_is(board):
 
 def test_a_methods_name_is_its_entry_without_a_rule(board):
     assert named(board.entries, "icl").rule is None
-    assert named(board.entries, "icl, 4 shots, decide: batch, transductive").rule.name == "batch"
+    assert named(board.entries, "icl, 4 shots, decide: batch, transductive").rule == "batch"
 
 
 def test_a_baseline_that_is_asked_for_is_that_of_all(folder):
@@ -300,6 +300,27 @@ def test_the_same_name_with_other_defaults_is_another_entry(tmp_path):
     assert all(label.startswith("icl, 4 shots, decide: contextual (") for label in labels)
 
 
+def test_what_a_rule_reads_may_differ_between_tasks(tmp_path):
+    """They stand in one row, which says from how many to how many."""
+    for task, facts in {"a": {"labels": 500}, "b": {"labels": 2016, "transductive": True}}.items():
+        facts = {"arguments": {"k": 3}, "transductive": False, **facts, "says": GOLD}
+        write(tmp_path, task=task, n=N, gold=GOLD, rules={"knn": facts})
+    board = board_of(tmp_path)
+    (decided,) = [entry for entry in board.entries if entry.rule]
+    assert decided.conditions == "4 shots, decide: knn, labels: 500 to 2016, transductive" and decided.is_transductive
+    assert decided.cells.keys() == {"average", "a", "b"}
+
+
+def test_values_under_rules_alone(tmp_path):
+    """Where the models' own values cannot be used, those under rules are shown, without a baseline."""
+    files(tmp_path, ("batch", "contextual"), seeds=1)
+    runs, _ = read([tmp_path], quiet=True)
+    board = build([replace(run, tasks={}) for run in runs])
+    assert len(board.entries) == 2 * len(METHODS) and not board.baseline
+    assert all("lm_eval" in entry.command and entry.seconds is None for entry in board.entries)
+    assert "decide: batch, transductive" in page(board, figures.svgs(board))
+
+
 def test_no_rule_changes_exact_match(tmp_path):
     put = {"results.t": {"exact_match,none": 0.5, "exact_match,batch": 0.5, "sample_len": N}}
     write(tmp_path, n=N, rules={"batch": {**RULES["batch"], "says": [0] * N}}, put=put, samples=False)
@@ -312,10 +333,10 @@ def test_figures_show_what_models_say_and_one_shows_rules(board, tmp_path):
     drawn = {path.stem: list(csv.DictReader(path.open())) for path in paths if path.suffix == ".csv"}
     names = {entry.name: entry for entry in board.entries}
     assert sorted(line["method"] for line in drawn["forest"]) == sorted(METHODS)
-    assert all(names[line["name"]].rule is None for line in drawn["forest"])
+    assert not any(names[line["name"]].rule for line in drawn["forest"])
     assert len(drawn["rules"]) == len(METHODS) * len(RULES)
     for line in drawn["rules"]:
         of = names[line["name"]].cells["t"].difference
-        assert line["conditions"] == names[line["name"]].conditions and names[line["name"]].rule is not None
+        assert line["conditions"] == names[line["name"]].conditions and names[line["name"]].rule
         assert [float(line[key]) for key in ("difference", "low", "high", "p")] == [of.mean, of.low, of.high, of.p]
     assert "the same runs without the rule" in (tmp_path / "rules.svg").read_text()

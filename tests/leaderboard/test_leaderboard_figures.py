@@ -22,7 +22,6 @@ from lm_eval_icl.errors import InputError
 from lm_eval_icl.leaderboard import figures, numbers
 from lm_eval_icl.results import commands
 from lm_eval_icl.results.board import AVERAGE, Board, Entry
-from lm_eval_icl.results.form import RuleFacts
 from tests import boards
 from tests.boards import Kind
 
@@ -54,10 +53,9 @@ def everything() -> Board:
 
 def with_rules(board: Board, name: str = "batch") -> Board:
     """With some of the entries under a decision rule, too."""
-    rule = RuleFacts(name=name, transductive=True)
     compared = [entry for entry in board.entries if any(cell.difference for cell in entry.cells.values())][:5]
     decided = [
-        replace(entry, name=f"{entry.name}r", conditions=f"{entry.conditions}, decide: {name}, transductive", rule=rule)
+        replace(entry, name=f"{entry.name}r", conditions=f"{entry.conditions}, decide: {name}", rule=name)
         for entry in compared
     ]
     baseline = board.baseline | {entry.name: entry.name[:-1] for entry in decided}
