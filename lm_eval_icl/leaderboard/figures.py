@@ -12,7 +12,7 @@ import math
 import re
 import textwrap
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -24,7 +24,7 @@ from lm_eval_icl.leaderboard.tables import csv_text
 from lm_eval_icl.results import dev
 from lm_eval_icl.results.board import SIGNIFICANT, Board, Column, Entry
 from lm_eval_icl.results.cells import values_by_set
-from lm_eval_icl.results.statistics import Estimate
+from lm_eval_icl.results.statistics import Difference, Estimate
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 _WIDTH, _ROW = 7.6, 0.23  # inches
 _ROWS, _ROWS_ON_PAGE, _ROWS_OF_POINTS = 40, 24, 24
-_PANELS, _LINES, _TASKS = 9, 8, 36  # of a figure, at most
+_PANELS, _LINES, _METHODS, _TASKS = 9, 8, 24, 36  # of a figure, at most
 _NUMBERS = 14  # so many columns have room for numbers in a heat map
 _BETTER, _WORSE = "#2b8fd0", "#e8752a"  # lighter, since there is text on them
 _DASHED: dict[str, Any] = {"color": GREY, "linestyle": (0, (4, 2)), "linewidth": 1}
@@ -137,8 +137,13 @@ def _element(svg: str, title: str) -> str:
 
 
 def _all(board: Board, most: int, only: Collection[str] | None = None) -> Iterator[tuple[str, _Drawn]]:
+    """Figures of what the models say themselves, and one of what decision rules make of it."""
+    entries = tuple(entry for entry in board.entries if entry.rule is None)
+    baseline = {entry.name: board.baseline[entry.name] for entry in entries if entry.name in board.baseline}
+    of_models = replace(board, entries=entries, baseline=baseline)
     for name, make in FIGURES.items():
-        if (only is None or name in only) and (drawn := make(board, most)) is not None:
+        shown = board if make is _rules else of_models
+        if (only is None or name in only) and (drawn := make(shown, most)) is not None:
             yield name, drawn
 
 
@@ -235,8 +240,8 @@ def _numbers(entry: Entry, column: Column, **values: object) -> Numbers:
     return {name: one_line(value) if isinstance(value, str) else value for name, value in (names | values).items()}
 
 
-def _ends(of: Estimate) -> Numbers:
-    return {"mean": of.mean, "low": of.low, "high": of.high}
+def _ends(estimate: Estimate) -> Numbers:
+    return {"mean": estimate.mean, "low": estimate.low, "high": estimate.high}
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -319,33 +324,39 @@ def _rows(
     return _Drawn(title, figure, lines)
 
 
-def _point(axes: Axes, y: float, of: Estimate, scale: float, entry: Entry, text: str) -> None:
+def _point(axes: Axes, y: float, estimate: Estimate, scale: float, entry: Entry, text: str) -> None:
     """A mean with its 95% interval, from left to right, and a text beside the axes."""
     color, marker = of_method(entry.method)
-    if math.isfinite(of.low) and math.isfinite(of.high):
-        axes.plot([scale * of.low, scale * of.high], [y, y], color=color, linewidth=1.6, solid_capstyle="butt")
-    axes.plot([scale * of.mean], [y], marker, color=color, markersize=5, zorder=3, clip_on=False)
+    if math.isfinite(estimate.low) and math.isfinite(estimate.high):
+        axes.plot(
+            [scale * estimate.low, scale * estimate.high], [y, y], color=color, linewidth=1.6, solid_capstyle="butt"
+        )
+    axes.plot([scale * estimate.mean], [y], marker, color=color, markersize=5, zorder=3, clip_on=False)
     axes.annotate(text, (1.01, y), xycoords=("axes fraction", "data"), va="center", fontsize=8)
 
 
 def _forest(board: Board, most: int) -> _Drawn | None:
     """Means with intervals, and the baseline as a line."""
     first = board.columns[0]
-    data = {(entry.name, first.name): of for entry in board.entries if (of := _estimate(entry, first)) is not None}
+    data = {
+        (entry.name, first.name): estimate
+        for entry in board.entries
+        if (estimate := _estimate(entry, first)) is not None
+    }
     baselines = {name: data.get((base, first.name)) for name, base in board.baseline.items()}
     majorities = {entry.cells[first.name].majority for entry in board.entries if (entry.name, first.name) in data}
     majority = majorities.pop() if len(majorities) == 1 else None
 
-    def paint(axes: Axes, y: int, entry: Entry, column: Column, of: Estimate) -> list[Numbers]:
+    def paint(axes: Axes, y: int, entry: Entry, column: Column, estimate: Estimate) -> list[Numbers]:
         scale, baseline = _scale(column), baselines.get(entry.name)
         if baseline is not None:
             axes.plot([scale * baseline.mean] * 2, [y - 0.5, y + 0.5], zorder=1, **_DASHED)
         if majority is not None:
             axes.plot([scale * majority] * 2, [y - 0.5, y + 0.5], color=GREY, linestyle=":", linewidth=1, zorder=1)
-        text = numbers.value(of.mean, column)
-        text += f"  [{numbers.interval(of, column)}]" * math.isfinite(of.high - of.low)
-        _point(axes, y, of, scale, entry, text)
-        return [_numbers(entry, column, **_ends(of), baseline=baseline and baseline.mean)]
+        text = numbers.value(estimate.mean, column)
+        text += f"  [{numbers.interval(estimate, column)}]" * math.isfinite(estimate.high - estimate.low)
+        _point(axes, y, estimate, scale, entry, text)
+        return [_numbers(entry, column, **_ends(estimate), baseline=baseline and baseline.mean)]
 
     label = "Means with 95% intervals" + "; dashed: the baseline" * any(baselines.values())
     label += "; dotted: always the most frequent right answer" * (majority is not None)
@@ -439,16 +450,55 @@ def _differences(board: Board, most: int) -> _Drawn | None:
     return _Drawn("Differences to the baseline, by task", figure, lines)
 
 
+def _rules(board: Board, most: int) -> _Drawn | None:
+    """Entries under decision rules, less the same runs without the rule, or another baseline that was asked for."""
+    entries, of_rules = {}, []
+    for entry in board.entries:
+        if entry.rule is not None:
+            words = [entry.rule, *entry.reads]
+            rest = [word for word in entry.conditions.split(", ") if word not in entry.reads]
+            conditions = ", ".join(word for word in rest if not word.startswith("decide: "))
+            # A label begins with the method and the rule: what is cut of it is its middle.
+            arguments = ", ".join(filter(None, [entry.arguments, *words]))
+            of_rules.append(replace(entry, arguments=arguments, conditions=conditions))
+            entries[entry.name] = entry
+    data = {
+        (entry.name, column.name): difference
+        for entry in of_rules
+        for column in board.columns
+        if (cell := entry.cells.get(column.name)) is not None
+        and (difference := cell.difference) is not None
+        and math.isfinite(difference.mean)
+    }
+
+    def paint(axes: Axes, y: int, entry: Entry, column: Column, difference: Difference) -> list[Numbers]:
+        axes.plot([0, 0], [y - 0.5, y + 0.5], zorder=1, **_DASHED)
+        _point(axes, y, difference, _scale(column), entry, numbers.signed(difference.mean, column))
+        line = {"difference": difference.mean, "low": difference.low, "high": difference.high, "p": difference.p}
+        return [_numbers(entries[entry.name], column, **line, p_holm=entry.cells[column.name].p_holm)]
+
+    is_own = all(map(board.is_against_itself, entries.values()))
+    label = f"Differences to {'the same runs without the rule' if is_own else 'the baseline'}, with 95% intervals"
+    lacking = "are not paired with their baseline"
+    shown = replace(board, entries=tuple(of_rules))
+    return _rows(shown, most, "Decision rules", label, lacking, data, paint)
+
+
 # ---------------------------------------------------------------------------------------------------------------
 # Sets of demonstrations: seeds, and orders of the same demonstrations.
 
 
 def _points(
-    board: Board, most: int, title: str, lacking: str, label: str, of: Callable[[Entry, Column], dict[str, list[float]]]
+    board: Board,
+    most: int,
+    title: str,
+    lacking: str,
+    label: str,
+    points_of: Callable[[Entry, Column], dict[str, list[float]]],
 ) -> _Drawn | None:
     """Points from left to right and a bar at their mean; lines join single points of the same set."""
     columns = _like_the_first(board)
-    data = {(e.name, c.name): points for e in board.entries for c in columns if (points := of(e, c))}
+    data = {(e.name, c.name): points for e in board.entries for c in columns if (points := points_of(e, c))}
     paths: dict[tuple[Axes, str], Any] = {}  # lines through the single points of a set, broken where a row has none
 
     def paint(axes: Axes, y: int, entry: Entry, column: Column, points: dict[str, list[float]]) -> list[Numbers]:
@@ -503,9 +553,9 @@ def _sensitivity(board: Board, most: int) -> _Drawn | None:
         if cell.sensitivity is not None and math.isfinite(cell.sensitivity.mean)
     }
 
-    def paint(axes: Axes, y: int, entry: Entry, column: Column, of: Estimate) -> list[Numbers]:
-        _point(axes, y, of, 100, entry, numbers.share(of.mean).removesuffix("%"))
-        return [_numbers(entry, column, **{"flip rate": of.mean, "low": of.low, "high": of.high})]
+    def paint(axes: Axes, y: int, entry: Entry, column: Column, flips: Estimate) -> list[Numbers]:
+        _point(axes, y, flips, 100, entry, numbers.share(flips.mean).removesuffix("%"))
+        return [_numbers(entry, column, **{"flip rate": flips.mean, "low": flips.low, "high": flips.high})]
 
     label = "Predictions that another order of the same demonstrations changes (flip rate, %), with 95% intervals."
     lacking = "have one order of their demonstrations here or none"
@@ -592,9 +642,9 @@ def _against(
     for column, (checkpoint, group) in itertools.product(columns, every.items()):
         curves: dict[tuple[str, str], dict[float, tuple[Entry, Estimate]]] = {}
         for entry in group:
-            x, of = x_of(entry), _estimate(entry, column)
-            if x is not None and math.isfinite(x) and of is not None:
-                curves.setdefault((entry.method, label(entry)), {}).setdefault(x, (entry, of))
+            x, estimate = x_of(entry), _estimate(entry, column)
+            if x is not None and math.isfinite(x) and estimate is not None:
+                curves.setdefault((entry.method, label(entry)), {}).setdefault(x, (entry, estimate))
                 if (on_dev := dev_of(entry, column)) is not None:
                     curves.setdefault((entry.method, f"{label(entry)}, dev set"), {}).setdefault(x, (entry, on_dev))
         curves = {key: points for key, points in curves.items() if len(points) > 1}
@@ -604,17 +654,19 @@ def _against(
         key = checkpoint if len(every) > 1 else "", _short(column) if len(columns) > 1 else ""
         for (method, name), points in sorted(curves.items()):
             drawn: dict[float, tuple[float, float, float, Numbers]] = {}
-            for x, (entry, of) in sorted(points.items()):
-                line = _numbers(entry, column, line=name, **{x_name: x}, **_ends(of))
-                low, high = (scale * (end if math.isfinite(end) else of.mean) for end in (of.low, of.high))
-                drawn[x] = scale * of.mean, low, high, line
+            for x, (entry, estimate) in sorted(points.items()):
+                line = _numbers(entry, column, line=name, **{x_name: x}, **_ends(estimate))
+                low, high = (
+                    scale * (end if math.isfinite(end) else estimate.mean) for end in (estimate.low, estimate.high)
+                )
+                drawn[x] = scale * estimate.mean, low, high, line
             panels.setdefault(key, []).append(_Curve(method, name, drawn))
         on_curves = {entry.name for points in curves.values() for entry, _ in points.values()}
         names = {board.baseline.get(name, "") for name in on_curves}
         baseline = by_name.get(names.pop()) if len(names) == 1 else None
-        if baseline and baseline.name not in on_curves and (of := _estimate(baseline, column)) is not None:
-            line = _numbers(baseline, column, line="baseline", **{x_name: None}, **_ends(of))
-            baselines[key] = scale * of.mean, line | {"label": _label(board, baseline)}
+        if baseline and baseline.name not in on_curves and (estimate := _estimate(baseline, column)) is not None:
+            line = _numbers(baseline, column, line="baseline", **{x_name: None}, **_ends(estimate))
+            baselines[key] = scale * estimate.mean, line | {"label": _label(board, baseline)}
     common = [*every] if len(every) == 1 else []
     common += [_short(columns[0])] if len(columns) == 1 else []
     y = f"{_metric(columns[0])} ({', '.join(map(clipped, filter(None, [*common, _common(board)])))})".removesuffix(
@@ -748,9 +800,9 @@ def _tokens(board: Board, most: int) -> _Drawn | None:
     column = board.columns[0]
     scale, sign = _scale(column), 1 if column.higher_is_better else -1
     costs = {
-        entry.name: (entry.tokens, of)
+        entry.name: (entry.tokens, estimate)
         for entry in board.entries
-        if (of := _estimate(entry, column)) is not None and entry.tokens and math.isfinite(entry.tokens)
+        if (estimate := _estimate(entry, column)) is not None and entry.tokens and math.isfinite(entry.tokens)
     }
     panels = {
         (name, "in a study" * is_shared): group
@@ -769,7 +821,7 @@ def _tokens(board: Board, most: int) -> _Drawn | None:
         (len(board.entries) - len(costs), len(board.entries), lacking),
     )
     legend: list[tuple[str, Mapping[str, Any]]] = []
-    for method in sorted({entry.method for key in keys for entry in panels[key]})[:12]:
+    for method in sorted({entry.method for key in keys for entry in panels[key]})[:_METHODS]:
         color, marker = of_method(method)
         legend.append((clipped(method), {"color": color, "marker": marker, "linestyle": "none"}))
     legend.append(("best for its tokens", _DASHED))
@@ -778,15 +830,17 @@ def _tokens(board: Board, most: int) -> _Drawn | None:
     for axes, key in zip(grid, keys, strict=True):
         best: list[tuple[float, float]] = []
         for entry in sorted(panels[key], key=lambda entry: (costs[entry.name][0], entry.name)):
-            tokens, of = costs[entry.name]
+            tokens, estimate = costs[entry.name]
             color, marker = of_method(entry.method)
-            if math.isfinite(of.low) and math.isfinite(of.high):
-                axes.plot([tokens] * 2, [scale * of.low, scale * of.high], color=color, linewidth=1, alpha=0.6)
-            axes.plot([tokens], [scale * of.mean], marker, color=color, markersize=5.5, zorder=3)
-            is_best = not best or sign * scale * of.mean > sign * best[-1][1]
+            if math.isfinite(estimate.low) and math.isfinite(estimate.high):
+                axes.plot(
+                    [tokens] * 2, [scale * estimate.low, scale * estimate.high], color=color, linewidth=1, alpha=0.6
+                )
+            axes.plot([tokens], [scale * estimate.mean], marker, color=color, markersize=5.5, zorder=3)
+            is_best = not best or sign * scale * estimate.mean > sign * best[-1][1]
             if is_best:
-                best.append((tokens, scale * of.mean))
-            lines.append(_numbers(entry, column, tokens=tokens, **_ends(of), best=is_best))
+                best.append((tokens, scale * estimate.mean))
+            lines.append(_numbers(entry, column, tokens=tokens, **_ends(estimate), best=is_best))
         axes.plot(*zip(*best, strict=True), drawstyle="steps-post", zorder=1, **_DASHED)
         axes.set_xscale("log")
         low, high = axes.get_xlim()
@@ -800,6 +854,7 @@ def _tokens(board: Board, most: int) -> _Drawn | None:
 FIGURES: Mapping[str, Callable[[Board, int], _Drawn | None]] = {
     "forest": _forest,
     "differences": _differences,
+    "rules": _rules,
     "seeds": _seeds,
     "orders": _orders,
     "sensitivity": _sensitivity,

@@ -46,16 +46,16 @@ def signed(x: float | None, column: Column, *, unit: bool = False) -> str:
     return ("" if is_signed else "+") + text + "%" * (unit and column.percent and text != DASH)
 
 
-def interval(of: Estimate | Difference, column: Column, *, sign: bool = False, unit: bool = False) -> str:
+def interval(estimate: Estimate | Difference, column: Column, *, sign: bool = False, unit: bool = False) -> str:
     """The 95% interval, such as 83.1–87.4 or −0.3 to +2.7; the percent sign, if any, stands at its end alone."""
-    low, high = (signed(x, column) if sign else value(x, column) for x in (of.low, of.high))
+    low, high = (signed(x, column) if sign else value(x, column) for x in (estimate.low, estimate.high))
     between = " to " if sign or MINUS in low + high else DASH
-    return f"{low}{between}{high}" + "%" * (unit and column.percent and math.isfinite(of.high))
+    return f"{low}{between}{high}" + "%" * (unit and column.percent and math.isfinite(estimate.high))
 
 
-def half(of: Estimate | Difference, column: Column) -> str:
+def half(estimate: Estimate | Difference, column: Column) -> str:
     """Half of the 95% interval, such as 2.1; "" without one. On one side of the mean, it may be more or less."""
-    width = (of.high - of.low) / 2
+    width = (estimate.high - estimate.low) / 2
     return value(width, column) if math.isfinite(width) else ""
 
 
@@ -72,9 +72,9 @@ def share(x: float | None) -> str:
     return value(x, _PERCENT, unit=True)
 
 
-def share_interval(of: Estimate) -> str:
+def share_interval(estimate: Estimate) -> str:
     """The 95% interval of a share, such as 10.2–14.4%."""
-    return interval(of, _PERCENT, unit=True)
+    return interval(estimate, _PERCENT, unit=True)
 
 
 def p_value(p: float | None) -> str:
@@ -84,9 +84,12 @@ def p_value(p: float | None) -> str:
     return "<0.0001" if p < 1e-4 else f"{p:.2g}" if p < 0.095 else f"{p:.2f}"
 
 
-def rank(of: tuple[int, int] | None) -> str:
-    """The range of ranks, such as 1–3."""
-    return DASH if of is None else f"{of[0]}" if of[0] == of[1] else f"{of[0]}{DASH}{of[1]}"
+def rank(ranks: tuple[int, int] | None, is_transductive: bool = False) -> str:
+    """The range of ranks, such as 1–3; of transductive entries, which are ranked apart, that it is theirs."""
+    if ranks is None:
+        return DASH
+    first, last = ranks
+    return (f"{first}" if first == last else f"{first}{DASH}{last}") + " of transductive" * is_transductive
 
 
 def count(n: int, one: str, many: str = "") -> str:

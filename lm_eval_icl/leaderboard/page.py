@@ -49,6 +49,14 @@ MARKS = {
     "few seeds": "Two to four sets of demonstrations: the interval is wide, and with two sets a little too narrow.",
 }
 
+# Of an entry under a decision rule, what it reads beside the document and the demonstrations.
+READS = {
+    "transductive": "A decision depends on the other documents that were run, so on --limit too. Such entries are "
+    "ranked among themselves, and stand behind the others.",
+    "labels": "The rule uses so many labels beside those of the demonstrations.",
+    "pool": "The rule reads so many documents of the few-shot split, without their labels.",
+}
+
 # What the script is given of a cell, in this order: numbers to sort and draw by and for the CSV file; then texts. The
 # texts that the table has, it takes from the table.
 _CELL = (
@@ -92,6 +100,8 @@ def page(board: Board, figures: Mapping[str, str], results: Sequence[Path] = (Pa
     )
     environment.filters.update(tail=tail)
     embedded, is_plain = embed(board, results)
+    baselines = _baselines(board)
+    reads = {words.partition(":")[0] for entry in board.entries for words in entry.reads}
     return environment.from_string(template).render(
         board=board,
         style=Markup(style),
@@ -100,8 +110,8 @@ def page(board: Board, figures: Mapping[str, str], results: Sequence[Path] = (Pa
         figures=[(title, Markup(svg)) for title, svg in figures.items()],
         data=Markup(embedded),
         is_plain=is_plain,
-        baselines=set(board.baseline.values()),
-        baseline_labels=sorted({entry.label for entry in board.entries if entry.name in set(board.baseline.values())}),
+        baselines=baselines,
+        baseline_labels=sorted({entry.label for entry in board.entries if entry.name in baselines}),
         numbers=numbers,
         level=SIGNIFICANT,
         command=lambda entry: escape(command(entry)),
@@ -114,12 +124,21 @@ def page(board: Board, figures: Mapping[str, str], results: Sequence[Path] = (Pa
             name: sorted({getattr(entry, name) for entry in board.entries})
             for name in ("checkpoint", "method", "conditions")
         },
-        runs=sum(len(entry.runs) for entry in board.entries),
+        runs=len({run.digest for entry in board.entries for run in entry.runs}),
         tasks=sum(column.kind == "task" for column in board.columns),
         marks=MARKS,
+        has_rules=any(entry.rule is not None for entry in board.entries),
+        has_against_itself=any(map(board.is_against_itself, board.entries)),
+        reads={name: meaning for name, meaning in READS.items() if name in reads},
         # How much smaller the table is on paper, so that its columns fit; the same in page.js.
         printed=f"{max(0.4, min(1, 1000 / (230 + 100 * (len(board.columns) + len(extras(board)))))):.2f}",
     )
+
+
+def _baselines(board: Board) -> set[str]:
+    """The names of the baselines, but for those of rules: every entry is the baseline of its own decision rules."""
+    compared = (entry for entry in board.entries if entry.name in board.baseline)
+    return {board.baseline[entry.name] for entry in compared if not board.is_against_itself(entry)}
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -135,9 +154,9 @@ def clean(text: str, longest: int = LONGEST) -> str:
     )
 
 
-def _finalize(found: Any) -> Any:
+def _finalize(printed: Any) -> Any:
     """Every text that the template prints is cleaned, but not our own HTML. (It is escaped after that.)"""
-    return clean(found) if isinstance(found, str) and not isinstance(found, Markup) else found
+    return clean(printed) if isinstance(printed, str) and not isinstance(printed, Markup) else printed
 
 
 def command(entry: Entry) -> str:
@@ -181,9 +200,13 @@ def extras(board: Board) -> dict[str, list[tuple[str, float | None]]]:
     first = [entry.cells.get(board.columns[0].name) for entry in board.entries]
     ranks = [cell.rank if cell else None for cell in first]
     flips = [cell.sensitivity if cell else None for cell in first]
+    transductive = [entry.is_transductive for entry in board.entries]
     columns: dict[str, list[tuple[str, float | None]]] = {
-        # The last rank decides between entries with the same first.
-        "rank": [(numbers.rank(rank), rank and rank[0] + rank[1] / 1e6) for rank in ranks],
+        # The last rank decides between entries with the same first. Those that are transductive are behind all others.
+        "rank": [
+            (numbers.rank(rank, is_apart), rank and is_apart * len(ranks) + rank[0] + rank[1] / 1e6)
+            for rank, is_apart in zip(ranks, transductive, strict=True)
+        ],
         "order sensitivity": [
             (f"{numbers.share(flip.mean)} ({numbers.share_interval(flip)})", flip.mean)
             if flip
@@ -225,13 +248,17 @@ def embed(board: Board, results: Sequence[Path] = (Path("results"),)) -> tuple[s
 
 def data(board: Board, results: Sequence[Path] = (Path("results"),)) -> dict[str, Any]:
     """What the script needs. What repeats is in arrays, whose `fields` are listed once."""
-    answered = sum(len(one.answered) for entry in board.entries for cell in entry.cells.values() for one in cell.sets)
+    answered = sum(
+        len(prompt_set.answered) for entry in board.entries for cell in entry.cells.values() for prompt_set in cell.sets
+    )
     orders = {title: [order for _, order in cells] for title, cells in extras(board).items()}
     entries = [
         {
             **{name: clean(getattr(entry, name)) for name in ("name", "checkpoint", "details", "method")},
             **{name: clean(getattr(entry, name)) for name in ("arguments", "conditions", "label")},
-            "extras": {title: of[row] for title, of in orders.items()},
+            "extras": {title: numbers_by_row[row] for title, numbers_by_row in orders.items()},
+            "against_itself": board.is_against_itself(entry),
+            "transductive": entry.is_transductive,
             "command": command(entry),
             "runs": [_run(run) for run in entry.runs],
             "cells": [_cell(entry, column, answered <= ORDERS) for column in board.columns],
@@ -258,6 +285,7 @@ def data(board: Board, results: Sequence[Path] = (Path("results"),)) -> dict[str
         ],
         "entries": entries,
         "baseline": {clean(name): clean(base) for name, base in board.baseline.items()},
+        "baselines": sorted(map(clean, _baselines(board))),
         "pairs": _pairs(board, NUMBERS - _count(entries)),
     }
 
@@ -273,30 +301,31 @@ def _cell(entry: Entry, column: Column, has_orders: bool) -> list[Any] | None:
     """What an opened cell shows, as `_CELL` lists it."""
     if (cell := entry.cells.get(column.name)) is None:
         return None
-    of, difference, flips, is_task = cell.estimate, cell.difference, cell.sensitivity, column.kind == "task"
-    row: list[float | None] = [of.mean, of.low, of.high, of.error, of.df, of.sets, of.documents]
+    estimate, difference, flips, is_task = cell.estimate, cell.difference, cell.sensitivity, column.kind == "task"
+    row: list[float | None] = [getattr(estimate, name) for name in "mean low high error df sets documents".split()]
     row += [difference.mean, difference.low, difference.high, difference.p] if difference else [None] * 4
     row += [cell.p_holm, difference.detectable if difference else None, *(cell.rank or (None, None)), cell.corrected]
-    counted = f"{count(of.sets, 'set')} of demonstrations{' (dots)' * (is_task and len(cell.sets) > 1)}, "
-    counted += count(of.documents, "document") + ("" if is_task else f" in {count(len(column.weights), 'task')}")
+    counted = f"{count(estimate.sets, 'set')} of demonstrations{' (dots)' * (is_task and len(cell.sets) > 1)}, "
+    counted += count(estimate.documents, "document") + ("" if is_task else f" in {count(len(column.weights), 'task')}")
     shares = sorted(cell.predicted.items(), key=lambda pair: -pair[1])[:PREDICTED]
     runs = {run.digest: index for index, run in enumerate(entry.runs)}
     sets = []
-    for one in cell.sets:
-        orders = [value(each.result.value, column) for each in one.answered] if len(one.answered) > 1 else []
-        by_order = [[run.digest for run in (each.run, *each.repeats)] for each in one.answered]
+    for prompt_set in cell.sets:
+        values = [value(unit.result.value, column) for unit in prompt_set.answered]
+        orders = values if len(values) > 1 else []
+        by_order = [[run.digest for run in (unit.run, *unit.repeats)] for unit in prompt_set.answered]
         places = [[runs[digest] for digest in digests if digest in runs] for digests in by_order]
         of_orders = [", ".join(orders), places] if has_orders else ["", []]
-        sets.append([clean(one.label), value(one.value, column, decimals=2), *of_orders])
+        sets.append([clean(prompt_set.label), value(prompt_set.value, column, decimals=2), *of_orders])
     return [
         [_rounded(x) for x in row],
-        numbers.half(of, column) + "†" * (numbers.verdict(cell, column) in numbers.WORDS),
+        numbers.half(estimate, column) + "†" * (numbers.verdict(cell, column) in numbers.WORDS),
         counted,
         _known(cell.expected, column),
         "; ".join(map(clean, cell.chosen)),
-        _errors(of, column),
-        number(of.df, 3),
-        of.how,
+        _errors(estimate, column),
+        number(estimate.df, 3),
+        estimate.how,
         int(cell.tied_with_best),
         _known(cell.corrected, column),
         ", ".join(f"{clean(name)} {numbers.share(share)}" for name, share in shares),
@@ -324,10 +353,12 @@ def _known(x: float | None, column: Column) -> str:
     return value(x, column) if x is not None and math.isfinite(x) else ""
 
 
-def _errors(of: Estimate | Difference, column: Column) -> list[str]:
+def _errors(estimate: Estimate | Difference, column: Column) -> list[str]:
     """The standard error, and its parts if there are any."""
-    parts = [of.error, of.error_documents, of.error_sets] if of.error_sets is not None else [of.error]
-    return [value(error, column, decimals=2) for error in parts] if math.isfinite(of.error) else []
+    parts: list[float | None] = [estimate.error]
+    if estimate.error_sets is not None:
+        parts += [estimate.error_documents, estimate.error_sets]
+    return [value(error, column, decimals=2) for error in parts] if math.isfinite(estimate.error) else []
 
 
 def _pairs(board: Board, left: int) -> list[list[Any]]:
@@ -340,16 +371,20 @@ def _pairs(board: Board, left: int) -> list[list[Any]]:
     columns = {column.name: (place, column) for place, column in enumerate(board.columns)}
     kinds, on = ("average", "group", "task"), {entry.name: entry.on for entry in board.entries}
     ladder = sorted(
-        (on[a] != on[b], kinds.index(columns[name][1].kind), index[a], index[b], columns[name][0], name, of)
+        (on[a] != on[b], kinds.index(columns[name][1].kind), index[a], index[b], columns[name][0], name, difference)
         for (a, b), differences in board.pairs.items()
-        for name, of in differences.items()
+        for name, difference in differences.items()
     )
     pairs: dict[tuple[int, int], list[Any]] = {(index[a], index[b]): [index[a], index[b]] for a, b in board.pairs}
-    for _, _, first, second, place, name, of in ladder[: max(0, left) // (len(_PAIR) + 1)]:
+    for _, _, first, second, place, name, difference in ladder[: max(0, left) // (len(_PAIR) + 1)]:
         column = columns[name][1]
-        texts = [*(signed(x, column) for x in (of.mean, of.low, of.high)), p_value(of.p), value(of.detectable, column)]
-        verdict = numbers.judged(of.mean, of.p, column)
-        pairs[first, second].append([place, *texts, verdict, of.better, of.worse, of.sets])
+        texts = [
+            *(signed(x, column) for x in (difference.mean, difference.low, difference.high)),
+            p_value(difference.p),
+            value(difference.detectable, column),
+        ]
+        verdict = numbers.judged(difference.mean, difference.p, column)
+        pairs[first, second].append([place, *texts, verdict, difference.better, difference.worse, difference.sets])
     return list(pairs.values())
 
 

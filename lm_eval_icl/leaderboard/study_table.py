@@ -41,7 +41,8 @@ def table(
     """
     by_name = {column.name: column for column in board.columns}
     conditions = {entry.name: entry.conditions.split(", ") for entry in entries}
-    common = [words for words in next(iter(conditions.values()), []) if all(words in of for of in conditions.values())]
+    first = next(iter(conditions.values()), [])
+    common = [words for words in first if all(words in of_entry for of_entry in conditions.values())]
     labels = {}
     for entry in entries:
         own = ", ".join(words for words in conditions[entry.name] if words not in common)
@@ -54,14 +55,14 @@ def table(
     grid.add_column(max_width=_WIDTH, overflow="fold")
     grid.add_row(Text(shown(title), style="bold"))
     for start in range(0, len(headings), size):
-        some = headings[start : start + size]
+        part_headings = headings[start : start + size]
         # The parts of all checkpoints have columns of the same width, so that their numbers are below each other.
-        widths = [_INTERVAL if heading == _SHARE.name and flips else _NUMBER for heading in some]
+        widths = [_INTERVAL if heading == _SHARE.name and flips else _NUMBER for heading in part_headings]
         width = min(longest, _WIDTH - sum(widths) - len(widths))
         for checkpoint, of_checkpoint in grouped(entries, lambda entry: entry.on).items():
             part = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=0)
             part.add_column("", width=width, overflow="fold")
-            for heading, wide in zip(some, widths, strict=True):
+            for heading, wide in zip(part_headings, widths, strict=True):
                 part.add_column(Text(_broken(shown(heading), wide)), width=wide, justify="right", overflow="fold")
             for entry in of_checkpoint:
                 method, *details = (_broken(text, width) for text in labels[entry.name])
@@ -70,7 +71,7 @@ def table(
                     _number(entry.cells.get(heading), by_name.get(heading))
                     if wide == _NUMBER
                     else _share(flips.get(entry.name))
-                    for heading, wide in zip(some, widths, strict=True)
+                    for heading, wide in zip(part_headings, widths, strict=True)
                 ]
                 part.add_row(label, *cells)
             for row in ("", Text(shown(checkpoint), style="bold"), part):

@@ -55,8 +55,8 @@ def _choice(unit: TaskRun, name: str) -> str:
 
 
 def _expected(units: Iterable[TaskRun], column: str) -> float | None:
-    """The paper's value of a column, if all runs say the same one."""
-    values = [number(unit.run.study.expected.get(column)) for unit in units]
+    """The paper's value of a column, if all runs say the same one. It is of what a model says by itself."""
+    values = [None if unit.result.rule else number(unit.run.study.expected.get(column)) for unit in units]
     value = values[0] if values.count(values[0]) == len(values) else None
     return value if value is not None and abs(value) < HUGE else None
 
@@ -83,9 +83,13 @@ def _from_answers(units: Sequence[TaskRun], is_share: bool, marks: list[str]) ->
         return None
     if drawn and 1 < len(sets) < _FEW_SETS:
         marks.append("few seeds")
-    by_orders = [[_answers(order).predictions for order in one.answered] for one in sets if len(one.answered) > 1]
+    by_orders = [
+        [_answers(order).predictions for order in prompt_set.answered]
+        for prompt_set in sets
+        if len(prompt_set.answered) > 1
+    ]
     are_known = drawn and not any(order is None for orders in by_orders for order in orders)
-    answers = [_answers(order) for one in sets for order in one.answered]
+    answers = [_answers(order) for prompt_set in sets for order in prompt_set.answered]
     predicted, majority = _predicted(units[0], answers, marks)
     chance = answers[0].chance if first.metric == "acc" else None
     return BoardCell(
@@ -150,14 +154,14 @@ def _prompt_sets(units: Sequence[TaskRun], marks: list[str]) -> tuple[PromptSet,
         orders.setdefault(answers.demonstrations, []).append(counted)
     sets = []
     for demonstrations, answered in orders.items():
-        answered.sort(key=lambda each: each.order)
-        seeds = {each.seed for each in answered}
+        answered.sort(key=lambda unit: unit.order)
+        seeds = {unit.seed for unit in answered}
         seed = seeds.pop() if len(seeds) == 1 else None
         label = f"set {demonstrations[:6]}" if demonstrations and seed is None else f"seed {seed}"
-        value = float(np.mean([each.result.value for each in answered]))
+        value = float(np.mean([unit.result.value for unit in answered]))
         prompt_set = PromptSet("no demonstrations" if demonstrations is None else label, tuple(answered), value)
         sets.append((-1 if seed is None else seed, prompt_set))
-    return tuple(prompt_set for _, prompt_set in sorted(sets, key=lambda each: (each[0], each[1].label)))
+    return tuple(prompt_set for _, prompt_set in sorted(sets, key=lambda seeded: (seeded[0], seeded[1].label)))
 
 
 def _answers(answered: TaskRun) -> Answers:
@@ -172,7 +176,9 @@ def _prompts(answers: Answers) -> tuple[str, int]:
 
 def matrix(sets: Sequence[PromptSet]) -> np.ndarray:
     """(documents, sets) scores: the mean over the orders of each set."""
-    return np.stack([np.mean([_answers(order).items for order in one.answered], axis=0) for one in sets], axis=1)
+    return np.stack(
+        [np.mean([_answers(order).items for order in prompt_set.answered], axis=0) for prompt_set in sets], axis=1
+    )
 
 
 def values_by_set(cells: Mapping[str, BoardCell], column: Column) -> dict[str, list[float]]:
@@ -180,7 +186,13 @@ def values_by_set(cells: Mapping[str, BoardCell], column: Column) -> dict[str, l
     values = []
     for task, weight in column.weights.items():
         sets = cells[task].sets if task in cells else ()
-        values.append({(one.label, of.order): weight * of.result.value for one in sets for of in one.answered})
+        values.append(
+            {
+                (prompt_set.label, unit.order): weight * unit.result.value
+                for prompt_set in sets
+                for unit in prompt_set.answered
+            }
+        )
     groups: dict[str, list[float]] = {}
     for label, order in values[0] if values else ():
         total = sum(of_task.get((label, order), math.nan) for of_task in values)
@@ -193,7 +205,8 @@ def _sums(sets: Sequence[PromptSet]) -> np.ndarray:
     """(documents, sets, k): what the metric's value is made of, the mean over the orders of each set."""
     features = statistics.AGGREGATIONS[sets[0].answered[0].result.aggregation].features
     return np.stack(
-        [np.mean([features(_answers(order).items) for order in one.answered], axis=0) for one in sets], axis=1
+        [np.mean([features(_answers(order).items) for order in prompt_set.answered], axis=0) for prompt_set in sets],
+        axis=1,
     )
 
 

@@ -13,6 +13,7 @@ import math
 import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from lm_eval_icl.results.entries import grouped
@@ -69,7 +70,7 @@ _NAME = r"\w[\w.-]*"
 _TASK = r"(?!.*\.ya?ml$)\w[\w .+:()&'-]*"  # a path could be a file with code in it
 
 
-def commands(runs: Sequence[Run]) -> str:
+def commands(runs: Sequence[Run], decided: bool = False) -> str:
     """The commands, a line for each, or some lines for a study's file.
 
     Runs that differ in the seed of the demonstrations alone are one loop. A study's runs are a study of their own, as
@@ -77,20 +78,23 @@ def commands(runs: Sequence[Run]) -> str:
 
     Args:
         runs: of an entry, by date.
+        decided: with the decision rules of these runs.
     """
     left_out: dict[str, None] = {}
+    # A task has what it was run with, even where only its values under decision rules are left.
+    runs = [replace(run, tasks={result.task: result for result in (*run.decided, *run.tasks.values())}) for run in runs]
     alone, of_studies = ([run for run in runs if (run.study != StudyFacts()) is has] for has in (False, True))
-    printed = [*_lm_eval(alone, left_out), *_studies(of_studies, left_out)]
+    printed = [*_lm_eval(alone, decided, left_out), *_studies(of_studies, decided, left_out)]
     if left_out:
         printed.append(f"# Left out, as not all that a file says is safe to paste: {', '.join(left_out)}")
     return "\n".join(printed)
 
 
-def _lm_eval(runs: Iterable[Run], left_out: dict[str, None]) -> list[str]:
+def _lm_eval(runs: Iterable[Run], decided: bool, left_out: dict[str, None]) -> list[str]:
     """Commands of lm-eval, those with one seed after another as a loop."""
     printed = []
-    lines = [(line, run.seed) for run in runs for line in _lines(run, left_out)]
-    for line, same in grouped(lines, lambda each: each[0]).items():
+    lines = [(line, run.seed) for run in runs for line in _lines(run, decided, left_out)]
+    for line, same in grouped(lines, lambda seeded: seeded[0]).items():
         match sorted({seed for _, seed in same if seed is not None}):
             case []:
                 printed.append(line)
@@ -101,7 +105,7 @@ def _lm_eval(runs: Iterable[Run], left_out: dict[str, None]) -> list[str]:
     return printed
 
 
-def _lines(run: Run, left_out: dict[str, None]) -> list[str]:
+def _lines(run: Run, decided: bool, left_out: dict[str, None]) -> list[str]:
     """The commands of a run, each up to the seed of its demonstrations; none if it has no safe names."""
     config, results = run.results["config"], run.results
     parts = ["lm_eval", "--model", run.model, "--model_args", _pairs(_model_arguments(run, left_out))]
@@ -116,7 +120,7 @@ def _lines(run: Run, left_out: dict[str, None]) -> list[str]:
         others += ["--apply_chat_template", "--fewshot_as_multiturn", multiturn]
     if isinstance(instruction := results.get("system_instruction"), str):
         others.append(f"--system_instruction={_printable(instruction)}")
-    if metadata := _metadata(run, run.tasks):
+    if metadata := _metadata(run, run.tasks, decided):
         others += ["--metadata", _pairs(metadata)]
     others += ["--log_samples", "--output_path", "results"]
     if run.seed is not None:
@@ -136,24 +140,27 @@ def _lines(run: Run, left_out: dict[str, None]) -> list[str]:
     return printed
 
 
-def _studies(runs: Iterable[Run], left_out: dict[str, None]) -> list[str]:
+def _studies(runs: Iterable[Run], decided: bool, left_out: dict[str, None]) -> list[str]:
     """Studies, each as its file and the command that runs it."""
     of_tasks: dict[str, dict[str, set[tuple[int, int]]]] = {}
     for run in runs:
-        given = _model_arguments(run, left_out)
-        of_method = {name: given.pop(name) for name in run.study.arguments if name in given}
+        arguments = _model_arguments(run, left_out)
+        of_method = {name: arguments.pop(name) for name in run.study.arguments if name in arguments}
         drawn = run.study.demonstrations
         if run.study.changes:
             left_out["what the study's file changes of the tasks"] = None
         for task, result in run.tasks.items():
             if not (_safe([run.model], _NAME, "model", left_out) and _safe([task], _TASK, "task", left_out)):
                 continue
+            metadata = _metadata(run, [task], decided)
+            rules = metadata.pop("decide", None)
             file = {
-                "models": [given],
+                "models": [arguments],
                 "methods": [{run.model: of_method} if of_method else run.model],
                 "num_fewshot": [result.shots],
                 **({"demonstrations": [drawn]} if drawn is not None else {}),
-                **({"metadata": metadata} if (metadata := _metadata(run, [task])) else {}),
+                **({"decide": ["none", rules]} if rules is not None else {}),
+                **({"metadata": metadata} if metadata else {}),
             }
             key = json.dumps([file, run.limit], ensure_ascii=False, default=str)
             of_tasks.setdefault(key, {}).setdefault(task, set()).add((run.seed or 0, run.order))
@@ -174,24 +181,24 @@ def _studies(runs: Iterable[Run], left_out: dict[str, None]) -> list[str]:
 
 def _model_arguments(run: Run, left_out: dict[str, None]) -> dict[str, Any]:
     names = _MODEL | _OURS if run.model in _METHODS else _MODEL
-    given = model_arguments(run.results["config"].get("model_args"))
+    arguments = model_arguments(run.results["config"].get("model_args"))
     if run.model == "hf":  # older studies say of it what they gave to this package's models
-        given = {name: value for name, value in given.items() if name not in _OURS}
-    return _allowed("model_args", given, names, left_out)
+        arguments = {name: value for name, value in arguments.items() if name not in _OURS}
+    return _allowed("model_args", arguments, names, left_out)
 
 
-def _allowed(what: str, given: Mapping[str, Any], names: set[str], left_out: dict[str, None]) -> dict[str, Any]:
+def _allowed(what: str, arguments: Mapping[str, Any], names: set[str], left_out: dict[str, None]) -> dict[str, Any]:
     """The arguments of these names with plain values."""
 
     def is_plain(name: str, value: Any) -> bool:
         if isinstance(value, list):
-            return name == "until" and all(isinstance(each, str) for each in value)
+            return name == "until" and all(isinstance(text, str) for text in value)
         if isinstance(value, str):
             return name not in _WORDS or re.fullmatch(r"\w*", value) is not None
         return value is None or isinstance(value, (bool, int)) or (isinstance(value, float) and math.isfinite(value))
 
-    allowed = {name: value for name, value in given.items() if name in names and is_plain(name, value)}
-    left_out |= {f"{_said(name)} of {what}": None for name in given if name not in allowed}
+    allowed = {name: value for name, value in arguments.items() if name in names and is_plain(name, value)}
+    left_out |= {f"{_said(name)} of {what}": None for name in arguments if name not in allowed}
     return allowed
 
 
@@ -207,13 +214,13 @@ def _said(name: str) -> str:
     return name if re.fullmatch(r"[\w.-]{1,50}", name) else "of another name"
 
 
-def _metadata(run: Run, tasks: Iterable[str]) -> dict[str, Any]:
+def _metadata(run: Run, tasks: Iterable[str], decided: bool) -> dict[str, Any]:
     """What `--metadata` changes, of what all of these tasks have: lm-eval gives it to every task."""
     configs = run.results.get("configs")
     of_tasks = [configs.get(task) if isinstance(configs, dict) else None for task in tasks]
     metadata = [of_task.get("metadata") if isinstance(of_task, dict) else None for of_task in of_tasks]
     common = {}
-    for name in _METADATA:
+    for name in (*_METADATA, *(["decide"] if decided else [])):
         values = [of_task.get(name) if isinstance(of_task, dict) else None for of_task in metadata]
         if isinstance(values[0], (str, bool, dict)) and values.count(values[0]) == len(values):
             common[name] = values[0]
@@ -222,15 +229,15 @@ def _metadata(run: Run, tasks: Iterable[str]) -> dict[str, Any]:
 
 def _asked(run: Run, tasks: set[str]) -> list[str]:
     """The tasks that were asked for: a group in place of its tasks."""
-    groups = {name: frozenset(of) for name, of in run.groups.items() if of.keys() <= tasks}
+    groups = {name: frozenset(members) for name, members in run.groups.items() if members.keys() <= tasks}
     # Of two groups with the same tasks, the first.
-    names = {of: name for name, of in reversed(list(groups.items()))}
-    tops = [name for of, name in reversed(names.items()) if not any(of < other for other in names)]
-    inside = {task for of in names for task in of}
+    names = {members: name for name, members in reversed(list(groups.items()))}
+    tops = [name for members, name in reversed(names.items()) if not any(members < other for other in names)]
+    inside = {task for members in names for task in members}
     return [*tops, *(task for task in run.tasks if task in tasks - inside)] or sorted(tasks)
 
 
-def _pairs(given: Mapping[str, Any]) -> str:
+def _pairs(arguments: Mapping[str, Any]) -> str:
     """Arguments as lm-eval takes them: `name=value,...`, or JSON where that would be read as something else."""
 
     def is_plain(value: Any) -> bool:
@@ -239,9 +246,9 @@ def _pairs(given: Mapping[str, Any]) -> str:
         # lm-eval reads "-1" as -1.0
         return (isinstance(value, int) and value >= 0) or (isinstance(value, float) and math.isfinite(value))
 
-    if all(is_plain(value) for value in given.values()):
-        return ",".join(f"{name}={value}" for name, value in given.items())
-    return _printable(json.dumps(given, ensure_ascii=False))
+    if all(is_plain(value) for value in arguments.values()):
+        return ",".join(f"{name}={value}" for name, value in arguments.items())
+    return _printable(json.dumps(arguments, ensure_ascii=False))
 
 
 def _printable(text: str) -> str:

@@ -50,6 +50,9 @@ def curves(runs: Sequence[Run]) -> Mapping[tuple[str, str], list[DevPoint]]:
             at = scores.setdefault((x_name, line), {}).setdefault(float(point.arguments[x_name]), [])
             at.append((point.score, is_chosen))
     return {
-        name: [DevPoint(x, fmean(s for s, _ in of), any(chosen for _, chosen in of)) for x, of in sorted(by_x.items())]
+        name: [
+            DevPoint(x, fmean(s for s, _ in scored), any(chosen for _, chosen in scored))
+            for x, scored in sorted(by_x.items())
+        ]
         for name, by_x in scores.items()
     }

@@ -11,11 +11,14 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from lm_eval_icl.results.board import TaskRun
+from lm_eval_icl.results.form import reads_in_words
 from lm_eval_icl.results.records import Run
+from lm_eval_icl.results.samples import digest
 from lm_eval_icl.results.settings import whole
 
 Item = TypeVar("Item")
 Key = TypeVar("Key")
+Rule = tuple[str, str]  # its name, and its arguments as JSON
 Part = tuple[tuple[str, ...], list[TaskRun]]  # some of the runs of a model or method, and words for what is theirs
 
 # Two runs of a row are equal in all that their files say of the model, the method, the task, the prompts, the
@@ -52,7 +55,8 @@ class EntryRuns:
         resolved: the method's arguments, defaults included, as JSON: two rows with the same are one method.
         arguments: of the method, as given in the runs, as text.
         conditions: what else tells the row from others of its method, as text: "4 shots".
-        said: what a person is told of the row: its conditions in words, and what all its runs have in common.
+        words: what a person is told of the row: its conditions in words, and what all its runs have in common.
+        rule: the decision rule of its results, with its arguments as JSON; None of those of the model itself.
         units: what its runs gave, by task, by date.
     """
 
@@ -61,8 +65,15 @@ class EntryRuns:
     resolved: str
     arguments: str
     conditions: tuple[str, ...]
-    said: tuple[str, ...]
+    words: tuple[str, ...]
+    rule: Rule | None
     units: Mapping[str, Sequence[TaskRun]]
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """What the rule reads beside the document and the demonstrations, in words."""
+        rules = [unit.result.rule for units in self.units.values() for unit in units]
+        return reads_in_words(rule for rule in rules if rule is not None)
 
     @property
     def runs(self) -> tuple[Run, ...]:
@@ -97,12 +108,14 @@ def rows(runs: Sequence[Run]) -> list[EntryRuns]:
 
     A row's results on a task all have the same number of demonstrations, limit, way of choosing the demonstrations,
     prompts' template, version and documents. Where runs of a method differ in one of these on some task, they are
-    different rows.
+    different rows. So are the results of the model itself and those under each decision rule, of the same runs.
 
     Args:
         runs: by date.
     """
-    units = [TaskRun(run, result) for run in runs for result in run.tasks.values()]
+    units = [TaskRun(run, result) for run in runs for result in run.all_results]
+    rules = {rule for unit in units if (rule := _rule(unit)) is not None}
+    names = Counter(name for name, _ in rules)
     folded = []
     for (*checkpoint, _), of_name in grouped(units, lambda unit: _checkpoint(unit.run)).items():
         for facts, of_model in _by_facts(of_name):
@@ -110,18 +123,24 @@ def rows(runs: Sequence[Run]) -> list[EntryRuns]:
             for method, of_method in grouped(of_model, lambda unit: (unit.run.model, _resolved(unit.run))).items():
                 arguments = min((_given(unit.run) for unit in of_method), key=lambda given: (len(given), str(given)))
                 texts = [f"{name}={value}" for name, value in arguments.items() if name not in _QUIET]
-                if names := chosen(of_method[0].run):
-                    texts.append(f"{' and '.join(names)} {_CHOSEN}")
-                parts = _by_prompts(of_method)
-                folded += [_row(model, *method, shown(", ".join(texts)), words, of_row) for words, of_row in parts]
+                if on_dev := chosen(of_method[0].run):
+                    texts.append(f"{' and '.join(on_dev)} {_CHOSEN}")
+                for words, of_prompts in _by_prompts(of_method):
+                    for rule, of_row in grouped(of_prompts, _rule).items():
+                        row = _row(model, *method, shown(", ".join(texts)), words, rule, of_row)
+                        if rule is not None:
+                            # Versions of this package may have other defaults, which a rule's name does not say.
+                            name, more = shown(rule[0]), f" ({digest([rule[1]])[:6]})" if names[rule[0]] > 1 else ""
+                            row = replace(row, words=(*row.words, f"decide: {name}{more}", *row.reads))
+                        folded.append(row)
     # How the checkpoint was trained is not said where all rows have the same; nor is the digest of prompts where words
     # tell rows apart.
-    if len({word for row in folded for word in row.said if word.startswith("trained ")}) == 1:
+    if len({word for row in folded for word in row.words if word.startswith("trained ")}) == 1:
         folded = [_without(row, "trained ") for row in folded]
     short = [_without(row, "prompts ") for row in folded]
-    counts = Counter((row.checkpoint, row.method, row.resolved, row.said) for row in short)
+    counts = Counter((row.checkpoint, row.method, row.resolved, row.words) for row in short)
     return [
-        row if counts[row.checkpoint, row.method, row.resolved, row.said] == 1 else long
+        row if counts[row.checkpoint, row.method, row.resolved, row.words] == 1 else long
         for row, long in zip(short, folded, strict=True)
     ]
 
@@ -132,21 +151,27 @@ def _row(
     resolved: str,
     arguments: str,
     conditions: tuple[str, ...],
+    rule: Rule | None,
     units: list[TaskRun],
 ) -> EntryRuns:
-    few, many = (of(unit.result.shots for unit in units) for of in (min, max))
+    few, many = (limit(unit.result.shots for unit in units) for limit in (min, max))
     shots = f"{few} to {many} shots" if few < many else f"{many} shot{'s' * (many != 1)}"
     left = [unit.result.shots - unused(unit) for unit in units]
-    few_left, many_left = (f"{of(left):.4g}" for of in (min, max))
+    few_left, many_left = (f"{limit(left):.4g}" for limit in (min, max))
     used = few_left if few_left == many_left else f"{few_left} to {many_left}"
-    said = dict.fromkeys([f"{used} of {shots}" if any(map(unused, units)) else shots, *_words(units), *conditions])
+    words = dict.fromkeys([f"{used} of {shots}" if any(map(unused, units)) else shots, *_words(units), *conditions])
     by_task = grouped(units, lambda unit: unit.result.task)
     conditions = (shots, *map(shown, conditions))
-    return EntryRuns(checkpoint, method, resolved, arguments, conditions, tuple(map(shown, said)), by_task)
+    return EntryRuns(checkpoint, method, resolved, arguments, conditions, tuple(map(shown, words)), rule, by_task)
+
+
+def _rule(unit: TaskRun) -> Rule | None:
+    rule = unit.result.rule
+    return None if rule is None else (rule.name, json.dumps(rule.arguments, sort_keys=True, default=str))
 
 
 def _without(row: EntryRuns, word: str) -> EntryRuns:
-    return replace(row, said=tuple(said for said in row.said if not said.startswith(word)))
+    return replace(row, words=tuple(text for text in row.words if not text.startswith(word)))
 
 
 def _checkpoint(run: Run) -> tuple[str, str, str, str]:
@@ -297,11 +322,11 @@ def _parted(
     values of all tasks, and the second ones, by date.
     """
     values: dict[str, dict[str, None]] = defaultdict(dict)  # by task, in the order in which they come up
-    of_runs: dict[str, dict[str, str]] = defaultdict(dict)
+    of_runs: dict[tuple[str, Rule | None], dict[str, str]] = defaultdict(dict)
     for unit in units:
         value, _ = differs(unit)
         values[unit.result.task][value] = None
-        of_runs[unit.run.digest][unit.result.task] = value
+        of_runs[unit.run.digest, _rule(unit)][unit.result.task] = value
     several = {task for task, of_task in values.items() if len(of_task) > 1}
     if not several:
         return [("", units)]
@@ -334,7 +359,9 @@ def costs(runs: Sequence[Run]) -> tuple[float | None, float | None, bool]:
     """Tokens run through the model and seconds, both a document; None if a run does not say. And whether they are a
     study's, which do not count where there are runs alone: the two do not compare (see `Run.cost`)."""
     counted = [run for run in runs if run.cost == "alone"] or runs
-    documents = sum(result.documents for run in counted for result in run.tasks.values())
+    documents = sum(
+        number for run in counted for number in {result.task: result.documents for result in run.all_results}.values()
+    )
 
     def a_document(values: Sequence[float | None]) -> float | None:
         known = [value for value in values if value is not None]
@@ -348,20 +375,20 @@ def costs(runs: Sequence[Run]) -> tuple[float | None, float | None, bool]:
 def varied(units: Sequence[TaskRun]) -> list[str]:
     """Sentences on what runs of one row differ in, of what is known to matter little: code, libraries, machines; and
     on weights that nothing identifies."""
-    said: dict[str, set[str]] = defaultdict(set)
+    texts_by_name: dict[str, set[str]] = defaultdict(set)
     for unit in units:
         run, configs = unit.run, unit.run.results.get("configs")
         config = configs.get(unit.result.task) if isinstance(configs, dict) else None
         for name in ("dataset_path", "dataset_kwargs"):  # folders of somebody's machine do not separate rows
-            said[name].add(json.dumps(config.get(name)) if isinstance(config, dict) else "")
-        said["lm-eval-icl"].add(str(run.icl.get("version") or ""))
-        said["lm-eval"].add(str(run.results.get("lm_eval_version") or ""))
-        said["transformers"].add(str(run.results.get("transformers_version") or ""))
+            texts_by_name[name].add(json.dumps(config.get(name)) if isinstance(config, dict) else "")
+        texts_by_name["lm-eval-icl"].add(str(run.icl.get("version") or ""))
+        texts_by_name["lm-eval"].add(str(run.results.get("lm_eval_version") or ""))
+        texts_by_name["transformers"].add(str(run.results.get("transformers_version") or ""))
         machine = str(run.results.get("pretty_env_info") or "")
         for what, name in (("torch", "PyTorch version"), ("the GPU", "GPU 0"), ("the CPU", "Model name")):
-            said[what].add(" ".join(re.findall(rf"^{name}:(.*)$", machine, re.MULTILINE)[:1]).strip())
+            texts_by_name[what].add(" ".join(re.findall(rf"^{name}:(.*)$", machine, re.MULTILINE)[:1]).strip())
     sentences = []
-    for what, texts in said.items():
+    for what, texts in texts_by_name.items():
         if len(values := sorted(map(shown, filter(None, texts)))) > 1:
             more = ", ..." if len(values) > 4 else ""
             sentences.append(f"Its runs differ in {what}: {', '.join(values[:4])}{more}.")
@@ -377,12 +404,12 @@ def varied(units: Sequence[TaskRun]) -> list[str]:
     return sentences
 
 
-def left_out(unit: TaskRun, of: str = "demonstrations") -> int:
-    """How many demonstrations were left out of a task's prompts because these were too long; or, of how many
-    "documents"."""
+def left_out(unit: TaskRun, what: str = "demonstrations") -> int:
+    """How many demonstrations were left out of a task's prompts because these were too long; or, of what="documents",
+    of how many documents."""
     counts = unit.run.icl.get("left_out")
     of_task = counts.get(unit.result.task) if isinstance(counts, dict) else None
-    number = of_task.get(of) if isinstance(of_task, dict) else None
+    number = of_task.get(what) if isinstance(of_task, dict) else None
     return number if type(number) is int and 0 <= number < 2**53 else 0
 
 

@@ -7,6 +7,7 @@ where it is damaged (`Tolerant`, `Mapped`); what would be taken for another numb
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
@@ -134,6 +135,46 @@ class StudyFacts(Form):
     expected: Mapped = {}
     curve: Tolerant[list[Tolerant[Point]]] = None
     shared: Tolerant[Shared] = None
+
+
+class RuleFacts(Form):
+    """What a run says of a decision rule of one of its tasks (`config.icl.decided`).
+
+    Attributes:
+        name: of the filter that has its values: "batch:m=64:of=pool".
+        arguments: all of the rule's, those with their default too.
+        transductive: a document's decision depends on the other documents that are evaluated.
+        labels: how many labels the rule uses beside those of the demonstrations.
+        corpus: of how many documents it takes words.
+    """
+
+    name: str
+    arguments: Mapped = {}
+    transductive: bool
+    labels: Count | None = None
+    corpus: Count | None = None
+
+    @property
+    def reads(self) -> dict[str, int | None]:
+        """What it reads beside the document and the demonstrations, with how many; None where that is not known."""
+        m = self.arguments.get("m", self.corpus)
+        return {
+            **({"transductive": None} if self.transductive else {}),
+            **({} if self.labels is None else {"labels": self.labels}),
+            **({"pool": m if type(m) is int else None} if self.arguments.get("of") == "pool" else {}),
+        }
+
+
+def reads_in_words(rules: Iterable[RuleFacts]) -> tuple[str, ...]:
+    """What a rule reads in several runs and tasks: "transductive", "pool: 64", "labels: 500 to 2016"."""
+    numbers: dict[str, list[int]] = {}
+    for rule in rules:
+        for name, number in rule.reads.items():
+            numbers.setdefault(name, []).extend([] if number is None else [number])
+    return tuple(
+        name if not of_name else f"{name}: {' to '.join(map(str, sorted({min(of_name), max(of_name)})))}"
+        for name, of_name in numbers.items()
+    )
 
 
 class Icl(Form):

@@ -98,13 +98,13 @@ def template(results: Mapping[str, Any], config: Mapping[str, Any]) -> str:
     return digest([_without_addresses(json.dumps(parts, sort_keys=True))])
 
 
-def model_arguments(given: Any) -> dict[str, Any]:
+def model_arguments(recorded: Any) -> dict[str, Any]:
     """`model_args`, which are text in results of older versions of lm-eval: `name=value,...`, or JSON."""
-    if isinstance(given, str) and given.lstrip().startswith("{"):
+    if isinstance(recorded, str) and recorded.lstrip().startswith("{"):
         with suppress(ValueError, RecursionError):
-            given = json.loads(given)
-    if isinstance(given, dict):
-        return dict(given)
+            recorded = json.loads(recorded)
+    if isinstance(recorded, dict):
+        return dict(recorded)
 
     def value(text: str) -> Any:
         """As lm-eval reads it."""
@@ -115,7 +115,7 @@ def model_arguments(given: Any) -> dict[str, Any]:
                 return kind(text)
         return text
 
-    pairs = (part.partition("=") for part in given.split(",") if part) if isinstance(given, str) else ()
+    pairs = (part.partition("=") for part in recorded.split(",") if part) if isinstance(recorded, str) else ()
     return {name.strip(): value(text.strip()) for name, _, text in pairs}
 
 
@@ -124,17 +124,17 @@ def whole(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def _texts(values: Mapping[str, Any], of: str = "") -> dict[str, str]:
+def _texts(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
     """Values as texts to compare, by name; those in a mapping by both names. Without what is empty, which is as if it
     were not there, and without addresses of memory, which differ between runs."""
     texts: dict[str, str] = {}
     for name, value in values.items():
         if isinstance(value, dict):
-            texts |= _texts(value, f"{of}{name}.")
+            texts |= _texts(value, f"{prefix}{name}.")
         elif value is not None and value is not False and value not in ("", []):
             text = value if isinstance(value, str) else json.dumps(whole(value), sort_keys=True, ensure_ascii=False)
             text = _without_addresses(text)
-            texts[f"{of}{name}"] = text if len(text) < _SHORT else digest([text])
+            texts[f"{prefix}{name}"] = text if len(text) < _SHORT else digest([text])
     return texts
 
 

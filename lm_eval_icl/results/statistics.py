@@ -269,24 +269,26 @@ def _difference(
         spread = _Spread(0, spread.df, *((0.0, 0.0) if len(of_sets) > 1 else ()))
     elif p is None and spread.variance == 0 and abs(of_sets.mean()) > tolerance:
         p = 2.0 ** (1 - documents)
-    of = _estimate(float(of_sets.mean()), spread, documents, sets, _of_differences(bounds), how)
+    estimated = _estimate(float(of_sets.mean()), spread, documents, sets, _of_differences(bounds), how)
     better, worse = int((of_sets > tolerance).sum()), int((of_sets < -tolerance).sum())
-    return _tested(of, p, better, worse, sign_flips(of_sets) if len(of_sets) > 1 else None)
+    return _tested(estimated, p, better, worse, sign_flips(of_sets) if len(of_sets) > 1 else None)
 
 
 def _of_differences(bounds: Bounds | None) -> Bounds | None:
     return None if bounds is None else (bounds[0] - bounds[1], bounds[1] - bounds[0])
 
 
-def _tested(of: Estimate, p: float | None, better: int, worse: int, p_signs: float | None = None) -> Difference:
+def _tested(estimated: Estimate, p: float | None, better: int, worse: int, p_signs: float | None = None) -> Difference:
     """An estimate of a difference with its p, that of t if it is None, and what could be detected."""
     detectable = math.inf
-    if of.error != 0 and not math.isinf(of.error):
-        detectable = (_t_quantile((1 + CONFIDENCE) / 2, of.df) + _t_quantile(POWER, of.df)) * of.error
+    if estimated.error != 0 and not math.isinf(estimated.error):
+        detectable = (
+            _t_quantile((1 + CONFIDENCE) / 2, estimated.df) + _t_quantile(POWER, estimated.df)
+        ) * estimated.error
         if p is None:
-            t = -abs(of.mean) / of.error
-            p = 2 * float(special.ndtr(t) if math.isinf(of.df) else special.stdtr(of.df, t))
-    return Difference(**vars(of), p=1.0 if p is None else p, detectable=detectable, better=better, worse=worse,
+            t = -abs(estimated.mean) / estimated.error
+            p = 2 * float(special.ndtr(t) if math.isinf(estimated.df) else special.stdtr(estimated.df, t))
+    return Difference(**vars(estimated), p=1.0 if p is None else p, detectable=detectable, better=better, worse=worse,
                       p_signs=p_signs)  # fmt: skip
 
 
@@ -363,9 +365,9 @@ def difference_group(
     """
     weighted = _weighted(parts, weights)
     differing = [part.p for part, _ in weighted if part.how != "identical"]
-    of = _weighted_mean(weighted, _of_differences(bounds), "group" if differing else "identical")
-    p = max(differing) if differing and of.error == 0 else None
-    result = _tested(of, p, sum(part.better for part, _ in weighted), sum(part.worse for part, _ in weighted))
+    mean = _weighted_mean(weighted, _of_differences(bounds), "group" if differing else "identical")
+    p = max(differing) if differing and mean.error == 0 else None
+    result = _tested(mean, p, sum(part.better for part, _ in weighted), sum(part.worse for part, _ in weighted))
     unseen = [share * part.detectable for part, share in weighted if part.error == 0]
     return replace(result, detectable=math.hypot(result.detectable if result.error else 0.0, *unseen))
 

@@ -19,6 +19,7 @@ from lm_eval_icl.harness import deciding
 from lm_eval_icl.harness.content_free import Queries
 from lm_eval_icl.harness.tasks import ICLTask
 from lm_eval_icl.methods import Predictor, make
+from lm_eval_icl.results.build import build
 from lm_eval_icl.results.read import read
 from tests import evaluation
 
@@ -449,23 +450,32 @@ def test_what_is_recorded_is_json(checkpoint):
 
 
 @pytest.mark.parametrize("model", ["icl", "hf"])
-def test_a_board_has_the_raw_values_of_such_a_run(model, checkpoint, tmp_path):
-    """As if the rules had not been asked for, and it says that there are others."""
-    runs = []
-    for decide in (None, "batch+contextual"):
-        results, _ = run(model, checkpoint("llama"), TASKS["three"], decide)
+def test_a_board_has_the_raw_values_of_such_a_run_and_those_of_each_rule(model, checkpoint, tmp_path):
+    """The raw ones as if the rules had not been asked for, and of each rule what its own responses predict."""
+    runs, asked = [], "batch+contextual+batch:m=5:of=pool"
+    for decide in (None, asked):
+        results, rows = run(model, checkpoint("llama"), TASKS["three"], decide)
         samples = results.pop("samples")
-        tracker = EvaluationTracker(output_path=str(tmp_path / str(decide)))
+        tracker = EvaluationTracker(output_path=str(tmp_path / str(bool(decide))))
         tracker.general_config_tracker.model_name_sanitized = "m"
         tracker.save_results_aggregated(results=results, samples=samples)
         tracker.save_results_samples(task_name="three", samples=samples["three"])
-        (one,), left_out = read([tmp_path / str(decide)], quiet=True)
+        (one,), left_out = read([tmp_path / str(bool(decide))], quiet=True)
+        assert not left_out
         runs.append(one)
-        said = "values of task 'three' under decision rules are not shown: batch, contextual."
-        assert [each.why for each in left_out] == ([said] if decide else [])
     raw, with_rules = runs
     (before,), (after,) = raw.tasks.values(), with_rules.tasks.values()
     assert (after.metric, after.filter, after.value) == (before.metric, "none", before.value)
     assert after.settings == before.settings and after.template == before.template
     assert len(after.answers.items) == 6 and not after.marks
     assert "decided" not in with_rules.icl and (with_rules.icl == {}) == (model == "hf")
+    assert not raw.decided and len(with_rules.decided) == 3
+    reads = {"batch": {"transductive": None}, "contextual": {}, "batch:m=5:of=pool": {"pool": 5}}
+    assert {of.rule.name: of.rule.reads for of in with_rules.decided} == reads
+    for of in with_rules.decided:
+        responses = [[float(value) for value, _ in row["filtered_resps"]] for row in rows[of.rule.name]]
+        assert of.answers.predictions.tolist() == [row.index(max(row)) for row in responses]
+        assert of.value == results["results"]["three"][f"acc,{of.rule.name}"] == np.mean(of.answers.items)
+        assert of.answers.prompts == after.answers.prompts and not of.marks
+    entries = {entry.label: entry for entry in build([with_rules]).entries}
+    assert f"{model}, 2 shots" in entries and f"{model}, 2 shots, decide: batch, transductive" in entries

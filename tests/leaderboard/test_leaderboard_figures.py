@@ -20,6 +20,7 @@ import pytest
 from lm_eval_icl.drawing import style
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.leaderboard import figures, numbers
+from lm_eval_icl.results import commands
 from lm_eval_icl.results.board import AVERAGE, Board, Entry
 from tests import boards
 from tests.boards import Kind
@@ -47,7 +48,18 @@ def everything() -> Board:
     """A board that has something to show in each figure."""
     kinds: list[Kind] = [(name, {}, shots) for name in ("icl", "invicl", "theirs") for shots in (2, 4, 8, 16)]
     kinds += [("deepthink", {"T": T, "eta": eta}, 8) for T in (1, 2, 3, 4) for eta in (0.01, 0.1)]
-    return make(kinds, tasks=("a", "b"), seeds=2, orders=2)
+    return with_rules(make(kinds, tasks=("a", "b"), seeds=2, orders=2))
+
+
+def with_rules(board: Board, name: str = "batch") -> Board:
+    """With some of the entries under a decision rule, too."""
+    compared = [entry for entry in board.entries if any(cell.difference for cell in entry.cells.values())][:5]
+    decided = [
+        replace(entry, name=f"{entry.name}r", conditions=f"{entry.conditions}, decide: {name}", rule=name)
+        for entry in compared
+    ]
+    baseline = board.baseline | {entry.name: entry.name[:-1] for entry in decided}
+    return replace(board, entries=(*board.entries, *decided), baseline=baseline)
 
 
 def table(path: Path) -> list[dict[str, str]]:
@@ -399,7 +411,7 @@ def test_strange_names_are_text(where: str, tmp_path: Path) -> None:
     else:
         kinds = [(name, {name: 1, "T": T}, shots) for name in HOSTILE for T, shots in ((1, 4), (1, 8), (2, 8))]
         board = make([("icl", {}, 8), *kinds], tasks=HOSTILE, seeds=2, orders=2)
-    assert set(drawn(board, tmp_path)) == set(ALL)
+    assert set(drawn(with_rules(board, HOSTILE[0]), tmp_path)) == set(ALL)
     for path in tmp_path.glob("*.svg"):
         said = texts(path)
         assert max(map(len, said)) < 140 and not any(char < " " for text in said for char in text)
@@ -450,5 +462,10 @@ def test_a_method_has_one_colour_and_marker_on_all_boards() -> None:
     many = points(make([("theirs", {}, 8), *KINDS]))
     for method, looks in {**many, **few}.items():
         assert looks == {style.of_method(method)} == many[method]
-    known = ["hf", "icl", "invicl", "deepthink", "pcw", "prefixicl", "saicl", "nope", "batchicl"]
-    assert len({style.of_method(name)[0] for name in known}) == len({style.of_method(name)[1] for name in known}) == 9
+    known = {"hf", *commands._METHODS}
+    looks_of_known = [style.of_method(name) for name in known]
+    assert len({color for color, _ in looks_of_known}) == len({marker for _, marker in looks_of_known}) == len(known)
+    with style.styled():
+        tokens = figures._tokens(make([(name, {}, 8) for name in sorted(known)]), 40)
+    assert tokens is not None
+    assert known <= {text.get_text() for text in tokens.figure.legends[0].get_texts()}
