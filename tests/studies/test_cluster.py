@@ -49,7 +49,7 @@ STUDY = {
     "dev": {"size": 4, "choose": ["T", "eta"]},
     "train": {"tasks": "icl_demo_short", "steps": 2, "num_fewshot": 2, "batch_size": 2, "eval_steps": 0},
 }
-OPTIONS = Options("cpu", 8, 4)
+OPTIONS = Options("cpu", "8", 4)  # as the command has them, since results say so
 # What differs between two runs of one cell: dates, seconds, and how much of what is shared was run for it.
 COUNTS = {"contexts_encoded", "contexts_reused", "tokens_run", "tokens_saved"}
 if KILLS > 1:  # a driver that is killed while it writes a unit leaves cells that are run without the others
