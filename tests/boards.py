@@ -29,7 +29,7 @@ def write(
     folder: Path | str, model: str = "icl", seed: int = 0, *, task: str | Sequence[str] = "t", n: int = 40,
     says: Sequence[int] | None = None, gold: Sequence[int] | None = None, right: float | Sequence[float] | None = None,
     first: int = 0, order: int = 0, shots: int = 4, samples: bool = True, evil: str = "",
-    put: Mapping[str, Any] | None = None, **of_task: Any,
+    rules: Mapping[str, Mapping[str, Any]] | None = None, put: Mapping[str, Any] | None = None, **of_task: Any,
 ) -> Path:  # fmt: skip
     """Write the results file of a run and its samples.
 
@@ -40,6 +40,8 @@ def write(
         right: instead of both, the score of each document; or the share of right ones, drawn for seed, model and task.
         first: the number of the first document.
         evil: text in front of the prompts.
+        rules: by the name of a decision rule, what the results say of it; and under "says" the number of the option
+            that it predicts for each document.
         put: what is put into the results, as {"config.limit": 3}.
         of_task: of the tasks' configuration.
 
@@ -50,7 +52,7 @@ def write(
     folder.mkdir(parents=True, exist_ok=True)
     number, shots = len(list(folder.glob("results_*"))), of_task.get("num_fewshot", shots)
     stamp = f"2026-11-22T10-{number // 60:02}-{number % 60:02}.5"
-    accuracy = {}
+    accuracy, under_rules = {}, {}
     for name in tasks:
         wanted = [i % 2 for i in range(n)] if gold is None else gold
         given = wanted if says is None else says
@@ -77,6 +79,15 @@ def write(
             }
             for i, score in enumerate(accuracy[name])
         ]
+        under_rules[name] = {}
+        for rule, facts in (rules or {}).items():
+            scores = [float(a == b) for a, b in zip(wanted, facts["says"], strict=True)]
+            under_rules[name] |= {f"acc,{rule}": fmean(scores), f"acc_stderr,{rule}": 0.05}
+            lines += [
+                {**line, "filter": rule, "acc": score,
+                 "filtered_resps": [["0.5" if option == said else "-0.5", "False"] for option in range(2)]}
+                for line, score, said in zip(lines[: len(scores)], scores, facts["says"], strict=True)
+            ]  # fmt: skip
         if samples:
             write_samples(folder / f"results_{stamp}.json", name, lines)
     config = {"output_type": "multiple_choice", "num_fewshot": shots, "fewshot_delimiter": "\n\n",
@@ -84,7 +95,7 @@ def write(
               **of_task}  # fmt: skip
     results = {
         "results": {
-            name: {"acc,none": fmean(scores), "acc_stderr,none": 0.05, "sample_len": len(scores)}
+            name: {"acc,none": fmean(scores), "acc_stderr,none": 0.05, **under_rules[name], "sample_len": len(scores)}
             for name, scores in accuracy.items()
         },
         **{key: dict.fromkeys(tasks, value) for key, value in (
@@ -93,6 +104,9 @@ def write(
         "config": {"model": model, "model_args": {"pretrained": "org/model"}, "fewshot_seed": seed, "limit": None},
         "date": 1790000000.0 + number,
     }  # fmt: skip
+    if rules:
+        of_rules = {rule: {key: facts[key] for key in facts if key != "says"} for rule, facts in rules.items()}
+        results["config"]["icl"] = {"decided": dict.fromkeys(tasks, of_rules)}
     results = json.loads(json.dumps(results))  # tasks share nothing
     for path, value in (put or {}).items():
         *outer, last = path.split(".")

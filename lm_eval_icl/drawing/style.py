@@ -27,6 +27,12 @@ _STYLES = {
     "saicl": ("#cc79a7", "X"),
     "nope": ("#b3a200", "<"),
     "batchicl": ("#a0703c", ">"),
+    "sbp": ("#8f5fd0", "p"),
+    "star": ("#d02350", "*"),
+    "ape": ("#43801a", "h"),
+    "structured": ("#6f83e0", "d"),
+    "ensemble": ("#ee8a7d", "8"),
+    "nbce": ("#00989c", "H"),
 }
 _MARKERS = "oDs^vPX<>ph*"
 

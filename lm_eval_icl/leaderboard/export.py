@@ -209,9 +209,9 @@ def _log(
 
 
 def _evaluation(run: Run, result: TaskResult) -> dict[str, Any]:
-    """One metric of a task."""
+    """One metric of a task, by itself or under a decision rule."""
     config = _at(run.results, "configs", result.task)
-    answers = result.answers
+    answers, rule = result.answers, result.rule
     bounds = BOUNDS.get(result.metric)
     uncertainty = _uncertainty(run, result)
     return {
@@ -224,7 +224,7 @@ def _evaluation(run: Run, result: TaskResult) -> dict[str, Any]:
             "lower_is_better": not result.higher_is_better,
             **({"metric_unit": "proportion"} if result.metric in PROPORTIONS else {}),
             **({"score_type": "continuous", "min_score": bounds[0], "max_score": bounds[1]} if bounds else {}),
-            "additional_details": _details(aggregation=result.aggregation, filter=result.filter),
+            "additional_details": _details(aggregation=result.aggregation, filter=result.reported_filter),
         },
         "score_details": {
             "score": float(result.value),
@@ -248,6 +248,9 @@ def _evaluation(run: Run, result: TaskResult) -> dict[str, Any]:
                 prompts_digest=answers and answers.prompts,
                 documents_digest=answers and answers.documents,
                 template_digest=result.template,
+                decision_rule=rule and rule.name,
+                decision_rule_arguments=rule and rule.arguments,
+                decision_rule_reads=rule and ", ".join(rule.marks),
                 lm_eval_icl=dict(run.icl) or None,
             ),
         },
@@ -257,33 +260,38 @@ def _evaluation(run: Run, result: TaskResult) -> dict[str, Any]:
 def _names(result: TaskResult) -> dict[str, str]:
     """A task's metric as the converter of Every Eval Ever names it."""
     metric, task = result.metric, result.task
-    if result.filter != "none":
-        metric, task = f"{metric}:{result.filter}", f"{task}/{result.filter}"
+    if (of_filter := result.reported_filter) != "none":
+        metric, task = f"{metric}:{of_filter}", f"{task}/{of_filter}"
     return {"evaluation_result_id": _text(metric), "evaluation_name": _text(task)}
 
 
 def _metrics(run: Run, result: TaskResult) -> Iterator[TaskResult]:
-    """The metric that stands for the task, then its others as lm-eval's results have them."""
-    yield result
-    found = _at(run.results, "results", result.task)
+    """The metric that stands for the task, the same under decision rules, then its others as lm-eval's results have
+    them: those under a rule only if it is known what the rule reads."""
+    of_task = {of.reported_filter: of for of in (result, *run.decided) if of.task == result.task}
+    yield from of_task.values()
+    rules = _at(run.results, "config", "icl", "decided", result.task)
+    values = _at(run.results, "results", result.task)
     listed = _at(run.results, "configs", result.task, "metric_list")
-    for key, value in found.items() if isinstance(found, Mapping) else ():
+    listed = listed if isinstance(listed, Sequence) else ()
+    for key, value in values.items() if isinstance(values, Mapping) else ():
         metric, _, filter_ = key.partition(",")
         higher = _at(run.results, "higher_is_better", result.task, metric)
         score = number(value)
-        if (metric, filter_) == (result.metric, result.filter) or score is None or not isinstance(higher, bool):
+        is_known = metric == result.metric and filter_ in of_task
+        is_unknown_rule = isinstance(rules, Mapping) and filter_ in rules and filter_ not in of_task
+        if is_known or is_unknown_rule or score is None or not isinstance(higher, bool):
             continue
-        listed = listed if isinstance(listed, Sequence) else ()
-        named = [_at(each, "aggregation") for each in listed if _at(each, "metric") == metric]
+        named = [_at(entry, "aggregation") for entry in listed if _at(entry, "metric") == metric]
         yield replace(
-            result,
+            of_task.get(filter_, result),
             metric=metric,
-            filter=filter_,
             value=score,
-            stderr=number(found.get(f"{metric}_stderr,{filter_}")),
+            stderr=number(values.get(f"{metric}_stderr,{filter_}")),
             higher_is_better=higher,
             aggregation=named[0] if named and isinstance(named[0], str) else "",
             marks=(),
+            **({} if filter_ in of_task else {"filter": filter_}),
         )
 
 

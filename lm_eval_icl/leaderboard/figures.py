@@ -12,7 +12,7 @@ import math
 import re
 import textwrap
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -24,7 +24,7 @@ from lm_eval_icl.leaderboard.tables import csv_text
 from lm_eval_icl.results import dev
 from lm_eval_icl.results.board import SIGNIFICANT, Board, Column, Entry
 from lm_eval_icl.results.cells import values_by_set
-from lm_eval_icl.results.statistics import Estimate
+from lm_eval_icl.results.statistics import Difference, Estimate
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 _WIDTH, _ROW = 7.6, 0.23  # inches
 _ROWS, _ROWS_ON_PAGE, _ROWS_OF_POINTS = 40, 24, 24
-_PANELS, _LINES, _TASKS = 9, 8, 36  # of a figure, at most
+_PANELS, _LINES, _METHODS, _TASKS = 9, 8, 24, 36  # of a figure, at most
 _NUMBERS = 14  # so many columns have room for numbers in a heat map
 _BETTER, _WORSE = "#2b8fd0", "#e8752a"  # lighter, since there is text on them
 _DASHED: dict[str, Any] = {"color": GREY, "linestyle": (0, (4, 2)), "linewidth": 1}
@@ -137,8 +137,13 @@ def _element(svg: str, title: str) -> str:
 
 
 def _all(board: Board, most: int, only: Collection[str] | None = None) -> Iterator[tuple[str, _Drawn]]:
+    """Figures of what the models say themselves, and one of what decision rules make of it."""
+    entries = tuple(entry for entry in board.entries if entry.rule is None)
+    baseline = {entry.name: board.baseline[entry.name] for entry in entries if entry.name in board.baseline}
+    of_models = replace(board, entries=entries, baseline=baseline)
     for name, make in FIGURES.items():
-        if (only is None or name in only) and (drawn := make(board, most)) is not None:
+        shown = board if make is _rules else of_models
+        if (only is None or name in only) and (drawn := make(shown, most)) is not None:
             yield name, drawn
 
 
@@ -437,6 +442,40 @@ def _differences(board: Board, most: int) -> _Drawn | None:
         fontsize=8,
     )
     return _Drawn("Differences to the baseline, by task", figure, lines)
+
+
+def _rules(board: Board, most: int) -> _Drawn | None:
+    """Entries under decision rules, less the same runs without the rule, or another baseline that was asked for."""
+    entries, of_rules = {}, []
+    for entry in board.entries:
+        if entry.rule is not None:
+            words = [entry.rule.name, *entry.rule.marks]
+            rest = [word for word in entry.conditions.split(", ") if word not in entry.rule.marks]
+            conditions = ", ".join(word for word in rest if not word.startswith("decide: "))
+            # A label begins with the method and the rule: what is cut of it is its middle.
+            arguments = ", ".join(filter(None, [entry.arguments, *words]))
+            of_rules.append(replace(entry, arguments=arguments, conditions=conditions))
+            entries[entry.name] = entry
+    data = {
+        (entry.name, column.name): difference
+        for entry in of_rules
+        for column in board.columns
+        if (cell := entry.cells.get(column.name)) is not None
+        and (difference := cell.difference) is not None
+        and math.isfinite(difference.mean)
+    }
+
+    def paint(axes: Axes, y: int, entry: Entry, column: Column, of: Difference) -> list[Numbers]:
+        axes.plot([0, 0], [y - 0.5, y + 0.5], zorder=1, **_DASHED)
+        _point(axes, y, of, _scale(column), entry, numbers.signed(of.mean, column))
+        line = {"difference": of.mean, "low": of.low, "high": of.high, "p": of.p}
+        return [_numbers(entries[entry.name], column, **line, p_holm=entry.cells[column.name].p_holm)]
+
+    is_own = all(map(board.is_against_itself, entries.values()))
+    label = f"Differences to {'the same runs without the rule' if is_own else 'the baseline'}, with 95% intervals"
+    lacking = "are not paired with their baseline"
+    shown = replace(board, entries=tuple(of_rules))
+    return _rows(shown, most, "Decision rules", label, lacking, data, paint)
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -769,7 +808,7 @@ def _tokens(board: Board, most: int) -> _Drawn | None:
         (len(board.entries) - len(costs), len(board.entries), lacking),
     )
     legend: list[tuple[str, Mapping[str, Any]]] = []
-    for method in sorted({entry.method for key in keys for entry in panels[key]})[:12]:
+    for method in sorted({entry.method for key in keys for entry in panels[key]})[:_METHODS]:
         color, marker = of_method(method)
         legend.append((clipped(method), {"color": color, "marker": marker, "linestyle": "none"}))
     legend.append(("best for its tokens", _DASHED))
@@ -800,6 +839,7 @@ def _tokens(board: Board, most: int) -> _Drawn | None:
 FIGURES: Mapping[str, Callable[[Board, int], _Drawn | None]] = {
     "forest": _forest,
     "differences": _differences,
+    "rules": _rules,
     "seeds": _seeds,
     "orders": _orders,
     "sensitivity": _sensitivity,

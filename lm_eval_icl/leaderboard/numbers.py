@@ -84,9 +84,11 @@ def p_value(p: float | None) -> str:
     return "<0.0001" if p < 1e-4 else f"{p:.2g}" if p < 0.095 else f"{p:.2f}"
 
 
-def rank(of: tuple[int, int] | None) -> str:
-    """The range of ranks, such as 1–3."""
-    return DASH if of is None else f"{of[0]}" if of[0] == of[1] else f"{of[0]}{DASH}{of[1]}"
+def rank(of: tuple[int, int] | None, is_transductive: bool = False) -> str:
+    """The range of ranks, such as 1–3; of transductive entries, which are ranked apart, that it is theirs."""
+    if of is None:
+        return DASH
+    return (f"{of[0]}" if of[0] == of[1] else f"{of[0]}{DASH}{of[1]}") + " of transductive" * is_transductive
 
 
 def count(n: int, one: str, many: str = "") -> str:

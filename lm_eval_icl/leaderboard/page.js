@@ -29,7 +29,7 @@
       return cell;
     });
   }
-  const baselines = new Set(Object.values(data.baseline));
+  const baselines = new Set(data.baselines);
   const pairs = new Map(data.pairs.map(([a, b, ...differences]) => [`${a} ${b}`, differences]));
 
   // The first entry less the second on a column; null where they are not paired, undefined where it is not in this page.
@@ -412,7 +412,7 @@
         ["Standard error", errors(cell)],
         ["Degrees of freedom", freedom(cell)],
         ["Interval", known(data.how, cell.how)],
-        ["Rank", numbers.rank_first && `${[...new Set([numbers.rank_first, numbers.rank_last])].join("–")}${cell.tied ? ", not significantly below the best" : ""}`],
+        ["Rank", numbers.rank_first && `${[...new Set([numbers.rank_first, numbers.rank_last])].join("–")}${entry.transductive ? " of the transductive entries" : ""}${cell.tied ? ", not significantly below the best" : ""}`],
         ["Corrected for chance", cell.corrected],
         ["Answers given", cell.predicted],
         ["Always one answer", cell.majority && `${cell.majority}${column.unit}: the score of always giving the most frequent right answer`],
@@ -420,7 +420,7 @@
         ["Demonstrations left out", cell.left_out ? `${cell.left_out}, because prompts were too long` : "none"],
         ...cell.marks.map((mark) => ["Mark", Object.hasOwn(data.marks, mark) ? `${mark}: ${data.marks[mark]}` : isolated(mark)]),
       ]),
-      make("h3", {}, "Difference to the baseline"),
+      make("h3", {}, entry.against_itself ? "Difference to the same runs without the rule" : "Difference to the baseline"),
     ];
     if (difference) {
       const { better, worse, sets, p_signs, detectable } = difference;

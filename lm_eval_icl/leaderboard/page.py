@@ -49,6 +49,14 @@ MARKS = {
     "few seeds": "Two to four sets of demonstrations: the interval is wide, and with two sets a little too narrow.",
 }
 
+# Of an entry under a decision rule, what it reads beside the document and the demonstrations.
+READS = {
+    "transductive": "A decision depends on the other documents that were run, so on --limit too. Such entries are "
+    "ranked among themselves, and stand behind the others.",
+    "labels": "The rule uses so many labels beside those of the demonstrations.",
+    "pool": "The rule reads so many documents of the few-shot split, without their labels.",
+}
+
 # What the script is given of a cell, in this order: numbers to sort and draw by and for the CSV file; then texts. The
 # texts that the table has, it takes from the table.
 _CELL = (
@@ -92,6 +100,8 @@ def page(board: Board, figures: Mapping[str, str], results: Sequence[Path] = (Pa
     )
     environment.filters.update(tail=tail)
     embedded, is_plain = embed(board, results)
+    baselines = _baselines(board)
+    reads = {mark.partition(":")[0] for entry in board.entries if entry.rule is not None for mark in entry.rule.marks}
     return environment.from_string(template).render(
         board=board,
         style=Markup(style),
@@ -100,8 +110,8 @@ def page(board: Board, figures: Mapping[str, str], results: Sequence[Path] = (Pa
         figures=[(title, Markup(svg)) for title, svg in figures.items()],
         data=Markup(embedded),
         is_plain=is_plain,
-        baselines=set(board.baseline.values()),
-        baseline_labels=sorted({entry.label for entry in board.entries if entry.name in set(board.baseline.values())}),
+        baselines=baselines,
+        baseline_labels=sorted({entry.label for entry in board.entries if entry.name in baselines}),
         numbers=numbers,
         level=SIGNIFICANT,
         command=lambda entry: escape(command(entry)),
@@ -114,12 +124,21 @@ def page(board: Board, figures: Mapping[str, str], results: Sequence[Path] = (Pa
             name: sorted({getattr(entry, name) for entry in board.entries})
             for name in ("checkpoint", "method", "conditions")
         },
-        runs=sum(len(entry.runs) for entry in board.entries),
+        runs=len({run.digest for entry in board.entries for run in entry.runs}),
         tasks=sum(column.kind == "task" for column in board.columns),
         marks=MARKS,
+        has_rules=any(entry.rule is not None for entry in board.entries),
+        has_against_itself=any(map(board.is_against_itself, board.entries)),
+        reads={name: meaning for name, meaning in READS.items() if name in reads},
         # How much smaller the table is on paper, so that its columns fit; the same in page.js.
         printed=f"{max(0.4, min(1, 1000 / (230 + 100 * (len(board.columns) + len(extras(board)))))):.2f}",
     )
+
+
+def _baselines(board: Board) -> set[str]:
+    """The names of the baselines, but for those of rules: every entry is the baseline of its own decision rules."""
+    compared = (entry for entry in board.entries if entry.name in board.baseline)
+    return {board.baseline[entry.name] for entry in compared if not board.is_against_itself(entry)}
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -181,9 +200,13 @@ def extras(board: Board) -> dict[str, list[tuple[str, float | None]]]:
     first = [entry.cells.get(board.columns[0].name) for entry in board.entries]
     ranks = [cell.rank if cell else None for cell in first]
     flips = [cell.sensitivity if cell else None for cell in first]
+    transductive = [entry.is_transductive for entry in board.entries]
     columns: dict[str, list[tuple[str, float | None]]] = {
-        # The last rank decides between entries with the same first.
-        "rank": [(numbers.rank(rank), rank and rank[0] + rank[1] / 1e6) for rank in ranks],
+        # The last rank decides between entries with the same first. Those that are transductive are behind all others.
+        "rank": [
+            (numbers.rank(rank, is_apart), rank and is_apart * len(ranks) + rank[0] + rank[1] / 1e6)
+            for rank, is_apart in zip(ranks, transductive, strict=True)
+        ],
         "order sensitivity": [
             (f"{numbers.share(flip.mean)} ({numbers.share_interval(flip)})", flip.mean)
             if flip
@@ -232,6 +255,8 @@ def data(board: Board, results: Sequence[Path] = (Path("results"),)) -> dict[str
             **{name: clean(getattr(entry, name)) for name in ("name", "checkpoint", "details", "method")},
             **{name: clean(getattr(entry, name)) for name in ("arguments", "conditions", "label")},
             "extras": {title: of[row] for title, of in orders.items()},
+            "against_itself": board.is_against_itself(entry),
+            "transductive": entry.is_transductive,
             "command": command(entry),
             "runs": [_run(run) for run in entry.runs],
             "cells": [_cell(entry, column, answered <= ORDERS) for column in board.columns],
@@ -258,6 +283,7 @@ def data(board: Board, results: Sequence[Path] = (Path("results"),)) -> dict[str
         ],
         "entries": entries,
         "baseline": {clean(name): clean(base) for name, base in board.baseline.items()},
+        "baselines": sorted(map(clean, _baselines(board))),
         "pairs": _pairs(board, NUMBERS - _count(entries)),
     }
 

@@ -85,6 +85,8 @@ def _all_numbers(board: Board, entry: Entry, column: Column, cell: BoardCell) ->
         "majority": cell.majority,
         "expected": cell.expected,
         "marks": "; ".join(cell.marks),
+        "decide": entry.rule and entry.rule.name,
+        "reads": entry.rule and "; ".join(entry.rule.marks),
     }
 
 
@@ -150,7 +152,7 @@ def overview(board: Board, most: int) -> Table:
             numbers.interval(cell.estimate, column, unit=True),
             numbers.signed(cell.difference.mean, column, unit=True) if cell.difference else "",
             numbers.p_value(cell.p_holm) if cell.p_holm is not None else "",
-            numbers.rank(cell.rank) if cell.rank else "",
+            numbers.rank(cell.rank, entry.is_transductive) if cell.rank else "",
         )
     return table
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from lm_eval_icl.results.form import RuleFacts
 from lm_eval_icl.results.records import LeftOut, Run, TaskResult
 from lm_eval_icl.results.statistics import Difference, Estimate
 
@@ -60,7 +61,8 @@ class BoardCell:
         estimate: of the metric.
         difference: this entry less the baseline; None for the baseline itself, and where it is not paired.
         p_holm: the p-value of `difference`, adjusted for all entries of the column (Holm).
-        rank: the first and last rank that the column's paired differences leave possible; None without any.
+        rank: the first and last rank that the column's paired differences leave possible; None without any. Ranks are
+            among entries that are all transductive, or all not.
         tied_with_best: no entry is significantly better (the range of ranks begins with 1).
         sets: the prompt sets of a task; empty for groups, and for results without samples.
         sensitivity: order sensitivity: the pairwise flip rate between orders; None with one order.
@@ -130,6 +132,8 @@ class Entry:
         seconds: of a run, a document; None if the files do not say.
         command: the commands that make the runs again.
         shared: tokens and seconds are those of a study's cells, which share passes.
+        rule: the decision rule of its results, of which `conditions` say the name and the marks; None of those of the
+            model itself, which are an entry of their own.
     """
 
     name: str
@@ -145,6 +149,12 @@ class Entry:
     seconds: float | None
     command: str
     shared: bool = False
+    rule: RuleFacts | None = None
+
+    @property
+    def is_transductive(self) -> bool:
+        """Whether its decisions depend on the other documents that were evaluated."""
+        return self.rule is not None and self.rule.transductive
 
     @property
     def label(self) -> str:
@@ -163,8 +173,9 @@ class Board:
 
     Attributes:
         columns: the average first if there are several tasks, groups, then tasks.
-        entries: the best first, by the first column.
-        baseline: an entry for each checkpoint that has one: by the entry's name, the name of its baseline.
+        entries: the best first, by the first column; those that are transductive behind all others.
+        baseline: by an entry's name, the name of its baseline, if it has one: an entry on the same checkpoint. That of
+            an entry under a decision rule is the entry of the same runs without it.
         pairs: by the names of two entries, the first of them further up: by column, the first less the second. Columns
             on which the two are not paired are missing.
         summary: sentences that say what is best and what cannot be told apart.
@@ -179,3 +190,10 @@ class Board:
     summary: tuple[str, ...]
     left_out: tuple[LeftOut, ...]
     files: int
+
+    def is_against_itself(self, entry: Entry) -> bool:
+        """Whether an entry's baseline is the entry of the same runs without its decision rule."""
+        names = ("on", "method", "arguments")
+        base = next((other for other in self.entries if other.name == self.baseline.get(entry.name)), None)
+        is_same = base is not None and all(getattr(base, name) == getattr(entry, name) for name in names)
+        return is_same and base is not None and base.rule is None and entry.rule is not None

@@ -64,7 +64,9 @@ def build(
         for row in rows
     ]
     if groups is None:
-        columns = _with_average(columns, cells)
+        # Decision rules do not decide what the average is over.
+        of_models = [of_row for row, of_row in zip(rows, cells, strict=True) if row.rule is None]
+        columns = _with_average(columns, of_models or cells)
     for row, of_row in zip(rows, cells, strict=True):
         for column in columns:
             if column.kind != "task" and of_row.keys() >= column.weights.keys():
@@ -74,11 +76,12 @@ def build(
     if not columns:
         raise InputError("no result of these tasks that can be used was found.")
 
-    def place(entry: Entry) -> tuple[int, float, str, str]:
-        """The best first, by the first column that an entry has."""
+    def place(entry: Entry) -> tuple[bool, int, float, str, str]:
+        """The best first, by the first column that an entry has; those that are transductive behind all others."""
         number = next(number for number, column in enumerate(columns) if column.name in entry.cells)
         mean = entry.cells[columns[number].name].estimate.mean
-        return number, -mean if columns[number].higher_is_better else mean, entry.label, entry.name
+        goodness = -mean if columns[number].higher_is_better else mean
+        return entry.is_transductive, number, goodness, entry.label, entry.name
 
     has_cells = [any(column.name in of_row for column in columns) for of_row in cells]
     row_of = _entries(list(itertools.compress(rows, has_cells)), list(itertools.compress(cells, has_cells)))
@@ -108,6 +111,8 @@ def named(entries: Sequence[Entry], name: str, what: str = "") -> Entry:
         lambda entry: entry.method,
     ):
         if matching := [entry for entry in entries if key(entry) == name]:
+            # A method's name is that of its entry without a decision rule.
+            matching = [entry for entry in matching if entry.rule is None] or matching
             break
     if len(matching) == 1:
         return matching[0]
@@ -130,8 +135,9 @@ def _usable(runs: Sequence[Run], left_out: list[LeftOut]) -> list[Run]:
     most_common = {task: of_task.most_common(1)[0][0] for task, of_task in kinds.items()}  # of equals, the first
     usable = []
     for run in runs:
-        tasks = {}
-        for task, result in run.tasks.items():
+        kept = []
+        for result in run.all_results:
+            task = result.task
             numbers = [result.value, *([] if result.stderr is None else [result.stderr])]
             if result.answers is not None:
                 numbers += [float(np.nanmax(np.abs(result.answers.items), initial=0))]
@@ -145,11 +151,15 @@ def _usable(runs: Sequence[Run], left_out: list[LeftOut]) -> list[Run]:
                 metric, of_filter, *_ = most_common[task]
                 why = f"its metric is {result.metric} ({result.filter}), most runs have {metric} ({of_filter})"
             else:
-                tasks[task] = result
+                kept.append(result)
                 continue
-            left_out.append(LeftOut(run.path, f"task {task!r} is left out: {why}."))
-        if tasks:
-            usable.append(run if len(tasks) == len(run.tasks) else replace(run, tasks=tasks))
+            under = "" if result.rule is None else f" under the decision rule {result.rule.name!r}"
+            left_out.append(LeftOut(run.path, f"task {task!r}{under} is left out: {why}."))
+        if kept:
+            tasks = {result.task: result for result in kept if result.rule is None}
+            usable.append(
+                replace(run, tasks=tasks, decided=tuple(result for result in kept if result.rule is not None))
+            )
     return usable
 
 
@@ -157,7 +167,7 @@ def _columns(runs: Sequence[Run], tasks: Sequence[str] | None, groups: Groups | 
     """A column for each group, then each task, in the order in which they come up."""
     if not runs:
         raise InputError("no results of lm-eval that can be used were found.")
-    results = grouped((result for run in runs for result in run.tasks.values()), lambda result: result.task)
+    results = grouped((result for run in runs for result in run.all_results), lambda result: result.task)
     of_runs = [group for run in reversed(runs) for group in run.groups.items() if group[0] != AVERAGE]
     named_groups = of_runs if groups is None else groups.items()
     weights = {
@@ -218,7 +228,8 @@ def _entries(rows: Sequence[EntryRuns], cells: Sequence[Cells]) -> dict[Entry, E
     for row, of_row in zip(rows, cells, strict=True):
         full, *details = row.checkpoint
         said = row.checkpoint if row.checkpoint[3] else row.checkpoint[:3]
-        name, key = "", repr((said, row.method, row.resolved, row.conditions))
+        rule = () if row.rule is None else (row.rule,)
+        name, key = "", repr((said, row.method, row.resolved, row.conditions, *rule))
         while not name or name in names:
             key += name
             name = hashlib.sha256(key.encode()).hexdigest()[:8]
@@ -241,8 +252,9 @@ def _entries(rows: Sequence[EntryRuns], cells: Sequence[Cells]) -> dict[Entry, E
             parameters=parameters[0] if known == len(parameters) else None,
             tokens=tokens,
             seconds=seconds,
-            command=commands(row.runs),
+            command=commands(row.runs, row.rule is not None),
             shared=shared,
+            rule=next(iter(row.units.values()))[0].result.rule,
         )
         row_of[entry] = row
     # Of rows with the same label, the arguments that they differ in, defaults and quiet ones too.
@@ -300,7 +312,9 @@ def _compared(
         of_column = [entry for entry in entries if column.name in entry.cells]
         against = [differences[entry.name].get(column.name) for entry in of_column]
         adjusted = statistics.holm([math.nan if difference is None else difference.p for difference in against])
-        ranks = _ranks(of_column, column, pairs)
+        # Never under one rank: a transductive decision has read the other documents.
+        inductive, transductive = ([e for e in of_column if e.is_transductive is has] for has in (False, True))
+        ranks = _ranks(inductive, column, pairs) | _ranks(transductive, column, pairs)
         for entry, difference, p_holm in zip(of_column, against, adjusted, strict=True):
             cell, rank = entry.cells[column.name], ranks.get(entry.name)
             marks = list(cell.marks)
@@ -333,7 +347,8 @@ def _rivals(
     entries: Sequence[Entry], row_of: Mapping[Entry, EntryRuns], baseline: str | None
 ) -> dict[str, list[Entry]]:
     """By an entry's name, the entries that it may be compared with: all of the baseline on its checkpoint, those of the
-    same conditions first, and of these those with fewer arguments."""
+    same conditions first, and of these those with fewer arguments. An entry under a decision rule is compared with its
+    own method without it: with the same runs."""
     methods = {row.method for row in row_of.values()}
     if baseline is not None and baseline not in methods:
         one = named(entries, baseline, "--baseline ")
@@ -342,7 +357,12 @@ def _rivals(
         baseline = next((name for name in ("icl", "hf") if name in methods), "")
 
     def rivals(row: EntryRuns) -> list[Entry]:
-        of_baseline = [entry for entry in entries if row_of[entry].method == baseline != row.method]
+        of_models = [entry for entry in entries if entry.rule is None]
+        if row.rule is None:
+            of_baseline = [entry for entry in of_models if row_of[entry].method == baseline != row.method]
+        else:
+            method = row.method, row.resolved
+            of_baseline = [entry for entry in of_models if (row_of[entry].method, row_of[entry].resolved) == method]
         on_checkpoint = [entry for entry in of_baseline if row_of[entry].checkpoint == row.checkpoint]
         return sorted(
             on_checkpoint, key=lambda entry: (row_of[entry].conditions != row.conditions, len(entry.arguments))

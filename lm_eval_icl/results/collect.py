@@ -4,10 +4,10 @@ A file is what lm-eval has written, with one more key, so it is still a results 
 
     "icl_scores": {TASK: {"metric": "acc,none", "documents": DIGEST, "prompts": DIGEST, "demonstrations": DIGEST|null,
                           "n": 872, "items": {"dtype": "bit", "base64": "..."}, "predictions": {"dtype": "|u1", ...},
-                          "chance": 0.5, "golds": {...}}}
+                          "chance": 0.5, "golds": {...}, "rules": {RULE: {"metric": "acc,batch", ...}}}}
 
-`doc_ids` is there if the documents are not the first n; `pairs` says that an item is a pair of numbers. A task whose
-samples could not be used has its `marks` alone.
+`doc_ids` is there if the documents are not the first n; `pairs` says that an item is a pair of numbers; `rules` has the
+same of each decision rule. A task whose samples could not be used has its `marks` alone.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ _DTYPES = ("|u1", "<u2", "<u4", "<f4", "<f8")
 def collect(runs: Sequence[Run], folder: Path) -> list[Path]:
     """Write each run to `<folder>/runs/<digest>.json`, whole or not at all. The same run makes the same bytes.
 
-    Where tasks have no answers, the name says how many have some: such a file must not take the place of one with all.
+    Where tasks, or decision rules, have no answers, the name says how many have some: such a file must not take the
+    place of one with all.
 
     Returns:
         The files.
@@ -44,10 +45,14 @@ def collect(runs: Sequence[Run], folder: Path) -> list[Path]:
     """
     written = []
     for run in runs:
-        packed = {task: kept for task, result in run.tasks.items() if (kept := _pack(result))}
+        packed = {task: _pack(result) for task, result in run.tasks.items()}
+        for result in run.decided:
+            if (kept := _pack(result)) and result.rule is not None:
+                packed.setdefault(result.task, {}).setdefault("rules", {})[result.rule.name] = kept
+        packed = {task: kept for task, kept in packed.items() if kept}
         text = json.dumps({**run.results, **({KEY: packed} if packed else {})}, indent=2, ensure_ascii=False)
-        answered = sum(result.answers is not None for result in run.tasks.values())
-        missing = f"-{answered}of{len(run.tasks)}" if answered < len(run.tasks) else ""
+        answered, results = sum(result.answers is not None for result in run.all_results), len(run.all_results)
+        missing = f"-{answered}of{results}" if answered < results else ""
         path = folder / "runs" / f"{run.digest}{missing}.json"
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -65,7 +70,7 @@ def _pack(result: TaskResult) -> dict[str, Any]:
         return {"marks": list(result.marks)} if result.marks else {}
     n = len(answers.items)
     return {
-        "metric": f"{result.metric},{result.filter}",
+        "metric": f"{result.metric},{result.reported_filter}",
         "documents": answers.documents,
         "prompts": answers.prompts,
         "demonstrations": answers.demonstrations,

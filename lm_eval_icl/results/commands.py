@@ -69,7 +69,7 @@ _NAME = r"\w[\w.-]*"
 _TASK = r"(?!.*\.ya?ml$)\w[\w .+:()&'-]*"  # a path could be a file with code in it
 
 
-def commands(runs: Sequence[Run]) -> str:
+def commands(runs: Sequence[Run], decided: bool = False) -> str:
     """The commands, a line for each, or some lines for a study's file.
 
     Runs that differ in the seed of the demonstrations alone are one loop. A study's runs are a study of their own, as
@@ -77,19 +77,20 @@ def commands(runs: Sequence[Run]) -> str:
 
     Args:
         runs: of an entry, by date.
+        decided: with the decision rules of these runs.
     """
     left_out: dict[str, None] = {}
     alone, of_studies = ([run for run in runs if (run.study != StudyFacts()) is has] for has in (False, True))
-    printed = [*_lm_eval(alone, left_out), *_studies(of_studies, left_out)]
+    printed = [*_lm_eval(alone, decided, left_out), *_studies(of_studies, decided, left_out)]
     if left_out:
         printed.append(f"# Left out, as not all that a file says is safe to paste: {', '.join(left_out)}")
     return "\n".join(printed)
 
 
-def _lm_eval(runs: Iterable[Run], left_out: dict[str, None]) -> list[str]:
+def _lm_eval(runs: Iterable[Run], decided: bool, left_out: dict[str, None]) -> list[str]:
     """Commands of lm-eval, those with one seed after another as a loop."""
     printed = []
-    lines = [(line, run.seed) for run in runs for line in _lines(run, left_out)]
+    lines = [(line, run.seed) for run in runs for line in _lines(run, decided, left_out)]
     for line, same in grouped(lines, lambda each: each[0]).items():
         match sorted({seed for _, seed in same if seed is not None}):
             case []:
@@ -101,7 +102,7 @@ def _lm_eval(runs: Iterable[Run], left_out: dict[str, None]) -> list[str]:
     return printed
 
 
-def _lines(run: Run, left_out: dict[str, None]) -> list[str]:
+def _lines(run: Run, decided: bool, left_out: dict[str, None]) -> list[str]:
     """The commands of a run, each up to the seed of its demonstrations; none if it has no safe names."""
     config, results = run.results["config"], run.results
     parts = ["lm_eval", "--model", run.model, "--model_args", _pairs(_model_arguments(run, left_out))]
@@ -116,7 +117,7 @@ def _lines(run: Run, left_out: dict[str, None]) -> list[str]:
         others += ["--apply_chat_template", "--fewshot_as_multiturn", multiturn]
     if isinstance(instruction := results.get("system_instruction"), str):
         others.append(f"--system_instruction={_printable(instruction)}")
-    if metadata := _metadata(run, run.tasks):
+    if metadata := _metadata(run, run.tasks, decided):
         others += ["--metadata", _pairs(metadata)]
     others += ["--log_samples", "--output_path", "results"]
     if run.seed is not None:
@@ -136,7 +137,7 @@ def _lines(run: Run, left_out: dict[str, None]) -> list[str]:
     return printed
 
 
-def _studies(runs: Iterable[Run], left_out: dict[str, None]) -> list[str]:
+def _studies(runs: Iterable[Run], decided: bool, left_out: dict[str, None]) -> list[str]:
     """Studies, each as its file and the command that runs it."""
     of_tasks: dict[str, dict[str, set[tuple[int, int]]]] = {}
     for run in runs:
@@ -153,7 +154,7 @@ def _studies(runs: Iterable[Run], left_out: dict[str, None]) -> list[str]:
                 "methods": [{run.model: of_method} if of_method else run.model],
                 "num_fewshot": [result.shots],
                 **({"demonstrations": [drawn]} if drawn is not None else {}),
-                **({"metadata": metadata} if (metadata := _metadata(run, [task])) else {}),
+                **({"metadata": metadata} if (metadata := _metadata(run, [task], decided)) else {}),
             }
             key = json.dumps([file, run.limit], ensure_ascii=False, default=str)
             of_tasks.setdefault(key, {}).setdefault(task, set()).add((run.seed or 0, run.order))
@@ -207,13 +208,13 @@ def _said(name: str) -> str:
     return name if re.fullmatch(r"[\w.-]{1,50}", name) else "of another name"
 
 
-def _metadata(run: Run, tasks: Iterable[str]) -> dict[str, Any]:
+def _metadata(run: Run, tasks: Iterable[str], decided: bool) -> dict[str, Any]:
     """What `--metadata` changes, of what all of these tasks have: lm-eval gives it to every task."""
     configs = run.results.get("configs")
     of_tasks = [configs.get(task) if isinstance(configs, dict) else None for task in tasks]
     metadata = [of_task.get("metadata") if isinstance(of_task, dict) else None for of_task in of_tasks]
     common = {}
-    for name in _METADATA:
+    for name in (*_METADATA, *(["decide"] if decided else [])):
         values = [of_task.get(name) if isinstance(of_task, dict) else None for of_task in metadata]
         if isinstance(values[0], (str, bool, dict)) and values.count(values[0]) == len(values):
             common[name] = values[0]

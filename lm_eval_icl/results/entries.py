@@ -12,10 +12,12 @@ from typing import Any, TypeVar
 
 from lm_eval_icl.results.board import TaskRun
 from lm_eval_icl.results.records import Run
+from lm_eval_icl.results.samples import digest
 from lm_eval_icl.results.settings import whole
 
 Item = TypeVar("Item")
 Key = TypeVar("Key")
+Rule = tuple[str, tuple[str, ...], str]  # its name, its marks and its arguments as JSON
 Part = tuple[tuple[str, ...], list[TaskRun]]  # some of the runs of a model or method, and words for what is theirs
 
 # Two runs of a row are equal in all that their files say of the model, the method, the task, the prompts, the
@@ -53,6 +55,7 @@ class EntryRuns:
         arguments: of the method, as given in the runs, as text.
         conditions: what else tells the row from others of its method, as text: "4 shots".
         said: what a person is told of the row: its conditions in words, and what all its runs have in common.
+        rule: the decision rule of its results, with its arguments as JSON; None of those of the model itself.
         units: what its runs gave, by task, by date.
     """
 
@@ -62,6 +65,7 @@ class EntryRuns:
     arguments: str
     conditions: tuple[str, ...]
     said: tuple[str, ...]
+    rule: Rule | None
     units: Mapping[str, Sequence[TaskRun]]
 
     @property
@@ -97,12 +101,14 @@ def rows(runs: Sequence[Run]) -> list[EntryRuns]:
 
     A row's results on a task all have the same number of demonstrations, limit, way of choosing the demonstrations,
     prompts' template, version and documents. Where runs of a method differ in one of these on some task, they are
-    different rows.
+    different rows. So are the results of the model itself and those under each decision rule, of the same runs.
 
     Args:
         runs: by date.
     """
-    units = [TaskRun(run, result) for run in runs for result in run.tasks.values()]
+    units = [TaskRun(run, result) for run in runs for result in run.all_results]
+    rules = {rule for unit in units if (rule := _rule(unit)) is not None}
+    names = Counter(name for name, _, _ in rules)
     folded = []
     for (*checkpoint, _), of_name in grouped(units, lambda unit: _checkpoint(unit.run)).items():
         for facts, of_model in _by_facts(of_name):
@@ -110,10 +116,17 @@ def rows(runs: Sequence[Run]) -> list[EntryRuns]:
             for method, of_method in grouped(of_model, lambda unit: (unit.run.model, _resolved(unit.run))).items():
                 arguments = min((_given(unit.run) for unit in of_method), key=lambda given: (len(given), str(given)))
                 texts = [f"{name}={value}" for name, value in arguments.items() if name not in _QUIET]
-                if names := chosen(of_method[0].run):
-                    texts.append(f"{' and '.join(names)} {_CHOSEN}")
-                parts = _by_prompts(of_method)
-                folded += [_row(model, *method, shown(", ".join(texts)), words, of_row) for words, of_row in parts]
+                if on_dev := chosen(of_method[0].run):
+                    texts.append(f"{' and '.join(on_dev)} {_CHOSEN}")
+                for words, of_prompts in _by_prompts(of_method):
+                    for rule, of_row in grouped(of_prompts, _rule).items():
+                        row = _row(model, *method, shown(", ".join(texts)), words, rule, of_row)
+                        if rule is not None:
+                            # Versions of this package may have other defaults, which a rule's name does not say.
+                            more = f" ({digest([rule[2]])[:6]})" if names[rule[0]] > 1 else ""
+                            said = [f"decide: {shown(rule[0])}{more}", *rule[1]]
+                            row = replace(row, said=(*row.said, *said))
+                        folded.append(row)
     # How the checkpoint was trained is not said where all rows have the same; nor is the digest of prompts where words
     # tell rows apart.
     if len({word for row in folded for word in row.said if word.startswith("trained ")}) == 1:
@@ -132,6 +145,7 @@ def _row(
     resolved: str,
     arguments: str,
     conditions: tuple[str, ...],
+    rule: Rule | None,
     units: list[TaskRun],
 ) -> EntryRuns:
     few, many = (of(unit.result.shots for unit in units) for of in (min, max))
@@ -142,7 +156,12 @@ def _row(
     said = dict.fromkeys([f"{used} of {shots}" if any(map(unused, units)) else shots, *_words(units), *conditions])
     by_task = grouped(units, lambda unit: unit.result.task)
     conditions = (shots, *map(shown, conditions))
-    return EntryRuns(checkpoint, method, resolved, arguments, conditions, tuple(map(shown, said)), by_task)
+    return EntryRuns(checkpoint, method, resolved, arguments, conditions, tuple(map(shown, said)), rule, by_task)
+
+
+def _rule(unit: TaskRun) -> Rule | None:
+    rule = unit.result.rule
+    return None if rule is None else (rule.name, rule.marks, json.dumps(rule.arguments, sort_keys=True, default=str))
 
 
 def _without(row: EntryRuns, word: str) -> EntryRuns:
@@ -297,11 +316,11 @@ def _parted(
     values of all tasks, and the second ones, by date.
     """
     values: dict[str, dict[str, None]] = defaultdict(dict)  # by task, in the order in which they come up
-    of_runs: dict[str, dict[str, str]] = defaultdict(dict)
+    of_runs: dict[tuple[str, Rule | None], dict[str, str]] = defaultdict(dict)
     for unit in units:
         value, _ = differs(unit)
         values[unit.result.task][value] = None
-        of_runs[unit.run.digest][unit.result.task] = value
+        of_runs[unit.run.digest, _rule(unit)][unit.result.task] = value
     several = {task for task, of_task in values.items() if len(of_task) > 1}
     if not several:
         return [("", units)]

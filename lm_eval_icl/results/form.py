@@ -136,6 +136,35 @@ class StudyFacts(Form):
     shared: Tolerant[Shared] = None
 
 
+class RuleFacts(Form):
+    """What a run says of a decision rule of one of its tasks (`config.icl.decided`).
+
+    Attributes:
+        name: of the filter that has its values: "batch:m=64:of=pool".
+        arguments: all of the rule's, those with their default too.
+        transductive: a document's decision depends on the other documents that are evaluated.
+        labels: how many labels the rule uses beside those of the demonstrations.
+        pool: how many documents of the few-shot split it reads, without their labels.
+    """
+
+    name: str
+    arguments: Mapped = {}
+    transductive: bool
+    labels: Count | None = None
+    pool: Count | None = None
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """What it reads beside the document and the demonstrations, in words; none if it reads nothing else."""
+        pool = self.arguments.get("m") if self.pool is None else self.pool
+        of_pool = "pool" if type(pool) is not int else f"pool: {pool}"
+        return (
+            *(["transductive"] if self.transductive else []),
+            *([] if self.labels is None else [f"labels: {self.labels}"]),
+            *([of_pool] if self.pool is not None or self.arguments.get("of") == "pool" else []),
+        )
+
+
 class Icl(Form):
     """What a model of this package says of its run (`config.icl`)."""
 

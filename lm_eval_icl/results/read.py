@@ -7,11 +7,12 @@ their answers, its groups.
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import os
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from tqdm import tqdm
 
 from lm_eval_icl.errors import InputError, one_line, refusing
 from lm_eval_icl.results.collect import KEY, unpack
-from lm_eval_icl.results.form import DEPTH, ReportedTask, Results, Unusable, number, parse, refusal
+from lm_eval_icl.results.form import DEPTH, ReportedTask, Results, RuleFacts, Unusable, number, parse, refusal
 from lm_eval_icl.results.records import Answers, LeftOut, Run, TaskResult
 from lm_eval_icl.results.samples import Asked, digest, lines, read_answers
 from lm_eval_icl.results.settings import model_arguments, model_facts, settings, template
@@ -93,7 +94,7 @@ def read(paths: Sequence[Path], quiet: bool = False, dev: bool = False) -> tuple
             results.pop("samples", None)  # of Python's `simple_evaluate`, never of lm-eval's own files: these are large
             name = digest([json.dumps(results, sort_keys=True)])
             known = runs.get(name)
-            if known is not None and _answered(known) == len(known.tasks):
+            if known is not None and _answered(known) == len(known.all_results):
                 raise Unusable(f"is the same run as {known.path}")
             with np.errstate(all="ignore"):  # strangers' numbers may be as large as a float can be
                 run, notes = _run(file, results, packed, name, dev)
@@ -112,7 +113,7 @@ def read(paths: Sequence[Path], quiet: bool = False, dev: bool = False) -> tuple
 
 
 def _answered(run: Run) -> int:
-    return sum(result.answers is not None for result in run.tasks.values())
+    return sum(result.answers is not None for result in run.all_results)
 
 
 def _sentence(text: object) -> str:
@@ -244,17 +245,17 @@ def _run(file: _File, results: dict[str, Any], packed: Any, name: str, dev: bool
     # Before lm-eval 0.4.10, a task is among the groups as a group of nothing.
     groups = {group: members for group, members in form.group_subtasks.items() if members}
     tasks: dict[str, TaskResult] = {}
+    decided: list[TaskResult] = []
     sizes: dict[str, int] = {}  # how many documents of a task lm-eval counts for its groups
-    notes = []
+    notes: list[str] = []
     for task in form.results:
         if task in groups or task not in form.configs:
             continue
         says = ReportedTask.of({**results, KEY: packed}, task)
         try:
-            tasks[task] = _task(file, results, form, says, task)
+            tasks[task], *under_rules = _task(file, results, form, says, task, notes)
+            decided += under_rules
             sizes[task] = says.sample_len or tasks[task].documents
-            if rules := _rules(form, task):
-                notes.append(f"values of task {task!r} under decision rules are not shown: {', '.join(sorted(rules))}")
         except Unusable as error:
             notes.append(f"task {task!r} is left out: {error}")
     if not tasks:
@@ -283,7 +284,7 @@ def _run(file: _File, results: dict[str, Any], packed: Any, name: str, dev: bool
         revision="" if revision == "main" else str(revision),  # "main" is no revision: it moves
         dtype=str(config.model_dtype or dtype or "").removeprefix("torch."),
         arguments=arguments,
-        # A decision rule makes no other run of it: the model's own values are those without.
+        # What was decided is said of the task's results: a rule makes no other method.
         icl={key: value for key, value in said.items() if key != "decided"} if isinstance(said, dict) else {},
         seed=config.fewshot_seed,
         order=study.order or 0,
@@ -296,6 +297,7 @@ def _run(file: _File, results: dict[str, Any], packed: Any, name: str, dev: bool
         cost="shared" if shared else "alone",
         tokens=None if config.icl.tokens_run is None else config.icl.tokens_run / cells,
         seconds=None if seconds is None else seconds / cells,
+        decided=tuple(decided),
     )
     return run, notes
 
@@ -356,16 +358,19 @@ def _weights(
 # A task.
 
 
-def _task(file: _File, results: Mapping[str, Any], form: Results, says: ReportedTask, task: str) -> TaskResult:
-    """A task's result, with its answers, or with marks that say why they are not used.
+def _task(
+    file: _File, results: Mapping[str, Any], form: Results, says: ReportedTask, task: str, notes: list[str]
+) -> list[TaskResult]:
+    """A task's result, then those under decision rules; each with its answers, or with marks that say why they are not
+    used. Sentences on rules that are left out are added to `notes`.
 
     Raises:
         Unusable: it has no number.
     """
-    metric, of_filter, entry = _metric(says, form.config.icl.study.metric, _rules(form, task))
-    value = number(says.values[f"{metric},{of_filter}"])
-    if value is None:
-        raise Unusable(f"its {metric} is {str(says.values[f'{metric},{of_filter}'])[:40]!r}, which is not a number")
+    rules = form.config.icl.decided.get(task)
+    rules = rules if isinstance(rules, dict) else {}
+    metric, of_filter, entry = _metric(says, form.config.icl.study.metric, rules)
+    value = _value(says, f"{metric},{of_filter}")
     aggregation, higher = _METRICS.get(metric, ("mean", True))
     aggregation = entry.get("aggregation", aggregation)
     if aggregation == "bypass":
@@ -391,33 +396,75 @@ def _task(file: _File, results: Mapping[str, Any], form: Results, says: Reported
         answers=None,
         settings=settings(results, config, entry, of_filter),
     )
-    marks = []
-    if _is_accuracy(result) and not 0 <= value <= 1:
-        marks.append(f"its {metric} of {value:g} is not between 0 and 1")
-    if result.aggregation not in AGGREGATIONS:
-        marks.append(f"its {metric} is not computed from numbers of single documents, so it is shown as reported")
-    answers = None
-    try:
-        if says.packed is not None:
-            answers, kept = unpack(says.packed, f"{metric},{of_filter}")
+    of_task = [result]
+    for name, facts in rules.items():
+        try:
+            rule = RuleFacts.model_validate({**facts, "name": name} if isinstance(facts, dict) else facts)
+            if metric == "exact_match":  # of the most probable text, whatever the values of the options
+                raise Unusable("no decision rule changes exact_match")
+            value = _value(says, f"{metric},{name}")
+            stderr = number(says.values.get(f"{metric}_stderr,{name}"))
+            of_task.append(replace(result, value=value, stderr=stderr, rule=rule))
+        except (ValidationError, Unusable) as error:
+            why = refusal(error) if isinstance(error, ValidationError) else error
+            notes.append(f"task {task!r} under the decision rule {name!r} is left out: {why}")
+    return _with_answers(file, results, says, of_task)
+
+
+def _value(says: ReportedTask, key: str) -> float:
+    """
+    Raises:
+        Unusable: the task has no such value, or it is no number.
+    """
+    if key not in says.values:
+        raise Unusable(f"there is no {key}")
+    if (value := number(says.values[key])) is None:
+        raise Unusable(f"its {key.partition(',')[0]} is {str(says.values[key])[:40]!r}, which is not a number")
+    return value
+
+
+def _with_answers(
+    file: _File, results: Mapping[str, Any], says: ReportedTask, of_task: Sequence[TaskResult]
+) -> list[TaskResult]:
+    """The results of a task with their answers, or with marks that say why they are not used."""
+    packed = says.packed
+    if packed is None:
+        read_one = _from_samples(file, results, of_task)
+    else:
+        of_rules = packed.get("rules") if isinstance(packed, dict) else None
+
+        def read_one(result: TaskResult) -> tuple[Answers | None, list[str]]:
+            key = f"{result.metric},{result.reported_filter}"
+            if result.rule is None:
+                return unpack(packed, key)
+            # A version that knew no rules kept none of their answers.
+            kept = of_rules.get(result.rule.name) if isinstance(of_rules, dict) else None
+            return (None, []) if kept is None else unpack(kept, key)
+
+    complete = []
+    for result in of_task:
+        marks = []
+        if _is_accuracy(result) and not 0 <= result.value <= 1:
+            marks.append(f"its {result.metric} of {result.value:g} is not between 0 and 1")
+        if result.aggregation not in AGGREGATIONS:
+            marks.append(
+                f"its {result.metric} is not computed from numbers of single documents, so it is shown as reported"
+            )
+        answers = None
+        try:
+            answers, kept_marks = read_one(result)
+            if answers is not None and answers.items.ndim == 2 and result.metric == "metaicl":  # of classification
+                result = replace(result, aggregation="macro_f1")
+            if answers is not None and not marks:
+                _check(answers, result)
+            marks += kept_marks
+        except Unusable as error:
+            marks.append(f"its samples are not used: {error}")
+        if marks or answers is None:
+            complete.append(replace(result, marks=tuple(dict.fromkeys(map(_sentence, marks)))))
         else:
-            answers, kept = _answers(file, results, result), []
-        if answers is not None and answers.items.ndim == 2 and metric == "metaicl":  # of classification
-            result = replace(result, aggregation="macro_f1")
-        if answers is not None and not marks:
-            _check(answers, result)
-        marks += kept
-    except Unusable as error:
-        marks.append(f"its samples are not used: {error}")
-    if marks or answers is None:
-        return replace(result, marks=tuple(dict.fromkeys(map(_sentence, marks))))
-    return replace(result, documents=len(answers.items), answers=answers)
-
-
-def _rules(form: Results, task: str) -> set[str]:
-    """The filters of a task that are decision rules (`--metadata decide=...`)."""
-    of_task = form.config.icl.decided.get(task)
-    return set(of_task) if isinstance(of_task, dict) else set()
+            complete.append(replace(result, documents=len(answers.items), answers=answers))
+    return complete
 
 
 def _metric(task: ReportedTask, of_study: str | None, rules: Collection[str]) -> tuple[str, str, Mapping[str, Any]]:
@@ -425,8 +472,7 @@ def _metric(task: ReportedTask, of_study: str | None, rules: Collection[str]) ->
 
     Args:
         of_study: the metric that a study names, which comes first.
-        rules: filters that are decision rules. Some of these have read other documents, or labels, and none is compared
-            with what a model says by itself.
+        rules: filters that are decision rules, none of which stands for the task itself.
 
     Raises:
         Unusable: the task has none.
@@ -453,20 +499,32 @@ def _is_accuracy(result: TaskResult) -> bool:
     return result.metric.startswith("acc") or result.metric == "exact_match"
 
 
-def _answers(file: _File, results: Mapping[str, Any], result: TaskResult) -> Answers | None:
-    """From the samples beside the results; None if there are none, or none that the metric is computed from.
+def _from_samples(
+    file: _File, results: Mapping[str, Any], of_task: Sequence[TaskResult]
+) -> Callable[[TaskResult], tuple[Answers | None, list[str]]]:
+    """What reads the answers of these results from the samples beside them, all in one pass through the file.
 
-    Raises:
-        Unusable: they are damaged.
+    It gives None if there are no samples, or none that the metric is computed from, and raises `Unusable` if they are
+    damaged.
     """
-    if result.aggregation not in AGGREGATIONS:
-        return None
-    path = samples_file(file.path, result.task)
-    if not os.path.lexists(path):
-        return None
-    if not _is_inside(path, file.root):
-        raise Unusable(f"{path.name} is a link out of its folder, or a device")
-    return read_answers(lines(path), asked(results, result))
+
+    @functools.cache
+    def answers() -> Mapping[str, Answers | Unusable]:
+        path = samples_file(file.path, of_task[0].task)
+        if not os.path.lexists(path):
+            return {}
+        if not _is_inside(path, file.root):
+            raise Unusable(f"{path.name} is a link out of its folder, or a device")
+        filters = [asked(results, result) for result in of_task]
+        return dict(zip((of.filter for of in filters), read_answers(lines(path), filters), strict=True))
+
+    def read_one(result: TaskResult) -> tuple[Answers | None, list[str]]:
+        of_filter = answers().get(result.reported_filter) if result.aggregation in AGGREGATIONS else None
+        if isinstance(of_filter, Unusable):
+            raise of_filter
+        return of_filter, []
+
+    return read_one
 
 
 def samples_file(results: Path, task: str) -> Path:
@@ -489,9 +547,9 @@ def asked(results: Mapping[str, Any], result: TaskResult) -> Asked:
     front = (system, delimiter, description) if system else (description,)
     return Asked(
         metric=result.metric,
-        filter=result.filter,
+        filter=result.reported_filter,
         options=task.config.output_type == "multiple_choice",
-        decided=f"metaicl,{result.filter}" in task.values,
+        decided=f"metaicl,{result.reported_filter}" in task.values,
         unconditional=any(entry.get("metric") == "acc_mutual_info" for entry in task.config.metric_list or []),
         shots=result.shots,
         front=tuple(text for text in front if isinstance(text, str)),

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from lm_eval_icl.results.form import StudyFacts
+from lm_eval_icl.results.form import RuleFacts, StudyFacts
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,12 +45,12 @@ class Answers:
 
 @dataclass(frozen=True, eq=False)
 class TaskResult:
-    """What one run gave on one task.
+    """What one run gave on one task, by itself or under a decision rule.
 
     Attributes:
         task: its name.
         metric: the name of the metric that stands for the task: "acc", "exact_match", ...
-        filter: lm-eval's name of the filter: "none", "strict-match", ...
+        filter: lm-eval's name of the filter that stands for the task: "none", "strict-match", ...
         value: of the metric, as lm-eval's results have it.
         stderr: as lm-eval's results have it; None if they have none.
         higher_is_better: of the metric.
@@ -65,6 +65,7 @@ class TaskResult:
         marks: what is wrong with this result, each a sentence.
         settings: what else the task's configuration says of the numbers, by name, as texts to compare: data, generation
             arguments, the filter, functions. What is not set is missing.
+        rule: the decision rule that these values are under; None for those of the model itself.
     """
 
     task: str
@@ -82,6 +83,12 @@ class TaskResult:
     answers: Answers | None
     marks: tuple[str, ...] = ()
     settings: Mapping[str, str] = field(default_factory=dict)
+    rule: RuleFacts | None = None
+
+    @property
+    def reported_filter(self) -> str:
+        """lm-eval's name of the filter whose values these are: a decision rule is a filter of its own."""
+        return self.filter if self.rule is None else self.rule.name
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,7 +108,7 @@ class Run:
         order: which order of the demonstrations of this seed, in a study; 0 elsewhere.
         date: seconds since 1970.
         limit: lm-eval's `--limit`.
-        tasks: by name.
+        tasks: by name, what the model itself gave.
         groups: of the run: name -> its tasks (no groups among them) with their weights in lm-eval's own value, which
             add up to 1.
         results: the whole of lm-eval's results file, as read.
@@ -111,6 +118,7 @@ class Run:
             were scored together, and whose seconds are those of scoring, not of the whole run. The two do not compare.
         tokens: run through the model; None if the file does not say.
         seconds: that the run took; None if the file does not say.
+        decided: what the same answers give under decision rules, one for each task and rule.
     """
 
     path: Path
@@ -132,6 +140,12 @@ class Run:
     cost: str = "alone"
     tokens: float | None = None
     seconds: float | None = None
+    decided: tuple[TaskResult, ...] = ()
+
+    @property
+    def all_results(self) -> tuple[TaskResult, ...]:
+        """Of all tasks, without and under decision rules."""
+        return *self.tasks.values(), *self.decided
 
     @functools.cached_property
     def study(self) -> StudyFacts:

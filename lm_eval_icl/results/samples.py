@@ -89,33 +89,69 @@ def lines(path: Path) -> Iterator[dict[str, Any]]:
         raise Unusable(f"{path.name} cannot be read ({error.strerror})") from error
 
 
-def read_answers(samples: Iterable[Mapping[str, Any]], asked: Asked) -> Answers:
-    """The answers of a task.
+def read_answers(samples: Iterable[Mapping[str, Any]], asked: Sequence[Asked]) -> list[Answers | Unusable]:
+    """The answers of a task, under several filters.
+
+    Args:
+        asked: of each filter; a sample that names no filter is of the first.
+
+    Returns:
+        For each, the answers, or why they cannot be used: a sample has not what is needed, or a document is there
+        twice.
+    """
+    rows: dict[str, dict[int, _Row]] = {of_filter.filter: {} for of_filter in asked}
+    by_filter = {of_filter.filter: of_filter for of_filter in asked}
+    unusable: dict[str, Unusable] = {}
+    for sample in samples:
+        name = sample.get("filter", asked[0].filter)
+        if name not in by_filter or name in unusable:
+            continue
+        try:
+            _add(rows[name], sample, by_filter[name])
+        except Unusable as error:
+            unusable[name] = error
+            if len(unusable) == len(asked):
+                break
+    answers: list[Answers | Unusable] = []
+    for name, of_filter in by_filter.items():
+        try:
+            answers.append(unusable[name] if name in unusable else _answers(rows[name], of_filter))
+        except Unusable as error:
+            answers.append(error)
+    return answers
+
+
+def _add(rows: dict[int, _Row], sample: Mapping[str, Any], asked: Asked) -> None:
+    """Add a sample to the rows of its filter.
 
     Raises:
-        Unusable: a sample has not what is needed, or a document is there twice.
+        Unusable: it has not what is needed, or its document is there already.
     """
-    rows: dict[int, _Row] = {}
-    for sample in samples:
-        if sample.get("filter", asked.filter) != asked.filter:
-            continue
-        number = sample["doc_id"]
-        if number in rows:
-            raise Unusable(f"document {number} is in the samples twice")
-        if len(rows) == DOCUMENTS:
-            raise Unusable(f"the samples are of more than {DOCUMENTS:,} documents")
-        try:
-            prompt = first_prompt(sample.get("arguments"))
-            rows[number] = _Row(
-                _item(sample.get(asked.metric), asked.metric, number),
-                _document_hash(sample, asked),
-                _hash(sample, "prompt_hash", lambda prompt=prompt: prompt),  # type: ignore[misc]
-                _hash(sample, "target_hash", lambda sample=sample: str(sample.get("target"))),  # type: ignore[misc]
-                _demonstrations(prompt, asked.front, asked.delimiter) if asked.shots else "",
-                *_choice(sample, asked),
-            )
-        except RecursionError:
-            raise Unusable(f"the sample of document {number} is nested too deeply") from None
+    number = sample["doc_id"]
+    if number in rows:
+        raise Unusable(f"document {number} is in the samples twice")
+    if len(rows) == DOCUMENTS:
+        raise Unusable(f"the samples are of more than {DOCUMENTS:,} documents")
+    try:
+        prompt = first_prompt(sample.get("arguments"))
+        rows[number] = _Row(
+            _item(sample.get(asked.metric), asked.metric, number),
+            _document_hash(sample, asked),
+            _hash(sample, "prompt_hash", lambda: prompt),
+            _hash(sample, "target_hash", lambda: str(sample.get("target"))),
+            _demonstrations(prompt, asked.front, asked.delimiter) if asked.shots else "",
+            *_choice(sample, asked),
+        )
+    except RecursionError:
+        raise Unusable(f"the sample of document {number} is nested too deeply") from None
+
+
+def _answers(rows: dict[int, _Row], asked: Asked) -> Answers:
+    """The samples of a filter as arrays.
+
+    Raises:
+        Unusable: there are none, or they do not go together.
+    """
     if not rows:
         raise Unusable(f"the samples file has no sample of the filter {asked.filter!r}")
     rows = dict(sorted(rows.items()))

@@ -22,6 +22,9 @@ def summarize(
 ) -> tuple[str, ...]:
     """What is best in the first column, and in the others if it is not about them; and which entries have collapsed.
 
+    Transductive entries are not ranked with the others: where there are others, these sentences are about them, and one
+    is about the best that is transductive.
+
     Args:
         entries: the best first.
         baselines: as of the `Board`.
@@ -36,6 +39,14 @@ def summarize(
 
     first, *others = columns
     sentences = [_highest(entries, first, full), *_beside_the_best(entries, first, pairs, full)]
+    in_first = [entry for entry in entries if first.name in entry.cells]
+    if best := [entry for entry in in_first if entry.is_transductive and entry not in _ranked(entries, first)][:1]:
+        highest = "highest" if first.higher_is_better else "lowest"
+        value = _number(best[0].cells[first.name].estimate.mean, first)
+        sentences.append(
+            f"The {highest} value of a transductive entry, whose decisions depend on the other documents, is {value}: "
+            f"{full(best[0])}."
+        )
     sentences += _against_baselines(entries, first, baselines, baseline, full)
     others = [column for column in others if not column.weights.keys() <= first.weights.keys()]
     sentences += [_highest(entries, column, full) for column in others[: _COLUMNS - 1]]
@@ -52,9 +63,15 @@ def summarize(
     return tuple(sentences)
 
 
+def _ranked(entries: Sequence[Entry], column: Column) -> list[Entry]:
+    """The entries of a column without those that are transductive, if it has others."""
+    of_column = [entry for entry in entries if column.name in entry.cells]
+    return [entry for entry in of_column if not entry.is_transductive] or of_column
+
+
 def _highest(entries: Sequence[Entry], column: Column, full: Words) -> str:
     """The best value of a column and all entries that have it, beside the score of always giving one answer."""
-    cells = {entry: entry.cells[column.name] for entry in entries if column.name in entry.cells}
+    cells = {entry: entry.cells[column.name] for entry in _ranked(entries, column)}
     sign = 1 if column.higher_is_better else -1
     best = max(cells, key=lambda entry: sign * cells[entry].estimate.mean)
     estimate, majority = cells[best].estimate, cells[best].majority
@@ -76,9 +93,14 @@ def _highest(entries: Sequence[Entry], column: Column, full: Words) -> str:
 
 def _beside_the_best(entries: Sequence[Entry], column: Column, pairs: Pairs, full: Words) -> list[str]:
     """How the others compare with the first entry of a column."""
-    best, *others = (entry for entry in entries if column.name in entry.cells)
+    best, *others = _ranked(entries, column)
+    names = {best.name, *(entry.name for entry in others)}
     # Holm's adjustment is over all pairs, as that of the ranks.
-    differences = {pair: of_pair[column.name] for pair, of_pair in pairs.items() if column.name in of_pair}
+    differences = {
+        pair: of_pair[column.name]
+        for pair, of_pair in pairs.items()
+        if column.name in of_pair and names.issuperset(pair)
+    }
     adjusted = dict(zip(differences, statistics.holm([each.p for each in differences.values()]), strict=True))
 
     def verdict(entry: Entry) -> str:
@@ -108,11 +130,12 @@ def _beside_the_best(entries: Sequence[Entry], column: Column, pairs: Pairs, ful
 def _against_baselines(
     entries: Sequence[Entry], column: Column, baselines: Mapping[str, str], baseline: str | None, full: Words
 ) -> list[str]:
-    """How the entries of a column compare with their baselines."""
-
+    """How the entries of a column compare with their baselines: methods with that of their checkpoint, and decision
+    rules with the values of the same runs without them."""
     compared = [entry for entry in entries if column.name in entry.cells and entry.cells[column.name].difference]
     if not compared:
         return []
+    adjusted = ", adjusted for all entries by Holm's method" if len(compared) > 1 else ""
 
     def verdict(entry: Entry) -> str:
         cell = entry.cells[column.name]
@@ -121,20 +144,28 @@ def _against_baselines(
             return "neither"
         return "better" if (cell.difference.mean > 0) == column.higher_is_better else "worse"
 
-    by_verdict = grouped(compared, verdict)
-    names = {baselines[entry.name] for entry in compared}
-    of_first = next(entry for entry in entries if entry.name in names)
-    parts = [
-        f"{_list(map(full, by_verdict[kind]))} {'are' if len(by_verdict[kind]) > 1 else 'is'} {kind}"
-        for kind in ("better", "worse")
-        if kind in by_verdict
-    ]
-    if neither := by_verdict.get("neither"):
-        parts.append(f"{_entries(len(neither))} cannot be told apart from it")
-    by_method = baseline is None or baseline == of_first.method
-    with_what = f"{of_first.method} on the same checkpoint" if by_method else full(of_first)
-    adjusted = ", adjusted for all entries by Holm's method" if len(compared) > 1 else ""
-    return [f"Against {with_what}, {_list(parts)} (5%{adjusted})."]
+    def sentence(against: str, of_kind: Sequence[Entry]) -> str:
+        by_verdict = grouped(of_kind, verdict)
+        parts = [
+            f"{_list(map(full, by_verdict[kind]))} {'are' if len(by_verdict[kind]) > 1 else 'is'} {kind}"
+            for kind in ("better", "worse")
+            if kind in by_verdict
+        ]
+        if neither := by_verdict.get("neither"):
+            parts.append(f"{_entries(len(neither))} cannot be told apart from it")
+        return f"Against {against}, {_list(parts)} (5%{adjusted})."
+
+    by_method = baseline is None or any(entry.method == baseline for entry in entries)
+    of_rules = [entry for entry in compared if by_method and entry.rule is not None]
+    others = [entry for entry in compared if entry not in of_rules]
+    sentences = []
+    if others:
+        names = {baselines[entry.name] for entry in others}
+        of_first = next(entry for entry in entries if entry.name in names)
+        sentences.append(sentence(f"{of_first.method} on the same checkpoint" if by_method else full(of_first), others))
+    if of_rules:
+        sentences.append(sentence("the same runs without a decision rule", of_rules))
+    return sentences
 
 
 def _entries(number: int) -> str:

@@ -103,6 +103,8 @@ def scores(paths: Paths) -> pd.DataFrame:
 def documents(paths: Paths) -> pd.DataFrame:
     """One row a run, task, document and filter, of all runs that have samples (`--log_samples`).
 
+    A decision rule is a filter: group by `filter` where a run has some.
+
     Args, Raises, Warns:
         as of `runs`. Tasks without samples have no rows here, and those whose samples contradict their results neither.
 
@@ -118,15 +120,17 @@ def documents(paths: Paths) -> pd.DataFrame:
     """
     rows = []
     for run in _read(paths):
-        for result in run.tasks.values():
+        for result in run.all_results:
+            of_task = f"{run.path}: task {result.task!r}"
+            of_task += "" if result.rule is None else f" under the decision rule {result.rule.name!r}"
             for mark in result.marks:
-                warnings.warn(f"{run.path}: task {result.task!r}: {mark}", stacklevel=2)
+                warnings.warn(f"{of_task}: {mark}", stacklevel=2)
             if result.answers is None:
                 continue
             try:
                 rows += [{**_which(run, result), **row} for row in _of_documents(run, result, result.answers)]
             except Unusable as error:
-                warnings.warn(f"{run.path}: task {result.task!r}: its samples are not used: {error}", stacklevel=2)
+                warnings.warn(f"{of_task}: its samples are not used: {error}", stacklevel=2)
     return _table(rows, _DOCUMENT)
 
 
@@ -153,12 +157,14 @@ def _of_documents(run: Run, result: TaskResult, answers: Answers) -> Iterator[di
     """From the samples beside the results, or else what `collect` has kept: one metric, and no texts."""
     path = samples_file(run.path, result.task)
     if path.is_file():
+        if result.rule is not None:  # the rows of all filters are those of the task itself
+            return
         for row in document_rows(lines(path), asked(run.results, result)):
             yield {**row, "demonstrations": answers.demonstrations}
         return
     for i, doc_id in enumerate(answers.doc_ids):
         yield {
-            "filter": result.filter,
+            "filter": result.reported_filter,
             "doc_id": int(doc_id),
             "prediction": None if answers.predictions is None else int(answers.predictions[i]),
             "demonstrations": answers.demonstrations,

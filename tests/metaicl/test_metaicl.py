@@ -373,11 +373,11 @@ def test_a_leaderboard_has_the_tasks_own_decisions(made, model):
     results = evaluate(ours("icl", model, max_length=SHORT), [name], made, shots=2, pmi=True)
     samples, config = results["samples"][name], results["configs"][name]
     asked = Asked("acc", "none", True, True, False, 2, (), config["fewshot_delimiter"])
-    answers = read_answers(samples, asked)
+    (answers,) = read_answers(samples, [asked])
     assert answers.predictions.tolist() == [sample["doc"]["prediction"] for sample in samples]
     assert answers.chance == pytest.approx(np.mean([1 / len(sample["doc"]["options"]) for sample in samples]))
-    raw = read_answers(samples, dataclasses.replace(asked, decided=False)).predictions
-    assert raw.tolist() != answers.predictions.tolist()
+    (raw,) = read_answers(samples, [dataclasses.replace(asked, decided=False)])
+    assert raw.predictions.tolist() != answers.predictions.tolist()
     assert template(results, config) != template(results, {**config, "metadata": {**config["metadata"], "pmi": False}})
 
 
