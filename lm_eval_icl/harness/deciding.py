@@ -131,8 +131,13 @@ class DecidingTask(ConfigurableTask):
     def process_results(self, doc: Any, results: Any) -> Any:
         metrics = super().process_results(doc, results)
         rule = getattr(results[0], "rule", None)
-        without = set() if rule is None else _OF_RAW | (set() if rule.is_logarithmic else _OF_LOGS)
+        without = set() if rule is None else meaningless(rule)
         return {name: value for name, value in metrics.items() if name not in without}
+
+
+def meaningless(rule: Rule) -> set[str]:
+    """The metrics that mean nothing with the values of a rule, and are not reported."""
+    return _OF_RAW | (set() if rule.is_logarithmic else _OF_LOGS)
 
 
 @functools.cache

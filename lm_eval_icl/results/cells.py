@@ -55,8 +55,8 @@ def _choice(unit: TaskRun, name: str) -> str:
 
 
 def _expected(units: Iterable[TaskRun], column: str) -> float | None:
-    """The paper's value of a column, if all runs say the same one."""
-    values = [number(unit.run.study.expected.get(column)) for unit in units]
+    """The paper's value of a column, if all runs say the same one: of what a model says, without a decision rule."""
+    values = [number(unit.run.study.expected.get(column)) for unit in units if unit.result.rule is None] or [None]
     value = values[0] if values.count(values[0]) == len(values) else None
     return value if value is not None and abs(value) < HUGE else None
 

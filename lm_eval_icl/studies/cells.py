@@ -202,23 +202,26 @@ class Grid:
                     found.append(replace(cell, chosen=best.names))
         return found
 
-    def candidates(self, cell: Cell) -> list[tuple[Variant, int, list[Cell]]]:
+    def candidates(self, cell: Cell) -> list[tuple[Variant, int, str, list[Cell]]]:
         """Among what is chosen where this cell is one of those that may be: each method with its arguments, each seed,
-        and their cells on the dev set, one an order.
+        each decision rule (empty for none), and their cells on the dev set, one an order.
 
         The arguments that `dev.choose` names are chosen for every set of demonstrations; if it names seeds, one set of
-        demonstrations is chosen too. Arguments that it does not name are not chosen among.
+        demonstrations is chosen too, and if it names decide, a rule. Arguments that it does not name are not chosen
+        among; without decide, all is chosen by what the model says by itself.
         """
         dev = self.study.dev
         assert dev is not None
         fixed = {key: value for key, value in cell.variant.arguments.items() if key not in dev.choose}
         on_dev = replace(cell, split="dev", rows=self.tasks[cell.task].dev)
         orders = range(self.study.orders)
+        rules = [str(rule or "") for rule in self.study.decide] if "decide" in dev.choose else [""]
         return [
-            (variant, seed, [replace(on_dev, variant=variant, seed=seed, order=order) for order in orders])
+            (variant, seed, rule, [replace(on_dev, variant=variant, seed=seed, order=order) for order in orders])
             for variant in self.study.variants
             if variant.entry == cell.variant.entry and fixed.items() <= variant.arguments.items()
             for seed in (self.study.seeds if "seeds" in dev.choose else (cell.seed,))
+            for rule in rules
         ]
 
 

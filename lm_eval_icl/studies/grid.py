@@ -111,7 +111,7 @@ class Dev(BaseModel):
 
     Attributes:
         size: how many documents; None for as many as the test set has.
-        choose: arguments of methods, and "seeds".
+        choose: arguments of methods, "seeds" and "decide".
         metric: by which metric; the study's if the file does not say.
     """
 
@@ -213,7 +213,8 @@ class Study(BaseModel):
             return False
         alternatives = [other.arguments for other in self.variants if other.entry == variant.entry]
         several = any(len({str(each.get(name)) for each in alternatives}) > 1 for name in self.dev.choose)
-        return several or ("seeds" in self.dev.choose and len(self.seeds) > 1)
+        of_all = {"seeds": self.seeds, "decide": self.decide}
+        return several or any(name in self.dev.choose and len(values) > 1 for name, values in of_all.items())
 
     @model_validator(mode="before")
     @classmethod
@@ -356,7 +357,7 @@ class Study(BaseModel):
             if twice is not None:
                 raise InputError(f"{name}: {twice} is there twice: two cells would write one file.")
         for name in self.dev.choose if self.dev else ():
-            if name != "seeds" and not any(name in each.arguments for each in self.variants):
+            if name not in ("seeds", "decide") and not any(name in each.arguments for each in self.variants):
                 raise InputError(f"dev: choose: no method of this study has the argument {name!r}.")
             alike: dict[str, Variant] = {}
             for variant in self.variants if self.trainings else ():

@@ -199,7 +199,8 @@ def code_of(method: str) -> str | None:
     if method == HF:
         ours = ("inference/", "methods/", "harness/models.py")
         return code_of_numbers(
-            "studies/tasks.py", "harness/loading.py", "harness/distributed.py", without=without + ours
+            *("studies/tasks.py", "harness/loading.py", "harness/distributed.py", "harness/deciding.py"),
+            without=without + ours,
         )
     cls = model_class(method).method_class
     return code_of_numbers("studies/run.py", "studies/tasks.py", method=cls, without=without)

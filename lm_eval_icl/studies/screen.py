@@ -68,6 +68,9 @@ def print_plan(progress: Progress, plan: Plan, lacking: Mapping[str, str], conso
         "What the models take to choose demonstrations is not counted."
         if any(how and how.method for how in progress.study.demonstrations)
         else "",
+        f"Every cell has the decision rules {', '.join(map(str, progress.study.rules))}; their queries are not counted."
+        if progress.study.rules
+        else "",
         ""
         if any(map(progress.tokens_per_second, shown))
         else "No time is estimated: it needs finished cells in the folder of --output.",
