@@ -21,7 +21,7 @@ from lm_eval_icl.studies.grid import Study, named, read
 
 if TYPE_CHECKING:  # what runs a study takes seconds to import: --list, and a fault of the study's file, do not need it
     from lm_eval_icl.studies.conduct import Conductor
-    from lm_eval_icl.studies.folder import Folder
+    from lm_eval_icl.studies.folder import StudyFolder
     from lm_eval_icl.studies.run import Options
 
 
@@ -82,7 +82,7 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     study = read(given.study, _overrides(given))
 
     from lm_eval_icl.studies import screen
-    from lm_eval_icl.studies.folder import Folder
+    from lm_eval_icl.studies.folder import StudyFolder
     from lm_eval_icl.studies.progress import open_study
     from lm_eval_icl.studies.run import Options
 
@@ -93,7 +93,7 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
         return
     if given.output is None:
         raise InputError("--output: give the study's folder.")
-    folder = Folder(given.output)
+    folder = StudyFolder(given.output)
     if given.status:
         if not folder.cells.is_dir():
             raise InputError(f"--output {given.output}: there is no study.")
@@ -125,12 +125,12 @@ def _dry_run(study: Study, given: argparse.Namespace, options: Options, console:
     from lm_eval_icl.cli.train import training
     from lm_eval_icl.studies import screen, trainings
     from lm_eval_icl.studies.conduct import Conductor
-    from lm_eval_icl.studies.folder import Folder
+    from lm_eval_icl.studies.folder import StudyFolder
     from lm_eval_icl.studies.plan import Plan
     from lm_eval_icl.studies.progress import open_study
 
     lacking: dict[str, str] = {}
-    folder = Folder(given.output or Path("the study's folder"))
+    folder = StudyFolder(given.output or Path("the study's folder"))
     progress = open_study(study, folder, options, given.include_path, given.rerun, lacking)
     for model in progress.models:
         if model.training:
@@ -158,7 +158,7 @@ def _cluster(conductor: Conductor, given: argparse.Namespace) -> Any:
     return StudyCluster(conductor, given.include_path, training, given.ray)
 
 
-def _run(study: Study, folder: Folder, given: argparse.Namespace, options: Options, console: Console) -> None:
+def _run(study: Study, folder: StudyFolder, given: argparse.Namespace, options: Options, console: Console) -> None:
     """Run a study, and write and print what came out.
 
     Raises:

@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Any
 
 from lm_eval_icl.inference.checkpoints import ARGUMENTS
-from lm_eval_icl.studies.choose import Choice
+from lm_eval_icl.studies.choose import DevChoice
 from lm_eval_icl.studies.grid import Demonstrations, Study, Training, Variant, trained_under
 
 
@@ -187,7 +187,7 @@ class Grid:
         variants = self.variants(model) if self.study.dev else []
         return [cell for variant in variants for cell in self.cells("dev", model, variant)]
 
-    def test_cells(self, model: Model, choice: Callable[[Cell], Choice | None]) -> list[Cell]:
+    def test_cells(self, model: Model, choice: Callable[[Cell], DevChoice | None]) -> list[Cell]:
         """The cells on the test set; of those that depend on the dev set, those that are chosen so far.
 
         Args:

@@ -12,7 +12,7 @@ from lm_eval_icl.studies.grid import Variant
 
 
 @dataclass(frozen=True)
-class Choice:
+class DevChoice:
     """What was chosen on the dev set for a model, a method and a task.
 
     Attributes:

@@ -32,7 +32,7 @@ from lm_eval_icl.results.records import Run
 from lm_eval_icl.results.statistics import Estimate
 from lm_eval_icl.studies.cells import Cell
 from lm_eval_icl.studies.grid import Study, Training, trained_under
-from lm_eval_icl.studies.progress import Progress
+from lm_eval_icl.studies.progress import StudyProgress
 from lm_eval_icl.studies.tasks import Leaf
 
 _TASKS = 8  # with more tasks, the columns are what the study's file calls its tasks
@@ -43,7 +43,7 @@ _CELL = (
 )
 
 
-def conclude(progress: Progress, console: Console) -> None:
+def conclude(progress: StudyProgress, console: Console) -> None:
     """Record in the results what only the study knows, then write and print what came out.
 
     Raises:
@@ -212,7 +212,7 @@ def in_order(board: Board, results: Sequence[tuple[Cell, Run]]) -> list[Entry]:
 # Cells.
 
 
-def results_of(progress: Progress, columns: Columns) -> list[tuple[Cell, Run]]:
+def results_of(progress: StudyProgress, columns: Columns) -> list[tuple[Cell, Run]]:
     """Every finished cell with its results, in the order of the study's models and methods. What only the study knows
     is recorded in the results first."""
     models, variants = list(progress.study.models), list(progress.study.variants)
@@ -225,7 +225,7 @@ def results_of(progress: Progress, columns: Columns) -> list[tuple[Cell, Run]]:
     return [(cell, runs[path]) for path, cell in paths.items() if path in runs]
 
 
-def _under_chosen_rule(progress: Progress, cell: Cell, run: Run) -> Run:
+def _under_chosen_rule(progress: StudyProgress, cell: Cell, run: Run) -> Run:
     """A run with the values of the decision rule that was chosen for its cell in place of those of all rules, if rules
     are chosen among. What the model says by itself stays beside them, unless other arguments were chosen for the rule.
     """
@@ -238,7 +238,7 @@ def _under_chosen_rule(progress: Progress, cell: Cell, run: Run) -> Run:
     return replace(run, tasks={task: raw} if cell.chosen == ("decide",) else {}, decided=(result,))
 
 
-def record(progress: Progress, path: Path, facts: Mapping[str, Any]) -> None:
+def record(progress: StudyProgress, path: Path, facts: Mapping[str, Any]) -> None:
     """Write what only the study knows into a cell's results, if it is not there yet, or has changed.
 
     Raises:
@@ -254,7 +254,7 @@ def record(progress: Progress, path: Path, facts: Mapping[str, Any]) -> None:
         progress.folder.write(str(path.relative_to(progress.folder.path)), text)
 
 
-def facts(progress: Progress, cell: Cell, columns: Columns) -> dict[str, Any]:
+def facts(progress: StudyProgress, cell: Cell, columns: Columns) -> dict[str, Any]:
     """What only the study knows of a cell, by the names at the beginning of this file."""
     study, dev = progress.study, progress.study.dev
     metric = dev.metric if dev and cell.split == "dev" else study.metric
@@ -294,7 +294,7 @@ def _drawn(cell: Cell) -> str:
     return str(cell.demonstrations or "as the task says")
 
 
-def cells_table(progress: Progress, results: Sequence[tuple[Cell, Run]]) -> pd.DataFrame:
+def cells_table(progress: StudyProgress, results: Sequence[tuple[Cell, Run]]) -> pd.DataFrame:
     """One row a finished cell and decision rule, on the test set and on the dev set.
 
     Returns:

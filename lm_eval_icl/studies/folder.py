@@ -39,7 +39,7 @@ FORM = 1
 _WAIT = 2.0
 
 
-class Folder:
+class StudyFolder:
     """A study's folder.
 
     Args:

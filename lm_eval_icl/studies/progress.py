@@ -20,8 +20,8 @@ from lm_eval_icl.harness.deciding import check_options, give_rules, meaningless
 from lm_eval_icl.harness.metaicl import MetaICLTask
 from lm_eval_icl.studies import tasks as study_tasks
 from lm_eval_icl.studies.cells import Cell, Grid, GridTask, Model
-from lm_eval_icl.studies.choose import Choice, best
-from lm_eval_icl.studies.folder import Folder
+from lm_eval_icl.studies.choose import DevChoice, best
+from lm_eval_icl.studies.folder import StudyFolder
 from lm_eval_icl.studies.grid import Demonstrations, Study
 from lm_eval_icl.studies.run import Options, code_of
 from lm_eval_icl.studies.tasks import Leaf
@@ -29,7 +29,7 @@ from lm_eval_icl.studies.tasks import Leaf
 _DOCUMENTS = 20  # of a task, for which the queries of decision rules are tried
 
 
-class Progress:
+class StudyProgress:
     """The cells of a study that are done, what they gave, what was chosen on the dev set, and what has failed.
 
     Args:
@@ -49,7 +49,7 @@ class Progress:
         grid: Grid,
         leaves: Mapping[str, Leaf],
         dev: Mapping[str, list[int]],
-        folder: Folder,
+        folder: StudyFolder,
         options: Options,
         rerun: bool = False,
     ) -> None:
@@ -57,7 +57,7 @@ class Progress:
         self.leaves, self.dev, self.folder, self.options, self.rerun = leaves, dev, folder, options, rerun
         self.failed: dict[str, str] = {}
         self._read: dict[str, tuple[int, dict[str, Any] | None]] = {}
-        self._choices: dict[str, Choice] = {}
+        self._choices: dict[str, DevChoice] = {}
 
     # Which cells are known, and what has become of them.
 
@@ -178,7 +178,7 @@ class Progress:
     def _documents(self, cell: Cell) -> int:
         return int(self._results(cell)["n-samples"][self.leaves[cell.task].task.task_name]["effective"])
 
-    def choice(self, cell: Cell) -> Choice | None:
+    def choice(self, cell: Cell) -> DevChoice | None:
         """What was chosen on the dev set where this cell is one of those among which is chosen (`Grid.candidates`), by
         the mean over orders (`choose.best`); None if a cell on the dev set is missing."""
         candidates = self.grid.candidates(cell)
@@ -202,7 +202,7 @@ class Progress:
             values = [{**arguments, "seeds": s} for arguments, s, _ in curve]
             several = {name for name in values[0] if any(each[name] != values[0][name] for each in values)}
             names = tuple(name for name in (self.study.dev.choose if self.study.dev else ()) if name in several)
-            self._choices[key] = Choice(variant, seed, rule, tuple(curve), names)
+            self._choices[key] = DevChoice(variant, seed, rule, tuple(curve), names)
         return self._choices[key]
 
     # What comes out.
@@ -258,17 +258,17 @@ class Progress:
 
 def open_study(
     study: Study,
-    folder: Folder,
+    folder: StudyFolder,
     options: Options,
     include_path: str | None,
     rerun: bool = False,
     lacking: dict[str, str] | None = None,
-) -> Progress:
+) -> StudyProgress:
     """Load a study's tasks, draw its demonstrations and its dev set, and see what of it is in its folder.
 
     Args:
         include_path: a folder of further tasks.
-        rerun: as of `Progress`.
+        rerun: as of `StudyProgress`.
         lacking: notes here why a task cannot be loaded, by its name in the study, and goes on without it.
 
     Raises:
@@ -306,7 +306,7 @@ def open_study(
         )
         for name, leaf in leaves.items()
     }
-    return Progress(Grid(study, tasks, options.limit), leaves, dev, folder, options, rerun)
+    return StudyProgress(Grid(study, tasks, options.limit), leaves, dev, folder, options, rerun)
 
 
 def _check_rules(study: Study, leaf: Leaf, shots: int, limit: float | None) -> None:

@@ -47,7 +47,7 @@ from lm_eval_icl.methods.limits import Request
 from lm_eval_icl.methods.runner import MethodRunner, grouped
 from lm_eval_icl.prompts.tokens import Context
 from lm_eval_icl.studies.cells import Cell, digest
-from lm_eval_icl.studies.folder import FORM, Folder
+from lm_eval_icl.studies.folder import FORM, StudyFolder
 from lm_eval_icl.studies.grid import HF, Variant
 from lm_eval_icl.studies.order import passes_of
 from lm_eval_icl.studies.tasks import Prepared
@@ -232,7 +232,7 @@ def run_cells(
     models: Models,
     cells: Sequence[Cell],
     prepared: Callable[[int], Prepared],
-    folder: Folder,
+    folder: StudyFolder,
     options: Options,
     work: str,
 ) -> None:
@@ -407,7 +407,7 @@ def evaluate(lm: LM, cell: Cell, prepared: Prepared, models: Models, options: Op
 
 
 def save(
-    folder: Folder,
+    folder: StudyFolder,
     cell: Cell,
     results: dict[str, Any] | None,
     prepared: Prepared,
