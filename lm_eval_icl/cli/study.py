@@ -21,7 +21,7 @@ from lm_eval_icl.studies.grid import Study, named, read
 
 if TYPE_CHECKING:  # what runs a study takes seconds to import: --list, and a fault of the study's file, do not need it
     from lm_eval_icl.studies.conduct import Conductor
-    from lm_eval_icl.studies.folder import Folder
+    from lm_eval_icl.studies.folder import StudyFolder
     from lm_eval_icl.studies.run import Options
 
 
@@ -51,6 +51,7 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     parser.add_argument("--num_fewshot", type=int, metavar="N", help="another number of demonstrations")
     parser.add_argument("--seeds", metavar="N,A..B", help="other seeds of the demonstrations")
     parser.add_argument("--demonstrations", metavar="HOW,...", help="other ways of choosing the demonstrations")
+    parser.add_argument("--decide", metavar="RULE,...", help="other decision rules; none is what the model itself says")
     parser.add_argument("--orders", type=int, metavar="N", help="another number of orders")
     parser.add_argument("--limit", type=float, metavar="N", help="documents of each task, or a share of them below 1")
     parser.add_argument("--batch_size", metavar="N|auto", help="as for lm_eval")
@@ -81,7 +82,7 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     study = read(args.study, _overrides(args))
 
     from lm_eval_icl.studies import screen
-    from lm_eval_icl.studies.folder import Folder
+    from lm_eval_icl.studies.folder import StudyFolder
     from lm_eval_icl.studies.progress import open_study
     from lm_eval_icl.studies.run import Options
 
@@ -92,7 +93,7 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
         return
     if args.output is None:
         raise InputError("--output: give the study's folder.")
-    folder = Folder(args.output)
+    folder = StudyFolder(args.output)
     if args.status:
         if not folder.cells.is_dir():
             raise InputError(f"--output {args.output}: there is no study.")
@@ -108,7 +109,7 @@ def _overrides(args: argparse.Namespace) -> Mapping[str, Any]:
     overrides = {name: getattr(args, name) for name in ("model_args", "num_fewshot", "orders")}
     if args.seeds is not None:
         overrides["seeds"] = [int(seed) if seed.isdecimal() else seed for seed in args.seeds.split(",")]
-    for name in ("tasks", "demonstrations"):
+    for name in ("tasks", "demonstrations", "decide"):
         if (several := getattr(args, name)) is not None:
             overrides[name] = [item for item in several.split(",") if item]
     overrides |= {name: pairs(name, getattr(args, name)) for name in ("train", "metadata") if getattr(args, name)}
@@ -124,12 +125,12 @@ def _dry_run(study: Study, args: argparse.Namespace, options: Options, console: 
     from lm_eval_icl.cli.train import training
     from lm_eval_icl.studies import screen, trainings
     from lm_eval_icl.studies.conduct import Conductor
-    from lm_eval_icl.studies.folder import Folder
+    from lm_eval_icl.studies.folder import StudyFolder
     from lm_eval_icl.studies.plan import Plan
     from lm_eval_icl.studies.progress import open_study
 
     lacking: dict[str, str] = {}
-    folder = Folder(args.output or Path("the study's folder"))
+    folder = StudyFolder(args.output or Path("the study's folder"))
     progress = open_study(study, folder, options, args.include_path, args.rerun, lacking)
     for model in progress.models:
         if model.training:
@@ -159,7 +160,7 @@ def _cluster(conductor: Conductor, args: argparse.Namespace) -> Any:
     return StudyCluster(conductor, args.include_path, training, args.ray)
 
 
-def _run(study: Study, folder: Folder, args: argparse.Namespace, options: Options, console: Console) -> None:
+def _run(study: Study, folder: StudyFolder, args: argparse.Namespace, options: Options, console: Console) -> None:
     """Run a study, and write and print its results.
 
     Raises:

@@ -682,6 +682,8 @@ def _dev(board: Board, most: int) -> _Drawn | None:
     panels: dict[tuple[str, str], list[_Curve]] = {}
     for checkpoint, group in _by_checkpoint(board, board.entries).items():
         for entry in group:
+            if board.is_against_itself(entry):  # whose runs are those of its baseline
+                continue
             for (x_name, name), of in sorted(dev.curves(entry.runs).items(), key=lambda item: item[0][1]):
                 points: dict[float, tuple[float, float, float, Numbers]] = {}
                 for x, mean, is_chosen in of:

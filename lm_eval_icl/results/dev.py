@@ -23,7 +23,7 @@ class DevPoint(NamedTuple):
 def score(entry: Entry, column: Column) -> float | None:
     """The score of an entry whose study has measured it alone and chosen nothing; None for others."""
     scores: dict[str, list[float]] = {}
-    for run in entry.runs:
+    for run in entry.runs if entry.rule is None else ():  # what was measured is of the model by itself
         if run.study.curve is not None and len(run.study.curve) == 1 and (point := run.study.curve[0]) is not None:
             for task in run.tasks:
                 scores.setdefault(task, []).append(point.score)

@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Any
 
 from lm_eval_icl.inference.checkpoints import ARGUMENTS
-from lm_eval_icl.studies.choose import Choice
+from lm_eval_icl.studies.choose import DevChoice
 from lm_eval_icl.studies.grid import Demonstrations, Study, Training, Variant, trained_under
 
 
@@ -74,6 +74,7 @@ class Cell:
             cell whose demonstrations a model chooses outside the dev set, and empty otherwise.
         chosen: the arguments (or "seeds") of a cell on the test set whose values were chosen on the dev set.
         alone: its task makes the requests for one method, so that it shares none with cells of others.
+        decide: the decision rules whose values it has besides what the model says; empty if none.
     """
 
     model: Model
@@ -89,6 +90,7 @@ class Cell:
     rows: str = ""
     chosen: tuple[str, ...] = ()
     alone: bool = False
+    decide: str = ""
 
     @property
     def path(self) -> str:
@@ -101,6 +103,7 @@ class Cell:
             **({"changes": self.changes} if self.changes else {}),
             **({} if self.limit is None else {"limit": self.limit}),
             **({} if self.split == "test" and not self.rows else {"split": f"{self.split}-{self.rows}"}),
+            **({"decide": self.decide} if self.decide else {}),
         }
         task = ",".join([self.task, *(f"{name}={value}" for name, value in axes.items())])
         return "/".join([self.model.folder, plain(self.variant.name), plain(task)])
@@ -170,20 +173,21 @@ class Grid:
             seeds: in place of the study's.
         """
         study = self.study
+        decide = "+".join(map(str, study.rules))
         for task in self.tasks_of(model):
             axes = task.shots, study.demonstrations, seeds or study.seeds, range(study.orders)
             for shots, how, seed, order in itertools.product(*axes):
                 chosen_by_model = how is not None and how.method is not None
                 rows = task.dev if split == "dev" or chosen_by_model else ""
                 of_task = shots, how, seed, order, split, self.limit, task.changes, rows
-                yield Cell(model, variant, task.name, *of_task, alone=task.alone)
+                yield Cell(model, variant, task.name, *of_task, alone=task.alone, decide=decide)
 
     def dev_cells(self, model: Model) -> list[Cell]:
         """All cells on the dev set; none if there is none."""
         variants = self.variants(model) if self.study.dev else []
         return [cell for variant in variants for cell in self.cells("dev", model, variant)]
 
-    def test_cells(self, model: Model, choice: Callable[[Cell], Choice | None]) -> list[Cell]:
+    def test_cells(self, model: Model, choice: Callable[[Cell], DevChoice | None]) -> list[Cell]:
         """The cells on the test set; of those that depend on the dev set, those that are chosen so far.
 
         Args:
@@ -198,23 +202,26 @@ class Grid:
                     found.append(replace(cell, chosen=best.names))
         return found
 
-    def candidates(self, cell: Cell) -> list[tuple[Variant, int, list[Cell]]]:
+    def candidates(self, cell: Cell) -> list[tuple[Variant, int, str, list[Cell]]]:
         """Among what is chosen where this cell is one of those that may be: each method with its arguments, each seed,
-        and their cells on the dev set, one an order.
+        each decision rule (empty for none), and their cells on the dev set, one an order.
 
         The arguments that `dev.choose` names are chosen for every set of demonstrations; if it names seeds, one set of
-        demonstrations is chosen too. Arguments that it does not name are not chosen among.
+        demonstrations is chosen too, and if it names decide, a rule. Arguments that it does not name are not chosen
+        among; without decide, all is chosen by what the model says by itself.
         """
         dev = self.study.dev
         assert dev is not None
         fixed = {key: value for key, value in cell.variant.arguments.items() if key not in dev.choose}
         on_dev = replace(cell, split="dev", rows=self.tasks[cell.task].dev)
         orders = range(self.study.orders)
+        rules = [str(rule or "") for rule in self.study.decide] if "decide" in dev.choose else [""]
         return [
-            (variant, seed, [replace(on_dev, variant=variant, seed=seed, order=order) for order in orders])
+            (variant, seed, rule, [replace(on_dev, variant=variant, seed=seed, order=order) for order in orders])
             for variant in self.study.variants
             if variant.entry == cell.variant.entry and fixed.items() <= variant.arguments.items()
             for seed in (self.study.seeds if "seeds" in dev.choose else (cell.seed,))
+            for rule in rules
         ]
 
 

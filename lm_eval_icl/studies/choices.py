@@ -20,7 +20,7 @@ from lm_eval_icl.harness.distributed import of_first
 from lm_eval_icl.harness.pools import PoolOfTask
 from lm_eval_icl.studies import tasks as study_tasks
 from lm_eval_icl.studies.cells import Cell, Model, plain
-from lm_eval_icl.studies.folder import Folder
+from lm_eval_icl.studies.folder import StudyFolder
 from lm_eval_icl.studies.run import Models, ends_all
 from lm_eval_icl.studies.tasks import Leaf
 
@@ -70,7 +70,7 @@ class Choices:
         InputError: a task's demonstrations cannot be chosen.
     """
 
-    def __init__(self, folder: Folder, tasks: Mapping[str, ToChoose], rerun: bool) -> None:
+    def __init__(self, folder: StudyFolder, tasks: Mapping[str, ToChoose], rerun: bool) -> None:
         self.folder, self.tasks, self.rerun = folder, tasks, rerun
         self.failed: dict[Key, str] = {}
         self.pools = {name: PoolOfTask(of.leaf.task, of.without) for name, of in tasks.items() if any(True for _ in of)}

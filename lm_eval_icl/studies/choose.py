@@ -12,18 +12,21 @@ from lm_eval_icl.studies.grid import Variant
 
 
 @dataclass(frozen=True)
-class Choice:
+class DevChoice:
     """What was chosen on the dev set for a model, a method and a task.
 
     Attributes:
         variant, seed: the chosen method with its arguments, and the chosen seed; the seed itself if seeds are not
             chosen among.
-        curve: the mean over orders on the dev set, for every variant and seed: arguments, seed, score.
+        rule: the chosen decision rule; empty for what the model says by itself, and if rules are not chosen among.
+        curve: the mean over orders on the dev set, for every variant, seed and rule: arguments (with `decide`, if rules
+            are chosen among), seed, score.
         names: the arguments (or "seeds") that there were several values of to choose from.
     """
 
     variant: Variant
     seed: int
+    rule: str
     curve: tuple[tuple[Mapping[str, Any], int, float], ...]
     names: tuple[str, ...]
 

@@ -32,7 +32,7 @@ from lm_eval_icl.errors import InputError, one_line, one_line_with_place
 from lm_eval_icl.studies import tasks as study_tasks
 from lm_eval_icl.studies.cells import Model, digest
 from lm_eval_icl.studies.conduct import Conductor
-from lm_eval_icl.studies.folder import Folder
+from lm_eval_icl.studies.folder import StudyFolder
 from lm_eval_icl.studies.grid import Study
 from lm_eval_icl.studies.order import Queue, Unit
 from lm_eval_icl.studies.progress import open_study
@@ -134,7 +134,7 @@ class Cluster(ABC):
         """Show how far the study is."""
 
     def ended(self, queue: Queue) -> Unit:
-        """As of `conduct.Pool`.
+        """As of `conduct.UnitRunner`.
 
         Raises:
             InputError: a worker is refused, or none can begin.
@@ -318,7 +318,7 @@ class Actor:
             if not Path(path).exists():
                 return f"{here}: there is no {path}, which the study needs: put it there, or on a disk that all share."
         self.sees = self.setup.stamp != (0, 0) and stamp(self.setup.folder) == self.setup.stamp
-        self.folder = Folder(Path(tempfile.mkdtemp(prefix="lm-eval-icl-")))
+        self.folder = StudyFolder(Path(tempfile.mkdtemp(prefix="lm-eval-icl-")))
         for path in (self.folder.cells, self.folder.work):
             path.mkdir()
         facts = self.setup.study, self.folder, self.setup.options, self.setup.include_path, self.setup.rerun
@@ -326,10 +326,10 @@ class Actor:
             self.worker = Worker(open_study(*facts), self.setup.include_path, self.setup.trainer)
         except Exception as error:
             return f"{here}: {error.message if isinstance(error, InputError) else one_line_with_place(error)}"
-        self.worker.arguments = Folder(self.setup.folder).arguments
+        self.worker.arguments = StudyFolder(self.setup.folder).arguments
         self.worker.located = self._located
         if self.sees:
-            self.worker.trains_in = Folder(self.setup.folder)
+            self.worker.trains_in = StudyFolder(self.setup.folder)
         contents = contents_of(self.worker)
         other = [name for name, known in self.setup.contents.items() if contents.get(name) != known]
         return f"{here}: has another {other[0]} than where the study was started." if other else ""

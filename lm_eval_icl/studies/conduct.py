@@ -17,7 +17,7 @@ from lm_eval_icl.studies import tasks as study_tasks
 from lm_eval_icl.studies import trainings
 from lm_eval_icl.studies.cells import Cell, Model
 from lm_eval_icl.studies.order import Queue, Unit, batches
-from lm_eval_icl.studies.progress import Progress
+from lm_eval_icl.studies.progress import StudyProgress
 from lm_eval_icl.studies.worker import Worker
 
 # The units of a model or of a task: each stage needs what the one before gave.
@@ -28,7 +28,7 @@ class CellsFailed(InputError):
     """Some of a study's cells could not be run. The others are there."""
 
 
-class Pool(Protocol):
+class UnitRunner(Protocol):
     """What runs units. When it says that one has ended, what came of it is in the folder, or noted as failed."""
 
     def ended(self, queue: Queue) -> Unit:
@@ -61,7 +61,9 @@ class Conductor:
         InputError: an option of a training is not possible, or demonstrations cannot be chosen.
     """
 
-    def __init__(self, progress: Progress, include_path: str | None, trainer: trainings.Trainer | None = None) -> None:
+    def __init__(
+        self, progress: StudyProgress, include_path: str | None, trainer: trainings.Trainer | None = None
+    ) -> None:
         self.progress, self.grid, self.folder = progress, progress.grid, progress.folder
         self.worker = Worker(progress, include_path, trainer)
         self.choices = self.worker.choices
@@ -71,7 +73,7 @@ class Conductor:
         self._stages: dict[Unit, tuple[Stages, set[Unit]]] = {}
         self.cells_known = self.cells_ended = 0  # of those that were missing when the study began
 
-    def run(self, pool: Pool | None = None) -> None:
+    def run(self, pool: UnitRunner | None = None) -> None:
         """Train the models and run the cells that are missing. All processes of a launch call this.
 
         Args:

@@ -26,23 +26,24 @@ from lm_eval_icl.leaderboard.page import page
 from lm_eval_icl.results import statistics
 from lm_eval_icl.results.board import AVERAGE, Board, Entry
 from lm_eval_icl.results.build import build
+from lm_eval_icl.results.form import RuleFacts
 from lm_eval_icl.results.read import read
 from lm_eval_icl.results.records import Run
 from lm_eval_icl.results.statistics import Estimate
 from lm_eval_icl.studies.cells import Cell
 from lm_eval_icl.studies.grid import Study, Training, trained_under
-from lm_eval_icl.studies.progress import Progress
+from lm_eval_icl.studies.progress import StudyProgress
 from lm_eval_icl.studies.tasks import Leaf
 
 _TASKS = 8  # with more tasks, the columns are what the study's file calls its tasks
 _RECORDED = ("chosen", "curve", "expected", "metric")
 _CELL = (
     *("path", "model", "method", "arguments", "task", "num_fewshot", "demonstrations", "seed", "order", "split"),
-    *("chosen", "documents", "score", "seconds", "training", "code"),
+    *("chosen", "documents", "score", "seconds", "training", "code", "decide"),
 )
 
 
-def conclude(progress: Progress, console: Console) -> None:
+def conclude(progress: StudyProgress, console: Console) -> None:
     """Record in the results what only the study knows, then write and print what came out.
 
     Raises:
@@ -54,7 +55,7 @@ def conclude(progress: Progress, console: Console) -> None:
     table = cells_table(progress, results)
     folder.write("study.csv", table.to_csv(index=False))
     written = "study.json, study.csv; there are no results on the test set"
-    tested = [(cell, run) for cell, run in results if cell.split == "test"]
+    tested = [(cell, _under_chosen_rule(progress, cell, run)) for cell, run in results if cell.split == "test"]
     if tested:
         board = board_of(tested, columns)
         drawn = figures.draw(board, folder.path / "figures", study.figures)
@@ -158,14 +159,14 @@ def board_of(results: Sequence[tuple[Cell, Run]], columns: Columns) -> Board:
     Models of several trainings stand in one row where no column is of two: a task that two of them are evaluated on
     then has two names.
     """
-    documents = {_trained(cell): next(iter(run.tasks.values())).documents for cell, run in reversed(results)}
+    documents = {_trained(cell): run.all_results[0].documents for cell, run in reversed(results)}
     trainings = list(dict.fromkeys(_trained(cell)[0] for cell, _ in results))
     together = len(trainings) > 1 and columns.of_one_training
     often = Counter(task for _, task in documents)
     names = {one: f"{one[1]} [{one[0]}]" if together and often[one[1]] > 1 else one[1] for one in documents}
     runs = []
     for cell, run in results:
-        ((known, result),) = run.tasks.items()
+        known = run.all_results[0].task
         if (name := names[_trained(cell)]) != known:
             counts = {
                 key: {name: of[known]} for key in ("left_out", "truncated") if known in (of := run.icl.get(key, {}))
@@ -173,7 +174,8 @@ def board_of(results: Sequence[tuple[Cell, Run]], columns: Columns) -> Board:
             configs = {name: run.results["configs"][known]}
             run = replace(
                 run,
-                tasks={name: replace(result, task=name)},
+                tasks={name: replace(run.tasks[known], task=name)} if run.tasks else {},
+                decided=tuple(replace(result, task=name) for result in run.decided),
                 icl={**run.icl, **counts},
                 results={**run.results, "configs": configs},
             )
@@ -210,7 +212,7 @@ def in_order(board: Board, results: Sequence[tuple[Cell, Run]]) -> list[Entry]:
 # Cells.
 
 
-def results_of(progress: Progress, columns: Columns) -> list[tuple[Cell, Run]]:
+def results_of(progress: StudyProgress, columns: Columns) -> list[tuple[Cell, Run]]:
     """Every finished cell with its results, in the order of the study's models and methods. What only the study knows
     is recorded in the results first."""
     models, variants = list(progress.study.models), list(progress.study.variants)
@@ -223,7 +225,20 @@ def results_of(progress: Progress, columns: Columns) -> list[tuple[Cell, Run]]:
     return [(cell, runs[path]) for path, cell in paths.items() if path in runs]
 
 
-def record(progress: Progress, path: Path, facts: Mapping[str, Any]) -> None:
+def _under_chosen_rule(progress: StudyProgress, cell: Cell, run: Run) -> Run:
+    """A run with the values of the decision rule that was chosen for its cell in place of those of all rules, if rules
+    are chosen among. What the model says by itself stays beside them, unless other arguments were chosen for the rule.
+    """
+    if "decide" not in cell.chosen or (choice := progress.choice(cell)) is None:
+        return run
+    ((task, raw),) = run.tasks.items()
+    of_rules = {"" if result.rule is None else result.rule.name: result for result in run.all_results}
+    transductive = any(rule.is_transductive for rule in progress.study.rules)
+    result = replace(of_rules[choice.rule], rule=RuleFacts(name="chosen on dev", transductive=transductive))
+    return replace(run, tasks={task: raw} if cell.chosen == ("decide",) else {}, decided=(result,))
+
+
+def record(progress: StudyProgress, path: Path, facts: Mapping[str, Any]) -> None:
     """Write what only the study knows into a cell's results, if it is not there yet, or has changed.
 
     Raises:
@@ -239,7 +254,7 @@ def record(progress: Progress, path: Path, facts: Mapping[str, Any]) -> None:
         progress.folder.write(str(path.relative_to(progress.folder.path)), text)
 
 
-def facts(progress: Progress, cell: Cell, columns: Columns) -> dict[str, Any]:
+def facts(progress: StudyProgress, cell: Cell, columns: Columns) -> dict[str, Any]:
     """What only the study knows of a cell, by the names at the beginning of this file."""
     study, dev = progress.study, progress.study.dev
     metric = dev.metric if dev and cell.split == "dev" else study.metric
@@ -279,8 +294,8 @@ def _drawn(cell: Cell) -> str:
     return str(cell.demonstrations or "as the task says")
 
 
-def cells_table(progress: Progress, results: Sequence[tuple[Cell, Run]]) -> pd.DataFrame:
-    """One row a finished cell, on the test set and on the dev set.
+def cells_table(progress: StudyProgress, results: Sequence[tuple[Cell, Run]]) -> pd.DataFrame:
+    """One row a finished cell and decision rule, on the test set and on the dev set.
 
     Returns:
         A table whose index is the path of the results file, with the columns
@@ -289,18 +304,20 @@ def cells_table(progress: Progress, results: Sequence[tuple[Cell, Run]]) -> pd.D
         task, num_fewshot, demonstrations, seed, order, split: of the cell.
         chosen: whether its arguments and its seed are those that were chosen, or nothing was to be chosen.
         documents: how many were scored.
-        score: the study's metric.
+        score: the study's metric, under the decision rule.
         seconds: of scoring; of cells that share passes, each has its part.
         training: the name of the training; "" without one.
         code: "other code" or "unknown code" if that has made the cell, "" if this code has.
+        decide: the decision rule; "none" for what the model says by itself.
     """
     rows = []
     for cell, run in results:
-        (result,), shared = run.tasks.values(), run.icl["study"]["shared"]
-        is_chosen = cell.split == "test" or not progress.study.chooses(cell.variant)
-        if not is_chosen and (choice := progress.choice(cell)) is not None:
-            is_chosen = (choice.variant, choice.seed) == (cell.variant, cell.seed)
-        rows.append(
+        shared, of_rules = run.icl["study"]["shared"], {}
+        for result in run.all_results:
+            of_rules["none" if result.rule is None else result.rule.name] = result
+        chooses = progress.study.chooses(cell.variant)
+        choice = progress.choice(cell) if chooses else None
+        rows += [
             {
                 "path": run.path,
                 "model": cell.model.name,
@@ -312,20 +329,27 @@ def cells_table(progress: Progress, results: Sequence[tuple[Cell, Run]]) -> pd.D
                 "seed": cell.seed,
                 "order": cell.order,
                 "split": cell.split,
-                "chosen": is_chosen,
+                "chosen": not chooses
+                or (
+                    (choice is not None and (choice.variant, choice.seed) == (cell.variant, cell.seed))
+                    and ("decide" not in choice.names or rule == (choice.rule or "none"))
+                ),
                 "documents": result.documents,
                 "score": result.value,
                 "seconds": float(shared.get("seconds", 0.0)) / shared["cells"],
                 "training": _trained(cell)[0],
                 "code": progress.state(cell).partition(" by ")[2],
+                "decide": rule,
             }
-        )
+            for rule in map(str, (rule or "none" for rule in progress.study.decide))
+            for result in [of_rules[rule]]
+        ]
     return pd.DataFrame(rows, columns=_CELL).set_index("path")
 
 
 def _codes(entry: Entry, table: pd.DataFrame) -> list[str]:
     """How many cells of an entry are of other code, or of unknown code."""
-    codes = table.code.loc[[run.path for run in entry.runs]]
+    codes = table.code[~table.index.duplicated()].loc[[run.path for run in entry.runs]]
     counts = codes[codes != ""].value_counts().sort_index()
     return [f"{number} of {len(codes)} cells by {code}" for code, number in counts.items()]
 

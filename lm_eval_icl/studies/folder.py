@@ -39,7 +39,7 @@ FORM = 1
 _WAIT = 2.0
 
 
-class Folder:
+class StudyFolder:
     """A study's folder.
 
     Args:
@@ -192,7 +192,7 @@ class Folder:
         """
         with self._whole(cell):
             runs, left_out = reader.read([self.results(cell)], quiet=True, dev=True)
-            if left_out:
+            if not runs:
                 raise self._damaged(cell, left_out[0].why)
             result, found = runs[0].tasks[task], runs[0].results
             if result.answers is None:

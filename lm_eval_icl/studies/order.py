@@ -15,7 +15,7 @@ Key = tuple[Any, ...]
 
 
 @dataclass(frozen=True)
-class Batch:
+class CellBatch:
     """Cells that are run together: they differ in nothing but the order of the demonstrations and the number of passes.
 
     Attributes:
@@ -52,7 +52,7 @@ class Unit:
     model: Model
     kind: str
     task: str = ""
-    batches: tuple[Batch, ...] = ()
+    batches: tuple[CellBatch, ...] = ()
 
     @property
     def cells(self) -> list[Cell]:
@@ -107,7 +107,7 @@ class Queue:
         )
 
 
-def batches(cells: Iterable[Cell]) -> list[Batch]:
+def batches(cells: Iterable[Cell]) -> list[CellBatch]:
     """The batches of some cells, in the order that loads and makes least.
 
     The cells of a model come one after another, those on the dev set before those on the test set, and those with the
@@ -119,10 +119,11 @@ def batches(cells: Iterable[Cell]) -> list[Batch]:
         models.setdefault(cell.model.folder, len(models))
         axes = cell.task, cell.changes, cell.num_fewshot, cell.demonstrations and cell.demonstrations.text, cell.seed
         method = cell.variant.name if cell.alone else ""
-        requests = (cell.model.folder, *axes, cell.split, cell.rows, cell.limit, method)
+        decide = [cell.decide] if cell.decide else []
+        requests = (cell.model.folder, *axes, cell.split, cell.rows, cell.limit, method, *decide)
         found[requests][without_passes(cell.variant)].append(cell)
     by_requests = sorted(found.items(), key=lambda item: (models[item[0][0]], item[0][6] != "dev"))
-    return [Batch(tuple(some), requests) for requests, methods in by_requests for some in methods.values()]
+    return [CellBatch(tuple(some), requests) for requests, methods in by_requests for some in methods.values()]
 
 
 def passes_of(variant: Variant) -> tuple[str, int]:

@@ -26,17 +26,17 @@ _PACK = 1024  # tokens of queries that share a pass (`CommonArguments.pack_token
 
 
 @dataclass(frozen=True)
-class Work:
+class PlannedWork:
     """An estimate of what is run: forward passes, and tokens in them."""
 
     passes: int = 0
     tokens: int = 0
 
-    def __add__(self, other: Work) -> Work:
-        return Work(self.passes + other.passes, self.tokens + other.tokens)
+    def __add__(self, other: PlannedWork) -> PlannedWork:
+        return PlannedWork(self.passes + other.passes, self.tokens + other.tokens)
 
-    def times(self, n: int) -> Work:
-        return Work(self.passes * n, self.tokens * n)
+    def times(self, n: int) -> PlannedWork:
+        return PlannedWork(self.passes * n, self.tokens * n)
 
 
 @dataclass(frozen=True)
@@ -89,13 +89,13 @@ class Plan:
             cells += self.grid.cells("test", model, variant, seeds)
         return cells
 
-    def work(self, model: Model) -> tuple[Work, Work] | None:
+    def work(self, model: Model) -> tuple[PlannedWork, PlannedWork] | None:
         """What a study runs for a model, and what its cells take if each is run by itself; `hf` is not counted. None if
         it cannot be estimated, which `lacking` explains."""
         cells = [cell for cell in self.cells(model) if cell.variant.method != HF]
         try:
-            alone = sum((self._encoding(cell) + self._queries(cell) for cell in cells), Work())
-            shared = Work()
+            alone = sum((self._encoding(cell) + self._queries(cell) for cell in cells), PlannedWork())
+            shared = PlannedWork()
             for batch in batches(cells):
                 largest = max(batch.cells, key=lambda cell: passes_of(cell.variant)[1])
                 method = model_class(largest.variant.method).method_class.from_arguments(largest.variant.arguments)
@@ -107,18 +107,18 @@ class Plan:
             return None
         return shared, alone
 
-    def _encoding(self, cell: Cell) -> Work:
+    def _encoding(self, cell: Cell) -> PlannedWork:
         prompts = self._of(cell)
         method = model_class(cell.variant.method).method_class.from_arguments(cell.variant.arguments)
         layouts = method.passes(len(prompts.context.prefix), prompts.context.lengths)
         first = len(layouts[0][1])
         _, passes = passes_of(cell.variant)
         contexts = prompts.queries if method.memory_depends_on_query else prompts.contexts
-        return Work(passes, first * passes).times(contexts)
+        return PlannedWork(passes, first * passes).times(contexts)
 
-    def _queries(self, cell: Cell) -> Work:
+    def _queries(self, cell: Cell) -> PlannedWork:
         tokens = self._of(cell).query_tokens
-        return Work(-(-tokens // _PACK), tokens)
+        return PlannedWork(-(-tokens // _PACK), tokens)
 
     def _of(self, cell: Cell) -> Prompts:
         """The prompts of a cell. Those of other seeds and orders, and of the dev set, count as many."""

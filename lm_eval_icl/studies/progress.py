@@ -9,22 +9,27 @@ from typing import Any
 
 import torch
 import transformers
+from lm_eval.evaluator_utils import get_sample_size
 from tqdm import tqdm
 
 from lm_eval_icl import version
+from lm_eval_icl.decisions.how import written
 from lm_eval_icl.demonstrations import kept
 from lm_eval_icl.errors import InputError, LaterForm
+from lm_eval_icl.harness.deciding import check_options, give_rules, meaningless
 from lm_eval_icl.harness.metaicl import MetaICLTask
 from lm_eval_icl.studies import tasks as study_tasks
 from lm_eval_icl.studies.cells import Cell, Grid, GridTask, Model
-from lm_eval_icl.studies.choose import Choice, best
-from lm_eval_icl.studies.folder import Folder
-from lm_eval_icl.studies.grid import Study
+from lm_eval_icl.studies.choose import DevChoice, best
+from lm_eval_icl.studies.folder import StudyFolder
+from lm_eval_icl.studies.grid import Demonstrations, Study
 from lm_eval_icl.studies.run import Options, code_of
 from lm_eval_icl.studies.tasks import Leaf
 
+_DOCUMENTS = 20  # of a task, for which the queries of decision rules are tried
 
-class Progress:
+
+class StudyProgress:
     """The cells of a study that are done, what they gave, what was chosen on the dev set, and what has failed.
 
     Args:
@@ -44,7 +49,7 @@ class Progress:
         grid: Grid,
         leaves: Mapping[str, Leaf],
         dev: Mapping[str, list[int]],
-        folder: Folder,
+        folder: StudyFolder,
         options: Options,
         rerun: bool = False,
     ) -> None:
@@ -52,7 +57,7 @@ class Progress:
         self.leaves, self.dev, self.folder, self.options, self.rerun = leaves, dev, folder, options, rerun
         self.failed: dict[str, str] = {}
         self._read: dict[str, tuple[int, dict[str, Any] | None]] = {}
-        self._choices: dict[str, Choice] = {}
+        self._choices: dict[str, DevChoice] = {}
 
     # Which cells are known, and what has become of them.
 
@@ -84,7 +89,7 @@ class Progress:
             for variant in filter(self.study.chooses, self.grid.variants(model)):
                 for cell in self.grid.cells("test", model, variant):
                     if cell.order == 0 and self.choice(cell) is None:
-                        on_dev = [each.path for _, _, cells in self.grid.candidates(cell) for each in cells]
+                        on_dev = [each.path for *_, cells in self.grid.candidates(cell) for each in cells]
                         if on_dev[0] not in noted:
                             noted.add(on_dev[0])
                             failed = next((path for path in on_dev if path in self.failed), on_dev[0])
@@ -161,34 +166,43 @@ class Progress:
         code = self._made_by(cell, self._results(cell))
         return f"done by {code}" if code else "done"
 
-    def score(self, cell: Cell) -> float:
-        """A cell's metric, the dev set's own on the dev set."""
+    def score(self, cell: Cell, rule: str = "") -> float:
+        """A cell's metric, the dev set's own on the dev set, under a decision rule or by what the model says."""
         metric = self.study.dev.metric if self.study.dev and cell.split == "dev" else self.study.metric
         found = self._results(cell)["results"][self.leaves[cell.task].task.task_name]
-        # Of several filters, the first counts.
+        if rule:
+            return float(found[f"{metric},{rule}"])
+        # Of several filters of the task's own, the first counts.
         return float(next(value for name, value in found.items() if name.startswith(f"{metric},")))
 
     def _documents(self, cell: Cell) -> int:
         return int(self._results(cell)["n-samples"][self.leaves[cell.task].task.task_name]["effective"])
 
-    def choice(self, cell: Cell) -> Choice | None:
+    def choice(self, cell: Cell) -> DevChoice | None:
         """What was chosen on the dev set where this cell is one of those among which is chosen (`Grid.candidates`), by
         the mean over orders (`choose.best`); None if a cell on the dev set is missing."""
         candidates = self.grid.candidates(cell)
-        key = candidates[0][2][0].path
+        key = candidates[0][-1][0].path
         if key not in self._choices:
-            if not all(self.is_done(each) for _, _, cells in candidates for each in cells):
+            if not all(self.is_done(each) for *_, cells in candidates for each in cells):
                 return None
             metric = self.study.dev.metric if self.study.dev else ""
+            among_rules = self.study.dev is not None and "decide" in self.study.dev.choose
             higher = self.leaves[cell.task].task.higher_is_better().get(metric, True)
-            scores = [[(self.score(each), self._documents(each)) for each in cells] for _, _, cells in candidates]
+            scores = [
+                [(self.score(each, rule), self._documents(each)) for each in cells] for _, _, rule, cells in candidates
+            ]
             index, means = best(scores, higher)
-            variant, seed, _ = candidates[index]
-            curve = [(each.arguments, s, mean) for (each, s, _), mean in zip(candidates, means, strict=True)]
+            variant, seed, rule, _ = candidates[index]
+            of_rules = [{"decide": rule or "none"} if among_rules else {} for _, _, rule, _ in candidates]
+            curve = [
+                ({**each.arguments, **of_rule}, s, mean)
+                for (each, s, _, _), of_rule, mean in zip(candidates, of_rules, means, strict=True)
+            ]
             values = [{**arguments, "seeds": s} for arguments, s, _ in curve]
             several = {name for name in values[0] if any(each[name] != values[0][name] for each in values)}
             names = tuple(name for name in (self.study.dev.choose if self.study.dev else ()) if name in several)
-            self._choices[key] = Choice(variant, seed, tuple(curve), names)
+            self._choices[key] = DevChoice(variant, seed, rule, tuple(curve), names)
         return self._choices[key]
 
     # What comes out.
@@ -202,7 +216,11 @@ class Progress:
                 choice = self.choice(cell)
                 assert choice is not None  # the cell would not be known
                 choices[f"{cell.path}"] = {
-                    "chosen": {**choice.variant.arguments, "seed": choice.seed},
+                    "chosen": {
+                        **choice.variant.arguments,
+                        "seed": choice.seed,
+                        **({"decide": choice.rule or "none"} if "decide" in choice.names else {}),
+                    },
                     "curve": [{"arguments": each, "seed": seed, "score": score} for each, seed, score in choice.curve],
                 }
         return {
@@ -240,17 +258,17 @@ class Progress:
 
 def open_study(
     study: Study,
-    folder: Folder,
+    folder: StudyFolder,
     options: Options,
     include_path: str | None,
     rerun: bool = False,
     lacking: dict[str, str] | None = None,
-) -> Progress:
+) -> StudyProgress:
     """Load a study's tasks, draw its demonstrations and its dev set, and see what of it is in its folder.
 
     Args:
         include_path: a folder of further tasks.
-        rerun: as of `Progress`.
+        rerun: as of `StudyProgress`.
         lacking: notes here why a task cannot be loaded, by its name in the study, and goes on without it.
 
     Raises:
@@ -268,6 +286,8 @@ def open_study(
         for metric in {study.metric, *([study.dev.metric] if study.dev else [])}:
             if metric not in (metrics := leaf.task.aggregation()):
                 raise InputError(f"metric: task {name!r} has no {metric!r}, only {', '.join(sorted(metrics))}.")
+        if study.rules:
+            _check_rules(study, leaf, shots[name][0], options.limit)
     known = {*leaves, *(group for leaf in leaves.values() for group in leaf.groups())}
     for column in (column for part in study.columns.values() for column in part):
         if column not in known and not lacking:
@@ -286,7 +306,27 @@ def open_study(
         )
         for name, leaf in leaves.items()
     }
-    return Progress(Grid(study, tasks, options.limit), leaves, dev, folder, options, rerun)
+    return StudyProgress(Grid(study, tasks, options.limit), leaves, dev, folder, options, rerun)
+
+
+def _check_rules(study: Study, leaf: Leaf, shots: int, limit: float | None) -> None:
+    """Refuse decision rules that do not fit a task: their queries behind its first documents are made.
+
+    Raises:
+        InputError: one does not.
+    """
+    check_options(leaf.task, study.rules)
+    for metric in {study.metric, *([study.dev.metric] if study.dev else [])}:
+        if without := [str(rule) for rule in study.rules if metric in meaningless(rule)]:
+            raise InputError(f"metric: {metric} means nothing under decide={without[0]}: give another.")
+    how = study.demonstrations[0]
+    if how is not None and how.method is not None:  # what a model will choose is not known: drawn ones stand for it
+        how = Demonstrations("random")
+    limit = min(get_sample_size(leaf.task, limit) or _DOCUMENTS, _DOCUMENTS)
+    decide = written(study.rules)
+    task = study_tasks.prepare(leaf, shots, how, study.seeds[0], 0, None, limit, decide=decide).task
+    give_rules(task, None)
+    task.build_all_requests()
 
 
 def _dev_rows(study: Study, leaf: Leaf, shots: Sequence[int], limit: float | None) -> list[int]:

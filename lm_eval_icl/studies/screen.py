@@ -13,14 +13,16 @@ from rich.text import Text
 
 from lm_eval_icl.studies.cells import Cell, Model
 from lm_eval_icl.studies.plan import Plan
-from lm_eval_icl.studies.progress import Progress
+from lm_eval_icl.studies.progress import StudyProgress
 
 _MODELS = 6  # rows of the table of models that fit on a screen with all else
 _NAME = 26  # characters of a model's name in it
 _LINE = 150  # characters of a list of methods or tasks
 
 
-def print_plan(progress: Progress, plan: Plan, lacking: Mapping[str, str], console: Console, verbose: bool) -> None:
+def print_plan(
+    progress: StudyProgress, plan: Plan, lacking: Mapping[str, str], console: Console, verbose: bool
+) -> None:
     """Print what a study would run: how many cells, forward passes and tokens, how long, and what is missing.
 
     Args:
@@ -68,6 +70,9 @@ def print_plan(progress: Progress, plan: Plan, lacking: Mapping[str, str], conso
         "What the models take to choose demonstrations is not counted."
         if any(how and how.method for how in progress.study.demonstrations)
         else "",
+        f"Every cell has the decision rules {', '.join(map(str, progress.study.rules))}; their queries are not counted."
+        if progress.study.rules
+        else "",
         ""
         if any(map(progress.tokens_per_second, shown))
         else "No time is estimated: it needs finished cells in the folder of --output.",
@@ -78,7 +83,7 @@ def print_plan(progress: Progress, plan: Plan, lacking: Mapping[str, str], conso
         _print(console, f"missing: {name}: {why}")
 
 
-def print_status(progress: Progress, console: Console, verbose: bool) -> None:
+def print_status(progress: StudyProgress, console: Console, verbose: bool) -> None:
     """Print how many cells are in which state, what is running, why cells have failed, and how long the others take.
 
     Args:
@@ -105,7 +110,7 @@ def print_status(progress: Progress, console: Console, verbose: bool) -> None:
                 _print(console, f"{state}: {path}")
 
 
-def _time_left(progress: Progress, cells: Sequence[Cell], left: Sequence[Cell]) -> str:
+def _time_left(progress: StudyProgress, cells: Sequence[Cell], left: Sequence[Cell]) -> str:
     """How long cells take, by the mean of those of the same model and method that are done, or of all."""
     measured: dict[tuple[str, str], list[float]] = defaultdict(list)
     for cell in filter(progress.is_done, cells):

@@ -10,7 +10,7 @@ from lm_eval_icl.errors import InputError
 from lm_eval_icl.metaicl.files import setting_of
 from lm_eval_icl.metaicl.metadata import skips
 from lm_eval_icl.studies.cells import Grid, Model
-from lm_eval_icl.studies.folder import Folder
+from lm_eval_icl.studies.folder import StudyFolder
 from lm_eval_icl.studies.grid import Study
 
 # Of lm-eval's model arguments, those that put other weights in place of a checkpoint's, or on top of them.
@@ -21,7 +21,7 @@ Trainer = Callable[[Mapping[str, Any]], Callable[[], None]]
 
 
 def check(
-    study: Study, model: Model, folder: Folder, device: str | None, include_path: str | None, trainer: Trainer
+    study: Study, model: Model, folder: StudyFolder, device: str | None, include_path: str | None, trainer: Trainer
 ) -> Callable[[], None]:
     """Check the options of a model's training, and give what trains it.
 
@@ -73,7 +73,7 @@ def train(model: Model, training: Callable[[], None]) -> None:
         raise InputError(f"training of {model.checkpoint}: {error.message}") from error
 
 
-def check_beginning(grid: Grid, folder: Folder, model: Model) -> None:
+def check_beginning(grid: Grid, folder: StudyFolder, model: Model) -> None:
     """Refuse a model that began from other weights, or was trained on other rows, than others of its study; and one
     that was trained on a part of MetaICL's tasks, unless this is said.
 

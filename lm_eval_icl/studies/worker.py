@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from lm_eval_icl.decisions.how import written
 from lm_eval_icl.errors import InputError, one_line_with_place
 from lm_eval_icl.harness.distributed import of_first
 from lm_eval_icl.studies import tasks as study_tasks
@@ -19,8 +20,8 @@ from lm_eval_icl.studies import trainings
 from lm_eval_icl.studies.cells import Cell, Model
 from lm_eval_icl.studies.choices import Choices, ToChoose
 from lm_eval_icl.studies.grid import HF
-from lm_eval_icl.studies.order import Batch, Key, Unit, without_passes
-from lm_eval_icl.studies.progress import Progress
+from lm_eval_icl.studies.order import CellBatch, Key, Unit, without_passes
+from lm_eval_icl.studies.progress import StudyProgress
 from lm_eval_icl.studies.run import Models, ends_all, naming, run_cells
 from lm_eval_icl.studies.tasks import Prepared
 
@@ -44,7 +45,9 @@ class Worker:
         InputError: demonstrations cannot be chosen.
     """
 
-    def __init__(self, progress: Progress, include_path: str | None, trainer: trainings.Trainer | None = None) -> None:
+    def __init__(
+        self, progress: StudyProgress, include_path: str | None, trainer: trainings.Trainer | None = None
+    ) -> None:
         self.progress, self.grid, self.folder = progress, progress.grid, progress.folder
         self.include_path, self.trainer = include_path, trainer
         self.trainings: dict[str, Callable[[], None]] = {}
@@ -146,7 +149,7 @@ class Worker:
         self.progress.fail([cell for cell in cells() if not self.progress.is_done(cell)], why)
         make_room()
 
-    def _run_batch(self, models: Models, batch: Batch) -> None:
+    def _run_batch(self, models: Models, batch: CellBatch) -> None:
         """Run the cells of a batch that are missing: together, and if that fails, each by itself, as the error may be
         of one alone."""
         progress = self.progress
@@ -175,7 +178,7 @@ class Worker:
         if models.rank == 0 and all(map(progress.is_done, batch.cells)):
             shutil.rmtree(self.folder.work / batch.id, ignore_errors=True)
 
-    def _prepare(self, models: Models, batch: Batch, choice: Mapping[str, Any] | None) -> Callable[[int], Prepared]:
+    def _prepare(self, models: Models, batch: CellBatch, choice: Mapping[str, Any] | None) -> Callable[[int], Prepared]:
         """The task of an order, with demonstrations that are drawn or that a model has chosen. Those of the latest
         demonstrations are kept, since the next method has the same."""
         if self._prepared_for != batch.requests:
@@ -197,6 +200,7 @@ class Worker:
                     models.world_size,
                     choice,
                     lambda task: task.bind(models.hf() if cell.variant.method == HF else models.under(cell.variant)),
+                    written(progress.study.rules) if progress.study.rules else None,
                 )
             return self._prepared[order]
 

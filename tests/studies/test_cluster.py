@@ -30,7 +30,7 @@ from lm_eval_icl.smoke.demo import model_path
 from lm_eval_icl.studies import cluster, grid, screen
 from lm_eval_icl.studies.cells import Grid, Model
 from lm_eval_icl.studies.conduct import Conductor
-from lm_eval_icl.studies.folder import Folder
+from lm_eval_icl.studies.folder import StudyFolder
 from lm_eval_icl.studies.order import Queue, Unit
 from lm_eval_icl.studies.progress import open_study
 from lm_eval_icl.studies.run import Options
@@ -77,7 +77,7 @@ def nodes():
 def opened(output: Path, **keys: object) -> Conductor:
     file = output.with_suffix(".yaml")
     file.write_text(yaml.safe_dump({**STUDY, **keys}))
-    return Conductor(open_study(grid.read(str(file), {}), Folder(output), OPTIONS, None), None, training)
+    return Conductor(open_study(grid.read(str(file), {}), StudyFolder(output), OPTIONS, None), None, training)
 
 
 def written(output: Path) -> dict[str, object]:
@@ -336,7 +336,7 @@ def test_resources_are_of_a_model_and_change_nothing(tmp_path):
 
 
 def test_what_a_folder_receives_is_there_whole(tmp_path):
-    folder = Folder(tmp_path / "o")
+    folder = StudyFolder(tmp_path / "o")
     files = {"cells/m/icl/t/results_1.json": b"1", "cells/m/icl/t/samples_1.jsonl": b"2", "choices/m/t.json": b"3"}
     files["checkpoints/c/sub/x.safetensors"] = b"4"
     with folder.locked():

@@ -26,9 +26,9 @@ from lm_eval_icl.studies import end, grid, run
 from lm_eval_icl.studies import tasks as study_tasks
 from lm_eval_icl.studies.cells import Cell
 from lm_eval_icl.studies.conduct import Conductor
-from lm_eval_icl.studies.folder import Folder
+from lm_eval_icl.studies.folder import StudyFolder
 from lm_eval_icl.studies.plan import Plan
-from lm_eval_icl.studies.progress import Progress, open_study
+from lm_eval_icl.studies.progress import StudyProgress, open_study
 from lm_eval_icl.studies.run import Options
 from tests import processes
 from tests.processes import Process, run_command
@@ -50,15 +50,15 @@ def write(path: Path, **keys: object) -> str:
     return str(path)
 
 
-def conduct(output: Path, options: Options = OPTIONS, include_path: str | None = None, **keys: object) -> Progress:
-    study, folder = grid.read(write(output.with_suffix(".yaml"), **keys), {}), Folder(output)
+def conduct(output: Path, options: Options = OPTIONS, include_path: str | None = None, **keys: object) -> StudyProgress:
+    study, folder = grid.read(write(output.with_suffix(".yaml"), **keys), {}), StudyFolder(output)
     with folder.locked():
         progress = open_study(study, folder, options, include_path)
         Conductor(progress, include_path).run()
     return progress
 
 
-def rows(progress: Progress) -> pd.DataFrame:
+def rows(progress: StudyProgress) -> pd.DataFrame:
     """What `study.csv` says of the finished cells."""
     return end.cells_table(progress, end.results_of(progress, end.columns_of(progress.study, progress.leaves)))
 
@@ -72,12 +72,12 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str], monkeypatc
     return said.removeprefix("lm-eval-icl: study: ")
 
 
-def samples(progress: Progress, cell: Cell) -> list[dict]:
+def samples(progress: StudyProgress, cell: Cell) -> list[dict]:
     return progress.folder.samples(cell, cell.task)
 
 
 @pytest.fixture(scope="module")
-def study(tmp_path_factory) -> Progress:
+def study(tmp_path_factory) -> StudyProgress:
     """A study with everything that is shared: methods, orders, passes; and models of lm-eval's own."""
     methods = ["hf", "icl", "invicl", "saicl", "batchicl", {"deepthink": {"T": "1..3", "eta": [0.1, 0.5]}}]
     return conduct(tmp_path_factory.mktemp("study") / "study", methods=methods, orders=2)
@@ -309,14 +309,14 @@ def test_the_dev_set_decides_and_the_test_labels_do_not(tmp_path, monkeypatch):
 def test_dev_documents_are_of_the_training_split_and_no_demonstrations(tmp_path):
     study = grid.read(write(tmp_path / "s.yaml", methods="icl", seeds="0..5", dev={"size": 20}), {})
     options = Options("cpu", 8)
-    progress = open_study(study, Folder(tmp_path / "o"), options, None)
+    progress = open_study(study, StudyFolder(tmp_path / "o"), options, None)
     leaf = progress.leaves["icl_demo_short"]
     pool, rows = list(leaf.task.sampler.df), leaf.task.training_docs()
     used = [pool[i] for seed in range(6) for i in study_tasks.draw(leaf, 3, None, seed)]
     dev = progress.dev["icl_demo_short"]
     assert len(set(dev)) == 20 and not any(rows[i] in used for i in dev)
     fewer = grid.read(write(tmp_path / "t.yaml", methods="icl", seeds="0..5", dev={"size": 7}), {})
-    assert open_study(fewer, Folder(tmp_path / "o"), options, None).dev["icl_demo_short"] == dev[:7]
+    assert open_study(fewer, StudyFolder(tmp_path / "o"), options, None).dev["icl_demo_short"] == dev[:7]
 
 
 def test_seeds_are_chosen_too(tmp_path):
@@ -396,9 +396,9 @@ def test_a_dev_set_needs_demonstrations_that_are_not_in_it(tmp_path):
     keys = {"tasks": own_task(tmp_path, "own"), "methods": "icl", "dev": {"size": 5}}
     study = grid.read(write(tmp_path / "s.yaml", **keys), {})
     with pytest.raises(study_tasks.InputError, match="dev: task 'own' draws demonstrations of its own for every doc"):
-        open_study(study, Folder(tmp_path / "o"), OPTIONS, None)
+        open_study(study, StudyFolder(tmp_path / "o"), OPTIONS, None)
     study = grid.read(write(tmp_path / "s.yaml", **keys, num_fewshot=0), {})
-    assert len(open_study(study, Folder(tmp_path / "o"), OPTIONS, None).dev["own"]) == 5
+    assert len(open_study(study, StudyFolder(tmp_path / "o"), OPTIONS, None).dev["own"]) == 5
 
 
 def test_predictions_are_of_the_options_behind_the_question(tmp_path):
@@ -615,7 +615,7 @@ def test_one_process_at_a_time_writes_a_folder(tmp_path):
 
 def held(output: Path, log: Path) -> None:
     """Hold a folder until this process is killed."""
-    folder = Folder(output)
+    folder = StudyFolder(output)
     with folder.locked():
         folder.note_running("the training of x")
         log.touch()

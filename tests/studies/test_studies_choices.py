@@ -18,9 +18,9 @@ from lm_eval_icl.smoke.demo import model_path
 from lm_eval_icl.studies import grid
 from lm_eval_icl.studies import tasks as study_tasks
 from lm_eval_icl.studies.conduct import Conductor
-from lm_eval_icl.studies.folder import Folder
+from lm_eval_icl.studies.folder import StudyFolder
 from lm_eval_icl.studies.grid import Demonstrations
-from lm_eval_icl.studies.progress import Progress, open_study
+from lm_eval_icl.studies.progress import StudyProgress, open_study
 from lm_eval_icl.studies.run import Options
 from tests.studies.test_studies import own_task
 
@@ -46,20 +46,20 @@ def chosen(monkeypatch) -> list[tuple[str, int]]:
     return found
 
 
-def opened(output, **keys) -> Progress:
+def opened(output, **keys) -> StudyProgress:
     file = output.with_suffix(".yaml")
     file.write_text(yaml.safe_dump({**KEYS, "methods": "icl", **keys}))
-    return open_study(grid.read(str(file), {}), Folder(output), OPTIONS, None)
+    return open_study(grid.read(str(file), {}), StudyFolder(output), OPTIONS, None)
 
 
-def conduct(output, **keys) -> Progress:
-    with Folder(output).locked():
+def conduct(output, **keys) -> StudyProgress:
+    with StudyFolder(output).locked():
         progress = opened(output, **keys)
         Conductor(progress, None).run()
     return progress
 
 
-def facts(of: Progress) -> list[dict]:
+def facts(of: StudyProgress) -> list[dict]:
     """What every cell says of itself."""
     return [json.loads(of.folder.results(cell).read_text())["config"]["icl"]["study"] for cell in of.all_cells()]
 

@@ -22,9 +22,9 @@ from lm_eval_icl.smoke.demo import model_path
 from lm_eval_icl.studies import end, grid
 from lm_eval_icl.studies.cells import Cell, Model
 from lm_eval_icl.studies.conduct import Conductor
-from lm_eval_icl.studies.folder import Folder
+from lm_eval_icl.studies.folder import StudyFolder
 from lm_eval_icl.studies.grid import Training, Variant
-from lm_eval_icl.studies.progress import Progress, open_study
+from lm_eval_icl.studies.progress import StudyProgress, open_study
 from lm_eval_icl.studies.run import Options
 from lm_eval_icl.studies.tasks import Leaf
 from tests.boards import make_result, make_run
@@ -256,10 +256,10 @@ KEYS: dict[str, Any] = {
 }
 
 
-def concluded(folder: Path, **keys: Any) -> tuple[Progress, str]:
+def concluded(folder: Path, **keys: Any) -> tuple[StudyProgress, str]:
     file = folder.with_suffix(".yaml")
     file.write_text(yaml.safe_dump({**KEYS, **keys}))
-    progress = open_study(grid.read(str(file), {}), Folder(folder), Options("cpu", 8, 4), None)
+    progress = open_study(grid.read(str(file), {}), StudyFolder(folder), Options("cpu", 8, 4), None)
     with progress.folder.locked():
         Conductor(progress, None).run()
     console = Console(width=80, file=io.StringIO(), color_system=None)
@@ -268,18 +268,18 @@ def concluded(folder: Path, **keys: Any) -> tuple[Progress, str]:
     return progress, captured.get()
 
 
-def said(progress: Progress, method: str) -> list[dict[str, Any]]:
+def said(progress: StudyProgress, method: str) -> list[dict[str, Any]]:
     """What the results of a method's cells on the test set say of the study."""
     runs, _ = read([progress.folder.cells], quiet=True)
     return [run.icl["study"] for run in runs if run.model == method]
 
 
 @pytest.fixture(scope="module")
-def study(tmp_path_factory: pytest.TempPathFactory, own_tasks: None) -> tuple[Progress, str]:
+def study(tmp_path_factory: pytest.TempPathFactory, own_tasks: None) -> tuple[StudyProgress, str]:
     return concluded(tmp_path_factory.mktemp("end") / "o")
 
 
-def test_results_say_what_only_the_study_knows(study: tuple[Progress, str]) -> None:
+def test_results_say_what_only_the_study_knows(study: tuple[StudyProgress, str]) -> None:
     progress, text = study
     for facts in said(progress, "deepthink"):
         assert facts["chosen"] == ["T"], "there is one eta"
@@ -294,7 +294,7 @@ def test_results_say_what_only_the_study_knows(study: tuple[Progress, str]) -> N
     assert text.count("(57.9)") == 1 and "eta=0.5" in text and "T chosen on dev" in " ".join(text.split())
 
 
-def test_an_older_folder_and_a_corrected_file(study: tuple[Progress, str], tmp_path: Path) -> None:
+def test_an_older_folder_and_a_corrected_file(study: tuple[StudyProgress, str], tmp_path: Path) -> None:
     """Results that do not say it, or say something else, say it afterwards; what is said is not written again."""
     progress, text = study
     before = {path: path.read_bytes() for path in progress.folder.cells.rglob("*.json*")}
@@ -318,7 +318,7 @@ def test_an_older_folder_and_a_corrected_file(study: tuple[Progress, str], tmp_p
 
 
 @pytest.mark.filterwarnings("ignore:.*is of the dev set")
-def test_study_csv_has_a_line_for_each_cell(study: tuple[Progress, str]) -> None:
+def test_study_csv_has_a_line_for_each_cell(study: tuple[StudyProgress, str]) -> None:
     progress, _ = study
     table = pd.read_csv(progress.folder.path / "study.csv")
     expected = "model method arguments task num_fewshot demonstrations seed order split chosen documents score seconds"
@@ -344,7 +344,7 @@ def test_a_study_without_results_says_so(tmp_path: Path, own_tasks: None) -> Non
     """On the test set there is nothing yet, as all cells have failed."""
     file = tmp_path / "s.yaml"
     file.write_text(yaml.safe_dump(KEYS))
-    progress = open_study(grid.read(str(file), {}), Folder(tmp_path / "o"), Options("cpu", 8, 4), None)
+    progress = open_study(grid.read(str(file), {}), StudyFolder(tmp_path / "o"), Options("cpu", 8, 4), None)
     console = Console(width=80, file=io.StringIO(), color_system=None)
     with console.capture() as captured:
         progress.folder.path.mkdir()

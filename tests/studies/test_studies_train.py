@@ -26,9 +26,9 @@ from lm_eval_icl.studies import end, grid
 from lm_eval_icl.studies import worker as working
 from lm_eval_icl.studies.cells import Model
 from lm_eval_icl.studies.conduct import Conductor
-from lm_eval_icl.studies.folder import Folder
+from lm_eval_icl.studies.folder import StudyFolder
 from lm_eval_icl.studies.grid import Variant, trained_under
-from lm_eval_icl.studies.progress import Progress, open_study
+from lm_eval_icl.studies.progress import StudyProgress, open_study
 from lm_eval_icl.studies.run import Options
 from lm_eval_icl.studies.trainings import check_beginning
 from lm_eval_icl.training.trainer import LayoutTrainer
@@ -57,8 +57,8 @@ def read(output: Path, metadata: dict | None = None, **keys: object) -> grid.Stu
     return grid.read(str(file), {"metadata": metadata or {}})
 
 
-def conduct(output: Path, trainer=training, options: Options = OPTIONS, **keys: object) -> Progress:
-    folder = Folder(output)
+def conduct(output: Path, trainer=training, options: Options = OPTIONS, **keys: object) -> StudyProgress:
+    folder = StudyFolder(output)
     with folder.locked():
         progress = open_study(read(output, **keys), folder, options, None)
         Conductor(progress, None, trainer).run()
@@ -69,7 +69,7 @@ def weights(folder: Path) -> bytes:
     return (folder / "model.safetensors").read_bytes()
 
 
-def responses(progress: Progress) -> dict[tuple, list]:
+def responses(progress: StudyProgress) -> dict[tuple, list]:
     """What the cells scored, by method, task, seed and order."""
     return {
         (cell.model.training.name, cell.variant.name, cell.task, cell.seed, cell.order): [
