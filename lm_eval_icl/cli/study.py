@@ -51,6 +51,7 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     parser.add_argument("--num_fewshot", type=int, metavar="N", help="another number of demonstrations")
     parser.add_argument("--seeds", metavar="N,A..B", help="other seeds of the demonstrations")
     parser.add_argument("--demonstrations", metavar="HOW,...", help="other ways of choosing the demonstrations")
+    parser.add_argument("--decide", metavar="RULE,...", help="other decision rules; none is what the model itself says")
     parser.add_argument("--orders", type=int, metavar="N", help="another number of orders")
     parser.add_argument("--limit", type=float, metavar="N", help="documents of each task, or a share of them below 1")
     parser.add_argument("--batch_size", metavar="N|auto", help="as for lm_eval")
@@ -108,7 +109,7 @@ def _overrides(given: argparse.Namespace) -> Mapping[str, Any]:
     overrides = {name: getattr(given, name) for name in ("model_args", "num_fewshot", "orders")}
     if given.seeds is not None:
         overrides["seeds"] = [int(seed) if seed.isdecimal() else seed for seed in given.seeds.split(",")]
-    for name in ("tasks", "demonstrations"):
+    for name in ("tasks", "demonstrations", "decide"):
         if (several := getattr(given, name)) is not None:
             overrides[name] = [each for each in several.split(",") if each]
     overrides |= {name: pairs(name, getattr(given, name)) for name in ("train", "metadata") if getattr(given, name)}

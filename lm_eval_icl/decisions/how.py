@@ -68,7 +68,9 @@ def read(given: Any) -> tuple[Rule, ...]:
         InputError: there is no such rule or argument, or its value cannot be used.
     """
     try:
-        if isinstance(given, Mapping):
+        if isinstance(given, list | tuple):
+            rules = [rule for entry in given for rule in read(entry)]
+        elif isinstance(given, Mapping):
             rules = [_make(name, arguments or {}) for name, arguments in given.items()]
         elif isinstance(given, str):
             rules = [_parsed(text) for text in given.split("+")]
@@ -82,6 +84,19 @@ def read(given: Any) -> tuple[Rule, ...]:
         said = given if isinstance(given, str) else json.dumps(given, default=str)
         raise InputError(f"decide={said}: {error.message}") from error
     return tuple(rules)
+
+
+def written(rules: Sequence[Rule]) -> Any:
+    """What `read` reads as these rules: names joined by `+`, or a list of rules with their arguments, where an argument
+    is a text that cannot stand among names."""
+    text = "+".join(map(str, rules))
+    try:
+        if read(text) == tuple(rules):
+            return text
+    except InputError:
+        pass
+    own = [{name: v for name, v in rule.arguments.items() if v != RULES[rule.name][name]} for rule in rules]
+    return [{rule.name: arguments} for rule, arguments in zip(rules, own, strict=True)]
 
 
 def _parsed(text: str) -> Rule:

@@ -8,11 +8,12 @@ memory, and have keys of their own in a response cache.
 
 from __future__ import annotations
 
+import copy
+import functools
 import hashlib
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cached_property
 from random import Random
@@ -51,51 +52,104 @@ def decided(original: Callable[..., Any], lm: LM, task_dict: Any, *args: Any, **
     """
     tasks = task_dict.get("tasks", {}) if isinstance(task_dict, dict) else {}
     model = lm.lm if isinstance(lm, CachingLM) else lm
-    rules = {name: _rules(task) for name, task in tasks.items()}
-    deciding = {name: Deciding(tasks[name], of_task, model) for name, of_task in rules.items() if of_task}
+    before = {name: (type(task), dict(task.__dict__)) for name, task in tasks.items()}
     model.decided = {}  # type: ignore[attr-defined]
-    if not deciding:
-        return original(lm, task_dict, *args, **kwargs)
-    if kwargs.get("cache_requests"):
-        raise InputError("--cache_requests: stored prompts have not those that decide= needs: leave it out.")
-    with ExitStack() as stack:
-        for task in deciding.values():
-            stack.enter_context(task)
+    try:
+        for task in tasks.values():
+            give_rules(task, model)
+        deciding = {name: task.deciding for name, task in tasks.items() if isinstance(task, DecidingTask)}
+        if deciding and kwargs.get("cache_requests"):
+            raise InputError("--cache_requests: stored prompts have not those that decide= needs: leave it out.")
         results = original(lm, task_dict, *args, **kwargs)
-        limit, samples = kwargs.get("limit"), kwargs.get("samples") or {}
-        model.decided = {  # type: ignore[attr-defined]
-            name: task.record(limit, samples.get(name)) for name, task in deciding.items()
-        }
+    finally:
+        for name, (cls, attributes) in before.items():
+            if type(tasks[name]) is not cls:
+                tasks[name].__class__ = cls
+                tasks[name]._filters = attributes["_filters"]
+                del tasks[name].deciding
+    if not deciding:
+        return results
+    limit, samples = kwargs.get("limit"), kwargs.get("samples") or {}
+    model.decided = {  # type: ignore[attr-defined]
+        name: of_task.record(limit, samples.get(name)) for name, of_task in deciding.items()
+    }
     if not isinstance(model, ICLModel):
         _say_in_results(model)
     return results
 
 
-def _rules(task: Task) -> tuple[Rule, ...]:
-    """The rules that a task's metadata name; none if they name none."""
+def give_rules(task: Any, model: Any) -> None:
+    """Make a task whose metadata name decision rules one that has them as filters, for runs of this model.
+
+    Raises:
+        InputError: a rule cannot be used with the task.
+    """
     metadata = task.config.metadata or {}
-    if "decide" not in metadata:
-        return ()
-    name = str(task.config.task)
+    if "decide" not in metadata or isinstance(task, DecidingTask):
+        return
     try:
         rules = read(metadata["decide"])
     except InputError as error:
-        raise InputError(f"task {name!r}: {error.message}") from error
-    said = f"task {name!r}: decide={'+'.join(map(str, rules))}"
+        raise InputError(f"task {task.config.task!r}: {error.message}") from error
+    check_options(task, rules)
+    task.__class__ = _deciding_class(type(task))  # type: ignore[arg-type]
+    task.deciding = Deciding(task, rules, model)
+    task._filters = [*task._filters, *(Filter(task.deciding, rule) for rule in rules)]
+
+
+def check_options(task: Task, rules: Sequence[Rule]) -> None:
+    """Refuse rules for a task that has no options to decide among, or a decision of its own.
+
+    Raises:
+        InputError: it is such a task.
+    """
+    said = f"task {str(task.config.task)!r}: decide={'+'.join(map(str, rules))}"
     if isinstance(task, MetaICLTask):
         raise InputError(f"{said}: MetaICL's tasks have a decision of their own (pmi=True): leave decide out.")
     if not isinstance(task, ConfigurableTask) or task.OUTPUT_TYPE != "multiple_choice":
         raise InputError(f"{said}: decides among options, which this task does not have: leave it out of --tasks.")
     if task.multiple_input:
         raise InputError(f"{said}: every option of this task has a prompt of its own: leave it out of --tasks.")
-    return rules
+
+
+class DecidingTask(ConfigurableTask):
+    """A task with decision rules.
+
+    Attributes:
+        deciding: its rules in one run.
+    """
+
+    deciding: Deciding
+
+    def build_all_requests(self, **kwargs: Any) -> None:
+        with recording():
+            super().build_all_requests(**kwargs)
+        if self._instances is not self.deciding.instances:  # a study builds requests once, and evaluates them often
+            names = ("system_instruction", "apply_chat_template", "fewshot_as_multiturn", "chat_template")
+            self.deciding.add({name: kwargs[name] for name in names if name in kwargs})
+
+    def process_results(self, doc: Any, results: Any) -> Any:
+        metrics = super().process_results(doc, results)
+        rule = getattr(results[0], "rule", None)
+        without = set() if rule is None else _OF_RAW | (set() if rule.is_logarithmic else _OF_LOGS)
+        return {name: value for name, value in metrics.items() if name not in without}
+
+
+@functools.cache
+def _deciding_class(cls: type[Task]) -> type[Task]:
+    return type(f"Deciding{cls.__name__}", (DecidingTask, cls), {})
 
 
 def _say_in_results(model: Any) -> None:
     """Have what was decided written into the results of a model that is not of this package."""
     original = model.__dict__.get("get_model_info_without_decided") or getattr(model, "get_model_info", dict)
     model.get_model_info_without_decided = original
-    model.get_model_info = lambda: {**original(), **({"icl": {"decided": model.decided}} if model.decided else {})}
+
+    def info() -> dict[str, Any]:
+        facts = original()
+        return {**facts, "icl": {**facts.get("icl", {}), "decided": model.decided}} if model.decided else facts
+
+    model.get_model_info = info
 
 
 class Decided(tuple[Any, ...]):
@@ -144,12 +198,13 @@ class Group:
 
 
 class Deciding:
-    """The rules of one task in one run. As a context manager, it gives the task these rules.
+    """The rules of one task in one run.
 
     Args:
         model: what is evaluated.
 
     Attributes:
+        instances: the task's requests with those of the rules; None before they are made.
         documents: the requests of each document's options.
         prompts: the queries that are asked besides the documents', with what they stand behind; for each the requests
             by option.
@@ -158,38 +213,12 @@ class Deciding:
 
     def __init__(self, task: ConfigurableTask, rules: Sequence[Rule], model: Any) -> None:
         self.task, self.rules, self.model, self.name = task, rules, model, str(task.config.task)
+        self.instances: list[Instance] | None = None
         self.documents: dict[int, list[Instance]] = {}
         self.prompts: dict[tuple[Behind, str], dict[str, Instance]] = {}
         self.groups: dict[str, list[Group]] = {str(rule): [] for rule in rules}
         self.said: dict[str, dict[str, Any]] = {str(rule): {} for rule in rules}  # what the results say besides
         self._random: dict[tuple[str, tuple[str, ...]], list[dict[str, str]]] = {}
-
-    def __enter__(self) -> None:
-        task = self.task
-        self._before = dict(task.__dict__)
-        build, process = task.build_all_requests, task.process_results
-        task._filters = [*task._filters, *(Filter(self, rule) for rule in self.rules)]
-
-        def build_all_requests(**kwargs: Any) -> None:
-            with recording():
-                build(**kwargs)
-            names = ("system_instruction", "apply_chat_template", "fewshot_as_multiturn", "chat_template")
-            self.add({name: kwargs[name] for name in names if name in kwargs})
-
-        def process_results(doc: Any, results: Any) -> Any:
-            metrics = process(doc, results)
-            rule = getattr(results[0], "rule", None)
-            without = set() if rule is None else _OF_RAW | (set() if rule.is_logarithmic else _OF_LOGS)
-            return {name: value for name, value in metrics.items() if name not in without}
-
-        task.build_all_requests = build_all_requests  # type: ignore[method-assign]
-        task.process_results = process_results  # type: ignore[method-assign]
-
-    def __exit__(self, *_: object) -> None:
-        for name in ("_filters", "build_all_requests", "process_results"):
-            self.task.__dict__.pop(name, None)
-            if name in self._before:
-                self.task.__dict__[name] = self._before[name]
 
     # The queries.
 
@@ -201,7 +230,8 @@ class Deciding:
         """
         self._arguments = arguments
         instances = self.task._instances or []
-        self.documents.clear()
+        if not isinstance(self.model, ICLModel):  # of other models, nobody looks at the parts
+            instances = [copy.copy(instance) for instance in instances]  # which a study has for other models too
         options: dict[int, int] = {}
         for instance in instances:
             document = int(instance.doc_id)  # type: ignore[arg-type]
@@ -211,7 +241,7 @@ class Deciding:
                 self.documents.setdefault(document, []).append(instance)
         behind = self._behind()
         if not isinstance(self.model, ICLModel):
-            for instance in instances:  # of other models, nobody looks at the parts
+            for instance in instances:
                 instance.arguments = (str(instance.args[0]), *instance.args[1:])
         for rule in self.rules:
             try:
@@ -219,7 +249,7 @@ class Deciding:
             except InputError as error:
                 raise InputError(f"task {self.name!r}: decide={rule}: {error.message}") from error
         further = [instance for options in self.prompts.values() for instance in options.values()]
-        self.task._instances = [*instances, *further]
+        self.task._instances = self.instances = [*instances, *further]
         if self.prompts:
             n = len({place for place, _ in self.prompts})
             log.info("%s: decide asks %d further queries behind %d contexts.", self.name, len(self.prompts), n)

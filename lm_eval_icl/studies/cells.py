@@ -74,6 +74,7 @@ class Cell:
             cell whose demonstrations a model chooses outside the dev set, and empty otherwise.
         chosen: the arguments (or "seeds") of a cell on the test set whose values were chosen on the dev set.
         alone: its task makes the requests for one method, so that it shares none with cells of others.
+        decide: the decision rules whose values it has besides what the model says; empty if none.
     """
 
     model: Model
@@ -89,6 +90,7 @@ class Cell:
     rows: str = ""
     chosen: tuple[str, ...] = ()
     alone: bool = False
+    decide: str = ""
 
     @property
     def path(self) -> str:
@@ -101,6 +103,7 @@ class Cell:
             **({"changes": self.changes} if self.changes else {}),
             **({} if self.limit is None else {"limit": self.limit}),
             **({} if self.split == "test" and not self.rows else {"split": f"{self.split}-{self.rows}"}),
+            **({"decide": self.decide} if self.decide else {}),
         }
         task = ",".join([self.task, *(f"{name}={value}" for name, value in axes.items())])
         return "/".join([self.model.folder, plain(self.variant.name), plain(task)])
@@ -170,13 +173,14 @@ class Grid:
             seeds: in place of the study's.
         """
         study = self.study
+        decide = "+".join(map(str, study.rules))
         for task in self.tasks_of(model):
             axes = task.shots, study.demonstrations, seeds or study.seeds, range(study.orders)
             for shots, how, seed, order in itertools.product(*axes):
                 chosen_by_model = how is not None and how.method is not None
                 rows = task.dev if split == "dev" or chosen_by_model else ""
                 of_task = shots, how, seed, order, split, self.limit, task.changes, rows
-                yield Cell(model, variant, task.name, *of_task, alone=task.alone)
+                yield Cell(model, variant, task.name, *of_task, alone=task.alone, decide=decide)
 
     def dev_cells(self, model: Model) -> list[Cell]:
         """All cells on the dev set; none if there is none."""

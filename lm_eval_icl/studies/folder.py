@@ -185,7 +185,7 @@ class Folder:
         """
         with self._whole(cell):
             runs, left_out = reader.read([self.results(cell)], quiet=True, dev=True)
-            if left_out:
+            if not runs:
                 raise self._damaged(cell, left_out[0].why)
             result, found = runs[0].tasks[task], runs[0].results
             if result.answers is None:

@@ -26,6 +26,8 @@ from pydantic import (
 from typing_extensions import TypedDict
 
 from lm_eval_icl import methods
+from lm_eval_icl.decisions.how import Rule, written
+from lm_eval_icl.decisions.how import read as read_rules
 from lm_eval_icl.demonstrations import how
 from lm_eval_icl.errors import InputError, did_you_mean, is_number, whole
 from lm_eval_icl.training.settings import with_numbers
@@ -175,6 +177,7 @@ class Study(BaseModel):
         tasks: names of tasks or groups, or overrides of a task's configuration.
         num_fewshot: None for the task's own.
         demonstrations: how they are drawn or chosen; None for the task's own way.
+        decide: decision rules, which share the runs of the cells; None for what the model says by itself.
         trainings: empty if the models are evaluated as they are.
         metadata: of the tasks, as for `lm_eval`.
         resources: of each model, as far as the file says; they change no number, and are not recorded.
@@ -191,6 +194,7 @@ class Study(BaseModel):
     seeds: tuple[Whole, ...] = (1234,)
     orders: Positive = 1
     demonstrations: tuple[Demonstrations | None, ...] = (None,)
+    decide: tuple[Rule | None, ...] = (None,)
     dev: Dev | None = None
     metric: str = "acc"
     title: str = ""
@@ -287,6 +291,19 @@ class Study(BaseModel):
                 found.append(None if entry is None else Demonstrations.read(entry))
         return tuple(found)
 
+    @property
+    def rules(self) -> tuple[Rule, ...]:
+        """The decision rules, all of which every cell has as filters."""
+        return tuple(rule for rule in self.decide if rule is not None)
+
+    @field_validator("decide", mode="before")
+    @classmethod
+    def _expand_decide(cls, given: Any) -> tuple[Rule | None, ...]:
+        rules: list[Rule | None] = []
+        for entry in expanded("decide", given):
+            rules += [None] if entry in (None, "none") else read_rules(entry)
+        return tuple(rules)
+
     @field_validator("trainings", mode="before")
     @classmethod
     def _expand_trainings(cls, given: Any, info: ValidationInfo) -> tuple[Training, ...]:
@@ -300,6 +317,11 @@ class Study(BaseModel):
         if not isinstance(given, Mapping):
             raise ValueError("must be a mapping, such as {metaicl: DIR}")
         metadata = {**given, **(info.context or {}).get("metadata", {})}
+        if (rules := metadata.get("decide")) is not None:
+            raise InputError(
+                f"metadata: decide={rules}: decision rules are a key of the study itself: give decide: [none, {rules}] "
+                "in the file, or --decide."
+            )
         if (drawn := metadata.get("demonstrations")) is not None and how.read(drawn) is not None:
             raise InputError(
                 f"metadata: demonstrations={drawn}: a method by which the model chooses is a key of the study itself: "
@@ -328,6 +350,7 @@ class Study(BaseModel):
             ("num_fewshot", self.num_fewshot),
             ("seeds", self.seeds),
             ("demonstrations", self.demonstrations),
+            ("decide", [str(each or "none") for each in self.decide]),
         ):
             twice = next((value for i, value in enumerate(values) if value in values[:i]), None)
             if twice is not None:
@@ -348,6 +371,10 @@ class Study(BaseModel):
     @field_serializer("demonstrations")
     def _texts(self, demonstrations: tuple[Demonstrations | None, ...]) -> list[str | None]:
         return [None if each is None else each.text for each in demonstrations]
+
+    @field_serializer("decide")
+    def _rules_said(self, decide: tuple[Rule | None, ...]) -> list[Any]:
+        return ["none" if each is None else written([each]) for each in decide]
 
 
 _KEYS = [field.alias or name for name, field in Study.model_fields.items()]

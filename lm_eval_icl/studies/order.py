@@ -119,7 +119,8 @@ def batches(cells: Iterable[Cell]) -> list[Batch]:
         models.setdefault(cell.model.folder, len(models))
         axes = cell.task, cell.changes, cell.num_fewshot, cell.demonstrations and cell.demonstrations.text, cell.seed
         method = cell.variant.name if cell.alone else ""
-        requests = (cell.model.folder, *axes, cell.split, cell.rows, cell.limit, method)
+        decide = [cell.decide] if cell.decide else []
+        requests = (cell.model.folder, *axes, cell.split, cell.rows, cell.limit, method, *decide)
         found[requests][without_passes(cell.variant)].append(cell)
     by_requests = sorted(found.items(), key=lambda item: (models[item[0][0]], item[0][6] != "dev"))
     return [Batch(tuple(some), requests) for requests, methods in by_requests for some in methods.values()]

@@ -14,6 +14,7 @@ from tqdm import tqdm
 from lm_eval_icl import version
 from lm_eval_icl.demonstrations import kept
 from lm_eval_icl.errors import InputError, LaterForm
+from lm_eval_icl.harness.deciding import check_options
 from lm_eval_icl.harness.metaicl import MetaICLTask
 from lm_eval_icl.studies import tasks as study_tasks
 from lm_eval_icl.studies.cells import Cell, Grid, GridTask, Model
@@ -262,6 +263,8 @@ def open_study(
     leaves = {leaf.name: leaf for leaf in study_tasks.load(study.tasks, include_path, study.metadata, lacking)}
     shots = {name: tuple(dict.fromkeys(leaf.shots(n) for n in study.num_fewshot)) for name, leaf in leaves.items()}
     for name, leaf in leaves.items():
+        if study.rules:
+            check_options(leaf.task, study.rules)
         for n in shots[name]:
             for how in study.demonstrations:
                 study_tasks.draw(leaf, n, how, study.seeds[0], study.orders - 1)

@@ -8,6 +8,7 @@ the last. Every cell then goes through lm-eval with the scores that were found.
 
 from __future__ import annotations
 
+import copy
 import errno
 import functools
 import json
@@ -31,6 +32,7 @@ from tqdm import tqdm
 
 from lm_eval_icl.errors import CannotWrite, InputError
 from lm_eval_icl.harness.arguments import CommonArguments
+from lm_eval_icl.harness.deciding import give_rules
 from lm_eval_icl.harness.distributed import in_any
 from lm_eval_icl.harness.loading import CheckedHFLM, Loaded
 from lm_eval_icl.harness.models import ICLModel, model_class
@@ -244,13 +246,13 @@ def run_cells(
     """
     variant = max((cell.variant for cell in cells), key=lambda variant: passes_of(variant)[1])
     tasks = {cell.order: prepared(cell.order) for cell in cells}
-    instances = [instance for each in tasks.values() for instance in each.task.instances]
-    if variant.method == HF or any(instance.request_type != "loglikelihood" for instance in instances):
+    kinds = {instance.request_type for each in tasks.values() for instance in each.task.instances}
+    if variant.method == HF or kinds != {"loglikelihood"}:
         for cell in cells:
             number = passes_of(cell.variant)[1]
             lm: LM = models.hf() if variant.method == HF else _with_passes(models, cell.variant, number)
             with naming(models, cell.variant):
-                results = evaluate(lm, cell, tasks[cell.order], models, options)
+                results = evaluate(lm, cell, _with_rules(tasks[cell.order], lm), models, options)
             save(folder, cell, results, tasks[cell.order], models)
         return
     wanted = {passes_of(cell.variant)[1] for cell in cells}
@@ -263,13 +265,16 @@ def run_cells(
         of_these = [cell for cell in cells if passes_of(cell.variant)[1] in numbers]
         model = _with_passes(models, variant, max(numbers))
         with naming(models, variant):
-            scores = score(model, [each.task for each in tasks.values()], instances, numbers, path)
+            model.begin([])  # so that its limits are those of this number of passes
+            deciding = {order: _with_rules(each, model) for order, each in tasks.items()}
+            instances = [instance for each in deciding.values() for instance in each.task.instances]
+            scores = score(model, [each.task for each in deciding.values()], instances, numbers, path)
             model.finish()
         seconds = time.perf_counter() - begun
         for cell in of_these:
             number = passes_of(cell.variant)[1]
             answered = Answered(_with_passes(models, variant, number), scores[number])
-            results = evaluate(answered, cell, tasks[cell.order], models, options)
+            results = evaluate(answered, cell, deciding[cell.order], models, options)
             counts = {"cells": len(of_these), "orders": len(tasks), "passes": model.runner.passes_run}
             shared = {**counts, "seconds": round(seconds, 3)}
             save(folder, cell, results, tasks[cell.order], models, shared)
@@ -282,6 +287,14 @@ def _with_passes(models: Models, variant: Variant, number: int) -> ICLModel:
         changed: dict[str, Any] = {name: number}
         model.runner.method = replace(model.runner.method, **changed)
     return model
+
+
+def _with_rules(prepared: Prepared, model: LM) -> Prepared:
+    """The task with the queries of its decision rules, which depend on what a model leaves out of prompts."""
+    task = copy.copy(prepared.task)
+    give_rules(task, model)
+    task.build_all_requests()
+    return replace(prepared, task=task)
 
 
 def _together(model: ICLModel, tasks: Iterable[Prepared], wanted: set[int]) -> list[set[int]]:

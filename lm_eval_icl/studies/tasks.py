@@ -129,7 +129,10 @@ def load(
             if not isinstance(task, ConfigurableTask):
                 raise InputError(f"tasks: {name}: its own class builds its prompts, so that a study cannot run it.")
             if (rules := (task.config.metadata or {}).get("decide")) is not None:
-                raise InputError(f"tasks: {name}: decide={rules}: a study has no decision rules: run it with lm_eval.")
+                raise InputError(
+                    f"tasks: {name}: decide={rules}: decision rules are a key of the study itself: leave it out of the "
+                    f"task's metadata, and give decide: [none, {rules}]."
+                )
             if label in found and (changes or found[label].changes):
                 raise InputError(f"tasks: {label} is there twice: two cells would write one file.")
             before = found[label].inside if label in found else {}
@@ -178,6 +181,7 @@ def prepare(
     world_size: int = 1,
     choice: Mapping[str, Any] | None = None,
     bind: Callable[[MetaICLTask], None] | None = None,
+    decide: Any = None,
 ) -> Prepared:
     """A task with its demonstrations and requests.
 
@@ -187,6 +191,7 @@ def prepare(
         dev: the indices of the dev set's documents in the training split; None for the test set.
         choice: what a model has chosen, if `how` is a method by which one does.
         bind: tells a task that makes its requests for one model which this is.
+        decide: decision rules, as `decisions.how.read` reads them; None for none.
 
     Raises:
         InputError: the demonstrations cannot be drawn, there are not as many orders, or fewer documents than processes.
@@ -195,6 +200,8 @@ def prepare(
     task.__class__ = _prepared_class(leaf.task.__class__)
     task._config = copy.deepcopy(leaf.task.config)
     task.set_config("num_fewshot", shots)
+    if decide is not None:
+        task.set_config("metadata", {**(task.config.metadata or {}), "decide": decide})
     indices = draw(leaf, shots, how, seed, order, choice, task)
     if isinstance(task, MetaICLTask) and indices is not None and bind is not None:
         task.set_fewshot_seed(seed)
@@ -202,8 +209,11 @@ def prepare(
         bind(task)
         task.fix()
     elif indices is not None:
-        pool = list(leaf.task.sampler.df)
-        task.sampler = These([pool[i] for i in indices])
+        task.pool = list(leaf.task.sampler.df)
+        task.sampler = These([task.pool[i] for i in indices])
+        task.fewshot_rnd = Random(seed)
+        if how is not None or isinstance(leaf.task.sampler, FixedSampler):
+            task.sampler.seed = seed  # as of `FixedSampler`: by it, decision rules draw
     else:
         task.sampler = copy.copy(task.sampler)
         task.set_fewshot_seed(seed)
@@ -227,9 +237,11 @@ def _prepared_class(cls: type[ConfigurableTask]) -> type[ConfigurableTask]:
 
         Attributes:
             documents: those that are evaluated; None for the test set.
+            pool: the few-shot documents, if they have been read.
         """
 
         documents: Sequence[Doc] | None = None
+        pool: Sequence[Doc] | None = None
         _is_built = False
 
         def has_test_docs(self) -> bool:
@@ -237,6 +249,9 @@ def _prepared_class(cls: type[ConfigurableTask]) -> type[ConfigurableTask]:
 
         def test_docs(self) -> Any:
             return super().test_docs() if self.documents is None else self.documents
+
+        def fewshot_docs(self) -> Any:
+            return super().fewshot_docs() if self.pool is None else self.pool
 
         def build_all_requests(self, **kwargs: Any) -> None:
             if not self._is_built:

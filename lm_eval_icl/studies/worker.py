@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from lm_eval_icl.decisions.how import written
 from lm_eval_icl.errors import InputError, one_line_with_place
 from lm_eval_icl.harness.distributed import of_first
 from lm_eval_icl.studies import tasks as study_tasks
@@ -197,6 +198,7 @@ class Worker:
                     models.world_size,
                     choice,
                     lambda task: task.bind(models.hf() if cell.variant.method == HF else models.under(cell.variant)),
+                    written(progress.study.rules) if progress.study.rules else None,
                 )
             return self._prepared[order]
 
