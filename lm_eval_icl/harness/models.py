@@ -68,10 +68,10 @@ class ICLModel(CheckedHFLM):
         self._code = code_digest(self.method_class)
         if isinstance(pretrained, Loaded):
             assert isinstance(pretrained.lm, ICLModel)
-            self._origin = pretrained.lm._origin
+            self._origin, capabilities = pretrained.lm._origin, pretrained.lm.runner.capabilities
             kwargs = {**dataclasses.asdict(pretrained.lm.common), **kwargs}
         else:
-            self._origin = {"version": version.version(), "commit": version.commit()}
+            self._origin, capabilities = {"version": version.version(), "commit": version.commit()}, None
         method, self.common, forwarded = read_arguments(self.method_class, {**kwargs, "pretrained": pretrained})
         self.common.is_canonical(method)  # refused before the model is loaded
         super().__init__(**forwarded)
@@ -92,6 +92,7 @@ class ICLModel(CheckedHFLM):
             softmax_dtype=self.softmax_dtype,
             mixed_precision_dtype=self.mixed_precision_dtype,
             tensor_parallel=self._is_tensor_parallel,
+            capabilities=capabilities,
         )
         prompts = PromptTokenizer(
             self.tokenizer,
