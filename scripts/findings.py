@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,9 @@ ACCURACY = (0.0, 1.0)
 
 def answers(folders: list[Path]) -> pd.DataFrame:
     """A row for each document, set of demonstrations, order and entry, each once whichever folders have it."""
-    documents, runs, scores = results.documents(folders), results.runs(folders), results.scores(folders)
+    with warnings.catch_warnings():  # the reader says that it shows rules as filters alone, which is what is read here
+        warnings.simplefilter("ignore")
+        documents, runs, scores = results.documents(folders), results.runs(folders), results.scores(folders)
     table = documents.merge(runs[["run", "arguments"]], on="run")
     table = table.merge(scores.drop_duplicates(["run", "task"])[["run", "task", "shots"]], on=["run", "task"])
     table = table.rename(columns={"model": "method", "filter": "rule"})
