@@ -61,14 +61,16 @@ class ICLModel(CheckedHFLM):
 
     method_class: ClassVar[type[Method]]
     common: CommonArguments
+    runner: MethodRunner
     _origin: dict[str, Any]
 
     def __init__(self, pretrained: str | transformers.PreTrainedModel | Loaded | None = None, **kwargs: Any) -> None:
         # Now: files may be edited while the model is loaded and run.
         self._code = code_digest(self.method_class)
+        capabilities = None
         if isinstance(pretrained, Loaded):
             assert isinstance(pretrained.lm, ICLModel)
-            self._origin = pretrained.lm._origin
+            self._origin, capabilities = pretrained.lm._origin, pretrained.lm.runner.capabilities
             kwargs = {**dataclasses.asdict(pretrained.lm.common), **kwargs}
         else:
             self._origin = {"version": version.version(), "commit": version.commit()}
@@ -92,6 +94,7 @@ class ICLModel(CheckedHFLM):
             softmax_dtype=self.softmax_dtype,
             mixed_precision_dtype=self.mixed_precision_dtype,
             tensor_parallel=self._is_tensor_parallel,
+            capabilities=capabilities,
         )
         prompts = PromptTokenizer(
             self.tokenizer,

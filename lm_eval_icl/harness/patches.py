@@ -2,8 +2,8 @@
 
 Importing this module imports neither lm-eval nor torch: patched functions and wrappers are given by name, and are
 looked up when they are needed. `lm_eval --model hf` behaves as if this package were not installed, except that it finds
-this package's tasks, reads `--metadata demonstrations=...` and `decide=...`, and records a digest of the model's files.
-(For MetaICL's tasks, which bring token ids, it runs these.)
+this package's tasks, reads `--metadata demonstrations=...`, `shuffle=SEED` and `decide=...`, and records a digest of
+the model's files. (For MetaICL's tasks, which bring token ids, it runs these.)
 """
 
 from __future__ import annotations
@@ -57,8 +57,9 @@ PATCHES = (
         "lm_eval.api.task:ConfigurableTask.__init__",
         "tasks:with_given_demonstrations",
         EVERYBODY,
-        "--metadata demonstrations=... gives lm-eval's own tasks, too, the demonstrations that it names.",
-        "lm-eval takes indices of demonstrations for every task.",
+        "--metadata demonstrations=... gives lm-eval's own tasks, too, the demonstrations that it names, and "
+        "shuffle=SEED documents in random order.",
+        "lm-eval takes indices of demonstrations for every task, and a seed for a sample of its documents.",
         early=True,
     ),
     Patch(

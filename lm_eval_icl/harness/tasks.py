@@ -7,6 +7,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from random import Random
 from typing import Any
 
 from datasets import Dataset
@@ -15,7 +16,7 @@ from lm_eval.api.task import ConfigurableTask
 
 from lm_eval_icl.demonstrations.draw import as_text, draw
 from lm_eval_icl.demonstrations.how import read
-from lm_eval_icl.errors import InputError, log
+from lm_eval_icl.errors import InputError, is_whole, log
 from lm_eval_icl.harness.prompts import recording
 
 Doc = dict[str, Any]
@@ -45,13 +46,33 @@ class ICLTask(ConfigurableTask):
 
 def with_given_demonstrations(original: Callable[..., None], task: Any, *args: Any, **kwargs: Any) -> None:
     """Wrapper of `ConfigurableTask.__init__`: a task of lm-eval's own, too, has the demonstrations that `--metadata
-    demonstrations=...` names. A task without few-shot documents has none."""
+    demonstrations=...` names, and documents in the order of `--metadata shuffle=SEED`. A task without few-shot
+    documents has no demonstrations."""
     original(task, *args, **kwargs)
+    if (seed := (task.config.metadata or {}).get("shuffle")) is not None:
+        _shuffle(task, seed)
     how = (task.config.metadata or {}).get("demonstrations")
     if how is None or isinstance(task, ICLTask):
         return
     if pool := list(task.fewshot_docs() or []):
         task.sampler = FixedSampler(pool, how, task)
+
+
+def _shuffle(task: ConfigurableTask, seed: Any) -> None:
+    """Put the documents that are evaluated in random order, so that `--limit` takes a sample of them.
+
+    Raises:
+        InputError: the seed is no whole number, or the documents are not a split of a dataset of their own.
+    """
+    said = f"task {task.config.task!r}: shuffle={seed!r}"
+    if not is_whole(seed) or seed < 0:
+        raise InputError(f"{said}: must be a whole number, 0 or more.")
+    split = task.config.test_split or task.config.validation_split
+    if split is None or split not in (task.dataset or {}) or split == task.fewshot_cfg.split:
+        raise InputError(f"{said}: its documents are not a split of a dataset that is theirs alone: leave it out.")
+    documents = task.dataset[split]
+    rows = Random(int(seed)).sample(range(len(documents)), len(documents))
+    task.dataset = {**task.dataset, split: documents.select(rows)}
 
 
 def pool_of(task: ConfigurableTask) -> list[Doc]:

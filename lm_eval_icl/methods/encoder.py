@@ -40,6 +40,7 @@ class Encoder(RunningModel):
         softmax_dtype: the dtype of the softmax over the vocabulary; if None, at least float32.
         mixed_precision_dtype: the dtype of autocast; None for no autocast.
         tensor_parallel: each pass is divided among several processes (tensor parallelism).
+        capabilities: what the model can do, if that has been tried, which takes some fifty short passes.
 
     Attributes:
         capabilities: what the model can do.
@@ -65,6 +66,7 @@ class Encoder(RunningModel):
         softmax_dtype: torch.dtype | None = None,
         mixed_precision_dtype: torch.dtype | None = None,
         tensor_parallel: bool = False,
+        capabilities: Capabilities | None = None,
     ) -> None:
         self.pack_tokens = checked_whole("pack_tokens", pack_tokens)
         batch_size = checked_whole("batch_size", batch_size)
@@ -73,7 +75,7 @@ class Encoder(RunningModel):
         self.softmax_dtype, self.tensor_parallel = softmax_dtype, tensor_parallel
         self.quiet = os.environ.get("RANK", "0") != "0"
         with self.inference_mode(), room_for_trials(model):
-            self.capabilities = probe(model)
+            self.capabilities = capabilities or probe(model)
             self._learned_positions = learned_positions(model)
         needs.check(method, model, self.capabilities)
         if method.reads_in_parts:

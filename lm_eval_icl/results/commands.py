@@ -65,7 +65,7 @@ _GENERATION = {
     *("no_repeat_ngram_size", "penalty_alpha"),
 }
 # What `--metadata` changes of this package's tasks, and of all tasks.
-_METADATA = ("demonstrations", "metaicl", "pmi", "missing")
+_METADATA = ("demonstrations", "metaicl", "pmi", "missing", "shuffle")
 _NAME = r"\w[\w.-]*"
 _TASK = r"(?!.*\.ya?ml$)\w[\w .+:()&'-]*"  # a path could be a file with code in it
 
@@ -222,7 +222,7 @@ def _metadata(run: Run, tasks: Iterable[str], decided: bool) -> dict[str, Any]:
     common = {}
     for name in (*_METADATA, *(["decide"] if decided else [])):
         values = [of_task.get(name) if isinstance(of_task, dict) else None for of_task in metadata]
-        if isinstance(values[0], (str, bool, dict)) and values.count(values[0]) == len(values):
+        if isinstance(values[0], str | int | dict) and values.count(values[0]) == len(values):
             common[name] = values[0]
     return common
 

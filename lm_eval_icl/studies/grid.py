@@ -382,11 +382,12 @@ _KEYS = [field.alias or name for name, field in Study.model_fields.items()]
 
 
 def named() -> dict[str, str]:
-    """The studies that ship with the package: name -> the paper's table or figure."""
+    """The studies that ship with the package: name -> the paper's table or figure, or a title."""
     found = {}
     for file in sorted((resources.files(__package__) / _NAMED).iterdir(), key=lambda file: file.name):
         if file.name.endswith(".yaml"):
-            found[file.name.removesuffix(".yaml")] = yaml.safe_load(file.read_text(encoding="utf-8")).get("paper", "")
+            study = yaml.safe_load(file.read_text(encoding="utf-8"))
+            found[file.name.removesuffix(".yaml")] = study.get("paper", study["title"])
     return found
 
 

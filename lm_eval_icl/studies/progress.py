@@ -280,6 +280,8 @@ def open_study(
     leaves = {leaf.name: leaf for leaf in study_tasks.load(study.tasks, include_path, study.metadata, lacking)}
     shots = {name: tuple(dict.fromkeys(leaf.shots(n) for n in study.num_fewshot)) for name, leaf in leaves.items()}
     for name, leaf in leaves.items():
+        if study.rules:
+            check_options(leaf.task, study.rules)
         for n in shots[name]:
             for how in study.demonstrations:
                 study_tasks.draw(leaf, n, how, study.seeds[0], study.orders - 1)

@@ -11,12 +11,15 @@ import yaml
 from datasets import Dataset
 from hypothesis import given
 from hypothesis import strategies as st
+from lm_eval.api.task import ConfigurableTask
+from lm_eval.tasks import TaskManager
 from lm_eval.tasks._yaml_loader import load_yaml
 
 from lm_eval_icl.demonstrations.draw import draw, stratified
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.harness.plugin import task_dir
-from lm_eval_icl.harness.tasks import bbh_cloze, bbh_docs
+from lm_eval_icl.harness.tasks import as_row, bbh_cloze, bbh_docs
+from tests import evaluation
 
 POOL = [{"text": f"t{i}", "label": i % 3} for i in range(30)]
 
@@ -87,6 +90,33 @@ def test_files_that_cannot_be_used(tmp_path, content, n, says):
 def test_more_than_there_are():
     with pytest.raises(InputError, match="31 demonstrations asked for, 30 there: lower --num_fewshot"):
         sampled("random", 31)
+
+
+@pytest.mark.parametrize("name", ["icl_demo_short", "own"])
+def test_documents_in_the_order_of_a_seed(name):
+    """All of them, the same for every seed of the demonstrations, in our tasks and in lm-eval's own."""
+
+    def load(**metadata):
+        if name == "own":
+            config = evaluation.task(name, **evaluation.CHOICE, doc_to_choice=["a", "b"], metadata=metadata)
+            return ConfigurableTask(config=config)
+        manager = TaskManager(include_path=task_dir() / "demo", include_defaults=False, metadata=metadata)
+        return manager.load([name])["tasks"][name]
+
+    plain, first, again, other = (load(**metadata) for metadata in ({}, {"shuffle": 0}, {"shuffle": 0}, {"shuffle": 1}))
+    rows, *shuffled = ([as_row(doc) for doc in task.eval_docs] for task in (plain, first, again, other))
+    assert sorted(rows) == sorted(shuffled[0]) == sorted(shuffled[2])
+    assert shuffled[0] == shuffled[1] == Random(0).sample(rows, len(rows)) != shuffled[2] != rows
+    assert list(plain.fewshot_docs()) == list(first.fewshot_docs())
+    with pytest.raises(InputError, match=r"shuffle=-1: must be a whole number, 0 or more\."):
+        load(shuffle=-1)
+
+
+def test_documents_that_are_also_the_pool_are_not_shuffled():
+    """Rows of a pool have numbers, by which files of demonstrations name them."""
+    config = {**evaluation.task("own", **evaluation.CHOICE), "doc_to_choice": ["a", "b"], "fewshot_split": "test"}
+    with pytest.raises(InputError, match="shuffle=0: its documents are not a split of a dataset that is theirs alone"):
+        ConfigurableTask(config={**config, "metadata": {"shuffle": 0}})
 
 
 def test_bbh_cloze():

@@ -56,6 +56,16 @@ def test_documents_are_distinct_and_balanced(name: str) -> None:
         assert len(set(counts.values())) == 1
 
 
+def test_a_quarter_of_the_demonstrations_has_a_wrong_label_and_no_document() -> None:
+    manager = TaskManager(include_path=task_dir() / "demo", include_defaults=False)
+    task = manager.load(["icl_demo_noise"])["tasks"]["icl_demo_noise"]
+    rows = [*documents("icl_demo_four")["train"]]
+    shown = [task.doc_to_target(row, task.fewshot_cfg.doc_to_target) for row in rows]
+    wrong = sum(int(label) != row["label"] for label, row in zip(shown, rows, strict=True))
+    assert 0.2 < wrong / len(rows) < 0.3
+    assert [task.doc_to_target(row) for row in task.eval_docs] == documents("icl_demo_four")["test"]["label"]
+
+
 def test_documents_come_from_the_seed(tmp_path: Path) -> None:
     runpy.run_path(str(SCRIPT))["write_documents"](tmp_path, seed=0)
     for name in TASKS:
@@ -182,8 +192,9 @@ def test_the_demo_prints_a_line_for_each_setting_and_a_table(tmp_path: Path) -> 
     done = processes.python(ALONE, "demo", "--limit", 2, "--output", tmp_path, cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
-    settings = [line.split(": accuracy ")[0] for line in lines[:4] if ", order flips " in line]
-    assert settings == ["hf, 2 shots", "hf, 8 shots", "icl, 2 shots", "icl, 8 shots"]
+    settings = [line.split(": accuracy ")[0] for line in lines[:6] if ", order flips " in line]
+    names = ["2 shots", "32 shots, unseen words", "16 shots, wrong labels"]
+    assert settings == [f"{model}, {name}" for model in ("hf", "icl") for name in names]
     assert [line.split("│")[1].strip() for line in lines if line.startswith("│")] == ["hf", "icl"]
 
 
