@@ -322,7 +322,7 @@ def test_study_csv_has_a_line_for_each_cell(study: tuple[StudyProgress, str]) ->
     progress, _ = study
     table = pd.read_csv(progress.folder.path / "study.csv")
     expected = "model method arguments task num_fewshot demonstrations seed order split chosen documents score seconds"
-    assert list(table) == [*expected.split(), "training", "code"]
+    assert list(table) == [*expected.split(), "training", "code", "decide"]
     assert len(table) == len(progress.all_cells()) == 2 * 2 * (3 + 2)
     assert set(map(str, table[table.split == "dev"].chosen)) == {"True", "False"}
     scores = results.scores(progress.folder.cells).query("metric == 'acc'")  # those of the test set

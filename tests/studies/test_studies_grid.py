@@ -41,7 +41,7 @@ def test_cells_on_the_test_set_are_known_when_they_are_chosen():
     def choice(cell):
         candidates = study.candidates(cell)
         assert len(candidates) == (4 if cell.variant.method == "deepthink" else 2)
-        return DevChoice(*candidates[-1][:2], (), ("T", "seeds")) if cell.task == "b" else None
+        return DevChoice(*candidates[-1][:3], (), ("T", "seeds")) if cell.task == "b" else None
 
     chosen = known(study, choice)[len(dev) :]
     assert {(cell.variant.name, cell.task, cell.seed) for cell in chosen} == {
