@@ -61,6 +61,7 @@ class ICLModel(CheckedHFLM):
 
     method_class: ClassVar[type[Method]]
     common: CommonArguments
+    runner: MethodRunner
     _origin: dict[str, Any]
 
     def __init__(self, pretrained: str | transformers.PreTrainedModel | Loaded | None = None, **kwargs: Any) -> None:
