@@ -1,8 +1,11 @@
 """Make the numbers and figures of docs/findings.md from the folders of its studies.
 
     python scripts/findings.py which-method which-method-slow thinking [--output docs/findings]
+    python scripts/findings.py    # from the answers that are kept in docs/findings
 
-Written: findings.csv, a line for each task, method and decision rule; and figures, of what the folders have.
+Written: answers.csv, the option that every entry predicted for every document, a digit each, a line for each set of
+demonstrations and order, and a line with the right ones for each task; findings.csv, a line for each task, method and
+decision rule; and figures, of what there is.
 """
 
 from __future__ import annotations
@@ -24,23 +27,41 @@ from lm_eval_icl.results.statistics import Estimate, difference, estimate, order
 
 ROOT = Path(__file__).resolve().parent.parent
 ENTRY = ["task", "shots", "method", "arguments", "rule"]
+SET, RIGHT = [*ENTRY, "seed", "order"], "(right answers)"
 RULES = {"none": ("#6e7781", "o", "as the model says"), "contextual": ("#d55e00", "D", "contextual")}
 RULES["batch"] = ("#0072b2", "s", "batch")
 TITLES = {"icl_sst2": "SST-2", "icl_trec": "TREC", "icl_agnews": "AG News"}
 ACCURACY = (0.0, 1.0)
 
 
-def answers(folders: list[Path]) -> pd.DataFrame:
-    """A row for each document, set of demonstrations, order and entry, each once whichever folders have it."""
+def packed(folders: list[Path]) -> pd.DataFrame:
+    """A row for each entry, set of demonstrations and order, each once whichever folders have it."""
     with warnings.catch_warnings():  # the reader says that it shows rules as filters alone, which is what is read here
         warnings.simplefilter("ignore")
         documents, runs, scores = results.documents(folders), results.runs(folders), results.scores(folders)
     table = documents.merge(runs[["run", "arguments"]], on="run")
     table = table.merge(scores.drop_duplicates(["run", "task"])[["run", "task", "shots"]], on=["run", "task"])
-    table = table.rename(columns={"model": "method", "filter": "rule"})
+    table = table.rename(columns={"model": "method", "filter": "rule"}).sort_values("doc_id")
     table["arguments"] = table.arguments.map(lambda text: ",".join(f"{k}={v}" for k, v in json.loads(text).items()))
-    table["prediction"], table["target"] = table.prediction.astype(int), table.target.astype(int)
-    return table.drop_duplicates([*ENTRY, "seed", "order", "doc_id"])
+    table = table.drop_duplicates([*SET, "doc_id"])
+    digits = table.astype({"prediction": int}).astype({"prediction": str}).groupby(SET).prediction.agg("".join)
+    right = table.drop_duplicates(["task", "doc_id"]).groupby("task").target.agg("".join)
+    rows = [{"task": task, "method": RIGHT, "prediction": text} for task, text in right.items()]
+    table = pd.concat([pd.DataFrame(rows), digits.reset_index()], ignore_index=True)
+    return table[[*SET, "prediction"]].astype({"shots": "Int64"})
+
+
+def unpacked(rows: pd.DataFrame) -> pd.DataFrame:
+    """A row for each document, with the right answer and whether the prediction is right."""
+    right = rows[rows.method == RIGHT].set_index("task").prediction
+    table = rows[rows.method != RIGHT].fillna({"arguments": ""}).astype({"shots": int, "seed": int, "order": int})
+    table["target"] = table.task.map(right).map(list)
+    table["doc_id"], table["prediction"] = (
+        table.prediction.map(lambda text: range(len(text))),
+        table.prediction.map(list),
+    )
+    table = table.explode(["doc_id", "prediction", "target"]).astype(dict.fromkeys(("prediction", "target"), int))
+    return table.assign(acc=(table.prediction == table.target).astype(float))
 
 
 def scores_of(entry: pd.DataFrame) -> pd.DataFrame:
@@ -92,7 +113,7 @@ def lines_of(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def save(figure: Figure, path: Path) -> None:
-    figure.savefig(path, metadata=METADATA["svg"], transparent=True)
+    figure.savefig(path, metadata=METADATA["svg"])  # on white, since text is dark
 
 
 def panels(lines: pd.DataFrame, height: float) -> tuple[Figure, dict[str, Axes]]:
@@ -152,23 +173,31 @@ def draw_thinking(lines: pd.DataFrame, path: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("studies", nargs="+", type=Path, help="the studies' folders")
+    parser.add_argument("studies", nargs="*", type=Path, help="the studies' folders")
     parser.add_argument("--output", type=Path, default=ROOT / "docs" / "findings")
     given = parser.parse_args()
-    lines = lines_of(answers([folder / "cells" for folder in given.studies]))
     given.output.mkdir(parents=True, exist_ok=True)
+    kept = given.output / "answers.csv"
+    if given.studies:
+        packed([folder / "cells" for folder in given.studies]).to_csv(kept, index=False)
+    table = unpacked(pd.read_csv(kept, dtype={"prediction": str}))
+    lines = lines_of(table)
     lines.to_csv(given.output / "findings.csv", index=False, float_format="%.4f")
-    thinking = lines[(lines.method == "deepthink") & (lines.shots > 0)].copy()
-    for name in ("T", "eta"):
+    lines = lines[lines.shots > 0]
+    # A curve has the sets of demonstrations and orders that all of its points have.
+    several = table[(table.method == "deepthink") & (table.shots > 0)]
+    numbers = several.groupby("task").arguments.transform("nunique")
+    of_all = several.groupby(["task", "seed", "order"]).arguments.transform("nunique") == numbers
+    thinking = lines_of(several[of_all & (numbers > 1)])
+    for name in ("T", "eta") if len(thinking) else ():
         thinking[name] = thinking.arguments.str.extract(rf"\b{name}=([\d.]+)").astype(float)
-    first = thinking.arguments.isin(["T=5,eta=0.01"])
-    of_methods = lines[(lines.method != "deepthink") & (lines.shots > 0) | lines.index.isin(thinking[first].index)]
+    of_methods = lines[(lines.method != "deepthink") | (lines.arguments == "T=5,eta=0.01")]
     settings = {"text.color": INK, "grid.color": INK, "grid.alpha": 0.13, "grid.linewidth": 0.6}
     with styled(**settings):
         draw_dots(of_methods, "accuracy", "accuracy, %", given.output / "methods.svg")
         if "flips" in lines:
             draw_dots(of_methods, "flips", "predictions changed, %", given.output / "orders.svg")
-        if thinking.arguments.nunique() > 1:
+        if len(thinking):
             draw_thinking(thinking, given.output / "thinking.svg")
     columns = [
         *ENTRY,
