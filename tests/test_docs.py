@@ -7,6 +7,7 @@ import functools
 import importlib.util
 import inspect
 import itertools
+import json
 import os
 import re
 import runpy
@@ -17,6 +18,8 @@ from pathlib import Path
 
 import datasets
 import lm_eval
+import matplotlib
+import matplotlib.pyplot as plt
 import pytest
 import torch
 import transformers
@@ -263,6 +266,23 @@ def test_the_tutorial_prints_what_it_says(tmp_path):
                 check_lines(printed, lines(expected), within=2)
     assert ran == ["lm_eval", "python", "lm_eval", *["lm-eval-icl"] * 3]
     assert (tmp_path / "results/compare/figures/sensitivity.svg").read_text(encoding="utf-8").startswith("<?xml")
+
+
+@pytest.mark.slow
+def test_the_cells_of_the_notebook_run():
+    """Stored without outputs. What it says of orders is so."""
+    cells = json.loads((DOCS / "quickstart.ipynb").read_text(encoding="utf-8"))["cells"]
+    names: dict[str, object] = {}
+    matplotlib.use("agg")
+    for cell in cells:
+        if cell["cell_type"] == "code":
+            assert cell["outputs"] == [] and cell["execution_count"] is None
+            exec(compile("".join(cell["source"]), cell["id"], "exec"), names)
+    plt.close("all")
+    values = names["orders"].groupby(["method", "text"])["amber - square"]
+    assert (values.nunique()["icl"] > 1).all() and (values.nunique()["invicl"] == 1).all()
+    assert values.min()["icl", names["texts"][2]] < 0 < values.max()["icl", names["texts"][2]]
+    assert names["evaluated"]["icl"]["acc,none"] == names["evaluated"]["hf"]["acc,none"]
 
 
 def environment(**variables: str) -> dict[str, str]:
