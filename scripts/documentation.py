@@ -1,4 +1,4 @@
-"""What the site of the documentation has beside its Markdown (zensical.toml): commands from their parsers, and links.
+"""What the site of the documentation has beside its Markdown (zensical.toml): commands, patches, and links.
 
 Made and checked by: make site
 """
@@ -18,6 +18,7 @@ from markdown.treeprocessors import Treeprocessor
 from zensical.extensions.context import ContextPreprocessor
 
 from lm_eval_icl.cli import COMMANDS, OneLine
+from lm_eval_icl.harness.patches import PATCHES
 
 
 class _Complete(Exception):
@@ -71,6 +72,14 @@ def _described(parser: argparse.ArgumentParser, what: str) -> Iterator[str]:
             for choice, inner in zip(action._choices_actions, action.choices.values(), strict=True):
                 yield f"<h3><code>{html.escape(inner.prog)}</code></h3>"
                 yield from _described(inner, choice.help or "")
+
+
+def patches_fence(*_: Any, **__: Any) -> str:
+    """A fence `patches`, which is empty: the table of all that is changed in lm-eval."""
+    heads = ("place in lm-eval", "what the patch does", "in which runs", "until")
+    rows = [(f"<code>{html.escape(p.place)}</code>", *map(html.escape, (p.what, p.concerns, p.until))) for p in PATCHES]
+    body = "".join(f"<tr><td>{'</td><td>'.join(row)}</td></tr>" for row in rows)
+    return f"<table><thead><tr><th>{'</th><th>'.join(heads)}</th></tr></thead><tbody>{body}</tbody></table>"
 
 
 class _LinksInside(Treeprocessor):
