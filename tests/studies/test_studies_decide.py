@@ -98,6 +98,7 @@ def test_what_was_interrupted_goes_on_with_its_responses(study, tmp_path, monkey
     (cell,) = again.all_cells()
     before = next(each for each in study.all_cells() if each.variant.method == "invicl")
     assert cell.path == before.path and samples(again, cell) == samples(study, before)
+    assert again._results(cell)["config"]["icl"]["tokens_run"] == 0
     with monkeypatch.context() as patch:
         patch.setattr(worker, "Models", interrupted)  # nothing is left to run
         conduct(tmp_path / "o", **keys)
