@@ -422,7 +422,6 @@ def test_an_empty_query_is_left_out(checkpoint):
         ("generate", "contextual", {}, "task 'generate': decide=contextual: decides among options"),
         ("inputs", "contextual", {}, "every option of this task has a prompt of its own"),
         ("one_token", "contextal", {}, "task 'one_token': decide=contextal: .* did you mean 'contextual'"),
-        ("one_token", "knn", {}, "decide=knn: knn needs more"),
         ("one_token", "contextual", {"cache_requests": True}, "--cache_requests"),
         ("one_token", "batch:of=pool:m=11", {}, "m=11: only 8 few-shot documents"),
         ("options", "batch", {}, "needs the same options for all, and those of document 1"),
