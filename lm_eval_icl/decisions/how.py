@@ -18,9 +18,11 @@ RULES: Mapping[str, Mapping[str, Any]] = {
     "batch": {"by": "division", "of": "task", "m": 128},
     "dcpmi": {"premise": None},
     "pmi": {"premise": ":"},
+    "hidden": {"m": 16},
+    "knn": {"k": 3, "m": 128},
 }
-# Rules that need more than the log-probabilities of options, which lm-eval does not ask a model for.
-IN_PYTHON = ("hidden", "knn")
+# Rules that compare a document with labeled rows, m of each class, by what the model says before any option.
+NEIGHBORS = ("hidden", "knn")
 _CHOICES = {("domain", "of"): ("pool", "test"), ("batch", "by"): ("division", "difference")}
 _CHOICES["batch", "of"] = ("task", "pool")
 
@@ -58,7 +60,7 @@ class Rule:
     @property
     def is_logarithmic(self) -> bool:
         """Whether its values are log-probabilities up to a constant, which metrics may divide by a length."""
-        return self.arguments.get("by") != "difference"
+        return self.name not in NEIGHBORS and self.arguments.get("by") != "difference"
 
 
 def read(given: Any) -> tuple[Rule, ...]:
@@ -114,11 +116,6 @@ def _parsed(text: str) -> Rule:
 
 
 def _make(name: str, given: Any) -> Rule:
-    if name in IN_PYTHON:
-        raise InputError(
-            f"{name} needs more of a model than the log-probabilities of options, and is not available in lm_eval "
-            f"runs yet: it is a function of Python, lm_eval_icl.decisions.{name}."
-        )
     if name not in RULES:
         raise InputError(f"{name!r}: {did_you_mean(str(name).lower(), RULES) or _there_are(RULES)}")
     if not isinstance(given, Mapping):
@@ -130,7 +127,7 @@ def _make(name: str, given: Any) -> Rule:
             near = did_you_mean(str(key).lower(), defaults)
             raise InputError(f"{name}: unknown argument {key!r}: {near or _there_are(defaults)}")
         values[key] = _value(name, key, value)
-    if "m" in values and values.get("of") != "pool":
+    if name == "batch" and "m" in values and values.get("of") != "pool":
         raise InputError(f"{name}: m={values['m']}: has an effect only with of=pool: give that, or leave m out.")
     return Rule(name, {**defaults, **values})
 
@@ -140,7 +137,7 @@ def _value(name: str, key: str, value: Any) -> Any:
         if value not in _CHOICES[name, key]:
             raise InputError(f"{name}: {key}={value!r}: must be {' or '.join(_CHOICES[name, key])}.")
         return value
-    if key in ("n", "m"):
+    if key in ("n", "m", "k"):
         number = float(value) if isinstance(value, str) and re.fullmatch(r"\d+", value) else value
         if not is_whole(number) or number < 1:
             raise InputError(f"{name}: {key}={value!r}: must be a whole number from 1.")

@@ -53,7 +53,8 @@ def knn(log_probs: ArrayLike, anchors: ArrayLike, labels: ArrayLike, classes: in
     p = np.exp(anchors)
     # A token of probability 0 adds nothing to the divergence of an anchor, and an infinity where the query's is 0.
     entropy = np.where(p > 0, p * np.where(p > 0, anchors, 0), 0).sum(1)
-    divergences = entropy - np.maximum(log_probs, np.finfo(np.float64).min) @ p.T  # (D, N)
+    finite = np.maximum(log_probs, np.finfo(np.float64).min)
+    divergences = entropy - np.stack([p @ row for row in finite])  # (D, N); a query's bits are those of it alone
     nearest = np.argsort(divergences, axis=1, kind="stable")[:, :k]
     votes: np.ndarray = np.eye(classes)[np.asarray(labels)[nearest]].sum(1)
     return votes

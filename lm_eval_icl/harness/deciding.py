@@ -13,9 +13,10 @@ import functools
 import hashlib
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import islice
 from random import Random
 from typing import Any
 
@@ -26,7 +27,7 @@ from lm_eval.api.task import ConfigurableTask, Task
 from lm_eval.models.huggingface import HFLM
 
 from lm_eval_icl import decisions
-from lm_eval_icl.decisions.how import Rule, read
+from lm_eval_icl.decisions.how import NEIGHBORS, Rule, read
 from lm_eval_icl.errors import InputError, log
 from lm_eval_icl.harness.content_free import Queries, texts_in
 from lm_eval_icl.harness.distributed import of_all
@@ -35,6 +36,9 @@ from lm_eval_icl.harness.models import ICLModel
 from lm_eval_icl.harness.prompts import recording, structure_error
 from lm_eval_icl.harness.requests import fit_requests
 from lm_eval_icl.harness.tasks import as_row, evaluated, pool_of
+from lm_eval_icl.inference.scoring import query_states
+from lm_eval_icl.methods.limits import Request
+from lm_eval_icl.methods.several import Several
 from lm_eval_icl.prompts.prompt import FewShotPrompt
 
 # A prompt's parts before its query: what one memory holds.
@@ -42,6 +46,7 @@ Behind = tuple[str, tuple[str, ...]]
 # Metrics that mean nothing with the values of any rule; and with values that are no log-probabilities.
 _OF_RAW = {"acc_mutual_info"}
 _OF_LOGS = {"acc_norm", "acc_bytes", "brier_score", "likelihood"}
+_AT_ONCE = 64  # documents that are compared with labeled rows at once: their log-probabilities are of all tokens
 
 
 def decided(original: Callable[..., Any], lm: LM, task_dict: Any, *args: Any, **kwargs: Any) -> Any:
@@ -193,6 +198,7 @@ class Group:
         options: the continuations that are scored.
         documents: the documents' numbers.
         constants: (C,) what the rule subtracts.
+        labels: the classes of the queries, where these are labeled rows.
     """
 
     place: Behind
@@ -200,6 +206,7 @@ class Group:
     options: tuple[str, ...]
     documents: list[int] = field(default_factory=list)
     constants: np.ndarray = field(default_factory=lambda: np.zeros(0))
+    labels: list[int] = field(default_factory=list)
 
 
 class Deciding:
@@ -223,6 +230,7 @@ class Deciding:
         self.prompts: dict[tuple[Behind, str], dict[str, Instance]] = {}
         self.groups: dict[str, list[Group]] = {str(rule): [] for rule in rules}
         self.said: dict[str, dict[str, Any]] = {str(rule): {} for rule in rules}  # what the results say besides
+        self.tokens_run = dict.fromkeys(self.groups, 0)  # of rules that compare with labeled rows
         self._random: dict[tuple[str, tuple[str, ...]], list[dict[str, str]]] = {}
 
     # The queries.
@@ -298,10 +306,13 @@ class Deciding:
         premise = rule.name in ("pmi", "dcpmi")
         if premise and self._arguments.get("apply_chat_template"):
             raise InputError("its premise is a text without messages: leave --apply_chat_template out.")
-        if rule.name == "batch":
-            self._check_fixed_options()
-            if rule.arguments["of"] == "task":
+        if rule.name == "batch" or rule.name in NEIGHBORS:
+            self._check_fixed_options("a mean over documents" if rule.name == "batch" else "a comparison of documents")
+            if rule.arguments.get("of") == "task":
                 return
+        if rule.name in NEIGHBORS:
+            self._among_labeled(rule, behind)
+            return
         queries: dict[Any, list[str]] = {}
         groups: dict[Any, Group] = {}
         for document, instances in self.documents.items():
@@ -340,10 +351,10 @@ class Deciding:
         return Queries(self.task, self._arguments)
 
     @cached_property
-    def _pool(self) -> list[Any]:
-        """The few-shot documents that are not evaluated."""
+    def _pool(self) -> dict[int, Any]:
+        """The few-shot documents that are not evaluated, by their row."""
         rows = {as_row(doc) for doc in self.task.eval_docs}
-        pool = [doc for doc in pool_of(self.task) if as_row(doc) not in rows]
+        pool = {row: doc for row, doc in enumerate(pool_of(self.task)) if as_row(doc) not in rows}
         if not pool:
             raise InputError("the task has no few-shot documents that it does not evaluate: give of=test or of=task.")
         return pool
@@ -363,7 +374,7 @@ class Deciding:
         its documents have on average, and one more (Fei et al. 2023; " ." ends each, as in the authors' code)."""
         names = tuple(self._queries.read_by_template(doc))
         if (str(rule), names) not in self._random:
-            corpus = list(self.task.eval_docs) if rule.arguments["of"] == "test" else self._pool
+            corpus = list(self.task.eval_docs) if rule.arguments["of"] == "test" else [*self._pool.values()]
             generator = np.random.RandomState(self._seed)
             texts: list[dict[str, str]] = [{} for _ in range(rule.arguments["n"])]
             for name in names:
@@ -380,30 +391,88 @@ class Deciding:
 
     def _of_pool(self, rule: Rule, place: Behind) -> list[str]:
         """The queries of m few-shot documents that are no demonstrations and not evaluated."""
-        m, queries = rule.arguments["m"], list[str]()
-        rows = list(range(len(self._pool)))
-        Random(f"batch {self._seed}").shuffle(rows)
+        m = rule.arguments["m"]
+        queries = [query for _, query in islice(self._drawn("batch", place), m)]
+        if len(queries) < m:
+            raise InputError(
+                f"m={m}: only {len(queries)} few-shot documents are neither demonstrations nor evaluated: lower m."
+            )
+        self.said[str(rule)] |= {"seed": self._seed, "pool": len(self._pool)}
+        return queries
+
+    def _drawn(self, name: str, place: Behind) -> Iterator[tuple[int, str]]:
+        """The few-shot documents that are no demonstrations and not evaluated in random order, with their queries."""
+        rows, queries = list(self._pool), set[str]()
+        Random(f"{name} {self._seed}").shuffle(rows)
         options, is_evaluated = self._choices(self.task.eval_docs[0]), evaluated(self.task)
-        for doc in map(self._pool.__getitem__, rows):
+        for row in rows:
+            doc = self._pool[row]
             query = self._queries.of(doc)
             if query in queries or any(query in demonstration for demonstration in place[1]) or is_evaluated(doc):
                 continue
             if self._choices(doc) != options:
                 raise InputError("its few-shot documents have other options than those that are evaluated.")
-            queries.append(query)
-            if len(queries) == m:
-                self.said[str(rule)] |= {"seed": self._seed, "pool": len(self._pool)}
-                return queries
-        raise InputError(
-            f"m={m}: only {len(queries)} few-shot documents are neither demonstrations nor evaluated: lower m."
-        )
+            queries.add(query)
+            yield row, query
 
-    def _check_fixed_options(self) -> None:
+    def _among_labeled(self, rule: Rule, behind: Mapping[int, Behind]) -> None:
+        """Draw m labeled few-shot documents of each class, which the rule compares the documents with."""
+        model, m = self.model, rule.arguments["m"]
+        if not isinstance(model, ICLModel):
+            raise InputError(
+                "needs more of a model than the log-probabilities of options: take a model of this package (--model "
+                f"icl has those of hf), or leave {rule.name} out."
+            )
+        method, can = model.method, model.runner.capabilities
+        if method.memory_depends_on_query or isinstance(method, Several) or can.stepwise:
+            raise InputError(f"a query has no single state under {method.name} with this model: leave {rule.name} out.")
+        options = _options(next(iter(self.documents.values())))
+        groups: dict[Behind, Group] = {}
+        for document, place in behind.items():
+            if place not in groups:
+                groups[place] = group = Group(place, [], options)
+                rows = list[int]()
+                missing = [m] * len(options)
+                for row, query in self._drawn(rule.name, place):
+                    label = self._label(self._pool[row])
+                    if missing[label]:
+                        missing[label] -= 1
+                        rows.append(row)
+                        group.queries.append(query)
+                        group.labels.append(label)
+                    if not any(missing):
+                        break
+                if any(missing):
+                    raise InputError(
+                        f"m={m}: only {m - max(missing)} few-shot documents of the class "
+                        f"{options[missing.index(max(missing))]!r} are neither demonstrations nor evaluated: lower m."
+                    )
+                if rule.arguments.get("k", 1) > len(rows):
+                    raise InputError(f"k={rule.arguments['k']}: there are {len(rows)} labeled documents: lower k.")
+                self.said[str(rule)].setdefault("rows", rows)
+                for query in group.queries:
+                    self._fitting(self._alone(place, query, options[0]))
+            self._fitting(self._alone(place, self.documents[document][0].args[0].query, options[0]))
+            groups[place].documents.append(document)
+        self.groups[str(rule)] = list(groups.values())
+        self.said[str(rule)] |= {"seed": self._seed, "pool": len(self._pool), "labels": m * len(options)}
+        n = m * len(options)
+        log.info("%s: %s compares with %d labeled documents behind %d contexts.", self.name, rule, n, len(groups))
+
+    def _label(self, doc: Any) -> int:
+        """The class of a document: the number of its option."""
+        target, options = self.task.doc_to_target(doc), self._choices(doc)
+        label = options.index(target) if isinstance(target, str) and target in options else target
+        if type(label) is not int or not 0 <= label < len(options):
+            raise InputError(f"a few-shot document has no class among its options: {target!r}.")
+        return label
+
+    def _check_fixed_options(self, what: str) -> None:
         first = self._choices(self.task.eval_docs[0])
         for document, instances in self.documents.items():
             if self._choices(instances[0].doc) != first:
                 raise InputError(
-                    f"a mean over documents needs the same options for all, and those of document {document} are not "
+                    f"{what} needs the same options for all, and those of document {document} are not "
                     "those of the task's first: take another rule."
                 )
 
@@ -425,14 +494,26 @@ class Deciding:
                 continue
             instance = Instance("loglikelihood", doc, (prompt, option), len(requests), (self.name, number, 1))
             if ours:
-                [request] = self.model.tokenize([instance])
-                if reason := self.model.run.limits.too_long(request.prompt, request.answer_positions):
-                    raise InputError(
-                        f"prompts {reason.why}; that of its query {query[:40]!r} needs "
-                        f"{reason.sum('answer without its last token')}. {reason.hint}Lower --num_fewshot, or give "
-                        "shorter texts."
-                    )
+                self._fitting(instance)
             requests[option] = instance
+
+    def _alone(self, place: Behind, query: str, option: str) -> Instance:
+        return Instance("loglikelihood", {}, (FewShotPrompt(*place, query), option), 0, (self.name, 0, 1))
+
+    def _fitting(self, instance: Instance) -> Request:
+        """The request of a query that a rule asks.
+
+        Raises:
+            InputError: it does not fit the model.
+        """
+        [request] = self.model.tokenize([instance])
+        if reason := self.model.run.limits.too_long(request.prompt, request.answer_positions):
+            raise InputError(
+                f"prompts {reason.why}; that of its query {instance.args[0].query[:40]!r} needs "
+                f"{reason.sum('answer without its last token')}. {reason.hint}Lower --num_fewshot, or give shorter "
+                "texts."
+            )
+        return request
 
     # The decisions.
 
@@ -442,7 +523,9 @@ class Deciding:
         values: dict[int, np.ndarray] = {}
         if rule.name == "batch" and rule.arguments["of"] == "task":
             values = self._over_documents(rule, scores)
-        for group in self.groups[str(rule)]:
+        if rule.name in NEIGHBORS:
+            values = self._compared(rule)
+        for group in () if rule.name in NEIGHBORS else self.groups[str(rule)]:
             of_queries = [self.prompts[group.place, query] for query in group.queries]
             asked = np.stack([_scores([of[option] for option in group.options]) for of in of_queries])
             of_documents = np.stack([scores[document] for document in group.documents])
@@ -459,6 +542,38 @@ class Deciding:
         for document, instances in self.documents.items():
             for instance, value in zip(instances, values[document], strict=True):
                 instance.filtered_resps[str(rule)] = Decided.by(rule, float(value), instance.resps[0][1])
+
+    def _compared(self, rule: Rule) -> dict[int, np.ndarray]:
+        """The values of a rule that compares documents with labeled rows. The rows are read behind each context anew,
+        and each document alone: its value is the same in whichever process and beside whichever others it is."""
+        runner, values = self.model.runner, dict[int, np.ndarray]()
+        before = runner.tokens_run
+        for group in self.groups[str(rule)]:
+            given = {"labels": group.labels, "classes": len(group.options)}
+            given |= {"k": rule.arguments["k"]} if rule.name == "knn" else {}
+            anchors = self._read(rule, group.place, group.queries)
+            for start in range(0, len(group.documents), _AT_ONCE):
+                numbers = group.documents[start : start + _AT_ONCE]
+                queries = [str(self.documents[number][0].args[0].query) for number in numbers]
+                states = np.concatenate([self._read(rule, group.place, [query]) for query in queries])
+                values |= zip(numbers, getattr(decisions, rule.name)(states, anchors, **given), strict=True)
+        self.tokens_run[str(rule)] = runner.tokens_run - before
+        return values
+
+    def _read(self, rule: Rule, place: Behind, queries: Sequence[str]) -> np.ndarray:
+        """(n, d) the hidden states of queries' last tokens, or (n, V) the log-probabilities of the next token."""
+        option = str(next(iter(self.documents.values()))[0].args[1])
+        requests = [self._fitting(self._alone(place, query, option)) for query in queries]
+        context = requests[0].prompt.context
+        asked = {request.prompt.query: [request.answer[:1]] for request in requests}
+        runner = self.model.runner
+        with runner.inference_mode(), query_states(runner.model, log_probs=rule.name == "knn") as states:
+            for _ in runner.score({context: asked}):
+                pass
+        of_queries = [request.prompt.query for request in requests]
+        # Where a query ran in one pass with its context, its tokens are behind the context's.
+        at = [query if query in states else (*context.tokens, *query) for query in of_queries]
+        return np.stack([states[query].double().numpy() for query in at])
 
     def _over_documents(self, rule: Rule, scores: Mapping[int, np.ndarray]) -> dict[int, np.ndarray]:
         """Over the documents of all processes, in their order: the same bits however many processes there are."""
@@ -498,12 +613,16 @@ class Deciding:
         groups = self.groups[str(rule)]
         prompts = dict.fromkeys((group.place, query) for group in groups for query in group.queries)
         places = len({place for place, _ in prompts})
-        cost = (places, len(prompts), sum(self._tokens(self.prompts[prompt]) for prompt in prompts))
+        if rule.name in NEIGHBORS:  # each document is read once more
+            asked = sum(len(group.queries) + len(group.documents) for group in groups)
+            cost = (len(groups), asked, self.tokens_run[str(rule)])
+        else:
+            cost = (places, len(prompts), sum(self._tokens(self.prompts[prompt]) for prompt in prompts))
         # Processes that share every pass (tensor parallelism) ask everything together.
         costs = of_all(cost) if getattr(self.model, "world_size", 1) > 1 else [cost]
         totals = map(sum, zip(*costs, strict=True))
         said: dict[str, Any] = dict(zip(("contexts", "queries", "tokens"), totals, strict=True))
-        if not groups:
+        if not groups or rule.name in NEIGHBORS:
             return said
         if rule.name != "batch":  # whose queries are documents
             said["texts"] = groups[0].queries

@@ -71,29 +71,37 @@ class Scores(Sequence[Score]):
 
 
 class _States:
-    """The last hidden states of queries, read where the vocabulary projection reads them."""
+    """The last hidden states of queries, read where the vocabulary projection reads them, or what it makes of them."""
 
-    def __init__(self) -> None:
+    def __init__(self, log_probs: bool) -> None:
+        self.log_probs = log_probs
         self.by_query: dict[tuple[int, ...], Tensor] = {}
         self.latest = torch.empty(0)  # [rows or 1, tokens, size]: what the projection read in the latest pass
 
     def keep(self, queries: Sequence[Sequence[int]], states: Tensor) -> None:
         """Keep the state of each query's last token: [queries, size]."""
-        self.by_query |= zip(map(tuple, queries), states.detach().float().cpu(), strict=True)
+        wide = states.detach().to(torch.promote_types(states.dtype, torch.float32))
+        wide = wide.log_softmax(-1) if self.log_probs else wide
+        self.by_query |= zip(map(tuple, queries), wide.cpu(), strict=True)
 
 
 _collecting: ContextVar[_States | None] = ContextVar("collecting", default=None)
 
 
 @contextmanager
-def query_states(model: PreTrainedModel) -> Iterator[dict[tuple[int, ...], Tensor]]:
+def query_states(model: PreTrainedModel, log_probs: bool = False) -> Iterator[dict[tuple[int, ...], Tensor]]:
     """Inside this context, scoring keeps the last hidden state of each query: that of its last token, after the final
-    norm, from which the vocabulary projection predicts the answer.
+    norm, from which the vocabulary projection predicts the answer. (Not of queries behind several memories, or
+    behind one that depends on the query.)
+
+    Args:
+        log_probs: keep the log-probabilities of the token that follows, [vocabulary], in place of the state.
 
     Yields:
-        The token ids of a query -> its state [size] in float32, filled while queries are scored.
+        The token ids of a query -> its state [size] in float32 at least, filled while queries are scored. Those of a
+        query that runs in one pass with its context begin with the context's.
     """
-    states, head = _States(), model.get_output_embeddings()
+    states, head = _States(log_probs), model.get_output_embeddings()
 
     def read(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         states.latest = inputs[0]
@@ -262,6 +270,7 @@ def _predicted(
     if (states := _collecting.get()) is not None:
         read = states.latest.reshape(-1, states.latest.shape[-1])
         read = read if len(read) == len(predicting) else read[predicting]
+        read = logits if states.log_probs else read
         states.keep([query for _, pairs in work for query, _ in pairs], read[[row[path[0]] for path in nodes]])
     return logits, [[row[node] for node in path] for path in nodes]
 
@@ -355,7 +364,8 @@ def _after_queries(
                 f"{type(model).__name__} goes on from a cache token by token, so that the states of queries behind a "
                 "description cannot be read: choose best_random or lens, which need none."
             )
-        read = states.latest if states.latest.shape[1] == len(ends) else states.latest[:, ends]
+        read = logits if states.log_probs else states.latest
+        read = read if read.shape[1] == len(ends) else read[:, ends]
         states.keep(queries, read[last])
     return logits[last], after
 

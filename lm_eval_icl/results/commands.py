@@ -153,13 +153,13 @@ def _studies(runs: Iterable[Run], decided: bool, left_out: dict[str, None]) -> l
             if not (_safe([run.model], _NAME, "model", left_out) and _safe([task], _TASK, "task", left_out)):
                 continue
             metadata = _metadata(run, [task], decided)
-            rules = metadata.pop("decide", None)
+            rules = metadata.pop("decide", [])
             file = {
                 "models": [arguments],
                 "methods": [{run.model: of_method} if of_method else run.model],
                 "num_fewshot": [result.shots],
                 **({"demonstrations": [drawn]} if drawn is not None else {}),
-                **({"decide": ["none", rules]} if rules is not None else {}),
+                **({"decide": ["none", *(rules if isinstance(rules, list) else [rules])]} if rules else {}),
                 **({"metadata": metadata} if metadata else {}),
             }
             key = json.dumps([file, run.limit], ensure_ascii=False, default=str)
@@ -222,7 +222,9 @@ def _metadata(run: Run, tasks: Iterable[str], decided: bool) -> dict[str, Any]:
     common = {}
     for name in (*_METADATA, *(["decide"] if decided else [])):
         values = [of_task.get(name) if isinstance(of_task, dict) else None for of_task in metadata]
-        if isinstance(values[0], str | int | dict) and values.count(values[0]) == len(values):
+        # A list: decision rules, where names joined by "+" would be read as something else.
+        kinds = (str, int, dict, list) if name == "decide" else (str, int, dict)
+        if isinstance(values[0], kinds) and values.count(values[0]) == len(values):
             common[name] = values[0]
     return common
 

@@ -26,7 +26,7 @@ from pydantic import (
 from typing_extensions import TypedDict
 
 from lm_eval_icl import methods
-from lm_eval_icl.decisions.how import Rule, written
+from lm_eval_icl.decisions.how import NEIGHBORS, Rule, written
 from lm_eval_icl.decisions.how import read as read_rules
 from lm_eval_icl.demonstrations import how
 from lm_eval_icl.errors import InputError, did_you_mean, is_number, whole
@@ -303,6 +303,12 @@ class Study(BaseModel):
         rules: list[Rule | None] = []
         for entry in expanded("decide", given):
             rules += [None] if entry in (None, "none") else read_rules(entry)
+        for rule in rules:
+            if rule is not None and rule.name in NEIGHBORS:
+                raise InputError(
+                    f"decide: {rule} reads what the model says besides the options, which a study does not keep: leave "
+                    f"it out, and run it by lm_eval --metadata decide={rule}."
+                )
         return tuple(rules)
 
     @field_validator("trainings", mode="before")

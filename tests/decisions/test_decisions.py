@@ -147,8 +147,8 @@ def test_rules_as_users_write_them():
     ("given", "said"),
     [
         ("contextal", "did you mean 'contextual'"),
-        ("knn", "decide=knn: knn needs more .* lm_eval_icl.decisions.knn"),
-        ("hidden", "decide=hidden: hidden needs more"),
+        ("knn:k=0", "knn: k='0': must be a whole number from 1"),
+        ("hidden:k=3", "hidden: unknown argument 'k'"),
         ("contextual+", "decide=contextual\\+: ''"),
         ("batch:128", "'128': must be NAME=VALUE"),
         ("batch:by=mean", "by='mean': must be division or difference"),

@@ -422,7 +422,6 @@ def test_an_empty_query_is_left_out(checkpoint):
         ("generate", "contextual", {}, "task 'generate': decide=contextual: decides among options"),
         ("inputs", "contextual", {}, "every option of this task has a prompt of its own"),
         ("one_token", "contextal", {}, "task 'one_token': decide=contextal: .* did you mean 'contextual'"),
-        ("one_token", "knn", {}, "decide=knn: knn needs more"),
         ("one_token", "contextual", {"cache_requests": True}, "--cache_requests"),
         ("one_token", "batch:of=pool:m=11", {}, "m=11: only 8 few-shot documents"),
         ("options", "batch", {}, "needs the same options for all, and those of document 1"),
@@ -478,4 +477,4 @@ def test_a_board_has_the_raw_values_of_such_a_run_and_those_of_each_rule(model, 
         assert of.value == results["results"]["three"][f"acc,{of.rule.name}"] == np.mean(of.answers.items)
         assert of.answers.prompts == after.answers.prompts and not of.marks
     entries = {entry.label: entry for entry in build([with_rules]).entries}
-    assert f"{model}, 2 shots" in entries and f"{model}, 2 shots, decide: batch, transductive" in entries
+    assert f"{model}, 2 shots, demonstrations=first_n" in entries and f"{model}, 2 shots, demonstrations=first_n, decide: batch, transductive" in entries

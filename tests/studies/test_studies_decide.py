@@ -1,6 +1,7 @@
 """Decision rules in a study: filters of each cell's one evaluation, rows of its table, and a choice of its dev set."""
 
 import json
+import re
 
 import lm_eval
 import pytest
@@ -8,7 +9,7 @@ from lm_eval.tasks import TaskManager
 
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.harness.plugin import task_dir
-from lm_eval_icl.studies import end, run, worker
+from lm_eval_icl.studies import end, grid, run, worker
 from tests.studies.test_studies import DEMO, OPTIONS, conduct, rows, samples
 
 RULES = ["contextual", "batch", "domain:n=2", "batch:of=pool:m=3", {"dcpmi": {"premise": "It was:"}}]
@@ -65,16 +66,22 @@ def test_a_cell_is_lm_evals_run_with_its_rules(study):
         }
 
 
-def test_a_row_for_each_rule(study):
+def test_a_row_for_each_rule(study, tmp_path):
     results = end.results_of(study, columns := end.columns_of(study.study, study.leaves))
     board = end.board_of(results, columns)
     of_method = [entry for entry in board.entries if entry.method == "invicl"]
-    assert {entry.rule.name if entry.rule else "none" for entry in of_method} >= {"none", *NAMES}
+    assert {entry.rule or "none" for entry in of_method} >= {"none", *NAMES}
     table = rows(study)
     for entry in of_method:
-        rule = entry.rule.name if entry.rule else "none"
+        rule = entry.rule or "none"
         (score,) = table[(table.method == "invicl") & (table.decide == rule)].score
         assert entry.cells[TASK].estimate.mean == pytest.approx(score)
+        file, ran = re.fullmatch(r"cat > \S+ <<'EOF'\n(.*)EOF\nlm-eval-icl study (.*)", entry.command, re.S).groups()
+        assert "--limit 6" in ran and "metadata" not in file
+        (tmp_path / "printed.yaml").write_text(file)
+        printed = grid.read(str(tmp_path / "printed.yaml"), {})
+        assert printed.decide == (study.study.decide if entry.rule else (None,))
+        assert [*map(str, printed.seeds)] == ["1"] and printed.tasks == study.study.tasks
 
 
 def test_what_was_interrupted_goes_on_with_its_responses(study, tmp_path, monkeypatch):
@@ -91,6 +98,7 @@ def test_what_was_interrupted_goes_on_with_its_responses(study, tmp_path, monkey
     (cell,) = again.all_cells()
     before = next(each for each in study.all_cells() if each.variant.method == "invicl")
     assert cell.path == before.path and samples(again, cell) == samples(study, before)
+    assert again._results(cell)["config"]["icl"]["tokens_run"] == 0
     with monkeypatch.context() as patch:
         patch.setattr(worker, "Models", interrupted)  # nothing is left to run
         conduct(tmp_path / "o", **keys)
@@ -129,7 +137,7 @@ def test_the_dev_set_chooses_a_rule(tmp_path):
         if cell.split == "test"
     ]
     entries = end.board_of(results, columns).entries
-    said = sorted((entry.method, entry.rule.name if entry.rule else "none") for entry in entries)
+    said = sorted((entry.method, entry.rule or "none") for entry in entries)
     assert said == [("deepthink", "chosen on dev"), ("icl", "chosen on dev"), ("icl", "none")]
 
 
@@ -138,6 +146,7 @@ def test_the_dev_set_chooses_a_rule(tmp_path):
     [
         ({"decide": "contextal"}, "decide=contextal: .* did you mean 'contextual'"),
         ({"decide": ["batch", "batch:m=128"]}, "has an effect only with of=pool"),
+        ({"decide": "knn:m=2"}, "decide: knn:m=2 reads what .* lm_eval --metadata decide=knn:m=2"),
         ({"decide": ["pmi", "pmi"]}, "decide: pmi is there twice"),
         ({"decide": "batch:of=pool:m=1000"}, "task 'icl_demo_short': decide=batch:m=1000:of=pool: m=1000: only"),
         ({"metadata": {"decide": "batch"}}, r"metadata: decide=batch: .* give decide: \[none, batch\]"),
