@@ -422,8 +422,9 @@ class StudyCluster(Cluster):
             if not any(all(node.get(_RAY[name], 0) >= number for name, number in needs.items()) for node in nodes):
                 raise InputError(f"models: {model.name}: no node of the cluster has {_said(needs)}.")
         named = [str(model[name]) for model in study.models for name in _NAMED if name in model]
+        absolute = {path for path in named if Path(path).is_absolute()}  # these are no names on a hub
         named += [str(value) for value in study.metadata.values()] + [include_path or ""]
-        paths = tuple(path for path in dict.fromkeys(named) if path and Path(path).exists())
+        paths = tuple(path for path in dict.fromkeys(named) if path in absolute or (path and Path(path).exists()))
         facts = study, options, include_path, self.progress.rerun, trainer, self.folder.path, stamp(self.folder.path)
         self._setup = self.ray.put(Setup(*facts, paths, contents_of(self.worker)))
         self._actor = self.ray.remote(Actor)

@@ -10,6 +10,7 @@ import errno
 import json
 import os
 import random
+import re
 import signal
 import socket
 import sys
@@ -222,6 +223,28 @@ def test_one_worker_on_each_node_is_asked(nodes, tmp_path, monkeypatch):
         asked = pool.ask()
         alive = {node["NodeID"] for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")}
     assert len(asked) == 2 and set(asked) == alive
+
+
+def test_dry_run_names_the_worker_that_has_no_such_model(nodes, tmp_path, monkeypatch, capsys):
+    """Workers begin in this process, in which the path then is no more, as on a machine with other disks."""
+    here, exists = tmp_path / "model", Path.exists
+    here.symlink_to(model_path())
+
+    def begin(self, options):
+        with monkeypatch.context() as elsewhere:
+            elsewhere.setattr(Path, "exists", lambda path: path != here and exists(path))
+            return None, ray.put(cluster.Actor().begin(cluster.versions(), [self._setup]))
+
+    monkeypatch.setattr(cluster.StudyCluster, "begin", begin)
+    keys = {"methods": "icl", "tasks": "icl_demo_short", "num_fewshot": 2}
+    for model, number in ((here, 2), (tmp_path / "nobody", 3)):  # the plan lacks what nobody has, too
+        (file := tmp_path / "s.yaml").write_text(yaml.safe_dump({**keys, "models": f"pretrained={model}"}))
+        dry_run = [str(file), "--dry_run", "--device", "cpu", "--limit", "2", "--ray", nodes.address]
+        assert f"cannot be run as it is: {number} missing" in refused(dry_run, capsys, monkeypatch)
+        counted, *missing = capsys.readouterr().out.splitlines()[-3:]
+        assert counted == "workers: 0 of 2 nodes can run the study"
+        for line in missing:
+            assert re.fullmatch(rf"missing: worker on \S+ \(node \w+\): there is no {model}, which the study .*", line)
 
 
 def test_an_address_where_nothing_answers_is_refused_at_once():
