@@ -14,6 +14,8 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # Models this small lose more to threads waiting for each other than they gain; and a command that a test starts rounds
 # as the test does.
 os.environ["OMP_NUM_THREADS"] = "1"
+# Ray's workers would wait for all other tests.
+os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112 (that is its name)
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
