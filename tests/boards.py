@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from lm_eval_icl.results.board import AVERAGE, Board, BoardCell, Column, Entry, PromptSet, TaskRun
-from lm_eval_icl.results.records import Answers, LeftOut, Run, TaskResult
+from lm_eval_icl.results.records import Answers, LeftOutFile, Run, TaskResult
 from lm_eval_icl.results.statistics import Difference, Estimate
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -360,8 +360,8 @@ def _odd(board: Board, note: str) -> Board:
     best = f"{entries[0].label} on {entries[0].checkpoint}"
     summary = (f"{best} has the highest average.", f"It cannot be told apart from {entries[1].label}.")
     left_out = (
-        LeftOut(Path("results/half/results_2026-11-20.json"), "It ends in the middle: the run was stopped."),
-        LeftOut(Path("results/other/package.json"), "It is JSON, but no results of lm-eval."),
+        LeftOutFile(Path("results/half/results_2026-11-20.json"), "It ends in the middle: the run was stopped."),
+        LeftOutFile(Path("results/other/package.json"), "It is JSON, but no results of lm-eval."),
     )
     return Board(
         board.columns, tuple(entries), baseline, pairs, summary, left_out, sum(len(e.runs) for e in entries) + 2

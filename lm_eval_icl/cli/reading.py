@@ -10,7 +10,7 @@ from rich.console import Console
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.results.entries import grouped, shown
 from lm_eval_icl.results.read import read
-from lm_eval_icl.results.records import LeftOut, Run
+from lm_eval_icl.results.records import LeftOutFile, Run
 
 RESULTS = "results files of lm-eval, and folders with such; with --log_samples, or made by collect"
 SHOWN = 10  # files left out, and rows, that the terminal shows
@@ -29,7 +29,7 @@ def task_names(text: str | None) -> list[str] | None:
     return names
 
 
-def read_runs(paths: Sequence[Path], where: str = "") -> tuple[list[Run], list[LeftOut]]:
+def read_runs(paths: Sequence[Path], where: str = "") -> tuple[list[Run], list[LeftOutFile]]:
     """The runs in these files and folders, and the files that were left out.
 
     Args:
@@ -50,7 +50,7 @@ def print_line(console: Console, line: str) -> None:
     console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
-def print_left_out(left_out: Sequence[LeftOut], console: Console) -> None:
+def print_left_out(left_out: Sequence[LeftOutFile], console: Console) -> None:
     """Print a line for each reason, as all cells of a study's dev set have the same."""
     reasons = list(grouped(left_out, lambda file: file.why).items())
     for why, files in reasons[:SHOWN]:

@@ -25,7 +25,7 @@ from lm_eval_icl.results.board import TaskRun
 from lm_eval_icl.results.entries import unused
 from lm_eval_icl.results.form import number, reads_in_words
 from lm_eval_icl.results.read import samples_file
-from lm_eval_icl.results.records import Answers, LeftOut, Run, TaskResult
+from lm_eval_icl.results.records import Answers, LeftOutFile, Run, TaskResult
 from lm_eval_icl.results.samples import Unusable, lines
 
 RELATIONSHIPS = ("first_party", "third_party", "collaborative", "other")
@@ -68,7 +68,7 @@ class Exported:
     """
 
     files: tuple[Path, ...]
-    left_out: tuple[LeftOut, ...]
+    left_out: tuple[LeftOutFile, ...]
 
 
 def export(
@@ -93,13 +93,15 @@ def export(
     if relationship not in RELATIONSHIPS:
         raise InputError(f"--relationship {relationship}: must be one of {', '.join(RELATIONSHIPS)}.")
     files: list[Path] = []
-    left_out: list[LeftOut] = []
+    left_out: list[LeftOutFile] = []
     for run in list({run.digest: run for run in reversed(runs)}.values())[::-1]:  # copies of a run count once
         identity = _identity(run, developer)
         without_documents = 0
         for task, result in run.tasks.items():
             if not _possible(result):
-                left_out.append(LeftOut(run.path, f"{task}: {result.metric} is {result.value}, which it cannot be."))
+                left_out.append(
+                    LeftOutFile(run.path, f"{task}: {result.metric} is {result.value}, which it cannot be.")
+                )
                 continue
             log = _log(run, result, identity, organization, relationship)
             # Identifiers of Every Eval Ever are random; this has their form and is the same for copies of a run.
@@ -110,7 +112,7 @@ def export(
                 rows = _rows(run, result, log)
             except _UNUSABLE as error:
                 why = str(error) if isinstance(error, Unusable) else one_line(error)
-                left_out.append(LeftOut(run.path, f"{task}: its samples cannot be used: {why}."))
+                left_out.append(LeftOutFile(run.path, f"{task}: its samples cannot be used: {why}."))
             else:
                 without_documents += not rows
             samples = "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows)
@@ -130,7 +132,7 @@ def export(
         if without_documents:
             tasks = f"{without_documents} of {len(run.tasks)} tasks have no documents in the export"
             why = f"{tasks}: there is no samples file beside the results, or no answer is right or wrong."
-            left_out.append(LeftOut(run.path, why))
+            left_out.append(LeftOutFile(run.path, why))
     return Exported(tuple(files), tuple(left_out))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from lm_eval_icl.results.records import LeftOut, Run, TaskResult
+from lm_eval_icl.results.records import LeftOutFile, Run, TaskResult
 from lm_eval_icl.results.statistics import Difference, Estimate
 
 AVERAGE = "average"
@@ -190,7 +190,7 @@ class Board:
     baseline: Mapping[str, str]
     pairs: Pairs
     summary: tuple[str, ...]
-    left_out: tuple[LeftOut, ...]
+    left_out: tuple[LeftOutFile, ...]
     files: int
 
     def is_against_itself(self, entry: Entry) -> bool:

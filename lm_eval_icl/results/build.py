@@ -20,7 +20,7 @@ from lm_eval_icl.results.board import AVERAGE, Board, BoardCell, Column, Entry, 
 from lm_eval_icl.results.cells import HUGE, combined, common, compare, kind, measured
 from lm_eval_icl.results.commands import commands
 from lm_eval_icl.results.entries import EntryRuns, grouped, shown
-from lm_eval_icl.results.records import LeftOut, Run
+from lm_eval_icl.results.records import LeftOutFile, Run
 from lm_eval_icl.results.statistics import Difference
 from lm_eval_icl.results.summary import summarize
 
@@ -34,7 +34,7 @@ Groups = Mapping[str, Mapping[str, float]]
 
 def build(
     runs: Sequence[Run],
-    left_out: Sequence[LeftOut] = (),
+    left_out: Sequence[LeftOutFile] = (),
     baseline: str | None = None,
     tasks: Sequence[str] | None = None,
     groups: Groups | None = None,
@@ -126,7 +126,7 @@ def named(entries: Sequence[Entry], name: str, what: str = "") -> Entry:
 # Columns.
 
 
-def _usable(runs: Sequence[Run], left_out: list[LeftOut]) -> list[Run]:
+def _usable(runs: Sequence[Run], left_out: list[LeftOutFile]) -> list[Run]:
     """The runs without results that cannot stand in a column with others; the reasons are added to `left_out`."""
     kinds: dict[str, Counter[tuple[object, ...]]] = defaultdict(Counter)
     for run in runs:
@@ -154,7 +154,7 @@ def _usable(runs: Sequence[Run], left_out: list[LeftOut]) -> list[Run]:
                 kept.append(result)
                 continue
             under = "" if result.rule is None else f" under the decision rule {result.rule.name!r}"
-            left_out.append(LeftOut(run.path, f"task {task!r}{under} is left out: {why}."))
+            left_out.append(LeftOutFile(run.path, f"task {task!r}{under} is left out: {why}."))
         if kept:
             tasks = {result.task: result for result in kept if result.rule is None}
             usable.append(

@@ -24,7 +24,7 @@ from tqdm import tqdm
 from lm_eval_icl.errors import InputError, one_line, refusing
 from lm_eval_icl.results.collect import KEY, unpack
 from lm_eval_icl.results.form import DEPTH, ReportedTask, Results, RuleFacts, Unusable, number, parse, refusal
-from lm_eval_icl.results.records import Answers, LeftOut, Run, TaskResult
+from lm_eval_icl.results.records import Answers, LeftOutFile, Run, TaskResult
 from lm_eval_icl.results.samples import Asked, digest, lines, read_answers
 from lm_eval_icl.results.settings import model_arguments, model_facts, settings, template
 from lm_eval_icl.version import FORM
@@ -67,7 +67,7 @@ class _File:
     root: Path
 
 
-def read(paths: Sequence[Path], quiet: bool = False, dev: bool = False) -> tuple[list[Run], list[LeftOut]]:
+def read(paths: Sequence[Path], quiet: bool = False, dev: bool = False) -> tuple[list[Run], list[LeftOutFile]]:
     """Read results files of any of lm-eval's models, and files that `collect` has made.
 
     Of two files of one run, that with more answers is kept.
@@ -85,7 +85,7 @@ def read(paths: Sequence[Path], quiet: bool = False, dev: bool = False) -> tuple
         InputError: a path does not exist.
     """
     runs: dict[str, Run] = {}
-    left_out: list[LeftOut] = []
+    left_out: list[LeftOutFile] = []
     for file in tqdm(_files(paths, left_out), "Reading results", disable=quiet, unit=" files"):
         try:
             if (results := _load(file)) is None:
@@ -102,13 +102,13 @@ def read(paths: Sequence[Path], quiet: bool = False, dev: bool = False) -> tuple
                 if _answered(known) >= _answered(run):
                     raise Unusable(f"is the same run as {known.path}")
                 left_out[:] = [other for other in left_out if other.path != known.path]
-                left_out.append(LeftOut(known.path, f"is the same run as {run.path}, with fewer samples."))
+                left_out.append(LeftOutFile(known.path, f"is the same run as {run.path}, with fewer samples."))
             runs[name] = run
-            left_out += [LeftOut(file.path, _sentence(note)) for note in notes]
+            left_out += [LeftOutFile(file.path, _sentence(note)) for note in notes]
         except Unusable as error:
-            left_out.append(LeftOut(file.path, _sentence(error)))
+            left_out.append(LeftOutFile(file.path, _sentence(error)))
         except Exception as error:  # whatever a stranger's file has in it, the others are read
-            left_out.append(LeftOut(file.path, f"cannot be understood ({one_line(error)})."))
+            left_out.append(LeftOutFile(file.path, f"cannot be understood ({one_line(error)})."))
     return list(runs.values()), list(dict.fromkeys(left_out))
 
 
@@ -126,7 +126,7 @@ def _sentence(text: object) -> str:
 # Files.
 
 
-def _files(paths: Sequence[Path], left_out: list[LeftOut]) -> list[_File]:
+def _files(paths: Sequence[Path], left_out: list[LeftOutFile]) -> list[_File]:
     """Each file once."""
     files: dict[Path, _File] = {}
     for path in paths:
@@ -143,11 +143,11 @@ def _files(paths: Sequence[Path], left_out: list[LeftOut]) -> list[_File]:
     return list(files.values())
 
 
-def _walk(root: Path, left_out: list[LeftOut]) -> Iterator[_File]:
+def _walk(root: Path, left_out: list[LeftOutFile]) -> Iterator[_File]:
     """The JSON files of a folder, none of them hidden."""
 
     def leave_out(path: str | Path, why: str) -> None:
-        left_out.append(LeftOut(Path(_printable(str(path))), why))
+        left_out.append(LeftOutFile(Path(_printable(str(path))), why))
 
     inside = root.resolve()
     for folder, folders, names in os.walk(

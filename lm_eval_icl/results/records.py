@@ -155,7 +155,7 @@ class Run:
 
 
 @dataclass(frozen=True)
-class LeftOut:
+class LeftOutFile:
     """A file that is not used, and why, in a sentence."""
 
     path: Path
