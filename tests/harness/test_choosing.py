@@ -84,7 +84,7 @@ def test_states_are_what_the_vocabulary_projection_reads(arch, pack_tokens, tmp_
         prompt, _ = predictor.tokenizer.pair(FewShotPrompt("", [], query), options[0])
         with torch.no_grad():
             model(torch.tensor([[*prompt.context.tokens, *prompt.query]]))
-        assert torch.allclose(read[-1][0, -1].float(), states[tuple(prompt.query)], atol=1e-6)
+        assert torch.allclose(read[-1][0, -1], states[tuple(prompt.query)], atol=1e-6)
     handle.remove()
     before = len(states)
     predictor.score([], ["dull"], options)  # outside of the context nothing is kept
