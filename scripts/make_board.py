@@ -1,32 +1,16 @@
-"""Run every method on the demonstration model, and make the leaderboard of docs/: the page and its picture.
+"""Make the leaderboard of docs/, the page and its picture, of results: of studies, or of any runs of lm-eval.
 
-    python scripts/make_board.py [--output DIR] [--browser FILE]
-
-Offline and on a CPU. The study takes some five minutes on two cores; stopped, it goes on where it was.
+python scripts/make_board.py RESULTS... [--browser FILE]
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-STUDY = """\
-models: pretrained=lm_eval_icl/demo_model
-methods: [icl, nope, prefixicl, pcw, saicl, batchicl, invicl, {deepthink: {T: [1, 3, 5], eta: 0.01}}]
-tasks: [icl_demo]
-num_fewshot: 8
-seeds: 0..4
-orders: 4
-"""
-
-
-def run(*command: object) -> None:
-    subprocess.run([sys.executable, "-m", "lm_eval_icl", *map(str, command)], cwd=ROOT, check=True)
 
 
 def take_picture(page: Path, picture: Path, browser: str) -> None:
@@ -43,18 +27,14 @@ def take_picture(page: Path, picture: Path, browser: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, default=ROOT / "results" / "board", help="the study's folder")
+    parser.add_argument("results", nargs="+", type=Path, metavar="RESULTS", help="results files, or folders of them")
     parser.add_argument(
         "--browser", default="/usr/bin/chromium-headless-shell", help="takes the picture, if it is there"
     )
     options = parser.parse_args()
-    os.environ["HF_HUB_OFFLINE"] = "1"
-    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
-        file.write(STUDY)
-        file.flush()
-        run("study", file.name, "--output", options.output.resolve(), "--batch_size", 16, "--device", "cpu")
     page = ROOT / "docs" / "board.html"
-    run("leaderboard", options.output.resolve(), "--output", page)
+    command = ["leaderboard", *options.results, "--output", page]
+    subprocess.run([sys.executable, "-m", "lm_eval_icl", *map(str, command)], check=True)
     if Path(options.browser).is_file():
         take_picture(page, page.with_suffix(".png"), options.browser)
     else:
