@@ -213,5 +213,6 @@ def compare(output: Path, limit: int) -> None:
         "The model was trained with 4 to 12 demonstrations, under every method but batchicl and deepthink. It knows a "
         "few hundred words: which method is better here says nothing about real models. To ask one of yours:"
     )
-    console.print("  lm-eval-icl study which-method --model_args pretrained=MODEL --limit 200 --output results/which")
+    command = "lm-eval-icl study which-method --model_args pretrained=MODEL --limit 200 --output results/which"
+    console.print(f"  {command}", soft_wrap=True)
     console.print(f"lm-eval's results files: {output.resolve()}")

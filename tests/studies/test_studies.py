@@ -721,9 +721,9 @@ def test_two_processes_of_one_launch(tmp_path, keys):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in grid.named() if not grid.read(name, {}).trainings])
 def test_a_named_study_runs(name, hub, checkpoint, tmp_path, monkeypatch, capsys):
-    """To its end, with a tiny model that has positions enough, and four documents a task."""
+    """To its end, with a tiny model that has positions enough, and two documents a task."""
     arguments = ["--model_args", f"pretrained={checkpoint('llama')},max_length=2048,overflow=truncate"]
-    arguments += ["--limit", "4", "--device", "cpu", "--seeds", "0", "--output", str(tmp_path / "o")]
+    arguments += ["--limit", "2", "--device", "cpu", "--seeds", "0", "--output", str(tmp_path / "o")]
     study = grid.read(name, {})
     if study.orders > 2:
         arguments += ["--orders", "2"]
