@@ -138,20 +138,27 @@ def expected(rule, literal, rows, said, pool):
     return found
 
 
+@pytest.fixture
+def made(monkeypatch):
+    """The decisions of the runs of a test, in their order."""
+    kept, init = [], deciding.Deciding.__init__
+    monkeypatch.setattr(deciding.Deciding, "__init__", lambda self, *args: (init(self, *args), kept.append(self))[0])
+    return kept
+
+
 @pytest.mark.parametrize("name", TASKS)
-def test_each_rule_against_hf(name, checkpoint, monkeypatch):
+def test_each_rule_against_hf(name, checkpoint, made):
     path, task = checkpoint("llama"), TASKS[name]
     literal = Literal(path)
     pool = evaluation.splits()["train"].to_list()
-    made = []
-    add = deciding.Deciding.add
-    monkeypatch.setattr(deciding.Deciding, "add", lambda self, arguments: (add(self, arguments), made.append(self)))
     of_models = {}
     for model in ("hf", "icl"):
         results, rows = run(model, path, task, RULES)
         # Which rows of the pool were drawn is not asserted here, but that they are as many, of the pool, and not shown.
         literal.drawn = {
-            (place[0] + "".join(place[1]) + query, y) for (place, query), of in made[-1].prompts.items() for y in of
+            (place[0] + "".join(place[1]) + query, y)
+            for (place, query), of in made[-1].queries.prompts.items()
+            for y in of
         }
         assert list(rows) == ["none", *RULES.split("+")]
         decided = results["config"]["icl"]["decided"][task["task"]]
@@ -262,14 +269,11 @@ def test_options_of_their_own_and_metrics_that_mean_nothing(checkpoint):
     assert {key for key in kept if "difference" in key} == {"acc,batch:by=difference"}
 
 
-def test_a_mean_over_documents_has_the_same_bits_in_any_number_of_processes(checkpoint, monkeypatch):
-    made = []
-    build = deciding.Deciding.add
-    monkeypatch.setattr(deciding.Deciding, "add", lambda self, *args: (build(self, *args), made.append(self))[0])
+def test_a_mean_over_documents_has_the_same_bits_in_any_number_of_processes(checkpoint, made, monkeypatch):
     _, rows = run("icl", checkpoint("llama"), TASKS["three"], "batch")
     (whole,) = made
-    (rule,) = whole.rules
-    scores = {i: deciding._scores(instances) for i, instances in whole.documents.items()}
+    (rule,) = whole.queries.rules
+    scores = {i: deciding._scores(instances) for i, instances in whole.queries.documents.items()}
     alone = dict(enumerate(values(rows["batch"])))
     for processes in (2, 3, 4):
         shares = [{i: scores[i] for i in scores if i % processes == rank} for rank in range(processes)]
