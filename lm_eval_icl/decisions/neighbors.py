@@ -22,11 +22,13 @@ def hidden(states: ArrayLike, anchors: ArrayLike, labels: ArrayLike, classes: in
         (D, C) minus the distance to the centroid of each class.
 
     Raises:
-        InputError: a class has no anchor.
+        InputError: a class has no anchor, or a state is not finite.
     """
     states, anchors, of_class = _anchored(states, anchors, labels, classes)
     centroids = np.stack([anchors[rows].mean(0) for rows in of_class])
     distances: np.ndarray = cdist(states, centroids)
+    if not np.isfinite(distances).all():
+        raise InputError("states: some are infinite, so that nothing is near them.")
     return -distances
 
 
@@ -45,7 +47,7 @@ def knn(log_probs: ArrayLike, anchors: ArrayLike, labels: ArrayLike, classes: in
         (D, C) votes. Of classes with equally many, the lowest wins, as with `argmax`.
 
     Raises:
-        InputError: a class has no anchor, or there are fewer anchors than k.
+        InputError: a class has no anchor, there are fewer anchors than k, or a number is NaN.
     """
     log_probs, anchors, _ = _anchored(log_probs, anchors, labels, classes)
     if not 1 <= k <= len(anchors):
@@ -67,6 +69,8 @@ def _anchored(
     queries, anchors = np.asarray(queries, dtype=np.float64), np.asarray(anchors, dtype=np.float64)
     if queries.ndim != 2 or anchors.ndim != 2 or queries.shape[1] != anchors.shape[1]:
         raise InputError(f"shapes {queries.shape} and {anchors.shape}: must be a row each, of equal width.")
+    if np.isnan(queries).any() or np.isnan(anchors).any():
+        raise InputError("the model gave a query NaN, with which nothing can be compared.")
     labels = np.asarray(labels)
     if labels.shape != (len(anchors),):
         raise InputError(f"labels of shape {labels.shape}: must be one for each of {len(anchors)} anchors.")

@@ -124,6 +124,9 @@ def test_knn_of_tokens_without_probability():
         (lambda: decisions.hidden([[1.0]], [[1.0]], [0], 2), "class 1 has no anchor"),
         (lambda: decisions.hidden([[1.0]], [[1.0], [2.0]], [0], 1), "one for each of 2 anchors"),
         (lambda: decisions.knn([[1.0]], [[1.0]], [0], 1), "k=3: must be from 1"),
+        (lambda: decisions.knn([[math.nan]], [[1.0]] * 3, [0] * 3, 1), "the model gave a query NaN"),
+        (lambda: decisions.hidden([[1.0]], [[math.nan]], [0], 1), "the model gave a query NaN"),
+        (lambda: decisions.hidden([[math.inf]], [[1.0]], [0], 1), "states: some are infinite"),
     ],
 )
 def test_what_cannot_be_used_is_refused(call, said):
