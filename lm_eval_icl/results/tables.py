@@ -23,7 +23,7 @@ from lm_eval_icl.results.records import Answers, Run, TaskResult
 from lm_eval_icl.results.samples import document_rows, lines
 
 _WHICH = ["run", "model", "pretrained", "seed", "order", "task"]
-_RUN = "run path date model pretrained revision dtype arguments seed order limit tasks tokens seconds cost".split()
+_RUN = "run path date model pretrained revision dtype arguments chat seed order limit tasks tokens seconds cost".split()
 _SCORE = [*_WHICH, "metric", "filter", "value", "stderr", "shots", "documents"]
 _DOCUMENT = [*_WHICH, "filter", "doc_id", "document", "demonstrations", "target", "prediction"]
 
@@ -44,6 +44,7 @@ def runs(paths: Paths) -> pd.DataFrame:
         model: lm-eval's name of the model: "hf", "icl", "vllm", ...
         pretrained, revision, dtype: of the checkpoint; revision and dtype are "" where the file does not say.
         arguments: the other model arguments, as JSON.
+        chat: whether the prompts have the model's chat template.
         seed: of the demonstrations (`fewshot_seed`); missing where the file does not say.
         order: which order of these demonstrations, in a study; 0 elsewhere.
         limit: lm-eval's `--limit`; missing without one.
@@ -67,6 +68,7 @@ def runs(paths: Paths) -> pd.DataFrame:
             "path": str(run.path),
             "date": pd.to_datetime(run.date, unit="s", utc=True) if run.date else None,
             "arguments": json.dumps(dict(run.arguments), sort_keys=True, default=str),
+            "chat": bool(run.results.get("chat_template") or run.results.get("chat_template_sha")),
             "tasks": tuple(run.tasks),
         }
         for run in _read(paths)

@@ -78,8 +78,9 @@ def test_costs_that_cells_share_are_not_those_of_a_run_alone(tmp_path):
         whole = results_of({"a": [1.0]})
         whole["config"]["icl"], whole["total_evaluation_time_seconds"], whole["date"] = icl, seconds, 1e9 + len(icl)
         write(tmp_path, whole, time=name)
-    write(tmp_path, results_of({"a": [0.0]}), time="c")
+    write(tmp_path, results_of({"a": [0.0]}) | {"chat_template_sha": "1f"}, time="c")
     table = results.runs(tmp_path).sort_values("path")
+    assert table.chat.tolist() == [False, False, True]
     assert table.cost.tolist() == ["alone", "shared", "alone"]
     assert table.tokens.tolist()[:2] == [100, 25] and table.seconds.tolist()[:2] == [12.5, 0.5]
     assert table[["tokens", "seconds"]].iloc[2].isna().all()
