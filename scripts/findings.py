@@ -1,11 +1,12 @@
 """Make the numbers and figures of docs/findings.md from the folders of its studies.
 
-    python scripts/findings.py which-method which-method-slow thinking [--output docs/findings]
+    python scripts/findings.py which-method which-method-slow thinking shots [--output docs/findings]
     python scripts/findings.py    # from the answers that are kept in docs/findings
 
-Written: answers.csv, the option that every entry predicted for every document, a digit each, a line for each set of
-demonstrations and order, and a line with the right ones for each task; findings.csv, a line for each task, method and
-decision rule; and figures, of what there is.
+Written: answers.csv, the option that every entry predicted for every document of the test set, a digit each, a line for
+each set of demonstrations and order, and a line with the right ones for each task; dev.csv, the accuracy of each T and
+eta on the dev set; findings.csv, a line for each task, method and decision rule; selection.csv, what choosing T and eta
+gains; and figures, of what there is.
 """
 
 from __future__ import annotations
@@ -20,47 +21,68 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from scipy.stats import t
 
 from lm_eval_icl import results
 from lm_eval_icl.drawing.style import GREY, INK, METADATA, styled
+from lm_eval_icl.results.read import read
 from lm_eval_icl.results.statistics import Estimate, difference, estimate, order_sensitivity
 
 ROOT = Path(__file__).resolve().parent.parent
-ENTRY = ["task", "shots", "method", "arguments", "rule"]
+ENTRY = ["task", "shots", "chat", "method", "arguments", "rule"]
 SET, RIGHT = [*ENTRY, "seed", "order"], "(right answers)"
 RULES = {"none": ("#6e7781", "o", "as the model says"), "contextual": ("#d55e00", "D", "contextual")}
 RULES["batch"] = ("#0072b2", "s", "batch")
 TITLES = {"icl_sst2": "SST-2", "icl_trec": "TREC", "icl_agnews": "AG News"}
+SHOTS = {"icl_sst2": 8, "icl_trec": 12, "icl_agnews": 8}  # the papers'
+STANDARD = "T=5,eta=0.01"
 ACCURACY = (0.0, 1.0)
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#6e7781")
 
 
 def packed(folders: list[Path]) -> pd.DataFrame:
     """A row for each entry, set of demonstrations and order, each once whichever folders have it."""
-    with warnings.catch_warnings():  # the reader says that it shows rules as filters alone, which is what is read here
-        warnings.simplefilter("ignore")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".* of the dev set of a study")
         documents, runs, scores = results.documents(folders), results.runs(folders), results.scores(folders)
-    table = documents.merge(runs[["run", "arguments"]], on="run")
+    table = documents.merge(runs[["run", "arguments", "chat"]], on="run")
     table = table.merge(scores.drop_duplicates(["run", "task"])[["run", "task", "shots"]], on=["run", "task"])
     table = table.rename(columns={"model": "method", "filter": "rule"}).sort_values("doc_id")
-    table["arguments"] = table.arguments.map(lambda text: ",".join(f"{k}={v}" for k, v in json.loads(text).items()))
+    table["arguments"] = table.arguments.map(arguments_of)
     table = table.drop_duplicates([*SET, "doc_id"])
     digits = table.astype({"prediction": int}).astype({"prediction": str}).groupby(SET).prediction.agg("".join)
-    right = table.drop_duplicates(["task", "doc_id"]).groupby("task").target.agg("".join)
+    right = table.drop_duplicates(["task", "doc_id"]).sort_values("doc_id").groupby("task").target.agg("".join)
     rows = [{"task": task, "method": RIGHT, "prediction": text} for task, text in right.items()]
     table = pd.concat([pd.DataFrame(rows), digits.reset_index()], ignore_index=True)
     return table[[*SET, "prediction"]].astype({"shots": "Int64"})
+
+
+def arguments_of(text: str) -> str:
+    return ",".join(f"{name}={value}" for name, value in json.loads(text).items())
+
+
+def on_dev(folders: list[Path]) -> pd.DataFrame:
+    """The accuracy of each entry and set of demonstrations on the dev set of a study."""
+    runs = [run for run in read(folders, quiet=True, dev=True)[0] if run.icl["study"]["split"] == "dev"]
+    rows = [
+        (result.task, arguments_of(json.dumps(dict(run.arguments), sort_keys=True)), rule, run.seed, result.value)
+        for run in runs
+        for result in run.all_results
+        for rule in ["none" if result.rule is None else result.rule.name]
+    ]
+    return pd.DataFrame(rows, columns=["task", "arguments", "rule", "seed", "accuracy"]).drop_duplicates()
 
 
 def unpacked(rows: pd.DataFrame) -> pd.DataFrame:
     """A row for each document, with the right answer and whether the prediction is right."""
     right = rows[rows.method == RIGHT].set_index("task").prediction
     table = rows[rows.method != RIGHT].fillna({"arguments": ""}).astype({"shots": int, "seed": int, "order": int})
-    table["target"] = table.task.map(right).map(list)
-    table["doc_id"], table["prediction"] = (
-        table.prediction.map(lambda text: range(len(text))),
-        table.prediction.map(list),
+    table["doc_id"] = table.prediction.map(lambda text: range(len(text)))
+    table["target"] = [right[task][: len(text)] for task, text in zip(table.task, table.prediction, strict=True)]
+    table["prediction"], table["target"] = table.prediction.map(list), table.target.map(list)
+    table = table.explode(["doc_id", "prediction", "target"], ignore_index=True).astype(
+        dict.fromkeys(("prediction", "target"), int)
     )
-    table = table.explode(["doc_id", "prediction", "target"]).astype(dict.fromkeys(("prediction", "target"), int))
     return table.assign(acc=(table.prediction == table.target).astype(float))
 
 
@@ -74,10 +96,10 @@ def interval(name: str, of: Estimate | None) -> dict[str, float]:
 
 
 def than(entry: pd.DataFrame, other: pd.DataFrame | None, name: str) -> dict[str, float]:
-    """How much better an entry is than another, on the sets of demonstrations and orders that both have."""
+    """How much better an entry is than another, on the documents, sets of demonstrations and orders that both have."""
     if other is None:
         return {}
-    keys = ["seed", "order"]
+    keys = ["doc_id", "seed", "order"]
     both = entry[keys].drop_duplicates().merge(other[keys].drop_duplicates())
     pair = [scores_of(each.merge(both, on=keys)).to_numpy() for each in (entry, other)]
     return interval(name, difference(*pair, bounds=ACCURACY)) if len(both) else {}
@@ -104,12 +126,45 @@ def line(entry: pd.DataFrame, icl: pd.DataFrame | None, raw: pd.DataFrame | None
 def lines_of(table: pd.DataFrame) -> pd.DataFrame:
     entries = dict(list(table.groupby(ENTRY)))
     found = []
-    for (task, shots, method, arguments, rule), entry in entries.items():
-        icl = entries.get((task, shots, "icl", "", rule)) if method != "icl" else None
-        raw = entries.get((task, shots, method, arguments, "none")) if rule != "none" else None
-        which = dict(zip(ENTRY, (task, shots, method, arguments, rule), strict=True))
-        found.append({**which, **line(entry, icl, raw)})
+    for key, entry in entries.items():
+        of = dict(zip(ENTRY, key, strict=True))
+        icl = entries.get(tuple({**of, "method": "icl", "arguments": ""}.values())) if of["method"] != "icl" else None
+        raw = entries.get(tuple({**of, "rule": "none"}.values())) if of["rule"] != "none" else None
+        found.append({**of, **line(entry, icl, raw)})
     return pd.DataFrame(found)
+
+
+def of_the_same(table: pd.DataFrame, varied: list[str]) -> pd.DataFrame:
+    """What all points of a curve have: the same documents, sets of demonstrations and orders."""
+    same = ["task", "rule", "doc_id", "seed", "order"]
+    points = table.groupby("task")[varied].apply(lambda of_task: len(of_task.drop_duplicates()))
+    there = table.drop_duplicates([*same, *varied]).groupby(same).size().rename("there").reset_index()
+    table = table.merge(there, on=same)
+    return table[table.there == table.task.map(points)].drop(columns="there")
+
+
+def selections(test: pd.DataFrame, dev: pd.DataFrame) -> pd.DataFrame:
+    """What choosing T and eta gains over T=1: on the dev set, as one must, and on the test set, as one must not. Both
+    for each set of demonstrations; the mean over these, with the 95% interval for others."""
+    scores = test.groupby(["task", "rule", "seed", "arguments"]).acc.mean().rename("test").reset_index()
+    both = scores.merge(dev.rename(columns={"accuracy": "dev"}), on=["task", "rule", "seed", "arguments"])
+    both[["T", "eta"]] = both.arguments.str.extract(r"\bT=(\d+).*\beta=([\d.]+)").astype(float).to_numpy()
+    both = both.sort_values(["T", "eta"], kind="stable")  # of equal ones, the fewest passes
+    rows = []
+    for (task, rule), of_task in both.groupby(["task", "rule"]):
+        sets = dict(list(of_task.groupby("seed")))
+        plain = np.array([one[one["T"] == 1].test.iloc[0] for one in sets.values()])
+        chosen = np.array([one.test.loc[one.dev.idxmax()] for one in sets.values()])
+        best = np.array([one.test.max() for one in sets.values()])
+        gains = {"chosen": chosen - plain, "best": best - plain, "selection": best - chosen}
+        row = {"task": task, "rule": rule, "sets": len(sets), "settings": of_task.arguments.nunique()}
+        row |= {"plain": plain.mean(), "chosen": chosen.mean(), "best": best.mean()}
+        for name, gain in gains.items():
+            half = t.ppf(0.975, len(sets) - 1) * gain.std(ddof=1) / len(sets) ** 0.5 if len(sets) > 1 else np.nan
+            row |= {f"gain_{name}": gain.mean(), f"gain_{name}_low": gain.mean() - half}
+            row |= {f"gain_{name}_high": gain.mean() + half}
+        rows.append(row)
+    return pd.DataFrame(rows)
 
 
 def save(figure: Figure, path: Path) -> None:
@@ -152,23 +207,51 @@ def draw_dots(lines: pd.DataFrame, value: str, label: str, path: Path) -> None:
 
 
 def draw_thinking(lines: pd.DataFrame, path: Path) -> None:
-    """Accuracy against T, a line for each eta and decision rule."""
-    figure, by_task = panels(lines, 2.8)
-    for task, axes in by_task.items():
-        for (eta, rule), some in lines[lines.task == task].groupby(["eta", "rule"]):
-            colour, marker, name = RULES[rule]
-            some = some.sort_values("T")
-            dashes: dict[str, Any] = {"linestyle": "-" if eta <= 0.01 else "--", "label": f"eta={eta:g}, {name}"}
-            axes.plot(some["T"], 100 * some.accuracy, marker=marker, color=colour, markersize=3.5, **dashes)
-            axes.fill_between(
-                some["T"], 100 * some.accuracy_low, 100 * some.accuracy_high, color=colour, alpha=0.08, linewidth=0
-            )
-        axes.set_xticks(sorted(set(lines["T"])))
-        axes.grid()
+    """Accuracy against T, a line for each eta, a row of panels for each decision rule."""
+    tasks = [task for task in TITLES if task in set(lines.task)]
+    figure = Figure(figsize=(7.6, 4.6), layout="constrained")
+    panels_of = figure.subplots(2, len(tasks), squeeze=False, sharex=True, sharey="col")
+    etas = sorted(set(lines.eta))
+    for row, rule in zip(panels_of, ("none", "batch"), strict=True):
+        for axes, task in zip(row, tasks, strict=True):
+            for eta, colour in zip(etas, COLOURS, strict=False):
+                some = lines[(lines.task == task) & (lines.rule == rule) & (lines.eta == eta)].sort_values("T")
+                curve(axes, some["T"], some, colour, f"eta={eta:g}")
+            axes.set_title(f"{TITLES[task]}, {RULES[rule][2]}", loc="left", fontweight="bold")
+        row[0].set_ylabel("accuracy, %")
+    for axes in panels_of[-1]:
+        axes.set_xticks([1, 3, 5, 7, 9, 11, 13, 15])
         axes.set_xlabel("T, passes over the demonstrations")
-    next(iter(by_task.values())).set_ylabel("accuracy, %")
-    figure.legend(*axes.get_legend_handles_labels(), loc="outside upper center", ncols=3)
+    figure.legend(*panels_of[0][0].get_legend_handles_labels(), loc="outside upper center", ncols=len(etas))
     save(figure, path)
+
+
+def draw_shots(lines: pd.DataFrame, path: Path) -> None:
+    """Accuracy against the number of demonstrations, a line for each method, a row of panels for each decision rule."""
+    tasks = [task for task in TITLES if task in set(lines.task)]
+    figure = Figure(figsize=(7.6, 5.0), layout="constrained")
+    panels_of = figure.subplots(2, len(tasks), squeeze=False, sharex=True, sharey="col")
+    shots = sorted(set(lines.shots))
+    for row, rule in zip(panels_of, ("none", "batch"), strict=True):
+        for axes, task in zip(row, tasks, strict=True):
+            for method, colour in zip(dict.fromkeys(lines.method), COLOURS, strict=False):
+                some = lines[(lines.task == task) & (lines.rule == rule) & (lines.method == method)].sort_values(
+                    "shots"
+                )
+                curve(axes, some.shots.map(shots.index), some, colour, method)
+            axes.set_title(f"{TITLES[task]}, {RULES[rule][2]}", loc="left", fontweight="bold")
+            axes.set_xticks(range(len(shots)), shots)
+        row[0].set_ylabel("accuracy, %")
+    for axes in panels_of[-1]:
+        axes.set_xlabel("demonstrations")
+    figure.legend(*panels_of[0][0].get_legend_handles_labels(), loc="outside upper center", ncols=5)
+    save(figure, path)
+
+
+def curve(axes: Axes, x: pd.Series, points: pd.DataFrame, colour: str, label: str) -> None:
+    axes.plot(x, 100 * points.accuracy, marker="o", color=colour, markersize=3.5, label=label)
+    axes.fill_between(x, 100 * points.accuracy_low, 100 * points.accuracy_high, color=colour, alpha=0.08, linewidth=0)
+    axes.grid()
 
 
 def main() -> None:
@@ -177,28 +260,33 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=ROOT / "docs" / "findings")
     given = parser.parse_args()
     given.output.mkdir(parents=True, exist_ok=True)
-    kept = given.output / "answers.csv"
+    kept, kept_dev = given.output / "answers.csv", given.output / "dev.csv"
     if given.studies:
-        packed([folder / "cells" for folder in given.studies]).to_csv(kept, index=False)
-    table = unpacked(pd.read_csv(kept, dtype={"prediction": str}))
+        packed(given.studies).to_csv(kept, index=False)
+        on_dev(given.studies).to_csv(kept_dev, index=False)
+    table, dev = unpacked(pd.read_csv(kept, dtype={"prediction": str})), pd.read_csv(kept_dev)
+    several = (
+        table[(table.method == "deepthink") & ~table.chat].groupby(["task", "shots"]).arguments.transform("nunique")
+    )
+    thinking = table.loc[several.index[several > 9]]
+    is_point = table.method.isin(["icl", "pcw", "invicl", "structured"]) | (table.arguments == STANDARD)
+    shots = table[is_point & ~table.chat & table.task.isin(["icl_sst2", "icl_trec"])]
     lines = lines_of(table)
     lines.to_csv(given.output / "findings.csv", index=False, float_format="%.4f")
-    lines = lines[lines.shots > 0]
-    # A curve has the sets of demonstrations and orders that all of its points have.
-    several = table[(table.method == "deepthink") & (table.shots > 0)]
-    numbers = several.groupby("task").arguments.transform("nunique")
-    of_all = several.groupby(["task", "seed", "order"]).arguments.transform("nunique") == numbers
-    thinking = lines_of(several[of_all & (numbers > 1)])
-    for name in ("T", "eta") if len(thinking) else ():
-        thinking[name] = thinking.arguments.str.extract(rf"\b{name}=([\d.]+)").astype(float)
-    of_methods = lines[(lines.method != "deepthink") | (lines.arguments == "T=5,eta=0.01")]
+    of_methods = lines[~lines.chat & lines.task.isin(TITLES) & (lines.shots == lines.task.map(SHOTS))]
+    of_methods = of_methods[(of_methods.method != "deepthink") | (of_methods.arguments == STANDARD)]
     settings = {"text.color": INK, "grid.color": INK, "grid.alpha": 0.13, "grid.linewidth": 0.6}
     with styled(**settings):
         draw_dots(of_methods, "accuracy", "accuracy, %", given.output / "methods.svg")
-        if "flips" in lines:
-            draw_dots(of_methods, "flips", "predictions changed, %", given.output / "orders.svg")
+        draw_dots(of_methods, "flips", "predictions changed, %", given.output / "orders.svg")
         if len(thinking):
-            draw_thinking(thinking, given.output / "thinking.svg")
+            selections(thinking, dev).to_csv(given.output / "selection.csv", index=False, float_format="%.4f")
+            plain = thinking[~thinking.arguments.str.contains("momentum")]
+            points = lines_of(of_the_same(plain, ["arguments"]))
+            points[["T", "eta"]] = points.arguments.str.extract(r"\bT=(\d+).*\beta=([\d.]+)").astype(float).to_numpy()
+            draw_thinking(points, given.output / "thinking.svg")
+        if shots.shots.nunique() > 2:
+            draw_shots(lines_of(of_the_same(shots, ["shots", "method"])), given.output / "shots.svg")
     columns = [
         *ENTRY,
         "sets",
