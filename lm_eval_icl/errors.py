@@ -69,6 +69,15 @@ def refusing(what: str, advice: str = "", kinds: tuple[type[Exception], ...] = (
         raise InputError(f"{what} ({one_line(error)}).{advice and ' ' + advice}") from error
 
 
+@contextmanager
+def writing(where: object, kind: type[InputError] = InputError) -> Iterator[None]:
+    """Turn an `OSError` into an error of this kind, which says that `where` cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        raise kind(f"{where}: cannot be written ({error.strerror or error}).") from error
+
+
 def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
     """The question whether the most similar of the known names was meant; empty if none is similar.
 

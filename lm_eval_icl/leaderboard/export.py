@@ -20,7 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from lm_eval_icl.errors import InputError, one_line
+from lm_eval_icl.errors import InputError, one_line, writing
+from lm_eval_icl.files import replacing
 from lm_eval_icl.results.board import TaskRun
 from lm_eval_icl.results.entries import unused
 from lm_eval_icl.results.form import number, reads_in_words
@@ -143,21 +144,16 @@ def _write(folder: Path, path: str, text: str) -> bool:
         whether there is a file now.
     """
     file = folder / path
-    content = text.encode()
-    part = file.with_name(file.name + ".part")
-    try:
+    with writing(file):
         if not file.resolve().is_relative_to(folder.resolve()):  # through a link in the folder
             raise InputError(f"--output {folder}: {path} leads out of the folder; remove the link.")
-        if not content:
+        if not text:
             file.unlink(missing_ok=True)
-        elif not (file.is_file() and file.read_bytes() == content):
+        elif not (file.is_file() and file.read_bytes() == text.encode()):
             file.parent.mkdir(parents=True, exist_ok=True)
-            part.unlink(missing_ok=True)
-            part.write_bytes(content)
-            part.replace(file)
-    except OSError as error:
-        raise InputError(f"{file}: cannot be written ({error.strerror or error}).") from error
-    return bool(content)
+            with replacing(file) as half:
+                half.write_bytes(text.encode())
+    return bool(text)
 
 
 def _log(

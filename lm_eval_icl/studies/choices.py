@@ -14,7 +14,7 @@ from lm_eval_icl.demonstrations import kept
 from lm_eval_icl.demonstrations.choosing import Chooser
 from lm_eval_icl.demonstrations.how import How
 from lm_eval_icl.demonstrations.kept import about_model, code
-from lm_eval_icl.errors import CannotWrite, InputError, LaterForm, log, one_line_with_place
+from lm_eval_icl.errors import CannotWrite, InputError, LaterForm, log, one_line_with_place, writing
 from lm_eval_icl.harness.choosing import predictor
 from lm_eval_icl.harness.distributed import of_first
 from lm_eval_icl.harness.pools import PoolOfTask
@@ -164,10 +164,8 @@ class Choices:
                 why = error.message if isinstance(error, InputError) else one_line_with_place(error)
                 self.failed[key] = f"task {task!r}: demonstrations={how}: {why}"
                 continue
-            try:
+            with writing(f"--output {self.folder.path}", CannotWrite):
                 kept.write(self._path(key), how, pool, shots, seed, choice, about)
-            except OSError as error:
-                raise CannotWrite(f"--output {self.folder.path}: cannot be written ({error.strerror}).") from error
 
 
 @contextmanager
