@@ -171,11 +171,7 @@ def _common(board: Board) -> str:
 
 def _label(board: Board, entry: Entry) -> str:
     """The method with its arguments, and its conditions if entries differ in them."""
-    return _joined(entry.method, entry.arguments, "" if _common(board) else entry.conditions)
-
-
-def _joined(method: str, arguments: str, conditions: str) -> str:
-    return ", ".join(filter(None, [" ".join(filter(None, [method, arguments])), conditions]))
+    return (replace(entry, conditions="") if _common(board) else entry).label
 
 
 def _without(text: str, pattern: str) -> str:
@@ -591,7 +587,7 @@ def _shots(board: Board, most: int) -> _Drawn | None:
         return next((float(match[1] or match[2]) for match in matches if match), None)
 
     def label(entry: Entry) -> str:
-        return _joined(entry.method, entry.arguments, _without(entry.conditions, shots))
+        return replace(entry, conditions=_without(entry.conditions, shots)).label
 
     return _against(board, "Results by number of demonstrations", "demonstrations", x, label)
 
@@ -606,7 +602,7 @@ def _by_T(board: Board, most: int) -> _Drawn | None:
         arguments = _without(entry.arguments, "T=.*")
         if "eta=" not in arguments and (eta := _argument(entry, "eta")) is not None:
             arguments = ", ".join(filter(None, [f"eta={eta:g}", arguments]))
-        return _joined(entry.method, arguments, "" if _common(board) else entry.conditions)
+        return _label(board, replace(entry, arguments=arguments))
 
     return _against(board, "Results by T", "T", x, label, _on_dev)
 

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from lm_eval_icl import methods
 from lm_eval_icl.results.entries import grouped
 from lm_eval_icl.results.form import StudyFacts
 from lm_eval_icl.results.records import Run
@@ -27,23 +28,6 @@ _OURS = {
     *("positions", "repeat", "windows", "window_size", "layer", "T", "eta", "momentum", "restart_positions"),
     *("layout", "reads", "temperature", "scale", "weight", "factor", "align"),
     *("combine", "method", "weights", "beta", "top_p", "truncate", "choose"),
-}
-_METHODS = {
-    *(
-        "icl",
-        "nope",
-        "prefixicl",
-        "pcw",
-        "saicl",
-        "batchicl",
-        "invicl",
-        "deepthink",
-        "sbp",
-        "star",
-        "ape",
-        "structured",
-    ),
-    *("ensemble", "nbce"),
 }
 # Of lm-eval's models.
 _MODEL = {
@@ -180,7 +164,7 @@ def _studies(runs: Iterable[Run], decided: bool, left_out: dict[str, None]) -> l
 
 
 def _model_arguments(run: Run, left_out: dict[str, None]) -> dict[str, Any]:
-    names = _MODEL | _OURS if run.model in _METHODS else _MODEL
+    names = _MODEL | _OURS if run.model in methods.NAMES else _MODEL
     arguments = model_arguments(run.results["config"].get("model_args"))
     if run.model == "hf":  # older studies say of it what they gave to this package's models
         arguments = {name: value for name, value in arguments.items() if name not in _OURS}
