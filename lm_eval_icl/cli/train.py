@@ -82,7 +82,7 @@ def training(options: Mapping[str, Any]) -> Callable[[], None]:
     Raises:
         InputError: an option cannot be used.
     """
-    from lm_eval_icl.harness.training import check_tasks, load_tasks
+    from lm_eval_icl.harness.training import HarnessTask, check_tasks, tasks_of
     from lm_eval_icl.inference.checkpoints import load_model
     from lm_eval_icl.metaicl.metadata import skips
     from lm_eval_icl.metaicl.reading import reader
@@ -127,7 +127,7 @@ def training(options: Mapping[str, Any]) -> Callable[[], None]:
         if "episodes" in options:
             tasks = read_file(Path(str(options["episodes"])))
         elif files is None:
-            tasks = load_tasks(names, options.get("include_path"), metadata)
+            tasks = [HarnessTask(task) for task in tasks_of(names, options.get("include_path"), metadata)]
         else:
             rows = load_rows(str(options["metaicl"]), files, int(options.get("train_k", TRAIN_K)), skips(metadata))
         model, tokenizer = load_model(model_args)

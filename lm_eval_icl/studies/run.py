@@ -12,7 +12,6 @@ import copy
 import errno
 import functools
 import json
-import math
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -35,13 +34,14 @@ from lm_eval_icl.harness.arguments import CommonArguments
 from lm_eval_icl.harness.deciding import give_rules
 from lm_eval_icl.harness.distributed import in_any
 from lm_eval_icl.harness.loading import CheckedHFLM, Loaded
+from lm_eval_icl.harness.loglikelihood import check_finite
 from lm_eval_icl.harness.models import ICLModel, model_class
 from lm_eval_icl.harness.requests import RequestTokenizer
 from lm_eval_icl.harness.response_cache import Responses, response_key
 from lm_eval_icl.inference.fingerprint import files_digest
 from lm_eval_icl.inference.packing import Queries
 from lm_eval_icl.inference.schedule import Ids
-from lm_eval_icl.inference.scoring import Score, not_finite
+from lm_eval_icl.inference.scoring import Score
 from lm_eval_icl.methods.code import code_of_numbers
 from lm_eval_icl.methods.limits import Request
 from lm_eval_icl.methods.runner import MethodRunner, grouped
@@ -338,8 +338,9 @@ def score(
     scores: Scores = {number: {} for number in numbers}
     with tqdm(total=len(instances) * len(numbers), leave=False, desc=model.method.name, disable=model.rank != 0) as bar:
         for context, queries in grouped((request.prompt, request.answer) for request in requests).items():
-            asked = [i for answers in queries.values() for each in answers.values() for i in each]
-            for number, i in ((number, i) for number in numbers for i in asked):
+            indices = [i for answers in queries.values() for each in answers.values() for i in each]
+            asked = [(number, i) for number in numbers for i in indices]
+            for number, i in asked:
                 if (key := f"{number} {keys[i]}") in responses:
                     scores[number][id(instances[i])] = responses[key]
             missing = {
@@ -353,26 +354,21 @@ def score(
                     for number, pairs, found in _each(runner, context, missing, numbers):
                         for (query, answer), value in zip(pairs, found, strict=True):
                             for i in queries[query][answer]:
-                                if not math.isfinite(value[0]):
-                                    raise not_finite(_name(instances[i]), value[0], runner.model)
+                                check_finite(instances[i], value[0], runner.model)
                                 last[i] = value
                                 if number in numbers:
                                     scores[number].setdefault(id(instances[i]), value)
                                     responses[f"{number} {keys[i]}"] = value
                         responses.finished()
-            for number, i in ((number, i) for number in numbers for i in asked):
+            for number, i in asked:
                 # Without demonstrations there is one memory, after however many passes.
                 if id(instances[i]) not in scores[number]:
                     scores[number][id(instances[i])] = responses[f"{number} {keys[i]}"] = last[i]
             responses.finished()
-            bar.update(len(asked) * len(numbers))
+            bar.update(len(asked))
             run.contexts.release(context, runner.store)
     responses.save()
     return scores
-
-
-def _name(instance: Instance) -> str:
-    return f"task {instance.task_name!r}, document {instance.doc_id}, option {instance.idx}"
 
 
 def _misses(some: Sequence[int], instances: Sequence[Instance], scores: Scores) -> bool:
@@ -392,7 +388,8 @@ def _each(
 
 def evaluate(lm: LM, cell: Cell, prepared: Prepared, models: Models, options: Options) -> dict[str, Any] | None:
     """lm-eval's results of a cell; None on all processes but the first."""
-    prepared.forget_responses()
+    for instance in prepared.task.instances:  # which has the responses of the cell before
+        instance.resps, instance.filtered_resps = [], {}
     with environment_once():
         results: dict[str, Any] | None = lm_eval.simple_evaluate(
             model=lm,
