@@ -9,11 +9,11 @@ from collections.abc import Callable
 from functools import partial
 from math import isfinite
 
-import torch
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import CacheHook
 from lm_eval.models.huggingface import HFLM
 from tqdm import tqdm
+from transformers import PreTrainedModel
 
 from lm_eval_icl.errors import log
 from lm_eval_icl.harness.requests import named
@@ -23,7 +23,7 @@ from lm_eval_icl.inference.scoring import Score, not_finite
 from lm_eval_icl.methods.runner import MethodRunner
 
 
-def check_finite(instance: Instance, logprob: float, model: torch.nn.Module) -> None:
+def check_finite(instance: Instance, logprob: float, model: PreTrainedModel) -> None:
     """Refuse a log-probability that is NaN or infinite.
 
     Raises:
