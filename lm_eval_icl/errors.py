@@ -70,6 +70,20 @@ def refusing(what: str, advice: str = "", kinds: tuple[type[Exception], ...] = (
 
 
 @contextmanager
+def naming(what: str) -> Iterator[None]:
+    """Put what an `InputError` is about, such as a task, before its message."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"{what}: {error.message}") from error
+
+
+def reason(error: BaseException) -> str:
+    """Why something has failed: the message of an `InputError`, or else `one_line_with_place`."""
+    return error.message if isinstance(error, InputError) else one_line_with_place(error)
+
+
+@contextmanager
 def writing(where: object, kind: type[InputError] = InputError) -> Iterator[None]:
     """Turn an `OSError` into an error of this kind, which says that `where` cannot be written."""
     try:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from lm_eval_icl.demonstrations.how import METHODS, How, make
 from lm_eval_icl.demonstrations.select import near
-from lm_eval_icl.errors import InputError, log, writing
+from lm_eval_icl.errors import InputError, log, naming, writing
 from lm_eval_icl.files import write_atomically
 from lm_eval_icl.harness.arguments import check_folders, pairs
 from lm_eval_icl.studies.grid import expanded
@@ -72,10 +72,8 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     for pool, n in zip(pools, shots, strict=True):
         chooser, chosen = Chooser(pool, predictor, how.pool), dict[int, "Choice"]()
         for seed in seeds:
-            try:
+            with naming(f"task {pool.name!r}"):
                 chosen[seed] = chooser.choose(how.name, n, seed, how.balance, **how.arguments)
-            except InputError as error:
-                raise InputError(f"task {pool.name!r}: {error.message}") from error
             _say(pool, seed, chosen[seed])
         by_task[pool.name] = as_json(pool, n, chosen)
         with writing(f"--output {args.output}"):

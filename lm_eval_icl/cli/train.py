@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from lm_eval_icl import methods
-from lm_eval_icl.errors import InputError, did_you_mean
+from lm_eval_icl.errors import InputError, did_you_mean, naming
 from lm_eval_icl.harness.arguments import check_folders, pairs
 from lm_eval_icl.metaicl.files import MetaICLFolder, setting_of
 from lm_eval_icl.training.settings import Settings, with_numbers
@@ -211,10 +211,8 @@ def _file(path: Path) -> dict[str, Any]:
         raise InputError(f"--config {path}: cannot be read ({' '.join(str(error).split())}).") from error
     if not isinstance(options, dict) or not all(isinstance(name, str) for name in options):
         raise InputError(f"--config {path}: must hold arguments by name, such as tasks: [icl_sst2].")
-    try:
+    with naming(f"--config {path}"):
         return with_numbers({name: value for name, value in options.items() if value is not None})
-    except InputError as error:
-        raise InputError(f"--config {path}: {error.message}") from error
 
 
 def _names(listed: Any) -> list[str]:

@@ -13,7 +13,7 @@ from lm_eval_icl.demonstrations import kept
 from lm_eval_icl.demonstrations.choosing import Chooser
 from lm_eval_icl.demonstrations.how import How
 from lm_eval_icl.demonstrations.kept import about_model, code
-from lm_eval_icl.errors import CannotWrite, InputError, LaterForm, log, one_line_with_place, writing
+from lm_eval_icl.errors import CannotWrite, InputError, LaterForm, log, reason, writing
 from lm_eval_icl.harness.choosing import predictor
 from lm_eval_icl.harness.distributed import of_first
 from lm_eval_icl.harness.pools import PoolOfTask
@@ -163,8 +163,7 @@ class Choices:
             except Exception as error:
                 if ends_all(error):
                     raise
-                why = error.message if isinstance(error, InputError) else one_line_with_place(error)
-                self.failed[key] = f"task {task!r}: demonstrations={how}: {why}"
+                self.failed[key] = f"task {task!r}: demonstrations={how}: {reason(error)}"
                 continue
             with writing(f"--output {self.folder.path}", CannotWrite):
                 kept.write(self._path(key), how, pool, shots, seed, choice, about)

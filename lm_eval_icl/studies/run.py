@@ -15,7 +15,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -29,7 +29,7 @@ from lm_eval.api.model import LM
 from lm_eval.tasks import TaskManager
 from tqdm import tqdm
 
-from lm_eval_icl.errors import CannotWrite, InputError
+from lm_eval_icl.errors import CannotWrite, InputError, naming
 from lm_eval_icl.harness.arguments import CommonArguments
 from lm_eval_icl.harness.deciding import give_rules
 from lm_eval_icl.harness.distributed import in_any
@@ -172,6 +172,10 @@ class Models:
         """
         return CheckedHFLM(self.loaded)
 
+    def naming(self, variant: Variant) -> AbstractContextManager[None]:
+        """Inside this context, the model and the method stand before an error's message."""
+        return naming(f"{self.arguments['pretrained']}, {variant.name}")
+
     @property
     def rank(self) -> int:
         return self._first.rank
@@ -219,15 +223,6 @@ def ends_all(error: BaseException | None) -> bool:
     return False
 
 
-@contextmanager
-def naming(models: Models, variant: Variant) -> Iterator[None]:
-    """Put the model and the method before an error's message."""
-    try:
-        yield
-    except InputError as error:
-        raise InputError(f"{models.arguments['pretrained']}, {variant.name}: {error.message}") from error
-
-
 def run_cells(
     models: Models,
     cells: Sequence[Cell],
@@ -252,20 +247,20 @@ def run_cells(
         for cell in cells:
             number = passes_of(cell.variant)[1]
             lm: LM = models.hf() if variant.method == HF else _with_passes(models, cell.variant, number)
-            with naming(models, cell.variant):
+            with models.naming(cell.variant):
                 results = evaluate(lm, cell, _with_rules(tasks[cell.order], lm), models, options)
             save(folder, cell, results, tasks[cell.order], models)
         return
     wanted = {passes_of(cell.variant)[1] for cell in cells}
     model = _with_passes(models, variant, max(wanted))
     path = folder.work / work
-    with naming(models, variant):
+    with models.naming(variant):
         rounds = _together(model, tasks.values(), wanted)
     for numbers in rounds:
         begun = time.perf_counter()
         of_these = [cell for cell in cells if passes_of(cell.variant)[1] in numbers]
         model = _with_passes(models, variant, max(numbers))
-        with naming(models, variant):
+        with models.naming(variant):
             model.begin([])  # so that its limits are those of this number of passes
             deciding = {order: _with_rules(each, model) for order, each in tasks.items()}
             instances = [instance for each in deciding.values() for instance in each.task.instances]
