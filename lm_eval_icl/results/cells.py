@@ -11,7 +11,7 @@ import numpy as np
 from lm_eval_icl.results import statistics
 from lm_eval_icl.results.board import BoardCell, Column, PromptSet, TaskRun
 from lm_eval_icl.results.entries import chosen, grouped, left_out, shown, varied
-from lm_eval_icl.results.form import number
+from lm_eval_icl.results.form import at, number
 from lm_eval_icl.results.records import Answers, TaskResult
 from lm_eval_icl.results.statistics import Difference, Estimate
 
@@ -131,9 +131,7 @@ def _predicted(unit: TaskRun, answers: Sequence[Answers], marks: list[str]) -> t
 
 def _options(unit: TaskRun) -> list[str]:
     """The names of a task's options, if all documents have the same."""
-    configs = unit.run.results.get("configs")
-    config = configs.get(unit.result.task) if isinstance(configs, dict) else None
-    choices = config.get("doc_to_choice") if isinstance(config, dict) else None
+    choices = at(unit.run.results, "configs", unit.result.task, "doc_to_choice")
     names = [shown(name) for name in choices if isinstance(name, str)] if isinstance(choices, list) else []
     return names if len(set(names)) == len(choices or ()) else []
 

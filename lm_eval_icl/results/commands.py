@@ -12,13 +12,13 @@ import json
 import math
 import re
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from lm_eval_icl import methods
 from lm_eval_icl.results.entries import grouped
-from lm_eval_icl.results.form import StudyFacts
+from lm_eval_icl.results.form import StudyFacts, at
 from lm_eval_icl.results.records import Run
 from lm_eval_icl.results.settings import model_arguments
 
@@ -198,14 +198,11 @@ def _said(name: str) -> str:
     return name if re.fullmatch(r"[\w.-]{1,50}", name) else "of another name"
 
 
-def _metadata(run: Run, tasks: Iterable[str], decided: bool) -> dict[str, Any]:
+def _metadata(run: Run, tasks: Collection[str], decided: bool) -> dict[str, Any]:
     """What `--metadata` changes, of what all of these tasks have: lm-eval gives it to every task."""
-    configs = run.results.get("configs")
-    of_tasks = [configs.get(task) if isinstance(configs, dict) else None for task in tasks]
-    metadata = [of_task.get("metadata") if isinstance(of_task, dict) else None for of_task in of_tasks]
     common = {}
     for name in (*_METADATA, *(["decide"] if decided else [])):
-        values = [of_task.get(name) if isinstance(of_task, dict) else None for of_task in metadata]
+        values = [at(run.results, "configs", task, "metadata", name) for task in tasks]
         # A list: decision rules, where names joined by "+" would be read as something else.
         kinds = (str, int, dict, list) if name == "decide" else (str, int, dict)
         if isinstance(values[0], kinds) and values.count(values[0]) == len(values):
