@@ -182,8 +182,6 @@ def extras(board: Board) -> dict[str, list[tuple[str, float | None]]]:
 
     Rank and order sensitivity are those of the first column. What a study's cells cost has columns of its own.
     """
-    if not board.columns:
-        return {}
     first = [entry.cells.get(board.columns[0].name) for entry in board.entries]
     ranks = [cell.rank if cell else None for cell in first]
     flips = [cell.sensitivity if cell else None for cell in first]
