@@ -120,6 +120,9 @@ class Models:
         arguments: as `--model_args`.
         located: those that differ where this process loads it; results and messages have the others.
 
+    Attributes:
+        first: the model under plain ICL.
+
     Raises:
         InputError: it cannot be loaded, its weights cannot be read, or its passes are divided among processes.
     """
@@ -129,15 +132,14 @@ class Models:
     ) -> None:
         self.arguments, loaded = arguments, {**arguments, **(located or {})}
         given = {name: getattr(options, name) for name in ("device", "batch_size")}
-        self._first: ICLModel = model_class("icl").create_from_arg_obj(loaded, given)
-        if self._first._is_tensor_parallel:
+        self.first: ICLModel = model_class("icl").create_from_arg_obj(loaded, given)
+        if self.first._is_tensor_parallel:
             raise InputError("models: tp_plan: a study does not divide the passes of a model: leave it out.")
-        self.loaded = Loaded(self._first)
-        of_files = self._first.model_files_digest or files_digest(**loaded)  # not every process has noted it
-        self._of_files = of_files
+        self.rank, self.world_size, self.loaded = self.first.rank, self.first.world_size, Loaded(self.first)
+        self._of_files = self.first.model_files_digest or files_digest(**loaded)  # not every process has noted it
         self._tokenizers: dict[tuple[bool, bool], OneTokenizer] = {}
         self._models: dict[str, ICLModel] = {}
-        self._latest = self._first
+        self._latest = self.first
 
     @property
     def weights(self) -> str:
@@ -175,19 +177,6 @@ class Models:
     def naming(self, variant: Variant) -> AbstractContextManager[None]:
         """Inside this context, the model and the method stand before an error's message."""
         return naming(f"{self.arguments['pretrained']}, {variant.name}")
-
-    @property
-    def rank(self) -> int:
-        return self._first.rank
-
-    @property
-    def world_size(self) -> int:
-        return self._first.world_size
-
-    @property
-    def first(self) -> ICLModel:
-        """The model under plain ICL."""
-        return self._first
 
     def forget_requests(self) -> None:
         for tokenize in self._tokenizers.values():
