@@ -38,12 +38,6 @@ HF = "hf"
 _GIVEN = ("method", "model_args", "output", "resume", "device", "include_path", "metadata")
 
 
-def _whole(least: int) -> BeforeValidator:
-    """Validates a whole number, which may be written 5.0, of at least this size."""
-
-    return BeforeValidator(lambda value: whole(value, least))
-
-
 def _number(value: Any) -> Any:
     if not is_number(value):
         raise ValueError("must be a number")
@@ -56,8 +50,9 @@ def _at_least_0(value: Any) -> float:
     return float(value)
 
 
-Whole = Annotated[int, _whole(0)]
-Positive = Annotated[int, _whole(1)]
+# Whole numbers, which may be written 5.0.
+Whole = Annotated[int, BeforeValidator(lambda value: whole(value, 0))]
+Positive = Annotated[int, BeforeValidator(whole)]
 
 
 @dataclass(frozen=True)
