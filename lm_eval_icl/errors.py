@@ -69,6 +69,29 @@ def refusing(what: str, advice: str = "", kinds: tuple[type[Exception], ...] = (
         raise InputError(f"{what} ({one_line(error)}).{advice and ' ' + advice}") from error
 
 
+@contextmanager
+def naming(what: str) -> Iterator[None]:
+    """Put what an `InputError` is about, such as a task, before its message."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"{what}: {error.message}") from error
+
+
+def reason(error: BaseException) -> str:
+    """Why something has failed: the message of an `InputError`, or else `one_line_with_place`."""
+    return error.message if isinstance(error, InputError) else one_line_with_place(error)
+
+
+@contextmanager
+def writing(where: object, kind: type[InputError] = InputError) -> Iterator[None]:
+    """Turn an `OSError` into an error of this kind, which says that `where` cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        raise kind(f"{where}: cannot be written ({error.strerror or error}).") from error
+
+
 def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
     """The question whether the most similar of the known names was meant; empty if none is similar.
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.console import Console
 
 from lm_eval_icl.cli.reading import RESULTS, SHOWN, print_left_out, print_line, read_runs, task_names
-from lm_eval_icl.errors import InputError
+from lm_eval_icl.errors import InputError, writing
 from lm_eval_icl.leaderboard import tables
 from lm_eval_icl.results.build import build
 
@@ -47,7 +47,8 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     board = build(runs, left_out, args.baseline, task_names(args.tasks))
     for file, text in ((args.csv, tables.as_csv), (args.md, tables.as_markdown), (args.tex, tables.as_tex)):
         if file:
-            _write(file, text(board))
+            with writing(file):
+                file.write_text(text(board), encoding="utf-8")
     if args.plots or args.output:
         from lm_eval_icl.leaderboard import figures  # takes half a second
 
@@ -56,7 +57,8 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
         if args.output:
             from lm_eval_icl.leaderboard.page import page
 
-            _write(args.output, page(board, figures.svgs(board), args.results))
+            with writing(args.output):
+                args.output.write_text(page(board, figures.svgs(board), args.results), encoding="utf-8")
     for sentence in board.summary:
         console.print(sentence, markup=False, highlight=False)
     console.print(tables.overview(board, SHOWN))
@@ -79,10 +81,3 @@ def _check_files(files: Sequence[Path], folder: Path | None) -> None:
         raise InputError("two of the files to write have one name; give each its own.")
     if folder is not None and folder.exists() and not folder.is_dir():
         raise InputError(f"--plots {folder}: is no folder.")
-
-
-def _write(file: Path, text: str) -> None:
-    try:
-        file.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"{file}: cannot be written ({error.strerror or error}).") from error

@@ -7,7 +7,7 @@ from itertools import product
 from pathlib import Path
 
 from lm_eval_icl.drawing.style import METADATA, styled
-from lm_eval_icl.errors import InputError
+from lm_eval_icl.errors import InputError, writing
 from lm_eval_icl.regression.configuration import CONFIGURATIONS, METHODS, configured
 
 FIGURES = ("figure3", "figure6", "figure7", "figure8", "figure9", "figure10")
@@ -101,7 +101,5 @@ def _plot(args: argparse.Namespace) -> None:
 
     with styled():
         figure = getattr(figures, args.figure)([Measurements(folder) for folder in args.folders])
-        try:
+        with writing(f"--to {args.to}"):
             figure.savefig(args.to, format=kind, dpi=150, metadata=METADATA[kind])
-        except OSError as error:
-            raise InputError(f"--to {args.to}: cannot be written ({error.strerror or error}).") from error

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from lm_eval_icl.demonstrations.how import METHODS, How, make
 from lm_eval_icl.demonstrations.select import near
-from lm_eval_icl.errors import InputError, log
+from lm_eval_icl.errors import InputError, log, naming, writing
 from lm_eval_icl.files import write_atomically
 from lm_eval_icl.harness.arguments import check_folders, pairs
 from lm_eval_icl.studies.grid import expanded
@@ -72,13 +72,12 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     for pool, n in zip(pools, shots, strict=True):
         chooser, chosen = Chooser(pool, predictor, how.pool), dict[int, "Choice"]()
         for seed in seeds:
-            try:
+            with naming(f"task {pool.name!r}"):
                 chosen[seed] = chooser.choose(how.name, n, seed, how.balance, **how.arguments)
-            except InputError as error:
-                raise InputError(f"task {pool.name!r}: {error.message}") from error
             _say(pool, seed, chosen[seed])
         by_task[pool.name] = as_json(pool, n, chosen)
-        _write(args.output, {"about": about_choices, "tasks": by_task})
+        with writing(f"--output {args.output}"):
+            write_atomically(args.output, json.dumps({"about": about_choices, "tasks": by_task}, indent=1) + "\n")
     print(f"{args.output}: lm_eval ... --metadata demonstrations={args.output} --seed 0,1234,1234,{seeds[0]}")
 
 
@@ -144,10 +143,3 @@ def _say(pool: PoolOfTask, seed: int, choice: Choice) -> None:
         parts.append(f"accuracy {choice.accuracy:.3f} where it was chosen")
     parts.append(f"{choice.seconds:.1f} s, {choice.tokens:,} tokens")
     print(f"{pool.name}, seed {seed}: {'; '.join(parts)}", flush=True)
-
-
-def _write(path: Path, contents: Mapping[str, Any]) -> None:
-    try:
-        write_atomically(path, json.dumps(contents, indent=1) + "\n")
-    except OSError as error:
-        raise InputError(f"--output {path}: cannot be written ({error.strerror or error}).") from error

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from lm_eval_icl import methods
-from lm_eval_icl.errors import InputError, did_you_mean
+from lm_eval_icl.errors import InputError, did_you_mean, naming
 from lm_eval_icl.harness.arguments import check_folders, pairs
 from lm_eval_icl.metaicl.files import MetaICLFolder, setting_of
 from lm_eval_icl.training.settings import Settings, with_numbers
@@ -82,7 +82,7 @@ def training(options: Mapping[str, Any]) -> Callable[[], None]:
     Raises:
         InputError: an option cannot be used.
     """
-    from lm_eval_icl.harness.training import check_tasks, load_tasks
+    from lm_eval_icl.harness.training import HarnessTask, check_tasks, tasks_of
     from lm_eval_icl.inference.checkpoints import load_model
     from lm_eval_icl.metaicl.metadata import skips
     from lm_eval_icl.metaicl.reading import reader
@@ -127,7 +127,7 @@ def training(options: Mapping[str, Any]) -> Callable[[], None]:
         if "episodes" in options:
             tasks = read_file(Path(str(options["episodes"])))
         elif files is None:
-            tasks = load_tasks(names, options.get("include_path"), metadata)
+            tasks = [HarnessTask(task) for task in tasks_of(names, options.get("include_path"), metadata)]
         else:
             rows = load_rows(str(options["metaicl"]), files, int(options.get("train_k", TRAIN_K)), skips(metadata))
         model, tokenizer = load_model(model_args)
@@ -211,10 +211,8 @@ def _file(path: Path) -> dict[str, Any]:
         raise InputError(f"--config {path}: cannot be read ({' '.join(str(error).split())}).") from error
     if not isinstance(options, dict) or not all(isinstance(name, str) for name in options):
         raise InputError(f"--config {path}: must hold arguments by name, such as tasks: [icl_sst2].")
-    try:
+    with naming(f"--config {path}"):
         return with_numbers({name: value for name, value in options.items() if value is not None})
-    except InputError as error:
-        raise InputError(f"--config {path}: {error.message}") from error
 
 
 def _names(listed: Any) -> list[str]:

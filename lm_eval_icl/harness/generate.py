@@ -15,6 +15,7 @@ from tqdm import tqdm
 from transformers import StoppingCriteriaList
 
 from lm_eval_icl.errors import refusing
+from lm_eval_icl.harness.requests import named
 from lm_eval_icl.harness.response_cache import finished
 from lm_eval_icl.harness.run import PreparedRun
 from lm_eval_icl.inference.generation import settings_in_force
@@ -86,7 +87,7 @@ def generate_first(
             return lm._model_generate(context, context.shape[1] + max_gen_toks, until, **cache, **kwargs)
 
     first = instances[: runner.budget.sizes.texts]
-    names = [f"task {instance.task_name!r}, document {instance.doc_id}" for instance in first]
+    names = list(map(named, first))
     settings = settings_in_force(runner.model, kwargs)
     rows = runner.generate(prompts, names, max_gen_toks, generate, settings, _stopped, own)
     return [_text(lm, row, until) for row in rows]

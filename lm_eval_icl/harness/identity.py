@@ -1,49 +1,16 @@
-"""What a run's responses depend on besides its requests, and what results files say of the model that gave them."""
+"""What results files say of the model that gave them."""
 
 from __future__ import annotations
 
-import dataclasses
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from huggingface_hub import try_to_load_from_cache
 
-from lm_eval_icl import version
-from lm_eval_icl.errors import InputError
 from lm_eval_icl.inference.fingerprint import files_digest
-from lm_eval_icl.methods.base import Method
-
-
-def identity(
-    model: Mapping[str, Any], method: Method, code: str | None, arguments: Mapping[str, Any]
-) -> dict[str, Any]:
-    """What the responses of a run depend on beside the requests, by name. A cache (`--use_cache`) that was written by
-    a run with another identity is refused.
-
-    Args:
-        model: `inference.fingerprint.fingerprint` of the model.
-        code: `methods.code.code_digest` of the method.
-        arguments: the run's other arguments on which its responses depend.
-
-    Raises:
-        InputError: the method's code cannot be read.
-    """
-    if code is None:
-        raise InputError(
-            f"{method.name} and --use_cache do not go together: the code of this method is in no file, so that the "
-            "cache could not tell it from an edited one. Put it into a file, or leave --use_cache out."
-        )
-    return {
-        **arguments,
-        "version": version.VERSION,
-        "code": code,
-        "method": method.name,
-        **{f"{method.name}.{name}": value for name, value in dataclasses.asdict(method).items()},
-        **model,
-    }
 
 
 def with_digest_of_files(original: Callable[..., None], model: Any, pretrained: Any, *args: Any, **kwargs: Any) -> None:

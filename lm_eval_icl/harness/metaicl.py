@@ -22,7 +22,7 @@ from lm_eval.tasks.manager import TaskManager
 from transformers import PreTrainedTokenizerBase
 
 from lm_eval_icl.demonstrations.draw import as_text
-from lm_eval_icl.errors import InputError
+from lm_eval_icl.errors import InputError, naming
 from lm_eval_icl.harness.tasks import These, note
 from lm_eval_icl.metaicl.files import SHOTS, Row, checked_seed, classifies, refuse_missing
 from lm_eval_icl.metaicl.metadata import OPTION, check_group, flag, folder, refuse_misspelt, skips
@@ -168,11 +168,9 @@ class MetaICLTask(ConfigurableTask):
         shots = int(ctx)
         row = Row(doc["input"], doc["output"], tuple(doc["options"]))
         rows = [row, dataclasses.replace(row, input="N/A")] if self.pmi else [row]
-        try:
+        with naming(f"task {self.config.task!r}, document {doc['row']}"):
             options = [self._sequences.encoded_options(query, not shots) for query in rows]
             of_rows = [self._sequences.join(self._shown[shots], of_query) for of_query in options]
-        except InputError as error:
-            raise InputError(f"task {self.config.task!r}, document {doc['row']}: {error.message}") from error
         joined = [sequence for sequences in of_rows for sequence in sequences]
         cut, left_out = (max(getattr(sequence, name) for sequence in of_rows[0]) for name in ("cut", "left_out"))
         self._made[doc["row"]] = [len(sequence.target.ids) for sequence in joined], cut, left_out

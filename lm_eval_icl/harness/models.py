@@ -20,9 +20,8 @@ from lm_eval.api.task import Task
 
 from lm_eval_icl import methods, version
 from lm_eval_icl.errors import InputError, log
-from lm_eval_icl.harness import generate, loglikelihood, patches, rolling
+from lm_eval_icl.harness import generate, loglikelihood, patches
 from lm_eval_icl.harness.arguments import CommonArguments, check_names, read_arguments
-from lm_eval_icl.harness.identity import identity
 from lm_eval_icl.harness.loading import CheckedHFLM, Loaded
 from lm_eval_icl.harness.overflow import Documents
 from lm_eval_icl.harness.requests import RequestTokenizer
@@ -75,7 +74,6 @@ class ICLModel(CheckedHFLM):
         else:
             self._origin = {"version": version.version(), "commit": version.commit()}
         method, self.common, forwarded = read_arguments(self.method_class, {**kwargs, "pretrained": pretrained})
-        self.common.is_canonical(method)  # refused before the model is loaded
         super().__init__(**forwarded)
         self.trained = record.read(self.config)
         # Which demonstrations the model has chosen for the tasks of a run (`harness.choosing`).
@@ -171,7 +169,7 @@ class ICLModel(CheckedHFLM):
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
         """The log-probability of whole texts, in rolling windows, as `HFLM` has it. There are no demonstrations."""
         score = super().loglikelihood_rolling
-        return rolling.loglikelihood_rolling(self, self.run, self.runner, score, requests, disable_tqdm)
+        return loglikelihood.score_texts(self, self.run, self.runner, score, requests, disable_tqdm)
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         """The text that follows each prompt, up to a stop sequence or `max_gen_toks`."""
@@ -198,8 +196,8 @@ class ICLModel(CheckedHFLM):
         }
 
     def identity(self) -> dict[str, Any]:
-        """What responses depend on besides the requests. A cache (`--use_cache`) of a run with another identity is
-        refused.
+        """What responses depend on besides the requests, by name. A cache (`--use_cache`) of a run with another
+        identity is refused.
 
         Raises:
             InputError: the run is tensor-parallel or the method's code cannot be read, so it cannot have a cache.
@@ -209,15 +207,24 @@ class ICLModel(CheckedHFLM):
                 "tp_plan and --use_cache do not go together: the processes share every pass, and each has a cache of "
                 "its own, which may hold other responses after an interruption. Leave one of them out."
             )
-        arguments = {
+        if self._code is None:
+            raise InputError(
+                f"{self.method.name} and --use_cache do not go together: the code of this method is in no file, so "
+                "that the cache could not tell it from an edited one. Put it into a file, or leave --use_cache out."
+            )
+        return {
             "pretrained": str(getattr(self.pretrained, "name_or_path", self.pretrained)),
             "dtype": str(self.model.dtype),
             "max_length": self.max_length,
             "canonical_order": self.canonical_order,
             "overflow": self.common.overflow,
             **{name: str(value) for name, value in self._forwarded.items() if name not in _NOT_IDENTITY},
+            "version": version.VERSION,
+            "code": self._code,
+            "method": self.method.name,
+            **{f"{self.method.name}.{name}": value for name, value in dataclasses.asdict(self.method).items()},
+            **self.fingerprint(),
         }
-        return identity(self.fingerprint(), self.method, self._code, arguments)
 
     def fingerprint(self) -> dict[str, Any]:
         """Digests of the weights and the tokenizer, and the settings of the configuration, by name."""

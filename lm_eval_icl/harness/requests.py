@@ -12,7 +12,7 @@ from lm_eval.api.instance import Instance
 from lm_eval.models.utils import normalize_gen_kwargs
 from tqdm import tqdm
 
-from lm_eval_icl.errors import InputError
+from lm_eval_icl.errors import InputError, naming
 from lm_eval_icl.harness.overflow import Document, Documents, refusal
 from lm_eval_icl.harness.prompts import structure_error
 from lm_eval_icl.inference.generation import settings_in_force
@@ -55,15 +55,13 @@ class RequestTokenizer:
         prompt, continuations = instances[0].args[0], [instance.args[1] for instance in instances]
         encoded = isinstance(prompt, EncodedPrompt)
         arranged = prompt if encoded else self._arranged(instances[0], left_out)
-        try:
+        with naming(named(instances[0])):
             if encoded:
                 tokens, answers = prompt.without(left_out), [continuation.ids for continuation in continuations]
                 for answer in answers:
                     self.prompts.check_known(tokens, answer)
             else:
                 tokens, answers = self.prompts.pairs(arranged, continuations)
-        except InputError as error:
-            raise _of(instances[0], error) from error
         for instance, answer in zip(instances, answers, strict=True):
             if not answer or not tokens.query:
                 raise InputError(
@@ -77,19 +75,15 @@ class RequestTokenizer:
     def _generate_until(self, instance: Instance, left_out: tuple[int, ...]) -> Request:
         kwargs = instance.args[1]
         if self.runner is not None and kwargs != self._checked:  # nearly always those of the request before
-            try:
+            with naming(f"task {instance.task_name!r}"):
                 settings_in_force(self.runner.model, kwargs)
-            except InputError as error:
-                raise InputError(f"task {instance.task_name!r}: {error.message}") from error
             self._checked = kwargs
         tokens_generated = int(normalize_gen_kwargs(kwargs, self.max_gen_toks)["max_gen_toks"])
         if tokens_generated < 1:
             raise InputError(f"task {instance.task_name!r}: max_gen_toks={tokens_generated}: must be 1 or more.")
         prompt = self._arranged(instance, left_out)
-        try:
+        with naming(named(instance)):
             tokens = self.prompts.to_continue(prompt)
-        except InputError as error:
-            raise _of(instance, error) from error
         if not tokens.query:
             raise InputError(
                 f"{named(instance)}: the context is empty, so there is nothing to continue. Check the task's "
@@ -105,10 +99,8 @@ class RequestTokenizer:
         Raises:
             InputError: no tokenizer can read the text, or a token is not in the model's vocabulary.
         """
-        try:
+        with naming(named(instance)):
             self.prompts.check_known(self.prompts.nothing, tuple(self.prompts.bare(instance.args[0])[0]))
-        except InputError as error:
-            raise _of(instance, error) from error
 
     def _arranged(self, instance: Instance, left_out: tuple[int, ...]) -> FewShotPrompt:
         prompt = instance.args[0]
@@ -121,11 +113,6 @@ class RequestTokenizer:
 
 def named(instance: Instance) -> str:
     return f"task {instance.task_name!r}, document {instance.doc_id}"
-
-
-def _of(instance: Instance, error: InputError) -> InputError:
-    """The error with the task and the document before its message."""
-    return InputError(f"{named(instance)}: {error.message}")
 
 
 def fit_requests(

@@ -58,10 +58,6 @@ class ContextUses:
             del self._kinds[context]
             store.forget(context)
 
-    def __len__(self) -> int:
-        """How many contexts are still to come."""
-        return len(self._kinds)
-
 
 class PreparedRun:
     """The requests of one run over some tasks, or of calls to a model outside of a run.

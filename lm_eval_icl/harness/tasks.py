@@ -16,7 +16,7 @@ from lm_eval.api.task import ConfigurableTask
 
 from lm_eval_icl.demonstrations.draw import as_text, draw
 from lm_eval_icl.demonstrations.how import read
-from lm_eval_icl.errors import InputError, is_whole, log
+from lm_eval_icl.errors import InputError, is_whole, log, naming
 from lm_eval_icl.harness.prompts import recording
 
 Doc = dict[str, Any]
@@ -155,10 +155,8 @@ class FixedSampler(ContextSampler):
     def __init__(self, df: list[Doc], how: Any, task: ConfigurableTask) -> None:
         super().__init__(df)
         self._task, self.name = task, str(task.config.task)
-        try:
+        with naming(f"task {self.name!r}"):
             self.method = read(how)
-        except InputError as error:
-            raise InputError(f"task {self.name!r}: {error.message}") from error
         self.how = str(self.method or how)
         self._drawn: dict[int, tuple[list[int], int]] = {}
         self.seed: int | None = None
@@ -187,10 +185,8 @@ class FixedSampler(ContextSampler):
                     "demonstrations=FILE.json."
                 )
             label, is_evaluated = self._task.doc_to_target, evaluated(self._task)
-            try:
+            with naming(f"task {self.name!r}: demonstrations={self.how}"):
                 self._drawn[n] = draw(self.df, n, self.how, label, is_evaluated, self.rnd, self.name, self.seed)
-            except InputError as error:
-                raise InputError(f"task {self.name!r}: demonstrations={self.how}: {error.message}") from error
             if task is not None:
                 note(task, "demonstrations_replaced", self._drawn[n][1], n, "were replaced by others")
         return self._drawn[n][0]

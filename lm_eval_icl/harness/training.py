@@ -102,15 +102,6 @@ class HarnessTask(Examples):
         super().__init__(task, task.training_docs())
 
 
-def load_tasks(names: Sequence[str], include_path: str | None, metadata: Mapping[str, Any]) -> list[HarnessTask]:
-    """The tasks of these names, to train on; a group stands for all its tasks.
-
-    Raises:
-        InputError: there is no such task, its data cannot be loaded, or it cannot be trained on.
-    """
-    return [HarnessTask(task) for task in tasks_of(names, include_path, metadata)]
-
-
 def tasks_of(names: Sequence[str], include_path: str | None, metadata: Mapping[str, Any]) -> list[ConfigurableTask]:
     """The tasks of these names; a group stands for all its tasks. A task that is in several groups is there once.
 

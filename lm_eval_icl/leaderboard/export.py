@@ -20,10 +20,11 @@ from typing import Any
 
 import numpy as np
 
-from lm_eval_icl.errors import InputError, one_line
+from lm_eval_icl.errors import InputError, one_line, writing
+from lm_eval_icl.files import replacing
 from lm_eval_icl.results.board import TaskRun
 from lm_eval_icl.results.entries import unused
-from lm_eval_icl.results.form import number, reads_in_words
+from lm_eval_icl.results.form import at, number, reads_in_words
 from lm_eval_icl.results.read import samples_file
 from lm_eval_icl.results.records import Answers, LeftOutFile, Run, TaskResult
 from lm_eval_icl.results.samples import Unusable, lines
@@ -143,21 +144,16 @@ def _write(folder: Path, path: str, text: str) -> bool:
         whether there is a file now.
     """
     file = folder / path
-    content = text.encode()
-    part = file.with_name(file.name + ".part")
-    try:
+    with writing(file):
         if not file.resolve().is_relative_to(folder.resolve()):  # through a link in the folder
             raise InputError(f"--output {folder}: {path} leads out of the folder; remove the link.")
-        if not content:
+        if not text:
             file.unlink(missing_ok=True)
-        elif not (file.is_file() and file.read_bytes() == content):
+        elif not (file.is_file() and file.read_bytes() == text.encode()):
             file.parent.mkdir(parents=True, exist_ok=True)
-            part.unlink(missing_ok=True)
-            part.write_bytes(content)
-            part.replace(file)
-    except OSError as error:
-        raise InputError(f"{file}: cannot be written ({error.strerror or error}).") from error
-    return bool(content)
+            with replacing(file) as half:
+                half.write_bytes(text.encode())
+    return bool(text)
 
 
 def _log(
@@ -167,9 +163,9 @@ def _log(
     owner, name = identity
     arguments = ", ".join(f"{name}={_text(value)}" for name, value in run.arguments.items())
     label = _text(f"{run.model} {arguments}".strip())
-    config = _at(run.results, "config")
+    config = at(run.results, "config")
     engine = ENGINES.get("hf" if run.icl else run.model)
-    version = _at(run.results, "transformers_version") if engine == "transformers" else None
+    version = at(run.results, "transformers_version") if engine == "transformers" else None
     return {
         "schema_version": EEE_VERSION,
         "evaluation_id": f"{_text(result.task)}/{owner}/{name}/{run.digest}",
@@ -184,9 +180,9 @@ def _log(
         },
         "eval_library": {
             "name": "lm_eval",
-            "version": _text(_at(run.results, "lm_eval_version") or "unknown"),
+            "version": _text(at(run.results, "lm_eval_version") or "unknown"),
             "additional_details": _details(
-                git_hash=_at(run.results, "git_hash"),
+                git_hash=at(run.results, "git_hash"),
                 lm_eval_icl_version=run.icl.get("version"),
                 lm_eval_icl_commit=run.icl.get("commit"),
             ),
@@ -202,7 +198,7 @@ def _log(
                 **_details(
                     revision=run.revision,
                     dtype=run.dtype,
-                    num_parameters=_at(config, "model_num_parameters"),
+                    num_parameters=at(config, "model_num_parameters"),
                 ),
             },
         },
@@ -214,7 +210,7 @@ def _log(
 
 def _evaluation(run: Run, result: TaskResult) -> dict[str, Any]:
     """One metric of a task, by itself or under a decision rule."""
-    config = _at(run.results, "configs", result.task)
+    config = at(run.results, "configs", result.task)
     answers, rule = result.answers, result.rule
     bounds = BOUNDS.get(result.metric)
     uncertainty = _uncertainty(run, result)
@@ -239,7 +235,7 @@ def _evaluation(run: Run, result: TaskResult) -> dict[str, Any]:
             "uncertainty": uncertainty,
         },
         "generation_config": {
-            "generation_args": _generation(_at(config, "generation_kwargs")),
+            "generation_args": _generation(at(config, "generation_kwargs")),
             "additional_details": _details(
                 method=run.model,
                 method_arguments=run.arguments,
@@ -274,19 +270,19 @@ def _metrics(run: Run, result: TaskResult) -> Iterator[TaskResult]:
     them: those under a rule only if it is known what the rule reads."""
     of_task = {decided.reported_filter: decided for decided in (result, *run.decided) if decided.task == result.task}
     yield from of_task.values()
-    rules = _at(run.results, "config", "icl", "decided", result.task)
-    values = _at(run.results, "results", result.task)
-    listed = _at(run.results, "configs", result.task, "metric_list")
+    rules = at(run.results, "config", "icl", "decided", result.task)
+    values = at(run.results, "results", result.task)
+    listed = at(run.results, "configs", result.task, "metric_list")
     listed = listed if isinstance(listed, Sequence) else ()
     for key, value in values.items() if isinstance(values, Mapping) else ():
         metric, _, filter_ = key.partition(",")
-        higher = _at(run.results, "higher_is_better", result.task, metric)
+        higher = at(run.results, "higher_is_better", result.task, metric)
         score = number(value)
         is_known = metric == result.metric and filter_ in of_task
         is_unknown_rule = isinstance(rules, Mapping) and filter_ in rules and filter_ not in of_task
         if is_known or is_unknown_rule or score is None or not isinstance(higher, bool):
             continue
-        named = [_at(entry, "aggregation") for entry in listed if _at(entry, "metric") == metric]
+        named = [at(entry, "aggregation") for entry in listed if at(entry, "metric") == metric]
         yield replace(
             of_task.get(filter_, result),
             metric=metric,
@@ -315,7 +311,7 @@ def _uncertainty(run: Run, result: TaskResult) -> dict[str, Any]:
         # For all other aggregations lm-eval has either this or no standard error.
         elif result.aggregation not in ("", "unknown"):
             uncertainty["standard_error"]["method"] = "bootstrap"
-            draws = _at(run.results, "config", "bootstrap_iters")
+            draws = at(run.results, "config", "bootstrap_iters")
             if type(draws) is int and result.aggregation not in ("bleu", "chrf", "ter"):  # lm-eval takes fewer
                 uncertainty["num_bootstrap_samples"] = draws
     return uncertainty
@@ -323,23 +319,23 @@ def _uncertainty(run: Run, result: TaskResult) -> dict[str, Any]:
 
 def _source(run: Run, result: TaskResult) -> dict[str, Any]:
     """Where the documents are from."""
-    config = _at(run.results, "configs", result.task)
-    dataset = _at(config, "dataset_path")
-    split = _at(config, "test_split") or _at(config, "validation_split")
-    original = _at(run.results, "n-samples", result.task, "original")
+    config = at(run.results, "configs", result.task)
+    dataset = at(config, "dataset_path")
+    split = at(config, "test_split") or at(config, "validation_split")
+    original = at(run.results, "n-samples", result.task, "original")
     source: dict[str, Any] = {"dataset_name": _text(result.task), "source_type": "other"}
     if _is_hub_id(dataset):
         source |= {"source_type": "hf_dataset", "hf_repo": dataset}
         source |= {"hf_split": _text(split)} if split else {}
         source |= {"samples_number": original} if type(original) is int else {}
-    details = _details(dataset_config=_at(config, "dataset_name"), task_version=result.version, limit=run.limit)
+    details = _details(dataset_config=at(config, "dataset_name"), task_version=result.version, limit=run.limit)
     return {**source, "additional_details": details}
 
 
 def _generation(arguments: Any) -> dict[str, Any]:
     """lm-eval's arguments of the generation that the schema has a name for."""
     names = {"temperature": "temperature", "top_p": "top_p", "top_k": "top_k", "max_gen_toks": "max_tokens"}
-    known = {ours: value for theirs, ours in names.items() if number(value := _at(arguments, theirs)) is not None}
+    known = {ours: value for theirs, ours in names.items() if number(value := at(arguments, theirs)) is not None}
     if type(most := known.pop("max_tokens", None)) is int and most > 0:
         known["max_tokens"] = most
     return known
@@ -365,17 +361,17 @@ def _rows(run: Run, result: TaskResult, log: Mapping[str, Any]) -> list[dict[str
         or not (file := samples_file(run.path, result.task)).is_file()
     ):
         return []
-    at = {int(doc_id): position for position, doc_id in enumerate(answers.doc_ids)}
+    positions = {int(doc_id): position for position, doc_id in enumerate(answers.doc_ids)}
     rows: dict[int, dict[str, Any]] = {}
     for sample in lines(file):
         if sample.get("filter", result.filter) == result.filter:
-            position = at[sample["doc_id"]]
+            position = positions[sample["doc_id"]]
             if position in rows:
                 raise Unusable(f"document {sample['doc_id']} is in {file.name} twice")
             rows[position] = _row(result, answers, position, sample, log)
-    if len(rows) != len(at):
-        raise Unusable(f"{file.name} has {len(rows)} of the {len(at)} documents")
-    return [rows[position] for position in range(len(at))]
+    if len(rows) != len(positions):
+        raise Unusable(f"{file.name} has {len(rows)} of the {len(positions)} documents")
+    return [rows[position] for position in range(len(positions))]
 
 
 def _row(
@@ -459,10 +455,3 @@ def _text(value: Any) -> str:
     """A string that is valid in UTF-8."""
     text = value if isinstance(value, str) else json.dumps(value, sort_keys=True, default=str)
     return text.encode(errors="replace").decode()
-
-
-def _at(value: Any, *keys: str) -> Any:
-    """What is at these keys of a file; None if it is not there."""
-    for key in keys:
-        value = value.get(key) if isinstance(value, Mapping) else None
-    return value

@@ -171,11 +171,7 @@ def _common(board: Board) -> str:
 
 def _label(board: Board, entry: Entry) -> str:
     """The method with its arguments, and its conditions if entries differ in them."""
-    return _joined(entry.method, entry.arguments, "" if _common(board) else entry.conditions)
-
-
-def _joined(method: str, arguments: str, conditions: str) -> str:
-    return ", ".join(filter(None, [" ".join(filter(None, [method, arguments])), conditions]))
+    return (replace(entry, conditions="") if _common(board) else entry).label
 
 
 def _without(text: str, pattern: str) -> str:
@@ -204,8 +200,15 @@ def _scale(column: Column) -> int:
 
 
 def _estimate(entry: Entry, column: Column) -> Estimate | None:
-    cell = entry.cells.get(column.name)
-    return cell.estimate if cell is not None and math.isfinite(cell.estimate.mean) else None
+    return entry.cells[column.name].estimate if column.name in entry.cells else None
+
+
+def _difference(entry: Entry, column: Column) -> Difference | None:
+    return entry.cells[column.name].difference if column.name in entry.cells else None
+
+
+def _sensitivity_of(entry: Entry, column: Column) -> Estimate | None:
+    return entry.cells[column.name].sensitivity if column.name in entry.cells else None
 
 
 def _like_the_first(board: Board) -> list[Column]:
@@ -288,18 +291,22 @@ def _rows(
     title: str,
     label: str,
     lacking: str,
-    data: Mapping[tuple[str, str], Any],
+    data_of: Callable[[Entry, Column], Any],
     paint: Callable[[Axes, int, Entry, Column, Any], list[Numbers]],
+    columns: Sequence[Column] | None = None,
     left: float | None = None,
 ) -> _Drawn | None:
     """The first three columns that have data, side by side.
 
     Args:
-        data: by the names of an entry and a column, what `paint` draws at a y of some axes; it returns lines of CSV.
+        data_of: what `paint` draws of an entry and a column, at a y of some axes; it returns lines of CSV.
+        columns: among which those with data are; the board's by default.
         left: where the x axes begin.
     """
     from matplotlib.ticker import MaxNLocator
 
+    pairs = itertools.product(board.entries, board.columns if columns is None else columns)
+    data = {(entry.name, column.name): x for entry, column in pairs if (x := data_of(entry, column))}
     columns = [column for column in board.columns if any(column.name == name for _, name in data)][:3]
     entries = [entry for entry in board.entries if any((entry.name, column.name) in data for column in columns)]
     if not entries:
@@ -338,13 +345,9 @@ def _point(axes: Axes, y: float, estimate: Estimate, scale: float, entry: Entry,
 def _forest(board: Board, most: int) -> _Drawn | None:
     """Means with intervals, and the baseline as a line."""
     first = board.columns[0]
-    data = {
-        (entry.name, first.name): estimate
-        for entry in board.entries
-        if (estimate := _estimate(entry, first)) is not None
-    }
-    baselines = {name: data.get((base, first.name)) for name, base in board.baseline.items()}
-    majorities = {entry.cells[first.name].majority for entry in board.entries if (entry.name, first.name) in data}
+    estimates = {entry.name: _estimate(entry, first) for entry in board.entries}
+    baselines = {name: estimates.get(base) for name, base in board.baseline.items()}
+    majorities = {entry.cells[first.name].majority for entry in board.entries if first.name in entry.cells}
     majority = majorities.pop() if len(majorities) == 1 else None
 
     def paint(axes: Axes, y: int, entry: Entry, column: Column, estimate: Estimate) -> list[Numbers]:
@@ -360,21 +363,19 @@ def _forest(board: Board, most: int) -> _Drawn | None:
 
     label = "Means with 95% intervals" + "; dashed: the baseline" * any(baselines.values())
     label += "; dotted: always the most frequent right answer" * (majority is not None)
-    return _rows(board, most, "Results with 95% intervals", label, "have no result here", data, paint)
+    lacking = "have no result here"
+    return _rows(board, most, "Results with 95% intervals", label, lacking, _estimate, paint, [first])
 
 
 def _differences(board: Board, most: int) -> _Drawn | None:
     """A heat map of differences to the baseline, a dot where the adjusted p-value is below 5%."""
     from matplotlib.colors import LinearSegmentedColormap, Normalize, to_rgb
 
+    shares = [column for column in board.columns if column.percent]
     differences = {
-        (entry.name, column.name): (cell, cell.difference.mean)
-        for entry in board.entries
-        for column in board.columns
-        if column.percent
-        and (cell := entry.cells.get(column.name)) is not None
-        and cell.difference is not None
-        and math.isfinite(cell.difference.mean)
+        (entry.name, column.name): difference.mean
+        for entry, column in itertools.product(board.entries, shares)
+        if (difference := _difference(entry, column)) is not None
     }
     if len(differences) < 2:  # one difference is no map
         return None
@@ -394,7 +395,7 @@ def _differences(board: Board, most: int) -> _Drawn | None:
     is_slanted = longest > 60 / max(len(columns), 6)
     below = 0.48 + (0.055 * min(26, longest) if is_slanted else 0.15)
     figure, panels = _stacked(board, kept, note, [""], below)
-    largest = max(0.1, *(abs(100 * mean) for _, mean in differences.values()))
+    largest = max(0.1, *(abs(100 * mean) for mean in differences.values()))
     # Nothing is transparent: so it is the page's background, be it light or dark.
     shades = [(_WORSE, 0, 0.9), (_WORSE, 0.25, 0.5), (_WORSE, 0.5, 0)]
     shades += [(_BETTER, 0.5, 0), (_BETTER, 0.75, 0.5), (_BETTER, 1, 0.9)]
@@ -406,16 +407,16 @@ def _differences(board: Board, most: int) -> _Drawn | None:
             if (entry.name, column.name) not in differences:
                 axes.plot([x], [y], "_", color=GREY, markersize=4)
                 continue
-            cell, mean = differences[entry.name, column.name]
+            mean, p_holm = differences[entry.name, column.name], entry.cells[column.name].p_holm
             goodness[y][x] = 100 * mean * (1 if column.higher_is_better else -1)
-            is_significant = cell.p_holm is not None and cell.p_holm <= SIGNIFICANT
+            is_significant = p_holm is not None and p_holm <= SIGNIFICANT
             if is_significant:
                 at = (x + 0.41, y - 0.34) if has_numbers else (x, y)
                 axes.plot(*([part] for part in at), "o", color=INK, markersize=2.8, markeredgewidth=0)
             if has_numbers:
                 style: dict[str, Any] = {"fontsize": 7.5, "fontweight": "bold" if is_significant else "normal"}
                 axes.text(x, y, numbers.signed(mean, column), ha="center", va="center", **style)
-            lines.append(_numbers(entry, column, difference=mean, p_holm=cell.p_holm, significant=is_significant))
+            lines.append(_numbers(entry, column, difference=mean, p_holm=p_holm, significant=is_significant))
         look: dict[str, Any] = {"cmap": colors, "norm": Normalize(-largest, largest), "aspect": "auto", "zorder": 0}
         image = axes.imshow(goodness, interpolation="none", **look)
         axes.grid(False)
@@ -462,14 +463,6 @@ def _rules(board: Board, most: int) -> _Drawn | None:
             arguments = ", ".join(filter(None, [entry.arguments, *words]))
             of_rules.append(replace(entry, arguments=arguments, conditions=conditions))
             entries[entry.name] = entry
-    data = {
-        (entry.name, column.name): difference
-        for entry in of_rules
-        for column in board.columns
-        if (cell := entry.cells.get(column.name)) is not None
-        and (difference := cell.difference) is not None
-        and math.isfinite(difference.mean)
-    }
 
     def paint(axes: Axes, y: int, entry: Entry, column: Column, difference: Difference) -> list[Numbers]:
         axes.plot([0, 0], [y - 0.5, y + 0.5], zorder=1, **_DASHED)
@@ -481,7 +474,7 @@ def _rules(board: Board, most: int) -> _Drawn | None:
     label = f"Differences to {'the same runs without the rule' if is_own else 'the baseline'}, with 95% intervals"
     lacking = "are not paired with their baseline"
     shown = replace(board, entries=tuple(of_rules))
-    return _rows(shown, most, "Decision rules", label, lacking, data, paint)
+    return _rows(shown, most, "Decision rules", label, lacking, _difference, paint)
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -497,8 +490,6 @@ def _points(
     points_of: Callable[[Entry, Column], dict[str, list[float]]],
 ) -> _Drawn | None:
     """Points from left to right and a bar at their mean; lines join single points of the same set."""
-    columns = _like_the_first(board)
-    data = {(e.name, c.name): points for e in board.entries for c in columns if (points := points_of(e, c))}
     paths: dict[tuple[Axes, str], Any] = {}  # lines through the single points of a set, broken where a row has none
 
     def paint(axes: Axes, y: int, entry: Entry, column: Column, points: dict[str, list[float]]) -> list[Numbers]:
@@ -518,7 +509,8 @@ def _points(
         axes.plot([mean] * 2, [y - 0.31, y + 0.31], color=color, linewidth=2, solid_capstyle="butt")
         return lines
 
-    return _rows(board, min(most, _ROWS_OF_POINTS), title, label, lacking, data, paint)
+    most = min(most, _ROWS_OF_POINTS)
+    return _rows(board, most, title, label, lacking, points_of, paint, _like_the_first(board))
 
 
 def _seeds(board: Board, most: int) -> _Drawn | None:
@@ -546,12 +538,6 @@ def _orders(board: Board, most: int) -> _Drawn | None:
 
 def _sensitivity(board: Board, most: int) -> _Drawn | None:
     """How often another order of the demonstrations changes the prediction, with its 95% interval."""
-    data: dict[tuple[str, str], Estimate] = {
-        (entry.name, name): cell.sensitivity
-        for entry in board.entries
-        for name, cell in entry.cells.items()
-        if cell.sensitivity is not None and math.isfinite(cell.sensitivity.mean)
-    }
 
     def paint(axes: Axes, y: int, entry: Entry, column: Column, flips: Estimate) -> list[Numbers]:
         _point(axes, y, flips, 100, entry, numbers.share(flips.mean).removesuffix("%"))
@@ -559,7 +545,8 @@ def _sensitivity(board: Board, most: int) -> _Drawn | None:
 
     label = "Predictions that another order of the same demonstrations changes (flip rate, %), with 95% intervals."
     lacking = "have one order of their demonstrations here or none"
-    return _rows(board, min(most, _ROWS_OF_POINTS), "Order sensitivity", label, lacking, data, paint, 0)
+    most = min(most, _ROWS_OF_POINTS)
+    return _rows(board, most, "Order sensitivity", label, lacking, _sensitivity_of, paint, left=0)
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -591,7 +578,7 @@ def _shots(board: Board, most: int) -> _Drawn | None:
         return next((float(match[1] or match[2]) for match in matches if match), None)
 
     def label(entry: Entry) -> str:
-        return _joined(entry.method, entry.arguments, _without(entry.conditions, shots))
+        return replace(entry, conditions=_without(entry.conditions, shots)).label
 
     return _against(board, "Results by number of demonstrations", "demonstrations", x, label)
 
@@ -606,7 +593,7 @@ def _by_T(board: Board, most: int) -> _Drawn | None:
         arguments = _without(entry.arguments, "T=.*")
         if "eta=" not in arguments and (eta := _argument(entry, "eta")) is not None:
             arguments = ", ".join(filter(None, [f"eta={eta:g}", arguments]))
-        return _joined(entry.method, arguments, "" if _common(board) else entry.conditions)
+        return _label(board, replace(entry, arguments=arguments))
 
     return _against(board, "Results by T", "T", x, label, _on_dev)
 

@@ -92,9 +92,9 @@ def rank(ranks: tuple[int, int] | None, is_transductive: bool = False) -> str:
     return (f"{first}" if first == last else f"{first}{DASH}{last}") + " of transductive" * is_transductive
 
 
-def count(n: int, one: str, many: str = "") -> str:
+def count(n: int, one: str) -> str:
     """A number of things, such as 1 set or 1,200 sets."""
-    return f"{number(n)} {one if n == 1 else many or one + 's'}"
+    return f"{number(n)} {one}{'s' * (n != 1)}"
 
 
 WORDS = {"better": "▲ better", "worse": "▼ worse"}

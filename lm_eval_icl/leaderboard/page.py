@@ -60,22 +60,9 @@ READS = {
 # What the script is given of a cell, in this order: numbers to sort and draw by and for the CSV file; then texts. The
 # texts that the table has, it takes from the table.
 _CELL = (
-    *(
-        "numbers",
-        "half",
-        "count",
-        "expected",
-        "chosen",
-        "errors",
-        "df",
-        "how",
-        "tied",
-        "corrected",
-        "predicted",
-        "majority",
-    ),
-    *("sensitivity", "left_out", "marks", "sets", "difference"),
-)
+    "numbers half count expected chosen errors df how tied corrected predicted majority "
+    "sensitivity left_out marks sets difference"
+).split()
 _DIFFERENCE = ("interval", "p", "p_holm", "p_signs", "detectable", "better", "worse", "sets", "errors", "df", "how")
 _CSV = (
     "mean low high error df sets documents difference difference_low difference_high p p_holm detectable "
@@ -195,8 +182,6 @@ def extras(board: Board) -> dict[str, list[tuple[str, float | None]]]:
 
     Rank and order sensitivity are those of the first column. What a study's cells cost has columns of its own.
     """
-    if not board.columns:
-        return {}
     first = [entry.cells.get(board.columns[0].name) for entry in board.entries]
     ranks = [cell.rank if cell else None for cell in first]
     flips = [cell.sensitivity if cell else None for cell in first]

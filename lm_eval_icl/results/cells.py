@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -11,7 +11,7 @@ import numpy as np
 from lm_eval_icl.results import statistics
 from lm_eval_icl.results.board import BoardCell, Column, PromptSet, TaskRun
 from lm_eval_icl.results.entries import chosen, grouped, left_out, shown, varied
-from lm_eval_icl.results.form import number
+from lm_eval_icl.results.form import at, number
 from lm_eval_icl.results.records import Answers, TaskResult
 from lm_eval_icl.results.statistics import Difference, Estimate
 
@@ -74,7 +74,8 @@ def _from_answers(units: Sequence[TaskRun], is_share: bool, marks: list[str]) ->
             estimate = statistics.estimate(matrix(sets), drawn=drawn, bounds=(0.0, 1.0) if is_share else None)
         else:
             metric = statistics.AGGREGATIONS[first.aggregation]
-            estimate = statistics.bootstrap(_sums(sets), metric.value, drawn=drawn, bounds=metric.bounds)
+            sums = matrix(sets, metric.features)
+            estimate = statistics.bootstrap(sums, metric.value, drawn=drawn, bounds=metric.bounds)
     except ValueError as error:
         marks.append(f"its samples are not used: {error}")
         return None
@@ -130,9 +131,7 @@ def _predicted(unit: TaskRun, answers: Sequence[Answers], marks: list[str]) -> t
 
 def _options(unit: TaskRun) -> list[str]:
     """The names of a task's options, if all documents have the same."""
-    configs = unit.run.results.get("configs")
-    config = configs.get(unit.result.task) if isinstance(configs, dict) else None
-    choices = config.get("doc_to_choice") if isinstance(config, dict) else None
+    choices = at(unit.run.results, "configs", unit.result.task, "doc_to_choice")
     names = [shown(name) for name in choices if isinstance(name, str)] if isinstance(choices, list) else []
     return names if len(set(names)) == len(choices or ()) else []
 
@@ -174,11 +173,11 @@ def _prompts(answers: Answers) -> tuple[str, int]:
     return answers.prompts, len(answers.items)
 
 
-def matrix(sets: Sequence[PromptSet]) -> np.ndarray:
-    """(documents, sets) scores: the mean over the orders of each set."""
-    return np.stack(
-        [np.mean([_answers(order).items for order in prompt_set.answered], axis=0) for prompt_set in sets], axis=1
-    )
+def matrix(sets: Sequence[PromptSet], features: Callable[[np.ndarray], np.ndarray] = lambda items: items) -> np.ndarray:
+    """(documents, sets) scores: the mean over the orders of each set. With the k features of a metric, of which its
+    value is made, (documents, sets, k)."""
+    by_set = ([features(_answers(order).items) for order in prompt_set.answered] for prompt_set in sets)
+    return np.stack([np.mean(orders, axis=0) for orders in by_set], axis=1)
 
 
 def values_by_set(cells: Mapping[str, BoardCell], column: Column) -> dict[str, list[float]]:
@@ -199,15 +198,6 @@ def values_by_set(cells: Mapping[str, BoardCell], column: Column) -> dict[str, l
         if math.isfinite(total):
             groups.setdefault(label, []).append(total)
     return groups
-
-
-def _sums(sets: Sequence[PromptSet]) -> np.ndarray:
-    """(documents, sets, k): what the metric's value is made of, the mean over the orders of each set."""
-    features = statistics.AGGREGATIONS[sets[0].answered[0].result.aggregation].features
-    return np.stack(
-        [np.mean([features(_answers(order).items) for order in prompt_set.answered], axis=0) for prompt_set in sets],
-        axis=1,
-    )
 
 
 def _reported(units: Sequence[TaskRun], is_share: bool) -> Estimate:
@@ -324,9 +314,8 @@ def _difference(
         if result.aggregation == "mean":
             return statistics.difference(matrix(mine), matrix(theirs), drawn=drawn, bounds=bounds)
         metric = statistics.AGGREGATIONS[result.aggregation]
-        difference = statistics.bootstrap_difference(
-            _sums(mine), _sums(theirs), metric.value, drawn=drawn, bounds=metric.bounds
-        )
+        sums = matrix(mine, metric.features), matrix(theirs, metric.features)
+        difference = statistics.bootstrap_difference(*sums, metric.value, drawn=drawn, bounds=metric.bounds)
         return None if math.isnan(difference.p) else difference
     except ValueError:
         return None

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from pydantic import ValidationError
 
-from lm_eval_icl.errors import InputError
+from lm_eval_icl.errors import writing
 from lm_eval_icl.files import write_atomically
 from lm_eval_icl.results.form import Numbers, Packed, PackedAnswers, Unusable, refusal
 from lm_eval_icl.results.records import Answers, Run, TaskResult
@@ -54,11 +54,9 @@ def collect(runs: Sequence[Run], folder: Path) -> list[Path]:
         answered, results = sum(result.answers is not None for result in run.all_results), len(run.all_results)
         missing = f"-{answered}of{results}" if answered < results else ""
         path = folder / "runs" / f"{run.digest}{missing}.json"
-        try:
+        with writing(f"--output {folder}"):
             path.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(path, text + "\n")
-        except OSError as error:
-            raise InputError(f"--output {folder}: cannot be written ({error.strerror}).") from error
         written.append(path)
     return written
 

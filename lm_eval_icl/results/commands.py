@@ -12,12 +12,13 @@ import json
 import math
 import re
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from lm_eval_icl import methods
 from lm_eval_icl.results.entries import grouped
-from lm_eval_icl.results.form import StudyFacts
+from lm_eval_icl.results.form import StudyFacts, at
 from lm_eval_icl.results.records import Run
 from lm_eval_icl.results.settings import model_arguments
 
@@ -27,23 +28,6 @@ _OURS = {
     *("positions", "repeat", "windows", "window_size", "layer", "T", "eta", "momentum", "restart_positions"),
     *("layout", "reads", "temperature", "scale", "weight", "factor", "align"),
     *("combine", "method", "weights", "beta", "top_p", "truncate", "choose"),
-}
-_METHODS = {
-    *(
-        "icl",
-        "nope",
-        "prefixicl",
-        "pcw",
-        "saicl",
-        "batchicl",
-        "invicl",
-        "deepthink",
-        "sbp",
-        "star",
-        "ape",
-        "structured",
-    ),
-    *("ensemble", "nbce"),
 }
 # Of lm-eval's models.
 _MODEL = {
@@ -180,7 +164,7 @@ def _studies(runs: Iterable[Run], decided: bool, left_out: dict[str, None]) -> l
 
 
 def _model_arguments(run: Run, left_out: dict[str, None]) -> dict[str, Any]:
-    names = _MODEL | _OURS if run.model in _METHODS else _MODEL
+    names = _MODEL | _OURS if run.model in methods.NAMES else _MODEL
     arguments = model_arguments(run.results["config"].get("model_args"))
     if run.model == "hf":  # older studies say of it what they gave to this package's models
         arguments = {name: value for name, value in arguments.items() if name not in _OURS}
@@ -214,14 +198,11 @@ def _said(name: str) -> str:
     return name if re.fullmatch(r"[\w.-]{1,50}", name) else "of another name"
 
 
-def _metadata(run: Run, tasks: Iterable[str], decided: bool) -> dict[str, Any]:
+def _metadata(run: Run, tasks: Collection[str], decided: bool) -> dict[str, Any]:
     """What `--metadata` changes, of what all of these tasks have: lm-eval gives it to every task."""
-    configs = run.results.get("configs")
-    of_tasks = [configs.get(task) if isinstance(configs, dict) else None for task in tasks]
-    metadata = [of_task.get("metadata") if isinstance(of_task, dict) else None for of_task in of_tasks]
     common = {}
     for name in (*_METADATA, *(["decide"] if decided else [])):
-        values = [of_task.get(name) if isinstance(of_task, dict) else None for of_task in metadata]
+        values = [at(run.results, "configs", task, "metadata", name) for task in tasks]
         # A list: decision rules, where names joined by "+" would be read as something else.
         kinds = (str, int, dict, list) if name == "decide" else (str, int, dict)
         if isinstance(values[0], kinds) and values.count(values[0]) == len(values):

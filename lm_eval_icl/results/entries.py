@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from lm_eval_icl.results.board import TaskRun
-from lm_eval_icl.results.form import reads_in_words
+from lm_eval_icl.results.form import at, reads_in_words
 from lm_eval_icl.results.records import Run
 from lm_eval_icl.results.samples import digest
 from lm_eval_icl.results.settings import whole
@@ -377,8 +377,7 @@ def varied(units: Sequence[TaskRun]) -> list[str]:
     on weights that nothing identifies."""
     texts_by_name: dict[str, set[str]] = defaultdict(set)
     for unit in units:
-        run, configs = unit.run, unit.run.results.get("configs")
-        config = configs.get(unit.result.task) if isinstance(configs, dict) else None
+        run, config = unit.run, at(unit.run.results, "configs", unit.result.task)
         for name in ("dataset_path", "dataset_kwargs"):  # folders of somebody's machine do not separate rows
             texts_by_name[name].add(json.dumps(config.get(name)) if isinstance(config, dict) else "")
         texts_by_name["lm-eval-icl"].add(str(run.icl.get("version") or ""))
@@ -407,9 +406,7 @@ def varied(units: Sequence[TaskRun]) -> list[str]:
 def left_out(unit: TaskRun, what: str = "demonstrations") -> int:
     """How many demonstrations were left out of a task's prompts because these were too long; or, of what="documents",
     of how many documents."""
-    counts = unit.run.icl.get("left_out")
-    of_task = counts.get(unit.result.task) if isinstance(counts, dict) else None
-    number = of_task.get(what) if isinstance(of_task, dict) else None
+    number = at(unit.run.icl, "left_out", unit.result.task, what)
     return number if type(number) is int and 0 <= number < 2**53 else 0
 
 

@@ -7,7 +7,7 @@ where it is damaged (`Tolerant`, `Mapped`); what would be taken for another numb
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
@@ -92,6 +92,13 @@ _COUNT: TypeAdapter[int | None] = TypeAdapter(Tolerant[Count], config=_STRICT)
 def number(value: Any) -> float | None:
     """A finite number; None for anything else."""
     return _NUMBER.validate_python(value)
+
+
+def at(value: Any, *keys: str) -> Any:
+    """What is at these keys of a file; None if it is not there."""
+    for key in keys:
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value
 
 
 class Form(BaseModel):

@@ -431,19 +431,9 @@ def rank_ranges(means: Sequence[float], p: np.ndarray, alpha: float = 0.05) -> l
     Args:
         means: higher is better.
         p: (entries, entries), the two-sided p of each pair, symmetric. NaN for two that cannot be compared.
-
-    Raises:
-        ValueError: the shapes do not fit, the matrix is not symmetric, or a mean is NaN.
     """
-    values, p = np.asarray(means, dtype=float), np.asarray(p, dtype=float)
-    entries = len(values)
-    if p.shape != (entries, entries):
-        raise ValueError(f"For {entries} entries, p must be a matrix of {entries} x {entries}, not of shape {p.shape}.")
-    if np.isnan(values).any():
-        raise ValueError("An entry without a mean has no rank.")
+    values, entries = np.asarray(means, dtype=float), len(means)
     rows, columns = np.triu_indices(entries, 1)
-    if not np.allclose(p[rows, columns], p[columns, rows], equal_nan=True):
-        raise ValueError("The matrix of p must be symmetric.")
     apart = np.zeros((entries, entries), dtype=bool)
     apart[rows, columns] = np.asarray(holm(p[rows, columns].tolist())) <= alpha
     apart |= apart.T
@@ -474,13 +464,7 @@ class Aggregation:
 
 
 def bootstrap(
-    sums: np.ndarray,
-    value: Value,
-    draws: int = 2000,
-    seed: int = 0,
-    *,
-    drawn: bool = True,
-    bounds: Bounds | None = None,
+    sums: np.ndarray, value: Value, draws: int = 2000, *, drawn: bool = True, bounds: Bounds | None = None
 ) -> Estimate:
     """The mean over sets of a metric, with the pigeonhole bootstrap (Owen 2007, Ann Appl Stat 1:386).
 
@@ -494,7 +478,7 @@ def bootstrap(
     Args:
         sums: (documents, sets, k), what an `Aggregation` sums.
         value: the metric, from sums (..., k) to (...).
-        seed: the draws are the same for the same seed, documents and sets.
+        draws: how many; they are the same for the same numbers of documents and sets.
         drawn: as in `estimate`; if not, only documents are drawn.
         bounds: of the metric. The interval does not go beyond them.
 
@@ -504,7 +488,7 @@ def bootstrap(
     sums = _checked(sums, "The sums", _FEATURES)
     n, sets, _ = sums.shape
     mean = float(_metrics(sums, value).mean())
-    return _estimate(mean, _resampled([sums], value, draws, seed, drawn), n, sets, bounds, "bootstrap")
+    return _estimate(mean, _resampled([sums], value, draws, drawn), n, sets, bounds, "bootstrap")
 
 
 def bootstrap_difference(
@@ -512,7 +496,6 @@ def bootstrap_difference(
     second: np.ndarray,
     value: Value,
     draws: int = 2000,
-    seed: int = 0,
     *,
     drawn: bool = True,
     bounds: Bounds | None = None,
@@ -525,7 +508,7 @@ def bootstrap_difference(
     of_sets = metrics[0] - metrics[1]
     if not drawn:
         of_sets = of_sets.mean(keepdims=True)
-    spread = _resampled([first, second], value, draws, seed, drawn)
+    spread = _resampled([first, second], value, draws, drawn)
     how = "identical" if np.array_equal(first, second) else "bootstrap"
     return _difference(of_sets, spread, n, sets, float(np.abs(metrics).max()), bounds, how)
 
@@ -538,7 +521,7 @@ def _metrics(sums: np.ndarray, value: Value) -> np.ndarray:
     return metrics
 
 
-def _resampled(entries: Sequence[np.ndarray], value: Value, draws: int, seed: int, drawn: bool) -> _Spread:
+def _resampled(entries: Sequence[np.ndarray], value: Value, draws: int, drawn: bool) -> _Spread:
     """The variance of the metric of one entry, or of the difference of two."""
     n, sets, _ = entries[0].shape
     if n == 1:
@@ -550,7 +533,7 @@ def _resampled(entries: Sequence[np.ndarray], value: Value, draws: int, seed: in
         return metrics[0] - metrics[1] if len(metrics) == 2 else metrics[0]
 
     whole = of_sets(np.ones((1, n)))[0]
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     chunks = []
     at_a_time = max(1, 2**21 // n)  # 16 MB
     for start in range(0, draws, at_a_time):
@@ -678,20 +661,13 @@ def order_sensitivity(predictions: Iterable[np.ndarray]) -> Estimate | None:
 
     Returns:
         None if no set has two orders.
-
-    Raises:
-        ValueError: a set is no matrix, or the sets have different numbers of documents, or none.
     """
     rates = []
     for of_set in map(np.asarray, predictions):
-        if of_set.ndim != 2:
-            raise ValueError(f"Predictions must be a matrix of documents x orders, not of shape {of_set.shape}.")
         if (orders := of_set.shape[1]) >= 2:
             pairs = itertools.combinations(of_set.T, 2)
             different = sum((first != second).astype(np.int64) for first, second in pairs)
             rates.append(different / (orders * (orders - 1) / 2))
-    if len(sizes := {len(rate) for rate in rates}) > 1:
-        raise ValueError(f"Sets of demonstrations must have the same documents, not {sorted(sizes)} of them.")
     return estimate(np.stack(rates, axis=1), bounds=(0.0, 1.0)) if rates else None
 
 

@@ -145,14 +145,8 @@ def _read(paths: Paths) -> list[Run]:
 
 
 def _which(run: Run, result: TaskResult) -> dict[str, Any]:
-    return {
-        "run": run.digest,
-        "model": run.model,
-        "pretrained": run.pretrained,
-        "seed": run.seed,
-        "order": run.order,
-        "task": result.task,
-    }
+    own = {name: getattr(run, name) for name in ("model", "pretrained", "seed", "order")}
+    return {**own, "run": run.digest, "task": result.task}
 
 
 def _of_documents(run: Run, result: TaskResult, answers: Answers) -> Iterator[dict[str, Any]]:

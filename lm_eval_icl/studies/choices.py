@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -14,7 +13,7 @@ from lm_eval_icl.demonstrations import kept
 from lm_eval_icl.demonstrations.choosing import Chooser
 from lm_eval_icl.demonstrations.how import How
 from lm_eval_icl.demonstrations.kept import about_model, code
-from lm_eval_icl.errors import CannotWrite, InputError, LaterForm, log, one_line_with_place
+from lm_eval_icl.errors import CannotWrite, InputError, LaterForm, log, reason, writing
 from lm_eval_icl.harness.choosing import predictor
 from lm_eval_icl.harness.distributed import of_first
 from lm_eval_icl.harness.pools import PoolOfTask
@@ -123,15 +122,14 @@ class Choices:
         """The files of those choices, which need not be there."""
         return [self._path(key) for key in self.keys(model, task)]
 
-    def make(self, model: Model, models: Models, tasks: Collection[str]) -> None:
-        """Choose what is missing for these tasks. All processes of a launch call this; the first one chooses.
+    def make(self, model: Model, models: Models, task: str) -> None:
+        """Choose what is missing for a task. All processes of a launch call this; the first one chooses.
 
         Raises:
             InputError: another checkpoint of the same name has chosen before.
             CannotWrite: what was chosen cannot be kept.
         """
-        for task in tasks:
-            of_first(partial(self._make, models, model.folder, task))
+        of_first(partial(self._make, models, model.folder, task))
 
     def _make(self, models: Models, model: str, task: str) -> None:
         """Choose for one task."""
@@ -147,8 +145,12 @@ class Choices:
             if choice is None and key not in self.failed:
                 missing.append((key, how))
         if missing:
-            with _told():
+            level = log.level
+            log.setLevel(logging.WARNING)  # what a search will cost and what does not fit, which cells keep quiet
+            try:
                 self._choose(models, task, missing, about)
+            finally:
+                log.setLevel(level)
 
     def _choose(self, models: Models, task: str, missing: Sequence[tuple[Key, How]], about: Mapping[str, Any]) -> None:
         pool, under_icl = self.pools[task], predictor(models.first)
@@ -161,21 +163,7 @@ class Choices:
             except Exception as error:
                 if ends_all(error):
                     raise
-                why = error.message if isinstance(error, InputError) else one_line_with_place(error)
-                self.failed[key] = f"task {task!r}: demonstrations={how}: {why}"
+                self.failed[key] = f"task {task!r}: demonstrations={how}: {reason(error)}"
                 continue
-            try:
+            with writing(f"--output {self.folder.path}", CannotWrite):
                 kept.write(self._path(key), how, pool, shots, seed, choice, about)
-            except OSError as error:
-                raise CannotWrite(f"--output {self.folder.path}: cannot be written ({error.strerror}).") from error
-
-
-@contextmanager
-def _told() -> Iterator[None]:
-    """Inside this context, what a search will cost and what does not fit is said, which a study's cells keep quiet."""
-    level = log.level
-    log.setLevel(logging.WARNING)
-    try:
-        yield
-    finally:
-        log.setLevel(level)

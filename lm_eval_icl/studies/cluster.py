@@ -28,7 +28,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from lm_eval_icl import version
 from lm_eval_icl.demonstrations import kept
-from lm_eval_icl.errors import InputError, one_line, one_line_with_place
+from lm_eval_icl.errors import InputError, one_line, reason
 from lm_eval_icl.studies import tasks as study_tasks
 from lm_eval_icl.studies.cells import Model, digest
 from lm_eval_icl.studies.conduct import Conductor
@@ -325,7 +325,7 @@ class Actor:
         try:
             self.worker = Worker(open_study(*facts), self.setup.include_path, self.setup.trainer)
         except Exception as error:
-            return f"{here}: {error.message if isinstance(error, InputError) else one_line_with_place(error)}"
+            return f"{here}: {reason(error)}"
         self.worker.arguments = StudyFolder(self.setup.folder).arguments
         self.worker.located = self._located
         if self.sees:
@@ -371,10 +371,7 @@ class Actor:
         except Exception as error:
             if ends_all(error):  # the next worker may have what this one lacks
                 raise
-            broken, log = (
-                error.message if isinstance(error, InputError) else one_line_with_place(error),
-                traceback.format_exc(),
-            )
+            broken, log = reason(error), traceback.format_exc()
         files: dict[str, bytes] = {}
         made = {"train": "checkpoints", "choose": "choices"}.get(unit.kind, "cells")
         for path in sorted((root / made).rglob("*")):

@@ -95,11 +95,6 @@ class Columns:
     alike: frozenset[str]
     averages: Mapping[str, tuple[str, ...]]
 
-    @property
-    def of_one_training(self) -> bool:
-        """Whether every column is of one training: those of several trainings then stand in one row."""
-        return all(len({training for training, _ in tasks}) < 2 for tasks in self.tasks.values())
-
     def having(self, one: Trained) -> set[str]:
         """The columns that something counts in, averages among them."""
         own = {column for column, tasks in self.tasks.items() if one in tasks}
@@ -161,7 +156,8 @@ def board_of(results: Sequence[tuple[Cell, Run]], columns: Columns) -> Board:
     """
     documents = {_trained(cell): run.all_results[0].documents for cell, run in reversed(results)}
     trainings = list(dict.fromkeys(_trained(cell)[0] for cell, _ in results))
-    together = len(trainings) > 1 and columns.of_one_training
+    are_of_one = all(len({training for training, _ in tasks}) < 2 for tasks in columns.tasks.values())
+    together = len(trainings) > 1 and are_of_one
     often = Counter(task for _, task in documents)
     names = {one: f"{one[1]} [{one[0]}]" if together and often[one[1]] > 1 else one[1] for one in documents}
     runs = []

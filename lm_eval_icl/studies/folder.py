@@ -21,13 +21,14 @@ import socket
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
 from lm_eval.loggers import EvaluationTracker
 
-from lm_eval_icl.errors import CannotWrite, InputError, check_form, one_line, refusing
+from lm_eval_icl.errors import CannotWrite, InputError, check_form, one_line, refusing, writing
 from lm_eval_icl.files import write_atomically
 from lm_eval_icl.harness.saving import whole_lines
 from lm_eval_icl.results import read as reader
@@ -50,6 +51,7 @@ class StudyFolder:
         self.path, self.cells, self.work = path, path / "cells", path / "work"
         self.checkpoints = path / "checkpoints"
         self._running = path / ".running.json"
+        self._writing = partial(writing, f"--output {path}", CannotWrite)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -59,16 +61,15 @@ class StudyFolder:
             InputError: another process has it, or the folder cannot be made or written.
         """
         lock = FileLock(self.path / ".lock")
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            lock.acquire(timeout=_WAIT)
-        except Timeout as error:
-            raise InputError(
-                f"--output {self.path}: {self.running() or 'another process'} runs a study in this folder, and only "
-                "one may at a time: wait until it ends (--status shows how far it is), or give another folder."
-            ) from error
-        except OSError as error:
-            raise CannotWrite(f"--output {self.path}: cannot be written ({error.strerror}).") from error
+        with self._writing():
+            try:
+                self.path.mkdir(parents=True, exist_ok=True)
+                lock.acquire(timeout=_WAIT)
+            except Timeout as error:
+                raise InputError(
+                    f"--output {self.path}: {self.running() or 'another process'} runs a study in this folder, and "
+                    "only one may at a time: wait until it ends (--status shows how far it is), or give another folder."
+                ) from error
         try:
             self.note_running("the beginning")
             for folder in (self.cells, self.work):
@@ -151,13 +152,11 @@ class StudyFolder:
             wholes.setdefault(whole, {})[str(path.relative_to(whole))] = content
         for whole, contents in wholes.items():
             half = self.work / uuid.uuid4().hex
-            try:
+            with self._writing():
                 for name, content in contents.items():
                     file = half / name  # of a whole that is one file, the name is "."
                     file.parent.mkdir(parents=True, exist_ok=True)
                     file.write_bytes(content)
-            except OSError as error:
-                raise CannotWrite(f"--output {self.path}: cannot be written ({error.strerror}).") from error
             self._replace(self.path / whole, half)
 
     def _replace(self, folder: Path, half: Path) -> None:
@@ -167,20 +166,21 @@ class StudyFolder:
             CannotWrite: it cannot be written.
         """
         before = half.with_name(f"{half.name}.before")
-        try:
-            with suppress(FileNotFoundError):
-                folder.rename(before)
-            folder.parent.mkdir(parents=True, exist_ok=True)
-            half.rename(folder)
-            if before.is_dir():
-                shutil.rmtree(before, ignore_errors=True)
-            else:  # a file, or nothing
-                before.unlink(missing_ok=True)
-        except OSError as error:
-            shutil.rmtree(half, ignore_errors=True)
-            with suppress(OSError):
-                before.rename(folder)
-            raise CannotWrite(f"--output {self.path}: cannot be written ({error.strerror}).") from error
+        with self._writing():
+            try:
+                with suppress(FileNotFoundError):
+                    folder.rename(before)
+                folder.parent.mkdir(parents=True, exist_ok=True)
+                half.rename(folder)
+                if before.is_dir():
+                    shutil.rmtree(before, ignore_errors=True)
+                else:  # a file, or nothing
+                    before.unlink(missing_ok=True)
+            except OSError:
+                shutil.rmtree(half, ignore_errors=True)
+                with suppress(OSError):
+                    before.rename(folder)
+                raise
 
     def read(self, cell: Cell, task: str) -> dict[str, Any]:
         """The results, configuration and numbers of samples of a finished cell, checked as a leaderboard checks them:
@@ -244,10 +244,8 @@ class StudyFolder:
             InputError: it cannot be written.
         """
         there = self.checkpoints / model.checkpoint
-        try:
+        with self._writing():
             self.unfinished(model).rename(there)
-        except OSError as error:
-            raise CannotWrite(f"--output {self.path}: cannot be written ({error.strerror}).") from error
         shutil.rmtree(there / "checkpoints", ignore_errors=True)  # those have the optimizer's state too
 
     def unfinished(self, model: Model) -> Path:
@@ -297,10 +295,8 @@ class StudyFolder:
         Raises:
             InputError: it cannot be written.
         """
-        try:
+        with self._writing():
             write_atomically(self.path / name, content)
-        except OSError as error:
-            raise CannotWrite(f"--output {self.path}: cannot be written ({error.strerror}).") from error
 
     def tidy(self) -> None:
         """Remove what was kept of cells that were not finished."""

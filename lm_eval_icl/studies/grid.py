@@ -29,19 +29,13 @@ from lm_eval_icl import methods
 from lm_eval_icl.decisions.how import NEIGHBORS, Rule, written
 from lm_eval_icl.decisions.how import read as read_rules
 from lm_eval_icl.demonstrations import how
-from lm_eval_icl.errors import InputError, did_you_mean, is_number, whole
+from lm_eval_icl.errors import InputError, did_you_mean, is_number, naming, whole
 from lm_eval_icl.training.settings import with_numbers
 
 _NAMED = "named"
 HF = "hf"
 # Options of `lm-eval-icl train` that a study gives itself.
 _GIVEN = ("method", "model_args", "output", "resume", "device", "include_path", "metadata")
-
-
-def _whole(least: int) -> BeforeValidator:
-    """Validates a whole number, which may be written 5.0, of at least this size."""
-
-    return BeforeValidator(lambda value: whole(value, least))
 
 
 def _number(value: Any) -> Any:
@@ -56,8 +50,9 @@ def _at_least_0(value: Any) -> float:
     return float(value)
 
 
-Whole = Annotated[int, _whole(0)]
-Positive = Annotated[int, _whole(1)]
+# Whole numbers, which may be written 5.0.
+Whole = Annotated[int, BeforeValidator(lambda value: whole(value, 0))]
+Positive = Annotated[int, BeforeValidator(whole)]
 
 
 @dataclass(frozen=True)
@@ -529,10 +524,8 @@ def _trainings(given: Any, more: Mapping[str, Any], tasks: list[str], others: bo
         for target in targets:
             if target not in tasks and not others:
                 raise InputError(f"{where}: targets: {target!r} is none of the study's tasks: {', '.join(tasks)}.")
-        try:
+        with naming(where):
             options = with_numbers({key: value for key, value in options.items() if value is not None})
-        except InputError as error:
-            raise InputError(f"{where}: {error.message}") from error
         what = next((str(options[key]) for key in ("metaicl", "tasks", "episodes") if key in options), "trained")
         if asked := tuple(target for target in targets if target in tasks):
             targets_of_all.update(asked)
@@ -579,11 +572,9 @@ def _check_variant(variant: Variant) -> None:
         if variant.arguments:
             raise InputError("methods: hf has no arguments of its own: give them in `models`.")
         return
-    try:
+    with naming("methods"):
         known = sorted(methods.arguments_of(methods.find(variant.method)))
         for name in sorted(variant.arguments.keys() - set(known)):
             what = did_you_mean(name, known, cutoff=0.4) or f"its arguments are {', '.join(known)}."
             raise InputError(f"{variant.method} has no argument {name!r}: {what}")
         methods.make(variant.method, dict(variant.arguments))
-    except InputError as error:
-        raise InputError(f"methods: {error.message}") from error

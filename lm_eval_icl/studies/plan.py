@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,14 +29,13 @@ _PACK = 1024  # tokens of queries that share a pass (`CommonArguments.pack_token
 class PlannedWork:
     """An estimate of what is run: forward passes, and tokens in them."""
 
-    passes: int = 0
-    tokens: int = 0
+    passes: int
+    tokens: int
 
-    def __add__(self, other: PlannedWork) -> PlannedWork:
-        return PlannedWork(self.passes + other.passes, self.tokens + other.tokens)
-
-    def times(self, n: int) -> PlannedWork:
-        return PlannedWork(self.passes * n, self.tokens * n)
+    @classmethod
+    def of(cls, works: Sequence[PlannedWork]) -> PlannedWork:
+        """All of them together."""
+        return cls(sum(work.passes for work in works), sum(work.tokens for work in works))
 
 
 @dataclass(frozen=True)
@@ -94,31 +93,25 @@ class Plan:
         it cannot be estimated, which `lacking` explains."""
         cells = [cell for cell in self.cells(model) if cell.variant.method != HF]
         try:
-            alone = sum((self._encoding(cell) + self._queries(cell) for cell in cells), PlannedWork())
-            shared = PlannedWork()
-            for batch in batches(cells):
-                largest = max(batch.cells, key=lambda cell: passes_of(cell.variant)[1])
-                method = model_class(largest.variant.method).method_class.from_arguments(largest.variant.arguments)
-                orders = 1 if method.invariant else len({cell.order for cell in batch.cells})
-                numbers = len({passes_of(cell.variant)[1] for cell in batch.cells})
-                shared += self._encoding(largest).times(orders) + self._queries(largest).times(orders * numbers)
+            alone = PlannedWork.of([self._run_together([cell]) for cell in cells])
+            return PlannedWork.of([self._run_together(batch.cells) for batch in batches(cells)]), alone
         except InputError as error:
             self.lacking[model.name] = error.message
             return None
-        return shared, alone
 
-    def _encoding(self, cell: Cell) -> PlannedWork:
-        prompts = self._of(cell)
-        method = model_class(cell.variant.method).method_class.from_arguments(cell.variant.arguments)
+    def _run_together(self, cells: Sequence[Cell]) -> PlannedWork:
+        """What cells take that differ in nothing but the order and the number of passes: the contexts of each order
+        with most passes, and behind each of their memories the queries."""
+        numbers = {passes_of(cell.variant)[1] for cell in cells}
+        largest = max(cells, key=lambda cell: passes_of(cell.variant)[1])
+        method = model_class(largest.variant.method).method_class.from_arguments(largest.variant.arguments)
+        orders = 1 if method.invariant else len({cell.order for cell in cells})
+        prompts = self._of(largest)
         layouts = method.passes(len(prompts.context.prefix), prompts.context.lengths)
-        first = len(layouts[0][1])
-        _, passes = passes_of(cell.variant)
-        contexts = prompts.queries if method.memory_depends_on_query else prompts.contexts
-        return PlannedWork(passes, first * passes).times(contexts)
-
-    def _queries(self, cell: Cell) -> PlannedWork:
-        tokens = self._of(cell).query_tokens
-        return PlannedWork(-(-tokens // _PACK), tokens)
+        contexts = max(numbers) * (prompts.queries if method.memory_depends_on_query else prompts.contexts)
+        packs = len(numbers) * -(-prompts.query_tokens // _PACK)
+        tokens = contexts * len(layouts[0][1]) + len(numbers) * prompts.query_tokens
+        return PlannedWork(orders * (contexts + packs), orders * tokens)
 
     def _of(self, cell: Cell) -> Prompts:
         """The prompts of a cell. Those of other seeds and orders, and of the dev set, count as many."""

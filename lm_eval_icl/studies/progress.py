@@ -317,7 +317,6 @@ def _check_rules(study: Study, leaf: Leaf, shots: int, limit: float | None) -> N
     Raises:
         InputError: one does not.
     """
-    check_options(leaf.task, study.rules)
     for metric in {study.metric, *([study.dev.metric] if study.dev else [])}:
         if without := [str(rule) for rule in study.rules if metric in meaningless(rule)]:
             raise InputError(f"metric: {metric} means nothing under decide={without[0]}: give another.")

@@ -12,11 +12,10 @@ import copy
 import errno
 import functools
 import json
-import math
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -30,18 +29,19 @@ from lm_eval.api.model import LM
 from lm_eval.tasks import TaskManager
 from tqdm import tqdm
 
-from lm_eval_icl.errors import CannotWrite, InputError
+from lm_eval_icl.errors import CannotWrite, InputError, naming
 from lm_eval_icl.harness.arguments import CommonArguments
 from lm_eval_icl.harness.deciding import give_rules
 from lm_eval_icl.harness.distributed import in_any
 from lm_eval_icl.harness.loading import CheckedHFLM, Loaded
+from lm_eval_icl.harness.loglikelihood import check_finite
 from lm_eval_icl.harness.models import ICLModel, model_class
 from lm_eval_icl.harness.requests import RequestTokenizer
 from lm_eval_icl.harness.response_cache import Responses, response_key
 from lm_eval_icl.inference.fingerprint import files_digest
 from lm_eval_icl.inference.packing import Queries
 from lm_eval_icl.inference.schedule import Ids
-from lm_eval_icl.inference.scoring import Score, not_finite
+from lm_eval_icl.inference.scoring import Score
 from lm_eval_icl.methods.code import code_of_numbers
 from lm_eval_icl.methods.limits import Request
 from lm_eval_icl.methods.runner import MethodRunner, grouped
@@ -120,6 +120,9 @@ class Models:
         arguments: as `--model_args`.
         located: those that differ where this process loads it; results and messages have the others.
 
+    Attributes:
+        first: the model under plain ICL.
+
     Raises:
         InputError: it cannot be loaded, its weights cannot be read, or its passes are divided among processes.
     """
@@ -129,15 +132,14 @@ class Models:
     ) -> None:
         self.arguments, loaded = arguments, {**arguments, **(located or {})}
         given = {name: getattr(options, name) for name in ("device", "batch_size")}
-        self._first: ICLModel = model_class("icl").create_from_arg_obj(loaded, given)
-        if self._first._is_tensor_parallel:
+        self.first: ICLModel = model_class("icl").create_from_arg_obj(loaded, given)
+        if self.first._is_tensor_parallel:
             raise InputError("models: tp_plan: a study does not divide the passes of a model: leave it out.")
-        self.loaded = Loaded(self._first)
-        of_files = self._first.model_files_digest or files_digest(**loaded)  # not every process has noted it
-        self._of_files = of_files
+        self.rank, self.world_size, self.loaded = self.first.rank, self.first.world_size, Loaded(self.first)
+        self._of_files = self.first.model_files_digest or files_digest(**loaded)  # not every process has noted it
         self._tokenizers: dict[tuple[bool, bool], OneTokenizer] = {}
         self._models: dict[str, ICLModel] = {}
-        self._latest = self._first
+        self._latest = self.first
 
     @property
     def weights(self) -> str:
@@ -172,18 +174,9 @@ class Models:
         """
         return CheckedHFLM(self.loaded)
 
-    @property
-    def rank(self) -> int:
-        return self._first.rank
-
-    @property
-    def world_size(self) -> int:
-        return self._first.world_size
-
-    @property
-    def first(self) -> ICLModel:
-        """The model under plain ICL."""
-        return self._first
+    def naming(self, variant: Variant) -> AbstractContextManager[None]:
+        """Inside this context, the model and the method stand before an error's message."""
+        return naming(f"{self.arguments['pretrained']}, {variant.name}")
 
     def forget_requests(self) -> None:
         for tokenize in self._tokenizers.values():
@@ -219,15 +212,6 @@ def ends_all(error: BaseException | None) -> bool:
     return False
 
 
-@contextmanager
-def naming(models: Models, variant: Variant) -> Iterator[None]:
-    """Put the model and the method before an error's message."""
-    try:
-        yield
-    except InputError as error:
-        raise InputError(f"{models.arguments['pretrained']}, {variant.name}: {error.message}") from error
-
-
 def run_cells(
     models: Models,
     cells: Sequence[Cell],
@@ -252,20 +236,20 @@ def run_cells(
         for cell in cells:
             number = passes_of(cell.variant)[1]
             lm: LM = models.hf() if variant.method == HF else _with_passes(models, cell.variant, number)
-            with naming(models, cell.variant):
+            with models.naming(cell.variant):
                 results = evaluate(lm, cell, _with_rules(tasks[cell.order], lm), models, options)
             save(folder, cell, results, tasks[cell.order], models)
         return
     wanted = {passes_of(cell.variant)[1] for cell in cells}
     model = _with_passes(models, variant, max(wanted))
     path = folder.work / work
-    with naming(models, variant):
+    with models.naming(variant):
         rounds = _together(model, tasks.values(), wanted)
     for numbers in rounds:
         begun = time.perf_counter()
         of_these = [cell for cell in cells if passes_of(cell.variant)[1] in numbers]
         model = _with_passes(models, variant, max(numbers))
-        with naming(models, variant):
+        with models.naming(variant):
             model.begin([])  # so that its limits are those of this number of passes
             deciding = {order: _with_rules(each, model) for order, each in tasks.items()}
             instances = [instance for each in deciding.values() for instance in each.task.instances]
@@ -338,8 +322,9 @@ def score(
     scores: Scores = {number: {} for number in numbers}
     with tqdm(total=len(instances) * len(numbers), leave=False, desc=model.method.name, disable=model.rank != 0) as bar:
         for context, queries in grouped((request.prompt, request.answer) for request in requests).items():
-            asked = [i for answers in queries.values() for each in answers.values() for i in each]
-            for number, i in ((number, i) for number in numbers for i in asked):
+            indices = [i for answers in queries.values() for each in answers.values() for i in each]
+            asked = [(number, i) for number in numbers for i in indices]
+            for number, i in asked:
                 if (key := f"{number} {keys[i]}") in responses:
                     scores[number][id(instances[i])] = responses[key]
             missing = {
@@ -353,26 +338,21 @@ def score(
                     for number, pairs, found in _each(runner, context, missing, numbers):
                         for (query, answer), value in zip(pairs, found, strict=True):
                             for i in queries[query][answer]:
-                                if not math.isfinite(value[0]):
-                                    raise not_finite(_name(instances[i]), value[0], runner.model)
+                                check_finite(instances[i], value[0], runner.model)
                                 last[i] = value
                                 if number in numbers:
                                     scores[number].setdefault(id(instances[i]), value)
                                     responses[f"{number} {keys[i]}"] = value
                         responses.finished()
-            for number, i in ((number, i) for number in numbers for i in asked):
+            for number, i in asked:
                 # Without demonstrations there is one memory, after however many passes.
                 if id(instances[i]) not in scores[number]:
                     scores[number][id(instances[i])] = responses[f"{number} {keys[i]}"] = last[i]
             responses.finished()
-            bar.update(len(asked) * len(numbers))
+            bar.update(len(asked))
             run.contexts.release(context, runner.store)
     responses.save()
     return scores
-
-
-def _name(instance: Instance) -> str:
-    return f"task {instance.task_name!r}, document {instance.doc_id}, option {instance.idx}"
 
 
 def _misses(some: Sequence[int], instances: Sequence[Instance], scores: Scores) -> bool:
@@ -392,7 +372,8 @@ def _each(
 
 def evaluate(lm: LM, cell: Cell, prepared: Prepared, models: Models, options: Options) -> dict[str, Any] | None:
     """lm-eval's results of a cell; None on all processes but the first."""
-    prepared.forget_responses()
+    for instance in prepared.task.instances:  # which has the responses of the cell before
+        instance.resps, instance.filtered_resps = [], {}
     with environment_once():
         results: dict[str, Any] | None = lm_eval.simple_evaluate(
             model=lm,

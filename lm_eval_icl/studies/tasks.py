@@ -83,10 +83,6 @@ class Prepared:
     contents: str
     choice: Mapping[str, Any]
 
-    def forget_responses(self) -> None:
-        for instance in self.task.instances:
-            instance.resps, instance.filtered_resps = [], {}
-
 
 def load(
     specs: Sequence[str | Mapping[str, Any]],

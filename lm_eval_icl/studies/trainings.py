@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from lm_eval_icl.errors import InputError
+from lm_eval_icl.errors import InputError, naming
 from lm_eval_icl.metaicl.files import setting_of
 from lm_eval_icl.metaicl.metadata import skips
 from lm_eval_icl.studies.cells import Grid, Model
@@ -47,10 +47,8 @@ def check(
         "include_path": include_path,
         "device": device.removesuffix(":0") if device else None,
     }
-    try:
+    with naming(where):
         return trainer({name: value for name, value in given.items() if value is not None})
-    except InputError as error:
-        raise InputError(f"{where}: {error.message}") from error
 
 
 def train(model: Model, training: Callable[[], None]) -> None:
@@ -67,10 +65,8 @@ def train(model: Model, training: Callable[[], None]) -> None:
             f"train: {model.checkpoint} is not trained yet, and a study does not train in several processes of one "
             "launch: run the same command once without the launcher."
         )
-    try:
+    with naming(f"training of {model.checkpoint}"):
         training()
-    except InputError as error:
-        raise InputError(f"training of {model.checkpoint}: {error.message}") from error
 
 
 def check_beginning(grid: Grid, folder: StudyFolder, model: Model) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from lm_eval_icl.decisions.how import written
-from lm_eval_icl.errors import InputError, one_line_with_place
+from lm_eval_icl.errors import InputError, reason
 from lm_eval_icl.harness.distributed import of_first
 from lm_eval_icl.studies import tasks as study_tasks
 from lm_eval_icl.studies import trainings
@@ -22,7 +22,7 @@ from lm_eval_icl.studies.choices import Choices, ToChoose
 from lm_eval_icl.studies.grid import HF
 from lm_eval_icl.studies.order import CellBatch, Key, Unit, without_passes
 from lm_eval_icl.studies.progress import StudyProgress
-from lm_eval_icl.studies.run import Models, ends_all, naming, run_cells
+from lm_eval_icl.studies.run import Models, ends_all, run_cells
 from lm_eval_icl.studies.tasks import Prepared
 
 
@@ -97,7 +97,7 @@ class Worker:
             return
         models = self._load(unit.model)
         if unit.kind == "choose":
-            self.choices.make(unit.model, models, [unit.task])
+            self.choices.make(unit.model, models, unit.task)
         for batch in unit.batches:
             self._run_batch(models, batch)
 
@@ -126,7 +126,7 @@ class Worker:
 
         for like, variant in {without_passes(each): each for each in self.grid.variants(model)}.items():
             if variant.method != HF:
-                with self.noting(functools.partial(cells_like, like)), naming(models, variant):
+                with self.noting(functools.partial(cells_like, like)), models.naming(variant):
                     models.under(variant)
         for weights, path in self.weights.get(model.folder, {}).items():
             if weights not in (models.weights, models.weights_in_memory):
@@ -144,7 +144,7 @@ class Worker:
         except Exception as error:
             if ends_all(error) or int(os.environ.get("WORLD_SIZE", "1")) > 1:
                 raise
-            why = error.message if isinstance(error, InputError) else one_line_with_place(error)
+            why = reason(error)
         # Now that the error no longer holds references to the model's tensors.
         self.progress.fail([cell for cell in cells() if not self.progress.is_done(cell)], why)
         make_room()

@@ -68,7 +68,7 @@ def test_nothing_of_a_call_stays(checkpoint, tmp_path):
         for _ in range(2):
             model.loglikelihood(scored)
             model.generate_until(texts)
-            assert not lm.run._prepared and not len(lm.run.contexts)
+            assert not lm.run._prepared and not lm.run.contexts._kinds
 
 
 def test_options_lose_the_same_demonstrations(tmp_path, monkeypatch):

@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from lm_eval_icl import methods
 from lm_eval_icl.drawing import style
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.leaderboard import figures, numbers
-from lm_eval_icl.results import commands
 from lm_eval_icl.results.board import AVERAGE, Board, Entry
 from tests import boards
 from tests.boards import Kind
@@ -462,7 +462,7 @@ def test_a_method_has_one_colour_and_marker_on_all_boards() -> None:
     many = points(make([("theirs", {}, 8), *KINDS]))
     for method, looks in {**many, **few}.items():
         assert looks == {style.of_method(method)} == many[method]
-    known = {"hf", *commands._METHODS}
+    known = {"hf", *methods.NAMES}
     looks_of_known = [style.of_method(name) for name in known]
     assert len({color for color, _ in looks_of_known}) == len({marker for _, marker in looks_of_known}) == len(known)
     with style.styled():

@@ -602,7 +602,6 @@ def test_bootstrap_differences() -> None:
         rel=1e-15,
     )
     assert one == bootstrap_difference(first, second, f1.value)  # the same draws
-    assert one != bootstrap_difference(first, second, f1.value, seed=1)
     assert one.mean == pytest.approx(bootstrap(first, f1.value).mean - bootstrap(second, f1.value).mean)
     same = bootstrap_difference(first, first, f1.value)
     assert (same.p, same.low, same.high, same.how) == (1, 0, 0, "identical")
@@ -662,11 +661,7 @@ def test_order_sensitivity_does_not_depend_on_how_many_orders_there_are() -> Non
         *((estimate_group, [[part(0.5, 0.03, 9)] * 2, weights], "must be positive numbers")
           for weights in ([0, 0], [-1, 2], [math.nan, 1], [math.inf, 1])),
         (difference_group, [[], []], "must be positive numbers"),
-        (rank_ranges, [[1, 2], np.ones((3, 3))], "2 x 2"),
-        (rank_ranges, [[1, 2], np.array([[1, 0.1], [0.2, 1]])], "symmetric"),
-        (rank_ranges, [[1, math.nan], np.ones((2, 2))], "no rank"),
-        (order_sensitivity, [[np.zeros(3)]], r"documents x orders, not of shape \(3,\)"),
-        (order_sensitivity, [[np.zeros((3, 2)), np.zeros((2, 2))]], r"the same documents, not \[2, 3\] of them"),
+        (order_sensitivity, [[np.zeros((3, 2)), np.zeros((2, 2))]], "same shape"),
         (order_sensitivity, [[np.zeros((0, 2))]], r"not of shape \(0, 1\)"),
         (bootstrap, [np.zeros((2, 2, 2)), AGGREGATIONS["nanmean"].value], "not a finite number"),
         (bootstrap, [np.full((2, 2, 2), [-1e4, 1]), AGGREGATIONS["perplexity"].value], "not a finite number"),

@@ -443,7 +443,7 @@ def test_one_model_is_there_at_a_time(tmp_path, checkpoint, monkeypatch):
     def load(self, *args):
         assert all(reference() is None for reference in loaded)
         before(self, *args)
-        loaded.append(weakref.ref(self._first.model))
+        loaded.append(weakref.ref(self.first.model))
 
     monkeypatch.setattr(run.Models, "__init__", load)
     conduct(tmp_path / "o", models=[DEMO["models"], f"pretrained={checkpoint('llama')}"], methods=["icl", "nope"])

@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lm_eval_icl import cli, methods
 from lm_eval_icl.errors import InputError
-from lm_eval_icl.harness.training import HarnessTask, load_tasks
+from lm_eval_icl.harness.training import HarnessTask, tasks_of
 from lm_eval_icl.metaicl.files import Row
 from lm_eval_icl.methods import Predictor
 from lm_eval_icl.prompts.tokens import Context, TokenizedPrompt
@@ -369,7 +369,7 @@ def test_the_training_questions_of_mmlu(tmp_path, monkeypatch):
         ]
         (folder / f"{split}.jsonl").write_text("".join(json.dumps(question) + "\n" for question in questions))
     monkeypatch.chdir(tmp_path)
-    [found] = load_tasks(["icl_mmlu_train"], None, {})
+    [found] = [HarnessTask(task) for task in tasks_of(["icl_mmlu_train"], None, {})]
     example = found.example((3, 5), 6)
     assert example.prompt == (
         "Question: auxiliary_train 3?\nAnswer: d\n\nQuestion: auxiliary_train 5?\nAnswer: b\n\n"
