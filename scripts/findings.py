@@ -63,7 +63,7 @@ def arguments_of(text: str) -> str:
 
 def on_dev(folders: list[Path]) -> pd.DataFrame:
     """The accuracy of each entry and set of demonstrations on the dev set of a study."""
-    runs = [run for run in read(folders, quiet=True, dev=True)[0] if run.icl["study"]["split"] == "dev"]
+    runs = [run for run in read(folders, quiet=True, dev=True)[0] if run.icl.get("study", {}).get("split") == "dev"]
     rows = [
         (result.task, arguments_of(json.dumps(dict(run.arguments), sort_keys=True)), rule, run.seed, result.value)
         for run in runs

@@ -842,7 +842,7 @@ def test_a_dry_run_is_one_screen_and_runs_nothing(tmp_path, capsys, monkeypatch)
     assert dry_run(capsys, monkeypatch, file, "--verbose").count("deepthink,T=") == 160
     conduct(tmp_path / "o", methods="icl", seeds=0)
     said = dry_run(capsys, monkeypatch, file, "--output", tmp_path / "o")
-    assert "No time" not in said and re.search(r"MB +\d+\.\d s\n", said)
+    assert "No time" not in said and re.search(r"MB +\d+\.\d (s|min|h)\n", said)
 
 
 def test_a_dry_run_names_what_is_missing_and_says_the_rest(tmp_path, capsys, monkeypatch):
