@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +30,14 @@ from lm_eval_icl.results.read import read
 from lm_eval_icl.results.statistics import Estimate, difference, estimate, order_sensitivity
 
 ROOT = Path(__file__).resolve().parent.parent
-ENTRY = ["task", "shots", "chat", "method", "arguments", "rule"]
+ENTRY = ["task", "limit", "shots", "chat", "method", "arguments", "rule"]
 SET, RIGHT = [*ENTRY, "seed", "order"], "(right answers)"
 RULES = {"none": ("#6e7781", "o", "as the model says"), "contextual": ("#d55e00", "D", "contextual")}
 RULES["batch"] = ("#0072b2", "s", "batch")
 TITLES = {"icl_sst2": "SST-2", "icl_trec": "TREC", "icl_agnews": "AG News"}
 SHOTS = {"icl_sst2": 8, "icl_trec": 12, "icl_agnews": 8}  # the papers'
 STANDARD = "T=5,eta=0.01"
+FEWER = 100  # documents of the studies of curves; batch is a mean over them, so that entries do not mix
 ACCURACY = (0.0, 1.0)
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#6e7781")
 
@@ -45,7 +47,7 @@ def packed(folders: list[Path]) -> pd.DataFrame:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".* of the dev set of a study")
         documents, runs, scores = results.documents(folders), results.runs(folders), results.scores(folders)
-    table = documents.merge(runs[["run", "arguments", "chat"]], on="run")
+    table = documents.merge(runs[["run", "arguments", "chat", "limit"]], on="run")
     table = table.merge(scores.drop_duplicates(["run", "task"])[["run", "task", "shots"]], on=["run", "task"])
     table = table.rename(columns={"model": "method", "filter": "rule"}).sort_values("doc_id")
     table["arguments"] = table.arguments.map(arguments_of)
@@ -54,7 +56,7 @@ def packed(folders: list[Path]) -> pd.DataFrame:
     right = table.drop_duplicates(["task", "doc_id"]).sort_values("doc_id").groupby("task").target.agg("".join)
     rows = [{"task": task, "method": RIGHT, "prediction": text} for task, text in right.items()]
     table = pd.concat([pd.DataFrame(rows), digits.reset_index()], ignore_index=True)
-    return table[[*SET, "prediction"]].astype({"shots": "Int64"})
+    return table[[*SET, "prediction"]].astype({"shots": "Int64", "limit": "Int64"})
 
 
 def arguments_of(text: str) -> str:
@@ -76,7 +78,11 @@ def on_dev(folders: list[Path]) -> pd.DataFrame:
 def unpacked(rows: pd.DataFrame) -> pd.DataFrame:
     """A row for each document, with the right answer and whether the prediction is right."""
     right = rows[rows.method == RIGHT].set_index("task").prediction
-    table = rows[rows.method != RIGHT].fillna({"arguments": ""}).astype({"shots": int, "seed": int, "order": int})
+    table = (
+        rows[rows.method != RIGHT]
+        .fillna({"arguments": ""})
+        .astype({"shots": int, "limit": int, "seed": int, "order": int})
+    )
     table["doc_id"] = table.prediction.map(lambda text: range(len(text)))
     table["target"] = [right[task][: len(text)] for task, text in zip(table.task, table.prediction, strict=True)]
     table["prediction"], table["target"] = table.prediction.map(list), table.target.map(list)
@@ -105,7 +111,7 @@ def than(entry: pd.DataFrame, other: pd.DataFrame | None, name: str) -> dict[str
     return interval(name, difference(*pair, bounds=ACCURACY)) if len(both) else {}
 
 
-def line(entry: pd.DataFrame, icl: pd.DataFrame | None, raw: pd.DataFrame | None) -> dict[str, Any]:
+def line(entry: pd.DataFrame, others: Mapping[str, pd.DataFrame | None]) -> dict[str, Any]:
     """What is said of an entry: accuracy, differences, how often an order changes a prediction, predicted labels."""
     by_set = [
         each.pivot(index="doc_id", columns="order", values="prediction").to_numpy() for _, each in entry.groupby("seed")
@@ -116,8 +122,7 @@ def line(entry: pd.DataFrame, icl: pd.DataFrame | None, raw: pd.DataFrame | None
     return {
         **{"documents": entry.doc_id.nunique(), "sets": entry.seed.nunique(), "orders": entry.order.nunique()},
         **interval("accuracy", estimate(scores_of(entry).to_numpy(), bounds=ACCURACY)),
-        **than(entry, icl, "than_icl"),
-        **than(entry, raw, "than_raw"),
+        **{key: value for name, other in others.items() for key, value in than(entry, other, name).items()},
         **interval("flips", order_sensitivity(by_set)),
         **{"one_label": right.max(), "predicted": " ".join(f"{share:.2f}" for share in shares)},
     }
@@ -128,9 +133,10 @@ def lines_of(table: pd.DataFrame) -> pd.DataFrame:
     found = []
     for key, entry in entries.items():
         of = dict(zip(ENTRY, key, strict=True))
-        icl = entries.get(tuple({**of, "method": "icl", "arguments": ""}.values())) if of["method"] != "icl" else None
-        raw = entries.get(tuple({**of, "rule": "none"}.values())) if of["rule"] != "none" else None
-        found.append({**of, **line(entry, icl, raw)})
+        changes: dict[str, dict[str, Any]] = {"than_icl": {"method": "icl", "arguments": ""}}
+        changes |= {"than_raw": {"rule": "none"}, "than_plain": {"chat": False}}
+        keys = {name: tuple({**of, **changed}.values()) for name, changed in changes.items()}
+        found.append({**of, **line(entry, {name: entries.get(other) for name, other in keys.items() if other != key})})
     return pd.DataFrame(found)
 
 
@@ -270,10 +276,12 @@ def main() -> None:
     )
     thinking = table.loc[several.index[several > 9]]
     is_point = table.method.isin(["icl", "pcw", "invicl", "structured"]) | (table.arguments == STANDARD)
-    shots = table[is_point & ~table.chat & table.task.isin(["icl_sst2", "icl_trec"])]
+    shots = table[is_point & ~table.chat & table.task.isin(["icl_sst2", "icl_trec"]) & (table.limit == FEWER)]
     lines = lines_of(table)
     lines.to_csv(given.output / "findings.csv", index=False, float_format="%.4f")
-    of_methods = lines[~lines.chat & lines.task.isin(TITLES) & (lines.shots == lines.task.map(SHOTS))]
+    of_methods = lines[
+        ~lines.chat & (lines.limit > FEWER) & lines.task.isin(TITLES) & (lines.shots == lines.task.map(SHOTS))
+    ]
     of_methods = of_methods[(of_methods.method != "deepthink") | (of_methods.arguments == STANDARD)]
     settings = {"text.color": INK, "grid.color": INK, "grid.alpha": 0.13, "grid.linewidth": 0.6}
     with styled(**settings):
