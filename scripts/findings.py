@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import warnings
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +38,12 @@ SHOTS = {"icl_sst2": 8, "icl_trec": 12, "icl_agnews": 8}  # the papers'
 STANDARD = "T=5,eta=0.01"
 FEWER = 100  # documents of the studies of curves; batch is a mean over them, so that entries do not mix
 ACCURACY = (0.0, 1.0)
+# With which entry an entry is compared: all that it is, but for these.
+OTHERS: dict[str, dict[str, Any]] = {
+    "than_icl": {"method": "icl", "arguments": ""},
+    "than_raw": {"rule": "none"},
+    "than_plain": {"chat": False},
+}
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#6e7781")
 
 
@@ -78,17 +83,13 @@ def on_dev(folders: list[Path]) -> pd.DataFrame:
 def unpacked(rows: pd.DataFrame) -> pd.DataFrame:
     """A row for each document, with the right answer and whether the prediction is right."""
     right = rows[rows.method == RIGHT].set_index("task").prediction
-    table = (
-        rows[rows.method != RIGHT]
-        .fillna({"arguments": ""})
-        .astype({"shots": int, "limit": int, "seed": int, "order": int})
-    )
+    table = rows[rows.method != RIGHT].fillna({"arguments": ""})
+    table = table.astype({"shots": int, "limit": int, "seed": int, "order": int, "chat": bool})
     table["doc_id"] = table.prediction.map(lambda text: range(len(text)))
     table["target"] = [right[task][: len(text)] for task, text in zip(table.task, table.prediction, strict=True)]
     table["prediction"], table["target"] = table.prediction.map(list), table.target.map(list)
-    table = table.explode(["doc_id", "prediction", "target"], ignore_index=True).astype(
-        dict.fromkeys(("prediction", "target"), int)
-    )
+    table = table.explode(["doc_id", "prediction", "target"], ignore_index=True)
+    table = table.astype({"prediction": int, "target": int})
     return table.assign(acc=(table.prediction == table.target).astype(float))
 
 
@@ -97,47 +98,44 @@ def scores_of(entry: pd.DataFrame) -> pd.DataFrame:
     return entry.pivot_table(index="doc_id", columns="seed", values="acc", aggfunc="mean")
 
 
-def interval(name: str, of: Estimate | None) -> dict[str, float]:
-    return {} if of is None else {name: of.mean, f"{name}_low": of.low, f"{name}_high": of.high}
+def interval(name: str, result: Estimate | None) -> dict[str, float]:
+    return {} if result is None else {name: result.mean, f"{name}_low": result.low, f"{name}_high": result.high}
 
 
-def than(entry: pd.DataFrame, other: pd.DataFrame | None, name: str) -> dict[str, float]:
+def compared(entry: pd.DataFrame, other: pd.DataFrame) -> Estimate | None:
     """How much better an entry is than another, on the documents, sets of demonstrations and orders that both have."""
-    if other is None:
-        return {}
     keys = ["doc_id", "seed", "order"]
-    both = entry[keys].drop_duplicates().merge(other[keys].drop_duplicates())
-    pair = [scores_of(each.merge(both, on=keys)).to_numpy() for each in (entry, other)]
-    return interval(name, difference(*pair, bounds=ACCURACY)) if len(both) else {}
-
-
-def line(entry: pd.DataFrame, others: Mapping[str, pd.DataFrame | None]) -> dict[str, Any]:
-    """What is said of an entry: accuracy, differences, how often an order changes a prediction, predicted labels."""
-    by_set = [
-        each.pivot(index="doc_id", columns="order", values="prediction").to_numpy() for _, each in entry.groupby("seed")
-    ]
-    options = range(max(entry.prediction.max(), entry.target.max()) + 1)
-    shares = entry.prediction.value_counts(normalize=True).reindex(options, fill_value=0)
-    right = entry.target.value_counts(normalize=True)
-    return {
-        **{"documents": entry.doc_id.nunique(), "sets": entry.seed.nunique(), "orders": entry.order.nunique()},
-        **interval("accuracy", estimate(scores_of(entry).to_numpy(), bounds=ACCURACY)),
-        **{key: value for name, other in others.items() for key, value in than(entry, other, name).items()},
-        **interval("flips", order_sensitivity(by_set)),
-        **{"one_label": right.max(), "predicted": " ".join(f"{share:.2f}" for share in shares)},
-    }
+    both = entry[keys].merge(other[keys])
+    if both.empty:
+        return None
+    first, second = (scores_of(rows.merge(both, on=keys)).to_numpy() for rows in (entry, other))
+    return difference(first, second, bounds=ACCURACY)
 
 
 def lines_of(table: pd.DataFrame) -> pd.DataFrame:
+    """A line for each entry: accuracy, differences, how often an order changes a prediction, predicted labels."""
     entries = dict(list(table.groupby(ENTRY)))
-    found = []
+    lines = []
     for key, entry in entries.items():
-        of = dict(zip(ENTRY, key, strict=True))
-        changes: dict[str, dict[str, Any]] = {"than_icl": {"method": "icl", "arguments": ""}}
-        changes |= {"than_raw": {"rule": "none"}, "than_plain": {"chat": False}}
-        keys = {name: tuple({**of, **changed}.values()) for name, changed in changes.items()}
-        found.append({**of, **line(entry, {name: entries.get(other) for name, other in keys.items() if other != key})})
-    return pd.DataFrame(found)
+        name = dict(zip(ENTRY, key, strict=True))
+        by_set = [
+            rows.pivot(index="doc_id", columns="order", values="prediction").to_numpy()
+            for _, rows in entry.groupby("seed")
+        ]
+        options = range(max(entry.prediction.max(), entry.target.max()) + 1)
+        shares = entry.prediction.value_counts(normalize=True).reindex(options, fill_value=0)
+        line: dict[str, Any] = {**name, "documents": entry.doc_id.nunique(), "sets": entry.seed.nunique()}
+        line["orders"] = entry.order.nunique()
+        line |= interval("accuracy", estimate(scores_of(entry).to_numpy(), bounds=ACCURACY))
+        for difference_from, changes in OTHERS.items():
+            other = tuple({**name, **changes}.values())
+            if other != key and other in entries:
+                line |= interval(difference_from, compared(entry, entries[other]))
+        line |= interval("flips", order_sensitivity(by_set))
+        line["one_label"] = entry.target.value_counts(normalize=True).max()
+        line["predicted"] = " ".join(f"{share:.2f}" for share in shares)
+        lines.append(line)
+    return pd.DataFrame(lines)
 
 
 def of_the_same(table: pd.DataFrame, varied: list[str]) -> pd.DataFrame:
@@ -212,101 +210,67 @@ def draw_dots(lines: pd.DataFrame, value: str, label: str, path: Path) -> None:
     save(figure, path)
 
 
-def draw_thinking(lines: pd.DataFrame, path: Path) -> None:
-    """Accuracy against T, a line for each eta, a row of panels for each decision rule."""
+def draw_curves(lines: pd.DataFrame, x: str, by: str, label: str, path: Path) -> None:
+    """Accuracy against `x`, whose values stand at equal distances, a line for each value of `by`, a row of panels for
+    each of two decision rules."""
     tasks = [task for task in TITLES if task in set(lines.task)]
-    figure = Figure(figsize=(7.6, 4.6), layout="constrained")
+    figure = Figure(figsize=(3.8 * len(tasks) if len(tasks) > 1 else 5.2, 4.8), layout="constrained")
     panels_of = figure.subplots(2, len(tasks), squeeze=False, sharex=True, sharey="col")
-    etas = sorted(set(lines.eta))
+    values = sorted(set(lines[x]))
     for row, rule in zip(panels_of, ("none", "batch"), strict=True):
         for axes, task in zip(row, tasks, strict=True):
-            for eta, colour in zip(etas, COLOURS, strict=False):
-                some = lines[(lines.task == task) & (lines.rule == rule) & (lines.eta == eta)].sort_values("T")
-                curve(axes, some["T"], some, colour, f"eta={eta:g}")
+            of_panel = lines[(lines.task == task) & (lines.rule == rule)].sort_values(x)
+            for (name, curve), colour in zip(of_panel.groupby(by, sort=False), COLOURS, strict=False):
+                at = curve[x].map(values.index)
+                axes.plot(at, 100 * curve.accuracy, "o-", color=colour, markersize=3.5, label=name)
+                low, high = 100 * curve.accuracy_low, 100 * curve.accuracy_high
+                axes.fill_between(at, low, high, color=colour, alpha=0.08, linewidth=0)
+            axes.grid()
             axes.set_title(f"{TITLES[task]}, {RULES[rule][2]}", loc="left", fontweight="bold")
+            axes.set_xticks(range(len(values)), [f"{value:g}" for value in values])
         row[0].set_ylabel("accuracy, %")
     for axes in panels_of[-1]:
-        axes.set_xticks([1, 3, 5, 7, 9, 11, 13, 15])
-        axes.set_xlabel("T, passes over the demonstrations")
-    figure.legend(*panels_of[0][0].get_legend_handles_labels(), loc="outside upper center", ncols=len(etas))
-    save(figure, path)
-
-
-def draw_shots(lines: pd.DataFrame, path: Path) -> None:
-    """Accuracy against the number of demonstrations, a line for each method, a row of panels for each decision rule."""
-    tasks = [task for task in TITLES if task in set(lines.task)]
-    figure = Figure(figsize=(7.6, 5.0), layout="constrained")
-    panels_of = figure.subplots(2, len(tasks), squeeze=False, sharex=True, sharey="col")
-    shots = sorted(set(lines.shots))
-    for row, rule in zip(panels_of, ("none", "batch"), strict=True):
-        for axes, task in zip(row, tasks, strict=True):
-            for method, colour in zip(dict.fromkeys(lines.method), COLOURS, strict=False):
-                some = lines[(lines.task == task) & (lines.rule == rule) & (lines.method == method)].sort_values(
-                    "shots"
-                )
-                curve(axes, some.shots.map(shots.index), some, colour, method)
-            axes.set_title(f"{TITLES[task]}, {RULES[rule][2]}", loc="left", fontweight="bold")
-            axes.set_xticks(range(len(shots)), shots)
-        row[0].set_ylabel("accuracy, %")
-    for axes in panels_of[-1]:
-        axes.set_xlabel("demonstrations")
+        axes.set_xlabel(label)
     figure.legend(*panels_of[0][0].get_legend_handles_labels(), loc="outside upper center", ncols=5)
     save(figure, path)
-
-
-def curve(axes: Axes, x: pd.Series, points: pd.DataFrame, colour: str, label: str) -> None:
-    axes.plot(x, 100 * points.accuracy, marker="o", color=colour, markersize=3.5, label=label)
-    axes.fill_between(x, 100 * points.accuracy_low, 100 * points.accuracy_high, color=colour, alpha=0.08, linewidth=0)
-    axes.grid()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("studies", nargs="*", type=Path, help="the studies' folders")
     parser.add_argument("--output", type=Path, default=ROOT / "docs" / "findings")
-    given = parser.parse_args()
-    given.output.mkdir(parents=True, exist_ok=True)
-    kept, kept_dev = given.output / "answers.csv", given.output / "dev.csv"
-    if given.studies:
-        packed(given.studies).to_csv(kept, index=False)
-        on_dev(given.studies).to_csv(kept_dev, index=False)
-    table, dev = unpacked(pd.read_csv(kept, dtype={"prediction": str})), pd.read_csv(kept_dev)
-    several = (
-        table[(table.method == "deepthink") & ~table.chat].groupby(["task", "shots"]).arguments.transform("nunique")
-    )
-    thinking = table.loc[several.index[several > 9]]
-    is_point = table.method.isin(["icl", "pcw", "invicl", "structured"]) | (table.arguments == STANDARD)
-    shots = table[is_point & ~table.chat & table.task.isin(["icl_sst2", "icl_trec"]) & (table.limit == FEWER)]
+    options = parser.parse_args()
+    output = options.output
+    output.mkdir(parents=True, exist_ok=True)
+    if options.studies:
+        packed(options.studies).to_csv(output / "answers.csv", index=False)
+        on_dev(options.studies).to_csv(output / "dev.csv", index=False)
+    table = unpacked(pd.read_csv(output / "answers.csv", dtype={"prediction": str}))
     lines = lines_of(table)
-    lines.to_csv(given.output / "findings.csv", index=False, float_format="%.4f")
-    of_methods = lines[
-        ~lines.chat & (lines.limit > FEWER) & lines.task.isin(TITLES) & (lines.shots == lines.task.map(SHOTS))
-    ]
+    lines.to_csv(output / "findings.csv", index=False, float_format="%.4f")
+    plain = table[~table.chat]
+    of_methods = lines[~lines.chat & (lines.limit > FEWER) & (lines.shots == lines.task.map(SHOTS))]
     of_methods = of_methods[(of_methods.method != "deepthink") | (of_methods.arguments == STANDARD)]
-    settings = {"text.color": INK, "grid.color": INK, "grid.alpha": 0.13, "grid.linewidth": 0.6}
-    with styled(**settings):
-        draw_dots(of_methods, "accuracy", "accuracy, %", given.output / "methods.svg")
-        draw_dots(of_methods, "flips", "predictions changed, %", given.output / "orders.svg")
+    thinking = plain[(plain.method == "deepthink") & (plain.limit == FEWER)]
+    thinking = thinking[thinking.groupby(["task", "shots"]).arguments.transform("nunique") > 9]
+    is_point = plain.method.isin(["icl", "pcw", "invicl", "structured"]) | (plain.arguments == STANDARD)
+    shots = plain[is_point & (plain.limit == FEWER) & plain.task.isin(["icl_sst2", "icl_trec"])]
+    with styled(**{"text.color": INK, "grid.color": INK, "grid.alpha": 0.13, "grid.linewidth": 0.6}):
+        draw_dots(of_methods, "accuracy", "accuracy, %", output / "methods.svg")
+        draw_dots(of_methods, "flips", "predictions changed, %", output / "orders.svg")
         if len(thinking):
-            selections(thinking, dev).to_csv(given.output / "selection.csv", index=False, float_format="%.4f")
-            plain = thinking[~thinking.arguments.str.contains("momentum")]
-            points = lines_of(of_the_same(plain, ["arguments"]))
+            dev = pd.read_csv(output / "dev.csv")
+            selections(thinking, dev).to_csv(output / "selection.csv", index=False, float_format="%.4f")
+            points = lines_of(of_the_same(thinking, ["arguments"]))
             points[["T", "eta"]] = points.arguments.str.extract(r"\bT=(\d+).*\beta=([\d.]+)").astype(float).to_numpy()
-            draw_thinking(points, given.output / "thinking.svg")
+            momentum = points.arguments.str.contains("momentum").map({True: ", momentum=0.9", False: ""})
+            points["curve"] = "eta=" + points.eta.map("{:g}".format) + momentum
+            draw_curves(points, "T", "curve", "T, passes over the demonstrations", output / "thinking.svg")
         if shots.shots.nunique() > 2:
-            draw_shots(lines_of(of_the_same(shots, ["shots", "method"])), given.output / "shots.svg")
-    columns = [
-        *ENTRY,
-        "sets",
-        "orders",
-        "accuracy",
-        "accuracy_low",
-        "accuracy_high",
-        "than_icl",
-        "than_raw",
-        "predicted",
-    ]
-    print(lines.reindex(columns=columns).round(3).to_string(index=False))
+            points = lines_of(of_the_same(shots, ["shots", "method"]))
+            draw_curves(points, "shots", "method", "demonstrations", output / "shots.svg")
+    shown = [*ENTRY, "sets", "orders", "accuracy", "accuracy_low", "accuracy_high", "than_icl", "than_raw"]
+    print(lines.reindex(columns=[*shown, "predicted"]).round(3).to_string(index=False))
 
 
 if __name__ == "__main__":
