@@ -3,6 +3,8 @@
     python scripts/findings.py which-method which-method-slow thinking shots [--output docs/findings]
     python scripts/findings.py    # from the answers that are kept in docs/findings
 
+Answers that are kept and that the folders do not have stay.
+
 Written: answers.csv, the option that every entry predicted for every document of the test set, a digit each, a line for
 each set of demonstrations and order, and a line with the right ones for each task; dev.csv, the accuracy of each T and
 eta on the dev set; findings.csv, a line for each task, method and decision rule; selection.csv, what choosing T and eta
@@ -31,6 +33,7 @@ from lm_eval_icl.results.statistics import Estimate, difference, estimate, order
 ROOT = Path(__file__).resolve().parent.parent
 ENTRY = ["task", "limit", "shots", "chat", "method", "arguments", "rule"]
 SET, RIGHT = [*ENTRY, "seed", "order"], "(right answers)"
+TYPES = {"limit": "Int64", "shots": "Int64", "seed": "Int64", "order": "Int64", "chat": "boolean"}
 RULES = {"none": ("#6e7781", "o", "as the model says"), "contextual": ("#d55e00", "D", "contextual")}
 RULES["batch"] = ("#0072b2", "s", "batch")
 TITLES = {"icl_sst2": "SST-2", "icl_trec": "TREC", "icl_agnews": "AG News"}
@@ -61,7 +64,11 @@ def packed(folders: list[Path]) -> pd.DataFrame:
     right = table.drop_duplicates(["task", "doc_id"]).sort_values("doc_id").groupby("task").target.agg("".join)
     rows = [{"task": task, "method": RIGHT, "prediction": text} for task, text in right.items()]
     table = pd.concat([pd.DataFrame(rows), digits.reset_index()], ignore_index=True)
-    return table[[*SET, "prediction"]].astype({"shots": "Int64", "limit": "Int64"})
+    return table[[*SET, "prediction"]].fillna({"arguments": "", "rule": ""}).astype(TYPES)
+
+
+def read_answers(path: Path) -> pd.DataFrame:
+    return pd.read_csv(path, dtype={"prediction": str, **TYPES}).fillna({"arguments": "", "rule": ""})
 
 
 def arguments_of(text: str) -> str:
@@ -83,8 +90,7 @@ def on_dev(folders: list[Path]) -> pd.DataFrame:
 def unpacked(rows: pd.DataFrame) -> pd.DataFrame:
     """A row for each document, with the right answer and whether the prediction is right."""
     right = rows[rows.method == RIGHT].set_index("task").prediction
-    table = rows[rows.method != RIGHT].fillna({"arguments": ""})
-    table = table.astype({"shots": int, "limit": int, "seed": int, "order": int, "chat": bool})
+    table = rows[rows.method != RIGHT].astype({"shots": int, "limit": int, "seed": int, "order": int, "chat": bool})
     table["doc_id"] = table.prediction.map(lambda text: range(len(text)))
     table["target"] = [right[task][: len(text)] for task, text in zip(table.task, table.prediction, strict=True)]
     table["prediction"], table["target"] = table.prediction.map(list), table.target.map(list)
@@ -242,14 +248,18 @@ def main() -> None:
     options = parser.parse_args()
     output = options.output
     output.mkdir(parents=True, exist_ok=True)
+    answers = output / "answers.csv"
     if options.studies:
-        packed(options.studies).to_csv(output / "answers.csv", index=False)
+        rows = [packed(options.studies), *([read_answers(answers)] if answers.exists() else [])]
+        table = pd.concat(rows).sort_values("prediction", key=lambda digits: -digits.str.len(), kind="stable")
+        table.drop_duplicates(SET).sort_values(SET, kind="stable").to_csv(answers, index=False)
         on_dev(options.studies).to_csv(output / "dev.csv", index=False)
-    table = unpacked(pd.read_csv(output / "answers.csv", dtype={"prediction": str}))
+    table = unpacked(read_answers(answers))
     lines = lines_of(table)
     lines.to_csv(output / "findings.csv", index=False, float_format="%.4f")
     plain = table[~table.chat]
-    of_methods = lines[~lines.chat & (lines.limit > FEWER) & (lines.shots == lines.task.map(SHOTS))]
+    of_methods = lines[~lines.chat & (lines.shots == lines.task.map(SHOTS))]
+    of_methods = of_methods[of_methods.limit == of_methods.groupby("task").limit.transform("max")]
     of_methods = of_methods[(of_methods.method != "deepthink") | (of_methods.arguments == STANDARD)]
     thinking = plain[(plain.method == "deepthink") & (plain.limit == FEWER)]
     thinking = thinking[thinking.groupby(["task", "shots"]).arguments.transform("nunique") > 9]
