@@ -44,12 +44,8 @@ def named_dataset(original: Callable[..., None], task: Any, *args: Any, **kwargs
 
 
 def usable_task(original: Callable[..., None], task: Any, *args: Any, **kwargs: Any) -> None:
-    """Wrapper of `ConfigurableTask.__init__`, which formats the first document.
-
-    Raises:
-        InputError: the task has no documents, an option of the first document is empty, or a template cannot be filled
-            in with it.
-    """
+    """Wrapper of `ConfigurableTask.__init__`, which formats the first document: one line where there is none, where an
+    option of it is empty, or where a template cannot be filled in with it."""
     try:
         readable_templates(original, task, *args, **kwargs)
     except InputError:
@@ -69,11 +65,8 @@ def usable_task(original: Callable[..., None], task: Any, *args: Any, **kwargs: 
 
 
 def readable_templates(original: Callable[..., Any], task: Any, *args: Any, **kwargs: Any) -> Any:
-    """Wrapper of `ConfigurableTask.fewshot_context`, which fills in the templates of a task.
-
-    Raises:
-        InputError: a template is broken, or names a field that the document does not have.
-    """
+    """Wrapper of `ConfigurableTask.fewshot_context`, which fills in the templates of a task: one line where one is
+    broken, or names a field that the document does not have."""
     try:
         return original(task, *args, **kwargs)
     except TemplateError as error:

@@ -3,6 +3,7 @@
 import copy
 import json
 import math
+from types import SimpleNamespace
 
 import lm_eval
 import numpy as np
@@ -14,6 +15,7 @@ from lm_eval.tasks import TaskManager
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lm_eval_icl import decisions
+from lm_eval_icl.decisions import how
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.harness import deciding, rules
 from lm_eval_icl.harness.content_free import Queries
@@ -261,18 +263,18 @@ def test_options_of_their_own_and_metrics_that_mean_nothing(checkpoint):
     assert {key for key in kept if "difference" in key} == {"acc,batch:by=difference"}
 
 
-def test_a_mean_over_documents_has_the_same_bits_in_any_number_of_processes(checkpoint, made, monkeypatch):
-    _, rows = run("icl", checkpoint("llama"), TASKS["three"], "batch")
-    (whole,) = made
-    (rule,) = whole.filters
-    scores = {i: rules._scores(instances) for i, instances in whole.queries.documents.items()}
-    alone = dict(enumerate(values(rows["batch"])))
+def test_a_mean_over_documents_has_the_same_bits_in_any_number_of_processes(monkeypatch):
+    (rule,) = map(rules.rule_filter, how.read("batch"))
+    request = Instance("loglikelihood", {}, ("context", " option"), 0, ("t", 0, 1))
+    rule.queries = SimpleNamespace(documents={0: [request] * 3})
+    scores = dict(enumerate(np.random.default_rng(0).normal(-9, 5, (101, 3))))
+    alone = rule.values(scores)
     for processes in (2, 3, 4):
         shares = [{i: scores[i] for i in scores if i % processes == rank} for rank in range(processes)]
         monkeypatch.setattr(rules, "of_all", lambda mine, shares=shares: shares[::-1])
         for share in shares:
-            found = rule.values(share)
-            assert {i: row.tolist() for i, row in found.items()} == {i: alone[i] for i in share}
+            values = rule.values(share)
+            assert {i: row.tolist() for i, row in values.items()} == {i: alone[i].tolist() for i in share}
 
 
 def test_the_same_in_python(checkpoint):

@@ -212,15 +212,6 @@ def test_a_model_chooses_none_of_them(how, tmp_path, monkeypatch, capsys, caplog
     assert said["evaluated"] == len(COPIES) and "toy: 5 documents of the pool are also among" in caplog.text
 
 
-def test_copies_change_nothing_of_what_is_chosen(tmp_path, monkeypatch, capsys):
-    """A choice is that from the pool without them."""
-    (said,) = select(monkeypatch, capsys, "k_center", file_of_task(tmp_path), tmp_path / "o.json").values()
-    left = [row for row in range(len(TRAIN)) if row not in COPIES]
-    clean = file_of_task(tmp_path, [TRAIN[row] for row in left])
-    (other,) = select(monkeypatch, capsys, "k_center", clean, tmp_path / "o.json").values()
-    assert sorted(said["indices"]) == sorted(left[row] for row in other["indices"]) and "evaluated" not in other
-
-
 # Studies.
 
 

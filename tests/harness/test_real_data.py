@@ -154,12 +154,6 @@ def test_from_the_command_line(checkpoint, hub, tmp_path):
     assert len(list(tmp_path.rglob("samples_*.jsonl"))) == 5
 
 
-def test_existing_groups_load(hub):
-    manager = TaskManager()
-    for name in ("leaderboard_bbh_snarks", "bbh_cot_fewshot_snarks", "sst2", "mmlu_virology"):
-        assert manager.load([name])["tasks"]
-
-
 def test_real_checkpoint_of_characters(shared, hub):
     """A character-level tokenizer without byte fallback, positions for 256: one line, not a cut prompt."""
     with pytest.raises(ValueError, match="do not fit the model's 256 positions"):
