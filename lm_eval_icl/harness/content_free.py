@@ -105,8 +105,11 @@ class Queries:
 
     def _filled_in(self, doc: Doc, by_field: Mapping[str, str]) -> str:
         """The query of a document with these texts in place of those in its fields."""
-        free = {name: with_texts(doc[name], lambda _, text=text: text) for name, text in by_field.items()}
-        return self._render(doc, self.task.doc_to_text({**doc, **free}))
+
+        def replaced(name: str) -> Any:
+            return with_texts(doc[name], lambda _: by_field[name])
+
+        return self._render(doc, self.task.doc_to_text({**doc, **{name: replaced(name) for name in by_field}}))
 
     def _render(self, doc: Doc, text: Any) -> str:
         """The last part of the prompt of a document, whose `doc_to_text` is this text."""
