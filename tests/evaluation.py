@@ -111,15 +111,25 @@ def manager(defaults: bool) -> TaskManager:
     return TaskManager(include_defaults=defaults)
 
 
-def run(model: str, path: Any, names: list[str], shots: int | None, *, args: dict | None = None, **kwargs: Any) -> dict:
-    """Evaluate a model on some of `TASKS`."""
+def run(
+    model: str,
+    path: Any,
+    names: list[Any],
+    shots: int | None,
+    *,
+    args: dict | None = None,
+    metadata: dict | None = None,
+    **kwargs: Any,
+) -> dict:
+    """Evaluate a model on some of `TASKS`, on other tasks by their names, or on tasks by their configurations."""
     # lm-eval writes --gen_kwargs into the configuration it is given.
-    tasks = [copy.deepcopy(TASKS[name]) if name in TASKS else name for name in names]
+    tasks = [copy.deepcopy(TASKS.get(name, name) if isinstance(name, str) else name) for name in names]
+    own = TaskManager(include_defaults=False, metadata=metadata) if metadata else None
     results = lm_eval.simple_evaluate(
         model=model,
         model_args={"pretrained": str(path), **(args or {})},
         tasks=tasks,
-        task_manager=manager(any(name not in TASKS for name in names)),
+        task_manager=own or manager(any(isinstance(task, str) for task in tasks)),
         num_fewshot=shots,
         device="cpu",
         bootstrap_iters=0,

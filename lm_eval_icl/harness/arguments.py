@@ -128,11 +128,7 @@ def check_folders(include: object, output: str | None) -> None:
 
 
 def one_line(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Wrapper of `EvaluatorConfig.from_cli`, which checks the arguments of the command.
-
-    Raises:
-        InputError: lm-eval refuses them.
-    """
+    """Wrapper of `EvaluatorConfig.from_cli`: what lm-eval refuses of a command's arguments is one line."""
     try:
         return original(*args, **kwargs)
     except (ValueError, TypeError, OSError) as error:
@@ -159,9 +155,6 @@ def check_names(
         config: the checkpoint's configuration, whose attributes `from_pretrained` takes as arguments.
         any_name: the checkpoint comes with code that may take any argument, so an unknown one is refused only if it is
             similar to an argument of this package.
-
-    Raises:
-        InputError: an argument is unknown; the message names it and the most similar known one.
     """
     import transformers
     from lm_eval.models.huggingface import HFLM
@@ -189,11 +182,7 @@ def check_names(
 
 
 def pairs(option: str, written: Any) -> dict[str, Any]:
-    """Arguments given as K=V,K=V, as JSON, or as a dictionary from a file.
-
-    Raises:
-        InputError: they are none of these.
-    """
+    """Arguments given as K=V,K=V, as JSON, or as a dictionary from a file; anything else is refused."""
     if isinstance(written, Mapping):
         return dict(written)
     try:

@@ -17,9 +17,6 @@ from lm_eval_icl.methods import ICL, Predictor
 if TYPE_CHECKING:
     from lm_eval_icl.harness.models import ICLModel
 
-# The seed if a run has set none: lm-eval's.
-_SEED = 1234
-
 
 def predictor(model: ICLModel) -> Predictor:
     """The model under plain ICL, whatever its own method, with the limits of its runs.
@@ -54,11 +51,8 @@ def give_chosen(model: ICLModel, tasks: Iterable[Task]) -> dict[str, Any]:
     Raises:
         InputError: they cannot be chosen.
     """
-    waiting = []
-    for task in tasks:
-        sampler = getattr(task, "sampler", None)
-        if isinstance(sampler, FixedSampler) and sampler.method is not None and task.config.num_fewshot:
-            waiting.append((task, sampler, sampler.method))
+    samplers = {task: getattr(task, "sampler", None) for task in tasks if task.config.num_fewshot}
+    waiting = [(t, s, s.method) for t, s in samplers.items() if isinstance(s, FixedSampler) and s.method is not None]
     if not waiting:
         return {}
 
@@ -68,7 +62,7 @@ def give_chosen(model: ICLModel, tasks: Iterable[Task]) -> dict[str, Any]:
         under_icl, about = predictor(model), {**about_model(name, model.fingerprint()), **limits}
         choices = {}
         for task, sampler, how in waiting:
-            seed = _SEED if sampler.seed is None else sampler.seed
+            seed = 1234 if sampler.seed is None else sampler.seed  # lm-eval's, if a run has set none
             wanted = Wanted(PoolOfTask(task), how, int(task.config.num_fewshot), seed, about)
             choices[str(task.config.task)] = chosen(wanted, under_icl)
         return choices

@@ -11,63 +11,58 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 from lm_eval.api.instance import Instance
-from lm_eval.api.model import LM, CachingLM, TemplateLM
+from lm_eval.api.model import LM, CachingLM
 from lm_eval.api.task import ConfigurableTask, Task
 
-from lm_eval_icl import decisions
-from lm_eval_icl.decisions.how import NEIGHBORS, Rule, read
-from lm_eval_icl.errors import InputError
+from lm_eval_icl.decisions.how import Rule, read
+from lm_eval_icl.errors import InputError, log, naming
 from lm_eval_icl.harness.distributed import of_all
 from lm_eval_icl.harness.metaicl import MetaICLTask
 from lm_eval_icl.harness.models import ICLModel
 from lm_eval_icl.harness.prompts import recording
-from lm_eval_icl.harness.rule_queries import Behind, RuleQueries, options_of
+from lm_eval_icl.harness.rule_queries import RuleQueries
+from lm_eval_icl.harness.rules import Decided, rule_filter
 from lm_eval_icl.harness.tasks import as_row
-from lm_eval_icl.inference.scoring import query_states
 
 # Metrics that mean nothing with the values of any rule; and with values that are no log-probabilities.
 _OF_RAW = {"acc_mutual_info"}
 _OF_LOGS = {"acc_norm", "acc_bytes", "brier_score", "likelihood"}
-_AT_ONCE = 64  # documents that are compared with labeled rows at once: their log-probabilities are of all tokens
 
 
 def decided(original: Callable[..., Any], lm: LM, task_dict: Any, *args: Any, **kwargs: Any) -> Any:
-    """Wrapper of `lm_eval.evaluate`: tasks whose metadata name decision rules have these as filters.
+    """Wrapper of `lm_eval.evaluate`: MetaICL's tasks are told which model is evaluated, and tasks whose metadata name
+    decision rules have these as filters.
 
     Raises:
-        InputError: a rule cannot be used with a task or a model.
+        InputError: a task or a rule cannot be used with the model, or a rule with a task.
     """
     tasks = task_dict.get("tasks", {}) if isinstance(task_dict, dict) else {}
     model = lm.lm if isinstance(lm, CachingLM) else lm
-    before = {name: (type(task), dict(task.__dict__)) for name, task in tasks.items()}
+    before = {name: (type(task), getattr(task, "_filters", None)) for name, task in tasks.items()}
     model.decided = {}  # type: ignore[attr-defined]
     try:
         for task in tasks.values():
+            if isinstance(task, MetaICLTask):
+                task.bind(model)
             give_rules(task, model)
         deciding = {name: task.deciding for name, task in tasks.items() if isinstance(task, DecidingTask)}
         if deciding and kwargs.get("cache_requests"):
             raise InputError("--cache_requests: stored prompts have not those that decide= needs: leave it out.")
         results = original(lm, task_dict, *args, **kwargs)
     finally:
-        for name, (cls, attributes) in before.items():
+        for name, (cls, filters) in before.items():
             if type(tasks[name]) is not cls:
-                tasks[name].__class__ = cls
-                tasks[name]._filters = attributes["_filters"]
+                tasks[name].__class__, tasks[name]._filters = cls, filters
                 del tasks[name].deciding
-    if not deciding:
-        return results
     limit, samples = kwargs.get("limit"), kwargs.get("samples") or {}
-    model.decided = {  # type: ignore[attr-defined]
-        name: of_task.record(limit, samples.get(name)) for name, of_task in deciding.items()
-    }
-    if not isinstance(model, ICLModel):
-        _say_in_results(model)
+    for name, rules in deciding.items():
+        model.decided[name] = rules.record(limit, samples.get(name))  # type: ignore[attr-defined]
+    if deciding and not isinstance(model, ICLModel):
+        _record_in_results(model)
     return results
 
 
@@ -80,29 +75,25 @@ def give_rules(task: Any, model: Any) -> None:
     metadata = task.config.metadata or {}
     if "decide" not in metadata or isinstance(task, DecidingTask):
         return
-    try:
+    with naming(f"task {task.config.task!r}"):
         rules = read(metadata["decide"])
-    except InputError as error:
-        raise InputError(f"task {task.config.task!r}: {error.message}") from error
     check_options(task, rules)
     task.__class__ = _deciding_class(type(task))  # type: ignore[arg-type]
-    task.deciding = Deciding(task, rules, model)
-    task._filters = [*task._filters, *(Filter(task.deciding, rule) for rule in rules)]
+    task.deciding = Deciding(rules, model)
+    task._filters = [*task._filters, *task.deciding.filters]
 
 
 def check_options(task: Task, rules: Sequence[Rule]) -> None:
-    """Refuse rules for a task that has no options to decide among, or a decision of its own.
-
-    Raises:
-        InputError: it is such a task.
-    """
-    said = f"task {str(task.config.task)!r}: decide={'+'.join(map(str, rules))}"
+    """Refuse rules for a task that has no options to decide among, or a decision of its own."""
+    why = ""
     if isinstance(task, MetaICLTask):
-        raise InputError(f"{said}: MetaICL's tasks have a decision of their own (pmi=True): leave decide out.")
-    if not isinstance(task, ConfigurableTask) or task.OUTPUT_TYPE != "multiple_choice":
-        raise InputError(f"{said}: decides among options, which this task does not have: leave it out of --tasks.")
-    if task.multiple_input:
-        raise InputError(f"{said}: every option of this task has a prompt of its own: leave it out of --tasks.")
+        why = "MetaICL's tasks have a decision of their own (pmi=True): leave decide out."
+    elif not isinstance(task, ConfigurableTask) or task.OUTPUT_TYPE != "multiple_choice":
+        why = "decides among options, which this task does not have: leave it out of --tasks."
+    elif task.multiple_input:
+        why = "every option of this task has a prompt of its own: leave it out of --tasks."
+    if why:
+        raise InputError(f"task {str(task.config.task)!r}: decide={'+'.join(map(str, rules))}: {why}")
 
 
 class DecidingTask(ConfigurableTask):
@@ -118,14 +109,13 @@ class DecidingTask(ConfigurableTask):
         with recording():
             super().build_all_requests(**kwargs)
         # A study builds requests once, and evaluates them often.
-        if self._instances is not self.deciding.queries.instances:
+        if self._instances is not self.deciding.instances:
             names = ("system_instruction", "apply_chat_template", "fewshot_as_multiturn", "chat_template")
-            self.deciding.queries.add({name: kwargs[name] for name in names if name in kwargs})
+            self.deciding.ask(self, {name: kwargs[name] for name in names if name in kwargs})
 
     def process_results(self, doc: Any, results: Any) -> Any:
         metrics = super().process_results(doc, results)
-        rule = getattr(results[0], "rule", None)
-        without = set() if rule is None else meaningless(rule)
+        without = meaningless(results[0].rule) if isinstance(results[0], Decided) else set()
         return {name: value for name, value in metrics.items() if name not in without}
 
 
@@ -139,42 +129,16 @@ def _deciding_class(cls: type[Task]) -> type[Task]:
     return type(f"Deciding{cls.__name__}", (DecidingTask, cls), {})
 
 
-def _say_in_results(model: Any) -> None:
+def _record_in_results(model: Any) -> None:
     """Have what was decided written into the results of a model that is not of this package."""
     original = model.__dict__.get("get_model_info_without_decided") or getattr(model, "get_model_info", dict)
     model.get_model_info_without_decided = original
 
-    def info() -> dict[str, Any]:
-        facts = original()
-        return {**facts, "icl": {**facts.get("icl", {}), "decided": model.decided}} if model.decided else facts
+    def get_model_info() -> dict[str, Any]:
+        info = original()
+        return {**info, "icl": {**info.get("icl", {}), "decided": model.decided}} if model.decided else info
 
-    model.get_model_info = info
-
-
-class Decided(tuple[Any, ...]):
-    """A response (value, greedy) as a rule has it.
-
-    Attributes:
-        rule: the rule.
-    """
-
-    rule: Rule
-
-    @classmethod
-    def by(cls, rule: Rule, value: float, greedy: bool) -> Decided:
-        self = cls((value, greedy))
-        self.rule = rule
-        return self
-
-
-class Filter:
-    """An ensemble of filters of lm-eval's that applies a rule."""
-
-    def __init__(self, deciding: Deciding, rule: Rule) -> None:
-        self.deciding, self.rule, self.name = deciding, rule, str(rule)
-
-    def apply(self, instances: Sequence[Instance]) -> None:
-        self.deciding.apply(self.rule)
+    model.get_model_info = get_model_info
 
 
 class Deciding:
@@ -184,147 +148,52 @@ class Deciding:
         model: what is evaluated.
 
     Attributes:
+        filters: the rules.
+        instances: the task's requests with those of the rules; None before they are made.
         queries: what the rules ask.
     """
 
-    def __init__(self, task: ConfigurableTask, rules: Sequence[Rule], model: Any) -> None:
-        self.task, self.model, self.queries = task, model, RuleQueries(task, rules, model)
-        self._tokens_run = {str(rule): 0 for rule in rules}  # of rules that compare with labeled rows
+    queries: RuleQueries
 
-    def apply(self, rule: Rule) -> None:
-        """Put the rule's values beside the model's."""
-        scores = {document: _scores(instances) for document, instances in self.queries.documents.items()}
-        if rule.name in NEIGHBORS:
-            values = self._compared(rule)
-        elif rule.name == "batch" and rule.arguments["of"] == "task":
-            values = self._over_documents(rule, scores)
-        else:
-            values = self._shifted(rule, scores)
-        for instance in self.task._instances or []:
-            instance.filtered_resps[str(rule)] = instance.resps[0]
-        for document, instances in self.queries.documents.items():
-            for instance, value in zip(instances, values[document], strict=True):
-                instance.filtered_resps[str(rule)] = Decided.by(rule, float(value), instance.resps[0][1])
+    def __init__(self, rules: Sequence[Rule], model: Any) -> None:
+        self.filters, self.model = [rule_filter(rule) for rule in rules], model
+        self.instances: list[Instance] | None = None
 
-    def _shifted(self, rule: Rule, scores: Mapping[int, np.ndarray]) -> dict[int, np.ndarray]:
-        """The documents' scores shifted by those of the rule's queries behind the same context."""
-        values: dict[int, np.ndarray] = {}
-        for group in self.queries.groups[str(rule)]:
-            of_queries = [self.queries.prompts[group.place, query] for query in group.queries]
-            of_rule = np.stack([_scores([requests[option] for option in group.options]) for requests in of_queries])
-            of_documents = np.stack([scores[document] for document in group.documents])
-            if rule.name == "batch":
-                group.constants = decisions.log_mean_exp(decisions.log_normalized(of_rule))
-                shifted = decisions.batch(of_documents, of=of_rule, by=rule.arguments["by"])
-            elif rule.name in ("pmi", "dcpmi"):
-                group.constants, shifted = of_rule[0], decisions.pmi(of_documents, of_rule[0])
-            else:
-                group.constants, shifted = decisions.log_mean_exp(of_rule), decisions.contextual(of_documents, of_rule)
-            values |= dict(zip(group.documents, shifted, strict=True))
-        return values
+    def ask(self, task: ConfigurableTask, arguments: Mapping[str, Any]) -> None:
+        """Add the queries of all rules to a task's requests.
 
-    def _compared(self, rule: Rule) -> dict[int, np.ndarray]:
-        """The values of a rule that compares documents with labeled rows. The rows are read behind each context anew,
-        and each document alone: its value is the same in whichever process and beside whichever others it is."""
-        runner, values = self.model.runner, dict[int, np.ndarray]()
-        before = runner.tokens_run
-        for group in self.queries.groups[str(rule)]:
-            classes = {"labels": group.labels, "classes": len(group.options)}
-            classes |= {"k": rule.arguments["k"]} if rule.name == "knn" else {}
-            anchors = self._read(rule, group.place, group.queries)
-            for start in range(0, len(group.documents), _AT_ONCE):
-                numbers = group.documents[start : start + _AT_ONCE]
-                queries = [str(self.queries.documents[number][0].args[0].query) for number in numbers]
-                states = np.concatenate([self._read(rule, group.place, [query]) for query in queries])
-                values |= zip(numbers, getattr(decisions, rule.name)(states, anchors, **classes), strict=True)
-        self._tokens_run[str(rule)] = runner.tokens_run - before
-        return values
+        Args:
+            arguments: as of `Queries`.
 
-    def _read(self, rule: Rule, place: Behind, queries: Sequence[str]) -> np.ndarray:
-        """(n, d) the hidden states of queries' last tokens, or (n, V) the log-probabilities of the next token."""
-        option = str(next(iter(self.queries.documents.values()))[0].args[1])
-        requests = [self.queries.fitting(self.queries.alone(place, query, option)) for query in queries]
-        context = requests[0].prompt.context
-        asked = {request.prompt.query: [request.answer[:1]] for request in requests}
-        runner = self.model.runner
-        with runner.inference_mode(), query_states(runner.model, log_probs=rule.name == "knn") as states:
-            for _ in runner.score({context: asked}):
-                pass
-        of_queries = [request.prompt.query for request in requests]
-        # Where a query ran in one pass with its context, its tokens are behind the context's.
-        at = [query if query in states else (*context.tokens, *query) for query in of_queries]
-        return np.stack([states[query].double().numpy() for query in at])
-
-    def _over_documents(self, rule: Rule, scores: Mapping[int, np.ndarray]) -> dict[int, np.ndarray]:
-        """Over the documents of all processes, in their order: the same bits however many processes there are."""
-        every = {document: row for share in of_all(dict(scores)) for document, row in share.items()}
-        numbers = sorted(every)
-        stacked = np.stack([every[number] for number in numbers])
-        constants = decisions.log_mean_exp(decisions.log_normalized(stacked))
-        options = options_of(next(iter(self.queries.documents.values())))
-        self.queries.facts[str(rule)] |= {"options": list(options), "constants": constants.tolist()}
-        values = decisions.batch(stacked, by=rule.arguments["by"])
-        return {number: row for number, row in zip(numbers, values, strict=True) if number in scores}
+        Raises:
+            InputError: a rule does not fit the task, or a query does not fit the model.
+        """
+        self.queries = queries = RuleQueries(task, self.model, arguments)
+        for rule in self.filters:
+            rule.queries = queries
+            with naming(f"task {queries.name!r}: decide={rule.name}"):
+                rule.ask()
+        task._instances = self.instances = queries.instances
+        if queries.prompts:
+            n = len({place for place, _ in queries.prompts})
+            log.info("%s: decide asks %d further queries behind %d contexts.", queries.name, len(queries.prompts), n)
 
     def record(self, limit: float | None, samples: Sequence[int] | None) -> dict[str, Any]:
         """What the results say of each rule. Every process calls this."""
         rows = {number: as_row(instances[0].doc) for number, instances in self.queries.documents.items()}
-        every = {number: row for share in of_all(rows) for number, row in share.items()}
-        digest = hashlib.sha256(json.dumps([every[number] for number in sorted(every)]).encode()).hexdigest()
-        return {
-            str(rule): {
-                "rule": rule.name,
-                "arguments": {name: list(v) if isinstance(v, tuple) else v for name, v in rule.arguments.items()},
-                "transductive": rule.is_transductive,
-                "documents": len(every),
+        rows = {number: row for share in of_all(rows) for number, row in share.items()}
+        digest = hashlib.sha256(json.dumps([rows[number] for number in sorted(rows)]).encode()).hexdigest()
+        record = {}
+        for applied in self.filters:
+            arguments = applied.rule.arguments
+            record[applied.name] = {
+                "rule": applied.rule.name,
+                "arguments": {name: list(v) if isinstance(v, tuple) else v for name, v in arguments.items()},
+                "transductive": applied.rule.is_transductive,
+                "documents": len(rows),
                 "documents_sha256": digest,
                 "limit": limit,
                 "samples": None if samples is None else len(samples),
-                **self._of_queries(rule),
-                **self.queries.facts[str(rule)],
+                **applied.record(),
             }
-            for rule in self.queries.rules
-        }
-
-    def _of_queries(self, rule: Rule) -> dict[str, Any]:
-        """What a rule asked, what that cost in all processes, and the constants of the first document."""
-        groups = self.queries.groups[str(rule)]
-        prompts = dict.fromkeys((group.place, query) for group in groups for query in group.queries)
-        places = len({place for place, _ in prompts})
-        if rule.name in NEIGHBORS:  # each document is read once more
-            asked = sum(len(group.queries) + len(group.documents) for group in groups)
-            cost = (len(groups), asked, self._tokens_run[str(rule)])
-        else:
-            cost = (places, len(prompts), sum(self._tokens(self.queries.prompts[prompt]) for prompt in prompts))
-        # Processes that share every pass (tensor parallelism) ask everything together.
-        costs = of_all(cost) if getattr(self.model, "world_size", 1) > 1 else [cost]
-        totals = map(sum, zip(*costs, strict=True))
-        said: dict[str, Any] = dict(zip(("contexts", "queries", "tokens"), totals, strict=True))
-        if not groups or rule.name in NEIGHBORS:
-            return said
-        if rule.name != "batch":  # whose queries are documents
-            said["texts"] = groups[0].queries
-        if len({group.options for group in groups}) == 1:
-            constants = np.stack([group.constants for group in groups])
-            said |= {"options": list(groups[0].options), "constants": constants[0].tolist()}
-            if len(groups) > 1:
-                said |= {"lowest": constants.min(0).tolist(), "highest": constants.max(0).tolist()}
-        return said
-
-    def _tokens(self, requests: Mapping[str, Instance]) -> int:
-        """How many tokens a query takes: behind a memory its own and its options', otherwise all of each prompt."""
-        count = 0
-        for i, instance in enumerate(requests.values()):
-            if isinstance(self.model, ICLModel):
-                [request] = self.model.tokenize([instance])
-                count += (0 if i else len(request.prompt.query)) + request.answer_positions
-            elif isinstance(self.model, TemplateLM):
-                count += sum(map(len, self.model._encode_pair(*instance.args))) - 1
-        return count
-
-
-def _scores(instances: Iterable[Instance]) -> np.ndarray:
-    scores = np.array([float(instance.resps[0][0]) for instance in instances], dtype=np.float64)
-    if not all(map(math.isfinite, scores)):
-        raise InputError("decide: the model gave an option a log-probability of NaN or infinity.")
-    return scores
+        return record

@@ -82,10 +82,6 @@ def check_shares(
 
     Args:
         limit, samples: as given to `lm_eval.evaluate`.
-        processes: the number of processes.
-
-    Raises:
-        InputError: a task has fewer documents than there are processes.
     """
     if processes == 1:
         return
@@ -125,9 +121,9 @@ def of_first(value: Callable[[], T]) -> T:
     """
     if not _has_group():
         return value()
-    rank, raised = torch.distributed.get_rank(), None
-    message: list[Any] = [None, ""]  # what was found, and what is wrong
-    if rank == 0:
+    raised = None
+    message: list[Any] = [None, ""]  # the value, and what is wrong
+    if torch.distributed.get_rank() == 0:
         try:
             message[0] = value()
         except BaseException as error:  # also an interrupt: the others wait for this process
@@ -137,10 +133,7 @@ def of_first(value: Callable[[], T]) -> T:
     torch.distributed.broadcast_object_list(message, src=0)
     if message[1]:  # the first process ends, and its connections with it, only when all others have read this
         torch.distributed.barrier()
-    if raised is not None:
-        raise raised
-    if message[1]:
-        raise InputError(message[1])
+        raise raised or InputError(message[1])
     return cast("T", message[0])
 
 
@@ -164,10 +157,8 @@ def in_order(shares: Sequence[Any]) -> Any:
 
 def by_filter(samples: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
     """A task's logged samples by filter: lm-eval lists the samples of one filter after those of another."""
-    by_name: dict[str, list[dict[str, Any]]] = {}
-    for sample in samples:
-        by_name.setdefault(sample["filter"], []).append(sample)
-    return by_name
+    names = dict.fromkeys(sample["filter"] for sample in samples)
+    return {name: [sample for sample in samples if sample["filter"] == name] for name in names}
 
 
 def total(shares: Sequence[dict[str, Any]]) -> dict[str, Any]:

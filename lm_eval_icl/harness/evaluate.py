@@ -37,9 +37,20 @@ def announced(original: Callable[..., Any], lm: LM, task_dict: Any, *args: Any, 
             "choice of demonstrations, so that a run would be given the demonstrations of another: leave it out."
         )
     template = call.get("apply_chat_template", False)
-    _check_chat(model, template)
+    if template:
+        model.chat_template(template)
+    elif model.chat_template_args and not model.enable_thinking:  # True is refused where log-likelihoods are asked for
+        name = "chat_template_args" if model.enable_thinking is None else "enable_thinking"
+        raise InputError(
+            f"model argument {name} has an effect only with --apply_chat_template: give that, or leave it out."
+        )
     tasks, limit, samples = task_dict.get("tasks", {}), call.get("limit"), call.get("samples") or {}
-    _check_numbers(tasks, limit)
+    for name, task in tasks.items():
+        shots = task.config.num_fewshot
+        if limit is not None and limit <= 0:
+            raise InputError(f"task {name!r}: --limit leaves no documents: it must be above 0.")
+        if shots is not None and shots < 0:
+            raise InputError(f"task {name!r}: num_fewshot={shots}: must be 0 or more.")
     check_shares(tasks, limit, samples, model.world_size)
     if lm is model:
         model.set_cache_hook(CacheHook(None))  # removes that of an earlier run, which may have had other weights
@@ -52,27 +63,6 @@ def announced(original: Callable[..., Any], lm: LM, task_dict: Any, *args: Any, 
         results = original(lm, task_dict, *args, **kwargs)
     model.finish()
     return results
-
-
-def _check_chat(model: ICLModel, template: bool | str) -> None:
-    """Refuse a chat template that the tokenizer does not have, and arguments of a template that is not applied."""
-    if template:
-        model.chat_template(template)
-    elif model.chat_template_args and not model.enable_thinking:  # True is refused where log-likelihoods are asked for
-        name = "chat_template_args" if model.enable_thinking is None else "enable_thinking"
-        raise InputError(
-            f"model argument {name} has an effect only with --apply_chat_template: give that, or leave it out."
-        )
-
-
-def _check_numbers(tasks: dict[str, Task], limit: float | None) -> None:
-    """Refuse numbers of documents and demonstrations with which lm-eval fails or silently uses other numbers."""
-    for name, task in tasks.items():
-        shots = task.config.num_fewshot
-        if limit is not None and limit <= 0:
-            raise InputError(f"task {name!r}: --limit leaves no documents: it must be above 0.")
-        if shots is not None and shots < 0:
-            raise InputError(f"task {name!r}: num_fewshot={shots}: must be 0 or more.")
 
 
 def _documents(task: Task, limit: float | None, samples: list[int] | None) -> Sequence[int]:

@@ -26,11 +26,7 @@ _TYPES = {
 
 def check_values(arguments: Mapping[str, Any]) -> None:
     """Refuse values that `HFLM` would refuse without naming the argument, misunderstand, or refuse only after the
-    weights are loaded.
-
-    Raises:
-        InputError: an argument has such a value; or it is a path where no folder is.
-    """
+    weights are loaded; and paths where no folder is."""
     for name in _SWITCHES:
         if not isinstance(arguments.get(name), bool | None):
             raise InputError(f"{name}={arguments[name]!r}: must be True or False.")
@@ -48,18 +44,15 @@ def check_values(arguments: Mapping[str, Any]) -> None:
         raise InputError(f"backend={backend!r}: must be causal: these methods are defined for decoders only.")
     if not arguments.get("gguf_file"):
         for name in ("pretrained", "tokenizer", "peft", "delta"):
-            _check_folder(name, arguments.get(name))
-
-
-def _check_folder(argument: str, value: object) -> None:
-    """Refuse a path that leads to no folder. (transformers would take it for a name on the Hub, and say so.)"""
-    if not isinstance(value, str) or Path(value).is_dir():
-        return
-    if Path(value).is_file():
-        raise InputError(f"{argument}={value!r}: a file: give the folder that it is in.")
-    if value.startswith((".", "~", "/")) or value.endswith("/") or value.count("/") > 1:
-        home = " (~ stands for nothing here: write the path in full)" if value.startswith("~") else ""
-        raise InputError(f"{argument}={value!r}: no checkpoint there (no such folder){home}.")
+            path = arguments.get(name)
+            if not isinstance(path, str) or Path(path).is_dir():
+                continue
+            if Path(path).is_file():
+                raise InputError(f"{name}={path!r}: a file: give the folder that it is in.")
+            # transformers would take it for a name on the Hub, and say so.
+            if path.startswith((".", "~", "/")) or path.endswith("/") or path.count("/") > 1:
+                home = " (~ stands for nothing here: write the path in full)" if path.startswith("~") else ""
+                raise InputError(f"{name}={path!r}: no checkpoint there (no such folder){home}.")
 
 
 # Arguments of `hf` that have no effect here: the value that would have one in `hf`, and why it has none.
@@ -79,11 +72,7 @@ _NEEDS = {
 
 
 def check_effects(arguments: Mapping[str, Any]) -> None:
-    """Refuse arguments that would silently have no effect.
-
-    Raises:
-        InputError: an argument has no effect; the message says why.
-    """
+    """Refuse arguments that would silently have no effect."""
     for name, (refused, why) in _NO_EFFECT.items():
         if arguments.get(name) == refused:
             raise InputError(f"model argument {name}={refused} has no effect here: {why}.")

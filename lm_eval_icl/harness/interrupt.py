@@ -114,25 +114,20 @@ def _line(cache: str | None, incomplete: str | None) -> str:
         cache: the argument `--use_cache`.
         incomplete: the folder into which results were being written.
     """
-    how = f"interrupted while the results were saved: a file in {incomplete} may be incomplete" if incomplete else ""
-    how = how or "interrupted"
+    how = "interrupted"
+    if incomplete:
+        how += f" while the results were saved: a file in {incomplete} may be incomplete"
     if cache is None:
         return (
             f"{how}, and no responses were kept. With --use_cache PATH a run keeps its responses as they come, and the "
             "same command goes on from them."
         )
-    where = f"{cache}_rank0.db"
-    if not (kept := _stored(where)):
+    where, kept = f"{cache}_rank0.db", 0
+    uri = f"{Path(where).resolve().as_uri()}?mode=ro"
+    with suppress(sqlite3.Error), closing(sqlite3.connect(uri, uri=True)) as database:
+        ((entries,),) = database.execute("SELECT count(*) FROM lm_eval_icl")
+        kept = int(entries) - 1  # one entry says whose they are
+    if kept == 0:
         return f"{how} before there was a response to keep in {where}: the same command begins again."
     others = ", and those of the other processes beside it" if int(os.environ.get("WORLD_SIZE", "1")) > 1 else ""
     return f"{how}: {kept} responses are kept in {where}{others}. The same command, with --use_cache {cache}, goes on."
-
-
-def _stored(path: str) -> int:
-    """How many responses are in a response cache; 0 if it cannot be read."""
-    try:
-        with closing(sqlite3.connect(f"{Path(path).resolve().as_uri()}?mode=ro", uri=True)) as database:
-            (entries,) = database.execute("SELECT count(*) FROM lm_eval_icl").fetchone()
-            return int(entries) - 1  # one entry says whose they are
-    except sqlite3.Error:
-        return 0

@@ -24,11 +24,7 @@ from lm_eval_icl.methods.runner import MethodRunner
 
 
 def check_finite(instance: Instance, logprob: float, model: PreTrainedModel) -> None:
-    """Refuse a log-probability that is NaN or infinite.
-
-    Raises:
-        InputError: it is.
-    """
+    """Refuse a log-probability that is NaN or infinite."""
     if not isfinite(logprob):
         raise not_finite(f"{named(instance)}, option {instance.idx}", logprob, model)
 
@@ -36,11 +32,7 @@ def check_finite(instance: Instance, logprob: float, model: PreTrainedModel) -> 
 def score(
     run: PreparedRun, runner: MethodRunner, hook: CacheHook, instances: list[Instance], quiet: bool
 ) -> list[Score]:
-    """The summed log-probability of every continuation, and whether greedy decoding would produce it.
-
-    Raises:
-        InputError: a log-probability is NaN or infinite.
-    """
+    """The summed log-probability of every continuation, and whether greedy decoding would produce it."""
     requests = run.take(instances)
     scores: dict[int, Score] = {}
     with (
@@ -71,9 +63,6 @@ def score_texts(
 
     Args:
         score: `HFLM.loglikelihood_rolling`.
-
-    Raises:
-        InputError: as for `score`.
     """
     run.check()
     if without := run.method.without_demonstrations:

@@ -1,7 +1,7 @@
 """MetaICL's tasks in lm-eval: its files, its sequences, its decision and its metric, for every model with a tokenizer.
 
 The requests carry their token ids (`lm_eval_icl.prompts.encoded`), because MetaICL tokenizes and cuts piece by piece.
-So the model has to be known before requests are built: the patch of `evaluate` tells the tasks (`told_the_model`), and
+So the model has to be known before requests are built: a patch of `evaluate` tells the tasks (`MetaICLTask.bind`), and
 a patch of lm-eval's tokenization hands the ids to models of lm-eval's own (`own_ids`).
 """
 
@@ -15,7 +15,7 @@ from typing import Any
 from datasets import Dataset
 from lm_eval.api.instance import Instance
 from lm_eval.api.metrics import mean
-from lm_eval.api.model import LM, CachingLM, TemplateLM
+from lm_eval.api.model import LM, TemplateLM
 from lm_eval.api.task import ConfigurableTask
 from lm_eval.tasks._index import Kind
 from lm_eval.tasks.manager import TaskManager
@@ -87,11 +87,7 @@ class MetaICLTask(ConfigurableTask):
         return [_doc(i, row) for i, row in enumerate(self._rows)] or None
 
     def set_fewshot_seed(self, seed: int | None = None) -> None:
-        """Take the files of this seed.
-
-        Raises:
-            InputError: there are none, or they cannot be used.
-        """
+        """Take the files of this seed."""
         if self._is_fixed:
             return
         self._seed = checked_seed(seed)
@@ -148,16 +144,13 @@ class MetaICLTask(ConfigurableTask):
             checked_seed(None)
         if shots not in self._shown:
             self._shown[shots] = self._sequences.encoded_demonstrations(self._rows[:shots])
-        self._note_evaluated(shots)
-        self._made, self._contexts = {}, {}
-        super().build_all_requests(**kwargs)
-        self._contexts = {}
-
-    def _note_evaluated(self, shots: int) -> None:
-        """Say how many demonstrations are test documents too. They stay: the files are part of what is measured."""
+        # Demonstrations that are test documents too stay: the files are part of what is measured.
         tested = {as_text(doc["input"], doc["options"]) for doc in self.eval_docs}
         count = sum(as_text(row.input, row.options) in tested for row in self._rows[:shots])
         note(self, "demonstrations_evaluated", count, shots, "stay, as MetaICL's files have them")
+        self._made, self._contexts = {}, {}
+        super().build_all_requests(**kwargs)
+        self._contexts = {}
 
     def fewshot_context(self, doc: Doc, num_fewshot: int, *args: Any, **kwargs: Any) -> str:
         """The number of demonstrations: `construct_requests` makes the prompts, one for each option."""
@@ -238,10 +231,9 @@ def _dataset(rows: tuple[Row, ...]) -> Dataset:
 # The model.
 
 
-def _reader(lm: LM, task: str) -> Reader:
+def _reader(model: LM, task: str) -> Reader:
     from lm_eval_icl.harness.models import ICLModel
 
-    model = lm.lm if isinstance(lm, CachingLM) else lm
     if isinstance(model, ICLModel):
         plain = reader(model.tokenizer, model.add_bos_token, model.max_length)
         limits = model.runner.limits(model.max_length)
@@ -259,15 +251,6 @@ def _reader(lm: LM, task: str) -> Reader:
             "tell its tokens: run it under hf, or under a method of this package."
         )
     return reader(tokenizer, getattr(model, "add_bos_token", None), int(model.max_length))
-
-
-def told_the_model(original: Callable[..., Any], lm: LM, task_dict: Any, *args: Any, **kwargs: Any) -> Any:
-    """Wrapper of `lm_eval.evaluate`: MetaICL's tasks are told which model is evaluated."""
-    tasks = task_dict.get("tasks", {}) if isinstance(task_dict, dict) else {}
-    for task in tasks.values():
-        if isinstance(task, MetaICLTask):
-            task.bind(lm)
-    return original(lm, task_dict, *args, **kwargs)
 
 
 def own_ids(original: Callable[..., Any], lm: Any, context: str, continuation: str) -> tuple[list[int], list[int]]:

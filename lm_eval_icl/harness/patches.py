@@ -97,18 +97,11 @@ PATCHES = (
     ),
     Patch(
         "lm_eval.evaluator:evaluate",
-        "metaicl:told_the_model",
-        EVERYBODY,
-        "MetaICL's tasks are told the model, whose tokenizer cuts their sequences and counts tokens.",
-        "lm-eval tells a task which model is evaluated.",
-        early=True,
-    ),
-    Patch(
-        "lm_eval.evaluator:evaluate",
         "deciding:decided",
         EVERYBODY,
-        "--metadata decide=... gives tasks a decision rule as a further filter, and the requests that it needs.",
-        "lm-eval has scorers that may ask a model (version 0.5), and this is written for them.",
+        "--metadata decide=... gives tasks a decision rule as a further filter, and the requests that it needs; "
+        "MetaICL's tasks are told the model, whose tokenizer cuts their sequences and counts tokens.",
+        "lm-eval has scorers that may ask a model (version 0.5), and tells a task which model is evaluated.",
         early=True,
     ),
     Patch(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -54,9 +55,7 @@ def with_our_tasks(original: Callable[..., None], *args: Any, **kwargs: Any) -> 
     It comes before the folders of `--include_path`, so a user's task replaces one of this package with the same name,
     as it replaces one of lm-eval.
     """
-    from inspect import signature
-
-    call = signature(original).bind(*args, **kwargs)
+    call = inspect.signature(original).bind(*args, **kwargs)
     call.apply_defaults()
     if call.arguments.get("include_defaults"):
         paths = call.arguments["include_path"] or []

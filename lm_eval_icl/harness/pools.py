@@ -11,7 +11,7 @@ from lm_eval.api.task import ConfigurableTask
 from lm_eval_icl.demonstrations import choices
 from lm_eval_icl.demonstrations.draw import too_few
 from lm_eval_icl.errors import InputError
-from lm_eval_icl.harness.tasks import among, as_row, evaluated, pool_of, template_of
+from lm_eval_icl.harness.tasks import among, as_row, evaluated, pool_of, template_of, with_texts
 from lm_eval_icl.harness.training import Examples
 from lm_eval_icl.prompts.prompt import FewShotPrompt
 
@@ -60,7 +60,8 @@ class PoolOfTask:
         return template_of(self.task) + choices.pool_digest(list(self.task.eval_docs))
 
     def without_text(self) -> tuple[FewShotPrompt, tuple[str, ...]]:
-        return self._examples.prompt((), _without_text(self.docs[0])), self.query(0)[1]
+        document = with_texts(self.docs[0], lambda _: _NO_TEXT, keep_letters=False)
+        return self._examples.prompt((), document), self.query(0)[1]
 
     def _query(self, row: int) -> tuple[FewShotPrompt, tuple[str, ...], int]:
         example = self._examples.example((), row)
@@ -68,12 +69,3 @@ class PoolOfTask:
 
     def _demonstration(self, row: int) -> str:
         return self._examples.example((row,), row).prompt.demonstrations[0]
-
-
-def _without_text(value: Any) -> Any:
-    """A document, or what is in a field of it, with "N/A" for every text."""
-    if isinstance(value, Mapping):
-        return {name: _without_text(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_without_text(item) for item in value]
-    return _NO_TEXT if isinstance(value, str) else value

@@ -86,7 +86,13 @@ def with_parts(original: Callable[..., str | list[str]], task: Any, *args: Any, 
         joined = original(*call.args, **call.kwargs)
         turns = _turns.get() or 0
     except (AssertionError, ValueError) as error:
-        _refuse_too_many(task, call.arguments["num_fewshot"], error)
+        shots = call.arguments["num_fewshot"]
+        # A sampler's own error has neither number.
+        if shots and not isinstance(error, InputError) and shots >= (available := len(list(task.fewshot_docs()))):
+            raise InputError(
+                f"task {task.config.task!r}: num_fewshot={shots}: its few-shot split has {available} documents (and "
+                "none may be its own demonstration): lower --num_fewshot."
+            ) from error
         raise
     finally:
         _turns.reset(token)
@@ -103,18 +109,6 @@ def compiled_once(original: Callable[..., Template], *args: Any, **kwargs: Any) 
 @functools.lru_cache  # of the last 128: those of a task are used together
 def _compiled(compile_template: Callable[..., Template], *args: Any, **kwargs: Any) -> Template:
     return compile_template(*args, **kwargs)
-
-
-def _refuse_too_many(task: Any, shots: int, error: Exception) -> None:
-    """Raise an error with both numbers if there are too few demonstrations; a sampler's own error has neither."""
-    if isinstance(error, InputError):
-        return
-    available = len(list(task.fewshot_docs())) if shots else 0
-    if shots and shots >= available:
-        raise InputError(
-            f"task {task.config.task!r}: num_fewshot={shots}: its few-shot split has {available} documents (and none "
-            "may be its own demonstration): lower --num_fewshot."
-        ) from error
 
 
 def _with_parts(marked: str, turns: int) -> str:

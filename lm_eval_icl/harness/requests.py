@@ -94,11 +94,8 @@ class RequestTokenizer:
         return Request(tokens, (), tokens_generated, left_out, arguments=instance.args)
 
     def check_text(self, instance: Instance) -> None:
-        """Check a text that is scored as a whole (`HFLM.loglikelihood_rolling`).
-
-        Raises:
-            InputError: no tokenizer can read the text, or a token is not in the model's vocabulary.
-        """
+        """Refuse a text to score as a whole (`HFLM.loglikelihood_rolling`) that no tokenizer can read, or with a token
+        that is not in the model's vocabulary."""
         with naming(named(instance)):
             self.prompts.check_known(self.prompts.nothing, tuple(self.prompts.bare(instance.args[0])[0]))
 

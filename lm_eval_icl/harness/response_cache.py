@@ -73,7 +73,18 @@ class Responses:
                     "path to --use_cache."
                 )
             self._known = _read(database)
-        _check(path, json.loads(self._known.pop(_RUN)), run)
+        writer = json.loads(self._known.pop(_RUN))
+        differs = [
+            f"{name}={writer.get(name)} there, {run.get(name)} here"
+            for name in run | writer
+            if writer.get(name) != run.get(name)
+        ]
+        if differs:
+            more = f"; and {len(differs) - 4} more" if len(differs) > 4 else ""
+            raise InputError(
+                f"the cache {path} was written by another run ({'; '.join(differs[:4])}{more}): give another "
+                "path to --use_cache."
+            )
         self._pass: dict[str, str] = {}  # responses of the present forward pass
         self._unsaved: dict[str, str] = {}  # responses of earlier passes that are not yet written
         self._saved = time.monotonic()
@@ -87,11 +98,16 @@ class Responses:
         return key in self._known
 
     def __getitem__(self, key: str) -> Any:
-        return _decode(self._known[key])
+        response = json.loads(self._known[key])
+        return tuple(response) if isinstance(response, list) else response
 
     def __setitem__(self, key: str, response: Any) -> None:
         if key not in self._known:
-            self._known[key] = self._pass[key] = _encode(response)
+            if isinstance(response, (tuple, list)):
+                logprob, greedy = response
+                response = [float(logprob), bool(greedy)]
+            # Python writes floats so that they are read back exactly.
+            self._known[key] = self._pass[key] = json.dumps(response)
 
     def finished(self) -> None:
         """Note the end of a forward pass. The responses that were set since the last call are written all or none."""
@@ -157,10 +173,10 @@ class ResumableLM(CachingLM):
     def _resume(self, kind: str, requests: list[Instance]) -> list[Any]:
         """The responses in the order of the requests: stored ones from the file, the others from the model."""
         self.lm.run.check()
-        whole_texts = kind == "loglikelihood_rolling"
-        arguments = (
-            [r.args for r in requests] if whole_texts else [prepared.key for prepared in self.lm.run.requests(requests)]
-        )
+        if kind == "loglikelihood_rolling":
+            arguments = [request.args for request in requests]
+        else:
+            arguments = [prepared.key for prepared in self.lm.run.requests(requests)]
         keys = ["" if _sampled(kind, args) else response_key(kind, args) for args in arguments]
         stored = {key: self.responses[key] for key in keys if key in self.responses}
         missing = [i for i, key in enumerate(keys) if key not in stored]
@@ -190,19 +206,6 @@ def response_key(kind: str, args: tuple[Any, ...]) -> str:
     elif isinstance(prompt, FewShotPrompt):
         prompt = [prompt.prefix, prompt.demonstrations, prompt.query]
     return hashlib.sha256(json.dumps([kind, prompt, *rest], sort_keys=True, default=str).encode()).hexdigest()
-
-
-def _encode(response: Any) -> str:
-    """A response as JSON. Python writes floats so that they are read back exactly."""
-    if isinstance(response, (tuple, list)):
-        logprob, greedy = response
-        response = [float(logprob), bool(greedy)]
-    return json.dumps(response)
-
-
-def _decode(text: str) -> Any:
-    response = json.loads(text)
-    return tuple(response) if isinstance(response, list) else response
 
 
 def _crc(key: str, value: str) -> int:
@@ -263,18 +266,3 @@ def _save(path: str, unsaved: dict[str, str]) -> None:
 def _save_at_last(path: str, unsaved: dict[str, str]) -> None:
     with suppress(InputError):  # an earlier attempt to write has raised it
         _save(path, unsaved)
-
-
-def _check(path: str, writer: dict[str, Any], run: dict[str, Any]) -> None:
-    """Refuse a cache that another run wrote."""
-    differs = [
-        f"{name}={writer.get(name)} there, {run.get(name)} here"
-        for name in run | writer
-        if writer.get(name) != run.get(name)
-    ]
-    if differs:
-        more = f"; and {len(differs) - 4} more" if len(differs) > 4 else ""
-        raise InputError(
-            f"the cache {path} was written by another run ({'; '.join(differs[:4])}{more}): give another "
-            "path to --use_cache."
-        )

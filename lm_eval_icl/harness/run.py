@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 
 from lm_eval.api.instance import Instance
 from lm_eval.api.task import Task
@@ -131,7 +131,13 @@ class PreparedRun:
             self._prepared |= {id(i): (i, request) for i, request in zip(new, requests, strict=True)}
             left_out, truncated = _count(new, requests)
             for task_name in left_out | truncated:  # every process, for its own documents
-                _warn_left_out(task_name, self.overflow, left_out.get(task_name), truncated.get(task_name))
+                done = []
+                if number := left_out.get(task_name):
+                    done.append("left out {demonstrations} demonstrations of {documents} documents".format(**number))
+                if number := truncated.get(task_name):
+                    done.append("cut {tokens} tokens off the beginning of {documents} documents".format(**number))
+                what = " and ".join(done)
+                log.warning("%s: overflow=%s %s, which would not have fitted.", task_name, self.overflow, what)
             if self.logs:
                 _warn(self.method, new, requests)
             self.left_out = total([self.left_out, left_out])  # a task may have requests of two kinds
@@ -168,30 +174,14 @@ def _apart(tasks: Sequence[Task]) -> list[list[Instance]]:
 
 def _count(instances: Sequence[Instance], requests: Sequence[Request]) -> tuple[Counts, Counts]:
     """Count what was left out, as in `PreparedRun.left_out` and `PreparedRun.truncated`."""
-    left_out: Counts = {}
-    truncated: Counts = {}
+    left_out: list[Counts] = []
+    truncated: list[Counts] = []
     for (task_name, _), indices in by_document(instances).items():
-        cut = max(requests[i].cut for i in indices)
-        for counts, name, number in (
-            (left_out, "demonstrations", len(requests[indices[0]].left_out)),
-            (truncated, "tokens", cut),
-        ):
-            if number:
-                count = counts.setdefault(str(task_name), {"documents": 0, name: 0})
-                count["documents"] += 1
-                count[name] += number
-    return left_out, truncated
-
-
-def _warn_left_out(
-    task_name: str, overflow: str, left_out: Mapping[str, int] | None, truncated: Mapping[str, int] | None
-) -> None:
-    done = []
-    if left_out:
-        done.append("left out {demonstrations} demonstrations of {documents} documents".format(**left_out))
-    if truncated:
-        done.append("cut {tokens} tokens off the beginning of {documents} documents".format(**truncated))
-    log.warning("%s: overflow=%s %s, which would not have fitted.", task_name, overflow, " and ".join(done))
+        if number := len(requests[indices[0]].left_out):
+            left_out.append({str(task_name): {"documents": 1, "demonstrations": number}})
+        if number := max(requests[i].cut for i in indices):
+            truncated.append({str(task_name): {"documents": 1, "tokens": number}})
+    return total(left_out), total(truncated)
 
 
 def _warn(method: Method, instances: Sequence[Instance], requests: Sequence[Request]) -> None:
@@ -200,9 +190,9 @@ def _warn(method: Method, instances: Sequence[Instance], requests: Sequence[Requ
     prompts = ((i.task_name, i.args[0]) for i in scored if not isinstance(i.args[0], EncodedPrompt))
     for task_name, why in {task: why for task, prompt in prompts if (why := line_break_at_end(prompt))}.items():
         log.warning("%s: %s", task_name, why)
-    shots: dict[str | None, int] = defaultdict(int)
-    for instance, request in zip(instances, requests, strict=True):
-        shots[instance.task_name] += len(request.prompt.context.demonstrations) + len(request.left_out)
-    for task_name in [name for name, number in shots.items() if not number and method.without_demonstrations]:
-        without = method.without_demonstrations
-        log.warning("%s: no demonstrations: %s. Give some with --num_fewshot.", task_name, without)
+    if without := method.without_demonstrations:
+        shots: Counter[str | None] = Counter()
+        for instance, request in zip(instances, requests, strict=True):
+            shots[instance.task_name] += len(request.prompt.context.demonstrations) + len(request.left_out)
+        for task_name in [name for name, number in shots.items() if not number]:
+            log.warning("%s: no demonstrations: %s. Give some with --num_fewshot.", task_name, without)

@@ -17,11 +17,8 @@ from lm_eval_icl.errors import InputError
 
 
 def results_saved(original: Callable[..., None], tracker: EvaluationTracker, results: Any, **kwargs: Any) -> None:
-    """Wrapper of `EvaluationTracker.save_results_aggregated`: check that the file was written.
-
-    Raises:
-        InputError: the file is missing or incomplete. The table of results has then been printed.
-    """
+    """Wrapper of `EvaluationTracker.save_results_aggregated`: a file that is missing or incomplete is an error, after
+    the table of results was printed."""
     original(tracker, results=results, **kwargs)
     if not tracker.output_path:
         return
@@ -29,7 +26,7 @@ def results_saved(original: Callable[..., None], tracker: EvaluationTracker, res
     name = f"{path.stem}_{tracker.date_id}.json" if path.suffix == ".json" else f"results_{tracker.date_id}.json"
     if whole_lines(_folder(tracker) / name, 1, together=True):
         return
-    print(make_table(results))  # since the results would be lost: lm-eval prints the table after saving
+    print(make_table(results))  # lm-eval prints the table after saving
     raise InputError(
         f"the results could not be saved in {tracker.output_path} (lm-eval's warning above says why). They are printed "
         "above; with --use_cache the same command makes them again without computing."
@@ -39,11 +36,7 @@ def results_saved(original: Callable[..., None], tracker: EvaluationTracker, res
 def samples_saved(
     original: Callable[..., None], tracker: EvaluationTracker, task_name: str, samples: Any, **kwargs: Any
 ) -> None:
-    """Wrapper of `EvaluationTracker.save_results_samples`: check that the file was written.
-
-    Raises:
-        InputError: the file is missing or incomplete.
-    """
+    """Wrapper of `EvaluationTracker.save_results_samples`: a file that is missing or incomplete is an error."""
     original(tracker, task_name=task_name, samples=samples, **kwargs)
     if not tracker.output_path:
         return

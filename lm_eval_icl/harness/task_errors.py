@@ -28,11 +28,7 @@ def unknown_task(name: str, known: Iterable[str], include_path: str | None) -> s
 
 
 def named_dataset(original: Callable[..., None], task: Any, *args: Any, **kwargs: Any) -> None:
-    """Wrapper of `ConfigurableTask.download`.
-
-    Raises:
-        InputError: the dataset could not be loaded; the message names the task.
-    """
+    """Wrapper of `ConfigurableTask.download`: a dataset that cannot be loaded is one line that names the task."""
     try:
         original(task, *args, **kwargs)
     except (FileNotFoundError, ConnectionError, RuntimeError) as error:
@@ -48,41 +44,29 @@ def named_dataset(original: Callable[..., None], task: Any, *args: Any, **kwargs
 
 
 def usable_task(original: Callable[..., None], task: Any, *args: Any, **kwargs: Any) -> None:
-    """Wrapper of `ConfigurableTask.__init__`, which formats the first document.
-
-    Raises:
-        InputError: the task has no documents, an option of the first document is empty, or a template cannot be filled
-            in with it.
-    """
+    """Wrapper of `ConfigurableTask.__init__`, which formats the first document: one line where there is none, where an
+    option of it is empty, or where a template cannot be filled in with it."""
     try:
         readable_templates(original, task, *args, **kwargs)
     except InputError:
         raise
     except Exception as error:
-        if why := _unusable(task):
-            raise InputError(f"task {task.config.task!r}: {why}.") from error
-        raise
-
-
-def _unusable(task: Any) -> str:
-    """Why lm-eval could not set up a task with its documents; empty if there is another reason."""
-    documents = getattr(task, "task_docs", None)
-    if documents is None:
-        return ""
-    if len(documents) == 0:
-        split = "test" if task.has_test_docs() else "validation"
-        return f"no documents to evaluate: its {split} split is empty, or process_docs leaves none"
-    if task.config.doc_to_choice is not None and "" in task.doc_to_choice(documents[0]):
-        return "an option of its first document is empty, so there is nothing to score: check doc_to_choice"
-    return ""
+        documents = getattr(task, "task_docs", None)
+        if documents is None:
+            raise
+        if len(documents) == 0:
+            split = "test" if task.has_test_docs() else "validation"
+            why = f"no documents to evaluate: its {split} split is empty, or process_docs leaves none"
+        elif task.config.doc_to_choice is not None and "" in task.doc_to_choice(documents[0]):
+            why = "an option of its first document is empty, so there is nothing to score: check doc_to_choice"
+        else:
+            raise
+        raise InputError(f"task {task.config.task!r}: {why}.") from error
 
 
 def readable_templates(original: Callable[..., Any], task: Any, *args: Any, **kwargs: Any) -> Any:
-    """Wrapper of `ConfigurableTask.fewshot_context`, which fills in the templates of a task.
-
-    Raises:
-        InputError: a template is broken, or names a field that the document does not have.
-    """
+    """Wrapper of `ConfigurableTask.fewshot_context`, which fills in the templates of a task: one line where one is
+    broken, or names a field that the document does not have."""
     try:
         return original(task, *args, **kwargs)
     except TemplateError as error:

@@ -16,7 +16,7 @@ from lm_eval.api.task import ConfigurableTask
 
 from lm_eval_icl.demonstrations.draw import as_text, draw
 from lm_eval_icl.demonstrations.how import read
-from lm_eval_icl.errors import InputError, is_whole, log, naming
+from lm_eval_icl.errors import InputError, checked_whole, log, naming
 from lm_eval_icl.harness.prompts import recording
 
 Doc = dict[str, Any]
@@ -59,19 +59,17 @@ def with_given_demonstrations(original: Callable[..., None], task: Any, *args: A
 
 
 def _shuffle(task: ConfigurableTask, seed: Any) -> None:
-    """Put the documents that are evaluated in random order, so that `--limit` takes a sample of them.
-
-    Raises:
-        InputError: the seed is no whole number, or the documents are not a split of a dataset of their own.
-    """
-    said = f"task {task.config.task!r}: shuffle={seed!r}"
-    if not is_whole(seed) or seed < 0:
-        raise InputError(f"{said}: must be a whole number, 0 or more.")
+    """Put the documents that are evaluated in random order, so that `--limit` takes a sample of them."""
+    with naming(f"task {task.config.task!r}"):
+        number = checked_whole("shuffle", seed, least=0)
     split = task.config.test_split or task.config.validation_split
     if split is None or split not in (task.dataset or {}) or split == task.fewshot_cfg.split:
-        raise InputError(f"{said}: its documents are not a split of a dataset that is theirs alone: leave it out.")
+        raise InputError(
+            f"task {task.config.task!r}: shuffle={seed!r}: its documents are not a split of a dataset that is theirs "
+            "alone: leave it out."
+        )
     documents = task.dataset[split]
-    rows = Random(int(seed)).sample(range(len(documents)), len(documents))
+    rows = Random(number).sample(range(len(documents)), len(documents))
     task.dataset = {**task.dataset, split: documents.select(rows)}
 
 
@@ -124,6 +122,37 @@ def text_of(task: ConfigurableTask, doc: Doc, template: Any) -> str:
     if not query.strip() and not options:
         query = str(task.doc_to_target(doc, template.doc_to_target))
     return as_text(query, map(str, options))
+
+
+def label_of(task: ConfigurableTask, doc: Doc) -> int | None:
+    """The number of a document's right option; None if its answer is none of its options."""
+    answer, options = task.doc_to_target(doc), task.doc_to_choice(doc)
+    label = options.index(answer) if isinstance(answer, str) and answer in options else answer
+    return int(label) if isinstance(label, int) and 0 <= label < len(options) else None
+
+
+def with_texts(value: Any, text_for: Callable[[str], Any], keep_letters: bool = True) -> Any:
+    """A field of a document with another text for each of its texts, however deep.
+
+    Args:
+        keep_letters: the letters that options are listed by stay.
+    """
+    if isinstance(value, str):
+        return text_for(value)
+    if isinstance(value, Mapping):
+        return {name: with_texts(inner, text_for, keep_letters) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        if keep_letters and all(isinstance(letter, str) and len(letter) == 1 for letter in value):
+            return value
+        return [with_texts(inner, text_for, keep_letters) for inner in value]
+    return value
+
+
+def texts_in(value: Any) -> list[str]:
+    """The texts in a field of a document. The letters that options are listed by are none."""
+    texts: list[str] = []
+    with_texts(value, texts.append)
+    return texts
 
 
 # Keys of a task's configuration that name or place it, or that a run says itself.

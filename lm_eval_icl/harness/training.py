@@ -17,7 +17,7 @@ from lm_eval_icl.errors import InputError, refusing
 from lm_eval_icl.harness import patches
 from lm_eval_icl.harness.prompts import recording, structure_error
 from lm_eval_icl.harness.task_errors import unknown_task
-from lm_eval_icl.harness.tasks import These, text_of
+from lm_eval_icl.harness.tasks import These, label_of, text_of
 from lm_eval_icl.prompts.prompt import FewShotPrompt
 from lm_eval_icl.training.episodes import Example
 
@@ -74,9 +74,8 @@ class Examples:
     def right(self, row: int) -> int:
         """The index of a row's right option."""
         doc = self._docs[row]
-        answer, options = self._task.doc_to_target(doc), self._task.doc_to_choice(doc)
-        right = options.index(answer) if isinstance(answer, str) and answer in options else answer
-        if not isinstance(right, int) or not 0 <= right < len(options):
+        if (right := label_of(self._task, doc)) is None:
+            answer = self._task.doc_to_target(doc)
             raise InputError(f"task {self.name!r}, row {row}: its answer is {answer!r}, none of its options.")
         return right
 
@@ -118,11 +117,7 @@ def tasks_of(names: Sequence[str], include_path: str | None, metadata: Mapping[s
 
 
 def check_tasks(names: Sequence[str], include_path: str | None, metadata: Mapping[str, Any]) -> None:
-    """Refuse names that are no tasks and no groups.
-
-    Raises:
-        InputError: there is no such task.
-    """
+    """Refuse names that are no tasks and no groups."""
     known = task_manager(include_path, metadata).all_tasks
     unknown = [name for name in names if name not in known and not Path(name).is_file()]
     if unknown:

@@ -51,14 +51,6 @@ def test_every_request(checkpoint, name, shots):
     evaluation.assert_same(ours, theirs, tolerance(name))
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama"])
-def test_float32(checkpoint, name):
-    path = checkpoint(name)
-    theirs = evaluation.responses(evaluation.run("hf", path, SCORED, 5))
-    ours = evaluation.responses(evaluation.run("icl", path, SCORED, 5))
-    evaluation.assert_same(ours, theirs, tolerance=1e-4)
-
-
 def test_prompt_that_ends_with_the_demonstrations(checkpoint):
     """The query empty, the delimiter's blanks part of the continuation."""
     path = checkpoint("gpt2")

@@ -61,17 +61,8 @@ def choose(lm, how, *, task=TASK, n=3, seed=0):
 
 def run(name, path, how):
     """A whole run: what is said of the choice, and the prompts."""
-    results = lm_eval.simple_evaluate(
-        model=name,
-        model_args={"pretrained": str(path)},
-        tasks=[dict(TASK)],
-        task_manager=TaskManager(include_defaults=False, metadata={"demonstrations": how}),
-        num_fewshot=3,
-        limit=2,
-        device="cpu",
-        bootstrap_iters=0,
-        fewshot_random_seed=0,
-    )
+    metadata = {"demonstrations": how}
+    results = evaluation.run(name, path, [TASK], 3, metadata=metadata, limit=2, fewshot_random_seed=0)
     prompts = [sample["arguments"][0][0] for sample in results["samples"]["chosen"]]
     return results["config"].get("icl", {}).get("chosen", {}).get("chosen"), prompts
 

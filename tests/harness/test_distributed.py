@@ -19,7 +19,6 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lm_eval_icl.demonstrations import choosing
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.harness.distributed import by_filter, in_order, total
 from lm_eval_icl.smoke.demo import model_path
@@ -291,25 +290,6 @@ def test_a_command_line(tmp_path):
             metrics.pop("acc_stderr,none"), metrics.pop("acc_norm_stderr,none")  # the harness asks for none
     assert_same_run(found, expected)
     assert found["config"]["icl"]["contexts_encoded"] == 2
-
-
-def choose_and_fail(line: list[str]) -> None:
-    def choose(*args: Any, **kwargs: Any) -> None:
-        raise ZeroDivisionError("unforeseen")
-
-    choosing.Chooser.choose = choose  # type: ignore[method-assign]
-    processes.run_command(["lm_eval", *line])
-
-
-def test_whatever_the_first_process_cannot_do_ends_all(tmp_path, monkeypatch):
-    """An error that nobody foresaw, in the process whose choice of demonstrations the others wait for."""
-    monkeypatch.setenv("LM_EVAL_ICL_CACHE", str(tmp_path / "cache"))
-    line = ["--model", "icl", "--model_args", f"pretrained={model_path()}", "--tasks", "icl_demo_short", "--limit", "4"]
-    line += ["--num_fewshot", "2", "--metadata", "demonstrations=herding"]
-    first, other = processes.ranks(choose_and_fail, *line)
-    assert first.returncode and other.returncode
-    said = "the first process stops, and with it all others (ZeroDivisionError: unforeseen)."
-    assert said in other.stderr
 
 
 @pytest.mark.slow

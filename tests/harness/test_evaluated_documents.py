@@ -20,6 +20,7 @@ from lm_eval_icl.metaicl.files import Row
 from lm_eval_icl.smoke.demo import model_path
 from lm_eval_icl.studies.run import Options
 from lm_eval_icl.training.episodes import EpisodePool, FileTask, draw_episode, read_file
+from tests import evaluation
 
 TEST = [{"id": i, "text": f"Question {i} of the test", "label": i % 2} for i in range(10)]
 TRAIN = [{"id": 100 + i, "text": f"question {i} of the training", "label": i % 2} for i in range(40)]
@@ -102,34 +103,20 @@ def test_only_rows_that_are_evaluated_are_replaced(how, of):
         assert now == [0, 1, 2, 6, 4, 5]
 
 
-def run(model, path, how, seed, **changes):
-    return lm_eval.simple_evaluate(
-        model=model,
-        model_args={"pretrained": str(path)},
-        tasks=[config(**changes)],
-        task_manager=TaskManager(include_defaults=False, metadata={"demonstrations": how}),
-        num_fewshot=6,
-        limit=2,
-        device="cpu",
-        bootstrap_iters=0,
-        fewshot_random_seed=seed,
-    )
-
-
 def test_the_results_say_how_many_were_replaced(checkpoint, caplog, monkeypatch):
     monkeypatch.setattr(lm_eval.evaluator, "add_env_info", lambda _: None)  # which takes seconds
     seed = next(seed for seed in SEEDS if sum(row in COPIES for row in old("random", 6, seed)) == 2)
     clean = next(seed for seed in SEEDS if not any(row in COPIES for row in old("random", 6, seed)))
-    prompts = []
+    path, metadata, prompts = checkpoint("gpt2"), {"demonstrations": "random"}, []
     for model in ("hf", "icl"):
         caplog.clear()
-        results = run(model, checkpoint("gpt2"), "random", seed)
+        results = evaluation.run(model, path, [config()], 6, metadata=metadata, limit=2, fewshot_random_seed=seed)
         assert results["configs"]["toy"]["metadata"]["demonstrations_replaced"] == 2
         (line,) = [each.getMessage() for each in caplog.records if "were replaced" in each.getMessage()]
         assert line.startswith("toy: 2 of 6 demonstrations are also among the documents that are evaluated")
         prompts.append([sample["arguments"][0][0] for sample in results["samples"]["toy"]])
     assert prompts[0] == prompts[1] and not re.search("QUESTION", prompts[0][0])
-    results = run("hf", checkpoint("gpt2"), "random", clean)
+    results = evaluation.run("hf", path, [config()], 6, metadata=metadata, limit=2, fewshot_random_seed=clean)
     assert "demonstrations_replaced" not in results["configs"]["toy"]["metadata"]
 
 
@@ -223,35 +210,6 @@ def test_a_model_chooses_none_of_them(how, tmp_path, monkeypatch, capsys, caplog
     (said,) = select(monkeypatch, capsys, how, file_of_task(tmp_path), file, "--seeds", "0", *args).values()
     assert not COPIES.keys() & set(said["indices"]) and len(set(said["indices"])) == 6
     assert said["evaluated"] == len(COPIES) and "toy: 5 documents of the pool are also among" in caplog.text
-
-
-def test_copies_change_nothing_of_what_is_chosen(tmp_path, monkeypatch, capsys):
-    """A choice is that from the pool without them."""
-    (said,) = select(monkeypatch, capsys, "k_center", file_of_task(tmp_path), tmp_path / "o.json").values()
-    left = [row for row in range(len(TRAIN)) if row not in COPIES]
-    clean = file_of_task(tmp_path, [TRAIN[row] for row in left])
-    (other,) = select(monkeypatch, capsys, "k_center", clean, tmp_path / "o.json").values()
-    assert sorted(said["indices"]) == sorted(left[row] for row in other["indices"]) and "evaluated" not in other
-
-
-def test_a_text_in_a_list_is_left_out_where_there_is_to_be_no_text(tmp_path, monkeypatch, capsys):
-    """What the model says without a text does not depend on the first document."""
-    rows = [{"words": row["text"].split(), "said": {"by": row["text"]}, "label": row["label"]} for row in TRAIN]
-    rows = [row for i, row in enumerate(rows) if i not in COPIES]
-    changes = {"doc_to_text": "{{words | join(' ')}}{{said.by}}:"}
-    found = []
-    for order in (range(len(rows)), [*range(1, len(rows)), 0]):
-        for name, some in (("train", [rows[i] for i in order]), ("test", rows[:2])):
-            (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in some))
-        files = {name: str(tmp_path / f"{name}.jsonl") for name in ("train", "test")}
-        given = config(**changes, dataset_path="json", dataset_kwargs={"data_files": files})
-        del given["custom_dataset"]
-        (tmp_path / "toy.yaml").write_text(yaml.safe_dump(given))
-        (said,) = select(
-            monkeypatch, capsys, "entropy", str(tmp_path / "toy.yaml"), tmp_path / "o.json", "--args", "calibrated=True"
-        ).values()
-        found.append(sorted(order[row] for row in said["indices"]))
-    assert found[0] == found[1]
 
 
 # Studies.

@@ -1,6 +1,5 @@
 """Arguments of `hf`'s loading do here what they do there: `icl` gives `hf`'s numbers with each of them."""
 
-import importlib.util
 import json
 
 import peft
@@ -135,23 +134,3 @@ def test_quantization_is_handed_on(checkpoint, monkeypatch, args):
         ICL(str(checkpoint("llama")), device="cpu", **args)
     assert {name: getattr(given["quantization_config"], name) for name in args} == args
     assert not args.keys() & given.keys()
-
-
-@pytest.mark.parametrize(
-    ("args", "says"),
-    [
-        ({"autogptq": True}, "auto-gptq is not installed"),
-        ({"gptqmodel": True}, "gptqmodel is not installed"),
-        ({"tp_plan": "auto", "parallelize": True}, "mutually exclusive"),
-        ({"gguf_file": "none.gguf"}, "none.gguf"),
-        ({"load_in_8bit": True}, "requires bitsandbytes"),
-    ],
-)
-def test_what_cannot_be_loaded_is_one_line(checkpoint, args, says):
-    missing = {"autogptq": "auto_gptq", "gptqmodel": "gptqmodel", "load_in_8bit": "bitsandbytes"}
-    for name in args.keys() & missing.keys():
-        if importlib.util.find_spec(missing[name]):
-            pytest.skip(f"{missing[name]} is installed")
-    with pytest.raises(InputError, match=f"^lm-eval-icl: .*{says}") as error:
-        ICL(str(checkpoint("llama")), device="cpu", **args)
-    assert "\n" not in str(error.value)

@@ -19,7 +19,6 @@ from lm_eval.tasks.manager import TaskManager
 
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.harness import patches, shim
-from lm_eval_icl.harness.models import ICLModel
 from tests import evaluation, processes
 
 # What the wrappers rely on: the arguments that they name, of the functions that they wrap.
@@ -206,11 +205,3 @@ def test_our_tasks_refuse_in_a_line_under_other_models_too(checkpoint, tmp_path)
     done = processes.command(*line, program="lm_eval", cwd=tmp_path)
     assert done.returncode == 1 and "Traceback" not in done.stderr
     assert "100000 demonstrations asked for, 200 there: lower --num_fewshot." in done.stderr.splitlines()[-1]
-
-
-def test_our_models_have_few_jobs():
-    """What runs a method on a model is elsewhere; the class that lm-eval registers delegates."""
-    own = [
-        name for name, member in vars(ICLModel).items() if inspect.isfunction(member) or isinstance(member, property)
-    ]
-    assert len(own) <= 16, own

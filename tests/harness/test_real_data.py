@@ -154,31 +154,6 @@ def test_from_the_command_line(checkpoint, hub, tmp_path):
     assert len(list(tmp_path.rglob("samples_*.jsonl"))) == 5
 
 
-def test_other_ways_to_choose_demonstrations(checkpoint, hub, tmp_path):
-    (tmp_path / "chosen.json").write_text(json.dumps({"icl_sst2": [5, 3]}))
-    results = {}
-    for how in ("stratified", "random", tmp_path / "chosen.json"):
-        out = tmp_path / f"out{len(results)}"
-        lm_eval(
-            hub,
-            *("--model", "icl", "--model_args", f"pretrained={checkpoint('gpt2')}", "--tasks", "icl_sst2"),
-            *("--num_fewshot", 2, "--limit", 2, "--metadata", f"demonstrations={how}"),
-            *("--output_path", out, "--log_samples", "--seed", 7),
-        )
-        (samples,) = out.rglob("samples_*.jsonl")
-        results[str(how)] = json.loads(samples.read_text().splitlines()[0])["arguments"]["gen_args_0"]["arg_0"]
-    assert len(set(results.values())) == 3
-    rows = [json.loads(line) for line in (hub / "stanfordnlp/sst2/default/train.jsonl").open()]
-    chosen = results[str(tmp_path / "chosen.json")]
-    assert chosen.index(rows[5]["sentence"]) < chosen.index(rows[3]["sentence"])
-
-
-def test_existing_groups_load(hub):
-    manager = TaskManager()
-    for name in ("leaderboard_bbh_snarks", "bbh_cot_fewshot_snarks", "sst2", "mmlu_virology"):
-        assert manager.load([name])["tasks"]
-
-
 def test_real_checkpoint_of_characters(shared, hub):
     """A character-level tokenizer without byte fallback, positions for 256: one line, not a cut prompt."""
     with pytest.raises(ValueError, match="do not fit the model's 256 positions"):

@@ -36,6 +36,7 @@ from lm_eval_icl.harness.models import model_class
 from lm_eval_icl.harness.response_cache import Responses, ResumableLM
 from lm_eval_icl.inference import fingerprint as fingerprints
 from lm_eval_icl.inference.fingerprint import fingerprint, weights_digest
+from lm_eval_icl.methods import runner
 from lm_eval_icl.prompts.prompt import FewShotPrompt
 from lm_eval_icl.smoke import demo
 from tests import evaluation, processes, tiny
@@ -174,15 +175,11 @@ def arguments(*further):
 @pytest.mark.slow
 def test_the_command_killed_and_started_again(tmp_path):
     """A program of its own."""
-    where = tmp_path / "c_rank0.db"
-    program = [sys.executable, "-m", "tests.launched", "lm_eval"]
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(evaluation.ROOT), os.environ.get("PYTHONPATH", "")]),
-    }
+    where, task = tmp_path / "c_rank0.db", "icl_demo_pieces"
+    paths = os.pathsep.join([str(evaluation.ROOT), os.environ.get("PYTHONPATH", "")])
     line = arguments("--use_cache", tmp_path / "c", "--output_path", tmp_path / "out", "--log_samples")
-    nothing = subprocess.DEVNULL
-    with subprocess.Popen([*program, *line], stdout=nothing, stderr=nothing, env=environment) as process:
+    program, nothing = [sys.executable, "-m", "tests.launched", "lm_eval", *line], subprocess.DEVNULL
+    with subprocess.Popen(program, stdout=nothing, stderr=nothing, env=os.environ | {"PYTHONPATH": paths}) as process:
         while stored(where) == 0:
             assert process.poll() is None
             time.sleep(0.001)
@@ -192,10 +189,8 @@ def test_the_command_killed_and_started_again(tmp_path):
     again = processes.command(*line, program="lm_eval")
     again.check_returncode()
 
-    task = "icl_demo_pieces"
-    expected = evaluation.run(
-        "batchicl", demo.model_path(), [task], None, args={"pack_tokens": 64}, batch_size=1, limit=120
-    )
+    args = {"pack_tokens": 64}
+    expected = evaluation.run("batchicl", demo.model_path(), [task], None, args=args, batch_size=1, limit=120)
     (file,) = (tmp_path / "out").rglob("samples_*.jsonl")
     samples = [json.loads(sample) for sample in file.read_text().splitlines()]
     right = evaluation.responses(expected)
@@ -441,6 +436,7 @@ def change_tokenizer(path):
         ({"add_bos_token": True}, r"add_bos_token=None there, True here"),
         ({"softmax_dtype": "float64"}, r"softmax_dtype=None there, float64 here"),
         ({"overflow": "drop"}, r"overflow=error there, drop here"),
+        ({"positions": "none"}, r"icl.positions=sequential there, none here"),
         ("version", r"\(version=.* there, 99 here\)"),
     ],
 )
@@ -535,17 +531,6 @@ def test_every_number_is_in_the_digest(dtype, n, monkeypatch):
         changed[1 + place] = 1
         seen.add(digest(changed))
     assert len(seen) == 1 + len(places)
-
-
-def test_two_rows_that_change_places_are_another_model(gpt2, tmp_path):
-    """Every number is there as before, at another place."""
-    lm = ICL(str(gpt2), device="cpu")
-    ResumableLM(lm, str(tmp_path / "c"))
-    with torch.no_grad():
-        rows = lm.model.get_input_embeddings().weight
-        rows[[7, 8]] = rows[[8, 7]]
-    with pytest.raises(InputError, match=r"\(weights="):
-        ResumableLM(lm, str(tmp_path / "c"))
 
 
 def test_weights_inside_other_things_are_in_the_digest():
@@ -725,3 +710,23 @@ def test_what_was_left_out_is_part_of_what_was_asked(gpt2):
             prepared[key] = instance, dataclasses.replace(request, **change)
         keys.append(cache.response_key("loglikelihood", lm.run.requests(requests)[0].key))
     assert len(set(keys)) == 8
+
+
+# Whole runs.
+
+
+def test_a_second_run_computes_nothing(checkpoint, tmp_path, monkeypatch):
+    path, names, where = checkpoint("gpt2"), ["one_token", "generate"], str(tmp_path / "c")
+    first = evaluation.responses(evaluation.run("deepthink", path, names, 2, use_cache=where))
+    monkeypatch.setattr(runner, "score_packed", None)  # what would be called if anything were computed
+    monkeypatch.setattr(runner, "continue_from", None)
+    assert evaluation.responses(evaluation.run("deepthink", path, names, 2, use_cache=where)) == first
+
+
+def test_hf_finds_nothing_in_ours(checkpoint, tmp_path):
+    """And ours stay where they are."""
+    path, names, where = checkpoint("gpt2"), ["one_token", "generate"], str(tmp_path / "c")
+    ours = evaluation.responses(evaluation.run("deepthink", path, names, 2, use_cache=where))
+    theirs = evaluation.responses(evaluation.run("hf", path, names, 2))
+    assert evaluation.responses(evaluation.run("hf", path, names, 2, use_cache=where)) == theirs != ours
+    assert evaluation.responses(evaluation.run("deepthink", path, names, 2, use_cache=where)) == ours

@@ -115,11 +115,6 @@ def test_a_rolling_task_waits_for_the_check(tmp_path, monkeypatch):
         evaluation.run("icl", tmp_path, ["rolling", "one_token"], 11)
 
 
-def test_max_length_is_refused(checkpoint):
-    with pytest.raises(InputError, match=r"task 'generate': generation argument max_length=300.*max_gen_toks"):
-        evaluation.run("icl", checkpoint("gpt2"), ["generate"], 1, gen_kwargs={"max_length": 300})
-
-
 @pytest.mark.parametrize("kind", ["static", "dynamic"])
 def test_a_checkpoint_that_asks_for_a_cache_of_its_own(tmp_path, kind):
     tiny.save("llama", tmp_path)
@@ -182,28 +177,39 @@ def test_probe_on_weights_of_usual_size(kind, packs, config, dtype):
         assert probe(model).can_pack is packs
 
 
-def test_other_models_chat_templates_are_left_alone():
-    def template(messages, add_generation_prompt=True):
-        return JsonChatStr(str(messages))
-
-    config = {**evaluation.TASKS["one_token"]}
-    task = TaskManager(include_defaults=False).load([config])["tasks"].popitem()[1]
+def first_prompt(config, template):
+    """That of a task with one demonstration, behind a chat template."""
+    (task,) = TaskManager(include_defaults=False).load([config])["tasks"].values()
     task.set_config("num_fewshot", 1)
     task.set_fewshot_seed(1)
     with recording():
         task.build_all_requests(apply_chat_template=True, chat_template=template, fewshot_as_multiturn=True)
-    assert isinstance(task.instances[0].args[0], JsonChatStr)
+    return task.instances[0].args[0]
+
+
+def test_other_models_chat_templates_are_left_alone():
+    def template(messages, add_generation_prompt=True):
+        return JsonChatStr(str(messages))
+
+    assert isinstance(first_prompt({**evaluation.TASKS["one_token"]}, template), JsonChatStr)
+
+
+def test_blanks_that_a_chat_template_strips():
+    """The mark before a turn does not keep them."""
+
+    def template(messages, add_generation_prompt=True):
+        return "".join(f"<{message['role']}>{message['content'].strip()}" for message in messages)
+
+    config = evaluation.task("blanks", **evaluation.CHOICE, doc_to_choice=["a", "b"], doc_to_text="\n {{other}} is")
+    prompt = first_prompt(config, template)
+    assert isinstance(prompt, FewShotPrompt) and len(prompt.demonstrations) == 1
+    assert prompt.query == f"{evaluation.documents(1, 0)[0]['other']} is"
 
 
 def test_the_task_manager_takes_what_it_took():
     """By position too."""
     patches.install_early("lm_eval.tasks.manager")
     assert TaskManager(None, None, False, {"a": 1}).metadata == {"a": 1}
-
-
-def test_argument_names_with_code_of_the_checkpoint_s_own(checkpoint):
-    with pytest.raises(InputError, match="'momentun': did you mean 'momentum'"):
-        DeepThink(str(checkpoint("gpt2")), device="cpu", trust_remote_code=True, momentun=0.5)
 
 
 def test_argument_names_by_which_a_configuration_is_also_known(checkpoint):

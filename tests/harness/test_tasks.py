@@ -18,7 +18,7 @@ from lm_eval.tasks._yaml_loader import load_yaml
 from lm_eval_icl.demonstrations.draw import draw, stratified
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.harness.plugin import task_dir
-from lm_eval_icl.harness.tasks import as_row, bbh_cloze, bbh_docs
+from lm_eval_icl.harness.tasks import as_row, bbh_cloze, bbh_docs, texts_in, with_texts
 from tests import evaluation
 
 POOL = [{"text": f"t{i}", "label": i % 3} for i in range(30)]
@@ -117,6 +117,16 @@ def test_documents_that_are_also_the_pool_are_not_shuffled():
     config = {**evaluation.task("own", **evaluation.CHOICE), "doc_to_choice": ["a", "b"], "fewshot_split": "test"}
     with pytest.raises(InputError, match="shuffle=0: its documents are not a split of a dataset that is theirs alone"):
         ConfigurableTask(config={**config, "metadata": {"shuffle": 0}})
+
+
+def test_texts_in_a_document():
+    """However deep. The letters that options are listed by stay, unless all texts are to go."""
+    doc = {"q": "one", "n": 3, "c": {"text": ["two", "", ("three",)], "label": ["A", "B"]}, "none": None, "empty": []}
+    assert texts_in(doc) == ["one", "two", "", "three"]
+    free = {"q": "X", "n": 3, "c": {"text": ["X", "X", ["X"]], "label": ["A", "B"]}, "none": None, "empty": []}
+    assert with_texts(doc, lambda _: "X") == free
+    free["c"]["label"] = ["X", "X"]
+    assert with_texts(doc, lambda _: "X", keep_letters=False) == free
 
 
 def test_bbh_cloze():
