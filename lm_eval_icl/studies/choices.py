@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -12,7 +12,6 @@ from typing import Any
 from lm_eval_icl.demonstrations import kept
 from lm_eval_icl.demonstrations.choosing import Chooser
 from lm_eval_icl.demonstrations.how import How
-from lm_eval_icl.demonstrations.kept import about_model, code
 from lm_eval_icl.errors import CannotWrite, InputError, LaterForm, log, reason, writing
 from lm_eval_icl.harness.choosing import predictor
 from lm_eval_icl.harness.distributed import of_first
@@ -33,7 +32,7 @@ class ToChoose:
 
     Attributes:
         without: documents that are not chosen, those of the dev set.
-        shots, hows, seeds: a choice for each.
+        shots, hows, seeds: a choice for each, unless it is of no demonstrations.
     """
 
     leaf: Leaf
@@ -43,15 +42,13 @@ class ToChoose:
     seeds: tuple[int, ...]
 
     @cached_property
+    def pool(self) -> PoolOfTask:
+        return PoolOfTask(self.leaf.task, self.without)
+
+    @cached_property
     def contents(self) -> str:
         """A digest of what is chosen from."""
         return study_tasks.digest_of([study_tasks.contents(self.leaf, self.seeds[0]), *self.without])
-
-    def __iter__(self) -> Iterator[tuple[int, How, int]]:
-        """Seed by seed, as the documents that are chosen from depend on it."""
-        for seed in self.seeds:
-            for how in self.hows:
-                yield from ((shots, how, seed) for shots in self.shots if shots)
 
 
 class Choices:
@@ -72,21 +69,19 @@ class Choices:
     def __init__(self, folder: StudyFolder, tasks: Mapping[str, ToChoose], rerun: bool) -> None:
         self.folder, self.tasks, self.rerun = folder, tasks, rerun
         self.failed: dict[Key, str] = {}
-        self.pools = {name: PoolOfTask(of.leaf.task, of.without) for name, of in tasks.items() if any(True for _ in of)}
         self._known: dict[Key, dict[str, Any]] = {}
-        for name, pool in self.pools.items():
-            most = max(shots for shots, _, _ in tasks[name])
-            if most > len(pool.rows):
+        for name, task in tasks.items():
+            if task.hows and (most := max(task.shots)) and most > len(rows := task.pool.rows):
                 raise InputError(
-                    f"task {name!r}: {most} demonstrations asked for, {len(pool.rows)} there: lower num_fewshot."
+                    f"task {name!r}: {most} demonstrations asked for, {len(rows)} there: lower num_fewshot."
                 )
 
     @staticmethod
     def key(cell: Cell) -> Key | None:
         """Which choice a cell needs; None if nobody is to choose."""
-        if cell.demonstrations is None or cell.demonstrations.method is None or not cell.num_fewshot:
+        if not isinstance(cell.demonstrations, How) or not cell.num_fewshot:
             return None
-        return cell.model.folder, cell.task, cell.num_fewshot, cell.seed, cell.demonstrations.text
+        return cell.model.folder, cell.task, cell.num_fewshot, cell.seed, str(cell.demonstrations)
 
     def of(self, cell: Cell) -> dict[str, Any] | None:
         """What was chosen for a cell; None if it is not yet, if its file is damaged, or if nobody is to choose."""
@@ -97,14 +92,14 @@ class Choices:
         if key not in self._known:
             _, task, shots, seed, _ = key
             try:
-                choice = kept.read(self._path(key), self.pools[task], shots, seed)
+                choice = kept.read(self._path(key), self.tasks[task].pool, shots, seed)
             except LaterForm:
                 raise
             except InputError as error:
                 if not self.rerun:
                     self.failed[key] = error.message
                 return None
-            if choice is None or (self.rerun and choice["code"] != code()):
+            if choice is None or (self.rerun and choice["code"] != kept.code()):
                 return None
             self._known[key] = choice
         return self._known[key]
@@ -114,9 +109,16 @@ class Choices:
         name = f"{plain(f'{task},{how}')},n={shots},seed={seed},{self.tasks[task].contents}.json"
         return self.folder.path / "choices" / model / name
 
-    def keys(self, model: str, task: str) -> list[Key]:
-        """The choices of a model, by its folder, for a task."""
-        return [(model, task, shots, seed, str(how)) for shots, how, seed in self.tasks[task]]
+    def keys(self, model: str, task: str) -> dict[Key, How]:
+        """The choices of a model, by its folder, for a task: seed by seed, as the documents depend on it."""
+        what = self.tasks[task]
+        return {
+            (model, task, shots, seed, str(how)): how
+            for seed in what.seeds
+            for how in what.hows
+            for shots in what.shots
+            if shots
+        }
 
     def paths(self, model: str, task: str) -> list[Path]:
         """The files of those choices, which need not be there."""
@@ -132,38 +134,36 @@ class Choices:
         of_first(partial(self._make, models, model.folder, task))
 
     def _make(self, models: Models, model: str, task: str) -> None:
-        """Choose for one task."""
-        about = about_model(str(models.arguments["pretrained"]), models.loaded.fingerprint)
+        name, fingerprint = str(models.arguments["pretrained"]), models.loaded.fingerprint
+        about = kept.about_model(name, fingerprint)
         missing = []
-        for shots, how, seed in self.tasks[task]:
-            choice = self._read(key := (model, task, shots, seed, str(how)))
+        for key, how in self.keys(model, task).items():
+            choice = self._read(key)
             if choice is not None and choice["model"] != about:
                 raise InputError(
-                    f"--output {self.folder.path}: the weights or the tokenizer of {models.arguments['pretrained']} "
-                    "have changed since it chose demonstrations: give another folder."
+                    f"--output {self.folder.path}: the weights or the tokenizer of {name} have changed since it chose "
+                    "demonstrations: give another folder."
                 )
             if choice is None and key not in self.failed:
                 missing.append((key, how))
-        if missing:
-            level = log.level
-            log.setLevel(logging.WARNING)  # what a search will cost and what does not fit, which cells keep quiet
-            try:
-                self._choose(models, task, missing, about)
-            finally:
-                log.setLevel(level)
-
-    def _choose(self, models: Models, task: str, missing: Sequence[tuple[Key, How]], about: Mapping[str, Any]) -> None:
-        pool, under_icl = self.pools[task], predictor(models.first)
+        if not missing:
+            return
+        pool, under_icl = self.tasks[task].pool, predictor(models.first)
         choosers: dict[int, Chooser] = {}
-        for key, how in missing:
-            _, _, shots, seed, _ = key
-            chooser = choosers.setdefault(how.pool, Chooser(pool, under_icl, how.pool))
-            try:
-                choice = chooser.choose(how.name, shots, seed, how.balance, **how.arguments)
-            except Exception as error:
-                if ends_all(error):
-                    raise
-                self.failed[key] = f"task {task!r}: demonstrations={how}: {reason(error)}"
-                continue
-            with writing(f"--output {self.folder.path}", CannotWrite):
-                kept.write(self._path(key), how, pool, shots, seed, choice, about)
+        level = log.level
+        log.setLevel(logging.WARNING)  # what a search will cost and what does not fit, which cells keep quiet
+        try:
+            for key, how in missing:
+                _, _, shots, seed, _ = key
+                try:
+                    chooser = choosers.setdefault(how.pool, Chooser(pool, under_icl, how.pool))
+                    choice = chooser.choose(how.name, shots, seed, how.balance, **how.arguments)
+                except Exception as error:
+                    if ends_all(error):
+                        raise
+                    self.failed[key] = f"task {task!r}: demonstrations={how}: {reason(error)}"
+                    continue
+                with writing(f"--output {self.folder.path}", CannotWrite):
+                    kept.write(self._path(key), how, pool, shots, seed, choice, about)
+        finally:
+            log.setLevel(level)

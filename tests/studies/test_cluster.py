@@ -145,7 +145,7 @@ def test_the_files_are_those_of_one_process(nodes, tmp_path, monkeypatch):
 
     monkeypatch.setattr(cluster, "stamp", lambda folder: (0, 0))
     conductor = opened(two)
-    with conductor.folder.locked(), Sabotaged(conductor, None, training, nodes.address) as pool:
+    with conductor.folder.locked(), Sabotaged(conductor, nodes.address) as pool:
         pool.remove = lambda: nodes.remove_node(nodes.removable.pop())
         conductor.run(pool)
         assert pool.remove is None and not pool.kills and pool.losses
@@ -219,7 +219,7 @@ def test_one_worker_on_each_node_is_asked(nodes, tmp_path, monkeypatch):
         return actor, actor.node.remote()
 
     monkeypatch.setattr(cluster.StudyCluster, "begin", begin)
-    with cluster.StudyCluster(opened(tmp_path / "o"), None, training, nodes.address) as pool:
+    with cluster.StudyCluster(opened(tmp_path / "o"), nodes.address) as pool:
         asked = pool.ask()
         alive = {node["NodeID"] for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")}
     assert len(asked) == 2 and set(asked) == alive
@@ -353,7 +353,7 @@ def test_resources_are_of_a_model_and_change_nothing(tmp_path):
     assert large.resources == {"num_gpus": 2, "num_cpus": 4} and not model.resources
     assert study.model_dump() == plain.model_dump() and large.folder == model.folder
     assert read([{"pretrained": "m", "resources": {"memory": 1}}], {"model_args": "pretrained=n"})[1][0].resources == {}
-    for resources, why in (({"gpus": 1}, "gpus"), ({"num_gpus": -1}, "a number, 0 or more"), (3, "must be a mapping")):
+    for resources, why in (({"gpus": 1}, "gpus"), ({"num_gpus": -1}, "must be greater than or equal to 0"), (3, "must be a mapping")):
         with pytest.raises(InputError, match=why):
             read([{"pretrained": "m", "resources": resources}])
 

@@ -98,7 +98,7 @@ def test_what_was_interrupted_goes_on_with_its_responses(study, tmp_path, monkey
     (cell,) = again.all_cells()
     before = next(each for each in study.all_cells() if each.variant.method == "invicl")
     assert cell.path == before.path and samples(again, cell) == samples(study, before)
-    assert again._results(cell)["config"]["icl"]["tokens_run"] == 0
+    assert again.results(cell)["config"]["icl"]["tokens_run"] == 0
     with monkeypatch.context() as patch:
         patch.setattr(worker, "Models", interrupted)  # nothing is left to run
         conduct(tmp_path / "o", **keys)
@@ -116,7 +116,7 @@ def test_the_dev_set_chooses_a_rule(tmp_path):
     for cell, numbers in zip(tested, ([None], [1, 3]), strict=True):
         of_method = [each for each in progress.all_cells() if each.variant.method == cell.variant.method]
         curve = {
-            (each.variant.arguments.get("T"), name): progress._results(each)["results"][TASK][f"acc,{name}"]
+            (each.variant.arguments.get("T"), name): progress.results(each)["results"][TASK][f"acc,{name}"]
             for each in of_method
             if each.split == "dev"
             for name in names
