@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,46 +16,19 @@ from lm_eval_icl.harness.distributed import of_first
 from lm_eval_icl.harness.pools import PoolOfTask
 from lm_eval_icl.studies import tasks as study_tasks
 from lm_eval_icl.studies.cells import Cell, Model, plain
-from lm_eval_icl.studies.folder import StudyFolder
+from lm_eval_icl.studies.progress import StudyProgress
 from lm_eval_icl.studies.run import Models, ends_all
-from lm_eval_icl.studies.tasks import Leaf
 
 # model's folder, task, number of demonstrations, seed, how
 Key = tuple[str, str, int, int, str]
 
 
-@dataclass(frozen=True)
-class ToChoose:
-    """What a study's models choose for a task.
-
-    Attributes:
-        without: documents that are not chosen, those of the dev set.
-        shots, hows, seeds: a choice for each, unless it is of no demonstrations.
-    """
-
-    leaf: Leaf
-    without: Sequence[Mapping[str, Any]]
-    shots: tuple[int, ...]
-    hows: tuple[How, ...]
-    seeds: tuple[int, ...]
-
-    @cached_property
-    def pool(self) -> PoolOfTask:
-        return PoolOfTask(self.leaf.task, self.without)
-
-    @cached_property
-    def contents(self) -> str:
-        """A digest of what is chosen from."""
-        return study_tasks.digest_of([study_tasks.contents(self.leaf, self.seeds[0]), *self.without])
-
-
 class Choices:
-    """The choices of a study.
+    """The choices of a study: none of a document of its dev set.
 
     Args:
-        folder: the study's folder.
-        tasks: what is chosen, by task.
-        rerun: choose again what other code has chosen, and where a file is damaged.
+        progress: the study as it stands. If it is rerun, what other code has chosen is chosen again, and what is
+            damaged.
 
     Attributes:
         failed: why a choice could not be made, or its file not be read.
@@ -66,15 +37,25 @@ class Choices:
         InputError: a task's demonstrations cannot be chosen.
     """
 
-    def __init__(self, folder: StudyFolder, tasks: Mapping[str, ToChoose], rerun: bool) -> None:
-        self.folder, self.tasks, self.rerun = folder, tasks, rerun
+    def __init__(self, progress: StudyProgress) -> None:
+        self.study, self.folder, self.rerun = progress.study, progress.folder, progress.rerun
+        self.shots = {name: task.shots for name, task in progress.grid.tasks.items()}
+        self.hows = [how for how in self.study.demonstrations if isinstance(how, How)]
         self.failed: dict[Key, str] = {}
         self._known: dict[Key, dict[str, Any]] = {}
-        for name, task in tasks.items():
-            if task.hows and (most := max(task.shots)) and most > len(rows := task.pool.rows):
-                raise InputError(
-                    f"task {name!r}: {most} demonstrations asked for, {len(rows)} there: lower num_fewshot."
-                )
+        self._pools: dict[str, PoolOfTask] = {}
+        self._contents: dict[str, str] = {}  # digests of what is chosen from
+        for name, leaf in progress.leaves.items():
+            most = max(self.shots[name])
+            if not self.hows or not most:
+                continue
+            rows = progress.dev.get(name, [])
+            documents = leaf.task.training_docs() if rows else []
+            dev = [documents[i] for i in rows]
+            self._pools[name] = PoolOfTask(leaf.task, dev)
+            self._contents[name] = study_tasks.digest_of([study_tasks.contents(leaf, self.study.seeds[0]), *dev])
+            if most > (number := len(self._pools[name].rows)):
+                raise InputError(f"task {name!r}: {most} demonstrations asked for, {number} there: lower num_fewshot.")
 
     @staticmethod
     def key(cell: Cell) -> Key | None:
@@ -92,7 +73,7 @@ class Choices:
         if key not in self._known:
             _, task, shots, seed, _ = key
             try:
-                choice = kept.read(self._path(key), self.tasks[task].pool, shots, seed)
+                choice = kept.read(self._path(key), self._pools[task], shots, seed)
             except LaterForm:
                 raise
             except InputError as error:
@@ -106,17 +87,16 @@ class Choices:
 
     def _path(self, key: Key) -> Path:
         model, task, shots, seed, how = key
-        name = f"{plain(f'{task},{how}')},n={shots},seed={seed},{self.tasks[task].contents}.json"
+        name = f"{plain(f'{task},{how}')},n={shots},seed={seed},{self._contents[task]}.json"
         return self.folder.path / "choices" / model / name
 
     def keys(self, model: str, task: str) -> dict[Key, How]:
         """The choices of a model, by its folder, for a task: seed by seed, as the documents depend on it."""
-        what = self.tasks[task]
         return {
             (model, task, shots, seed, str(how)): how
-            for seed in what.seeds
-            for how in what.hows
-            for shots in what.shots
+            for seed in self.study.seeds
+            for how in self.hows
+            for shots in self.shots[task]
             if shots
         }
 
@@ -129,7 +109,6 @@ class Choices:
 
         Raises:
             InputError: another checkpoint of the same name has chosen before.
-            CannotWrite: what was chosen cannot be kept.
         """
         of_first(partial(self._make, models, model.folder, task))
 
@@ -148,7 +127,7 @@ class Choices:
                 missing.append((key, how))
         if not missing:
             return
-        pool, under_icl = self.tasks[task].pool, predictor(models.first)
+        pool, under_icl = self._pools[task], predictor(models.first)
         choosers: dict[int, Chooser] = {}
         level = log.level
         log.setLevel(logging.WARNING)  # what a search will cost and what does not fit, which cells keep quiet

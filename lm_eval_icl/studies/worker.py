@@ -13,13 +13,12 @@ from typing import Any
 import torch
 
 from lm_eval_icl.decisions.how import written
-from lm_eval_icl.demonstrations.how import How
-from lm_eval_icl.errors import InputError, reason
+from lm_eval_icl.errors import InputError, naming, reason
 from lm_eval_icl.harness.distributed import of_first
 from lm_eval_icl.studies import tasks as study_tasks
 from lm_eval_icl.studies import trainings
 from lm_eval_icl.studies.cells import Cell, Model
-from lm_eval_icl.studies.choices import Choices, ToChoose
+from lm_eval_icl.studies.choices import Choices
 from lm_eval_icl.studies.grid import HF
 from lm_eval_icl.studies.order import CellBatch, Key, Unit, without_passes
 from lm_eval_icl.studies.progress import StudyProgress
@@ -54,20 +53,12 @@ class Worker:
         self.arguments: Callable[[Model], dict[str, Any]] = self.folder.arguments
         self.located: Callable[[Model], dict[str, Any]] = lambda model: {}
         self.trains_in = self.folder
-        self.choices = Choices(self.folder, {name: self._to_choose(name) for name in progress.leaves}, progress.rerun)
+        self.choices = Choices(progress)
         self._trainings: dict[str, Callable[[], None]] = {}
         self._model: Model | None = None
         self._models: Models | None = None
         self._prepared_for: Key = ()
         self._prepared: dict[int, Prepared] = {}
-
-    def _to_choose(self, name: str) -> ToChoose:
-        """What the models of this study choose for a task: no documents of its dev set."""
-        leaf, study = self.progress.leaves[name], self.progress.study
-        methods = tuple(how for how in study.demonstrations if isinstance(how, How))
-        rows = self.progress.dev.get(name, [])
-        documents = leaf.task.training_docs() if rows else []
-        return ToChoose(leaf, [documents[i] for i in rows], self.grid.tasks[name].shots, methods, study.seeds)
 
     def training(self, model: Model) -> Callable[[], None]:
         """What trains a model, its options checked, as of `trainings.check`."""
@@ -85,9 +76,15 @@ class Worker:
             Exception: nothing of the model can be run, or nothing at all (`ends_all`).
         """
         if unit.kind == "train":
+            if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+                raise InputError(
+                    f"train: {unit.model.checkpoint} is not trained yet, and a study does not train in several "
+                    "processes of one launch: run the same command once without the launcher."
+                )
             self._forget()
             self.folder.note_running(unit.title, self.progress.failed)
-            trainings.train(unit.model, self.training(unit.model))
+            with naming(f"training of {unit.model.checkpoint}"):
+                self.training(unit.model)()
             if self.trains_in is self.folder:
                 self.folder.finish_training(unit.model)
             make_room()
