@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,9 @@ from lm_eval_icl.studies.run import Options
 MODEL = f"pretrained={model_path()}"
 DEMO = {"models": MODEL, "tasks": "icl_demo_short", "num_fewshot": 3, "seeds": "0..1"}
 OPTIONS = Options("cpu", 8, 6)
+# What differs between two runs of one cell: the time, and how much of it was run in this process.
+TIMES = {"date", "total_evaluation_time_seconds", "start_time", "end_time", "seconds", "git_hash", "upper_git_hash"}
+COUNTS = {"contexts_encoded", "contexts_reused", "tokens_run", "tokens_saved"}
 
 
 def write(path: Path, **keys: object) -> str:
@@ -87,6 +91,30 @@ def facts(progress: StudyProgress) -> list[dict[str, Any]]:
 
 def samples(progress: StudyProgress, cell: Cell) -> list[dict[str, Any]]:
     return progress.folder.samples(cell, cell.task)
+
+
+def contents(output: Path, apart: Collection[str] = (*TIMES, *COUNTS, "shared", "work")) -> dict[str, Any]:
+    """The files of a study's folder, without the folder's name and these keys of JSON files."""
+
+    def without(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: without(inner) for key, inner in value.items() if key not in apart}
+        return [without(inner) for inner in value] if isinstance(value, list) else value
+
+    files: dict[str, Any] = {}
+    for path in sorted(path for path in output.rglob("*") if path.is_file() and path.name != ".lock"):
+        name, content = str(path.relative_to(output)), path.read_bytes()
+        for text in (str(output), str(output).replace("/", "__")):  # lm-eval makes a file's name of it, too
+            content = content.replace(text.encode(), b"OUTPUT")
+        if path.suffix == ".json":
+            files[name] = without(json.loads(content))
+        elif name == "study.csv":
+            files[name] = [{**row, "seconds": ""} for row in csv.DictReader(content.decode().splitlines())]
+        elif path.name in ("board.html", "log.jsonl") or path.stem == "tokens":  # they show times and counts
+            files[name] = len(content) > 0
+        else:
+            files[name] = content
+    return files
 
 
 def evaluated(

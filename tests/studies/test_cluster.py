@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ast
 import errno
-import json
 import os
 import random
 import re
@@ -51,12 +50,9 @@ STUDY = {
     "train": {"tasks": "icl_demo_short", "steps": 2, "num_fewshot": 2, "batch_size": 2, "eval_steps": 0},
 }
 OPTIONS = Options("cpu", "8", 4)  # as the command has them, since results say so
-# What differs between two runs of one cell: dates, seconds, and how much of what is shared was run for it.
-COUNTS = {"contexts_encoded", "contexts_reused", "tokens_run", "tokens_saved"}
+APART = {*running.TIMES, *running.COUNTS}
 if KILLS > 1:  # a driver that is killed while it writes a unit leaves cells that are run without the others
-    COUNTS |= {"cells", "orders", "passes"}
-APART = {"date", "start_time", "end_time", "total_evaluation_time_seconds", "seconds", *COUNTS}
-
+    APART |= {"cells", "orders", "passes"}
 
 pytestmark = pytest.mark.usefixtures("own_tasks")
 
@@ -79,20 +75,8 @@ def opened(output: Path, **keys: object) -> Conductor:
 
 def written(output: Path) -> dict[str, object]:
     """The files of cells, choices and checkpoints, without what may differ."""
-
-    def same(value):
-        if isinstance(value, dict):
-            return {key: same(one) for key, one in value.items() if key not in APART}
-        return [same(one) for one in value] if isinstance(value, list) else value
-
-    files = {}
-    for path in (path for top in ("cells", "choices", "checkpoints") for path in (output / top).rglob("*")):
-        if path.is_file() and path.name != "log.jsonl":  # of a training, with seconds
-            content = path.read_bytes()
-            for text in (str(output), str(output).replace("/", "__")):  # lm-eval makes a file's name of it, too
-                content = content.replace(text.encode(), b"OUTPUT")
-            files[str(path.relative_to(output))] = same(json.loads(content)) if path.suffix == ".json" else content
-    return files
+    files = running.contents(output, APART)
+    return {name: content for name, content in files.items() if name.startswith(("cells", "choices", "checkpoints"))}
 
 
 class Sabotaged(cluster.StudyCluster):

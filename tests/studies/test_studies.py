@@ -26,11 +26,18 @@ from lm_eval_icl.studies.run import Options
 from tests import processes
 from tests.processes import Process, run_command
 from tests.studies import running
-from tests.studies.running import DEMO, conduct, opened, refused, results, rows, samples, write
-
-# What differs between two runs of one cell: the time, and how much of it was run in this process.
-TIMES = {"date", "total_evaluation_time_seconds", "start_time", "end_time", "upper_git_hash", "git_hash"}
-COUNTS = {"contexts_encoded", "contexts_reused", "tokens_run", "tokens_saved"}
+from tests.studies.running import (
+    COUNTS,
+    DEMO,
+    conduct,
+    contents,
+    opened,
+    refused,
+    results,
+    rows,
+    samples,
+    write,
+)
 
 pytestmark = pytest.mark.usefixtures("own_tasks")
 
@@ -125,6 +132,20 @@ def test_out_of_memory_in_the_middle_of_thinking(tmp_path, monkeypatch):
         assert [each["resps"] for each in samples(found, cell)] == [each["resps"] for each in samples(calm, cell)]
 
 
+SAID = r"""
+task: said
+class: !function lm_eval_icl.harness.tasks.ICLTask
+dataset_path: json
+dataset_kwargs: {data_files: {train: FOLDER/train.json, test: FOLDER/test.json}}
+fewshot_split: train
+test_split: test
+output_type: generate_until
+doc_to_text: "Review: {{text}}\nSentiment:"
+doc_to_target: "{{other}}"
+generation_kwargs: {until: ["\n\n"], max_gen_toks: 4, do_sample: false}
+"""
+
+
 def test_the_number_of_passes_is_each_cells_own(tmp_path, checkpoint):
     """Also if texts are generated, if T of one pass has other prompts than that of several, and without some of T."""
     from tests import evaluation
@@ -132,24 +153,7 @@ def test_the_number_of_passes_is_each_cells_own(tmp_path, checkpoint):
     (tmp_path / "tasks").mkdir()
     for split, first in (("train", 30), ("test", 3)):
         (tmp_path / f"{split}.json").write_text("\n".join(json.dumps(doc) for doc in evaluation.documents(12, first)))
-    (tmp_path / "tasks/said.yaml").write_text(
-        yaml.safe_dump(
-            {
-                "task": "said",
-                "class": "!function tasks.ICLTask",
-                "dataset_path": "json",
-                "dataset_kwargs": {
-                    "data_files": {"train": str(tmp_path / "train.json"), "test": str(tmp_path / "test.json")}
-                },
-                "fewshot_split": "train",
-                "test_split": "test",
-                "output_type": "generate_until",
-                "doc_to_text": "Review: {{text}}\nSentiment:",
-                "doc_to_target": "{{other}}",
-                "generation_kwargs": {"until": ["\n\n"], "max_gen_toks": 4, "do_sample": False},
-            }
-        ).replace("'!function tasks.ICLTask'", "!function lm_eval_icl.harness.tasks.ICLTask")
-    )
+    (tmp_path / "tasks/said.yaml").write_text(SAID.replace("FOLDER", str(tmp_path)))
     model = f"pretrained={checkpoint('llama')},overflow=drop,max_length=360"
     methods = {"deepthink": {"T": [1, 3, 5], "eta": 0.9}}
     long = {"task": "icl_demo_long", "metric_list": [{"metric": "exact_match"}]}  # that of texts too
@@ -204,7 +208,7 @@ def test_the_dev_set_decides_and_the_test_labels_do_not(tmp_path, monkeypatch):
     tested = [cell for cell in progress.all_cells() if cell.split == "test"]
     assert len(tested) == 2 + 2
     for cell in tested:
-        said = json.loads(progress.folder.results(cell).read_text())["config"]["icl"]["study"].get("chosen")
+        said = results(progress, cell)["config"]["icl"]["study"].get("chosen")
         assert said == (["T", "eta"] if cell.variant.method == "deepthink" else None)
 
     before = study_tasks.ICLTask.test_docs
@@ -351,30 +355,6 @@ def test_an_error_in_a_cell_names_the_model_and_the_method(tmp_path):
 
 
 # A study that is there, grows, or was stopped.
-
-
-def contents(output: Path) -> dict[str, object]:
-    """What a study's folder says, without times and counts of what was run."""
-    found: dict[str, object] = {}
-    for path in sorted(output.rglob("*")):
-        name = str(path.relative_to(output))
-        if path.name.startswith("results_"):
-            results = {key: value for key, value in json.loads(path.read_text()).items() if key not in TIMES}
-            icl = results["config"]["icl"]
-            results["config"]["icl"] = {key: value for key, value in icl.items() if key not in COUNTS}
-            results["config"]["icl"]["study"].pop("shared")
-            found[name] = results
-        elif path.name == "study.json":
-            found[name] = {key: value for key, value in json.loads(path.read_text()).items() if key != "work"}
-        elif path.name == "study.csv":
-            found[name] = [{**row, "seconds": ""} for row in csv.DictReader(path.read_text().splitlines())]
-        elif path.name == "board.html" or path.stem == "tokens":  # they show times and counts
-            found[name] = path.stat().st_size > 0
-        elif path.is_file():
-            found[name] = path.read_bytes()
-        else:
-            found[name] = None
-    return found
 
 
 def command(file: str, output: Path) -> list[str]:
