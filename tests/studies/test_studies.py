@@ -14,7 +14,6 @@ import pytest
 import yaml
 from datasets import Dataset
 
-from lm_eval_icl import results as lm_eval_results
 from lm_eval_icl.inference import memory
 from lm_eval_icl.smoke.demo import model_path
 from lm_eval_icl.studies import grid, run
@@ -302,15 +301,6 @@ def test_a_dev_set_needs_demonstrations_that_are_not_in_it(tmp_path):
     with pytest.raises(study_tasks.InputError, match="dev: task 'own' draws demonstrations of its own for every doc"):
         opened(tmp_path / "o", **keys)
     assert len(opened(tmp_path / "o", **keys, num_fewshot=0).dev["own"]) == 5
-
-
-def test_predictions_are_of_the_options_behind_the_question(tmp_path):
-    """With acc_mutual_info, lm-eval's samples have those without the question too."""
-    progress = conduct(tmp_path / "o", tasks=own_task(tmp_path, "own"), methods="icl", seeds=0)
-    (cell,) = progress.all_cells()
-    documents = lm_eval_results.documents(progress.folder.results(cell))
-    assert all(len(each["resps"]) == 4 for each in samples(progress, cell)) and len(documents) == 6
-    assert (documents.target.astype(int) == documents.prediction).astype(float).tolist() == documents.acc.tolist()
 
 
 def test_whole_texts_can_be_planned_and_run(tmp_path, monkeypatch):

@@ -1,7 +1,6 @@
 """Studies that train: each method has its checkpoint, which is made once, and what was interrupted goes on."""
 
 import json
-import os
 import random
 import shutil
 import sys
@@ -11,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from lm_eval_icl import cli
-from lm_eval_icl.cli.train import training
 from lm_eval_icl.demonstrations.choosing import Chooser
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.metaicl.files import SEEDS, TASKS
@@ -185,26 +183,6 @@ def test_what_was_interrupted_goes_on(tmp_path, study, steps, monkeypatch):
     assert steps["done"] == 2 * 3 and len(ran) == 2
 
 
-def test_nobody_trains_in_a_folder_where_somebody_trains(tmp_path, steps, monkeypatch):
-    """Two processes would write one checkpoint."""
-    refusals = []
-
-    def train(given):
-        def run():
-            file = tmp_path / "o.yaml"
-            refusals.append(refused([file, "--output", tmp_path / "o", "--device", "cpu"], monkeypatch))
-            training(given)()
-
-        return run
-
-    progress = conduct(tmp_path / "o", trainer=train, methods="icl")
-    (refusal,) = refusals
-    assert (
-        f"process {os.getpid()} on " in refusal and f"(at the training of {progress.models[0].checkpoint})" in refusal
-    )
-    assert steps["done"] == 3 and all(map(progress.is_done, progress.all_cells()))
-
-
 def test_a_training_that_fails_takes_its_cells_with_it(tmp_path, steps, monkeypatch):
     """The other method's model is trained and evaluated; and the same command trains the first one again."""
     before, failing = LayoutTrainer.compute_loss, [True]
@@ -269,14 +247,6 @@ def test_a_checkpoint_is_named_by_what_its_weights_depend_on():
     assert name() == name(save_steps=7) == name("pretrained=m,overflow=drop") and name().startswith("m,t,pcw-")
     others = [name(steps=4), name(seed=1), name("pretrained=m,dtype=bfloat16"), name("pretrained=n"), name()]
     assert len(set(others)) == len(others)
-
-
-def test_a_dry_run_says_what_would_be_trained(tmp_path, capsys, monkeypatch):
-    file = running.write(tmp_path / "s.yaml", **{**STUDY, "methods": ["icl", "pcw", "batchicl"]})
-    running.command([file, "--dry_run", "--verbose"], monkeypatch)
-    said = capsys.readouterr().out
-    assert said.count("to be trained: ") == 2 and "to be trained first, which is not counted: 2 checkpoints" in said
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["s.yaml"]
 
 
 @pytest.mark.parametrize(
@@ -424,6 +394,7 @@ def test_a_named_study_that_trains_is_planned(name, data, checkpoint, capsys, mo
     said = capsys.readouterr().out
     trained = {trained_under(each).name for each in grid.read(name, {}).variants}
     assert said.count("to be trained: ") == len(trained) and "hr_to_lr,invicl-" in said
+    assert f"to be trained first, which is not counted: {len(trained)} checkpoints" in said
 
 
 def test_other_demonstrations_of_metaicl_are_refused(data, tmp_path, checkpoint):
