@@ -101,7 +101,7 @@ class Cell:
     @property
     def drawn(self) -> str | None:
         """How the demonstrations are drawn or chosen, as text; None for the task's own way."""
-        return self.demonstrations and str(self.demonstrations)
+        return None if self.demonstrations is None else str(self.demonstrations)
 
     @property
     def path(self) -> str:

@@ -336,7 +336,7 @@ class Study(BaseModel):
 
     @field_serializer("demonstrations")
     def _texts(self, demonstrations: tuple[Demonstrations | None, ...]) -> list[str | None]:
-        return [way and str(way) for way in demonstrations]
+        return [None if way is None else str(way) for way in demonstrations]
 
     @field_serializer("decide")
     def _rules_said(self, decide: tuple[Rule | None, ...]) -> list[Any]:

@@ -324,16 +324,17 @@ def score(
                     if any(id(instances[i]) not in known for i in same for known in scores.values()):
                         missing.setdefault(query, []).append(answer)
             last: dict[int, Score] = {}
-            with runner.mixed_precision():
-                for number, pairs, values in _scored(runner, context, missing, numbers) if missing else ():
-                    for (query, answer), value in zip(pairs, values, strict=True):
-                        for i in queries[query][answer]:
-                            check_finite(instances[i], value[0], runner.model)
-                            last[i] = value
-                            if number in numbers:
-                                scores[number].setdefault(id(instances[i]), value)
-                                responses[f"{number} {keys[i]}"] = value
-                    responses.finished()
+            if missing:
+                with runner.mixed_precision():
+                    for number, pairs, values in _scored(runner, context, missing, numbers):
+                        for (query, answer), value in zip(pairs, values, strict=True):
+                            for i in queries[query][answer]:
+                                check_finite(instances[i], value[0], runner.model)
+                                last[i] = value
+                                if number in numbers:
+                                    scores[number].setdefault(id(instances[i]), value)
+                                    responses[f"{number} {keys[i]}"] = value
+                        responses.finished()
             for number, i in asked:
                 # Without demonstrations there is one memory, after however many passes.
                 if id(instances[i]) not in scores[number]:
