@@ -136,13 +136,13 @@ class Choices:
                 _, _, shots, seed, _ = key
                 try:
                     chooser = choosers.setdefault(how.pool, Chooser(pool, under_icl, how.pool))
-                    choice = chooser.choose(how.name, shots, seed, how.balance, **how.arguments)
+                    chosen = chooser.choose(how.name, shots, seed, how.balance, **how.arguments)
                 except Exception as error:
                     if ends_all(error):
                         raise
                     self.failed[key] = f"task {task!r}: demonstrations={how}: {reason(error)}"
                     continue
                 with writing(f"--output {self.folder.path}", CannotWrite):
-                    kept.write(self._path(key), how, pool, shots, seed, choice, about)
+                    kept.write(self._path(key), how, pool, shots, seed, chosen, about)
         finally:
             log.setLevel(level)

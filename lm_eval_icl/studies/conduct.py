@@ -165,7 +165,10 @@ class Conductor:
     def _check_tasks(self) -> None:
         """Refuse to go on with cells of a task that had other documents, demonstrations or prompts."""
         progress = self.progress
-        draw = functools.cache(lambda task, *axes: study_tasks.draw(progress.leaves[task], *axes))
+
+        @functools.cache
+        def draw(task: str, *axes: Any) -> list[int] | None:
+            return study_tasks.draw(progress.leaves[task], *axes)
 
         def indices(cell: Cell) -> list[int] | None:
             axes: Any = cell.num_fewshot, cell.demonstrations, cell.seed, cell.order
