@@ -171,7 +171,7 @@ class Conductor:
             return study_tasks.draw(progress.leaves[task], *axes)
 
         def indices(cell: Cell) -> list[int] | None:
-            axes: Any = cell.num_fewshot, cell.demonstrations, cell.seed, cell.order
+            axes = cell.num_fewshot, cell.demonstrations, cell.seed, cell.order
             if not isinstance(cell.demonstrations, How):
                 return draw(cell.task, *axes)
             choice = self.choices.of(cell)  # which nobody needs any more, if its file has been removed
