@@ -154,10 +154,9 @@ def _dry_run(study: Study, args: argparse.Namespace, options: Options, console: 
 
 def _cluster(conductor: Conductor, args: argparse.Namespace) -> Any:
     """The cluster of --ray. Without it nothing of Ray is imported."""
-    from lm_eval_icl.cli.train import training
     from lm_eval_icl.studies.cluster import StudyCluster
 
-    return StudyCluster(conductor, args.include_path, training, args.ray)
+    return StudyCluster(conductor, args.ray)
 
 
 def _run(study: Study, folder: StudyFolder, args: argparse.Namespace, options: Options, console: Console) -> None:

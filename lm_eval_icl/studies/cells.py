@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+from lm_eval_icl.demonstrations.how import How
 from lm_eval_icl.inference.checkpoints import ARGUMENTS
 from lm_eval_icl.studies.choose import DevChoice
 from lm_eval_icl.studies.grid import Demonstrations, Study, Training, Variant, trained_under
@@ -37,6 +38,11 @@ class Model:
         """The name of the model that is there."""
         return str(self.arguments["pretrained"])
 
+    @property
+    def title(self) -> str:
+        """The name of the model that is evaluated, for people."""
+        return self.checkpoint or self.name
+
     @cached_property
     def folder(self) -> str:
         """The folder of its cells: its name, the training's, and a digest of all arguments and the checkpoint."""
@@ -53,7 +59,7 @@ class Model:
 
     @cached_property
     def checkpoint(self) -> str:
-        """The name of the checkpoint that is trained, with a digest of all that its weights depend on."""
+        """The name of the checkpoint that is trained, with a digest of all that its weights depend on; or empty."""
         if self.training is None or self.under is None:
             return ""
         options = {key: value for key, value in self.training.options.items() if key not in ("save_steps", "data")}
@@ -93,11 +99,16 @@ class Cell:
     decide: str = ""
 
     @property
+    def drawn(self) -> str | None:
+        """How the demonstrations are drawn or chosen, as text; None for the task's own way."""
+        return None if self.demonstrations is None else str(self.demonstrations)
+
+    @property
     def path(self) -> str:
         """The cell's folder, below that of all cells."""
         axes = {
             "num_fewshot": self.num_fewshot,
-            **({} if self.demonstrations is None else {"demonstrations": self.demonstrations}),
+            **({} if self.drawn is None else {"demonstrations": self.drawn}),
             "seed": self.seed,
             "order": self.order,
             **({"changes": self.changes} if self.changes else {}),
@@ -148,18 +159,18 @@ class Grid:
     @cached_property
     def models(self) -> list[Model]:
         """The study's models, or one for each training and each method that is trained under."""
-        study, found = self.study, list[Model]()
-        for i, arguments in enumerate(study.models):
-            needs = study.resources[i] if study.resources else {}
+        study, models = self.study, list[Model]()
+        for arguments, resources in zip(study.models, study.resources, strict=True):
             trained = itertools.product(study.trainings, map(trained_under, study.variants))
             for training, under in trained if study.trainings else [(None, None)]:
-                if (model := Model(arguments, training, under, needs)) not in found:
-                    found.append(model)
-        return found
+                if (model := Model(arguments, training, under, resources)) not in models:
+                    models.append(model)
+        return models
 
     def variants(self, model: Model) -> list[Variant]:
         """The variants that run on a model."""
-        return [each for each in self.study.variants if model.training is None or trained_under(each) == model.under]
+        variants = self.study.variants
+        return [variant for variant in variants if model.training is None or trained_under(variant) == model.under]
 
     def tasks_of(self, model: Model) -> list[GridTask]:
         """The tasks that a model is evaluated on: if the study trains it, the targets of its training."""
@@ -177,8 +188,7 @@ class Grid:
         for task in self.tasks_of(model):
             axes = task.shots, study.demonstrations, seeds or study.seeds, range(study.orders)
             for shots, how, seed, order in itertools.product(*axes):
-                chosen_by_model = how is not None and how.method is not None
-                rows = task.dev if split == "dev" or chosen_by_model else ""
+                rows = task.dev if split == "dev" or isinstance(how, How) else ""
                 of_task = shots, how, seed, order, split, self.limit, task.changes, rows
                 yield Cell(model, variant, task.name, *of_task, alone=task.alone, decide=decide)
 
@@ -193,14 +203,14 @@ class Grid:
         Args:
             choice: what was chosen where a cell is one of those among which is chosen; None if it is not yet.
         """
-        found = []
+        known = []
         for variant in self.variants(model):
             for cell in self.cells("test", model, variant):
                 if not self.study.chooses(variant):
-                    found.append(cell)
+                    known.append(cell)
                 elif (best := choice(cell)) and (best.variant, best.seed) == (variant, cell.seed):
-                    found.append(replace(cell, chosen=best.names))
-        return found
+                    known.append(replace(cell, chosen=best.names))
+        return known
 
     def candidates(self, cell: Cell) -> list[tuple[Variant, int, str, list[Cell]]]:
         """Among what is chosen where this cell is one of those that may be: each method with its arguments, each seed,

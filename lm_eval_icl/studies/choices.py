@@ -3,64 +3,32 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from lm_eval_icl.demonstrations import kept
 from lm_eval_icl.demonstrations.choosing import Chooser
 from lm_eval_icl.demonstrations.how import How
-from lm_eval_icl.demonstrations.kept import about_model, code
 from lm_eval_icl.errors import CannotWrite, InputError, LaterForm, log, reason, writing
 from lm_eval_icl.harness.choosing import predictor
 from lm_eval_icl.harness.distributed import of_first
 from lm_eval_icl.harness.pools import PoolOfTask
 from lm_eval_icl.studies import tasks as study_tasks
 from lm_eval_icl.studies.cells import Cell, Model, plain
-from lm_eval_icl.studies.folder import StudyFolder
+from lm_eval_icl.studies.progress import StudyProgress
 from lm_eval_icl.studies.run import Models, ends_all
-from lm_eval_icl.studies.tasks import Leaf
 
 # model's folder, task, number of demonstrations, seed, how
 Key = tuple[str, str, int, int, str]
 
 
-@dataclass(frozen=True)
-class ToChoose:
-    """What a study's models choose for a task.
-
-    Attributes:
-        without: documents that are not chosen, those of the dev set.
-        shots, hows, seeds: a choice for each.
-    """
-
-    leaf: Leaf
-    without: Sequence[Mapping[str, Any]]
-    shots: tuple[int, ...]
-    hows: tuple[How, ...]
-    seeds: tuple[int, ...]
-
-    @cached_property
-    def contents(self) -> str:
-        """A digest of what is chosen from."""
-        return study_tasks.digest_of([study_tasks.contents(self.leaf, self.seeds[0]), *self.without])
-
-    def __iter__(self) -> Iterator[tuple[int, How, int]]:
-        """Seed by seed, as the documents that are chosen from depend on it."""
-        for seed in self.seeds:
-            for how in self.hows:
-                yield from ((shots, how, seed) for shots in self.shots if shots)
-
-
 class Choices:
-    """The choices of a study.
+    """The choices of a study: none of a document of its dev set.
 
     Args:
-        folder: the study's folder.
-        tasks: what is chosen, by task.
-        rerun: choose again what other code has chosen, and where a file is damaged.
+        progress: the study as it stands. If it is rerun, what other code has chosen is chosen again, and what is
+            damaged.
 
     Attributes:
         failed: why a choice could not be made, or its file not be read.
@@ -69,24 +37,32 @@ class Choices:
         InputError: a task's demonstrations cannot be chosen.
     """
 
-    def __init__(self, folder: StudyFolder, tasks: Mapping[str, ToChoose], rerun: bool) -> None:
-        self.folder, self.tasks, self.rerun = folder, tasks, rerun
+    def __init__(self, progress: StudyProgress) -> None:
+        self.study, self.folder, self.rerun = progress.study, progress.folder, progress.rerun
+        self.shots = {name: task.shots for name, task in progress.grid.tasks.items()}
+        self.hows = [how for how in self.study.demonstrations if isinstance(how, How)]
         self.failed: dict[Key, str] = {}
-        self.pools = {name: PoolOfTask(of.leaf.task, of.without) for name, of in tasks.items() if any(True for _ in of)}
         self._known: dict[Key, dict[str, Any]] = {}
-        for name, pool in self.pools.items():
-            most = max(shots for shots, _, _ in tasks[name])
-            if most > len(pool.rows):
-                raise InputError(
-                    f"task {name!r}: {most} demonstrations asked for, {len(pool.rows)} there: lower num_fewshot."
-                )
+        self._pools: dict[str, PoolOfTask] = {}
+        self._contents: dict[str, str] = {}  # digests of what is chosen from
+        for name, leaf in progress.leaves.items():
+            most = max(self.shots[name])
+            if not self.hows or not most:
+                continue
+            rows = progress.dev.get(name, [])
+            documents = leaf.task.training_docs() if rows else []
+            dev = [documents[i] for i in rows]
+            self._pools[name] = PoolOfTask(leaf.task, dev)
+            self._contents[name] = study_tasks.digest_of([study_tasks.contents(leaf, self.study.seeds[0]), *dev])
+            if most > (number := len(self._pools[name].rows)):
+                raise InputError(f"task {name!r}: {most} demonstrations asked for, {number} there: lower num_fewshot.")
 
     @staticmethod
     def key(cell: Cell) -> Key | None:
         """Which choice a cell needs; None if nobody is to choose."""
-        if cell.demonstrations is None or cell.demonstrations.method is None or not cell.num_fewshot:
+        if not isinstance(cell.demonstrations, How) or not cell.num_fewshot:
             return None
-        return cell.model.folder, cell.task, cell.num_fewshot, cell.seed, cell.demonstrations.text
+        return cell.model.folder, cell.task, cell.num_fewshot, cell.seed, str(cell.demonstrations)
 
     def of(self, cell: Cell) -> dict[str, Any] | None:
         """What was chosen for a cell; None if it is not yet, if its file is damaged, or if nobody is to choose."""
@@ -97,26 +73,32 @@ class Choices:
         if key not in self._known:
             _, task, shots, seed, _ = key
             try:
-                choice = kept.read(self._path(key), self.pools[task], shots, seed)
+                choice = kept.read(self._path(key), self._pools[task], shots, seed)
             except LaterForm:
                 raise
             except InputError as error:
                 if not self.rerun:
                     self.failed[key] = error.message
                 return None
-            if choice is None or (self.rerun and choice["code"] != code()):
+            if choice is None or (self.rerun and choice["code"] != kept.code()):
                 return None
             self._known[key] = choice
         return self._known[key]
 
     def _path(self, key: Key) -> Path:
         model, task, shots, seed, how = key
-        name = f"{plain(f'{task},{how}')},n={shots},seed={seed},{self.tasks[task].contents}.json"
+        name = f"{plain(f'{task},{how}')},n={shots},seed={seed},{self._contents[task]}.json"
         return self.folder.path / "choices" / model / name
 
-    def keys(self, model: str, task: str) -> list[Key]:
-        """The choices of a model, by its folder, for a task."""
-        return [(model, task, shots, seed, str(how)) for shots, how, seed in self.tasks[task]]
+    def keys(self, model: str, task: str) -> dict[Key, How]:
+        """The choices of a model, by its folder, for a task: seed by seed, as the documents depend on it."""
+        return {
+            (model, task, shots, seed, str(how)): how
+            for seed in self.study.seeds
+            for how in self.hows
+            for shots in self.shots[task]
+            if shots
+        }
 
     def paths(self, model: str, task: str) -> list[Path]:
         """The files of those choices, which need not be there."""
@@ -127,43 +109,40 @@ class Choices:
 
         Raises:
             InputError: another checkpoint of the same name has chosen before.
-            CannotWrite: what was chosen cannot be kept.
         """
         of_first(partial(self._make, models, model.folder, task))
 
     def _make(self, models: Models, model: str, task: str) -> None:
-        """Choose for one task."""
-        about = about_model(str(models.arguments["pretrained"]), models.loaded.fingerprint)
+        name, fingerprint = str(models.arguments["pretrained"]), models.loaded.fingerprint
+        about = kept.about_model(name, fingerprint)
         missing = []
-        for shots, how, seed in self.tasks[task]:
-            choice = self._read(key := (model, task, shots, seed, str(how)))
+        for key, how in self.keys(model, task).items():
+            choice = self._read(key)
             if choice is not None and choice["model"] != about:
                 raise InputError(
-                    f"--output {self.folder.path}: the weights or the tokenizer of {models.arguments['pretrained']} "
-                    "have changed since it chose demonstrations: give another folder."
+                    f"--output {self.folder.path}: the weights or the tokenizer of {name} have changed since it chose "
+                    "demonstrations: give another folder."
                 )
             if choice is None and key not in self.failed:
                 missing.append((key, how))
-        if missing:
-            level = log.level
-            log.setLevel(logging.WARNING)  # what a search will cost and what does not fit, which cells keep quiet
-            try:
-                self._choose(models, task, missing, about)
-            finally:
-                log.setLevel(level)
-
-    def _choose(self, models: Models, task: str, missing: Sequence[tuple[Key, How]], about: Mapping[str, Any]) -> None:
-        pool, under_icl = self.pools[task], predictor(models.first)
+        if not missing:
+            return
+        pool, under_icl = self._pools[task], predictor(models.first)
         choosers: dict[int, Chooser] = {}
-        for key, how in missing:
-            _, _, shots, seed, _ = key
-            chooser = choosers.setdefault(how.pool, Chooser(pool, under_icl, how.pool))
-            try:
-                choice = chooser.choose(how.name, shots, seed, how.balance, **how.arguments)
-            except Exception as error:
-                if ends_all(error):
-                    raise
-                self.failed[key] = f"task {task!r}: demonstrations={how}: {reason(error)}"
-                continue
-            with writing(f"--output {self.folder.path}", CannotWrite):
-                kept.write(self._path(key), how, pool, shots, seed, choice, about)
+        level = log.level
+        log.setLevel(logging.WARNING)  # what a search will cost and what does not fit, which cells keep quiet
+        try:
+            for key, how in missing:
+                _, _, shots, seed, _ = key
+                try:
+                    chooser = choosers.setdefault(how.pool, Chooser(pool, under_icl, how.pool))
+                    chosen = chooser.choose(how.name, shots, seed, how.balance, **how.arguments)
+                except Exception as error:
+                    if ends_all(error):
+                        raise
+                    self.failed[key] = f"task {task!r}: demonstrations={how}: {reason(error)}"
+                    continue
+                with writing(f"--output {self.folder.path}", CannotWrite):
+                    kept.write(self._path(key), how, pool, shots, seed, chosen, about)
+        finally:
+            log.setLevel(level)

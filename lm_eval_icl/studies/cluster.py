@@ -23,9 +23,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
 from lm_eval_icl import version
 from lm_eval_icl.demonstrations import kept
 from lm_eval_icl.errors import InputError, one_line, reason
@@ -41,9 +38,8 @@ from lm_eval_icl.studies.trainings import Trainer
 from lm_eval_icl.studies.worker import Worker, other_weights
 
 _TRIES = 3  # of a unit whose worker is lost
-_PATIENCE = 60.0  # seconds that the first units wait for workers that have not begun
 _ANSWER = 10.0  # seconds that a cluster may take to answer
-_NAMED = ("pretrained", "tokenizer", "peft", "delta")  # arguments of a model that may be folders
+_RAY = {"num_cpus": "CPU", "num_gpus": "GPU", "memory": "memory"}
 
 
 @dataclass(eq=False)
@@ -98,8 +94,6 @@ class Cluster(ABC):
         signal.signal(signal.SIGTERM, terminated)  # which Ray has replaced
         self.hired: list[Hired] = []
         self.losses = Counter[Unit | None]()
-        self._begun = False
-        self._first_hired = self._asked = 0.0
 
     def __enter__(self) -> Cluster:
         return self
@@ -142,7 +136,7 @@ class Cluster(ABC):
         while True:
             self._hire(queue)
             held = Counter(hired.model for hired in self.hired if hired.model)
-            for hired in self.hired if self._may_submit() else ():
+            for hired in self.hired:
                 if hired.ready and hired.call is None:
                     model = queue.best(hired.model, held, lambda model, hired=hired: self.needs(model) == hired.needs)  # type: ignore[misc]
                     if model is not None:
@@ -152,45 +146,37 @@ class Cluster(ABC):
             self.show(queue)
             calls = {hired.call: hired for hired in self.hired if hired.call is not None}
             if not calls:
-                time.sleep(0.2)  # until there is room for a worker
+                time.sleep(0.2)  # until there is a node
                 continue
             answered, _ = self.ray.wait(list(calls), timeout=1.0)
             for call in answered:
                 if (unit := self._answered(calls[call], queue)) is not None:
                     return unit
 
-    def _may_submit(self) -> bool:
-        """Whether units may run: at the beginning, all workers that can begin are asked first."""
-        late = time.monotonic() - self._first_hired > _PATIENCE
-        self._begun |= bool(self.hired) and (late or all(hired.ready for hired in self.hired))
-        return self._begun
-
     def _hire(self, queue: Queue) -> None:
-        """Begin workers for the units that wait, as many as there is room for."""
-        busy = sum(hired.unit is not None for hired in self.hired)
-        wanted = len(queue) + busy - len(self.hired)
-        if wanted <= 0 or time.monotonic() - self._asked < 1:
+        """Begin workers for the units that wait, as many as the cluster is large. Ray places each when it has room."""
+        units = Counter[tuple[tuple[str, float], ...]]()
+        for folder in queue.waiting():
+            units[tuple(self.needs(queue.models[folder]).items())] += queue.count(folder)
+        if not units:
             return
-        self._first_hired = self._first_hired or time.monotonic()
-        room = self.ray.available_resources()
-        for hired in self.hired:
-            if not hired.ready:
-                room = _without(room, hired.needs)
-        several = [self.needs(queue.models[folder]) for folder in queue.waiting()]
-        for needs in [each for i, each in enumerate(several) if each not in several[:i]]:
-            while wanted > 0 and all(room.get(_RAY[name], 0) >= number for name, number in needs.items()):
+        size = self.ray.cluster_resources()
+        for items, waiting in units.items():
+            needs = dict(items)
+            alike = [hired for hired in self.hired if hired.needs == needs]
+            wanted = waiting - sum(hired.unit is None for hired in alike)
+            room = [size.get(_RAY[name], 0) // number - len(alike) for name, number in needs.items() if number]
+            for _ in range(int(min(wanted, *room))):
                 actor, call = self.begin({**needs, "scheduling_strategy": "SPREAD"})
                 self.hired.append(Hired(actor, needs, call))
-                room, wanted = _without(room, needs), wanted - 1
-            if not any(hired.needs == needs for hired in self.hired):  # make room for it
-                others = (hired for hired in self.hired if hired.ready and hired.call is None)
-                if (other := next((hired for hired in others if hired.needs not in several), None)) is not None:
-                    self._dismiss(other)
-        self._asked = time.monotonic()
+        if all(hired.ready for hired in self.hired):
+            return
+        for hired in list(self.hired):  # those for which no unit waits make room for those that have not begun
+            if hired.unit is None and tuple(hired.needs.items()) not in units:
+                self._dismiss(hired)
 
     def _dismiss(self, hired: Hired) -> None:
         self.hired.remove(hired)
-        self._asked = 0.0
         self.ray.kill(hired.actor)
 
     def _answered(self, hired: Hired, queue: Queue) -> Unit | None:
@@ -199,44 +185,32 @@ class Cluster(ABC):
         try:
             result = self.ray.get(call)
         except self.ray.exceptions.RayError as error:  # it was killed, its node is gone, or no cell could follow
-            log = str(error).strip()
-            # A traceback ends with the error. What Ray says begins with the reason, or with the numbers of an actor.
-            raised = isinstance(error, self.ray.exceptions.RayTaskError)
-            of_actor = log.partition("The actor is dead because ")[2]
-            reason = log.rpartition("\n")[2] if raised else of_actor or log.partition("\n")[0]
-            why = " ".join(reason.split())[:300] or type(error).__name__
+            log, cause = str(error).strip(), getattr(error, "cause", None)
+            # What Ray says of a lost worker has the numbers of its actor before the reason.
+            why = one_line(cause) if cause else " ".join(log.rpartition("is dead because ")[2].split())[:300]
             self._dismiss(hired)
             self.losses[unit] += 1
+            if unit is None and "creation task" in log:
+                last = log.splitlines()[-1]
+                what = f"a worker cannot begin ({last}): install the same lm-eval-icl on every node."
+                raise InputError(f"--ray: {what}") from error
+            if unit is None and self.losses[unit] > 10 * _TRIES:
+                what = f"{self.losses[unit]} workers were lost while they began; the last one: {why}"
+                raise InputError(f"--ray: {what}") from error
             if unit is None:
-                if "creation task" in log:
-                    last = log.splitlines()[-1]
-                    raise InputError(
-                        f"--ray: a worker cannot begin ({last}): install the same lm-eval-icl on every node."
-                    ) from error
-                if self.losses[unit] > 10 * _TRIES:
-                    raise InputError(
-                        f"--ray: {self.losses[unit]} workers were lost while they began; the last one: {why}"
-                    ) from error
-            elif self.losses[unit] < _TRIES:
+                return None
+            if self.losses[unit] < _TRIES:
                 queue.add(unit, again=True)
-            else:
-                self.give_up(unit, f"its worker was lost {_TRIES} times; the last time: {why}", log)
-                return unit
-            return None
-        if unit is None:
-            if result:
-                raise InputError(str(result))
-            hired.ready, self.losses[None] = True, 0
-            return None
-        self.receive(unit, result)
-        return unit
-
-
-_RAY = {"num_cpus": "CPU", "num_gpus": "GPU", "memory": "memory"}
-
-
-def _without(room: Mapping[str, float], needs: Mapping[str, float]) -> dict[str, float]:
-    return {**room, **{_RAY[name]: room.get(_RAY[name], 0) - number for name, number in needs.items()}}
+                return None
+            self.give_up(unit, f"its worker was lost {_TRIES} times; the last time: {why}", log)
+            return unit
+        if unit is not None:
+            self.receive(unit, result)
+            return unit
+        if result:
+            raise InputError(str(result))
+        hired.ready, self.losses[None] = True, 0
+        return None
 
 
 # A study on a cluster.
@@ -251,6 +225,7 @@ class Setup:
         stamp: tells whether a worker sees that folder.
         paths: files and folders that it must find.
         contents: digests of the tasks' data and of the methods' code.
+        directory: in which the study was started.
     """
 
     study: Study
@@ -261,7 +236,7 @@ class Setup:
     folder: Path
     stamp: tuple[int, int]
     paths: tuple[str, ...]
-    contents: Mapping[str, object] = field(default_factory=dict)
+    contents: Mapping[str, object]
     directory: str = field(default_factory=os.getcwd)
 
 
@@ -311,27 +286,27 @@ class Actor:
         for name, ours in versions().items():
             if ours != theirs[name]:
                 return f"{here}: has {name} {ours}, and the study was started with {theirs[name]}: install the same."
-        self.setup: Setup = ray.get(setup[0])
-        if Path(self.setup.directory).is_dir():
-            os.chdir(self.setup.directory)
-        for path in self.setup.paths:
+        known: Setup = ray.get(setup[0])
+        if Path(known.directory).is_dir():
+            os.chdir(known.directory)
+        for path in known.paths:
             if not Path(path).exists():
                 return f"{here}: there is no {path}, which the study needs: put it there, or on a disk that all share."
-        self.sees = self.setup.stamp != (0, 0) and stamp(self.setup.folder) == self.setup.stamp
+        self.sees = known.stamp != (0, 0) and stamp(known.folder) == known.stamp
+        study_folder = StudyFolder(known.folder)
         self.folder = StudyFolder(Path(tempfile.mkdtemp(prefix="lm-eval-icl-")))
-        for path in (self.folder.cells, self.folder.work):
-            path.mkdir()
-        facts = self.setup.study, self.folder, self.setup.options, self.setup.include_path, self.setup.rerun
+        for folder in (self.folder.cells, self.folder.work):
+            folder.mkdir()
         try:
-            self.worker = Worker(open_study(*facts), self.setup.include_path, self.setup.trainer)
+            progress = open_study(known.study, self.folder, known.options, known.include_path, known.rerun)
+            self.worker = Worker(progress, known.include_path, known.trainer)
         except Exception as error:
             return f"{here}: {reason(error)}"
-        self.worker.arguments = StudyFolder(self.setup.folder).arguments
-        self.worker.located = self._located
+        self.worker.arguments, self.worker.located = study_folder.arguments, self._located
         if self.sees:
-            self.worker.trains_in = StudyFolder(self.setup.folder)
+            self.worker.trains_in = study_folder
         contents = contents_of(self.worker)
-        other = [name for name, known in self.setup.contents.items() if contents.get(name) != known]
+        other = [name for name, digests in known.contents.items() if contents.get(name) != digests]
         return f"{here}: has another {other[0]} than where the study was started." if other else ""
 
     def _located(self, model: Model) -> dict[str, Any]:
@@ -363,7 +338,9 @@ class Actor:
         worker, root = self.worker, self.folder.path
         if trained and not self.sees and not (self.folder.checkpoints / unit.model.checkpoint).is_dir():
             given = {**given, **ray.get(trained[0])}
-        _write(root, given)
+        for name, content in given.items():
+            (root / name).parent.mkdir(parents=True, exist_ok=True)
+            (root / name).write_bytes(content)
         worker.weights[unit.model.folder] = dict(weights)
         failed, broken, log = set(worker.progress.failed), "", ""
         try:
@@ -372,11 +349,8 @@ class Actor:
             if ends_all(error):  # the next worker may have what this one lacks
                 raise
             broken, log = reason(error), traceback.format_exc()
-        files: dict[str, bytes] = {}
         made = {"train": "checkpoints", "choose": "choices"}.get(unit.kind, "cells")
-        for path in sorted((root / made).rglob("*")):
-            if path.is_file() and given.get(name := str(path.relative_to(root))) != (content := path.read_bytes()):
-                files[name] = content
+        files = {name: content for name, content in _files(root / made, root).items() if given.get(name) != content}
         shutil.rmtree(self.folder.cells)
         self.folder.cells.mkdir()
         return {
@@ -389,10 +363,9 @@ class Actor:
         }
 
 
-def _write(root: Path, files: Mapping[str, bytes]) -> None:
-    for name, content in files.items():
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_bytes(content)
+def _files(folder: Path, root: Path) -> dict[str, bytes]:
+    """The files in a folder, by their paths below `root`."""
+    return {str(path.relative_to(root)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
 class StudyCluster(Cluster):
@@ -400,43 +373,45 @@ class StudyCluster(Cluster):
 
     Args:
         conductor: plans the study.
-        include_path, trainer: as of `Conductor`.
         address: as of `Cluster`.
 
     Raises:
         InputError: as for `Cluster`, or no node has what a model needs.
     """
 
-    def __init__(self, conductor: Conductor, include_path: str | None, trainer: Trainer | None, address: str) -> None:
+    def __init__(self, conductor: Conductor, address: str) -> None:
         super().__init__(address)
         self.conductor, self.worker = conductor, conductor.worker
         self.progress, self.folder = conductor.progress, conductor.folder
-        study, options = self.progress.study, self.progress.options
+        study, options, include_path = self.progress.study, self.progress.options, self.worker.include_path
         nodes = [node["Resources"] for node in self.ray.nodes() if node["Alive"]]
         self._gpus = float((options.device or "cuda") != "cpu" and any(node.get("GPU", 0) >= 1 for node in nodes))
         for model in conductor.grid.models:
             needs = self.needs(model)
             if not any(all(node.get(_RAY[name], 0) >= number for name, number in needs.items()) for node in nodes):
-                raise InputError(f"models: {model.name}: no node of the cluster has {_said(needs)}.")
-        named = [str(model[name]) for model in study.models for name in _NAMED if name in model]
+                asked = ", ".join(f"{name}={number:g}" for name, number in needs.items() if number)
+                raise InputError(f"models: {model.name}: no node of the cluster has {asked}.")
+        names = ("pretrained", "tokenizer", "peft", "delta")  # arguments of a model that may be folders
+        named = [str(model[name]) for model in study.models for name in names if name in model]
         absolute = {path for path in named if Path(path).is_absolute()}  # these are no names on a hub
         named += [str(value) for value in study.metadata.values()] + [include_path or ""]
         paths = tuple(path for path in dict.fromkeys(named) if path in absolute or (path and Path(path).exists()))
-        facts = study, options, include_path, self.progress.rerun, trainer, self.folder.path, stamp(self.folder.path)
-        self._setup = self.ray.put(Setup(*facts, paths, contents_of(self.worker)))
+        setup = Setup(
+            study,
+            options,
+            include_path,
+            self.progress.rerun,
+            self.worker.trainer,
+            self.folder.path,
+            stamp(self.folder.path),
+            paths,
+            contents_of(self.worker),
+        )
+        self._setup = self.ray.put(setup)
         self._actor = self.ray.remote(Actor)
-        self._trained: dict[str, Any] = {}
+        self._trained: dict[str, Any] = {}  # the files of the checkpoint that was asked for last
         self._weights: dict[str, str] = {}
         self._noted = 0.0
-        text = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[about]}")
-        self._bar = Progress(*text, TimeRemainingColumn(), console=Console(stderr=True))
-        self._cells = self._bar.add_task("cells", total=None, about="")
-
-    def __exit__(self, *_: object) -> None:
-        if self._bar.live.is_started:
-            self._bar.update(self._cells, completed=self.conductor.cells_ended)
-            self._bar.stop()
-        super().__exit__()
 
     def ask(self) -> list[str]:
         """One worker on each node of the cluster is asked: why it cannot work; empty if it can."""
@@ -467,16 +442,11 @@ class StudyCluster(Cluster):
 
     def submit(self, actor: Any, unit: Unit) -> Any:
         model, root = unit.model, self.folder.path
-        given = {}
-        if unit.task:
-            for path in self.worker.choices.paths(model.folder, unit.task):
-                if path.is_file():
-                    given[str(path.relative_to(root))] = path.read_bytes()
+        paths = self.worker.choices.paths(model.folder, unit.task) if unit.task else []
+        given = {str(path.relative_to(root)): path.read_bytes() for path in paths if path.is_file()}
         if model.training and unit.kind != "train" and model.checkpoint not in self._trained:
-            files = (path for path in (self.folder.checkpoints / model.checkpoint).rglob("*") if path.is_file())
-            self._trained = {
-                model.checkpoint: self.ray.put({str(path.relative_to(root)): path.read_bytes() for path in files})
-            }
+            files = _files(self.folder.checkpoints / model.checkpoint, root)
+            self._trained = {model.checkpoint: self.ray.put(files)}
         trained = [self._trained[model.checkpoint]] if model.checkpoint in self._trained else []
         return actor.run.remote(unit, self.worker.weights.get(model.folder, {}), given, trained)
 
@@ -485,9 +455,8 @@ class StudyCluster(Cluster):
         if result["log"]:
             self._log(unit, result["log"])
         if (weights := result["weights"]) and self._weights.setdefault(model.folder, weights) != weights:
-            progress.fail(
-                progress.missing(unit.cells), other_weights(self.folder.path, model, "another worker").message
-            )
+            why = other_weights(self.folder.path, model, "another worker").message
+            progress.fail(progress.missing(unit.cells), why)
             return
         self.folder.receive(result["files"])
         if unit.kind == "train" and not result["broken"]:
@@ -521,14 +490,9 @@ class StudyCluster(Cluster):
         ready = sum(hired.ready for hired in self.hired)
         beginning = f" ({len(self.hired) - ready} begin)" if ready < len(self.hired) else ""
         about = f"{ready} workers{beginning}, {len(in_flight)} units in flight, {len(self.progress.failed)} failed"
-        done, total = self.conductor.cells_ended, self.conductor.cells_known
-        self._bar.start()
-        self._bar.update(self._cells, completed=done, total=total, about=about)
+        self.conductor.bar.set_postfix_str(about)
         if time.monotonic() - self._noted > 2:
             self._noted = time.monotonic()
             latest = f", one of them {in_flight[-1].title}" if in_flight else ""
+            done, total = self.conductor.cells_ended, self.conductor.cells_known
             self.folder.note_running(f"cell {done} of {total}: {about}{latest}", self.progress.failed)
-
-
-def _said(needs: Mapping[str, float]) -> str:
-    return ", ".join(f"{name}={number:g}" for name, number in needs.items() if number)

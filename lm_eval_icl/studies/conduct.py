@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from tqdm import tqdm
 
+from lm_eval_icl.demonstrations.how import How
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.harness.distributed import of_first
 from lm_eval_icl.studies import tasks as study_tasks
@@ -57,6 +58,9 @@ class Conductor:
         include_path: a folder of further tasks.
         trainer: trains the models of a study that has trainings.
 
+    Attributes:
+        bar: the cells of this run, in the terminal.
+
     Raises:
         InputError: an option of a training is not possible, or demonstrations cannot be chosen.
     """
@@ -67,11 +71,13 @@ class Conductor:
         self.progress, self.grid, self.folder = progress, progress.grid, progress.folder
         self.worker = Worker(progress, include_path, trainer)
         self.choices = self.worker.choices
-        for model in filter(lambda model: model.training, self.grid.models):
-            self.worker.training(model)
+        for model in self.grid.models:
+            if model.training:
+                self.worker.training(model)
         self._queue = Queue()
-        self._stages: dict[Unit, tuple[Stages, set[Unit]]] = {}
+        self._stages: dict[Unit, tuple[Stages, set[Unit]]] = {}  # of units that have not ended: theirs, and its others
         self.cells_known = self.cells_ended = 0  # of those that were missing when the study began
+        self.bar = tqdm(desc="cells", disable=True)
 
     def run(self, pool: UnitRunner | None = None) -> None:
         """Train the models and run the cells that are missing. All processes of a launch call this.
@@ -84,25 +90,23 @@ class Conductor:
             InputError: the study cannot go on. What was finished stays.
         """
         progress, pool = self.progress, pool or Here(self.worker)
+        is_first = os.environ.get("RANK", "0") == "0"
         self._check_tasks()
         for model in self.grid.models:
-            if of_first(lambda model=model: bool(progress.missing(progress.known_cells(model)))):  # type: ignore[misc]
+            if self._has_missing(model):
                 self._open(self._stages_of_model(model))
-        quiet = not isinstance(pool, Here) or os.environ.get("RANK", "0") != "0"
-        in_flight = len(self._stages)
-        with tqdm(desc="cells", disable=quiet) as bar:
-            while in_flight:
-                bar.total = self.cells_known
-                bar.refresh()
+        with tqdm(desc="cells", disable=not is_first) as self.bar:
+            while self._stages:
+                self.bar.total = self.cells_known
+                self.bar.refresh()
                 unit = pool.ended(self._queue)
                 self.cells_ended += len(unit.cells)
-                bar.update(len(unit.cells))
+                self.bar.update(len(unit.cells))
                 stages, stage = self._stages.pop(unit)
                 stage.remove(unit)
                 if not stage:
                     self._open(stages)
-                in_flight = len(self._stages)
-        if os.environ.get("RANK", "0") != "0":
+        if not is_first:
             return  # of several processes of a launch, the first one writes the cells and knows which are there
         progress.fail_what_is_not_chosen()
         if failed := progress.failed:
@@ -111,6 +115,9 @@ class Conductor:
                 f"{len(failed)} of {number} cells failed; the first: {next(iter(failed.values())).removesuffix('.')}. "
                 f"{self.folder.path / 'study.json'} has each reason under `failed`, and the same command tries again."
             )
+
+    def _has_missing(self, model: Model) -> bool:
+        return of_first(lambda: bool(self.progress.missing(self.progress.known_cells(model))))
 
     def _open(self, stages: Stages) -> None:
         """Queue the units of the next stage that has any."""
@@ -141,42 +148,41 @@ class Conductor:
         A unit has the cells with the same requests. What is chosen on the dev set decides which are on the test set.
         """
         progress, grid = self.progress, replace(self.grid, tasks={task: self.grid.tasks[task]})
-        if any(True for _ in self.choices.tasks[task]) and of_first(
-            lambda: bool(progress.missing(progress.known_cells(model)))
-        ):
+        if self.choices.keys(model.folder, task) and self._has_missing(model):
             yield [Unit(model, "choose", task)]
 
         def missing(split: str) -> list[Cell]:
-            of_split = grid.dev_cells(model) if split == "dev" else grid.test_cells(model, progress.choice)
-            for cell in of_split:
+            cells = grid.dev_cells(model) if split == "dev" else grid.test_cells(model, progress.choice)
+            for cell in cells:
                 if (key := self.choices.key(cell)) is not None and self.choices.of(cell) is None:
                     progress.fail(progress.missing([cell]), self.choices.failed.get(key, "nothing was chosen."))
-            return progress.missing(of_split)
+            return progress.missing(cells)
 
         for split in ("dev", "test"):
-            some = batches(of_first(lambda split=split: missing(split)))  # type: ignore[misc]
-            yield [Unit(model, split, task, tuple(each)) for _, each in groupby(some, lambda batch: batch.requests)]
+            of_split = batches(of_first(functools.partial(missing, split)))
+            yield [Unit(model, split, task, tuple(same)) for _, same in groupby(of_split, lambda each: each.requests)]
 
     def _check_tasks(self) -> None:
         """Refuse to go on with cells of a task that had other documents, demonstrations or prompts."""
         progress = self.progress
 
         @functools.cache
-        def drawn(task: str, *axes: Any) -> list[int] | None:
+        def draw(task: str, *axes: Any) -> list[int] | None:
             return study_tasks.draw(progress.leaves[task], *axes)
 
         def indices(cell: Cell) -> list[int] | None:
             axes = cell.num_fewshot, cell.demonstrations, cell.seed, cell.order
-            if cell.demonstrations is None or cell.demonstrations.method is None:
-                return drawn(cell.task, *axes)
+            if not isinstance(cell.demonstrations, How):
+                return draw(cell.task, *axes)
             choice = self.choices.of(cell)  # which nobody needs any more, if its file has been removed
             return None if choice is None else study_tasks.draw(progress.leaves[cell.task], *axes, choice)
 
         for cell in filter(progress.is_done, progress.all_cells()):
             facts = progress.facts(cell)
-            contents, now = study_tasks.contents(progress.leaves[cell.task], cell.seed), indices(cell)
-            what = "configuration or data" if facts["contents"] != contents else ""
-            if not what and now is not None and facts["indices"] != now:
+            what = ""
+            if facts["contents"] != study_tasks.contents(progress.leaves[cell.task], cell.seed):
+                what = "configuration or data"
+            elif (now := indices(cell)) is not None and facts["indices"] != now:
                 what = "demonstrations"
             if what:
                 again = ", or --rerun" if progress.state(cell) != "done" else ""

@@ -36,6 +36,7 @@ from lm_eval_icl.studies.progress import StudyProgress
 from lm_eval_icl.studies.tasks import Leaf
 
 _TASKS = 8  # with more tasks, the columns are what the study's file calls its tasks
+_OWN_WAY = "as the task says"  # of which demonstrations are drawn
 _RECORDED = ("chosen", "curve", "expected", "metric")
 _CELL = (
     *("path", "model", "method", "arguments", "task", "num_fewshot", "demonstrations", "seed", "order", "split"),
@@ -73,7 +74,6 @@ def conclude(progress: StudyProgress, console: Console) -> None:
         folder.tidy()
 
 
-# ---------------------------------------------------------------------------------------------------------------
 # Columns.
 
 Trained = tuple[str, str]  # a training ("" if the models are evaluated as they are), and a task
@@ -95,10 +95,10 @@ class Columns:
     alike: frozenset[str]
     averages: Mapping[str, tuple[str, ...]]
 
-    def having(self, one: Trained) -> set[str]:
-        """The columns that something counts in, averages among them."""
-        own = {column for column, tasks in self.tasks.items() if one in tasks}
-        return own | {average for average, of in self.averages.items() if own.intersection(of)}
+    def having(self, task: Trained) -> set[str]:
+        """The columns that a task counts in, averages among them."""
+        own = {column for column, tasks in self.tasks.items() if task in tasks}
+        return own | {average for average, columns in self.averages.items() if own.intersection(columns)}
 
     def groups(self, documents: Mapping[Trained, int], names: Mapping[Trained, str]) -> dict[str, dict[str, float]]:
         """The weights of tasks in each column of which all results are there, averages among them.
@@ -110,9 +110,8 @@ class Columns:
         weights = {}
         for column, tasks in self.tasks.items():
             if tasks and tasks <= documents.keys():
-                of_task = {one: 1 if column in self.alike else documents[one] for one in sorted(tasks)}
-                total = sum(of_task.values())
-                weights[column] = {names[one]: number / total for one, number in of_task.items()}
+                counts = {task: 1 if column in self.alike else documents[task] for task in sorted(tasks)}
+                weights[column] = {names[task]: number / sum(counts.values()) for task, number in counts.items()}
         for average, columns in self.averages.items():
             if weights.keys() >= {*columns}:
                 of_average: dict[str, float] = defaultdict(float)
@@ -120,7 +119,8 @@ class Columns:
                     for task, weight in weights[column].items():
                         of_average[task] += weight / len(columns)
                 weights[average] = dict(of_average)
-        return {column: of for column, of in weights.items() if list(of) != [column]}  # a task is a column by itself
+        # A task is a column by itself.
+        return {column: of_tasks for column, of_tasks in weights.items() if list(of_tasks) != [column]}
 
 
 def columns_of(study: Study, leaves: Mapping[str, Leaf]) -> Columns:
@@ -159,7 +159,10 @@ def board_of(results: Sequence[tuple[Cell, Run]], columns: Columns) -> Board:
     are_of_one = all(len({training for training, _ in tasks}) < 2 for tasks in columns.tasks.values())
     together = len(trainings) > 1 and are_of_one
     often = Counter(task for _, task in documents)
-    names = {one: f"{one[1]} [{one[0]}]" if together and often[one[1]] > 1 else one[1] for one in documents}
+    names = {
+        (training, task): f"{task} [{training}]" if together and often[task] > 1 else task
+        for training, task in documents
+    }
     runs = []
     for cell, run in results:
         known = run.all_results[0].task
@@ -192,10 +195,10 @@ def _trained(cell: Cell) -> Trained:
 def flips_of(entry: Entry, columns: Columns) -> Estimate | None:
     """An entry's order sensitivity over all columns: that of the average. Of several averages, their mean."""
     cells = [entry.cells.get(column) for column in columns.averages or columns.tasks]
-    found = [cell.sensitivity for cell in cells if cell is not None and cell.sensitivity is not None]
-    if not found or len(found) < len(cells):
+    flips = [cell.sensitivity for cell in cells if cell is not None and cell.sensitivity is not None]
+    if not flips or len(flips) < len(cells):
         return None
-    return found[0] if len(found) == 1 else statistics.estimate_group(found, [1] * len(found), bounds=(0.0, 1.0))
+    return flips[0] if len(flips) == 1 else statistics.estimate_group(flips, [1] * len(flips), bounds=(0.0, 1.0))
 
 
 def in_order(board: Board, results: Sequence[tuple[Cell, Run]]) -> list[Entry]:
@@ -204,7 +207,6 @@ def in_order(board: Board, results: Sequence[tuple[Cell, Run]]) -> list[Entry]:
     return sorted(board.entries, key=lambda entry: min(places[run.path] for run in entry.runs))
 
 
-# ---------------------------------------------------------------------------------------------------------------
 # Cells.
 
 
@@ -235,16 +237,12 @@ def _under_chosen_rule(progress: StudyProgress, cell: Cell, run: Run) -> Run:
 
 
 def record(progress: StudyProgress, path: Path, facts: Mapping[str, Any]) -> None:
-    """Write what only the study knows into a cell's results, if it is not there yet, or has changed.
-
-    Raises:
-        InputError: the file cannot be written.
-    """
+    """Write what only the study knows into a cell's results, if it is not there yet, or has changed."""
     results = json.loads(path.read_text(encoding="utf-8"))
-    said = results["config"]["icl"]["study"]
+    before = results["config"]["icl"]["study"]
     facts = json.loads(json.dumps(facts, default=str))
-    now = {name: value for name, value in {**said, **facts}.items() if name not in _RECORDED or name in facts}
-    if now != said:
+    now = {name: value for name, value in {**before, **facts}.items() if name not in _RECORDED or name in facts}
+    if now != before:
         results["config"]["icl"]["study"] = now
         text = json.dumps(results, indent=2, ensure_ascii=False)  # as lm-eval writes it
         progress.folder.write(str(path.relative_to(progress.folder.path)), text)
@@ -254,18 +252,18 @@ def facts(progress: StudyProgress, cell: Cell, columns: Columns) -> dict[str, An
     """What only the study knows of a cell, by the names at the beginning of this file."""
     study, dev = progress.study, progress.study.dev
     metric = dev.metric if dev and cell.split == "dev" else study.metric
-    found: dict[str, Any] = {} if metric == "acc" else {"metric": metric}
+    known: dict[str, Any] = {} if metric == "acc" else {"metric": metric}
     if cell.split == "dev":
-        return found
+        return known
     if cell.chosen:
-        found["chosen"] = list(cell.chosen)
+        known["chosen"] = list(cell.chosen)
     if dev and (choice := progress.choice(cell)) is not None:
-        found["curve"] = [
+        known["curve"] = [
             {"arguments": dict(arguments), "seed": seed, "score": score} for arguments, seed, score in choice.curve
         ]
     if expected := expected_of(study, cell, columns.having(_trained(cell))):
-        found["expected"] = expected
-    return found
+        known["expected"] = expected
+    return known
 
 
 def expected_of(study: Study, cell: Cell, columns: set[str]) -> dict[str, float]:
@@ -275,7 +273,7 @@ def expected_of(study: Study, cell: Cell, columns: set[str]) -> dict[str, float]
         "training": _trained(cell)[0],
         "method": cell.variant.method,
         "num_fewshot": cell.num_fewshot,
-        "demonstrations": _drawn(cell),
+        "demonstrations": cell.drawn or _OWN_WAY,
         "chosen": bool(cell.chosen),
     }
     values: dict[str, float] = {}
@@ -286,60 +284,47 @@ def expected_of(study: Study, cell: Cell, columns: set[str]) -> dict[str, float]
     return values
 
 
-def _drawn(cell: Cell) -> str:
-    return str(cell.demonstrations or "as the task says")
-
-
 def cells_table(progress: StudyProgress, results: Sequence[tuple[Cell, Run]]) -> pd.DataFrame:
     """One row a finished cell and decision rule, on the test set and on the dev set.
 
     Returns:
-        A table whose index is the path of the results file, with the columns
-        model: the checkpoint that the study names; with `training`, that which the training began from.
-        method, arguments: of the study; arguments as JSON.
-        task, num_fewshot, demonstrations, seed, order, split: of the cell.
-        chosen: whether its arguments and its seed are those that were chosen, or nothing was to be chosen.
-        documents: how many were scored.
-        score: the study's metric, under the decision rule.
-        seconds: of scoring; of cells that share passes, each has its part.
-        training: the name of the training; "" without one.
-        code: "other code" or "unknown code" if that has made the cell, "" if this code has.
-        decide: the decision rule; "none" for what the model says by itself.
+        The columns of `study.csv`; the index is the path of the results file. The model is the checkpoint that the
+        study names; with `training`, that which the training began from. `chosen` is whether the arguments and the seed
+        are those that were chosen, or nothing was to be chosen; `seconds` are of scoring, of cells that share passes
+        each has its part.
     """
     rows = []
     for cell, run in results:
-        shared, of_rules = run.icl["study"]["shared"], {}
-        for result in run.all_results:
-            of_rules["none" if result.rule is None else result.rule.name] = result
-        chooses = progress.study.chooses(cell.variant)
-        choice = progress.choice(cell) if chooses else None
-        rows += [
-            {
-                "path": run.path,
-                "model": cell.model.name,
-                "method": cell.variant.method,
-                "arguments": json.dumps(dict(cell.variant.arguments), ensure_ascii=False, default=str),
-                "task": cell.task,
-                "num_fewshot": cell.num_fewshot,
-                "demonstrations": _drawn(cell),
-                "seed": cell.seed,
-                "order": cell.order,
-                "split": cell.split,
-                "chosen": not chooses
-                or (
-                    (choice is not None and (choice.variant, choice.seed) == (cell.variant, cell.seed))
-                    and ("decide" not in choice.names or rule == (choice.rule or "none"))
-                ),
-                "documents": result.documents,
-                "score": result.value,
-                "seconds": float(shared.get("seconds", 0.0)) / shared["cells"],
-                "training": _trained(cell)[0],
-                "code": progress.state(cell).partition(" by ")[2],
-                "decide": rule,
-            }
-            for rule in map(str, (rule or "none" for rule in progress.study.decide))
-            for result in [of_rules[rule]]
-        ]
+        of_rules = {"none" if result.rule is None else result.rule.name: result for result in run.all_results}
+        rules = chosen_rules = [str(rule or "none") for rule in progress.study.decide]
+        if progress.study.chooses(cell.variant):
+            choice = progress.choice(cell)
+            if choice is None or (choice.variant, choice.seed) != (cell.variant, cell.seed):
+                chosen_rules = []
+            elif "decide" in choice.names:
+                chosen_rules = [choice.rule or "none"]
+        for rule in rules:
+            rows.append(
+                {
+                    "path": run.path,
+                    "model": cell.model.name,
+                    "method": cell.variant.method,
+                    "arguments": json.dumps(dict(cell.variant.arguments), ensure_ascii=False, default=str),
+                    "task": cell.task,
+                    "num_fewshot": cell.num_fewshot,
+                    "demonstrations": cell.drawn or _OWN_WAY,
+                    "seed": cell.seed,
+                    "order": cell.order,
+                    "split": cell.split,
+                    "chosen": rule in chosen_rules,
+                    "documents": of_rules[rule].documents,
+                    "score": of_rules[rule].value,
+                    "seconds": progress.seconds(cell) or 0.0,
+                    "training": _trained(cell)[0],
+                    "code": progress.state(cell).partition(" by ")[2],
+                    "decide": rule,
+                }
+            )
     return pd.DataFrame(rows, columns=_CELL).set_index("path")
 
 

@@ -41,7 +41,7 @@ _WAIT = 2.0
 
 
 class StudyFolder:
-    """A study's folder.
+    """A study's folder. What cannot be written in it raises `CannotWrite`.
 
     Args:
         path: the folder, which is made when it is locked.
@@ -50,7 +50,7 @@ class StudyFolder:
     def __init__(self, path: Path) -> None:
         self.path, self.cells, self.work = path, path / "cells", path / "work"
         self.checkpoints = path / "checkpoints"
-        self._running = path / ".running.json"
+        self._lock, self._running = path / ".lock", path / ".running.json"
         self._writing = partial(writing, f"--output {path}", CannotWrite)
 
     @contextmanager
@@ -60,7 +60,7 @@ class StudyFolder:
         Raises:
             InputError: another process has it, or the folder cannot be made or written.
         """
-        lock = FileLock(self.path / ".lock")
+        lock = FileLock(self._lock)
         with self._writing():
             try:
                 self.path.mkdir(parents=True, exist_ok=True)
@@ -87,9 +87,9 @@ class StudyFolder:
     def running(self) -> str:
         """Which process runs a study in this folder, and what; empty if none does."""
         try:
-            if not (self.path / ".lock").is_file():
+            if not self._lock.is_file():
                 return ""
-            with FileLock(self.path / ".lock", timeout=0):
+            with FileLock(self._lock, timeout=0):
                 return ""
         except Timeout:
             pass
@@ -113,12 +113,7 @@ class StudyFolder:
         return self.cells / cell.path / f"results_{cell.id}.json"
 
     def save(self, cell: Cell, results: dict[str, Any], model_args: Mapping[str, Any]) -> None:
-        """Write a cell's results and samples, all or nothing. They take the place of those that are there.
-
-        Raises:
-            CannotWrite: they cannot be written.
-        """
-        folder = self.cells / cell.path
+        """Write a cell's results and samples, all or nothing. They take the place of those that are there."""
         half = self.work / f"{cell.id}.{uuid.uuid4().hex}"
         tracker = EvaluationTracker(output_path=str(half / "results.json"))
         tracker.general_config_tracker.log_experiment_args(cell.variant.method, dict(model_args), None, None, False)
@@ -133,7 +128,7 @@ class StudyFolder:
             raise CannotWrite(f"--output {self.path}: the results of {cell.path} cannot be written: is the disk full?")
         for file in list(half.iterdir()):  # lm-eval names them by the date, which would differ in every run
             file.rename(half / file.name.replace(str(tracker.date_id), cell.id))
-        self._replace(folder, half)
+        self._replace(self.cells / cell.path, half)
 
     def receive(self, files: Mapping[str, bytes]) -> None:
         """Write files that another process has made in a folder of its own: each cell, choice and checkpoint all or
@@ -141,9 +136,6 @@ class StudyFolder:
 
         Args:
             files: by their paths below that folder.
-
-        Raises:
-            CannotWrite: they cannot be written.
         """
         wholes: dict[Path, dict[str, bytes]] = {}
         for name, content in files.items():
@@ -159,19 +151,15 @@ class StudyFolder:
                     file.write_bytes(content)
             self._replace(self.path / whole, half)
 
-    def _replace(self, folder: Path, half: Path) -> None:
-        """Put what was written in the place of what is there, all or nothing.
-
-        Raises:
-            CannotWrite: it cannot be written.
-        """
+    def _replace(self, whole: Path, half: Path) -> None:
+        """Put what was written in the place of what is there, all or nothing."""
         before = half.with_name(f"{half.name}.before")
         with self._writing():
             try:
                 with suppress(FileNotFoundError):
-                    folder.rename(before)
-                folder.parent.mkdir(parents=True, exist_ok=True)
-                half.rename(folder)
+                    whole.rename(before)
+                whole.parent.mkdir(parents=True, exist_ok=True)
+                half.rename(whole)
                 if before.is_dir():
                     shutil.rmtree(before, ignore_errors=True)
                 else:  # a file, or nothing
@@ -179,7 +167,7 @@ class StudyFolder:
             except OSError:
                 shutil.rmtree(half, ignore_errors=True)
                 with suppress(OSError):
-                    before.rename(folder)
+                    before.rename(whole)
                 raise
 
     def read(self, cell: Cell, task: str) -> dict[str, Any]:
@@ -194,7 +182,7 @@ class StudyFolder:
             runs, left_out = reader.read([self.results(cell)], quiet=True, dev=True)
             if not runs:
                 raise self._damaged(cell, left_out[0].why)
-            result, found = runs[0].tasks[task], runs[0].results
+            result, results = runs[0].tasks[task], runs[0].results
             if result.answers is None:
                 if result.aggregation in reader.AGGREGATIONS:
                     raise self._damaged(cell, " ".join(result.marks) or "its samples are missing.")
@@ -203,10 +191,10 @@ class StudyFolder:
                 if len(documents) != result.documents:
                     why = f"its samples are of {len(documents)} documents, its results of {result.documents}."
                     raise self._damaged(cell, why)
-            study = found["config"]["icl"]["study"]
+            study = results["config"]["icl"]["study"]
             check_form(study.get("form"), FORM, self.results(cell))
             study["contents"]  # which every cell has
-            return {key: found[key] for key in ("results", "config", "n-samples")}
+            return {key: results[key] for key in ("results", "config", "n-samples")}
 
     def samples(self, cell: Cell, task: str) -> list[dict[str, Any]]:
         """The samples of a finished cell, in the order of the documents.
@@ -238,15 +226,11 @@ class StudyFolder:
         return model.training is None or (self.checkpoints / model.checkpoint).is_dir()
 
     def finish_training(self, model: Model) -> None:
-        """Let the checkpoint of a model, whose training has ended, be there, without the training's own checkpoints.
-
-        Raises:
-            InputError: it cannot be written.
-        """
-        there = self.checkpoints / model.checkpoint
+        """Let the checkpoint of a model, whose training has ended, be there, without the training's own checkpoints."""
+        checkpoint = self.checkpoints / model.checkpoint
         with self._writing():
-            self.unfinished(model).rename(there)
-        shutil.rmtree(there / "checkpoints", ignore_errors=True)  # those have the optimizer's state too
+            self.unfinished(model).rename(checkpoint)
+        shutil.rmtree(checkpoint / "checkpoints", ignore_errors=True)  # those have the optimizer's state too
 
     def unfinished(self, model: Model) -> Path:
         """The folder in which a model is trained."""
@@ -267,12 +251,8 @@ class StudyFolder:
             InputError: somebody has changed or removed it.
         """
         path = self.checkpoints / model.checkpoint / "training.json"
-        try:
+        with refusing(f"{path}: is not whole", "Remove its folder, and the same command trains again."):
             return dict(json.loads(path.read_text(encoding="utf-8")))
-        except (OSError, ValueError, TypeError) as error:
-            raise InputError(
-                f"{path}: is not whole ({one_line(error)}): remove its folder, and the same command trains again."
-            ) from error
 
     def record(self) -> dict[str, Any]:
         """What the latest run has written to `study.json`; empty if there is none.
@@ -290,11 +270,7 @@ class StudyFolder:
             return record
 
     def write(self, name: str, content: str) -> None:
-        """Write a file of the folder, whole or not at all.
-
-        Raises:
-            InputError: it cannot be written.
-        """
+        """Write a file of the folder, whole or not at all."""
         with self._writing():
             write_atomically(self.path / name, content)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal, Required
@@ -17,6 +17,7 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    FiniteFloat,
     ValidationError,
     ValidationInfo,
     field_serializer,
@@ -29,7 +30,7 @@ from lm_eval_icl import methods
 from lm_eval_icl.decisions.how import NEIGHBORS, Rule, written
 from lm_eval_icl.decisions.how import read as read_rules
 from lm_eval_icl.demonstrations import how
-from lm_eval_icl.errors import InputError, did_you_mean, is_number, naming, whole
+from lm_eval_icl.errors import InputError, did_you_mean, naming, refusing, whole
 from lm_eval_icl.training.settings import with_numbers
 
 _NAMED = "named"
@@ -37,22 +38,12 @@ HF = "hf"
 # Options of `lm-eval-icl train` that a study gives itself.
 _GIVEN = ("method", "model_args", "output", "resume", "device", "include_path", "metadata")
 
-
-def _number(value: Any) -> Any:
-    if not is_number(value):
-        raise ValueError("must be a number")
-    return value
-
-
-def _at_least_0(value: Any) -> float:
-    if not is_number(value) or value < 0:
-        raise ValueError("must be a number, 0 or more")
-    return float(value)
-
-
 # Whole numbers, which may be written 5.0.
 Whole = Annotated[int, BeforeValidator(lambda value: whole(value, 0))]
 Positive = Annotated[int, BeforeValidator(whole)]
+NotNegative = Annotated[FiniteFloat, Field(ge=0)]
+# The method by which a model chooses demonstrations; or as text "stratified", "random", "first" or a file.
+Demonstrations = how.How | str
 
 
 @dataclass(frozen=True)
@@ -73,32 +64,6 @@ class Variant:
     def name(self) -> str:
         """The method and its arguments, as `--model` and `--model_args` take them."""
         return ",".join([self.method, *(f"{name}={value}" for name, value in self.arguments.items())])
-
-
-@dataclass(frozen=True)
-class Demonstrations:
-    """How demonstrations are drawn or chosen, as users write it and as it was read.
-
-    Attributes:
-        text: the same text for the same way: "stratified", "lens:m=500".
-        method: the method by which a model chooses them; None if they are drawn, or stand in a file.
-    """
-
-    text: str
-    method: how.How | None = field(default=None, compare=False)
-
-    @classmethod
-    def read(cls, given: Any) -> Demonstrations:
-        """Read what a user gives, as `how.read` does.
-
-        Raises:
-            InputError: it is no way of drawing or choosing, or an argument cannot be used.
-        """
-        method = how.read(given)
-        return cls(str(method or given), method)
-
-    def __str__(self) -> str:
-        return self.text
 
 
 class Dev(BaseModel):
@@ -137,16 +102,16 @@ class Expected(TypedDict, total=False):
     num_fewshot: int
     demonstrations: str
     chosen: bool
-    values: Required[dict[str, Annotated[Any, BeforeValidator(_number)]]]
+    values: Required[dict[str, FiniteFloat]]
 
 
 class Resources(TypedDict, total=False):
     """What a cluster's worker with a model has: as of Ray; `memory` in bytes."""
 
     __pydantic_config__ = ConfigDict(extra="forbid", strict=True)  # type: ignore[misc]
-    num_cpus: Annotated[float, BeforeValidator(_at_least_0)]
-    num_gpus: Annotated[float, BeforeValidator(_at_least_0)]
-    memory: Annotated[float, BeforeValidator(_at_least_0)]
+    num_cpus: NotNegative
+    num_gpus: NotNegative
+    memory: NotNegative
 
 
 @dataclass(frozen=True)
@@ -195,19 +160,24 @@ class Study(BaseModel):
     title: str = ""
     paper: str = ""
     deviates: tuple[str, ...] = ()
-    trainings: tuple[Training, ...] = Field((), alias="train")
-    metadata: Mapping[str, Any] = Field(default_factory=dict)
+    trainings: tuple[Training, ...] = Field(None, alias="train", validate_default=True)  # type: ignore[assignment]
+    metadata: Mapping[str, Any] = Field(default_factory=dict, validate_default=True)
     resources: tuple[Resources, ...] = Field((), exclude=True)
     columns: Mapping[str, tuple[str, ...]] = Field(default_factory=dict)
     figures: tuple[Literal["T", "shots", "seeds", "orders", "sensitivity", "dev"], ...] | None = None
     expected: tuple[Expected, ...] = Field((), repr=False)
 
+    @property
+    def rules(self) -> tuple[Rule, ...]:
+        """The decision rules, all of which every cell has as filters."""
+        return tuple(rule for rule in self.decide if rule is not None)
+
     def chooses(self, variant: Variant) -> bool:
         """Whether the variant is one of several among which `dev` chooses."""
-        if self.dev is None or not self.dev.choose:
+        if self.dev is None:
             return False
         alternatives = [other.arguments for other in self.variants if other.entry == variant.entry]
-        several = any(len({str(each.get(name)) for each in alternatives}) > 1 for name in self.dev.choose)
+        several = any(len({str(arguments.get(name)) for arguments in alternatives}) > 1 for name in self.dev.choose)
         of_all = {"seeds": self.seeds, "decide": self.decide}
         return several or any(name in self.dev.choose and len(values) > 1 for name, values in of_all.items())
 
@@ -216,21 +186,19 @@ class Study(BaseModel):
     def _take_resources(cls, given: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
         """Take `resources` out of the models, whose other keys are arguments; those of all models are added to each."""
         models = given["models"] if isinstance(given.get("models"), list) else [given.get("models")]
-        mappings = [model if isinstance(model, Mapping) else {} for model in models]
         common = given.get("resources", {})
-        for each in (common, *(model.get("resources", {}) for model in mappings)):
-            if not isinstance(each, Mapping):
-                raise InputError(f"resources: {each!r}: must be a mapping, such as {{num_gpus: 2}}.")
-        if not common and not any("resources" in model for model in mappings):
-            return given
-        resources = tuple({**common, **model.get("resources", {})} for model in mappings)
+        own = [model.get("resources", {}) if isinstance(model, Mapping) else {} for model in models]
+        for mapping in (common, *own):
+            if not isinstance(mapping, Mapping):
+                raise InputError(f"resources: {mapping!r}: must be a mapping, such as {{num_gpus: 2}}.")
         if "pretrained=" in str((info.context or {}).get("model_args", "")):  # another model, in place of all
-            resources = (dict(common),)
-        models = [
+            own = [{}]
+        arguments = [
             {key: value for key, value in model.items() if key != "resources"} if isinstance(model, Mapping) else model
             for model in models
+            if model is not None
         ]
-        return {**given, "models": models, "resources": resources}
+        return {**given, "models": arguments, "resources": tuple({**common, **mapping} for mapping in own)}
 
     @field_validator("num_fewshot", "seeds", "deviates", "figures", "expected", mode="before")
     @classmethod
@@ -254,12 +222,11 @@ class Study(BaseModel):
     @classmethod
     def _expand_methods(cls, given: Any) -> tuple[Variant, ...]:
         entries = expanded("methods", given)
-        for (
-            entry
-        ) in entries:  # the names first: a method that there is not can be said without importing those there are
+        for entry in entries:  # a misspelt name is refused before other methods are imported, which takes seconds
             name = next(iter(entry), "") if isinstance(entry, Mapping) else entry
-            if isinstance(name, str) and name not in (HF, *methods.NAMES, *methods.installed()) and ":" not in name:
-                _check_variant(Variant(name, {}, 0))
+            if isinstance(name, str) and name != HF and not methods.is_ours(name):
+                with naming("methods"):
+                    methods.find(name)
         return tuple(_variants(entries))
 
     @field_validator("tasks", mode="before")
@@ -276,21 +243,15 @@ class Study(BaseModel):
     @field_validator("demonstrations", mode="before")
     @classmethod
     def _expand_demonstrations(cls, given: Any) -> tuple[Demonstrations | None, ...]:
-        found: list[Demonstrations | None] = []
+        ways: list[Any] = []
         for entry in expanded("demonstrations", given):
             name, arguments = next(iter(entry.items()), ("", None)) if isinstance(entry, Mapping) else ("", None)
             if isinstance(arguments, Mapping) and len(entry) == 1:  # a list of values of an argument is a way each
-                lists = {key: expanded(f"demonstrations: {name}: {key}", each) for key, each in arguments.items()}
-                combinations = itertools.product(*lists.values())
-                found += [Demonstrations.read({name: dict(zip(lists, each, strict=True))}) for each in combinations]
-            else:  # `read` refuses what is no text and no method with its arguments
-                found.append(None if entry is None else Demonstrations.read(entry))
-        return tuple(found)
-
-    @property
-    def rules(self) -> tuple[Rule, ...]:
-        """The decision rules, all of which every cell has as filters."""
-        return tuple(rule for rule in self.decide if rule is not None)
+                lists = {key: expanded(f"demonstrations: {name}: {key}", value) for key, value in arguments.items()}
+                ways += [{name: dict(zip(lists, row, strict=True))} for row in itertools.product(*lists.values())]
+            else:
+                ways.append(entry)
+        return tuple(None if way is None else how.read(way) or str(way) for way in ways)
 
     @field_validator("decide", mode="before")
     @classmethod
@@ -310,8 +271,11 @@ class Study(BaseModel):
     @classmethod
     def _expand_trainings(cls, given: Any, info: ValidationInfo) -> tuple[Training, ...]:
         overrides = info.context or {}
-        tasks = [each if isinstance(each, str) else each["task"] for each in info.data.get("tasks", ())]
-        return tuple(_trainings(given, overrides.get("train", {}), list(dict.fromkeys(tasks)), "tasks" in overrides))
+        if given is None and "train" not in overrides:
+            return ()
+        tasks = [task if isinstance(task, str) else task["task"] for task in info.data.get("tasks", ())]
+        more = overrides.get("train", {})
+        return tuple(_trainings(given or {}, more, list(dict.fromkeys(tasks)), "tasks" in overrides))
 
     @field_validator("metadata", mode="before")
     @classmethod
@@ -337,8 +301,8 @@ class Study(BaseModel):
         parts = given if isinstance(given, Mapping) else {"": given}
         asked = (info.context or {}).get("tasks")  # of the file's columns, those that are among other tasks stay
         columns = {}
-        for part, some in parts.items():
-            names = map(str, expanded(f"columns: {part}", some, needed=bool(part)))
+        for part, listed in parts.items():
+            names = map(str, expanded(f"columns: {part}", listed, needed=bool(part)))
             columns[str(part)] = tuple(name for name in names if asked is None or name in asked)
         return {part: names for part, names in columns.items() if names}
 
@@ -346,19 +310,19 @@ class Study(BaseModel):
     def _check(self) -> Study:
         """Refuse what would be run twice, and what cannot be chosen."""
         for name, values in (
-            ("models", [str(sorted(each.items())) for each in self.models]),
-            ("methods", [each.name for each in self.variants]),
-            ("tasks", [str(each) for each in self.tasks]),
+            ("models", [str(sorted(model.items())) for model in self.models]),
+            ("methods", [variant.name for variant in self.variants]),
+            ("tasks", [str(task) for task in self.tasks]),
             ("num_fewshot", self.num_fewshot),
             ("seeds", self.seeds),
             ("demonstrations", self.demonstrations),
-            ("decide", [str(each or "none") for each in self.decide]),
+            ("decide", [str(rule or "none") for rule in self.decide]),
         ):
             twice = next((value for i, value in enumerate(values) if value in values[:i]), None)
             if twice is not None:
                 raise InputError(f"{name}: {twice} is there twice: two cells would write one file.")
         for name in self.dev.choose if self.dev else ():
-            if name not in ("seeds", "decide") and not any(name in each.arguments for each in self.variants):
+            if name not in ("seeds", "decide") and not any(name in variant.arguments for variant in self.variants):
                 raise InputError(f"dev: choose: no method of this study has the argument {name!r}.")
             alike: dict[str, Variant] = {}
             for variant in self.variants if self.trainings else ():
@@ -372,11 +336,11 @@ class Study(BaseModel):
 
     @field_serializer("demonstrations")
     def _texts(self, demonstrations: tuple[Demonstrations | None, ...]) -> list[str | None]:
-        return [None if each is None else each.text for each in demonstrations]
+        return [None if way is None else str(way) for way in demonstrations]
 
     @field_serializer("decide")
     def _rules_said(self, decide: tuple[Rule | None, ...]) -> list[Any]:
-        return ["none" if each is None else written([each]) for each in decide]
+        return ["none" if rule is None else written([rule]) for rule in decide]
 
 
 _KEYS = [field.alias or name for name, field in Study.model_fields.items()]
@@ -384,12 +348,10 @@ _KEYS = [field.alias or name for name, field in Study.model_fields.items()]
 
 def named() -> dict[str, str]:
     """The studies that ship with the package: name -> the paper's table or figure, or a title."""
-    found = {}
-    for file in sorted((resources.files(__package__) / _NAMED).iterdir(), key=lambda file: file.name):
-        if file.name.endswith(".yaml"):
-            study = yaml.safe_load(file.read_text(encoding="utf-8"))
-            found[file.name.removesuffix(".yaml")] = study.get("paper", study["title"])
-    return found
+    files = (resources.files(__package__) / _NAMED).iterdir()
+    texts = {file.name.removesuffix(".yaml"): file.read_text("utf-8") for file in files if file.name.endswith(".yaml")}
+    studies = {name: yaml.safe_load(text) for name, text in sorted(texts.items())}
+    return {name: study.get("paper", study["title"]) for name, study in studies.items()}
 
 
 def read(source: str, overrides: Mapping[str, Any]) -> Study:
@@ -403,21 +365,16 @@ def read(source: str, overrides: Mapping[str, Any]) -> Study:
     Raises:
         InputError: there is no such study, or it cannot be run; the message names the key.
     """
-    path = Path(source)
-    if path.is_file():
-        try:
+    if (path := Path(source)).is_file():
+        with refusing(f"{source}: cannot be read"):
             text = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise InputError(f"{source}: cannot be read ({error}).") from error
     elif source in (known := named()):
         text = (resources.files(__package__) / _NAMED / f"{source}.yaml").read_text(encoding="utf-8")
     else:
         what = did_you_mean(source, known) or "`lm-eval-icl study --list` lists those there are."
         raise InputError(f"{source}: neither a file nor a named study: {what}")
-    try:
+    with refusing(f"{source}: not YAML"):
         given = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise InputError(f"{source}: not YAML ({' '.join(str(error).split())}).") from error
     if not isinstance(given, dict):
         raise InputError(f"{source}: must be keys and values, such as `methods: [icl, invicl]`.")
     replaced = {key: value for key, value in overrides.items() if key not in ("model_args", "train", "metadata")}
@@ -428,14 +385,6 @@ def read(source: str, overrides: Mapping[str, Any]) -> Study:
             raise InputError(f"{source}: unknown key {key!r}: {near}")
     if isinstance(given.get("dev"), Mapping):
         given["dev"] = {"metric": given.get("metric", "acc"), **given["dev"]}
-    # So that the validators of these keys run, which add what the overrides have.
-    needed: dict[str, dict[str, Any]] = {
-        "model_args": {"models": None},
-        "train": {"train": {}},
-        "metadata": {"metadata": {}},
-    }
-    for override in needed.keys() & overrides.keys():
-        given = needed[override] | given
     try:
         study = Study.model_validate(given, context=overrides)
     except ValidationError as error:
@@ -444,24 +393,24 @@ def read(source: str, overrides: Mapping[str, Any]) -> Study:
         return study
     from lm_eval_icl.results.board import AVERAGE  # which imports what takes half a second
 
-    values = [
-        {name: value for name, value in entry["values"].items() if not name.startswith(AVERAGE)}
-        for entry in study.expected
-    ]
-    expected = tuple({**entry, "values": some} for entry, some in zip(study.expected, values, strict=True))
-    return study.model_copy(update={"expected": expected})
+    expected = []
+    for entry in study.expected:
+        values = {name: value for name, value in entry["values"].items() if not name.startswith(AVERAGE)}
+        expected.append({**entry, "values": values})
+    return study.model_copy(update={"expected": tuple(expected)})
 
 
 def _fault(error: ValidationError) -> str:
     """One fault of a file in a sentence: an unknown key first, since another may be missing for it, which is last."""
     ranks = {"extra_forbidden": 0, "missing": 2}
-    fault = min(error.errors(include_url=False), key=lambda each: ranks.get(each["type"], 1))
-    *above, key = [str(each) for each in fault["loc"] if isinstance(each, str)] or [""]
+    fault = min(error.errors(include_url=False), key=lambda fault: ranks.get(fault["type"], 1))
+    *above, key = [part for part in fault["loc"] if isinstance(part, str)] or [""]
     where = ": ".join([*above, key])
     if fault["type"] == "extra_forbidden":
-        known = {"dev": list(Dev.model_fields), "expected": list(Expected.__annotations__)}.get("".join(above), _KEYS)
+        parts = {"dev": Dev.model_fields, "expected": Expected.__annotations__, "resources": Resources.__annotations__}
+        known = list(parts.get("".join(above), _KEYS))
         what = did_you_mean(key, known) or f"the keys are {', '.join(known)}."
-        return f"{''.join(f'{each}: ' for each in above)}unknown key {key!r}: {what}"
+        return f"{''.join(f'{part}: ' for part in above)}unknown key {key!r}: {what}"
     if fault["type"] == "missing":
         return f"{where}: names none: give one or several."
     cause = fault.get("ctx", {}).get("error")
@@ -477,26 +426,26 @@ def expanded(key: str, given: Any, needed: bool = True) -> list[Any]:
     Raises:
         InputError: there is none and one is needed, or a range is empty or has other dots.
     """
-    found: list[Any] = []
+    values: list[Any] = []
     for value in given if isinstance(given, list) else [] if given is None else [given]:
         if isinstance(value, str) and (ends := re.fullmatch(r"\s*(-?\d+)\s*\.\.\s*(-?\d+)\s*", value)):
             first, last = int(ends[1]), int(ends[2])
             if last < first:
                 raise InputError(f"{key}: the range {value} is empty.")
-            found += range(first, last + 1)
+            values += range(first, last + 1)
         elif isinstance(value, str) and re.fullmatch(r"[\s\d-]+\.{2,}[\s\d.-]*|\.{2,}[\s\d-]+", value):
             raise InputError(f"{key}: {value!r}: a range has two dots between its ends: 0..2 is 0, 1 and 2.")
         else:
-            found.append(value)
-    if needed and not found:
+            values.append(value)
+    if needed and not values:
         raise InputError(f"{key}: names none: give one or several.")
-    return found
+    return values
 
 
 def _model(given: Any) -> dict[str, Any]:
     if isinstance(given, Mapping) and all(isinstance(name, str) for name in given):
         return dict(given)
-    if not isinstance(given, str) or not all("=" in each for each in given.split(",")):
+    if not isinstance(given, str) or not all("=" in part for part in given.split(",")):
         raise InputError(f"models: {given!r}: must be arguments as --model_args takes them, such as pretrained=gpt2.")
     return dict(simple_parse_args_string(given))
 
@@ -517,17 +466,16 @@ def _trainings(given: Any, more: Mapping[str, Any], tasks: list[str], others: bo
     for name, own in (several or {"": {}}).items():
         where = f"train: {name}" if name else "train"
         options = {**common, **own, **more}
-        targets = [str(each) for each in expanded(f"{where}: targets", options.pop("targets", tasks))]
-        for option in options:
-            if option in _GIVEN:
-                raise InputError(f"{where}: {option}: the study gives this itself: leave it out.")
-        for target in targets:
-            if target not in tasks and not others:
-                raise InputError(f"{where}: targets: {target!r} is none of the study's tasks: {', '.join(tasks)}.")
+        targets = [str(target) for target in expanded(f"{where}: targets", options.pop("targets", tasks))]
+        if option := next((option for option in options if option in _GIVEN), None):
+            raise InputError(f"{where}: {option}: the study gives this itself: leave it out.")
+        asked = tuple(target for target in targets if target in tasks)
+        if not others and (foreign := set(targets) - set(tasks)):
+            raise InputError(f"{where}: targets: {min(foreign)!r} is none of the study's tasks: {', '.join(tasks)}.")
         with naming(where):
             options = with_numbers({key: value for key, value in options.items() if value is not None})
         what = next((str(options[key]) for key in ("metaicl", "tasks", "episodes") if key in options), "trained")
-        if asked := tuple(target for target in targets if target in tasks):
+        if asked:
             targets_of_all.update(asked)
             yield Training(name or what, options, asked)
     for task in tasks:
@@ -560,21 +508,12 @@ def _variants(entries: Iterable[Any]) -> Iterator[Variant]:
         ((name, arguments),) = entry.items()
         if not isinstance(arguments, Mapping | None) or not all(isinstance(key, str) for key in arguments or ()):
             raise InputError(f"methods: {name}: {arguments!r}: must be arguments and values.")
+        if name == HF and arguments:
+            raise InputError("methods: hf has no arguments of its own: give them in `models`.")
         lists = {key: expanded(f"methods: {name}: {key}", value) for key, value in (arguments or {}).items()}
         for values in itertools.product(*lists.values()):
             variant = Variant(str(name), dict(zip(lists, values, strict=True)), number)
-            _check_variant(variant)
+            if name != HF:
+                with naming("methods"):
+                    methods.make(variant.method, dict(variant.arguments))
             yield variant
-
-
-def _check_variant(variant: Variant) -> None:
-    if variant.method == HF:
-        if variant.arguments:
-            raise InputError("methods: hf has no arguments of its own: give them in `models`.")
-        return
-    with naming("methods"):
-        known = sorted(methods.arguments_of(methods.find(variant.method)))
-        for name in sorted(variant.arguments.keys() - set(known)):
-            what = did_you_mean(name, known, cutoff=0.4) or f"its arguments are {', '.join(known)}."
-            raise InputError(f"{variant.method} has no argument {name!r}: {what}")
-        methods.make(variant.method, dict(variant.arguments))

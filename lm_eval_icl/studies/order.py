@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+import heapq
+import itertools
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -36,7 +38,7 @@ class CellBatch:
     def title(self) -> str:
         """What is run, for people."""
         first = self.cells[0]
-        return f"{first.model.checkpoint or first.model.name}, {first.variant.method}, {first.task} ({first.split})"
+        return f"{first.model.title}, {first.variant.method}, {first.task} ({first.split})"
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,7 +63,7 @@ class Unit:
     @property
     def title(self) -> str:
         """What is run, for people."""
-        name = self.model.checkpoint or self.model.name
+        name = self.model.title
         return f"the training of {name}" if self.kind == "train" else f"{name}, {self.task} ({self.kind})"
 
 
@@ -72,26 +74,30 @@ class Queue:
 
     def __init__(self) -> None:
         self.models: dict[str, Model] = {}  # by folder, in the order of the study; with those that have no units left
-        self._units: dict[str, dict[str, deque[Unit]]] = {}
+        self._units: dict[str, list[tuple[int, int, Unit]]] = {}  # a heap for each model, by kind and place
+        self._places = itertools.count(1)
 
     def __len__(self) -> int:
-        return sum(len(units) for kinds in self._units.values() for units in kinds.values())
+        return sum(map(len, self._units.values()))
 
     def add(self, unit: Unit, again: bool = False) -> None:
         """Put a unit behind those of its model and kind, or before them if it is run again."""
-        self.models.setdefault(unit.model.folder, unit.model)
-        units = self._units.setdefault(unit.model.folder, {}).setdefault(unit.kind, deque())
-        units.appendleft(unit) if again else units.append(unit)
+        folder, place = unit.model.folder, next(self._places)
+        self.models.setdefault(folder, unit.model)
+        units = self._units.setdefault(folder, [])
+        heapq.heappush(units, (self.KINDS.index(unit.kind), -place if again else place, unit))
 
     def waiting(self) -> dict[str, int]:
         """The folders of the models that have units, and how soon the first of these is wanted: 0 is first."""
-        kinds = {folder: [bool(of.get(kind)) for kind in self.KINDS] for folder, of in self._units.items()}
-        return {folder: some.index(True) for folder, some in kinds.items() if any(some)}
+        return {folder: units[0][0] for folder, units in self._units.items() if units}
+
+    def count(self, model: str) -> int:
+        """How many units of a model wait."""
+        return len(self._units[model])
 
     def take(self, model: str) -> Unit:
         """The next unit of a model that has some: first those that others wait for."""
-        kinds = self._units[model]
-        return next(kinds[kind].popleft() for kind in self.KINDS if kinds.get(kind))
+        return heapq.heappop(self._units[model])[2]
 
     def best(self, held: str | None, workers: Mapping[str, int], fits: Callable[[Model], bool]) -> str | None:
         """Of which model a worker that is idle takes a unit; None if there is none that it can run.
@@ -108,32 +114,32 @@ class Queue:
 
 
 def batches(cells: Iterable[Cell]) -> list[CellBatch]:
-    """The batches of some cells, in the order that loads and makes least.
+    """The batches of cells, in the order that loads and makes least.
 
     The cells of a model come one after another, those on the dev set before those on the test set, and those with the
     same requests one after another, since requests are made once for all methods. Otherwise all stay in their order.
     """
-    found: dict[Key, dict[Key, list[Cell]]] = defaultdict(lambda: defaultdict(list))
+    by_requests: dict[Key, dict[Key, list[Cell]]] = defaultdict(lambda: defaultdict(list))
     models = dict[str, int]()
     for cell in cells:
         models.setdefault(cell.model.folder, len(models))
-        axes = cell.task, cell.changes, cell.num_fewshot, cell.demonstrations and cell.demonstrations.text, cell.seed
+        axes = cell.task, cell.changes, cell.num_fewshot, cell.drawn, cell.seed
         method = cell.variant.name if cell.alone else ""
         decide = [cell.decide] if cell.decide else []
         requests = (cell.model.folder, *axes, cell.split, cell.rows, cell.limit, method, *decide)
-        found[requests][without_passes(cell.variant)].append(cell)
-    by_requests = sorted(found.items(), key=lambda item: (models[item[0][0]], item[0][6] != "dev"))
-    return [CellBatch(tuple(some), requests) for requests, methods in by_requests for some in methods.values()]
+        by_requests[requests][without_passes(cell.variant)].append(cell)
+    ordered = sorted(by_requests.items(), key=lambda item: (models[item[0][0]], item[0][6] != "dev"))
+    return [CellBatch(tuple(alike), requests) for requests, methods in ordered for alike in methods.values()]
 
 
 def passes_of(variant: Variant) -> tuple[str, int]:
     """The argument that says how many memories a method makes, and its value; ("", 1) if a method makes one."""
     if variant.method == HF:
         return "", 1
-    cls = model_class(variant.method).method_class
-    if not cls.counts_memories:
+    method = model_class(variant.method).method_class
+    if not (name := method.counts_memories):
         return "", 1
-    return cls.counts_memories, getattr(cls.from_arguments(variant.arguments), cls.counts_memories)
+    return name, getattr(method.from_arguments(variant.arguments), name)
 
 
 def without_passes(variant: Variant) -> tuple[str, str]:

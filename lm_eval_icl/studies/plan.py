@@ -9,16 +9,17 @@ from typing import Any
 
 from transformers import AutoTokenizer
 
+from lm_eval_icl.demonstrations.how import How
 from lm_eval_icl.errors import InputError, refusing
 from lm_eval_icl.harness.models import model_class
-from lm_eval_icl.metaicl.reading import Reader, reader
+from lm_eval_icl.metaicl.reading import reader
 from lm_eval_icl.metaicl.strings import PER_SEQUENCE
 from lm_eval_icl.prompts.encoded import EncodedPrompt
 from lm_eval_icl.prompts.prompt import FewShotPrompt
 from lm_eval_icl.prompts.tokens import Context, PromptTokenizer
 from lm_eval_icl.studies import tasks as study_tasks
 from lm_eval_icl.studies.cells import Cell, Grid, Model
-from lm_eval_icl.studies.grid import HF, Demonstrations
+from lm_eval_icl.studies.grid import HF
 from lm_eval_icl.studies.order import batches, passes_of
 from lm_eval_icl.studies.tasks import Leaf
 
@@ -31,11 +32,6 @@ class PlannedWork:
 
     passes: int
     tokens: int
-
-    @classmethod
-    def of(cls, works: Sequence[PlannedWork]) -> PlannedWork:
-        """All of them together."""
-        return cls(sum(work.passes for work in works), sum(work.tokens for work in works))
 
 
 @dataclass(frozen=True)
@@ -93,11 +89,16 @@ class Plan:
         it cannot be estimated, which `lacking` explains."""
         cells = [cell for cell in self.cells(model) if cell.variant.method != HF]
         try:
-            alone = PlannedWork.of([self._run_together([cell]) for cell in cells])
-            return PlannedWork.of([self._run_together(batch.cells) for batch in batches(cells)]), alone
+            alone = [self._run_together([cell]) for cell in cells]
+            together = [self._run_together(batch.cells) for batch in batches(cells)]
         except InputError as error:
             self.lacking[model.name] = error.message
             return None
+        shared, each = (
+            PlannedWork(sum(work.passes for work in works), sum(work.tokens for work in works))
+            for works in (together, alone)
+        )
+        return shared, each
 
     def _run_together(self, cells: Sequence[Cell]) -> PlannedWork:
         """What cells take that differ in nothing but the order and the number of passes: the contexts of each order
@@ -115,43 +116,35 @@ class Plan:
 
     def _of(self, cell: Cell) -> Prompts:
         """The prompts of a cell. Those of other seeds and orders, and of the dev set, count as many."""
-        key = (cell.model.name, cell.task, cell.num_fewshot, cell.demonstrations)
-        if key not in self._prompts:
-            # What a model chooses is not known before it is loaded: rows that are drawn stand for it.
-            how = cell.demonstrations
-            drawn = Demonstrations("random") if how is not None and how.method is not None else how
-            prepared = study_tasks.prepare(
-                self.leaves[cell.task],
-                *(cell.num_fewshot, drawn, cell.seed, 0, None, cell.limit),
-                bind=lambda task: task.read_by(self._reader(cell.model)),
-            )
-            self._prompts[key] = self._count(cell, prepared)
-        return self._prompts[key]
-
-    def _count(self, cell: Cell, prepared: study_tasks.Prepared) -> Prompts:
-        tokenizer = self._tokenizer(cell.model.arguments)
+        key = (cell.model.name, cell.task, cell.num_fewshot, cell.drawn)
+        if key in self._prompts:
+            return self._prompts[key]
+        arguments = cell.model.arguments
+        tokenizer = self._tokenizer(arguments)
+        longest = int(arguments.get("max_length", PER_SEQUENCE))  # of MetaICL's sequences
+        # What a model chooses is not known before it is loaded: rows that are drawn stand for it.
+        drawn = "random" if isinstance(cell.demonstrations, How) else cell.demonstrations
+        prepared = study_tasks.prepare(
+            self.leaves[cell.task],
+            *(cell.num_fewshot, drawn, cell.seed, 0, None, cell.limit),
+            bind=lambda task: task.read_by(reader(tokenizer.tokenizer, arguments.get("add_bos_token"), longest)),
+        )
         contexts, queries = Counter[Context](), dict[tuple[int, ...], int]()
         for instance in prepared.task.instances:
-            prompt = instance.args[0]
+            prompt, scores = instance.args[0], instance.request_type == "loglikelihood"
             if isinstance(prompt, EncodedPrompt):
-                contexts[prompt.tokens.context] += 1
-                query = prompt.tokens.query
-                queries[query] = queries.get(query, len(query)) + len(instance.args[1].ids) - 1
-                continue
-            if not isinstance(prompt, FewShotPrompt):  # a text that is scored as a whole, for example
-                prompt = FewShotPrompt("", (), prompt)
-            text = instance.args[1] if instance.request_type == "loglikelihood" else ""
-            found, answer = tokenizer.pair(prompt, text) if text else (tokenizer.to_continue(prompt), ())
-            contexts[found.context] += 1
-            queries[found.query] = queries.get(found.query, len(found.query)) + max(0, len(answer) - 1)
+                tokens, answer = prompt.tokens, instance.args[1].ids
+            else:
+                if not isinstance(prompt, FewShotPrompt):  # a text that is scored as a whole, for example
+                    prompt = FewShotPrompt("", (), prompt)
+                text = instance.args[1] if scores else ""
+                tokens, answer = tokenizer.pair(prompt, text) if text else (tokenizer.to_continue(prompt), ())
+            contexts[tokens.context] += 1
+            query = tokens.query
+            queries[query] = queries.get(query, len(query)) + max(0, len(answer) - 1)
         (example, _), *_ = contexts.most_common(1)
-        return Prompts(example, len(contexts), len(queries), sum(queries.values()))
-
-    def _reader(self, model: Model) -> Reader:
-        """How a model reads MetaICL's sequences, if it takes as many tokens as these may have."""
-        tokenizer = self._tokenizer(model.arguments).tokenizer
-        longest = int(model.arguments.get("max_length", PER_SEQUENCE))
-        return reader(tokenizer, model.arguments.get("add_bos_token"), longest)
+        self._prompts[key] = Prompts(example, len(contexts), len(queries), sum(queries.values()))
+        return self._prompts[key]
 
     def _tokenizer(self, model: Mapping[str, Any]) -> PromptTokenizer:
         name = str(model.get("tokenizer", model["pretrained"]))
@@ -164,11 +157,11 @@ class Plan:
     def record(self) -> list[dict[str, Any]]:
         """For each model: its cells, and the passes and tokens of the study and of the same cells run one by one, `hf`
         and training not counted. A model that `lacking` names has no passes and tokens."""
-        found = []
+        models = []
         for model in self.grid.models:
-            entry: dict[str, Any] = {"model": model.checkpoint or model.name, "cells": len(self.cells(model))}
+            entry: dict[str, Any] = {"model": model.title, "cells": len(self.cells(model))}
             if work := self.work(model):
-                for name, each in zip(("", "_one_by_one"), work, strict=True):
-                    entry |= {f"passes{name}": each.passes, f"tokens{name}": each.tokens}
-            found.append(entry)
-        return found
+                for name, planned in zip(("", "_one_by_one"), work, strict=True):
+                    entry |= {f"passes{name}": planned.passes, f"tokens{name}": planned.tokens}
+            models.append(entry)
+        return models

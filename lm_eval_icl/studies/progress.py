@@ -15,6 +15,7 @@ from tqdm import tqdm
 from lm_eval_icl import version
 from lm_eval_icl.decisions.how import written
 from lm_eval_icl.demonstrations import kept
+from lm_eval_icl.demonstrations.how import How
 from lm_eval_icl.errors import InputError, LaterForm
 from lm_eval_icl.harness.deciding import check_options, give_rules, meaningless
 from lm_eval_icl.harness.metaicl import MetaICLTask
@@ -22,7 +23,7 @@ from lm_eval_icl.studies import tasks as study_tasks
 from lm_eval_icl.studies.cells import Cell, Grid, GridTask, Model
 from lm_eval_icl.studies.choose import DevChoice, best
 from lm_eval_icl.studies.folder import StudyFolder
-from lm_eval_icl.studies.grid import Demonstrations, Study
+from lm_eval_icl.studies.grid import Study
 from lm_eval_icl.studies.run import Options, code_of
 from lm_eval_icl.studies.tasks import Leaf
 
@@ -88,13 +89,14 @@ class StudyProgress:
         for model in self.models:
             for variant in filter(self.study.chooses, self.grid.variants(model)):
                 for cell in self.grid.cells("test", model, variant):
-                    if cell.order == 0 and self.choice(cell) is None:
-                        on_dev = [each.path for *_, cells in self.grid.candidates(cell) for each in cells]
-                        if on_dev[0] not in noted:
-                            noted.add(on_dev[0])
-                            failed = next((path for path in on_dev if path in self.failed), on_dev[0])
-                            why = self.failed.get(failed, "it was removed while the study ran.")
-                            self.fail([cell], f"nothing can be chosen on the dev set, as {failed} failed: {why}")
+                    if cell.order > 0 or self.choice(cell) is not None:
+                        continue
+                    on_dev = [each.path for *_, cells in self.grid.candidates(cell) for each in cells]
+                    if on_dev[0] not in noted:
+                        noted.add(on_dev[0])
+                        failed = next((path for path in on_dev if path in self.failed), on_dev[0])
+                        why = self.failed.get(failed, "it was removed while the study ran.")
+                        self.fail([cell], f"nothing can be chosen on the dev set, as {failed} failed: {why}")
 
     def is_done(self, cell: Cell) -> bool:
         """Whether a cell is there and whole, and where cells are run again, of this code. One that is not whole is
@@ -102,35 +104,35 @@ class StudyProgress:
         return self._read_if_done(cell) is not None
 
     def _read_if_done(self, cell: Cell) -> dict[str, Any] | None:
-        stamp, found = self._read.get(cell.path, (0, None))
-        if found is not None:
-            return found
+        stamp, results = self._read.get(cell.path, (0, None))
+        if results is not None:
+            return results
         try:
             now = self.folder.results(cell).stat().st_mtime_ns
         except OSError:
             return None
         if now != stamp:  # otherwise it has been looked at, and is damaged, or of other code
             try:
-                found = self.folder.read(cell, self.leaves[cell.task].task.task_name)
+                results = self.folder.read(cell, self.leaves[cell.task].task.task_name)
             except LaterForm:
                 raise
             except InputError as error:
                 if not self.rerun:
                     self.fail([cell], error.message)
-            if found is not None and self.rerun and self._made_by(cell, found):
-                found = None
-            self._read[cell.path] = now, found
-        return found
+            if results is not None and self.rerun and self._made_by(cell, results):
+                results = None
+            self._read[cell.path] = now, results
+        return results
 
-    def _results(self, cell: Cell) -> dict[str, Any]:
-        """The results of a cell that is done."""
-        found = self._read_if_done(cell)
-        assert found is not None, cell.path
-        return found
+    def results(self, cell: Cell) -> dict[str, Any]:
+        """The results, configuration and numbers of samples of a cell that is done."""
+        results = self._read_if_done(cell)
+        assert results is not None, cell.path
+        return results
 
     def facts(self, cell: Cell) -> dict[str, Any]:
         """What a cell that is done says under `config.icl.study`."""
-        facts: dict[str, Any] = self._results(cell)["config"]["icl"]["study"]
+        facts: dict[str, Any] = self.results(cell)["config"]["icl"]["study"]
         return facts
 
     def seconds(self, cell: Cell) -> float | None:
@@ -144,17 +146,17 @@ class StudyProgress:
         tokens, total = 0.0, 0.0
         for cell in filter(self.is_done, self.known_cells(model)):
             if seconds := self.seconds(cell):
-                tokens += self._results(cell)["config"]["icl"]["tokens_run"] / self.facts(cell)["shared"]["cells"]
+                tokens += self.results(cell)["config"]["icl"]["tokens_run"] / self.facts(cell)["shared"]["cells"]
                 total += seconds
         return tokens / total if total else None
 
     @staticmethod
-    def _made_by(cell: Cell, found: Mapping[str, Any]) -> str:
+    def _made_by(cell: Cell, results: Mapping[str, Any]) -> str:
         """Which code has made a cell, and has chosen its demonstrations: "" for this code."""
-        said = found["config"]["icl"]["study"]
-        pairs = [(said.get("code"), code_of(cell.variant.method))]
-        if "choice" in said:
-            pairs.append((said["choice"].get("code"), kept.code()))
+        facts = results["config"]["icl"]["study"]
+        pairs = [(facts.get("code"), code_of(cell.variant.method))]
+        if "choice" in facts:
+            pairs.append((facts["choice"].get("code"), kept.code()))
         if all(theirs == ours is not None for theirs, ours in pairs):
             return ""
         return "unknown code" if any(None in pair for pair in pairs) else "other code"
@@ -163,46 +165,43 @@ class StudyProgress:
         """Whether a cell is "done" (with the code, if it is not this one), "failed" or "missing"."""
         if not self.is_done(cell):
             return "failed" if cell.path in self.failed else "missing"
-        code = self._made_by(cell, self._results(cell))
+        code = self._made_by(cell, self.results(cell))
         return f"done by {code}" if code else "done"
 
     def score(self, cell: Cell, rule: str = "") -> float:
         """A cell's metric, the dev set's own on the dev set, under a decision rule or by what the model says."""
         metric = self.study.dev.metric if self.study.dev and cell.split == "dev" else self.study.metric
-        found = self._results(cell)["results"][self.leaves[cell.task].task.task_name]
+        values = self.results(cell)["results"][self.leaves[cell.task].task.task_name]
         if rule:
-            return float(found[f"{metric},{rule}"])
+            return float(values[f"{metric},{rule}"])
         # Of several filters of the task's own, the first counts.
-        return float(next(value for name, value in found.items() if name.startswith(f"{metric},")))
-
-    def _documents(self, cell: Cell) -> int:
-        return int(self._results(cell)["n-samples"][self.leaves[cell.task].task.task_name]["effective"])
+        return float(next(value for name, value in values.items() if name.startswith(f"{metric},")))
 
     def choice(self, cell: Cell) -> DevChoice | None:
         """What was chosen on the dev set where this cell is one of those among which is chosen (`Grid.candidates`), by
         the mean over orders (`choose.best`); None if a cell on the dev set is missing."""
-        candidates = self.grid.candidates(cell)
+        candidates, dev = self.grid.candidates(cell), self.study.dev
         key = candidates[0][-1][0].path
-        if key not in self._choices:
-            if not all(self.is_done(each) for *_, cells in candidates for each in cells):
-                return None
-            metric = self.study.dev.metric if self.study.dev else ""
-            among_rules = self.study.dev is not None and "decide" in self.study.dev.choose
-            higher = self.leaves[cell.task].task.higher_is_better().get(metric, True)
-            scores = [
-                [(self.score(each, rule), self._documents(each)) for each in cells] for _, _, rule, cells in candidates
-            ]
-            index, means = best(scores, higher)
-            variant, seed, rule, _ = candidates[index]
-            of_rules = [{"decide": rule or "none"} if among_rules else {} for _, _, rule, _ in candidates]
-            curve = [
-                ({**each.arguments, **of_rule}, s, mean)
-                for (each, s, _, _), of_rule, mean in zip(candidates, of_rules, means, strict=True)
-            ]
-            values = [{**arguments, "seeds": s} for arguments, s, _ in curve]
-            several = {name for name in values[0] if any(each[name] != values[0][name] for each in values)}
-            names = tuple(name for name in (self.study.dev.choose if self.study.dev else ()) if name in several)
-            self._choices[key] = DevChoice(variant, seed, rule, tuple(curve), names)
+        if key in self._choices:
+            return self._choices[key]
+        assert dev is not None
+        if not all(self.is_done(on_dev) for *_, cells in candidates for on_dev in cells):
+            return None
+        task = self.leaves[cell.task].task
+
+        def documents(on_dev: Cell) -> int:
+            return int(self.results(on_dev)["n-samples"][task.task_name]["effective"])
+
+        scores = [[(self.score(each, rule), documents(each)) for each in cells] for _, _, rule, cells in candidates]
+        index, means = best(scores, task.higher_is_better().get(dev.metric, True))
+        variant, seed, rule, _ = candidates[index]
+        curve = []
+        for (candidate, of_seed, of_rule, _), mean in zip(candidates, means, strict=True):
+            rules = {"decide": of_rule or "none"} if "decide" in dev.choose else {}
+            curve.append(({**candidate.arguments, **rules}, of_seed, mean))
+        values = [{**arguments, "seeds": of_seed} for arguments, of_seed, _ in curve]
+        names = [name for name in dev.choose if len({str(of_one.get(name)) for of_one in values}) > 1]
+        self._choices[key] = DevChoice(variant, seed, rule, tuple(curve), tuple(names))
         return self._choices[key]
 
     # What comes out.
@@ -215,14 +214,11 @@ class StudyProgress:
             if cell.split == "test" and self.study.chooses(cell.variant):
                 choice = self.choice(cell)
                 assert choice is not None  # the cell would not be known
-                choices[f"{cell.path}"] = {
-                    "chosen": {
-                        **choice.variant.arguments,
-                        "seed": choice.seed,
-                        **({"decide": choice.rule or "none"} if "decide" in choice.names else {}),
-                    },
-                    "curve": [{"arguments": each, "seed": seed, "score": score} for each, seed, score in choice.curve],
-                }
+                rule = {"decide": choice.rule or "none"} if "decide" in choice.names else {}
+                curve = [{"arguments": each, "seed": seed, "score": score} for each, seed, score in choice.curve]
+                chosen = {**choice.variant.arguments, "seed": choice.seed, **rule}
+                choices[cell.path] = {"chosen": chosen, "curve": curve}
+        trained = {model.checkpoint: self.folder.is_trained(model) for model in self.models if model.training}
         return {
             "study": self.study.model_dump(),
             "versions": {
@@ -232,11 +228,7 @@ class StudyProgress:
                 "transformers": transformers.__version__,
             },
             "limit": self.options.limit,
-            "checkpoints": {
-                model.checkpoint: "done" if self.folder.is_trained(model) else "missing"
-                for model in self.models
-                if model.training
-            },
+            "checkpoints": {name: "done" if is_there else "missing" for name, is_there in trained.items()},
             "cells": {cell.path: self.state(cell) for cell in cells},
             "failed": self.failed,
             "dev": self.dev,
@@ -248,7 +240,7 @@ class StudyProgress:
         interruption counts once."""
         total = {"passes": 0.0, "tokens": 0.0}
         for cell in filter(self.is_done, self.all_cells()):
-            icl = self._results(cell)["config"]["icl"]
+            icl = self.results(cell)["config"]["icl"]
             shared = icl["study"]["shared"]
             if "passes" in shared:
                 total["passes"] += shared["passes"] / shared["cells"]
@@ -278,56 +270,42 @@ def open_study(
     for variant in study.variants:
         code_of(variant.method)  # now: files may be edited while a study runs
     leaves = {leaf.name: leaf for leaf in study_tasks.load(study.tasks, include_path, study.metadata, lacking)}
-    shots = {name: tuple(dict.fromkeys(leaf.shots(n) for n in study.num_fewshot)) for name, leaf in leaves.items()}
+    metrics = {study.metric, *([study.dev.metric] if study.dev else [])}
+    dev: dict[str, list[int]] = {}
+    tasks = {}
     for name, leaf in leaves.items():
+        shots = tuple(dict.fromkeys(leaf.shots(n) for n in study.num_fewshot))
         if study.rules:
             check_options(leaf.task, study.rules)
-        for n in shots[name]:
+        for n in shots:
             for how in study.demonstrations:
                 study_tasks.draw(leaf, n, how, study.seeds[0], study.orders - 1)
-        for metric in {study.metric, *([study.dev.metric] if study.dev else [])}:
-            if metric not in (metrics := leaf.task.aggregation()):
-                raise InputError(f"metric: task {name!r} has no {metric!r}, only {', '.join(sorted(metrics))}.")
-        if study.rules:
-            _check_rules(study, leaf, shots[name][0], options.limit)
-    known = {*leaves, *(group for leaf in leaves.values() for group in leaf.groups())}
+        for metric in metrics:
+            if metric not in (known_metrics := leaf.task.aggregation()):
+                known = ", ".join(sorted(known_metrics))
+                raise InputError(f"metric: task {name!r} has no {metric!r}, only {known}.")
+            if without := [str(rule) for rule in study.rules if metric in meaningless(rule)]:
+                raise InputError(f"metric: {metric} means nothing under decide={without[0]}: give another.")
+        if study.rules:  # their queries behind the first documents are made, so that what does not fit the task is told
+            how = study.demonstrations[0]
+            how = "random" if isinstance(how, How) else how  # drawn ones stand for those that a model will choose
+            limit = min(get_sample_size(leaf.task, options.limit) or _DOCUMENTS, _DOCUMENTS)
+            decide = written(study.rules)
+            task = study_tasks.prepare(leaf, shots[0], how, study.seeds[0], 0, None, limit, decide=decide).task
+            give_rules(task, None)
+            task.build_all_requests()
+        of_dev = ""
+        if study.dev is not None:
+            dev[name] = _dev_rows(study, leaf, shots, options.limit)
+            of_dev = study_tasks.contents_of_rows(leaf, dev[name])
+        alone = isinstance(leaf.task, MetaICLTask)
+        tasks[name] = GridTask(name, shots, tuple(leaf.inside), leaf.changes, alone, of_dev)
+    columns = {*leaves, *(group for leaf in leaves.values() for group in leaf.groups())}
     for column in (column for part in study.columns.values() for column in part):
-        if column not in known and not lacking:
-            raise InputError(f"columns: {column!r} is no task of this study, and no group: {', '.join(sorted(known))}.")
-    dev = {}
-    if study.dev is not None:
-        dev = {name: _dev_rows(study, leaf, shots[name], options.limit) for name, leaf in leaves.items()}
-    tasks = {
-        name: GridTask(
-            name,
-            shots[name],
-            tuple(leaf.inside),
-            leaf.changes,
-            isinstance(leaf.task, MetaICLTask),
-            study_tasks.contents_of_rows(leaf, dev[name]) if dev else "",
-        )
-        for name, leaf in leaves.items()
-    }
+        if column not in columns and not lacking:
+            known = ", ".join(sorted(columns))
+            raise InputError(f"columns: {column!r} is no task of this study, and no group: {known}.")
     return StudyProgress(Grid(study, tasks, options.limit), leaves, dev, folder, options, rerun)
-
-
-def _check_rules(study: Study, leaf: Leaf, shots: int, limit: float | None) -> None:
-    """Refuse decision rules that do not fit a task: their queries behind its first documents are made.
-
-    Raises:
-        InputError: one does not.
-    """
-    for metric in {study.metric, *([study.dev.metric] if study.dev else [])}:
-        if without := [str(rule) for rule in study.rules if metric in meaningless(rule)]:
-            raise InputError(f"metric: {metric} means nothing under decide={without[0]}: give another.")
-    how = study.demonstrations[0]
-    if how is not None and how.method is not None:  # what a model will choose is not known: drawn ones stand for it
-        how = Demonstrations("random")
-    limit = min(get_sample_size(leaf.task, limit) or _DOCUMENTS, _DOCUMENTS)
-    decide = written(study.rules)
-    task = study_tasks.prepare(leaf, shots, how, study.seeds[0], 0, None, limit, decide=decide).task
-    give_rules(task, None)
-    task.build_all_requests()
 
 
 def _dev_rows(study: Study, leaf: Leaf, shots: Sequence[int], limit: float | None) -> list[int]:
@@ -338,7 +316,7 @@ def _dev_rows(study: Study, leaf: Leaf, shots: Sequence[int], limit: float | Non
     from_training = config.samples is None and config.split in (None, leaf.task.config.training_split)
     used: set[int] = set()
     for how in study.demonstrations:
-        if how is not None and how.method is not None:  # a model, which chooses outside the dev set
+        if isinstance(how, How):  # a model, which chooses outside the dev set
             continue
         for n, seed in ((n, seed) for n in shots for seed in study.seeds):
             drawn = study_tasks.draw(leaf, n, how, seed)

@@ -26,6 +26,7 @@ import lm_eval.evaluator
 import torch
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import LM
+from lm_eval.api.task import ConfigurableTask
 from lm_eval.tasks import TaskManager
 from tqdm import tqdm
 
@@ -127,11 +128,9 @@ class Models:
         InputError: it cannot be loaded, its weights cannot be read, or its passes are divided among processes.
     """
 
-    def __init__(
-        self, arguments: Mapping[str, Any], options: Options, located: Mapping[str, Any] | None = None
-    ) -> None:
-        self.arguments, loaded = arguments, {**arguments, **(located or {})}
-        given = {name: getattr(options, name) for name in ("device", "batch_size")}
+    def __init__(self, arguments: Mapping[str, Any], options: Options, located: Mapping[str, Any]) -> None:
+        self.arguments, loaded = arguments, {**arguments, **located}
+        given = {"device": options.device, "batch_size": options.batch_size}
         self.first: ICLModel = model_class("icl").create_from_arg_obj(loaded, given)
         if self.first._is_tensor_parallel:
             raise InputError("models: tp_plan: a study does not divide the passes of a model: leave it out.")
@@ -152,11 +151,7 @@ class Models:
         return digest(json.dumps(self.loaded.fingerprint, sort_keys=True, default=str))
 
     def under(self, variant: Variant) -> ICLModel:
-        """The model of a method.
-
-        Raises:
-            InputError: the model does not do what the method needs.
-        """
+        """The model of a method, which is refused if the model does not do what it needs."""
         if variant.name not in self._models:
             model = model_class(variant.method)(self.loaded, **variant.arguments)
             key = (model.method.treats_demonstrations_alike, model.canonical_order)
@@ -225,9 +220,6 @@ def run_cells(
     Args:
         prepared: the task of an order.
         work: the name under which responses are kept until all cells are done.
-
-    Raises:
-        InputError: the cells cannot be run.
     """
     variant = max((cell.variant for cell in cells), key=lambda variant: passes_of(variant)[1])
     tasks = {cell.order: prepared(cell.order) for cell in cells}
@@ -237,8 +229,8 @@ def run_cells(
             number = passes_of(cell.variant)[1]
             lm: LM = models.hf() if variant.method == HF else _with_passes(models, cell.variant, number)
             with models.naming(cell.variant):
-                results = evaluate(lm, cell, _with_rules(tasks[cell.order], lm), models, options)
-            save(folder, cell, results, tasks[cell.order], models)
+                results = evaluate(lm, cell, _with_rules(tasks[cell.order].task, lm), options)
+            save(folder, cell, results, tasks[cell.order], models, {"cells": 1})
         return
     wanted = {passes_of(cell.variant)[1] for cell in cells}
     model = _with_passes(models, variant, max(wanted))
@@ -251,18 +243,17 @@ def run_cells(
         model = _with_passes(models, variant, max(numbers))
         with models.naming(variant):
             model.begin([])  # so that its limits are those of this number of passes
-            deciding = {order: _with_rules(each, model) for order, each in tasks.items()}
-            instances = [instance for each in deciding.values() for instance in each.task.instances]
-            scores = score(model, [each.task for each in deciding.values()], instances, numbers, path)
+            deciding = {order: _with_rules(each.task, model) for order, each in tasks.items()}
+            instances = [instance for task in deciding.values() for instance in task.instances]
+            scores = score(model, list(deciding.values()), instances, numbers, path)
             model.finish()
         seconds = time.perf_counter() - begun
         for cell in of_these:
             number = passes_of(cell.variant)[1]
             answered = Answered(_with_passes(models, variant, number), scores[number])
-            results = evaluate(answered, cell, deciding[cell.order], models, options)
+            results = evaluate(answered, cell, deciding[cell.order], options)
             counts = {"cells": len(of_these), "orders": len(tasks), "passes": model.runner.passes_run}
-            shared = {**counts, "seconds": round(seconds, 3)}
-            save(folder, cell, results, tasks[cell.order], models, shared)
+            save(folder, cell, results, tasks[cell.order], models, {**counts, "seconds": round(seconds, 3)})
 
 
 def _with_passes(models: Models, variant: Variant, number: int) -> ICLModel:
@@ -274,12 +265,12 @@ def _with_passes(models: Models, variant: Variant, number: int) -> ICLModel:
     return model
 
 
-def _with_rules(prepared: Prepared, model: LM) -> Prepared:
-    """The task with the queries of its decision rules, which depend on what a model leaves out of prompts."""
-    task = copy.copy(prepared.task)
+def _with_rules(task: ConfigurableTask, model: LM) -> ConfigurableTask:
+    """A task with the queries of its decision rules, which depend on what a model leaves out of prompts."""
+    task = copy.copy(task)
     give_rules(task, model)
     task.build_all_requests()
-    return replace(prepared, task=task)
+    return task
 
 
 def _together(model: ICLModel, tasks: Iterable[Prepared], wanted: set[int]) -> list[set[int]]:
@@ -322,21 +313,21 @@ def score(
     scores: Scores = {number: {} for number in numbers}
     with tqdm(total=len(instances) * len(numbers), leave=False, desc=model.method.name, disable=model.rank != 0) as bar:
         for context, queries in grouped((request.prompt, request.answer) for request in requests).items():
-            indices = [i for answers in queries.values() for each in answers.values() for i in each]
+            indices = [i for answers in queries.values() for same in answers.values() for i in same]
             asked = [(number, i) for number in numbers for i in indices]
             for number, i in asked:
                 if (key := f"{number} {keys[i]}") in responses:
                     scores[number][id(instances[i])] = responses[key]
-            missing = {
-                query: left
-                for query, answers in queries.items()
-                if (left := [answer for answer, each in answers.items() if _misses(each, instances, scores)])
-            }
+            missing: dict[Ids, list[Ids]] = {}
+            for query, answers in queries.items():
+                for answer, same in answers.items():
+                    if any(id(instances[i]) not in known for i in same for known in scores.values()):
+                        missing.setdefault(query, []).append(answer)
             last: dict[int, Score] = {}
             if missing:
                 with runner.mixed_precision():
-                    for number, pairs, found in _each(runner, context, missing, numbers):
-                        for (query, answer), value in zip(pairs, found, strict=True):
+                    for number, pairs, values in _scored(runner, context, missing, numbers):
+                        for (query, answer), value in zip(pairs, values, strict=True):
                             for i in queries[query][answer]:
                                 check_finite(instances[i], value[0], runner.model)
                                 last[i] = value
@@ -355,29 +346,25 @@ def score(
     return scores
 
 
-def _misses(some: Sequence[int], instances: Sequence[Instance], scores: Scores) -> bool:
-    return any(id(instances[i]) not in of_number for of_number in scores.values() for i in some)
-
-
-def _each(
+def _scored(
     runner: MethodRunner, context: Context, queries: Queries, numbers: set[int]
 ) -> Iterator[tuple[int, list[tuple[Ids, Ids]], Sequence[Score]]]:
     """The scores on the memories of these numbers; of a method with one memory, on that."""
     if runner.method.counts_memories:
         yield from runner.score_memories(context, queries, numbers)
         return
-    for asked, found in runner.score({context: queries}):
-        yield 1, [(query, answer) for _, query, answer in asked], found
+    for asked, values in runner.score({context: queries}):
+        yield 1, [(query, answer) for _, query, answer in asked], values
 
 
-def evaluate(lm: LM, cell: Cell, prepared: Prepared, models: Models, options: Options) -> dict[str, Any] | None:
+def evaluate(lm: LM, cell: Cell, task: ConfigurableTask, options: Options) -> dict[str, Any] | None:
     """lm-eval's results of a cell; None on all processes but the first."""
-    for instance in prepared.task.instances:  # which has the responses of the cell before
+    for instance in task.instances:  # which has the responses of the cell before
         instance.resps, instance.filtered_resps = [], {}
     with environment_once():
         results: dict[str, Any] | None = lm_eval.simple_evaluate(
             model=lm,
-            tasks=[prepared.task],
+            tasks=[task],
             task_manager=TaskManager(include_defaults=False),  # the task is loaded: no folder is scanned
             limit=options.limit if cell.split == "test" else None,  # the dev set is as large as it should be
             fewshot_random_seed=cell.seed,
@@ -393,12 +380,13 @@ def save(
     results: dict[str, Any] | None,
     prepared: Prepared,
     models: Models,
-    shared: Mapping[str, Any] | None = None,
+    shared: Mapping[str, Any],
 ) -> None:
     """Write a cell's results, with what was varied under `config.icl.study`.
 
     Args:
-        shared: how many cells were scored together, of how many orders, in how many passes and seconds.
+        shared: how many cells were scored together, and if this was measured, of how many orders, in how many passes
+            and seconds.
     """
     if results is None:
         return
@@ -413,7 +401,7 @@ def save(
         "arguments": dict(cell.variant.arguments),
         "task": cell.task,
         "num_fewshot": cell.num_fewshot,
-        "demonstrations": cell.demonstrations and cell.demonstrations.text,
+        "demonstrations": cell.drawn,
         "indices": prepared.demonstrations,
         **({"choice": prepared.choice} if prepared.choice else {}),
         "contents": prepared.contents,
@@ -424,7 +412,7 @@ def save(
         **({"changes": cell.changes} if cell.changes else {}),
         "weights": models.weights,
         "code": code_of(cell.variant.method),
-        "shared": dict(shared or {"cells": 1}),
+        "shared": dict(shared),
     }
     config = results["config"]
     config |= {"model": cell.variant.method, "model_args": arguments}
@@ -432,7 +420,11 @@ def save(
     folder.save(cell, results, arguments)
 
 
-_environment: dict[str, Any] = {}
+@functools.cache
+def _environment(add: Callable[[dict[str, Any]], None], commit: Callable[[], str | None]) -> tuple[dict[str, Any], Any]:
+    facts: dict[str, Any] = {}
+    add(facts)
+    return facts, commit()
 
 
 @contextmanager
@@ -440,15 +432,8 @@ def environment_once() -> Iterator[None]:
     """Inside this context, lm-eval finds out about the machine and the commit only once, which takes seconds."""
     module: Any = lm_eval.evaluator
     add, commit = module.add_env_info, module.get_git_commit_hash
-
-    def add_known(storage: dict[str, Any]) -> None:
-        if not _environment:
-            add(_environment)
-            _environment["git_hash"] = commit()
-        storage.update({key: value for key, value in _environment.items() if key != "git_hash"})
-
-    module.add_env_info = add_known
-    module.get_git_commit_hash = lambda: _environment["git_hash"] if _environment else commit()
+    module.add_env_info = lambda storage: storage.update(_environment(add, commit)[0])
+    module.get_git_commit_hash = lambda: _environment(add, commit)[1]
     try:
         yield
     finally:

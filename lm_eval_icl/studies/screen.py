@@ -7,10 +7,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 
+from rich import filesize
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from lm_eval_icl.demonstrations.how import How
 from lm_eval_icl.studies.cells import Cell, Model
 from lm_eval_icl.studies.plan import Plan
 from lm_eval_icl.studies.progress import StudyProgress
@@ -51,7 +53,7 @@ def print_plan(
     for model in shown:
         work, speed = plan.work(model), progress.tokens_per_second(model)
         shared, alone = work or (None, None)
-        name = model.checkpoint or model.name
+        name = model.title
         table.add_row(
             Text(name if len(name) <= _NAME else f"...{name[3 - _NAME :]}"),
             f"{len(plan.cells(model)):,}",
@@ -68,7 +70,7 @@ def print_plan(
         "Tokens of the study, and of its cells run one by one; `hf` is not counted.",
         "Cells that depend on the dev set are counted with the values that take most." if progress.study.dev else "",
         "What the models take to choose demonstrations is not counted."
-        if any(how and how.method for how in progress.study.demonstrations)
+        if any(isinstance(how, How) for how in progress.study.demonstrations)
         else "",
         f"Every cell has the decision rules {', '.join(map(str, progress.study.rules))}; their queries are not counted."
         if progress.study.rules
@@ -133,13 +135,8 @@ def _duration(seconds: float) -> str:
 def _size(model: Model) -> str:
     """The size of a checkpoint's weights as they are stored; "?" if they are not in a folder here."""
     folder = Path(model.name)
-    files = list(folder.glob("*.safetensors")) or list(folder.glob("*.bin")) if folder.is_dir() else []
-    size = float(sum(file.stat().st_size for file in files))
-    for unit in ("B", "KB", "MB", "GB", "TB"):
-        if size < 1000 or unit == "TB":
-            break
-        size /= 1000
-    return f"{size:.3g} {unit}" if files else "?"
+    files = list(folder.glob("*.safetensors")) or list(folder.glob("*.bin"))
+    return filesize.decimal(sum(file.stat().st_size for file in files)) if files else "?"
 
 
 def _counted(what: str, names: Iterable[str], verbose: bool) -> str:

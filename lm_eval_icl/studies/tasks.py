@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import itertools
 import json
 import math
 import re
@@ -18,6 +19,7 @@ import lm_eval.api.task
 from lm_eval.api.task import ConfigurableTask
 from lm_eval.evaluator_utils import get_sample_size
 
+from lm_eval_icl.demonstrations.how import How
 from lm_eval_icl.errors import InputError, refusing
 from lm_eval_icl.harness import patches
 from lm_eval_icl.harness.distributed import check_shares
@@ -99,7 +101,7 @@ def load(
         InputError: there is no such task, or its data cannot be loaded.
     """
     manager = task_manager(include_path, metadata or {})
-    found: dict[str, Leaf] = {}
+    leaves: dict[str, Leaf] = {}
     for spec in specs:
         asked, changes = (spec, {}) if isinstance(spec, str) else (spec["task"], {**spec})
         changes.pop("task", None)
@@ -117,10 +119,9 @@ def load(
             continue
         groups = {name: {task.task_name for task in group.get_all_tasks()} for name, group in loaded["groups"].items()}
         means = {name: group.aggregate_metric_list or () for name, group in loaded["groups"].items()}
-        weighted = {name for name, some in means.items() if not some or any(each.weight_by_size for each in some)}
-        alike = frozenset(means.keys() - weighted)
+        alike = frozenset(name for name, every in means.items() if every and not any(m.weight_by_size for m in every))
         for name, task in loaded["tasks"].items():
-            label = "+".join([name, *changes]) if changes and name in found else name
+            label = "+".join([name, *changes]) if changes and name in leaves else name
             inside = tuple(group for group, tasks in groups.items() if name in tasks and not changes)
             if not isinstance(task, ConfigurableTask):
                 raise InputError(f"tasks: {name}: its own class builds its prompts, so that a study cannot run it.")
@@ -129,13 +130,13 @@ def load(
                     f"tasks: {name}: decide={rules}: decision rules are a key of the study itself: leave it out of the "
                     f"task's metadata, and give decide: [none, {rules}]."
                 )
-            if label in found and (changes or found[label].changes):
+            known = leaves.get(label)
+            if known is not None and (changes or known.changes):
                 raise InputError(f"tasks: {label} is there twice: two cells would write one file.")
-            before = found[label].inside if label in found else {}
-            everywhere = {**before, asked: inside}
-            even = alike | (found[label].alike if label in found else frozenset())
-            found[label] = Leaf(label, everywhere, task, digest(str(changes)) if changes else "", even)
-    return list(found.values())
+            everywhere = {**(known.inside if known else {}), asked: inside}
+            even = alike | (known.alike if known else frozenset())
+            leaves[label] = Leaf(label, everywhere, task, digest(str(changes)) if changes else "", even)
+    return list(leaves.values())
 
 
 def contents(leaf: Leaf, seed: int) -> str:
@@ -161,8 +162,8 @@ def contents_of_rows(leaf: Leaf, rows: Sequence[int]) -> str:
     return digest_of([rows, [documents[i] for i in rows]])
 
 
-def digest_of(said: Any) -> str:
-    return digest(re.sub(r" at 0x[0-9a-f]+", "", json.dumps(said, sort_keys=True, default=str)))
+def digest_of(value: Any) -> str:
+    return digest(re.sub(r" at 0x[0-9a-f]+", "", json.dumps(value, sort_keys=True, default=str)))
 
 
 def prepare(
@@ -289,8 +290,8 @@ def draw(
     if isinstance(leaf.task, MetaICLTask):
         if how is not None:
             raise InputError(f"demonstrations: {how}: task {leaf.name!r} has those of MetaICL's files: leave it out.")
-        there = len(leaf.task.files.shown(leaf.task.source, checked_seed(seed)))
-        return permuted(list(range(min(shots, there))), order, seed, leaf.name)
+        number = len(leaf.task.files.shown(leaf.task.source, checked_seed(seed)))
+        return permuted(list(range(min(shots, number))), order, seed, leaf.name)
     if shots == 0 and order == 0:
         return []
     if choice is not None:
@@ -304,8 +305,8 @@ def draw(
         return None
     sampler = leaf.task.sampler
     if how is not None:
-        sampler = FixedSampler(sampler.df, how.text, leaf.task)
-        if how.method is not None:
+        sampler = FixedSampler(sampler.df, str(how), leaf.task)
+        if isinstance(how, How):
             permuted(list(range(shots)), order, seed, leaf.name)  # refuses more orders than there are
             return None
     return permuted(sampler.set_rnd(seed).rows(shots, of), order, seed, leaf.name)
@@ -319,11 +320,11 @@ def permuted(indices: list[int], order: int, seed: int, task: str) -> list[int]:
     """
     if order >= math.factorial(len(indices)):
         raise InputError(f"orders: {order + 1}: task {task!r} has {len(indices)} demonstrations: give fewer orders.")
-    rnd, found = Random(seed), [indices]
-    while len(found) <= order:
-        if (one := rnd.sample(indices, len(indices))) not in found:
-            found.append(one)
-    return found[order]
+    rnd, permutations = Random(seed), [indices]
+    while len(permutations) <= order:
+        if (permutation := rnd.sample(indices, len(indices))) not in permutations:
+            permutations.append(permutation)
+    return permutations[order]
 
 
 def dev_rows(leaf: Leaf, size: int | None, limit: float | None, used: Sequence[Doc]) -> list[int]:
@@ -345,15 +346,10 @@ def dev_rows(leaf: Leaf, size: int | None, limit: float | None, used: Sequence[D
     wanted = documents if size is None else size if limit is None else min(size, documents)
     order = Random(_DEV_SEED).sample(range(len(rows)), len(rows))
     is_used = among(task, lambda: used, few_shot=True)
-    found: list[int] = []
-    for i in order:
-        if len(found) == wanted:
-            break
-        if not is_used(rows[i]):
-            found.append(i)
-    if len(found) < wanted:
+    dev = list(itertools.islice((i for i in order if not is_used(rows[i])), wanted))
+    if len(dev) < wanted:
         raise InputError(
-            f"dev: task {leaf.name!r}: its training split has {len(found)} rows that are no demonstrations, and the "
-            f"dev set {wanted}: give dev a size of {len(found)} or less."
+            f"dev: task {leaf.name!r}: its training split has {len(dev)} rows that are no demonstrations, and the "
+            f"dev set {wanted}: give dev a size of {len(dev)} or less."
         )
-    return found
+    return dev

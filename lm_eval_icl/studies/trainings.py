@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -49,24 +48,6 @@ def check(
     }
     with naming(where):
         return trainer({name: value for name, value in given.items() if value is not None})
-
-
-def train(model: Model, training: Callable[[], None]) -> None:
-    """Train a model, in the folder that `training` was told.
-
-    Args:
-        training: what trains it, as of `check`.
-
-    Raises:
-        InputError: it cannot be trained.
-    """
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise InputError(
-            f"train: {model.checkpoint} is not trained yet, and a study does not train in several processes of one "
-            "launch: run the same command once without the launcher."
-        )
-    with naming(f"training of {model.checkpoint}"):
-        training()
 
 
 def check_beginning(grid: Grid, folder: StudyFolder, model: Model) -> None:

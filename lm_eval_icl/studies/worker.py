@@ -13,12 +13,12 @@ from typing import Any
 import torch
 
 from lm_eval_icl.decisions.how import written
-from lm_eval_icl.errors import InputError, reason
+from lm_eval_icl.errors import InputError, naming, reason
 from lm_eval_icl.harness.distributed import of_first
 from lm_eval_icl.studies import tasks as study_tasks
 from lm_eval_icl.studies import trainings
 from lm_eval_icl.studies.cells import Cell, Model
-from lm_eval_icl.studies.choices import Choices, ToChoose
+from lm_eval_icl.studies.choices import Choices
 from lm_eval_icl.studies.grid import HF
 from lm_eval_icl.studies.order import CellBatch, Key, Unit, without_passes
 from lm_eval_icl.studies.progress import StudyProgress
@@ -35,7 +35,6 @@ class Worker:
         trainer: trains the models of a study that has trainings.
 
     Attributes:
-        trainings: what trains each checkpoint, if its options have been checked before.
         weights: the weights that cells of a model already have: its folder -> their digest -> a cell.
         arguments: with which a model is named in its results and messages.
         located: those that differ where this process loads it.
@@ -50,36 +49,25 @@ class Worker:
     ) -> None:
         self.progress, self.grid, self.folder = progress, progress.grid, progress.folder
         self.include_path, self.trainer = include_path, trainer
-        self.trainings: dict[str, Callable[[], None]] = {}
         self.weights: dict[str, dict[str, str]] = {}
         self.arguments: Callable[[Model], dict[str, Any]] = self.folder.arguments
         self.located: Callable[[Model], dict[str, Any]] = lambda model: {}
         self.trains_in = self.folder
-        self.choices = Choices(self.folder, {name: self._to_choose(name) for name in progress.leaves}, progress.rerun)
+        self.choices = Choices(progress)
+        self._trainings: dict[str, Callable[[], None]] = {}
         self._model: Model | None = None
         self._models: Models | None = None
         self._prepared_for: Key = ()
         self._prepared: dict[int, Prepared] = {}
 
-    def _to_choose(self, name: str) -> ToChoose:
-        """What the models of this study choose for a task: no documents of its dev set."""
-        leaf, study = self.progress.leaves[name], self.progress.study
-        methods = tuple(how.method for how in study.demonstrations if how and how.method)
-        rows = self.progress.dev.get(name, [])
-        documents = leaf.task.training_docs() if rows else []
-        return ToChoose(leaf, [documents[i] for i in rows], self.grid.tasks[name].shots, methods, study.seeds)
-
     def training(self, model: Model) -> Callable[[], None]:
-        """What trains a model, its options checked.
-
-        Raises:
-            InputError: an option is not possible.
-        """
-        if model.checkpoint not in self.trainings:
+        """What trains a model, its options checked, as of `trainings.check`."""
+        if model.checkpoint not in self._trainings:
             assert self.trainer
-            of_model = (self.progress.study, model, self.trains_in, self.progress.options.device, self.include_path)
-            self.trainings[model.checkpoint] = trainings.check(*of_model, self.trainer)
-        return self.trainings[model.checkpoint]
+            study, device = self.progress.study, self.progress.options.device
+            checked = trainings.check(study, model, self.trains_in, device, self.include_path, self.trainer)
+            self._trainings[model.checkpoint] = checked
+        return self._trainings[model.checkpoint]
 
     def run(self, unit: Unit) -> None:
         """Run a unit. All processes of a launch call this. Cells that fail are noted.
@@ -88,9 +76,15 @@ class Worker:
             Exception: nothing of the model can be run, or nothing at all (`ends_all`).
         """
         if unit.kind == "train":
+            if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+                raise InputError(
+                    f"train: {unit.model.checkpoint} is not trained yet, and a study does not train in several "
+                    "processes of one launch: run the same command once without the launcher."
+                )
             self._forget()
             self.folder.note_running(unit.title, self.progress.failed)
-            trainings.train(unit.model, self.training(unit.model))
+            with naming(f"training of {unit.model.checkpoint}"):
+                self.training(unit.model)()
             if self.trains_in is self.folder:
                 self.folder.finish_training(unit.model)
             make_room()
@@ -124,7 +118,7 @@ class Worker:
         def cells_like(like: tuple[str, str]) -> list[Cell]:
             return [cell for cell in self.progress.known_cells(model) if without_passes(cell.variant) == like]
 
-        for like, variant in {without_passes(each): each for each in self.grid.variants(model)}.items():
+        for like, variant in {without_passes(variant): variant for variant in self.grid.variants(model)}.items():
             if variant.method != HF:
                 with self.noting(functools.partial(cells_like, like)), models.naming(variant):
                     models.under(variant)
@@ -163,16 +157,17 @@ class Worker:
         def run(cells: Sequence[Cell]) -> None:
             run_cells(models, cells, prepared, self.folder, progress.options, batch.id)
 
+        parts = [missing]
         if len(missing) > 1 and models.world_size == 1:
             try:
                 run(missing)
-                missing = []
             except Exception as error:
                 if ends_all(error):
                     raise
-            if missing:
+            parts = [[cell] for cell in progress.missing(missing)]
+            if parts:
                 make_room()
-        for cells in [[cell] for cell in progress.missing(missing)] if models.world_size == 1 else [missing]:
+        for cells in parts:
             with self.noting(lambda cells=cells: cells):  # type: ignore[misc]
                 run(cells)
         if models.rank == 0 and all(map(progress.is_done, batch.cells)):
@@ -210,7 +205,7 @@ class Worker:
 def other_weights(output: object, model: Model, path: str) -> InputError:
     """Refuses to add cells to one that another checkpoint of the same name has given."""
     return InputError(
-        f"--output {output}: the weights or the tokenizer of {model.checkpoint or model.name} have changed since "
+        f"--output {output}: the weights or the tokenizer of {model.title} have changed since "
         f"{path} was run: give another folder."
     )
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ast
 import errno
-import json
 import os
 import random
 import re
@@ -33,10 +32,10 @@ from lm_eval_icl.studies.cells import Grid, Model
 from lm_eval_icl.studies.conduct import Conductor
 from lm_eval_icl.studies.folder import StudyFolder
 from lm_eval_icl.studies.order import Queue, Unit
-from lm_eval_icl.studies.progress import open_study
 from lm_eval_icl.studies.run import Options
 from tests.processes import Process, run_command
-from tests.studies.test_studies import refused
+from tests.studies import running
+from tests.studies.running import refused
 
 ray = pytest.importorskip("ray")
 KILLS = int(os.environ.get("LM_EVAL_ICL_KILLS", "1"))
@@ -51,16 +50,11 @@ STUDY = {
     "train": {"tasks": "icl_demo_short", "steps": 2, "num_fewshot": 2, "batch_size": 2, "eval_steps": 0},
 }
 OPTIONS = Options("cpu", "8", 4)  # as the command has them, since results say so
-# What differs between two runs of one cell: dates, seconds, and how much of what is shared was run for it.
-COUNTS = {"contexts_encoded", "contexts_reused", "tokens_run", "tokens_saved"}
+APART = {*running.TIMES, *running.COUNTS}
 if KILLS > 1:  # a driver that is killed while it writes a unit leaves cells that are run without the others
-    COUNTS |= {"cells", "orders", "passes"}
-APART = {"date", "start_time", "end_time", "total_evaluation_time_seconds", "seconds", *COUNTS}
+    APART |= {"cells", "orders", "passes"}
 
-
-@pytest.fixture(scope="module", autouse=True)
-def _own_tasks(own_tasks):
-    pass
+pytestmark = pytest.mark.usefixtures("own_tasks")
 
 
 @pytest.fixture(scope="module")
@@ -76,27 +70,13 @@ def nodes():
 
 
 def opened(output: Path, **keys: object) -> Conductor:
-    file = output.with_suffix(".yaml")
-    file.write_text(yaml.safe_dump({**STUDY, **keys}))
-    return Conductor(open_study(grid.read(str(file), {}), StudyFolder(output), OPTIONS, None), None, training)
+    return Conductor(running.opened(output, OPTIONS, **{**STUDY, **keys}), None, training)
 
 
 def written(output: Path) -> dict[str, object]:
     """The files of cells, choices and checkpoints, without what may differ."""
-
-    def same(value):
-        if isinstance(value, dict):
-            return {key: same(one) for key, one in value.items() if key not in APART}
-        return [same(one) for one in value] if isinstance(value, list) else value
-
-    files = {}
-    for path in (path for top in ("cells", "choices", "checkpoints") for path in (output / top).rglob("*")):
-        if path.is_file() and path.name != "log.jsonl":  # of a training, with seconds
-            content = path.read_bytes()
-            for text in (str(output), str(output).replace("/", "__")):  # lm-eval makes a file's name of it, too
-                content = content.replace(text.encode(), b"OUTPUT")
-            files[str(path.relative_to(output))] = same(json.loads(content)) if path.suffix == ".json" else content
-    return files
+    files = running.contents(output, APART)
+    return {name: content for name, content in files.items() if name.startswith(("cells", "choices", "checkpoints"))}
 
 
 class Sabotaged(cluster.StudyCluster):
@@ -145,7 +125,7 @@ def test_the_files_are_those_of_one_process(nodes, tmp_path, monkeypatch):
 
     monkeypatch.setattr(cluster, "stamp", lambda folder: (0, 0))
     conductor = opened(two)
-    with conductor.folder.locked(), Sabotaged(conductor, None, training, nodes.address) as pool:
+    with conductor.folder.locked(), Sabotaged(conductor, nodes.address) as pool:
         pool.remove = lambda: nodes.remove_node(nodes.removable.pop())
         conductor.run(pool)
         assert pool.remove is None and not pool.kills and pool.losses
@@ -219,7 +199,7 @@ def test_one_worker_on_each_node_is_asked(nodes, tmp_path, monkeypatch):
         return actor, actor.node.remote()
 
     monkeypatch.setattr(cluster.StudyCluster, "begin", begin)
-    with cluster.StudyCluster(opened(tmp_path / "o"), None, training, nodes.address) as pool:
+    with cluster.StudyCluster(opened(tmp_path / "o"), nodes.address) as pool:
         asked = pool.ask()
         alive = {node["NodeID"] for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")}
     assert len(asked) == 2 and set(asked) == alive
@@ -240,7 +220,7 @@ def test_dry_run_names_the_worker_that_has_no_such_model(nodes, tmp_path, monkey
     for model, number in ((here, 2), (tmp_path / "nobody", 3)):  # the plan lacks what nobody has, too
         (file := tmp_path / "s.yaml").write_text(yaml.safe_dump({**keys, "models": f"pretrained={model}"}))
         dry_run = [str(file), "--dry_run", "--device", "cpu", "--limit", "2", "--ray", nodes.address]
-        assert f"cannot be run as it is: {number} missing" in refused(dry_run, capsys, monkeypatch)
+        assert f"cannot be run as it is: {number} missing" in refused(dry_run, monkeypatch)
         counted, *missing = capsys.readouterr().out.splitlines()[-3:]
         assert counted == "workers: 0 of 2 nodes can run the study"
         for line in missing:
@@ -316,7 +296,7 @@ def test_ray_is_not_imported_without_the_option(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["lm-eval-icl", "study", str(file), "--dry_run"])
     cli.main()
     assert "1 cells" in capsys.readouterr().out
-    said = refused([str(file), "--dry_run", "--ray"], capsys, monkeypatch)
+    said = refused([str(file), "--dry_run", "--ray"], monkeypatch)
     assert said == "--ray: Ray is not installed: pip install 'lm-eval-icl[cluster]'."
 
 
@@ -353,7 +333,8 @@ def test_resources_are_of_a_model_and_change_nothing(tmp_path):
     assert large.resources == {"num_gpus": 2, "num_cpus": 4} and not model.resources
     assert study.model_dump() == plain.model_dump() and large.folder == model.folder
     assert read([{"pretrained": "m", "resources": {"memory": 1}}], {"model_args": "pretrained=n"})[1][0].resources == {}
-    for resources, why in (({"gpus": 1}, "gpus"), ({"num_gpus": -1}, "a number, 0 or more"), (3, "must be a mapping")):
+    refusals = [({"gpus": 1}, "gpus"), ({"num_gpus": -1}, "must be greater than or equal to 0"), (3, "be a mapping")]
+    for resources, why in refusals:
         with pytest.raises(InputError, match=why):
             read([{"pretrained": "m", "resources": resources}])
 
@@ -362,10 +343,11 @@ def test_what_a_folder_receives_is_there_whole(tmp_path):
     folder = StudyFolder(tmp_path / "o")
     files = {"cells/m/icl/t/results_1.json": b"1", "cells/m/icl/t/samples_1.jsonl": b"2", "choices/m/t.json": b"3"}
     files["checkpoints/c/sub/x.safetensors"] = b"4"
+    more = {"choices/m/other.json": b"5", "cells/m/icl/u/results_2.json": b"6"}  # beside the others
     with folder.locked():
         (folder.cells / "m/icl/t").mkdir(parents=True)
         (folder.cells / "m/icl/t/before.json").write_text("0")
-        for _ in range(2):
-            folder.receive(files)
+        for received, expected in ((files, files), (files, files), (more, files | more)):
+            folder.receive(received)
             there = {str(p.relative_to(folder.path)): p.read_bytes() for p in folder.path.rglob("*/*") if p.is_file()}
-            assert there == files
+            assert there == expected

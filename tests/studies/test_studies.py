@@ -6,78 +6,43 @@ import math
 import os
 import re
 import signal
-import sys
 import time
 import weakref
 from pathlib import Path
 
-import lm_eval
-import pandas as pd
 import pytest
 import yaml
 from datasets import Dataset
-from lm_eval.tasks import TaskManager
 
-from lm_eval_icl import cli, results
-from lm_eval_icl.harness.plugin import task_dir
 from lm_eval_icl.inference import memory
 from lm_eval_icl.smoke.demo import model_path
-from lm_eval_icl.studies import end, grid, run
+from lm_eval_icl.studies import grid, run
 from lm_eval_icl.studies import tasks as study_tasks
-from lm_eval_icl.studies.cells import Cell
-from lm_eval_icl.studies.conduct import Conductor
 from lm_eval_icl.studies.folder import StudyFolder
 from lm_eval_icl.studies.plan import Plan
-from lm_eval_icl.studies.progress import StudyProgress, open_study
+from lm_eval_icl.studies.progress import StudyProgress
 from lm_eval_icl.studies.run import Options
 from tests import processes
 from tests.processes import Process, run_command
+from tests.studies import running
+from tests.studies.running import (
+    COUNTS,
+    DEMO,
+    conduct,
+    contents,
+    opened,
+    refused,
+    results,
+    rows,
+    samples,
+    write,
+)
 
-DEMO = {"models": f"pretrained={model_path()}", "tasks": "icl_demo_short", "num_fewshot": 3, "seeds": "0..1"}
-OPTIONS = Options("cpu", 8, 6)
-# What differs between two runs of one cell: the time, and how much of it was run in this process.
-TIMES = {"date", "total_evaluation_time_seconds", "start_time", "end_time", "upper_git_hash", "git_hash"}
-COUNTS = {"contexts_encoded", "contexts_reused", "tokens_run", "tokens_saved"}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _own_tasks(own_tasks):
-    pass
-
-
-def write(path: Path, **keys: object) -> str:
-    path.write_text(yaml.safe_dump({**DEMO, **keys}))
-    return str(path)
-
-
-def conduct(output: Path, options: Options = OPTIONS, include_path: str | None = None, **keys: object) -> StudyProgress:
-    study, folder = grid.read(write(output.with_suffix(".yaml"), **keys), {}), StudyFolder(output)
-    with folder.locked():
-        progress = open_study(study, folder, options, include_path)
-        Conductor(progress, include_path).run()
-    return progress
-
-
-def rows(progress: StudyProgress) -> pd.DataFrame:
-    """What `study.csv` says of the finished cells."""
-    return end.cells_table(progress, end.results_of(progress, end.columns_of(progress.study, progress.leaves)))
-
-
-def refused(arguments: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setattr(sys, "argv", ["lm-eval-icl", "study", *map(str, arguments)])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    said = str(ended.value)
-    assert "\n" not in said
-    return said.removeprefix("lm-eval-icl: study: ")
-
-
-def samples(progress: StudyProgress, cell: Cell) -> list[dict]:
-    return progress.folder.samples(cell, cell.task)
+pytestmark = pytest.mark.usefixtures("own_tasks")
 
 
 @pytest.fixture(scope="module")
-def study(tmp_path_factory) -> StudyProgress:
+def study(tmp_path_factory, own_tasks) -> StudyProgress:
     """A study with everything that is shared: methods, orders, passes; and models of lm-eval's own."""
     methods = ["hf", "icl", "invicl", "saicl", "batchicl", {"deepthink": {"T": "1..3", "eta": [0.1, 0.5]}}]
     return conduct(tmp_path_factory.mktemp("study") / "study", methods=methods, orders=2)
@@ -88,48 +53,20 @@ def test_every_cell_is_that_cell_run_alone(study, tmp_path):
     cells = study.all_cells()
     assert len(cells) == (5 + 6) * 2 * 2
     for cell in (cell for cell in cells if cell.seed == 1):
-        found = json.loads(study.folder.results(cell).read_text())
-        facts = found["config"]["icl"]["study"]
-        assert (facts["seed"], facts["order"], facts["split"]) == (cell.seed, cell.order, "test")
+        found = results(study, cell)
+        said = found["config"]["icl"]["study"]
+        assert (said["seed"], said["order"], said["split"]) == (cell.seed, cell.order, "test")
         file = tmp_path / "demonstrations.json"
-        file.write_text(json.dumps({cell.task: facts["indices"]}))
-        alone = lm_eval.simple_evaluate(
-            model=cell.variant.method,
-            model_args={**cell.model.arguments, **cell.variant.arguments},
-            tasks=[cell.task],
-            num_fewshot=cell.num_fewshot,
-            batch_size=OPTIONS.batch_size,
-            device="cpu",
-            limit=OPTIONS.limit,
-            fewshot_random_seed=cell.seed,
-            task_manager=TaskManager(
-                include_path=task_dir() / "demo",
-                include_defaults=False,
-                metadata={"demonstrations": str(file)} if cell.order else {},
-            ),
-        )
+        file.write_text(json.dumps({cell.task: said["indices"]}))
+        alone = running.evaluated(study, cell, metadata={"demonstrations": str(file)} if cell.order else {})
         assert found["results"][cell.task]["acc,none"] == alone["results"][cell.task]["acc,none"]
-        expected = alone["samples"][cell.task]
-        for mine, theirs in zip(samples(study, cell), expected, strict=True):
-            for key in ("doc_id", "doc_hash", "prompt_hash", "target_hash", "target", "acc"):
-                assert str(mine[key]) == str(theirs[key]), key
-            for (ours,), (other,) in zip(mine["resps"], theirs["resps"], strict=True):
-                assert abs(float(ours[0]) - float(other[0])) < 1e-5
-                assert str(ours[1]) == str(other[1])
+        mine, theirs = samples(study, cell), alone["samples"][cell.task]
+        running.assert_alike(mine, theirs)
+        for key in ("doc_id", "doc_hash", "prompt_hash", "target_hash", "target", "acc"):
+            assert [str(sample[key]) for sample in mine] == [str(sample[key]) for sample in theirs], key
         icl = alone["config"].get("icl", {})  # all that a run alone says is said here too
-        mine = found["config"]["icl"]
-        assert {key: mine[key] for key in icl.keys() - COUNTS} == {key: icl[key] for key in icl.keys() - COUNTS}
-
-
-def test_the_orders_are_permutations(study):
-    found = {}
-    for cell in study.all_cells():
-        facts = json.loads(study.folder.results(cell).read_text())["config"]["icl"]["study"]
-        found.setdefault((cell.seed, cell.order), set()).add(tuple(facts["indices"]))
-    assert all(len(each) == 1 for each in found.values())  # the same for all methods
-    for seed in (0, 1):
-        (first,), (second,) = found[seed, 0], found[seed, 1]
-        assert first != second and sorted(first) == sorted(second)
+        said = found["config"]["icl"]
+        assert {key: said[key] for key in icl.keys() - COUNTS} == {key: icl[key] for key in icl.keys() - COUNTS}
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
@@ -145,13 +82,13 @@ def test_invariant_methods_encode_and_score_orders_once(study):
     """By the number of forward passes: two for an invariant method, and twice as many for one that is not."""
     passes = {}
     for cell in study.all_cells():
-        shared = json.loads(study.folder.results(cell).read_text())["config"]["icl"]["study"]["shared"]
+        shared = study.facts(cell)["shared"]
         passes[cell.variant.method] = (shared.get("passes"), shared["cells"])
     assert passes["invicl"] == (2, 2) and passes["icl"] == (4, 2)
 
 
 def test_all_passes_in_one_thinking(tmp_path, monkeypatch):
-    """T of 1 to 5 takes five passes over the context, as T of 5 by itself does."""
+    """T of 1 to 5 takes five passes over the context."""
     seen = []
     forward = memory.encode_all, memory.causal_pass
 
@@ -165,9 +102,6 @@ def test_all_passes_in_one_thinking(tmp_path, monkeypatch):
     monkeypatch.setattr("lm_eval_icl.methods.deepthink.encode_all", counted(0))
     monkeypatch.setattr("lm_eval_icl.methods.deepthink.causal_pass", counted(1))
     conduct(tmp_path / "curve", methods={"deepthink": {"T": "1..5"}}, seeds=0)
-    assert sorted(seen) == [0, 1, 1, 1, 1]
-    seen.clear()
-    conduct(tmp_path / "one", methods={"deepthink": {"T": 5}}, seeds=0)
     assert sorted(seen) == [0, 1, 1, 1, 1]
 
 
@@ -197,6 +131,20 @@ def test_out_of_memory_in_the_middle_of_thinking(tmp_path, monkeypatch):
         assert [each["resps"] for each in samples(found, cell)] == [each["resps"] for each in samples(calm, cell)]
 
 
+SAID = r"""
+task: said
+class: !function lm_eval_icl.harness.tasks.ICLTask
+dataset_path: json
+dataset_kwargs: {data_files: {train: FOLDER/train.json, test: FOLDER/test.json}}
+fewshot_split: train
+test_split: test
+output_type: generate_until
+doc_to_text: "Review: {{text}}\nSentiment:"
+doc_to_target: "{{other}}"
+generation_kwargs: {until: ["\n\n"], max_gen_toks: 4, do_sample: false}
+"""
+
+
 def test_the_number_of_passes_is_each_cells_own(tmp_path, checkpoint):
     """Also if texts are generated, if T of one pass has other prompts than that of several, and without some of T."""
     from tests import evaluation
@@ -204,53 +152,24 @@ def test_the_number_of_passes_is_each_cells_own(tmp_path, checkpoint):
     (tmp_path / "tasks").mkdir()
     for split, first in (("train", 30), ("test", 3)):
         (tmp_path / f"{split}.json").write_text("\n".join(json.dumps(doc) for doc in evaluation.documents(12, first)))
-    (tmp_path / "tasks/said.yaml").write_text(
-        yaml.safe_dump(
-            {
-                "task": "said",
-                "class": "!function tasks.ICLTask",
-                "dataset_path": "json",
-                "dataset_kwargs": {
-                    "data_files": {"train": str(tmp_path / "train.json"), "test": str(tmp_path / "test.json")}
-                },
-                "fewshot_split": "train",
-                "test_split": "test",
-                "output_type": "generate_until",
-                "doc_to_text": "Review: {{text}}\nSentiment:",
-                "doc_to_target": "{{other}}",
-                "generation_kwargs": {"until": ["\n\n"], "max_gen_toks": 4, "do_sample": False},
-            }
-        ).replace("'!function tasks.ICLTask'", "!function lm_eval_icl.harness.tasks.ICLTask")
-    )
+    (tmp_path / "tasks/said.yaml").write_text(SAID.replace("FOLDER", str(tmp_path)))
     model = f"pretrained={checkpoint('llama')},overflow=drop,max_length=360"
     methods = {"deepthink": {"T": [1, 3, 5], "eta": 0.9}}
     long = {"task": "icl_demo_long", "metric_list": [{"metric": "exact_match"}]}  # that of texts too
     keys = {"models": model, "methods": methods, "tasks": [long, "said"], "metric": "exact_match"}
     progress = conduct(tmp_path / "o", Options("cpu", 4, 3), str(tmp_path / "tasks"), **keys)
     for cell in progress.all_cells():
-        found = json.loads(progress.folder.results(cell).read_text())
-        alone = lm_eval.simple_evaluate(
-            model="deepthink",
-            model_args={**cell.model.arguments, **cell.variant.arguments},
-            tasks=[cell.task],
-            num_fewshot=3,
-            batch_size=4,
-            device="cpu",
-            limit=3,
-            fewshot_random_seed=cell.seed,
-            task_manager=study_tasks.task_manager(str(tmp_path / "tasks"), {}),
-        )
+        found = results(progress, cell)
+        alone = running.evaluated(progress, cell, tmp_path / "tasks" if cell.task == "said" else "demo")
         assert found["config"]["icl"]["T"] == alone["config"]["icl"]["T"] == cell.variant.arguments["T"]
         assert found["config"]["icl"]["left_out"] == alone["config"]["icl"]["left_out"]
         mine, theirs = samples(progress, cell), alone["samples"][cell.task]
         if cell.task == "said":
             assert [each["resps"] for each in mine] == [each["resps"] for each in theirs]
-            continue
-        for one, other in zip(mine, theirs, strict=True):
-            for (ours,), (their,) in zip(one["resps"], other["resps"], strict=True):
-                assert abs(float(ours[0]) - float(their[0])) < 1e-5
+        else:
+            running.assert_alike(mine, theirs)
     left_out = {
-        cell.variant.arguments["T"]: progress._results(cell)["config"]["icl"]["left_out"]
+        cell.variant.arguments["T"]: progress.results(cell)["config"]["icl"]["left_out"]
         for cell in progress.all_cells()
         if cell.task == "icl_demo_long"
     }
@@ -263,13 +182,11 @@ def test_what_is_left_out_in_one_order_is_nothing_to_another(tmp_path):
     together, left_out = conduct(tmp_path / "o", **keys, orders=2), []
     for cell in together.all_cells():
         file = tmp_path / f"{cell.order}.json"
-        file.write_text(json.dumps(together._results(cell)["config"]["icl"]["study"]["indices"]))
+        file.write_text(json.dumps(together.facts(cell)["indices"]))
         alone = conduct(tmp_path / f"alone{cell.order}", **keys, demonstrations=str(file))
         (other,) = alone.all_cells()
-        for mine, theirs in zip(samples(together, cell), samples(alone, other), strict=True):
-            for (ours,), (their,) in zip(mine["resps"], theirs["resps"], strict=True):
-                assert abs(float(ours[0]) - float(their[0])) < 1e-5
-        left_out.append(alone._results(other)["config"]["icl"]["left_out"])
+        running.assert_alike(samples(together, cell), samples(alone, other))
+        left_out.append(alone.results(other)["config"]["icl"]["left_out"])
     assert left_out[0] != left_out[1]
 
 
@@ -290,7 +207,7 @@ def test_the_dev_set_decides_and_the_test_labels_do_not(tmp_path, monkeypatch):
     tested = [cell for cell in progress.all_cells() if cell.split == "test"]
     assert len(tested) == 2 + 2
     for cell in tested:
-        said = json.loads(progress.folder.results(cell).read_text())["config"]["icl"]["study"].get("chosen")
+        said = results(progress, cell)["config"]["icl"]["study"].get("chosen")
         assert said == (["T", "eta"] if cell.variant.method == "deepthink" else None)
 
     before = study_tasks.ICLTask.test_docs
@@ -307,27 +224,14 @@ def test_the_dev_set_decides_and_the_test_labels_do_not(tmp_path, monkeypatch):
 
 
 def test_dev_documents_are_of_the_training_split_and_no_demonstrations(tmp_path):
-    study = grid.read(write(tmp_path / "s.yaml", methods="icl", seeds="0..5", dev={"size": 20}), {})
-    options = Options("cpu", 8)
-    progress = open_study(study, StudyFolder(tmp_path / "o"), options, None)
+    keys = {"methods": "icl", "seeds": "0..5"}
+    progress = opened(tmp_path / "o", Options("cpu", 8), **keys, dev={"size": 20})
     leaf = progress.leaves["icl_demo_short"]
     pool, rows = list(leaf.task.sampler.df), leaf.task.training_docs()
     used = [pool[i] for seed in range(6) for i in study_tasks.draw(leaf, 3, None, seed)]
     dev = progress.dev["icl_demo_short"]
     assert len(set(dev)) == 20 and not any(rows[i] in used for i in dev)
-    fewer = grid.read(write(tmp_path / "t.yaml", methods="icl", seeds="0..5", dev={"size": 7}), {})
-    assert open_study(fewer, StudyFolder(tmp_path / "o"), options, None).dev["icl_demo_short"] == dev[:7]
-
-
-def test_seeds_are_chosen_too(tmp_path):
-    dev = {"size": 8, "choose": ["seeds"]}
-    progress = conduct(tmp_path / "study", methods=["icl", "pcw"], dev=dev, tasks="icl_demo_unseen", seeds="0..2")
-    for method in ("icl", "pcw"):
-        of_method = rows(progress)
-        of_method = of_method[of_method.method == method]
-        (tested,), dev = of_method.query("split == 'test'").seed, of_method.query("split == 'dev'")
-        assert tested == dev.seed[dev.score.idxmax()]
-        assert dev.seed[dev.chosen].tolist() == [tested]
+    assert opened(tmp_path / "o", Options("cpu", 8), **keys, dev={"size": 7}).dev["icl_demo_short"] == dev[:7]
 
 
 def test_another_dev_set_is_measured_anew(tmp_path):
@@ -394,33 +298,15 @@ def own_task(folder: Path, name: str) -> str:
 
 def test_a_dev_set_needs_demonstrations_that_are_not_in_it(tmp_path):
     keys = {"tasks": own_task(tmp_path, "own"), "methods": "icl", "dev": {"size": 5}}
-    study = grid.read(write(tmp_path / "s.yaml", **keys), {})
     with pytest.raises(study_tasks.InputError, match="dev: task 'own' draws demonstrations of its own for every doc"):
-        open_study(study, StudyFolder(tmp_path / "o"), OPTIONS, None)
-    study = grid.read(write(tmp_path / "s.yaml", **keys, num_fewshot=0), {})
-    assert len(open_study(study, StudyFolder(tmp_path / "o"), OPTIONS, None).dev["own"]) == 5
+        opened(tmp_path / "o", **keys)
+    assert len(opened(tmp_path / "o", **keys, num_fewshot=0).dev["own"]) == 5
 
 
-def test_predictions_are_of_the_options_behind_the_question(tmp_path):
-    """With acc_mutual_info, lm-eval's samples have those without the question too."""
-    progress = conduct(tmp_path / "o", tasks=own_task(tmp_path, "own"), methods="icl", seeds=0)
-    (cell,) = progress.all_cells()
-    documents = results.documents(progress.folder.results(cell))
-    assert all(len(each["resps"]) == 4 for each in samples(progress, cell)) and len(documents) == 6
-    assert (documents.target.astype(int) == documents.prediction).astype(float).tolist() == documents.acc.tolist()
-
-
-def test_whole_texts_can_be_planned_and_run(tmp_path, capsys, monkeypatch):
+def test_whole_texts_can_be_planned_and_run(tmp_path, monkeypatch):
     keys = {"tasks": own_task(tmp_path, "texts"), "seeds": 0, "num_fewshot": 0, "metric": "word_perplexity"}
-    arguments = [
-        write(tmp_path / "s.yaml", **keys, methods=["hf", "icl"]),
-        "--output",
-        tmp_path / "o",
-        "--device",
-        "cpu",
-    ]
-    monkeypatch.setattr(sys, "argv", ["lm-eval-icl", "study", *map(str, arguments)])
-    cli.main()
+    file = write(tmp_path / "s.yaml", **keys, methods=["hf", "icl"])
+    running.command([file, "--output", tmp_path / "o", "--device", "cpu"], monkeypatch)
     with (tmp_path / "o/study.csv").open() as rows:
         hf, icl = (float(row["score"]) for row in csv.DictReader(rows))
     assert hf == pytest.approx(icl, rel=1e-5) and hf > 1
@@ -450,12 +336,6 @@ def test_one_model_is_there_at_a_time(tmp_path, checkpoint, monkeypatch):
     assert len(loaded) == 2
 
 
-def test_fewer_documents_than_processes(tmp_path):
-    (leaf,) = study_tasks.load(["icl_demo_short"], None)
-    with pytest.raises(study_tasks.InputError, match="'icl_demo_short' has fewer documents than there are processes"):
-        study_tasks.prepare(leaf, 3, None, 0, 0, None, 2, rank=0, world_size=3)
-
-
 def test_an_error_in_a_cell_names_the_model_and_the_method(tmp_path):
     model = {"models": f"{DEMO['models']},max_length=40", "num_fewshot": 8}
     with pytest.raises(
@@ -465,30 +345,6 @@ def test_an_error_in_a_cell_names_the_model_and_the_method(tmp_path):
 
 
 # A study that is there, grows, or was stopped.
-
-
-def contents(output: Path) -> dict[str, object]:
-    """What a study's folder says, without times and counts of what was run."""
-    found: dict[str, object] = {}
-    for path in sorted(output.rglob("*")):
-        name = str(path.relative_to(output))
-        if path.name.startswith("results_"):
-            results = {key: value for key, value in json.loads(path.read_text()).items() if key not in TIMES}
-            icl = results["config"]["icl"]
-            results["config"]["icl"] = {key: value for key, value in icl.items() if key not in COUNTS}
-            results["config"]["icl"]["study"].pop("shared")
-            found[name] = results
-        elif path.name == "study.json":
-            found[name] = {key: value for key, value in json.loads(path.read_text()).items() if key != "work"}
-        elif path.name == "study.csv":
-            found[name] = [{**row, "seconds": ""} for row in csv.DictReader(path.read_text().splitlines())]
-        elif path.name == "board.html" or path.stem == "tokens":  # they show times and counts
-            found[name] = path.stat().st_size > 0
-        elif path.is_file():
-            found[name] = path.read_bytes()
-        else:
-            found[name] = None
-    return found
 
 
 def command(file: str, output: Path) -> list[str]:
@@ -709,10 +565,8 @@ def test_two_processes_of_one_launch(tmp_path, keys):
     for name in one:
         if "samples_" in name:
             mine, theirs = ([json.loads(line) for line in each[name].splitlines()] for each in (two, one))
-            for a, b in zip(mine, theirs, strict=True):
-                assert a["doc_hash"] == b["doc_hash"]
-                for x, y in zip(a["resps"], b["resps"], strict=True):
-                    assert abs(float(x[0][0]) - float(y[0][0])) < 1e-5
+            assert [sample["doc_hash"] for sample in mine] == [sample["doc_hash"] for sample in theirs]
+            running.assert_alike(mine, theirs)
 
 
 # Named studies, and what cannot be.
@@ -729,9 +583,8 @@ def test_a_named_study_runs(name, hub, checkpoint, tmp_path, monkeypatch, capsys
         arguments += ["--orders", "2"]
     if len(study.demonstrations) > 1:  # of which most take thousands of documents and more
         arguments += ["--demonstrations", "k_center:pool=500"]
-    monkeypatch.setattr(sys, "argv", ["lm-eval-icl", "study", name, *arguments])
     monkeypatch.chdir(hub)
-    cli.main()
+    running.command([name, *arguments], monkeypatch)
     said = capsys.readouterr().out
     record = json.loads((tmp_path / "o/study.json").read_text())
     assert record["cells"] and set(record["cells"].values()) == {"done"}
@@ -742,14 +595,12 @@ def test_a_named_study_runs(name, hub, checkpoint, tmp_path, monkeypatch, capsys
     ("keys", "says"),
     [
         ({"seeds": "0...2"}, "seeds: '0...2': a range has two dots between its ends: 0..2 is 0, 1 and 2."),
-        ({"num_fewshot": [1, "2.."]}, "num_fewshot: '2..': a range has two dots between its ends"),
         ({"method": "icl"}, "unknown key 'method': did you mean 'methods'?"),
         ({"methods": "invcl"}, "methods: unknown method 'invcl': did you mean 'invicl'?"),
-        ({"methods": {"deepthink": {"ta": 1}}}, "methods: deepthink has no argument 'ta': did you mean 'eta'?"),
+        ({"methods": {"deepthink": {"ta": 1}}}, "methods: 'ta' is no argument of deepthink, which takes "),
         ({"methods": {"deepthink": {"T": "3..1"}}}, "methods: deepthink: T: the range 3..1 is empty."),
         ({"methods": {"deepthink": {"T": 0}}}, "methods: deepthink: T=0: must be a whole number, 1 or more."),
         ({"methods": ["icl", "icl"]}, "methods: icl is there twice: two cells would write one file."),
-        ({"methods": "icl", "seeds": [1, 1]}, "seeds: 1 is there twice: two cells would write one file."),
         ({"methods": "icl", "orders": 0}, "orders: 0: must be a whole number, 1 or more."),
         ({"methods": "icl", "seeds": "x"}, "seeds: 'x': must be a whole number, 0 or more."),
         ({"methods": []}, "methods: names none: give one or several."),
@@ -758,22 +609,19 @@ def test_a_named_study_runs(name, hub, checkpoint, tmp_path, monkeypatch, capsys
         ({"methods": "icl", "dev": {"choose": "T"}}, "dev: choose: no method of this study has the argument 'T'."),
         ({"methods": "icl", "expected": [{"model": "x"}]}, "expected: values: names none: give one or several."),
         ({"methods": "icl", "expected": {"modell": "x"}}, "expected: unknown key 'modell': did you mean 'model'?"),
-        ({"methods": "icl", "models": "pretrained=x,y"}, "models: 'pretrained=x,y': must be arguments as"),
         ({"methods": "icl", "figures": ["t"]}, "figures: 't': must be 'T', 'shots',"),
-        ({"methods": "icl", "expected": 3}, "expected: 3: must be a valid dictionary."),
-        ({"methods": "icl", "expected": {"values": {"a": "b"}}}, "expected: values: a: 'b': must be a number."),
+        ({"methods": "icl", "expected": {"values": {"a": "b"}}}, "expected: values: a: 'b': must be a valid number."),
         (
             {"methods": "icl", "expected": {"values": {}, "arguments": [1]}},
             "expected: arguments: [1]: must be a valid dictionary.",
         ),
-        ({"methods": "icl", "dev": {"choose": 3}}, "dev: choose: no method of this study has the argument '3'."),
         ({"methods": {"icl": {1: 2}}}, "methods: icl: {1: 2}: must be arguments and values."),
         ({"methods": "icl", "models": {"pretrained": "x", 1: 2}}, "models: {'pretrained': 'x', 1: 2}: must be arg"),
     ],
 )
-def test_a_file_that_cannot_be_is_refused_in_one_line(tmp_path, capsys, monkeypatch, keys, says):
+def test_a_file_that_cannot_be_is_refused_in_one_line(tmp_path, monkeypatch, keys, says):
     file = write(tmp_path / "s.yaml", **keys)
-    assert refused([file, "--output", tmp_path / "o"], capsys, monkeypatch).startswith(f"{file}: {says}")
+    assert refused([file, "--output", tmp_path / "o"], monkeypatch).startswith(f"{file}: {says}")
     assert not (tmp_path / "o").exists()
 
 
@@ -790,9 +638,9 @@ def test_a_file_that_cannot_be_is_refused_in_one_line(tmp_path, capsys, monkeypa
         ({"metric": "accuracy"}, "metric: task 'icl_demo_short' has no 'accuracy', only acc"),
     ],
 )
-def test_a_study_that_cannot_be_run_is_refused_in_one_line(tmp_path, capsys, monkeypatch, keys, says):
+def test_a_study_that_cannot_be_run_is_refused_in_one_line(tmp_path, monkeypatch, keys, says):
     file = write(tmp_path / "s.yaml", **{"methods": "icl", "seeds": 0, **keys})
-    said = refused([file, "--output", tmp_path / "o", "--device", "cpu"], capsys, monkeypatch)
+    said = refused([file, "--output", tmp_path / "o", "--device", "cpu"], monkeypatch)
     assert said.startswith(says), said
     assert not any((tmp_path / "o/cells").iterdir())  # before anything is run
 
@@ -810,8 +658,8 @@ def test_a_study_that_cannot_be_run_is_refused_in_one_line(tmp_path, capsys, mon
         (["invicl-table7", "--output", "/proc/o"], "--output /proc/o: cannot be written"),
     ],
 )
-def test_options_that_cannot_be(capsys, monkeypatch, arguments, says):
-    assert refused(arguments, capsys, monkeypatch).startswith(says)
+def test_options_that_cannot_be(monkeypatch, arguments, says):
+    assert refused(arguments, monkeypatch).startswith(says)
 
 
 def test_a_task_without_a_training_split_has_no_dev_set(tmp_path):
@@ -822,10 +670,8 @@ def test_a_task_without_a_training_split_has_no_dev_set(tmp_path):
 
 
 def dry_run(capsys, monkeypatch, *arguments: object) -> str:
-    line = ["lm-eval-icl", "study", *map(str, arguments), "--dry_run", "--limit", "6"]
-    monkeypatch.setattr(sys, "argv", line)
     monkeypatch.setenv("COLUMNS", "80")
-    cli.main()
+    running.command([*arguments, "--dry_run", "--limit", "6"], monkeypatch)
     return capsys.readouterr().out
 
 
@@ -850,9 +696,9 @@ def test_a_dry_run_names_what_is_missing_and_says_the_rest(tmp_path, capsys, mon
     (tmp_path / "gated").mkdir()
     models = [DEMO["models"], f"pretrained={tmp_path / 'gated'}"]
     file = write(tmp_path / "s.yaml", models=models, methods="icl", tasks=["icl_demo_short", "icl_demo_shrt"])
-    monkeypatch.setattr(sys, "argv", ["lm-eval-icl", "study", file, "--dry_run", "--limit", "6"])
-    with pytest.raises(SystemExit, match="cannot be run as it is: 2 missing, as listed above"):
-        cli.main()
+    assert "cannot be run as it is: 2 missing, as listed above" in refused(
+        [file, "--dry_run", "--limit", 6], monkeypatch
+    )
     said = " ".join(capsys.readouterr().out.split())
     assert "4 cells" in said and re.search(r"demo_model 2 [\d,]+ [\d,]+ ", said)
     assert "missing: icl_demo_shrt: tasks: there is no task 'icl_demo_shrt'" in said
@@ -868,7 +714,6 @@ def test_the_plan_is_what_is_run(tmp_path):
 
 
 def test_the_list_of_named_studies(capsys, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["lm-eval-icl", "study", "--list"])
-    cli.main()
+    running.command(["--list"], monkeypatch)
     said = capsys.readouterr().out
     assert all(f"{name}: " in said for name in grid.named()) and len(grid.named()) > 10

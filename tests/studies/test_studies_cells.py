@@ -7,22 +7,17 @@ import sys
 from pathlib import Path
 
 import pytest
-import yaml
 
 import lm_eval_icl
-from lm_eval_icl import cli
 from lm_eval_icl.smoke.demo import model_path
-from lm_eval_icl.studies import conduct as study_conduct
 from lm_eval_icl.studies import folder as study_folder
 from tests import processes
+from tests.studies import running
 
-DEMO = {"models": f"pretrained={model_path()}", "tasks": "icl_demo_short", "num_fewshot": 3, "seeds": 0}
 PACKAGE = Path(lm_eval_icl.__file__).parent
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _own_tasks(own_tasks):
-    pass
+pytestmark = pytest.mark.usefixtures("own_tasks")
 
 
 @pytest.fixture
@@ -30,13 +25,12 @@ def study(tmp_path, monkeypatch, capsys):
     """Runs the command on a study in `tmp_path`: what it prints, and its last line if it fails."""
 
     def run(*options: object, limit: int | None = 6, **keys: object) -> tuple[str, str]:
-        (tmp_path / "s.yaml").write_text(yaml.safe_dump({**DEMO, **keys}))
-        arguments = [tmp_path / "s.yaml", "--output", tmp_path / "o", "--device", "cpu", *options]
+        file = running.write(tmp_path / "s.yaml", **{"seeds": 0, **keys})
+        arguments = [file, "--output", tmp_path / "o", "--device", "cpu", *options]
         arguments += ["--limit", limit] if limit else []
-        monkeypatch.setattr(sys, "argv", ["lm-eval-icl", "study", *map(str, arguments)])
         failure = ""
         try:
-            cli.main()
+            running.command(arguments, monkeypatch)
         except SystemExit as ended:
             failure = str(ended.code)
             assert "\n" not in failure
@@ -61,39 +55,6 @@ def edit(file: Path, change) -> None:
     found = json.loads(file.read_text())
     change(found)
     file.write_text(json.dumps(found))
-
-
-def answer(folder: Path, part: str, right: int) -> None:
-    """Let a cell have answered so many documents rightly."""
-    results, samples = files(folder, part)
-    lines = [json.loads(line) for line in samples.read_text().splitlines()]
-    for number, line in enumerate(lines):
-        line["acc"] = float(number < right)
-    samples.write_text("".join(json.dumps(line) + "\n" for line in lines))
-
-    def change(found):
-        (of_task,) = found["results"].values()
-        of_task["acc,none"] = right / len(lines)
-
-    edit(results, change)
-
-
-# What the dev set decides.
-
-
-def test_counts_decide_and_of_equal_ones_the_first(tmp_path, study):
-    """24 of 120 right twice, as .225 + .225 + .15 and as .2 + .2 + .2, which is more by rounding; and 25 are more."""
-    keys = {"methods": {"deepthink": {"T": [1, 2]}}, "orders": 3, "dev": {"size": 40, "choose": "T"}}
-    study(limit=None, **keys)
-    for last, chosen in ((8, 1), (9, 2)):
-        for order, (first, second) in enumerate([(9, 8), (9, 8), (6, last)]):
-            answer(tmp_path, f"T=1/icl_demo_short,num_fewshot=3,seed=0,order={order},split=dev", first)
-            answer(tmp_path, f"T=2/icl_demo_short,num_fewshot=3,seed=0,order={order},split=dev", second)
-        assert study(limit=None, **keys)[1] == ""
-        choices = record(tmp_path)["choices"].values()
-        assert {choice["chosen"]["T"] for choice in choices} == {chosen}
-        scores = [point["score"] for point in next(iter(choices))["curve"]]
-        assert scores == [0.2, (16 + last) / 120]
 
 
 # Which cells are accepted.
@@ -191,7 +152,7 @@ def test_cells_of_other_code_are_marked_and_run_again_when_asked(tmp_path):
     (tmp_path / "mine.py").write_text(MINE)
     (tmp_path / "beside.py").write_text("REPEAT = 1\n")
     keys = {"methods": ["hf", "icl", "mine:Mine"], "demonstrations": ["stratified", "herding:pool=20"]}
-    (tmp_path / "s.yaml").write_text(yaml.safe_dump({**DEMO, **keys}))
+    running.write(tmp_path / "s.yaml", seeds=0, **keys)
 
     def run(*options: str) -> str:
         return launched(
@@ -298,7 +259,7 @@ def test_a_bad_cell_fails_alone_and_is_tried_again(tmp_path, study, monkeypatch)
     monkeypatch.syspath_prepend(tmp_path)
     # The first model has no weights.
     shutil.copytree(model_path(), tmp_path / "nothing", ignore=shutil.ignore_patterns("*.safetensors"))
-    models = [f"pretrained={tmp_path / 'nothing'}", DEMO["models"]]
+    models = [f"pretrained={tmp_path / 'nothing'}", running.MODEL]
     keys = {"models": models, "methods": ["fails_at_four:Fails", "nope"], "num_fewshot": [3, 4, 5], "seeds": "0..1"}
     said, failure = study(**keys)
     assert failure.startswith("lm-eval-icl: study: 14 of 24 cells failed; the first: ") and "nope" in said
@@ -322,7 +283,7 @@ def test_a_bad_cell_fails_alone_and_is_tried_again(tmp_path, study, monkeypatch)
 
 def test_cells_that_are_run_together_fail_one_by_one(tmp_path, study):
     """Thinking twice takes more positions than the model is given, thinking once does not."""
-    keys = {"models": f"{DEMO['models']},max_length=58", "methods": {"deepthink": {"T": [1, 2]}}, "seeds": 0}
+    keys = {"models": f"{running.MODEL},max_length=58", "methods": {"deepthink": {"T": [1, 2]}}, "seeds": 0}
     _, failure = study(**keys)
     states = {path.split("/")[1].partition("T=")[2]: state for path, state in record(tmp_path)["cells"].items()}
     assert states == {"1": "done", "2": "failed"}, (failure, record(tmp_path)["failed"])
@@ -339,19 +300,3 @@ def test_a_full_disk_ends_the_study_at_once_and_leaves_no_half_cell(tmp_path, st
     _, failure = study(methods=["icl", "nope", "pcw"])
     assert "is the disk full?" in failure and "failed" not in failure and len(tried) == 1
     assert not [path for path in (tmp_path / "o/cells").rglob("*") if path.is_file()]
-
-
-def test_an_address_that_is_used_again_is_another_model(tmp_path, study, checkpoint, monkeypatch):
-    """Each model has the demonstrations that it has chosen, wherever it is in memory."""
-    models = [DEMO["models"], f"pretrained={checkpoint('llama')}"]
-    monkeypatch.setattr(study_conduct, "id", lambda _: 7, raising=False)
-    assert study(models=models, methods="icl", demonstrations="k_center:pool=30")[1] == ""
-    rows = []
-    for file in sorted(tmp_path.glob("o/choices/*/*.json")):
-        (of_task,) = json.loads(file.read_text())["tasks"].values()
-        (of_seed,) = of_task["seeds"].values()
-        (results,) = (tmp_path / "o/cells" / file.parent.name).glob("**/results_*")
-        facts = json.loads(results.read_text())["config"]["icl"]["study"]
-        assert facts["indices"] == of_seed["indices"]
-        rows.append(of_seed["indices"])
-    assert len(rows) == 2 and rows[0] != rows[1]

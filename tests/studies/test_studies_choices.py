@@ -1,36 +1,33 @@
 """Studies in which the models choose the demonstrations: each choice is made once, and all methods have it."""
 
-import json
-import sys
 from pathlib import Path
 
 import pytest
 import transformers
-import yaml
 
-from lm_eval_icl import cli
 from lm_eval_icl.demonstrations import kept
 from lm_eval_icl.demonstrations.choosing import Chooser
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.harness.pools import PoolOfTask
 from lm_eval_icl.methods import ICL, Predictor
 from lm_eval_icl.smoke.demo import model_path
-from lm_eval_icl.studies import grid
 from lm_eval_icl.studies import tasks as study_tasks
-from lm_eval_icl.studies.conduct import Conductor
-from lm_eval_icl.studies.folder import StudyFolder
-from lm_eval_icl.studies.grid import Demonstrations
-from lm_eval_icl.studies.progress import StudyProgress, open_study
 from lm_eval_icl.studies.run import Options
+from tests.studies import running
+from tests.studies.running import facts
 from tests.studies.test_studies import own_task
 
-KEYS = {"models": f"pretrained={model_path()}", "tasks": "icl_demo_short", "num_fewshot": 3, "seeds": "0..1"}
 OPTIONS = Options("cpu", 8, 3)
 
+pytestmark = pytest.mark.usefixtures("own_tasks")
 
-@pytest.fixture(scope="module", autouse=True)
-def _own_tasks(own_tasks):
-    pass
+
+def opened(output, **keys):
+    return running.opened(output, OPTIONS, **{"methods": "icl", **keys})
+
+
+def conduct(output, **keys):
+    return running.conduct(output, OPTIONS, **{"methods": "icl", **keys})
 
 
 @pytest.fixture
@@ -44,24 +41,6 @@ def chosen(monkeypatch) -> list[tuple[str, int]]:
 
     monkeypatch.setattr(Chooser, "choose", counted)
     return found
-
-
-def opened(output, **keys) -> StudyProgress:
-    file = output.with_suffix(".yaml")
-    file.write_text(yaml.safe_dump({**KEYS, "methods": "icl", **keys}))
-    return open_study(grid.read(str(file), {}), StudyFolder(output), OPTIONS, None)
-
-
-def conduct(output, **keys) -> StudyProgress:
-    with StudyFolder(output).locked():
-        progress = opened(output, **keys)
-        Conductor(progress, None).run()
-    return progress
-
-
-def facts(of: StudyProgress) -> list[dict]:
-    """What every cell says of itself."""
-    return [json.loads(of.folder.results(cell).read_text())["config"]["icl"]["study"] for cell in of.all_cells()]
 
 
 def test_all_methods_have_the_one_choice_of_the_model(tmp_path, chosen):
@@ -90,7 +69,7 @@ def test_lists_of_arguments_are_a_way_each(tmp_path):
     hows = ["stratified", None, "cal", {"lens": {"m": [50, 60], "rho": 2.5}}, {"cal": {"k": "3..4"}}]
     found = opened(tmp_path / "o", demonstrations=hows).study.demonstrations
     lens = [f"lens:m={m}:rho=2.5" for m in (50, 60)]
-    assert [how and how.text for how in found] == ["stratified", None, "cal", *lens, "cal:k=3", "cal:k=4"]
+    assert [how and str(how) for how in found] == ["stratified", None, "cal", *lens, "cal:k=3", "cal:k=4"]
 
 
 def test_what_was_chosen_before_an_interruption_is_not_chosen_again(tmp_path, chosen, monkeypatch):
@@ -164,20 +143,9 @@ def test_what_cannot_be_chosen_is_refused_before_a_model_is_loaded(keys, says, t
 
 
 def test_other_ways_by_the_command_and_a_plan(tmp_path, monkeypatch, capsys):
-    file = tmp_path / "s.yaml"
-    file.write_text(yaml.safe_dump({**KEYS, "methods": "icl", "demonstrations": "lens"}))
-    arguments = [
-        "study",
-        file,
-        "--demonstrations",
-        "random,herding:unit=True",
-        "--dry_run",
-        "--verbose",
-        "--limit",
-        "3",
-    ]
-    monkeypatch.setattr(sys, "argv", ["lm-eval-icl", *map(str, arguments)])
-    cli.main()
+    file = running.write(tmp_path / "s.yaml", methods="icl", demonstrations="lens")
+    ways = ["--demonstrations", "random,herding:unit=True"]
+    running.command([file, *ways, "--dry_run", "--verbose", "--limit", 3], monkeypatch)
     said = capsys.readouterr().out
     assert "demonstrations=herding-unit=True" in said and "demonstrations=random" in said and "lens" not in said
     assert "What the models take to choose demonstrations is not counted." in said
@@ -188,4 +156,4 @@ def test_documents_that_are_evaluated_are_not_drawn(tmp_path):
     file.write_text(file.read_text().replace("fewshot_split: train", "fewshot_split: test"))
     (leaf,) = study_tasks.load([str(file)], None)
     with pytest.raises(InputError, match="would come from the documents that are evaluated"):
-        study_tasks.draw(leaf, 3, Demonstrations("random"), 0)
+        study_tasks.draw(leaf, 3, "random", 0)

@@ -3,27 +3,23 @@
 import json
 import re
 
-import lm_eval
 import pytest
-from lm_eval.tasks import TaskManager
 
 from lm_eval_icl.errors import InputError
-from lm_eval_icl.harness.plugin import task_dir
 from lm_eval_icl.studies import end, grid, run, worker
-from tests.studies.test_studies import DEMO, OPTIONS, conduct, rows, samples
+from tests.studies import running
+from tests.studies.running import OPTIONS, conduct, results, rows, samples
 
 RULES = ["contextual", "batch", "domain:n=2", "batch:of=pool:m=3", {"dcpmi": {"premise": "It was:"}}]
 NAMES = ["contextual", "batch", "domain:n=2", "batch:m=3:of=pool"]
 TASK = "icl_demo_unseen"
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _own_tasks(own_tasks):
-    pass
+pytestmark = pytest.mark.usefixtures("own_tasks")
 
 
 @pytest.fixture(scope="module")
-def study(tmp_path_factory):
+def study(tmp_path_factory, own_tasks):
     methods = ["hf", "invicl", {"deepthink": {"T": [1, 2], "eta": 0.5}}]
     folder = tmp_path_factory.mktemp("rules") / "study"
     return conduct(folder, methods=methods, tasks=TASK, seeds=1, decide=["none", *RULES])
@@ -33,22 +29,9 @@ def test_a_cell_is_lm_evals_run_with_its_rules(study):
     """To the bit, and with no token more: nothing runs twice."""
     table = rows(study)
     for cell in study.all_cells():
-        found = json.loads(study.folder.results(cell).read_text())
-        metadata = found["configs"][TASK]["metadata"]
-        alone = lm_eval.simple_evaluate(
-            model=cell.variant.method,
-            model_args={**cell.model.arguments, **cell.variant.arguments},
-            tasks=[TASK],
-            num_fewshot=cell.num_fewshot,
-            batch_size=OPTIONS.batch_size,
-            device="cpu",
-            limit=OPTIONS.limit,
-            fewshot_random_seed=cell.seed,
-            bootstrap_iters=0,
-            task_manager=TaskManager(
-                include_path=task_dir() / "demo", include_defaults=False, metadata={"decide": metadata["decide"]}
-            ),
-        )
+        found = results(study, cell)
+        decide = found["configs"][TASK]["metadata"]["decide"]
+        alone = running.evaluated(study, cell, metadata={"decide": decide}, bootstrap_iters=0)
         values = [
             [(each["doc_id"], each["filter"], [[*map(str, response)] for response in each["filtered_resps"]])]
             for of_run in (samples(study, cell), alone["samples"][TASK])
@@ -67,8 +50,8 @@ def test_a_cell_is_lm_evals_run_with_its_rules(study):
 
 
 def test_a_row_for_each_rule(study, tmp_path):
-    results = end.results_of(study, columns := end.columns_of(study.study, study.leaves))
-    board = end.board_of(results, columns)
+    columns = end.columns_of(study.study, study.leaves)
+    board = end.board_of(end.results_of(study, columns), columns)
     of_method = [entry for entry in board.entries if entry.method == "invicl"]
     assert {entry.rule or "none" for entry in of_method} >= {"none", *NAMES}
     table = rows(study)
@@ -98,7 +81,7 @@ def test_what_was_interrupted_goes_on_with_its_responses(study, tmp_path, monkey
     (cell,) = again.all_cells()
     before = next(each for each in study.all_cells() if each.variant.method == "invicl")
     assert cell.path == before.path and samples(again, cell) == samples(study, before)
-    assert again._results(cell)["config"]["icl"]["tokens_run"] == 0
+    assert again.results(cell)["config"]["icl"]["tokens_run"] == 0
     with monkeypatch.context() as patch:
         patch.setattr(worker, "Models", interrupted)  # nothing is left to run
         conduct(tmp_path / "o", **keys)
@@ -116,7 +99,7 @@ def test_the_dev_set_chooses_a_rule(tmp_path):
     for cell, numbers in zip(tested, ([None], [1, 3]), strict=True):
         of_method = [each for each in progress.all_cells() if each.variant.method == cell.variant.method]
         curve = {
-            (each.variant.arguments.get("T"), name): progress._results(each)["results"][TASK][f"acc,{name}"]
+            (each.variant.arguments.get("T"), name): progress.results(each)["results"][TASK][f"acc,{name}"]
             for each in of_method
             if each.split == "dev"
             for name in names
@@ -131,12 +114,12 @@ def test_the_dev_set_chooses_a_rule(tmp_path):
         of_dev = table[(table.method == cell.variant.method) & (table.split == "dev") & table.chosen]
         assert of_dev.decide.tolist() == [best[1]] and of_dev.score.tolist() == pytest.approx([max(curve.values())])
     columns = end.columns_of(progress.study, progress.leaves)
-    results = [
+    tested = [
         (cell, end._under_chosen_rule(progress, cell, one))
         for cell, one in end.results_of(progress, columns)
         if cell.split == "test"
     ]
-    entries = end.board_of(results, columns).entries
+    entries = end.board_of(tested, columns).entries
     said = sorted((entry.method, entry.rule or "none") for entry in entries)
     assert said == [("deepthink", "chosen on dev"), ("icl", "chosen on dev"), ("icl", "none")]
 
@@ -156,4 +139,4 @@ def test_the_dev_set_chooses_a_rule(tmp_path):
 def test_what_is_refused_before_anything_runs(keys, said, tmp_path, monkeypatch):
     monkeypatch.setattr(worker, "Models", lambda *_: pytest.fail("a model was loaded"))
     with pytest.raises(InputError, match=said):
-        conduct(tmp_path / "o", methods="icl", **{**DEMO, **keys})
+        conduct(tmp_path / "o", **{"methods": "icl", **keys})

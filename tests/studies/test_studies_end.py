@@ -10,7 +10,6 @@ from typing import Any
 
 import pandas as pd
 import pytest
-import yaml
 from rich.console import Console
 
 from lm_eval_icl import results
@@ -18,16 +17,14 @@ from lm_eval_icl.leaderboard import study_table
 from lm_eval_icl.results.board import Board
 from lm_eval_icl.results.read import read
 from lm_eval_icl.results.records import Run
-from lm_eval_icl.smoke.demo import model_path
 from lm_eval_icl.studies import end, grid
 from lm_eval_icl.studies.cells import Cell, Model
-from lm_eval_icl.studies.conduct import Conductor
-from lm_eval_icl.studies.folder import StudyFolder
 from lm_eval_icl.studies.grid import Training, Variant
-from lm_eval_icl.studies.progress import StudyProgress, open_study
+from lm_eval_icl.studies.progress import StudyProgress
 from lm_eval_icl.studies.run import Options
 from lm_eval_icl.studies.tasks import Leaf
 from tests.boards import make_result, make_run
+from tests.studies import running
 
 Results = list[tuple[Cell, Run]]
 
@@ -68,7 +65,6 @@ def means(board: Board) -> list[dict[str, float]]:
     ]
 
 
-# ---------------------------------------------------------------------------------------------------------------
 # Columns.
 
 
@@ -140,7 +136,6 @@ def test_order_sensitivity_is_that_of_the_average_or_the_mean_of_several() -> No
     assert end.flips_of(entry, columns) is None, "of one order there is none"
 
 
-# ---------------------------------------------------------------------------------------------------------------
 # The paper's numbers.
 
 
@@ -168,7 +163,6 @@ def test_of_two_entries_the_first_counts() -> None:
     assert expected(entries, result("a", [1])[0]) == {"a": 3, "average": 2}
 
 
-# ---------------------------------------------------------------------------------------------------------------
 # The table as it is printed.
 
 
@@ -241,31 +235,30 @@ def test_a_metric_that_is_no_share_is_not_in_percent() -> None:
     assert {"13.8", "0.5"} <= set(text.split()) and "percent" not in text
 
 
-# ---------------------------------------------------------------------------------------------------------------
 # Of a study that was run.
 
 KEYS: dict[str, Any] = {
-    "models": f"pretrained={model_path()}",
     "methods": ["icl", {"deepthink": {"T": [1, 2], "eta": 0.5}}],
     "tasks": ["icl_demo_short", "icl_demo_unseen"],
     "num_fewshot": 2,
-    "seeds": [0, 1],
     "dev": {"size": 6, "choose": ["T", "eta"]},
     "figures": "sensitivity",  # there is none of one order
     "expected": {"method": "icl", "values": {"icl_demo_short": 0.579}},
 }
+OPTIONS = Options("cpu", 8, 4)
 
 
-def concluded(folder: Path, **keys: Any) -> tuple[StudyProgress, str]:
-    file = folder.with_suffix(".yaml")
-    file.write_text(yaml.safe_dump({**KEYS, **keys}))
-    progress = open_study(grid.read(str(file), {}), StudyFolder(folder), Options("cpu", 8, 4), None)
-    with progress.folder.locked():
-        Conductor(progress, None).run()
+def end_of(progress: StudyProgress) -> str:
+    """What is printed at the end of a study."""
     console = Console(width=80, file=io.StringIO(), color_system=None)
     with console.capture() as captured:
         end.conclude(progress, console)
-    return progress, captured.get()
+    return captured.get()
+
+
+def concluded(folder: Path, **keys: Any) -> tuple[StudyProgress, str]:
+    progress = running.conduct(folder, OPTIONS, **{**KEYS, **keys})
+    return progress, end_of(progress)
 
 
 def said(progress: StudyProgress, method: str) -> list[dict[str, Any]]:
@@ -342,12 +335,7 @@ def test_the_table_has_the_studys_metric(tmp_path: Path, own_tasks: None) -> Non
 
 def test_a_study_without_results_says_so(tmp_path: Path, own_tasks: None) -> None:
     """On the test set there is nothing yet, as all cells have failed."""
-    file = tmp_path / "s.yaml"
-    file.write_text(yaml.safe_dump(KEYS))
-    progress = open_study(grid.read(str(file), {}), StudyFolder(tmp_path / "o"), Options("cpu", 8, 4), None)
-    console = Console(width=80, file=io.StringIO(), color_system=None)
-    with console.capture() as captured:
-        progress.folder.path.mkdir()
-        end.conclude(progress, console)
-    assert "there are no results on the test set" in " ".join(captured.get().split())
+    progress = running.opened(tmp_path / "o", OPTIONS, **KEYS)
+    progress.folder.path.mkdir()
+    assert "there are no results on the test set" in " ".join(end_of(progress).split())
     assert len((tmp_path / "o/study.csv").read_text().splitlines()) == 1

@@ -1,23 +1,17 @@
 """Studies that train: each method has its checkpoint, which is made once, and what was interrupted goes on."""
 
 import json
-import os
 import random
 import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
 
-import lm_eval
 import pytest
-import yaml
-from lm_eval.tasks import TaskManager
 
 from lm_eval_icl import cli
-from lm_eval_icl.cli.train import training
 from lm_eval_icl.demonstrations.choosing import Chooser
 from lm_eval_icl.errors import InputError
-from lm_eval_icl.harness.plugin import task_dir
 from lm_eval_icl.metaicl.files import SEEDS, TASKS
 from lm_eval_icl.metaicl.metric import macro_f1
 from lm_eval_icl.results import read as reader
@@ -25,44 +19,26 @@ from lm_eval_icl.smoke.demo import model_path
 from lm_eval_icl.studies import end, grid
 from lm_eval_icl.studies import worker as working
 from lm_eval_icl.studies.cells import Model
-from lm_eval_icl.studies.conduct import Conductor
-from lm_eval_icl.studies.folder import StudyFolder
 from lm_eval_icl.studies.grid import Variant, trained_under
-from lm_eval_icl.studies.progress import StudyProgress, open_study
+from lm_eval_icl.studies.progress import StudyProgress
 from lm_eval_icl.studies.run import Options
 from lm_eval_icl.studies.trainings import check_beginning
 from lm_eval_icl.training.trainer import LayoutTrainer
-from tests.studies.test_studies import refused, rows
+from tests.studies import running
+from tests.studies.running import refused, results, rows, samples
 
 FEW = {"steps": 3, "num_fewshot": 2, "batch_size": 2, "eval_steps": 0, "save_steps": 1, "learning_rate": "1e-3"}
 STUDY = {
-    "models": f"pretrained={model_path()}",
     "methods": ["hf", "invicl", {"deepthink": {"T": 2, "eta": 0.5}}],
-    "tasks": "icl_demo_short",
     "train": {"tasks": "icl_demo_short", **FEW},
-    "num_fewshot": 3,
     "seeds": 0,
 }
-OPTIONS = Options("cpu", 8, 6)
+
+pytestmark = pytest.mark.usefixtures("own_tasks")
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _own_tasks(own_tasks):
-    pass
-
-
-def read(output: Path, metadata: dict | None = None, **keys: object) -> grid.Study:
-    file = output.with_suffix(".yaml")
-    file.write_text(yaml.safe_dump({**STUDY, **keys}))
-    return grid.read(str(file), {"metadata": metadata or {}})
-
-
-def conduct(output: Path, trainer=training, options: Options = OPTIONS, **keys: object) -> StudyProgress:
-    folder = StudyFolder(output)
-    with folder.locked():
-        progress = open_study(read(output, **keys), folder, options, None)
-        Conductor(progress, None, trainer).run()
-    return progress
+def conduct(output: Path, *args: object, **keys: object) -> StudyProgress:
+    return running.conduct(output, *args, **{**STUDY, **keys})
 
 
 def weights(folder: Path) -> bytes:
@@ -73,7 +49,7 @@ def responses(progress: StudyProgress) -> dict[tuple, list]:
     """What the cells scored, by method, task, seed and order."""
     return {
         (cell.model.training.name, cell.variant.name, cell.task, cell.seed, cell.order): [
-            sample["resps"] for sample in progress.folder.samples(cell, cell.task)
+            sample["resps"] for sample in samples(progress, cell)
         ]
         for cell in progress.all_cells()
     }
@@ -97,7 +73,7 @@ def steps(monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def study(tmp_path_factory):
+def study(tmp_path_factory, own_tasks):
     """Two trainings with targets of their own, from one base, under all kinds of methods."""
     train = {
         **FEW,
@@ -119,35 +95,23 @@ def test_a_cell_is_train_followed_by_lm_eval(study, tmp_path, monkeypatch):
     there = {path.name.rsplit("-", 1)[0].split(",", 1)[1]: path for path in study.folder.checkpoints.iterdir()}
     assert there.keys() == {"short,icl", "short,invicl", "four,icl", "four,invicl"}
     options = {**FEW, "model_args": f"pretrained={model_path()}", "tasks": "icl_demo_short", "device": "cpu"}
-    said = [text for name, value in options.items() for text in (f"--{name}", str(value))]
-    monkeypatch.setattr(sys, "argv", ["lm-eval-icl", "train", "invicl", *said, "--output", str(tmp_path / "alone")])
+    line = [text for name, value in options.items() for text in (f"--{name}", str(value))]
+    monkeypatch.setattr(sys, "argv", ["lm-eval-icl", "train", "invicl", *line, "--output", str(tmp_path / "alone")])
     cli.main()
     assert weights(tmp_path / "alone") == weights(there["short,invicl"])
     assert not (there["short,invicl"] / "checkpoints").exists()
     for cell in study.all_cells():
-        found = json.loads(study.folder.results(cell).read_text())
-        facts = found["config"]["icl"]["study"]
-        assert facts["model"] == str(model_path()) and facts["checkpoint"] == cell.model.checkpoint
+        found = results(study, cell)
+        said = found["config"]["icl"]["study"]
+        assert said["model"] == str(model_path()) and said["checkpoint"] == cell.model.checkpoint
         if cell.task != "icl_demo_short":
-            assert facts["training"] == "four"
+            assert said["training"] == "four"
             continue
         under = "invicl" if cell.variant.method == "invicl" else "icl"
         folder = tmp_path / "alone" if under == "invicl" else there["short,icl"]
-        alone = lm_eval.simple_evaluate(
-            model=cell.variant.method,
-            model_args={"pretrained": str(folder), **cell.variant.arguments},
-            tasks=[cell.task],
-            num_fewshot=3,
-            batch_size=8,
-            device="cpu",
-            limit=6,
-            fewshot_random_seed=0,
-            task_manager=TaskManager(include_path=task_dir() / "demo", include_defaults=False),
-        )
+        alone = running.evaluated(study, cell, model_args={"pretrained": str(folder), **cell.variant.arguments})
         assert found["results"][cell.task]["acc,none"] == alone["results"][cell.task]["acc,none"]
-        for mine, theirs in zip(study.folder.samples(cell, cell.task), alone["samples"][cell.task], strict=True):
-            for (ours,), (other,) in zip(mine["resps"], theirs["resps"], strict=True):
-                assert abs(float(ours[0]) - float(other[0])) < 1e-5
+        running.assert_alike(samples(study, cell), alone["samples"][cell.task])
         trained = found["config"]["icl"].get("trained", {"method": under})  # lm-eval's own hf does not read it
         assert trained["method"] == under
 
@@ -182,7 +146,7 @@ def test_each_trained_model_chooses_for_its_own_targets(tmp_path, monkeypatch):
     progress = conduct(tmp_path / "o", methods=["hf", "icl"], tasks=tasks, train=train, demonstrations="herding")
     assert sorted(chosen) == sorted(tasks) and len(progress.all_cells()) == 4
     for cell in progress.all_cells():
-        said = json.loads(progress.folder.results(cell).read_text())["config"]["icl"]["study"]
+        said = progress.facts(cell)
         (file,) = (tmp_path / "o/choices" / cell.model.folder).iterdir()
         (of_task,) = json.loads(file.read_text())["tasks"].values()
         assert said["indices"] == of_task["seeds"]["0"]["indices"]
@@ -196,19 +160,18 @@ def test_what_was_interrupted_goes_on(tmp_path, study, steps, monkeypatch):
         conduct(tmp_path / "o", **keys)
     checkpoints = tmp_path / "o/checkpoints"
     assert [path.suffix for path in checkpoints.iterdir()] == [".part"]
-    before, ran = working.run_cells, []
+    before, ran, stops = working.run_cells, [], [True]
 
     def run_cells(models, cells, *rest):
-        if len(ran) == 1 and "stop" in keys:
+        if ran and stops:
+            stops.clear()
             raise KeyboardInterrupt
         ran.extend(cell.path for cell in cells)
         before(models, cells, *rest)
 
     monkeypatch.setattr(working, "run_cells", run_cells)
-    keys["stop"] = True
     with pytest.raises(KeyboardInterrupt):
-        conduct(tmp_path / "o", **{key: value for key, value in keys.items() if key != "stop"})
-    del keys["stop"]
+        conduct(tmp_path / "o", **keys)
     progress = conduct(tmp_path / "o", **keys)
     assert steps["done"] == 2 * 3 and len(ran) == len(set(ran)) == 2
     assert len(list(checkpoints.iterdir())) == 2 and not list(checkpoints.glob("*.part"))
@@ -218,26 +181,6 @@ def test_what_was_interrupted_goes_on(tmp_path, study, steps, monkeypatch):
     assert responses(progress)[key] == responses(study)[key]
     conduct(tmp_path / "o", **keys)
     assert steps["done"] == 2 * 3 and len(ran) == 2
-
-
-def test_nobody_trains_in_a_folder_where_somebody_trains(tmp_path, steps, capsys, monkeypatch):
-    """Two processes would write one checkpoint."""
-    refusals = []
-
-    def train(given):
-        def run():
-            file = tmp_path / "o.yaml"
-            refusals.append(refused([file, "--output", tmp_path / "o", "--device", "cpu"], capsys, monkeypatch))
-            training(given)()
-
-        return run
-
-    progress = conduct(tmp_path / "o", train, methods="icl")
-    (refusal,) = refusals
-    assert (
-        f"process {os.getpid()} on " in refusal and f"(at the training of {progress.models[0].checkpoint})" in refusal
-    )
-    assert steps["done"] == 3 and all(map(progress.is_done, progress.all_cells()))
 
 
 def test_a_training_that_fails_takes_its_cells_with_it(tmp_path, steps, monkeypatch):
@@ -306,15 +249,6 @@ def test_a_checkpoint_is_named_by_what_its_weights_depend_on():
     assert len(set(others)) == len(others)
 
 
-def test_a_dry_run_says_what_would_be_trained(tmp_path, capsys, monkeypatch):
-    read(tmp_path / "s", methods=["icl", "pcw", "batchicl"])
-    monkeypatch.setattr(sys, "argv", ["lm-eval-icl", "study", str(tmp_path / "s.yaml"), "--dry_run", "--verbose"])
-    cli.main()
-    said = capsys.readouterr().out
-    assert said.count("to be trained: ") == 2 and "to be trained first, which is not counted: 2 checkpoints" in said
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["s.yaml"]
-
-
 @pytest.mark.parametrize(
     ("keys", "says"),
     [
@@ -336,49 +270,37 @@ def test_a_dry_run_says_what_would_be_trained(tmp_path, capsys, monkeypatch):
             "metadata: demonstrations=herding: a method by which the model chooses is a key of the study itself: give",
         ),
         ({"train": {"step": 3}}, "train: trained: unknown argument 'step': did you mean 'steps'?"),
-        (
-            {"train": {"tasks": "icl_demo_short", "steps": 0}},
-            "train: icl_demo_short: --steps 0: must be a whole",
-        ),
+        ({"train": {"tasks": "icl_demo_short", "steps": 0}}, "train: icl_demo_short: --steps 0: must be a whole"),
         ({"train": {"steps": 3}}, "train: trained: --tasks, --episodes, --metaicl: give one of them."),
         (
             {"train": {"tasks": "icl_demo_shrt"}},
             "train: icl_demo_shrt: --tasks: there is no task 'icl_demo_shrt': did you",
         ),
         ({"train": {"tasks": "icl_demo_short", "fits": "incl"}}, "train: icl_demo_short: unknown method 'incl'"),
-        (
-            {"train": {"metaicl": "hr_to_lr"}},
-            "train: hr_to_lr: needs the folder of MetaICL's data: give",
-        ),
+        ({"train": {"metaicl": "hr_to_lr"}}, "train: hr_to_lr: needs the folder of MetaICL's data: give"),
         ({"train": {"metaicl": "hr_lr", "data": "/"}}, "train: hr_lr: MetaICL has no setting 'hr_lr'"),
-        (
-            {"models": "pretrained=m,peft=n"},
-            "models: peft: train: icl_demo_short makes weights of its own",
-        ),
+        ({"models": "pretrained=m,peft=n"}, "models: peft: train: icl_demo_short makes weights of its own"),
     ],
 )
-def test_a_training_that_cannot_be_is_refused_in_one_line(tmp_path, capsys, monkeypatch, keys, says):
+def test_a_training_that_cannot_be_is_refused_in_one_line(tmp_path, monkeypatch, keys, says):
     """Before anything is trained or run."""
-    file = tmp_path / "o.yaml"
-    file.write_text(yaml.safe_dump({**STUDY, **keys}))
-    said = refused([file, "--output", tmp_path / "o", "--device", "cpu"], capsys, monkeypatch)
+    file = running.write(tmp_path / "o.yaml", **{**STUDY, **keys})
+    said = refused([file, "--output", tmp_path / "o", "--device", "cpu"], monkeypatch)
     assert said.removeprefix(f"{file}: ").startswith(says), said
     assert not (tmp_path / "o/checkpoints").exists()
 
 
-def test_metadata_reach_the_tasks(tmp_path, capsys, monkeypatch):
+def test_metadata_reach_the_tasks(tmp_path, monkeypatch):
     """From the file and the command line."""
     rows = tmp_path / "rows.json"
     rows.write_text("[5, 6, 7]")
-    study = {**STUDY, "methods": "icl", "train": None}
     for way in ("file", "line"):
-        file, more = tmp_path / "s.yaml", ["--metadata", f"demonstrations={rows}"] if way == "line" else []
-        file.write_text(yaml.safe_dump(study if more else {**study, "metadata": {"demonstrations": str(rows)}}))
-        arguments = [str(file), "--output", str(tmp_path / way), "--device", "cpu", "--limit", "2", *more]
-        monkeypatch.setattr(sys, "argv", ["lm-eval-icl", "study", *arguments])
-        cli.main()
-        (results,) = (tmp_path / way).glob("cells/*/*/*/results_*.json")
-        assert json.loads(results.read_text())["config"]["icl"]["study"]["indices"] == [5, 6, 7]
+        metadata = {"demonstrations": str(rows)} if way == "file" else {}
+        file = running.write(tmp_path / "s.yaml", methods="icl", seeds=0, metadata=metadata)
+        line = [file, "--output", tmp_path / way, "--device", "cpu", "--limit", 2]
+        running.command(line if metadata else [*line, "--metadata", f"demonstrations={rows}"], monkeypatch)
+        (path,) = (tmp_path / way).glob("cells/*/*/*/results_*.json")
+        assert json.loads(path.read_text())["config"]["icl"]["study"]["indices"] == [5, 6, 7]
 
 
 # MetaICL.
@@ -413,7 +335,7 @@ def test_a_study_on_metaicl(data, tmp_path, checkpoint):
     setting = "non_paraphrase_to_paraphrase"
     progress = conduct(
         tmp_path / "o",
-        options=Options("cpu", 4, 3),
+        Options("cpu", 4, 3),
         metadata={"metaicl": str(data), "missing": "skip"},
         models=f"pretrained={checkpoint('gpt2')}",
         methods=["hf", "invicl"],
@@ -430,32 +352,19 @@ def test_a_study_on_metaicl(data, tmp_path, checkpoint):
     for cell in cells:
         if cell.seed != 13 or cell.task != "metaicl_paws":
             continue
-        found, mine = json.loads(progress.folder.results(cell).read_text()), progress.folder.samples(cell, cell.task)
+        found, mine = results(progress, cell), samples(progress, cell)
         assert found["config"]["icl"]["study"]["indices"] == ([0, 1] if cell.order == 0 else [1, 0])
         if cell.order:
             continue
-        alone = lm_eval.simple_evaluate(
-            model=cell.variant.method,
-            model_args=progress.folder.arguments(cell.model),
-            tasks=[cell.task],
-            num_fewshot=2,
-            batch_size=4,
-            device="cpu",
-            limit=3,
-            fewshot_random_seed=13,
-            task_manager=TaskManager(
-                include_path=task_dir() / "metaicl", include_defaults=False, metadata={"metaicl": str(data)}
-            ),
-        )
+        alone = running.evaluated(progress, cell, "metaicl", {"metaicl": str(data)})
         assert found["results"][cell.task]["metaicl,none"] == alone["results"][cell.task]["metaicl,none"]
-        for one, other in zip(mine, alone["samples"][cell.task], strict=True):
-            assert one["prompt_hash"] == other["prompt_hash"]
-            for (ours,), (theirs,) in zip(one["resps"], other["resps"], strict=True):
-                assert abs(float(ours[0]) - float(theirs[0])) < 1e-5
+        theirs = alone["samples"][cell.task]
+        assert [sample["prompt_hash"] for sample in mine] == [sample["prompt_hash"] for sample in theirs]
+        running.assert_alike(mine, theirs)
     said = {}  # by task and seed of hf, the right and the predicted option of each document in both orders
     for cell in cells:
         answers = reader.read([progress.folder.results(cell)])[0][0].tasks[cell.task].answers
-        for guess, sample in zip(answers.predictions, progress.folder.samples(cell, cell.task), strict=True):
+        for guess, sample in zip(answers.predictions, samples(progress, cell), strict=True):
             assert float(sample["doc"]["options"][guess] == sample["doc"]["output"]) == sample["acc"]
             if cell.variant.method == "hf":
                 said.setdefault((cell.task, cell.seed), []).append(sample["metaicl"])
@@ -479,29 +388,20 @@ def test_a_study_on_metaicl(data, tmp_path, checkpoint):
 def test_a_named_study_that_trains_is_planned(name, data, checkpoint, capsys, monkeypatch):
     """With the options of its trainings checked, its tasks loaded, and its columns found."""
     tasks = "metaicl_hr_to_lr_unseen" if "hr_to_lr_unseen" in str(grid.read(name, {})) else "metaicl_hr_to_lr"
-    arguments = [
-        "--dry_run",
-        "--verbose",
-        "--tasks",
-        tasks,
-        "--metadata",
-        f"metaicl={data},missing=skip",
-        "--limit",
-        "1",
-    ]
-    arguments += ["--model_args", f"pretrained={checkpoint('gpt2')}", "--seeds", "100", "--train", "steps=1"]
-    monkeypatch.setattr(sys, "argv", ["lm-eval-icl", "study", name, *arguments])
-    cli.main()
+    arguments = ["--dry_run", "--verbose", "--tasks", tasks, "--metadata", f"metaicl={data},missing=skip"]
+    arguments += ["--limit", "1", "--model_args", f"pretrained={checkpoint('gpt2')}", "--seeds", "100"]
+    running.command([name, *arguments, "--train", "steps=1"], monkeypatch)
     said = capsys.readouterr().out
     trained = {trained_under(each).name for each in grid.read(name, {}).variants}
     assert said.count("to be trained: ") == len(trained) and "hr_to_lr,invicl-" in said
+    assert f"to be trained first, which is not counted: {len(trained)} checkpoints" in said
 
 
 def test_other_demonstrations_of_metaicl_are_refused(data, tmp_path, checkpoint):
     folder = tmp_path / "data"
     shutil.copytree(data, folder)
+    options = Options("cpu", 4, 2)
     keys = {
-        "options": Options("cpu", 4, 2),
         "metadata": {"metaicl": str(folder)},
         "models": f"pretrained={checkpoint('gpt2')}",
         "methods": "icl",
@@ -511,18 +411,18 @@ def test_other_demonstrations_of_metaicl_are_refused(data, tmp_path, checkpoint)
         "seeds": 21,
         "num_fewshot": 2,
     }
-    conduct(tmp_path / "o", **keys)
-    conduct(tmp_path / "o", **keys)
+    conduct(tmp_path / "o", options, **keys)
+    conduct(tmp_path / "o", options, **keys)
     with pytest.raises(InputError, match="metaicl_paws: its configuration or data have changed since"):
-        conduct(tmp_path / "o", **{**keys, "metadata": {"metaicl": str(folder), "pmi": True}})
+        conduct(tmp_path / "o", options, **{**keys, "metadata": {"metaicl": str(folder), "pmi": True}})
     file = folder / "paws/paws_16_21_train.jsonl"
     file.write_text(file.read_text().replace("film", "book"))
     from lm_eval_icl.metaicl import files
 
     files.read_rows.cache_clear()
     with pytest.raises(InputError, match="metaicl_paws: its configuration or data have changed since"):
-        conduct(tmp_path / "o", **keys)
+        conduct(tmp_path / "o", options, **keys)
     with pytest.raises(InputError, match="seed 22: MetaICL's files are of the seeds"):
-        conduct(tmp_path / "p", **{**keys, "seeds": 22})
+        conduct(tmp_path / "p", options, **{**keys, "seeds": 22})
     with pytest.raises(InputError, match="dev: task 'metaicl_paws': MetaICL's tasks have no split to draw it from"):
-        conduct(tmp_path / "p", **{**keys, "dev": {"size": 2}})
+        conduct(tmp_path / "p", options, **{**keys, "dev": {"size": 2}})
