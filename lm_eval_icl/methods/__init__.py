@@ -114,8 +114,8 @@ def make(name: str, arguments: Mapping[str, Any] | None = None) -> Method:
 
 
 def arguments_of(method: type[Method]) -> set[str]:
-    """The names of a method's arguments, former names included."""
-    return {field.name for field in dataclasses.fields(method)} | method.renamed.keys()
+    """The names of a method's arguments."""
+    return {field.name for field in dataclasses.fields(method)}
 
 
 def _imported(path: str) -> type[Method]:

@@ -247,15 +247,16 @@ class PartSplitter:
         """The ids of a part, tokenized in the middle of a text and followed by `behind`."""
         return self._with_starts(part, behind)[0]
 
-    def before(self, part: str, query: str, ats: Sequence[int]) -> list[int]:
-        """How many of a demonstration's tokens begin before each of these characters of it.
+    def before(self, part: str, query: str, span: tuple[int, int]) -> tuple[int, int]:
+        """(begin, end) of those of a demonstration's tokens that begin among these characters of it.
 
         Args:
             part: the demonstration.
             query: the prompt's query, which the tokenization of a demonstration takes into account.
+            span: (begin, end) of the characters.
         """
         starts = self._with_starts(part, self._behind(query))[1]
-        return [bisect_left(starts, at) for at in ats]
+        return bisect_left(starts, span[0]), bisect_left(starts, span[1])
 
     @staticmethod
     def _behind(query: str) -> str:
