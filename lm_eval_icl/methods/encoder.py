@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from lm_eval_icl.errors import checked_whole
+from lm_eval_icl.errors import InputError, checked_whole
 from lm_eval_icl.inference.budget import MemoryBudget, room_for_trials
 from lm_eval_icl.inference.caches import without_adapter
 from lm_eval_icl.inference.capabilities import Capabilities, probe
@@ -113,8 +113,23 @@ class Encoder:
         self.tokens_run = self.passes_run = 0
 
     def limits(self, max_length: int) -> PromptLimits:
-        """The limits that prompts have to stay within (`PromptLimits.of`)."""
-        return PromptLimits.of(self.method, self.model, self.capabilities, self._learned_positions, max_length)
+        """The limits that prompts have to stay within.
+
+        Args:
+            max_length: how many positions the model has, or may use.
+
+        Raises:
+            InputError: the model has fewer learned position embeddings.
+        """
+        name, can, learned = type(self.model).__name__, self.capabilities, self._learned_positions
+        if learned is not None and max_length > learned:
+            raise InputError(
+                f"max_length={max_length}: {name} has learned embeddings of {learned} positions and no more: give "
+                f"max_length={learned} or less."
+            )
+        hint = self.method.overflow_hint if can.obeys_positions else ""
+        window = needs.longest_row(self.method, can)
+        return PromptLimits(self.method, name, max_length, window, can.position_switch, hint)
 
     # The model while it runs.
 

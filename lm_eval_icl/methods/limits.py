@@ -6,12 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from transformers import PreTrainedModel
-
-from lm_eval_icl.errors import InputError
-from lm_eval_icl.inference.capabilities import Capabilities
 from lm_eval_icl.methods.base import Method
-from lm_eval_icl.methods.needs import longest_row
 from lm_eval_icl.prompts.tokens import Context, Ids, TokenizedPrompt
 
 
@@ -97,28 +92,6 @@ class PromptLimits:
     window: int | None
     switch: tuple[int, bool] | None
     hint: str
-
-    @classmethod
-    def of(
-        cls, method: Method, model: PreTrainedModel, can: Capabilities, learned: int | None, max_length: int
-    ) -> PromptLimits:
-        """The limits of a model under a method.
-
-        Args:
-            learned: of how many positions the model has learned embeddings; None if it has none.
-            max_length: how many positions the model has, or may use.
-
-        Raises:
-            InputError: the model has fewer learned position embeddings than `max_length`.
-        """
-        name = type(model).__name__
-        if learned is not None and max_length > learned:
-            raise InputError(
-                f"max_length={max_length}: {name} has learned embeddings of {learned} positions and no more: give "
-                f"max_length={learned} or less."
-            )
-        hint = method.overflow_hint if can.obeys_positions else ""
-        return cls(method, name, max_length, longest_row(method, can), can.position_switch, hint)
 
     def too_long(self, prompt: TokenizedPrompt, answer: int) -> TooLong | None:
         """Why a prompt with an answer of `answer` positions does not fit; None if it fits."""

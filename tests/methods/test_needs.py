@@ -111,11 +111,6 @@ def test_a_window_shorter_than_a_prompt_without_demonstrations(checkpoint, name,
     evaluation.assert_same(evaluation.responses(evaluation.run(name, path, names, 0, args=args)), expected, 1e-5)
 
 
-@pytest.mark.parametrize("name", ["icl", "deepthink", "nope", "batchicl"])
-def test_methods_that_hide_nothing_run_behind_a_short_window(checkpoint, name):
-    evaluation.run(name, checkpoint("mistral_window"), ["one_token", "generate"], 3)
-
-
 @pytest.fixture
 def flash():
     """Attention that takes no mask of ours, as flash_attention_2 does: causal whatever it is given."""
