@@ -336,21 +336,16 @@ def side_by_side(layouts: Sequence[Layout]) -> Layout:
     """
     if len(layouts) == 1:
         return layouts[0]
-    placed: list[tuple[Block, bool, int, int]] = []  # a block, whether it is kept, its row, and its index in the row
-    prompt = 0
-    for row, layout in enumerate(layouts):
-        for i, (block, keep) in enumerate(zip(layout.blocks, layout.kept, strict=True)):
-            placed.append((replace(block, source=prompt + block.source), keep, row, i))
+    blocks, kept, prompt = list[Block](), list[bool](), 0
+    for layout in layouts:
+        blocks += [replace(block, source=prompt + block.source) for block in layout.blocks]
+        kept += layout.kept
         prompt += max((block.source + block.length for block in layout.blocks), default=0)
-    placed.sort(key=lambda block: block[0].name != "M")  # stable: all else stays in order
-    sees = nothing(len(placed))
-    for row, layout in enumerate(layouts):
-        at, which = zip(*((n, i) for n, (_, _, owner, i) in enumerate(placed) if owner == row), strict=True)
-        sees[torch.tensor(at)[:, None], torch.tensor(at)] = layout.sees[list(which)][:, list(which)]
+    order = sorted(range(len(blocks)), key=lambda i: blocks[i].name != "M")  # stable: all else stays in order
     return Layout(
-        blocks=tuple(block for block, *_ in placed),
-        sees=sees,
-        kept=tuple(keep for _, keep, *_ in placed),
+        blocks=tuple(blocks[i] for i in order),
+        sees=torch.block_diag(*(layout.sees for layout in layouts)).bool()[order][:, order],
+        kept=tuple(kept[i] for i in order),
         end=max(layout.end for layout in layouts),
         step=layouts[0].step,
         behind_itself=layouts[0].behind_itself,
