@@ -35,7 +35,7 @@ def refusal(name, path, **args):
 @pytest.mark.parametrize(
     ("name", "args", "says"),
     [
-        *((name, {}, f"{name} with positions=symmetric needs") for name in ("prefixicl", "pcw", "saicl", "invicl")),
+        *((name, {}, f"{name} hides tokens from each other, which Bloom") for name in ("prefixicl", "pcw", "saicl", "invicl")),
         ("nope", {}, "nope with positions=none needs a model that obeys given positions, and BloomForCausalLM has no"),
         ("icl", {"positions": "symmetric"}, "icl with positions=symmetric needs a model that obeys given positions"),
         ("icl", {"positions": "none"}, "icl with positions=none needs"),
@@ -45,7 +45,7 @@ def refusal(name, path, **args):
     ],
 )
 def test_positions_on_a_model_without(checkpoint, name, args, says):
-    """ALiBi: BLOOM takes a mask, and counts its tokens by itself."""
+    """ALiBi: BLOOM counts its tokens by itself."""
     assert says in refusal(name, checkpoint("bloom"), **args)
 
 
