@@ -35,7 +35,10 @@ def refusal(name, path, **args):
 @pytest.mark.parametrize(
     ("name", "args", "says"),
     [
-        *((name, {}, f"{name} hides tokens from each other, which Bloom") for name in ("prefixicl", "pcw", "saicl", "invicl")),
+        *(
+            (name, {}, f"{name} hides tokens from each other, which")
+            for name in ("prefixicl", "pcw", "saicl", "invicl")
+        ),
         ("nope", {}, "nope with positions=none needs a model that obeys given positions, and BloomForCausalLM has no"),
         ("icl", {"positions": "symmetric"}, "icl with positions=symmetric needs a model that obeys given positions"),
         ("icl", {"positions": "none"}, "icl with positions=none needs"),
