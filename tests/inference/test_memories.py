@@ -278,8 +278,8 @@ def moved(one, other):
 @pytest.mark.parametrize("reads", ["layout", "all"])
 @pytest.mark.parametrize("layout", ["icl", "pcw", "invicl", "star", "prefixicl"])
 def test_nothing_leaks_that_did_not_leak_in_one_pass(layout, reads):
-    """Not one bit of an entry before a demonstration's last token, its answer, depends on that token. If passes read all
-    of the memory, an input reads its own answer's entry from pass 2 on."""
+    """Not one bit of an entry before a demonstration's last token, its answer, depends on that token. If passes read
+    all of the memory, an input reads its own answer's entry from pass 2 on."""
     model, answer = model_of("llama"), 99
     changed = Context(CONTEXT.prefix, (CONTEXT.demonstrations[0], (30, answer), *CONTEXT.demonstrations[2:]))
     for T in (1, 2, 3, 4):
