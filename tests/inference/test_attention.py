@@ -7,7 +7,7 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
@@ -56,6 +56,7 @@ def test_all_architectures_score_as_under_the_whole_mask(name, cut, divided, mon
     assert [score for score, _ in scores] == pytest.approx([score for score, _ in whole], abs=1e-12, rel=0)
 
 
+@settings(deadline=None)
 @given(
     parents=st.lists(st.integers(-1, 10**6), min_size=1, max_size=150),
     behind=st.integers(0, 40),
