@@ -181,7 +181,7 @@ def test_the_table_of_readme_is_the_methods():
     for name, (_, invariant, *arguments) in rows.items():
         method = methods.make(name)
         assert (invariant != "no") == method.invariant
-        own = methods.arguments_of(type(method)) - method.renamed.keys() - {"positions", "repeat"}
+        own = methods.arguments_of(type(method)) - {"positions", "repeat"}
         assert set(re.findall(r"`(\w+)=", "".join(arguments))) == own
 
 

@@ -58,40 +58,30 @@ class AttentionCall:
 
     @property
     def has_kernel(self) -> bool:
-        """Whether `flash`, which gives the log-sum-exps that `join` needs, computes attention as the model does."""
+        """Whether `FLASH`, which gives the log-sum-exps that `join` needs, computes attention as the model does."""
         fits = FLASH is not None and self.query.device.type == "cpu"
         fits = fits and self.query.dtype in (torch.float32, torch.float64)
         return fits and not self.has("position_bias", "softcap", "cache") and self.query.shape[3] == self.value.shape[3]
 
-    def flash(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Attention to some keys, and its log-sum-exps.
+    def attend(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, temperature: float = 1.0
+    ) -> tuple[Tensor, Tensor]:
+        """Attention to some keys, and its log-sum-exps. Without the kernel, the scores of some tokens at a time are
+        computed, in float32 at least.
 
         Args:
             query: [rows, heads, n, width].
             key, value: [rows, heads, tokens, width].
-            mask: as for `FLASH`, to be added to the scores.
+            mask: to be added to the scores.
+            temperature: what the scores are divided by.
 
         Returns:
             [rows, heads, n, width] and [rows, heads, n].
         """
-        output, lse = FLASH(query, key, value, attn_mask=mask, scale=self.options.get("scaling"))
-        return output, lse
-
-    def attend(
-        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, temperature: float = 1.0
-    ) -> tuple[Tensor, Tensor]:
-        """`flash` for any device and dtype. Where there is no kernel, all scores of some tokens are computed, in
-        float32 at least.
-
-        Args:
-            temperature: what the scores are divided by.
-        """
-        if self.has_kernel and temperature == 1:
-            return self.flash(query, key, value, mask)
         scaling = self.options.get("scaling")
         scale = (query.shape[-1] ** -0.5 if scaling is None else scaling) / temperature
         if self.has_kernel:
-            output, lse = FLASH(query, key, value, attn_mask=mask, scale=scale)
+            output, lse = FLASH(query, key, value, attn_mask=mask, scale=scaling if temperature == 1 else scale)
             return output, lse
         wide = torch.promote_types(query.dtype, torch.float32)
         at_once = max(1, 2**25 // (query.shape[0] * query.shape[1] * key.shape[2]))
@@ -167,7 +157,7 @@ def read_parts(
         parts: keys and values, [rows, heads, entries, width], and how they are read. At least one has entries.
 
     Returns:
-        As `AttentionCall.flash`, to be joined with attention to further keys.
+        As `AttentionCall.attend`, to be joined with attention to further keys.
     """
     output = lse = torch.empty(0)
     for key, value, reading in parts:
@@ -237,10 +227,8 @@ def install() -> bool:
                 function = getattr(key, "attention", None) or _attending.get()
                 if function is None or more:  # models of transformers give all further arguments by name
                     return original(module, query, key, value, attention_mask, *more, **options)
-                attended: Attended = function(
-                    AttentionCall(original, module, query, key, value, attention_mask, options)
-                )
-                return attended
+                call = AttentionCall(original, module, query, key, value, attention_mask, options)
+                return function(call)  # type: ignore[no-any-return]
 
             attention.replaced = True  # type: ignore[attr-defined]
             AttentionInterface.register("sdpa", attention)

@@ -46,11 +46,8 @@ def residual_stream(model: PreTrainedModel, layer: int) -> Iterator[list[Tensor]
     def keep(module: nn.Module, args: Any, output: Any) -> None:
         streams.append(hidden(output))
 
-    handle = transformer_blocks(model)[layer - 1].register_forward_hook(keep)
-    try:
+    with transformer_blocks(model)[layer - 1].register_forward_hook(keep):
         yield streams
-    finally:
-        handle.remove()
 
 
 @contextmanager
@@ -73,11 +70,8 @@ def replaced_stream(model: PreTrainedModel, layer: int, at: Sequence[int], vecto
         rows = on_device([i - first for i in at], stream.device)
         return with_hidden(output, stream.index_copy(1, rows, vectors.to(stream).expand(len(stream), -1, -1)))
 
-    handle = transformer_blocks(model)[layer - 1].register_forward_hook(replace)
-    try:
+    with transformer_blocks(model)[layer - 1].register_forward_hook(replace):
         yield
-    finally:
-        handle.remove()
 
 
 def hidden(output: Any) -> Tensor:

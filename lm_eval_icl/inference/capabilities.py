@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -99,14 +101,8 @@ def probe(model: PreTrainedModel) -> Capabilities:
         RuntimeError: the device ran out of memory (`inference.budget.room_for_trials` makes it an `InputError`).
     """
     name, trial = type(model).__name__, _Trial(model)
-    try:
+    with _refusing(f"{name} cannot be used: it does not run on a row of tokens"):
         trial.run_in_one_pass()
-    except Exception as error:
-        if should_reduce_batch_size(error):
-            raise
-        raise InputError(
-            f"{name} cannot be used: it does not run on a row of tokens ({one_line(error)[:200]})."
-        ) from error
     if trial.ahead > trial.rounding:
         raise InputError(
             f"{name} is bidirectional: a token's result changes with the tokens behind it, so it does not predict the "
@@ -114,21 +110,18 @@ def probe(model: PreTrainedModel) -> Capabilities:
             "one, its config.json must say so (is_decoder: true)."
         )
     other_states = has_other_states(model)
-    try:
+    kept = "the cache after them" if other_states else "keys and values of every layer"
+    kept = f"the demonstrations are kept as {kept}, which this model does not continue from"
+    with _refusing(f"{name} cannot be used: {kept}"):
         trial.memory = read_causally(model, trial.context)
         if other_states:
             trial.stepwise = trial.must_step()
-        elif not _has_an_entry_a_token(trial.memory):
-            raise ValueError("its cache does not hold one key and one value a token")
+        else:
+            # Every layer that ran has kept an entry for each token, and at least one has.
+            entries = {entry.shape[-2] for layer in trial.memory.layers for entry in layer}
+            if not any(entries) or not entries <= {0, len(trial.memory)}:
+                raise ValueError("its cache does not hold one key and one value a token")
         trial.go_on()
-    except Exception as error:
-        if should_reduce_batch_size(error):
-            raise
-        kept = "the cache after them" if other_states else "keys and values of every layer"
-        raise InputError(
-            f"{name} cannot be used: the demonstrations are kept as {kept}, which this model does not continue from "
-            f"({one_line(error)[:200]})."
-        ) from error
     if not math.isfinite(trial.expected[0]):
         raise InputError(
             f"{name} cannot be used: the log-probability of a few tokens is {trial.expected[0]} ({model.dtype}). The "
@@ -136,11 +129,8 @@ def probe(model: PreTrainedModel) -> Capabilities:
         )
     positions = not other_states and _succeeds(trial.obeys_positions)
     mask = not other_states and _succeeds(trial.obeys_mask)
-    pads = (
-        positions
-        and takes_positions(model)
-        and _succeeds(lambda: trial.generates(trial.query, [*trial.query, *trial.other]))
-    )
+    pads = positions and takes_positions(model)
+    pads = pads and _succeeds(lambda: trial.generates(trial.query, [*trial.query, *trial.other]))
     return Capabilities(
         has_other_states=other_states,
         stepwise=trial.stepwise,
@@ -157,6 +147,17 @@ def probe(model: PreTrainedModel) -> Capabilities:
         can_share=pads and _succeeds(trial.shares_memory),
         can_leave=not trial.stepwise and _succeeds(lambda: trial.leaves(pads)),
     )
+
+
+@contextmanager
+def _refusing(what: str) -> Iterator[None]:
+    """Turn any exception into an `InputError` that begins with `what`, except that of a device out of memory."""
+    try:
+        yield
+    except Exception as error:
+        if should_reduce_batch_size(error):
+            raise
+        raise InputError(f"{what} ({one_line(error)[:200]}).") from error
 
 
 def _succeeds(test: Callable[[], bool]) -> bool:
@@ -367,12 +368,6 @@ class _Trial:
         return all(short(query, row) <= self.noise for query, row in zip(queries, generated, strict=True))
 
 
-def _has_an_entry_a_token(memory: Memory) -> bool:
-    """Whether every layer that ran has kept an entry for each token, and at least one has."""
-    entries = [entry.shape[-2] for layer in memory.layers for entry in layer]
-    return any(entries) and set(entries) <= {0, len(memory)}
-
-
 def _differ(logits: Tensor, other_logits: Tensor) -> bool:
     """Whether logits differ by more than their last digits."""
     return float((logits - other_logits).abs().max()) > 2 * torch.finfo(logits.dtype).eps * float(logits.abs().max())
@@ -384,18 +379,10 @@ def _relative(actual: Tensor, expected: Tensor) -> float:
 
 
 def _has_experts(model: PreTrainedModel) -> bool:
-    """Whether the model is a mixture of experts: its configuration has a number of experts, under any of the names
-    that transformers uses for it."""
-    return any("experts" in name and value > 1 for name, value in _numbers(model.config.get_text_config().to_dict()))
-
-
-def _numbers(config: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
-    """The whole numbers in a configuration and in the configurations inside it, with their names."""
-    for name, value in config.items():
-        if isinstance(value, Mapping):
-            yield from _numbers(value)
-        elif isinstance(value, int):
-            yield name, value
+    """Whether the model is a mixture of experts: its configuration has a number of experts above 1, under any of the
+    names that transformers uses for it."""
+    config = model.config.get_text_config().to_json_string(use_diff=False)
+    return re.search(r'"\w*experts\w*": ([2-9]|[1-9]\d)', config) is not None
 
 
 def _window(model: PreTrainedModel) -> int | None:

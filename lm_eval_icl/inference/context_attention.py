@@ -84,10 +84,10 @@ class RowsAtATime:
         """The attention of some rows to the keys that all of them see, without a mask, and to the others, joined."""
         query = self._of(call.query, rows)
         if shared:
-            output, lse = call.flash(query, _take(call.key, shared), _take(call.value, shared))
+            output, lse = call.attend(query, _take(call.key, shared), _take(call.value, shared))
         if others:
             mask = self._mask(rows, others, query)
-            own, own_lse = call.flash(query, _take(call.key, others), _take(call.value, others), mask)
+            own, own_lse = call.attend(query, _take(call.key, others), _take(call.value, others), mask)
             if not shared:
                 return own
             join(output, lse, own, own_lse)

@@ -54,11 +54,8 @@ def _spread_states(model: PreTrainedModel) -> torch.device:
         hook.skip_keys = [*([skipped] if isinstance(skipped, str) else skipped), "logits_to_keep"]
     devices = [torch.device("cpu")]
     head: Any = model.get_output_embeddings()
-    handle = head.register_forward_pre_hook(lambda module, args: devices.append(args[0].device))
-    try:
+    with head.register_forward_pre_hook(lambda module, args: devices.append(args[0].device)):
         model(input_ids=on_device([[0]], device_of(model)), use_cache=False)
-    finally:
-        handle.remove()
     return devices[-1]
 
 

@@ -24,21 +24,18 @@ Stopped = Callable[[StoppingCriteriaList], Sequence[bool]]
 # calling attention's kernel twice.
 SHARED_FROM = 2**19
 
-# Arguments of transformers' `generate` that do not work with a memory, and why.
+# Settings of transformers' `generate` that do not work with a memory, and why. A checkpoint's `generation_config` may
+# have those of `_REFUSED`, too. (Its length and `use_cache` do not count: every call of ours sets them.)
 _REFUSED_ARGUMENTS = {
     "max_length": "counts the prompt and its padding too; give the number of new tokens instead (max_gen_toks)",
     "use_cache": "would switch off the keys and values that the demonstrations are kept in; leave it out",
     "generation_config": "would replace the checkpoint's settings; give the settings one by one",
 }
-# The same, and a checkpoint's `generation_config` may have them, too. (Its length and `use_cache` do not count: every
-# call of ours sets them.)
+_CANNOT_GO_ON = ("prompt_lookup_num_tokens", "assistant_model", "assistant_early_exit", "use_mtp")
 _REFUSED = {
     "num_return_sequences": "gives more than one text for a prompt; leave it out",
     "return_dict_in_generate": "gives more than a text; leave it out",
-    "prompt_lookup_num_tokens": "does not work on existing keys and values; leave it out",
-    "assistant_model": "does not work on existing keys and values; leave it out",
-    "assistant_early_exit": "does not work on existing keys and values; leave it out",
-    "use_mtp": "does not work on existing keys and values; leave it out",
+    **dict.fromkeys(_CANNOT_GO_ON, "does not work on existing keys and values; leave it out"),
 }
 # Settings under which `generate` reads the order of a row's tokens, or counts them. Padding would be read, too.
 _READ_ROWS = (
@@ -118,9 +115,11 @@ def continue_from(
     Returns:
         The generated ids of each row, in the order of `queries`. Unless rows leave, all are as long as the longest.
     """
-    if stepwise and len(memories[0]):
-        *before, last = queries[0]
-        memories, queries = [_followed_by(model, memories[0], before)], [[last]]
+    if stepwise and len(memories[0]) and len(queries[0]) > 1:
+        (memory,), (*before, last) = memories, queries[0]
+        _, state = read_behind(model, memory, memory.cache(), [before], 0, [len(before) - 1], stepwise=True)
+        memories = [Memory([], [*memory.tokens, *before], len(memory) + len(before), state=state)]
+        queries = [[last]]
     inputs = _inputs(memories, queries, device_of(model))
     rows, width = inputs["context"].shape
     cut: AbstractContextManager[None] = nullcontext()
@@ -162,7 +161,7 @@ def _inputs(memories: Sequence[Memory], queries: Sequence[Sequence[int]], device
     inputs = {"context": torch.tensor(context, device=device), "attention_mask": torch.tensor(mask, device=device)}
     if not all(memory.in_sequence for memory in memories):
         row_depths = zip(of_row, torch.tensor(depths, device=device), strict=True)
-        inputs["position_ids"] = torch.stack([memory.positions(row) for memory, row in row_depths])
+        inputs["position_ids"] = torch.stack([memory.query_start + row for memory, row in row_depths])
     return inputs
 
 
@@ -231,16 +230,12 @@ class _Leaving:
             return _Watched(criteria, self) if greedy and not guided else criteria
 
         self.model._get_stopping_criteria = watched
-        handles = [
-            self.model.register_forward_pre_hook(self._take_out, with_kwargs=True),
-            self.model.register_forward_hook(self._put_back, prepend=True),
-        ]
+        taking_out = self.model.register_forward_pre_hook(self._take_out, with_kwargs=True)
         try:
-            yield
+            with taking_out, self.model.register_forward_hook(self._put_back, prepend=True):
+                yield
         finally:
             del self.model._get_stopping_criteria
-            for handle in handles:
-                handle.remove()
 
     def _take_out(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
         places = [place for place, row in enumerate(self.staying) if self.ends[row] is None]
@@ -291,19 +286,8 @@ def _unread_only(model: PreTrainedModel, read: int) -> Iterator[None]:
         names = [name for name in ("input_ids", "attention_mask") if kwargs.get(name) is not None]
         return args, kwargs | {name: kwargs[name][:, read:] for name in names}
 
-    handle = without_adapter(model).register_forward_pre_hook(cut, with_kwargs=True)
-    try:
+    with without_adapter(model).register_forward_pre_hook(cut, with_kwargs=True) as handle:
         yield
-    finally:
-        handle.remove()
-
-
-def _followed_by(model: PreTrainedModel, memory: Memory, tokens: Sequence[int]) -> Memory:
-    """The memory of a model with other states after more tokens, which are run one by one."""
-    if not tokens:
-        return memory
-    _, state = read_behind(model, memory, memory.cache(), [tokens], 0, [len(tokens) - 1], stepwise=True)
-    return Memory([], [*memory.tokens, *tokens], len(memory) + len(tokens), state=state)
 
 
 @contextmanager
@@ -325,11 +309,8 @@ def combining(
         logprobs, state = combine(last.log_softmax(-1, dtype=torch.promote_types(last.dtype, torch.float32)), state)
         output.logits = logprobs.repeat_interleave(rows, 0)[:, None]
 
-    handle = without_adapter(model).register_forward_hook(combined)
-    try:
+    with without_adapter(model).register_forward_hook(combined):
         yield
-    finally:
-        handle.remove()
 
 
 @contextmanager
@@ -354,8 +335,5 @@ def stop_on_nonfinite(model: PreTrainedModel, names: Sequence[str]) -> Iterator[
                 f"({model.dtype}): the checkpoint is broken, or its numbers overflow. Try --model_args dtype=float32."
             )
 
-    handle = without_adapter(model).register_forward_hook(check)
-    try:
+    with without_adapter(model).register_forward_hook(check):
         yield
-    finally:
-        handle.remove()

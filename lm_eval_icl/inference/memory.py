@@ -8,7 +8,7 @@ each query goes on from a copy of it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
@@ -132,10 +132,6 @@ class Memory:
         layers = [(keys[:, :, :-1], values[:, :, :-1]) for keys, values in self.layers]
         return replace(self, layers=layers, tokens=self.tokens[:-1], query_start=query_start)
 
-    def positions(self, depths: Tensor) -> Tensor:
-        """The positions of tokens that are `depths` tokens after a query's first."""
-        return self.query_start + depths
-
     @property
     def in_sequence(self) -> bool:
         """Whether a query's positions are those that a model counts by itself, from the number of entries on."""
@@ -172,48 +168,37 @@ def progress(model: PreTrainedModel, tokens: int, quiet: bool) -> Iterator[None]
     def ran(module: nn.Module, args: Any, output: Any) -> None:
         bar.update(hidden(output).shape[-2])
 
-    handles = [block.register_forward_hook(ran) for block in blocks]
-    with bar:
-        try:
-            yield
-        finally:
-            for handle in handles:
-                handle.remove()
-
-
-def encode(model: PreTrainedModel, layout: Layout, tokens: Sequence[int]) -> Memory:
-    """Run a layout through the model in one forward pass, and keep the entries to which later tokens attend.
-
-    The model must obey a 4-D mask if the layout is not causal, and `position_ids` if its positions are not sequential
-    (`lm_eval_icl.inference.capabilities` tests both).
-
-    Args:
-        tokens: the ids of the prompt, which has every part once (`Layout.source`).
-    """
-    row = [tokens[i] for i in layout.source]
-    if not row:
-        return Memory([], [], layout.end)
-    if layout.causal and layout.sequential and len(layout.kept_tokens) == len(row):
-        return read_causally(model, row)
-    if layout.causal:
-        return kept_of(layout, Memory(causal_pass(model, row, positions=layout.positions), row, layout.end))
-    return kept_of(layout, Memory(masked_pass(model, [row], [layout])[0], row, layout.end))
+    with bar, ExitStack() as hooks:
+        for block in blocks:
+            hooks.enter_context(block.register_forward_hook(ran))
+        yield
 
 
 def encode_all(model: PreTrainedModel, layouts: Sequence[Layout], prompts: Sequence[Sequence[int]]) -> list[Memory]:
-    """`encode` for several contexts, which run through the model side by side in one forward pass.
+    """Run the layouts of contexts through the model, side by side in one forward pass, and keep the entries to which
+    later tokens attend.
 
-    The model must obey a 4-D mask and `position_ids`.
+    The model must obey a 4-D mask if there are several or one is not causal, and `position_ids` if there are several or
+    positions are not sequential (`lm_eval_icl.inference.capabilities` tests both).
 
     Args:
-        layouts: at least one; each has at least one token.
-        prompts: the ids of each one's prompt.
+        layouts: at least one. If there are several, each has at least one token.
+        prompts: the ids of each one's prompt, which has every part once (`Layout.source`).
     """
-    if len(layouts) == 1:
-        return [encode(model, layouts[0], prompts[0])]
     rows = [[tokens[i] for i in layout.source] for layout, tokens in zip(layouts, prompts, strict=True)]
-    passes = zip(layouts, rows, masked_pass(model, rows, layouts), strict=True)
-    return [kept_of(layout, Memory(layers, row, layout.end)) for layout, row, layers in passes]
+    layout, row = layouts[0], rows[0]
+    if len(rows) > 1 or not layout.causal:
+        passes = masked_pass(model, rows, layouts)
+    elif not row:
+        passes = [[]]
+    elif layout.sequential and len(layout.kept_tokens) == len(row):
+        return [read_causally(model, row)]
+    else:
+        passes = [causal_pass(model, row, positions=layout.positions)]
+    return [
+        kept_of(layout, Memory(layers, row, layout.end))
+        for layout, row, layers in zip(layouts, rows, passes, strict=True)
+    ]
 
 
 def kept_of(layout: Layout, memory: Memory) -> Memory:
@@ -259,7 +244,7 @@ def read_behind(
     # Some of the models with other states count the tokens that they have read by a layer that does not know.
     counts = memory.in_sequence and not (has_other_states(model) and takes_positions(model))
     depths = depth + torch.arange(longest, device=ids.device).expand(len(rows), -1)
-    return run_rows(model, cache, ids, read, None if counts else memory.positions(depths), stepwise)
+    return run_rows(model, cache, ids, read, None if counts else memory.query_start + depths, stepwise)
 
 
 def _take(entries: Tensor, kept: Sequence[int]) -> Tensor:

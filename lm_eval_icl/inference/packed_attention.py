@@ -6,8 +6,9 @@ with only the keys that one of them sees. The two are joined by their log-sum-ex
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from functools import cached_property
 
 import torch
@@ -22,10 +23,9 @@ from lm_eval_icl.inference.devices import to_device
 ROWS = 64
 
 
-@contextmanager
 def in_parts(
     sees: Tensor, groups: Sequence[tuple[slice, slice]], readings: Sequence[Sequence[tuple[slice, Reading]]] = ()
-) -> Iterator[None]:
+) -> AbstractContextManager[None]:
     """Inside this context, a model with `attn_implementation="sdpa"` skips keys of a packed row that the mask hides.
     These are most of the row's keys: a token sees only its own query, and the row has many queries.
 
@@ -40,20 +40,16 @@ def in_parts(
             Attention is then always divided.
     """
     divides = attention.FLASH is not None or readings
-    with attention_by(_InParts(sees, groups, readings)) if divides else nullcontext():
-        yield
+    return attention_by(_InParts(sees, groups, readings)) if divides else nullcontext()
 
 
+@dataclass
 class _InParts:
-    """The attention of a forward pass over a packed row; the arguments are those of `in_parts`."""
+    """The attention of a forward pass over a packed row; the attributes are the arguments of `in_parts`."""
 
-    def __init__(
-        self,
-        sees: Tensor,
-        groups: Sequence[tuple[slice, slice]],
-        readings: Sequence[Sequence[tuple[slice, Reading]]] = (),
-    ) -> None:
-        self.sees, self.groups, self.readings = sees, groups, readings
+    sees: Tensor
+    groups: Sequence[tuple[slice, slice]]
+    readings: Sequence[Sequence[tuple[slice, Reading]]]
 
     @cached_property
     def parts(self) -> list[tuple[slice, Tensor]]:
@@ -81,19 +77,20 @@ class _InParts:
             return call.whole()
         repeated = call.repeated()
         key, value = repeated.key, repeated.value
-        output, lse = torch.empty_like(query), torch.empty(0)
+        over_memory = []
         if self.readings:
             over_memory = [
                 read_parts(call, query[:, :, rows], [(key[:, :, part], value[:, :, part], how) for part, how in parts])
                 for (rows, _), parts in zip(self.groups, self.readings, strict=True)
             ]
-            output, lse = (torch.cat(part, 2) for part in zip(*over_memory, strict=True))
         elif memory:
             over_memory = [
                 # The model may have added numbers of its own to the mask, which hides nothing of a group's memory.
-                call.flash(query[:, :, rows], key[:, :, entries], value[:, :, entries], mask[:, :, rows, entries])
+                call.attend(query[:, :, rows], key[:, :, entries], value[:, :, entries], mask[:, :, rows, entries])
                 for rows, entries in self.groups
             ]
+        output, lse = torch.empty_like(query), torch.empty(0)
+        if over_memory:
             output, lse = (torch.cat(part, 2) if len(part) > 1 else part[0] for part in zip(*over_memory, strict=True))
         over_row, key, value = mask[..., memory:], key[:, :, memory:], value[:, :, memory:]
         for rows, seen in self.parts:

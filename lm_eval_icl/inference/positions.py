@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -39,14 +39,12 @@ def position_embeddings(model: PreTrainedModel) -> dict[nn.Embedding, int]:
     def keep(module: Any, args: Any, output: Tensor) -> None:
         outputs[module].append(output.clone())  # some models add to the output in place
 
-    handles = [m.register_forward_hook(keep) for m in outputs]
-    try:
+    with ExitStack() as hooks:
+        for module in outputs:
+            hooks.enter_context(module.register_forward_hook(keep))
         for position in (0, 1):
             at = torch.full((1, 1), position, device=device_of(model))
             model(input_ids=torch.ones_like(at), position_ids=at, use_cache=False)
-    finally:
-        for handle in handles:
-            handle.remove()
     differ = {m: kept[0] for m, kept in outputs.items() if kept and not torch.equal(kept[0], kept[-1])}
     return {m: m.num_embeddings - _first_row(m, at_zero) for m, at_zero in differ.items()}
 
@@ -83,11 +81,10 @@ def no_positions(model: PreTrainedModel, embeddings: Iterable[nn.Embedding]) -> 
             kwargs["attention_mask"] = torch.ones_like(ids)
         return args, kwargs
 
-    # PEFT's `generate` calls the model inside.
-    handles = [without_adapter(model).register_forward_pre_hook(at_zero, with_kwargs=True)]
-    handles += [m.register_forward_hook(lambda module, args, output: torch.zeros_like(output)) for m in embeddings]
-    try:
+    with ExitStack() as hooks:
+        # PEFT's `generate` calls the model inside.
+        hooks.enter_context(without_adapter(model).register_forward_pre_hook(at_zero, with_kwargs=True))
+        for embedding in embeddings:
+            hook = embedding.register_forward_hook(lambda module, args, output: torch.zeros_like(output))
+            hooks.enter_context(hook)
         yield
-    finally:
-        for handle in handles:
-            handle.remove()

@@ -106,12 +106,12 @@ def query_states(model: PreTrainedModel, log_probs: bool = False) -> Iterator[di
     def read(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         states.latest = inputs[0]
 
-    handle, token = head.register_forward_pre_hook(read), _collecting.set(states)
+    token = _collecting.set(states)
     try:
-        yield states.by_query
+        with head.register_forward_pre_hook(read):
+            yield states.by_query
     finally:
         _collecting.reset(token)
-        handle.remove()
 
 
 class PackedRow:
@@ -140,7 +140,7 @@ class PackedRow:
             first = len(self.tree.tokens)
             self.tree.leave()
             self.paths.append({sequence: self.tree.add(sequence) for sequence in sorted(set(sequences))})
-            self._positions.append(memory.positions(torch.tensor(self.tree.depths[first:], dtype=torch.long)))
+            self._positions.append(memory.query_start + torch.tensor(self.tree.depths[first:], dtype=torch.long))
             if memory.residual is not None:
                 self._layer, token, vector = memory.residual
                 self._replaced.append((next(iter(self.paths[-1].values()))[token], vector))

@@ -87,7 +87,11 @@ def find(name: str) -> type[Method]:
             )
         return method
     if ":" in name:
-        return _imported(name)
+        sys.path.insert(0, "")  # in a console script, the first entry is its folder, not the working directory
+        try:
+            return _checked(name)
+        finally:
+            sys.path.remove("")
     names = [*NAMES, *installed()]
     near = did_you_mean(name.lower(), names)
     raise InputError(f"unknown method {name!r}: {near or 'there are ' + ', '.join(names) + ', or MODULE:CLASS.'}")
@@ -114,20 +118,12 @@ def make(name: str, arguments: Mapping[str, Any] | None = None) -> Method:
 
 
 def arguments_of(method: type[Method]) -> set[str]:
-    """The names of a method's arguments, former names included."""
-    return {field.name for field in dataclasses.fields(method)} | method.renamed.keys()
-
-
-def _imported(path: str) -> type[Method]:
-    """The class MODULE:CLASS, in a module of the working directory or an installed one."""
-    sys.path.insert(0, "")  # in a console script, the first entry is the script's folder, not the working directory
-    try:
-        return _checked(path)
-    finally:
-        sys.path.remove("")
+    """The names of a method's arguments."""
+    return {field.name for field in dataclasses.fields(method)}
 
 
 def _checked(path: str) -> type[Method]:
+    """The class MODULE:CLASS, in a module of the working directory or an installed one."""
     from lm_eval_icl.methods.base import Method
 
     name, _, cls = path.partition(":")

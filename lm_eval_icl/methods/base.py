@@ -65,8 +65,6 @@ class Method(ABC):
     overflow_hint: ClassVar[str] = ""
     # The argument that says how many memories `memories` gives, if it gives several.
     counts_memories: ClassVar[str] = ""
-    # Former names of arguments, which are still accepted: former name -> name.
-    renamed: ClassVar[Mapping[str, str]] = {}
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -95,24 +93,20 @@ class Method(ABC):
 
     @classmethod
     def from_arguments(cls, arguments: Mapping[str, Any]) -> Self:
-        """The method with these arguments, given under their present or former names.
+        """The method with these arguments.
 
         Raises:
-            InputError: an argument is outside its range, or given under both names; or `pattern` returns no pattern.
+            InputError: an argument is outside its range, or `pattern` returns no pattern.
         """
-        values: dict[str, Any] = {}
-        for name, value in arguments.items():
-            now = cls.renamed.get(name, name)
-            if now in values:
-                raise InputError(f"{cls.__name__.lower()}: {now} is given twice, once under its former name: give one.")
-            values[now] = value
         try:
-            method = cls(**values)
+            method = cls(**arguments)
             Method.__post_init__(method)  # in case that of the subclass does not call it
             hash(method)  # methods are keys of dictionaries
         except TypeError as error:
             reason = one_line_with_place(error)
-            raise InputError(f"{cls.__name__.lower()}: the arguments {values} cannot be used ({reason}).") from error
+            raise InputError(
+                f"{cls.__name__.lower()}: the arguments {dict(arguments)} cannot be used ({reason})."
+            ) from error
         if not method.why_not(3):
             method._checked_pattern(3)  # before a model is loaded
         return method

@@ -96,13 +96,7 @@ class BatchICL(Method):
         query_start = prefix + max(demonstrations, default=0) if self.positions == "symmetric" else None
         pattern = self.pattern(len(chosen))
         layout = lay_out(prefix, chosen, pattern, self.positions, query, answer, query_start=query_start)
-        # `source` must index the prompt, which has all demonstrations.
-        here, whole = prefix + sum(chosen), prefix + sum(demonstrations)
-        blocks = [replace(b, source=b.source - here + whole) if b.name in "QA" else b for b in layout.blocks]
-        if i is not None:
-            source = prefix + sum(demonstrations[:i])
-            blocks = [replace(b, name=f"D{i + 1}", source=source) if b.name == "D1" else b for b in blocks]
-        return replace(layout, blocks=tuple(blocks))
+        return layout.within(demonstrations, i or 0, len(chosen))
 
     def tokens_for(self, context: Context, query: int) -> tuple[int, int]:
         """A query runs behind every demonstration, and in the last pass."""

@@ -30,7 +30,9 @@ def code_digest(method: type[Method]) -> str | None:
         None if the method's code is in no file, for example because it was typed into an interpreter.
     """
     try:
-        theirs = {inspect.getsourcefile(cls) for cls in method.__mro__ if _from_elsewhere(cls)}
+        others = ("lm_eval_icl", *sys.stdlib_module_names)
+        classes = [cls for cls in method.__mro__ if cls.__module__.partition(".")[0] not in others]
+        theirs = {inspect.getsourcefile(cls) for cls in classes}
         files = [*sorted(_PACKAGE.rglob("*.py")), *sorted(Path(str(file)) for file in theirs)]
         return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
     except (OSError, TypeError):
@@ -111,9 +113,3 @@ def _syntax(node: Any) -> Any:
     if not isinstance(node, ast.AST):
         return repr(node)
     return type(node).__name__, *((k, _syntax(v)) for k, v in ast.iter_fields(node) if v is not None and v != [])
-
-
-def _from_elsewhere(cls: type) -> bool:
-    """Whether a class is defined neither in this package nor in Python's standard library."""
-    package = cls.__module__.partition(".")[0]
-    return package == "__main__" or package not in ("lm_eval_icl", *sys.stdlib_module_names)

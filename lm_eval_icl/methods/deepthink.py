@@ -182,9 +182,10 @@ class DeepThink(Method):
                     history[i] = entry + self.eta * step
                     if self.momentum:
                         velocity[i] = step
+            narrow = [[entry.to(dtype) for entry in history] for history in histories]
             memories = [
-                replace(memory, layers=_layers([entry.to(dtype) for entry in history]))
-                for memory, history in zip(memories, histories, strict=True)
+                replace(memory, layers=list(zip(entries[::2], entries[1::2], strict=True)))
+                for memory, entries in zip(memories, narrow, strict=True)
             ]
             yield list(map(kept_of, firsts, memories))
 
@@ -201,8 +202,3 @@ class DeepThink(Method):
 def _flat(layers: KeyValues) -> list[Tensor]:
     """The list keys, values, keys, values, ... of all layers, since the update is the same for both."""
     return [entry for layer in layers for entry in layer]
-
-
-def _layers(flat: Sequence[Tensor]) -> KeyValues:
-    """The opposite of `_flat`."""
-    return list(zip(flat[::2], flat[1::2], strict=True))

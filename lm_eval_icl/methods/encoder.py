@@ -1,22 +1,27 @@
-"""A method on a model: contexts, as token ids, are encoded as memories."""
+"""A method on a model: what is done to the model while it runs, and contexts, as token ids, encoded as memories."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
-from typing import TypeVar
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, TypeVar
 
 import torch
+from torch import nn
 from transformers import PreTrainedModel
 
-from lm_eval_icl.errors import checked_whole
+from lm_eval_icl.errors import InputError, checked_whole
 from lm_eval_icl.inference.budget import MemoryBudget, room_for_trials
+from lm_eval_icl.inference.caches import without_adapter
 from lm_eval_icl.inference.capabilities import Capabilities, probe
 from lm_eval_icl.inference.devices import device_of
+from lm_eval_icl.inference.gelu import fused_gelu, gelus
 from lm_eval_icl.inference.memory import Memory, progress
-from lm_eval_icl.inference.positions import learned_positions, position_embeddings
+from lm_eval_icl.inference.positions import learned_positions, no_positions, position_embeddings
 from lm_eval_icl.inference.prefix_cache import PrefixCache
-from lm_eval_icl.inference.running import RunningModel
 from lm_eval_icl.inference.schedule import Ids, Sizes, side_by_side
 from lm_eval_icl.methods import needs
 from lm_eval_icl.methods.base import Memories, Method
@@ -24,9 +29,12 @@ from lm_eval_icl.methods.limits import PromptLimits
 from lm_eval_icl.prompts.tokens import Context
 
 T = TypeVar("T")
+# One lock for each model: see `Encoder.inference_mode`.
+_locks: weakref.WeakKeyDictionary[nn.Module, threading.RLock] = weakref.WeakKeyDictionary()
+_making_locks = threading.Lock()
 
 
-class Encoder(RunningModel):
+class Encoder:
     """A method on a model: encodes contexts as memories, and stores these.
 
     Args:
@@ -49,6 +57,10 @@ class Encoder(RunningModel):
         quiet: no bar is shown while a long context is encoded. The first of several processes shows it.
         packs_ahead: how many packs are begun before the scores of a pack are handed on: on an accelerator one, which
             runs while these are read.
+        tokens_run: how many tokens were run through the model inside `counting`.
+        passes_run: in how many forward passes.
+        without_positions: the learned position embeddings that are switched off while the model runs; None if positions
+            are left as they are.
 
     Raises:
         Unsupported: the model does not do what the method needs.
@@ -71,24 +83,22 @@ class Encoder(RunningModel):
         self.pack_tokens = checked_whole("pack_tokens", pack_tokens)
         batch_size = checked_whole("batch_size", batch_size)
         self.store_bytes = checked_whole("store_bytes", store_bytes)
-        super().__init__(model, mixed_precision_dtype)
-        self.softmax_dtype, self.tensor_parallel = softmax_dtype, tensor_parallel
-        self.quiet = os.environ.get("RANK", "0") != "0"
+        self.model, self.softmax_dtype, self.mixed_precision_dtype = model, softmax_dtype, mixed_precision_dtype
+        self.tensor_parallel, self.quiet = tensor_parallel, os.environ.get("RANK", "0") != "0"
+        self.without_positions: list[nn.Embedding] | None = None
+        self._gelus, self._inside, self._counting = gelus(model), False, False
         with self.inference_mode(), room_for_trials(model):
             self.capabilities = capabilities or probe(model)
             self._learned_positions = learned_positions(model)
-        needs.check(method, model, self.capabilities)
-        if method.reads_in_parts:
-            with self.inference_mode(), room_for_trials(model):
+            needs.check(method, model, self.capabilities)
+            if method.reads_in_parts:
                 needs.check_parts(method, model)
-        needs.warn(model, self.capabilities)
-        if method.positions == "none":
-            with self.inference_mode(), room_for_trials(model):
-                embeddings = list(position_embeddings(model))
-            self.without_positions = embeddings
-            with self.inference_mode(), room_for_trials(model):
+            needs.warn(model, self.capabilities)
+            embeddings = list(position_embeddings(model)) if method.positions == "none" else None
+        self.without_positions = embeddings
+        with self.inference_mode(), room_for_trials(model):
+            if method.positions == "none":
                 needs.check_no_positions(method, model, probe(model))
-        with self.inference_mode():
             self.method = method.bind(model)
         self.begin(batch_size)
 
@@ -103,8 +113,76 @@ class Encoder(RunningModel):
         self.tokens_run = self.passes_run = 0
 
     def limits(self, max_length: int) -> PromptLimits:
-        """The limits that prompts have to stay within (`PromptLimits.of`)."""
-        return PromptLimits.of(self.method, self.model, self.capabilities, self._learned_positions, max_length)
+        """The limits that prompts have to stay within.
+
+        Args:
+            max_length: how many positions the model has, or may use.
+
+        Raises:
+            InputError: the model has fewer learned position embeddings.
+        """
+        name, can, learned = type(self.model).__name__, self.capabilities, self._learned_positions
+        if learned is not None and max_length > learned:
+            raise InputError(
+                f"max_length={max_length}: {name} has learned embeddings of {learned} positions and no more: give "
+                f"max_length={learned} or less."
+            )
+        hint = self.method.overflow_hint if can.obeys_positions else ""
+        window = needs.longest_row(self.method, can)
+        return PromptLimits(self.method, name, max_length, window, can.position_switch, hint)
+
+    # The model while it runs.
+
+    @contextmanager
+    def inference_mode(self) -> Iterator[None]:
+        """Inside this context, the model runs in evaluation mode (in which it is left), without gradients and with a
+        faster GELU, and, if it is set up for it, in mixed precision and without positional information.
+
+        Only one thread at a time can be inside, since positions and GELU are patched on the model itself, which other
+        runners may share. A run is inside from its beginning to its end: what is done to the model is done once, and
+        not for every pass.
+        """
+        with _making_locks:
+            lock = _locks.setdefault(without_adapter(self.model), threading.RLock())
+        with lock, torch.no_grad(), self.mixed_precision():
+            if self._inside:
+                yield
+                return
+            if self.model.training:  # dropout would change every number
+                self.model.eval()
+            self._inside = True
+            counter = self.model.register_forward_pre_hook(self._count, with_kwargs=True)
+            try:
+                with counter, self.own_positions(), fused_gelu(self._gelus):
+                    yield
+            finally:
+                self._inside = False
+
+    @contextmanager
+    def counting(self) -> Iterator[None]:
+        """`inference_mode`, in which tokens and passes are counted."""
+        with self.inference_mode():
+            self._counting = True
+            try:
+                yield
+            finally:
+                self._counting = False
+
+    def _count(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        if self._counting:
+            self.tokens_run += kwargs["input_ids"].numel()
+            self.passes_run += 1
+
+    def own_positions(self) -> AbstractContextManager[None]:
+        """Inside this context, the model has no positional information if that was taken from it."""
+        without = self.without_positions
+        return nullcontext() if without is None else no_positions(self.model, without)
+
+    def mixed_precision(self) -> torch.autocast:
+        """torch's autocast, if it was asked for. It keeps the weights that it has cast until its outermost context
+        ends, so many passes inside one context cast them once."""
+        dtype = self.mixed_precision_dtype
+        return torch.autocast(device_of(self.model).type, dtype=dtype, enabled=dtype is not None)
 
     # Memories.
 

@@ -6,12 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from transformers import PreTrainedModel
-
-from lm_eval_icl.errors import InputError
-from lm_eval_icl.inference.capabilities import Capabilities
 from lm_eval_icl.methods.base import Method
-from lm_eval_icl.methods.needs import longest_row
 from lm_eval_icl.prompts.tokens import Context, Ids, TokenizedPrompt
 
 
@@ -79,8 +74,7 @@ class TooLong:
 
 @dataclass(frozen=True)
 class PromptLimits:
-    """A model's limits (positions, attention window, RoPE switch), and whether a prompt, encoded by a method, stays
-    within them.
+    """A model's limits, and whether a prompt, encoded by a method, stays within them.
 
     Attributes:
         method: the method, whose `footprint` says how many tokens and positions a context takes.
@@ -99,31 +93,9 @@ class PromptLimits:
     switch: tuple[int, bool] | None
     hint: str
 
-    @classmethod
-    def of(
-        cls, method: Method, model: PreTrainedModel, can: Capabilities, learned: int | None, max_length: int
-    ) -> PromptLimits:
-        """The limits of a model under a method.
-
-        Args:
-            learned: of how many positions the model has learned embeddings; None if it has none.
-            max_length: how many positions the model has, or may use.
-
-        Raises:
-            InputError: the model has fewer learned position embeddings than `max_length`.
-        """
-        name = type(model).__name__
-        if learned is not None and max_length > learned:
-            raise InputError(
-                f"max_length={max_length}: {name} has learned embeddings of {learned} positions and no more: give "
-                f"max_length={learned} or less."
-            )
-        hint = method.overflow_hint if can.obeys_positions else ""
-        return cls(method, name, max_length, longest_row(method, can), can.position_switch, hint)
-
     def too_long(self, prompt: TokenizedPrompt, answer: int) -> TooLong | None:
         """Why a prompt with an answer of `answer` positions does not fit; None if it fits."""
-        context, why, terms = prompt.context, "", self._positions(prompt, answer)
+        context, why, terms = prompt.context, "", self._takes(prompt, answer)
         needed = sum(terms)
         if needed > self.positions:
             why = f"do not fit the model's {self.positions} positions"
@@ -142,7 +114,7 @@ class PromptLimits:
                 )
         # Without demonstrations there is nothing to hide, so that the model's own mask is used, window and all.
         if not why and self.window is not None and context.demonstrations:
-            terms = self._tokens(prompt, answer)
+            terms = self._takes(prompt, answer, tokens=True)
             if sum(terms) > self.window:
                 why = (
                     f"do not fit the {self.window} tokens that {self.model} looks back at most (a sliding window or "
@@ -151,28 +123,8 @@ class PromptLimits:
                 )
         if not why:
             return None
-        parts = self._parts(context, *terms)
-        return TooLong(why, parts, self.hint if sum(terms) > len(prompt) + answer else "")
-
-    def _positions(self, prompt: TokenizedPrompt, answer: int) -> tuple[int, int, int]:
-        """How many positions a prompt takes: those of its context, of its query and of its answer."""
-        footprint = self.method.footprint(prompt.context)
-        return self._terms(prompt, answer, footprint.positions, footprint.query_start)
-
-    def _tokens(self, prompt: TokenizedPrompt, answer: int) -> tuple[int, int, int]:
-        """How many tokens the longest row has, memory entries included: those of context, query and answer."""
-        footprint = self.method.footprint(prompt.context)
-        return self._terms(prompt, answer, footprint.tokens, footprint.kept)
-
-    def _terms(self, prompt: TokenizedPrompt, answer: int, encoding: int, before_query: int) -> tuple[int, int, int]:
-        """The terms of the longer pass: that which encodes the context, or that of the query behind it."""
-        query = len(prompt.query)
-        alone = encoding, query if self.method.memory_depends_on_query else 0, 0
-        return max((before_query, query, answer), alone, key=sum)
-
-    def _parts(self, context: Context, encoded: int, query: int, answer: int) -> dict[str, int]:
-        """The parts by name, with the context divided into prefix and demonstrations; parts that take nothing are left
-        out."""
+        # The context's positions are divided into those of the prefix and of the demonstrations.
+        encoded, query, answer_terms = terms
         prefix, lengths = len(context.prefix), context.lengths
         demonstrations, all_of_them = encoded - prefix, sum(lengths) * self.method.repeat
         name = "longest demonstration" if demonstrations == max(lengths, default=0) else "longest window"
@@ -180,8 +132,23 @@ class PromptLimits:
             name = "demonstrations"
         elif demonstrations > all_of_them:
             name, prefix, demonstrations = "encoding prefix and demonstrations", 0, encoded
-        parts = {"prefix": prefix, name: demonstrations, "query": query, "answer": answer}
-        return {name: number for name, number in parts.items() if number}
+        parts = {"prefix": prefix, name: demonstrations, "query": query, "answer": answer_terms}
+        hint = self.hint if sum(terms) > len(prompt) + answer else ""
+        return TooLong(why, {name: number for name, number in parts.items() if number}, hint)
+
+    def _takes(self, prompt: TokenizedPrompt, answer: int, tokens: bool = False) -> tuple[int, int, int]:
+        """How many positions a prompt takes, by context, query and answer, in the longer of two passes: that which
+        encodes the context, or that of the query behind it.
+
+        Args:
+            tokens: how many tokens instead, entries of memories included.
+        """
+        footprint, query = self.method.footprint(prompt.context), len(prompt.query)
+        encoding, before_query = footprint.positions, footprint.query_start
+        if tokens:
+            encoding, before_query = footprint.tokens, footprint.kept
+        alone = encoding, query if self.method.memory_depends_on_query else 0, 0
+        return max((before_query, query, answer), alone, key=sum)
 
     @property
     def longest_go_first(self) -> bool:
@@ -210,7 +177,7 @@ class PromptLimits:
 
         def positions(indices: Sequence[int]) -> int:
             """How many positions the prompts take at most with only these demonstrations."""
-            return max(sum(self._positions(prompt.keeping(indices), answer)) for prompt, answer in prompts)
+            return max(sum(self._takes(prompt.keeping(indices), answer)) for prompt, answer in prompts)
 
         among: Sequence[int] = range(n)
         windows = self.method.pattern(n * self.method.repeat).windows
@@ -233,24 +200,14 @@ def fits(limits: PromptLimits, requests: Iterable[Request]) -> bool:
 
 
 def shortened(requests: list[Request], tokenize: Tokenize, limits: PromptLimits, overflow: str) -> list[Request]:
-    """The requests of a document that does not fit, with as little left out as makes them fit. All its prompts lose the
-    same demonstrations, so that its options stay comparable.
+    """The requests of a document that does not fit, with as few demonstrations left out as makes them fit, in the order
+    of `PromptLimits.leaves_out`. All its prompts lose the same ones, so that its options stay comparable.
 
     If nothing that `overflow` allows to leave out makes them fit, they are without demonstrations, and not cut.
 
     Args:
         overflow: "drop" or "truncate" (`CommonArguments.overflow`).
     """
-    requests = _with_fewest_left_out(requests, tokenize, limits)
-    if overflow == "truncate" and not fits(limits, requests):
-        cut = [truncated(request, limits) for request in requests]
-        requests = cut if fits(limits, cut) else requests
-    return requests
-
-
-def _with_fewest_left_out(requests: list[Request], tokenize: Tokenize, limits: PromptLimits) -> list[Request]:
-    """The requests of a document that does not fit, with as few demonstrations left out as needed, in the order of
-    `PromptLimits.leaves_out`; without any, if they do not fit then either."""
     longest_answers: dict[TokenizedPrompt, int] = {}  # prompt -> the positions of its longest answer
     for request in requests:
         longest_answers[request.prompt] = max(request.answer_positions, longest_answers.get(request.prompt, 0))
@@ -270,6 +227,9 @@ def _with_fewest_left_out(requests: list[Request], tokenize: Tokenize, limits: P
             break
         requests = more
         left_out.pop()
+    if overflow == "truncate" and not fits(limits, requests):
+        cut = [truncated(request, limits) for request in requests]
+        requests = cut if fits(limits, cut) else requests
     return requests
 
 

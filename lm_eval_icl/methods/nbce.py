@@ -63,7 +63,8 @@ class NBCE(Several):
 
     def contexts(self, context: Context) -> list[Context]:
         """The windows, and the prefix alone."""
-        return [*self.windows(context), Context(context.prefix, ())] if context.demonstrations else [context]
+        windows = super().contexts(context)
+        return [*windows, Context(context.prefix, ())] if context.demonstrations else windows
 
     def next_token(self, logprobs: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
         """The state is the number of the window that was chosen."""

@@ -27,15 +27,11 @@ def check(method: Method, model: PreTrainedModel, can: Capabilities) -> None:
         Unsupported: it does not.
     """
     name, attention = type(model).__name__, model.config._attn_implementation
-    needs = (
-        "hides tokens from each other"
-        if method.needs_mask
-        else "gives tokens positions of its own"
-        if method.needs_positions
-        else "computes keys and values anew"
-        if not method.one_pass or method.memory_depends_on_query
-        else ""
-    )
+    needs = "computes keys and values anew" if not method.one_pass or method.memory_depends_on_query else ""
+    if method.needs_positions:
+        needs = "gives tokens positions of its own"
+    if method.needs_mask:
+        needs = "hides tokens from each other"
     if needs and can.has_other_states:
         raise Unsupported(
             f"{method.name} {needs}, and {name} keeps more than keys and values (linear attention, a state space, a "

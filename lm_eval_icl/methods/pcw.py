@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 
@@ -25,7 +23,6 @@ class PCW(Windowed):
     """
 
     treats_demonstrations_alike = True
-    renamed: ClassVar[Mapping[str, str]] = {"windows": "window_size"}
     positions: str = "symmetric"
 
     @property

@@ -77,8 +77,7 @@ class Predictor:
             vocabulary=vocabulary_of(model),
         )
         self._batch_size = int(batch_size)
-        self._said_blanks = False  # about options without their blank
-        self._said_line_breaks = False  # about queries that end in a line break
+        self._warned_of: set[str] = set()
         pad = tokenizer.pad_token_id
         self._pad = self.tokenizer.prefix_token_id if pad is None else pad
         if max_length is not None:
@@ -120,17 +119,20 @@ class Predictor:
             _check_texts(options=query_options)
         if len(per_query) != len(queries):
             raise InputError(f"options: {len(per_query)} lists for {len(queries)} queries: give one list, or one each.")
-        warning = next(filter(None, map(line_break_at_end, queries)), "")
-        if warning and not self._said_line_breaks:
-            log.warning("%s", warning)
-            self._said_line_breaks = True
+        if warning := next(filter(None, map(line_break_at_end, queries)), ""):
+            self._warn_once("line breaks", warning)
         names, prompts = [], []
         for q, query in enumerate(queries):
             prompt = self._prompt(prefix, demonstrations, query)
             with _naming(f"query {q}"):
                 tokens, answers = self.tokenizer.pairs(prompt, per_query[q])
             for o, (option, answer) in enumerate(zip(per_query[q], answers, strict=True)):
-                self._warn_of_missing_blank(query, option)
+                if re.search(r"[\w:;,.?!]\Z", query) and re.match(r"\w", option):
+                    self._warn_once(
+                        "blanks",
+                        f"option {option!r} follows {query[-20:]!r} without a blank: options begin with the blank that "
+                        f"separates them from the query, as in {' ' + option!r}, unless the language has none.",
+                    )
                 names.append(f"query {q}, option {o}")
                 with _naming(names[-1]):
                     if not (answer and tokens.query):
@@ -213,15 +215,10 @@ class Predictor:
             raise InputError(f"{self.runner.method.name}: {why}.")
         return self.tokenizer.arranged(FewShotPrompt(prefix, demonstrations, query))
 
-    def _warn_of_missing_blank(self, query: str, option: str) -> None:
-        """Warn, once, about an option that would stand behind its query without a blank."""
-        if not self._said_blanks and re.search(r"[\w:;,.?!]\Z", query) and re.match(r"\w", option):
-            self._said_blanks = True
-            log.warning(
-                "option %r follows %r without a blank: options begin with the blank that separates them from the "
-                "query, as in %r, unless the language has none.",
-                *(option, query[-20:], f" {option}"),
-            )
+    def _warn_once(self, what: str, warning: str) -> None:
+        if what not in self._warned_of:
+            self._warned_of.add(what)
+            log.warning("%s", warning)
 
     def _check_fits(self, tokens: TokenizedPrompt, behind: int, answer: str) -> None:
         reason = self.limits.too_long(tokens, behind)
@@ -235,19 +232,16 @@ def _check_texts(prefix: str = "", **lists: Sequence[str]) -> None:
     """Refuse what is no list of strings. (A string would be taken for a list of its characters.)"""
     if not isinstance(prefix, str):
         raise InputError(f"prefix={prefix!r}: must be a text.")
-    for name, value in lists.items():
-        if (
-            not isinstance(value, Sequence)
-            or isinstance(value, str)
-            or not all(isinstance(text, str) for text in value)
-        ):
-            but = ", not a text" if isinstance(value, str) else ""
-            raise InputError(f"{name}={value!r}: must be a list of texts{but}.")
+    for name, texts in lists.items():
+        if isinstance(texts, str):
+            raise InputError(f"{name}={texts!r}: must be a list of texts, not a text.")
+        if not isinstance(texts, Sequence) or not all(isinstance(text, str) for text in texts):
+            raise InputError(f"{name}={texts!r}: must be a list of texts.")
 
 
 @contextmanager
 def _naming(what: str) -> Iterator[None]:
-    """Put the prompt's name before an error's message."""
+    """Put the prompt's name before an error's message, and keep the error's type."""
     try:
         yield
     except InputError as error:

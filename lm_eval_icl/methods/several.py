@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -75,15 +75,11 @@ class Several(Windowed):
         """Whether every window has one demonstration, so that no pass contains two."""
         return self.window_size == 1
 
-    def windows(self, context: Context) -> list[Context]:
-        """A context for each window; the context itself if there are no demonstrations."""
+    def contexts(self, context: Context) -> list[Context]:
+        """The contexts whose memories a query asks: one for each window; the context itself without demonstrations."""
         size, demonstrations = self.window_size, context.demonstrations
         starts = range(0, max(len(demonstrations), 1), size)
         return [Context(context.prefix, demonstrations[start : start + size]) for start in starts]
-
-    def contexts(self, context: Context) -> list[Context]:
-        """The contexts whose memories a query asks."""
-        return self.windows(context)
 
     def pattern(self, n: int) -> Pattern:
         """The windows side by side, as if they were one row."""
@@ -94,26 +90,12 @@ class Several(Windowed):
         self, prefix: int, demonstrations: Sequence[int], query: int = 0, answer: int = 0
     ) -> list[tuple[str, Layout]]:
         """One pass for each of `contexts`, the last of its method's passes if that has several."""
-        ids, start = [], 0
-        for length in (prefix, *demonstrations):
-            ids.append(tuple(range(start, start + length)))
-            start += length
-        whole, layouts = Context(ids[0], tuple(ids[1:])), []
-        for number, context in enumerate(self.contexts(whole), 1):
-            here = len(context.tokens)
-            first = (number - 1) * self.window_size if context.demonstrations else 0
+        whole, layouts = Context((0,) * prefix, tuple((0,) * length for length in demonstrations)), []
+        for i, context in enumerate(self.contexts(whole)):
             title, layout = self.of_window.passes(prefix, context.lengths, query, answer)[-1]
-            blocks = []
-            for block in layout.blocks:
-                name, source = block.name, block.source
-                if name in ("Q", "A"):
-                    source += start - here
-                elif name.startswith("D"):
-                    bare = name.rstrip("'")
-                    name, source = f"D{int(bare[1:]) + first}{name[len(bare) :]}", source + sum(demonstrations[:first])
-                blocks.append(replace(block, name=name, source=source))
-            kind = f"memory {number}" if context.demonstrations else f"memory {number}: no demonstrations"
-            layouts.append((f"{kind}: {title}" if title else kind, replace(layout, blocks=tuple(blocks))))
+            kind = f"memory {i + 1}" if context.demonstrations else f"memory {i + 1}: no demonstrations"
+            layout = layout.within(demonstrations, i * self.window_size, len(context.demonstrations))
+            layouts.append((f"{kind}: {title}" if title else kind, layout))
         return layouts
 
     def footprint(self, context: Context) -> Footprint:

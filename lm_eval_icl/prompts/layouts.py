@@ -82,15 +82,14 @@ def check_pattern(pattern: object, n: int) -> None:
     blocks = n * pattern.copies
     whose = f"{blocks} blocks: {n} demonstrations" + (f", {pattern.copies} copies of each" * (pattern.copies > 1))
     sees, windows = pattern.sees, pattern.windows
+    refusals = []
     if not isinstance(sees, Tensor) or sees.dtype != torch.bool or sees.shape != (blocks, blocks):
-        raise InputError(
-            f"pattern({n}): sees must be booleans of shape [{blocks}, {blocks}] ({whose}), and is {_kind(sees)}."
-        )
+        refusals.append(f"sees must be booleans of shape [{blocks}, {blocks}] ({whose}), and is {_kind(sees)}.")
     whole = isinstance(windows, Tensor) and not (windows.is_floating_point() or windows.is_complex())
     if windows is not None and not (whole and windows.shape == (blocks,)):
-        raise InputError(
-            f"pattern({n}): windows must be whole numbers of shape [{blocks}] ({whose}), and is {_kind(windows)}."
-        )
+        refusals.append(f"windows must be whole numbers of shape [{blocks}] ({whose}), and is {_kind(windows)}.")
+    if refusals:
+        raise InputError(f"pattern({n}): {refusals[0]}")
 
 
 def _kind(value: object) -> str:
@@ -251,10 +250,25 @@ class Layout:
         blocks, kept = tuple(self.blocks[i] for i in indices), tuple(self.kept[i] for i in indices)
         return replace(self, blocks=blocks, sees=self.sees[indices][:, indices], kept=kept)
 
-    def shifted(self, by: int) -> Layout:
-        """The same row with all positions increased by `by`."""
-        blocks = tuple(replace(block, start=block.start + by) for block in self.blocks)
-        return replace(self, blocks=blocks, end=self.end + by)
+    def within(self, demonstrations: Sequence[int], first: int, number: int) -> Layout:
+        """This row, which has some demonstrations of a prompt, with the names and sources that its blocks have in the
+        whole prompt.
+
+        Args:
+            demonstrations: the number of tokens of each of the prompt's demonstrations.
+            first, number: the row has `number` of them, from this index on.
+        """
+        before, own = sum(demonstrations[:first]), sum(demonstrations[first : first + number])
+        blocks = []
+        for block in self.blocks:
+            if block.name in "QA":
+                block = replace(block, source=block.source + sum(demonstrations) - own)
+            elif block.name.startswith("D"):
+                bare = block.name.rstrip("'")
+                name = f"D{int(bare[1:]) + first}{block.name[len(bare) :]}"
+                block = replace(block, name=name, source=block.source + before)
+            blocks.append(block)
+        return replace(self, blocks=tuple(blocks))
 
     def on_memory(self, memory: Layout) -> Layout:
         """This row, run on the memory that another row left: all tokens also see the blocks that the other row keeps,
@@ -278,8 +292,8 @@ class Layout:
         sees = nothing(2 * n)
         sees[n:, :n] = self.sees if reads is None else reads
         sees[n:, n:] = self.sees
-        row = self.shifted(by)
-        return replace(row, blocks=(*entries, *row.blocks), sees=sees, kept=self.kept * 2, behind_itself=reads is None)
+        blocks = (*entries, *(replace(block, start=block.start + by) for block in self.blocks))
+        return Layout(blocks, sees, self.kept * 2, self.end + by, self.step, behind_itself=reads is None)
 
     @cached_property
     def _lengths(self) -> Tensor:
@@ -322,21 +336,16 @@ def side_by_side(layouts: Sequence[Layout]) -> Layout:
     """
     if len(layouts) == 1:
         return layouts[0]
-    placed: list[tuple[Block, bool, int, int]] = []  # a block, whether it is kept, its row, and its index in the row
-    prompt = 0
-    for row, layout in enumerate(layouts):
-        for i, (block, keep) in enumerate(zip(layout.blocks, layout.kept, strict=True)):
-            placed.append((replace(block, source=prompt + block.source), keep, row, i))
+    blocks, kept, prompt = list[Block](), list[bool](), 0
+    for layout in layouts:
+        blocks += [replace(block, source=prompt + block.source) for block in layout.blocks]
+        kept += layout.kept
         prompt += max((block.source + block.length for block in layout.blocks), default=0)
-    placed.sort(key=lambda block: block[0].name != "M")  # stable: all else stays in order
-    sees = nothing(len(placed))
-    for row, layout in enumerate(layouts):
-        at, which = zip(*((n, i) for n, (_, _, owner, i) in enumerate(placed) if owner == row), strict=True)
-        sees[torch.tensor(at)[:, None], torch.tensor(at)] = layout.sees[list(which)][:, list(which)]
+    order = sorted(range(len(blocks)), key=lambda i: blocks[i].name != "M")  # stable: all else stays in order
     return Layout(
-        blocks=tuple(block for block, *_ in placed),
-        sees=sees,
-        kept=tuple(keep for _, keep, *_ in placed),
+        blocks=tuple(blocks[i] for i in order),
+        sees=torch.block_diag(*(layout.sees for layout in layouts)).bool()[order][:, order],
+        kept=tuple(kept[i] for i in order),
         end=max(layout.end for layout in layouts),
         step=layouts[0].step,
         behind_itself=layouts[0].behind_itself,

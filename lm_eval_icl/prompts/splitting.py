@@ -228,8 +228,8 @@ class PartSplitter:
                 "depend on their order needs something between them (--model icl does not)."
             )
         behind = self._behind(query)
-        demonstrations = tuple(self._demonstration(part, behind) for part in prompt.demonstrations)
-        return [self._beginning(prompt.prefix, behind), *demonstrations, self._middle(query, "")]
+        demonstrations = [self._demonstration(part, behind)[0] for part in prompt.demonstrations]
+        return [self._beginning(prompt.prefix, behind), *demonstrations, self._middle(query, "")[0]]
 
     def _prefix(self, prefix: str, behind: str) -> Ids:
         """The ids of the prefix, tokenized at the beginning of a text and followed by `behind`."""
@@ -243,19 +243,16 @@ class PartSplitter:
                 return ids[: -len(tail[0])]
         return tuple(self.encode(prefix)[0])
 
-    def _middle(self, part: str, behind: str) -> Ids:
-        """The ids of a part, tokenized in the middle of a text and followed by `behind`."""
-        return self._with_starts(part, behind)[0]
-
-    def before(self, part: str, query: str, ats: Sequence[int]) -> list[int]:
-        """How many of a demonstration's tokens begin before each of these characters of it.
+    def before(self, part: str, query: str, span: tuple[int, int]) -> tuple[int, int]:
+        """(begin, end) of those of a demonstration's tokens that begin among these characters of it.
 
         Args:
             part: the demonstration.
             query: the prompt's query, which the tokenization of a demonstration takes into account.
+            span: (begin, end) of the characters.
         """
-        starts = self._with_starts(part, self._behind(query))[1]
-        return [bisect_left(starts, at) for at in ats]
+        _, starts = self._demonstration(part, self._behind(query))
+        return bisect_left(starts, span[0]), bisect_left(starts, span[1])
 
     @staticmethod
     def _behind(query: str) -> str:
@@ -263,8 +260,9 @@ class PartSplitter:
         tokenized."""
         return query[: len(query) - len(query.lstrip()) + 1]
 
-    def _with_starts(self, part: str, behind: str) -> tuple[tuple[int, ...], list[int]]:
-        """`_middle`, and the index in the part of each token's first character."""
+    def _middle(self, part: str, behind: str) -> tuple[Ids, list[int]]:
+        """The ids of a part, tokenized in the middle of a text and followed by `behind`, and the index in the part of
+        each token's first character."""
         for end, front in itertools.product((behind, "") if behind else ("",), _IN_FRONT):
             ids_and_starts = self._between(front, part, end)
             if ids_and_starts is not None:
@@ -272,7 +270,7 @@ class PartSplitter:
         ids, starts, _ = self.bare(part)
         return tuple(ids), starts
 
-    def _between(self, front: str, part: str, behind: str) -> tuple[tuple[int, ...], list[int]] | None:
+    def _between(self, front: str, part: str, behind: str) -> tuple[Ids, list[int]] | None:
         """The ids of the part, tokenized between `front` and `behind`, and the index of each token's first character.
 
         None if the ids of `front` and `behind` are not those that they have without the part, since a token then

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -63,11 +64,6 @@ class TokenizedPrompt:
     def __len__(self) -> int:
         return len(self.context.tokens) + len(self.query)
 
-    @functools.cached_property
-    def largest(self) -> int:
-        """The largest id; -1 if there are no tokens."""
-        return max(self.context.largest, *self.query, -1)
-
     def keeping(self, indices: Sequence[int]) -> TokenizedPrompt:
         """The prompt with only the demonstrations of these indices, if it has them, and otherwise the same tokens.
 
@@ -78,8 +74,12 @@ class TokenizedPrompt:
         return TokenizedPrompt(Context(self.context.prefix, kept), self.query)
 
 
-# How many contexts a `PairEncoder` knows, the last ones.
-_KNOWN = 64
+class _SharedContext:
+    """What prompts with the same prefix and demonstrations have in common: their context, in one object that thousands
+    of documents share, and the head with which they begin."""
+
+    context: Context | None = None
+    head: Head | None = None
 
 
 class PairEncoder:
@@ -100,23 +100,19 @@ class PairEncoder:
         self._split_whole = WholeSplitter(encode, bare, by_line)
         self._split_parts = PartSplitter(encode, bare) if by_part else None
         self._ids = functools.lru_cache(maxsize=100_000)(lambda text: bare(text)[0])
-        # Prefix and demonstrations as text -> their ids, in one object that thousands of documents share, and the head
-        # that prompts which begin with them have in common.
-        self._known: dict[tuple[str, tuple[str, ...]], tuple[Context, Head | None]] = {}
+        self._shared = functools.lru_cache(maxsize=64)(lambda prefix, demonstrations: _SharedContext())
 
     def split(self, prompt: FewShotPrompt, text: str) -> TokenizedPrompt:
         """The prompt's ids by part. `text` is the prompt, or the prompt without the blanks at its end."""
-        key = (prompt.prefix, prompt.demonstrations)
-        known, head = self._known.pop(key, (None, None))
+        shared = self._shared(prompt.prefix, prompt.demonstrations)
         if self._split_parts and prompt.demonstrations:
             prefix, *demonstrations, query = self._split_parts(prompt, text)
         else:
-            (prefix, *demonstrations, query), head = self._split_whole(prompt, text, head)
+            (prefix, *demonstrations, query), shared.head = self._split_whole(prompt, text, shared.head)
         context = Context(prefix, tuple(demonstrations))
-        self._known[key] = (known if known == context else context), head
-        if len(self._known) > _KNOWN:
-            del self._known[next(iter(self._known))]
-        return TokenizedPrompt(self._known[key][0], query)
+        if shared.context != context:
+            shared.context = context
+        return TokenizedPrompt(shared.context, query)
 
     def inside(self, prompt: FewShotPrompt, spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
         """For each demonstration of the prompt, (begin, end) of the tokens that begin among some characters of it.
@@ -124,13 +120,11 @@ class PairEncoder:
         Args:
             spans: for each demonstration, (begin, end) of the characters.
         """
-        text, token_spans = prompt.rstrip(), []
+        text = prompt.rstrip()
         if self._split_parts:
             query = text[len(prompt) - len(prompt.query) :]
-            for part, span in zip(prompt.demonstrations, spans, strict=True):
-                begin, end = self._split_parts.before(part, query, span)
-                token_spans.append((begin, end))
-            return token_spans
+            parts_and_spans = zip(prompt.demonstrations, spans, strict=True)
+            return [self._split_parts.before(part, query, span) for part, span in parts_and_spans]
         pieces = [
             piece
             for part, (begin, end) in zip(prompt.demonstrations, spans, strict=True)
@@ -253,8 +247,7 @@ class PromptTokenizer:
             answers = [answer[1:] if answer[:1] == tokens.query else answer for answer in answers]
         else:
             tokens, answers = self._pair(prompt, continuations)
-        for answer in answers:
-            self.check_known(tokens, answer)
+        self.check_known(tokens, *answers)
         return tokens, answers
 
     def inside(self, prompt: FewShotPrompt, spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -276,18 +269,18 @@ class PromptTokenizer:
             InputError: as for `pair`.
         """
         tokens = self.nothing if prompt == "" else self._continued.split(prompt, prompt)
-        self.check_known(tokens, ())
+        self.check_known(tokens)
         return tokens
 
-    def check_known(self, tokens: TokenizedPrompt, answer: tuple[int, ...]) -> None:
+    def check_known(self, tokens: TokenizedPrompt, *answers: tuple[int, ...]) -> None:
         """Refuse ids outside the model's vocabulary: some tokenizers have more tokens than the model they come with.
 
         Raises:
             InputError: an id is outside the vocabulary.
         """
-        if self.vocabulary is None or max(tokens.largest, *answer, -1) < self.vocabulary:
+        token = max(tokens.context.largest, -1, *tokens.query, *itertools.chain(*answers))
+        if self.vocabulary is None or token < self.vocabulary:
             return
-        token = next(i for i in (*tokens.context.tokens, *tokens.query, *answer) if i >= self.vocabulary)
         raise InputError(
             f"token {token} ({self.tokenizer.convert_ids_to_tokens(token)!r}) is not among the {self.vocabulary} that "
             "the model knows: the tokenizer is not the model's. Give the right one: --model_args tokenizer=..."

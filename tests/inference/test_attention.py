@@ -7,7 +7,7 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
@@ -56,6 +56,7 @@ def test_all_architectures_score_as_under_the_whole_mask(name, cut, divided, mon
     assert [score for score, _ in scores] == pytest.approx([score for score, _ in whole], abs=1e-12, rel=0)
 
 
+@settings(deadline=None)
 @given(
     parents=st.lists(st.integers(-1, 10**6), min_size=1, max_size=150),
     behind=st.integers(0, 40),
@@ -75,10 +76,12 @@ def test_any_tree_behind_any_memory(parents, behind, heads, scaling, seed):
     query = torch.randn(1, heads[0], n, 8, dtype=torch.float64, generator=generator)
     # Far from each other: what the memory and the row weigh differs by orders of magnitude.
     key, value = 9 * torch.randn(2, 1, heads[1], behind + n, 8, dtype=torch.float64, generator=generator)
-    with in_parts(sees, [(slice(0, n), slice(0, behind))]):
-        found, _ = ALL_ATTENTION_FUNCTIONS["sdpa"](module, query, key, value, mask, scaling=scaling)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(packed_attention, "ROWS", 5)  # so that most rows are divided
+        with in_parts(sees, [(slice(0, n), slice(0, behind))]):
+            found, _ = ALL_ATTENTION_FUNCTIONS["sdpa"](module, query, key, value, mask, scaling=scaling)
     expected = scaled_dot_product_attention(query, key, value, mask, scale=scaling, enable_gqa=True)
-    torch.testing.assert_close(found, expected.transpose(1, 2), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(found, expected.transpose(1, 2), rtol=1e-10, atol=1e-10)
 
 
 def test_what_no_token_of_a_part_sees_is_not_read(divided):

@@ -79,43 +79,6 @@ def test_a_model_over_two_devices(checkpoint, name, method):
     evaluation.assert_same(found, expected, 1e-4)
 
 
-@pytest.mark.parametrize("method", ["icl", "nope"])
-def test_a_pass_more_changes_the_model_no_more(checkpoint, monkeypatch, method):
-    """What is done to a model for a run (hooks on it and on its embeddings, a faster GELU) is done once, and its
-    modules are not searched for every pass; and all is as before when the run ends."""
-    path = checkpoint("gpt2")
-    model = AutoModelForCausalLM.from_pretrained(path)
-    predictor = Predictor(model, AutoTokenizer.from_pretrained(path), methods.make(method), pack_tokens=60)
-
-    def state():
-        return [(set(vars(each)), len(each._forward_pre_hooks), len(each._forward_hooks)) for each in model.modules()]
-
-    before = state()
-    done = []
-
-    def counting(name):
-        original = getattr(nn.Module, name)
-
-        def counted(self, *args, **kwargs):
-            done.append((name, type(self)))
-            return original(self, *args, **kwargs)
-
-        return counted
-
-    for name in ("modules", "register_forward_pre_hook", "register_forward_hook"):
-        monkeypatch.setattr(nn.Module, name, counting(name))
-    counts = []
-    for queries in (2, 12):
-        done.clear()
-        passes = predictor.runner.passes_run
-        predictor.score(DEMONSTRATIONS, [f"Review: {n} nights\nSentiment:" for n in range(queries)], OPTIONS)
-        counts.append((predictor.runner.passes_run - passes, list(done)))
-    (few, first), (many, second) = counts
-    assert many >= 2 * few and first == second
-    monkeypatch.undo()
-    assert state() == before
-
-
 # On a GPU.
 
 

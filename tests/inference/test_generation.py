@@ -182,23 +182,6 @@ def test_texts_behind_a_shared_memory_are_those_behind_copies(name, asked, alway
     assert found == expected and len({tuple(text) for text in found}) > 1
 
 
-@torch.no_grad()
-def test_a_small_memory_is_copied(monkeypatch):
-    model = build("gpt2")
-    calls: list[Any] = []
-    cache = generation.Memory.cache
-    monkeypatch.setattr(
-        generation.Memory, "cache", lambda *args, **how: calls.append(how["shared"]) or cache(*args, **how)
-    )
-    run(model, QUERIES, new=1, shared=True)
-    monkeypatch.setattr(
-        generation, "SHARED_FROM", read_causally(model, CONTEXT).nbytes * 4 // model.config.num_hidden_layers
-    )
-    run(model, QUERIES, new=1, shared=True)
-    run(model, QUERIES[:3], new=1, shared=True)
-    assert calls == [False, True, False]
-
-
 @pytest.mark.parametrize("shared", [True, False])
 @pytest.mark.parametrize("name", ["gpt2", "llama3", "bloom"])
 @torch.no_grad()

@@ -10,7 +10,7 @@ from lm_eval_icl.inference.capabilities import probe
 from lm_eval_icl.methods.runner import MethodRunner
 from lm_eval_icl.prompts.tokens import Context
 from lm_eval_icl.smoke import tiny as smoke_models
-from tests import evaluation, tiny
+from tests import tiny
 
 HYBRIDS = ["qwen3_5", "qwen3_next", "jamba"]
 CONTEXT = Context((1, 5), (tuple(range(10, 60)), tuple(range(80, 150, 2))))
@@ -107,22 +107,3 @@ def test_rows_are_copied_with_every_kind_of_state():
     _, alone = caches.run_rows(model, None, torch.tensor([[8, 9, 10]]), [2])
     for one, other in zip(caches.tensors(again), caches.tensors(alone), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
-
-
-def test_out_of_memory_halves_the_rows(monkeypatch, checkpoint):
-    from lm_eval_icl.methods import runner
-
-    score_rows, most = runner.score_rows, []
-
-    def limited(model, memory, queries, *args):
-        if len(queries) > 2:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried")
-        most.append(len(queries))
-        return score_rows(model, memory, queries, *args)
-
-    path = checkpoint("qwen3_next")
-    expected = evaluation.responses(evaluation.run("icl", path, ["one_token"], 3, batch_size=16))
-    monkeypatch.setattr(runner, "score_rows", limited)
-    found = evaluation.responses(evaluation.run("icl", path, ["one_token"], 3, batch_size=16))
-    evaluation.assert_same(found, expected, 1e-5)
-    assert max(most) == 2

@@ -39,18 +39,19 @@ def answers(model, path, order, **kwargs):
     return evaluation.responses(results), results["config"]["icl"]
 
 
+def no_bit_depends_on_the_order(model, path, **kwargs):
+    orders = ([0, 1, 2, 3, 4, 5, 6], [4, 2, 6, 0, 5, 3, 1])
+    one, other = (answers(model, path, order, **kwargs)[0] for order in orders)
+    assert one == other and len(set(map(str, one))) > 5
+
+
 @pytest.mark.parametrize(
     ("architecture", "delimiter"),
     tiny.slow_but([("gpt2", "\n\n"), ("llama", "")], itertools.product(["gpt2", "llama", "llama3"], ["\n\n", " ", ""])),
 )
 @pytest.mark.parametrize("model", INVARIANT)
 def test_no_bit_depends_on_the_order(checkpoint, model, architecture, delimiter):
-    path = checkpoint(architecture)
-    found = [
-        answers(model, path, order, delimiter=delimiter)[0] for order in ([0, 1, 2, 3, 4, 5, 6], [4, 2, 6, 0, 5, 3, 1])
-    ]
-    assert found[0] == found[1]
-    assert len(set(map(str, found[0]))) > 5
+    no_bit_depends_on_the_order(model, checkpoint(architecture), delimiter=delimiter)
 
 
 MEMORIES = [("sbp", {}), ("ape", {}), ("structured", {}), ("ensemble", {"combine": "moe"}), ("nbce", {})]
@@ -58,11 +59,7 @@ MEMORIES = [("sbp", {}), ("ape", {}), ("structured", {}), ("ensemble", {"combine
 
 @pytest.mark.parametrize(("model", "args"), [*MEMORIES, ("deepthink", {"layout": "invicl", "T": 2, "eta": 0.5})])
 def test_no_bit_depends_on_it_where_memories_are_refined_read_in_parts_or_combined(checkpoint, model, args):
-    path = checkpoint("llama")
-    orders = ([0, 1, 2, 3, 4, 5, 6], [4, 2, 6, 0, 5, 3, 1])
-    found = [answers(model, path, order, delimiter=" ", args=args)[0] for order in orders]
-    assert found[0] == found[1]
-    assert len(set(map(str, found[0]))) > 5
+    no_bit_depends_on_the_order(model, checkpoint("llama"), delimiter=" ", args=args)
 
 
 def test_plain_icl_depends_on_it(checkpoint):
@@ -79,14 +76,6 @@ def test_permuted_contexts_share_one_memory(checkpoint, model):
     names = [config["task"] for order in orders for config in tasks(order)]
     # One for the log-likelihoods, whose demonstrations end in labels, one for generation.
     assert evaluation.run(model, checkpoint("llama"), names, 4)["config"]["icl"]["contexts_encoded"] == 2
-
-
-@pytest.mark.parametrize("model", INVARIANT)
-def test_without_canonical_order_it_is_invariant_up_to_rounding(checkpoint, model):
-    kwargs = {"args": {"canonical_order": False, "dtype": "float64"}}
-    (one, info), (other, _) = (answers(model, checkpoint("gpt2"), order, **kwargs) for order in ([0, 1, 2], [2, 0, 1]))
-    assert info["canonical_order"] is False
-    evaluation.assert_same(one, other, 1e-9)
 
 
 @pytest.mark.parametrize(

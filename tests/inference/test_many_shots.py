@@ -10,20 +10,16 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from lm_eval_icl import methods
 from lm_eval_icl.inference import context_attention, memory
-from lm_eval_icl.inference.attention import AttentionCall, attention_by
 from lm_eval_icl.inference.caches import run_rows
-from lm_eval_icl.inference.context_attention import RowsAtATime
 from lm_eval_icl.inference.scoring import score_packed
 from lm_eval_icl.methods import runner
 from lm_eval_icl.methods.runner import MethodRunner
-from lm_eval_icl.prompts.layouts import Layout, Pattern, lay_out
+from lm_eval_icl.prompts.layouts import Layout
 from lm_eval_icl.prompts.tokens import Context
 from tests import tiny
 
@@ -76,38 +72,6 @@ def test_every_method_encodes_as_at_once(name, rows):
 
 
 LENGTHS = st.lists(st.integers(1, 6), min_size=1, max_size=6)
-
-
-@settings(deadline=None)
-@given(
-    lengths=LENGTHS,
-    prefix=st.integers(0, 9),
-    seed=st.integers(0, 2**32 - 1),
-    n=st.integers(1, 12),
-    heads=st.sampled_from([(2, 2), (4, 2)]),
-    kernel=st.booleans(),
-)
-def test_any_pattern(lengths, prefix, seed, n, heads, kernel):
-    """With torch's kernel that returns log-sum-exps, and without."""
-    generator = torch.Generator().manual_seed(seed)
-    sees = torch.rand(len(lengths), len(lengths), generator=generator) < torch.rand(1, generator=generator)
-    layout = lay_out(prefix, lengths, Pattern(sees), "sequential")
-    module = nn.Module()
-    module.num_key_value_groups = heads[0] // heads[1]
-    query = torch.randn(1, heads[0], len(layout), 8, dtype=torch.float64, generator=generator)
-    # Far from each other: what the parts weigh differs by orders of magnitude.
-    key, value = 9 * torch.randn(2, 1, heads[1], len(layout), 8, dtype=torch.float64, generator=generator)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(context_attention, "ROWS", n)
-        if not kernel:
-            patch.setattr(AttentionCall, "has_kernel", False)
-        attention = RowsAtATime([layout])
-        with attention_by(attention):
-            mask = attention.mask(query.dtype, query.device)
-            found, _ = ALL_ATTENTION_FUNCTIONS["sdpa"](module, query, key, value, mask, scaling=0.3)
-    assert attention.layers == 1
-    expected, _ = ALL_ATTENTION_FUNCTIONS["sdpa"](module, query, key, value, layout.mask[None, None], scaling=0.3)
-    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
 
 
 @settings(deadline=None)
@@ -204,7 +168,7 @@ def test_nothing_waits_for_the_device_until_results_are_read(rows):
                 score_packed(model, [(found, pairs)], trim_last_block=trim)
             assert raised.traceback[-1].name == "__init__"  # where `Scores` are sent to the host
         ids = torch.zeros(3, 1, dtype=torch.long, device="meta")
-        logits, _ = run_rows(model, found.cache(3), ids, [0], found.positions(torch.zeros_like(ids)))
+        logits, _ = run_rows(model, found.cache(3), ids, [0], found.query_start + torch.zeros_like(ids))
         assert logits.shape[:2] == (3, 1)
         assert logits.is_meta
 

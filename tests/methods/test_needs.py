@@ -32,16 +32,13 @@ def refusal(name, path, **args):
     return str(error.value)
 
 
-@pytest.mark.parametrize("name", ["prefixicl", "pcw", "saicl", "invicl"])
-def test_alibi_has_no_positions_to_give(checkpoint, name):
-    """BLOOM takes a mask, and counts its tokens by itself."""
-    text = refusal(name, checkpoint("bloom"))
-    assert text.startswith(f"lm-eval-icl: {name}") and "BloomForCausalLM" in text
-
-
 @pytest.mark.parametrize(
     ("name", "args", "says"),
     [
+        *(
+            (name, {}, f"{name} hides tokens from each other, which")
+            for name in ("prefixicl", "pcw", "saicl", "invicl")
+        ),
         ("nope", {}, "nope with positions=none needs a model that obeys given positions, and BloomForCausalLM has no"),
         ("icl", {"positions": "symmetric"}, "icl with positions=symmetric needs a model that obeys given positions"),
         ("icl", {"positions": "none"}, "icl with positions=none needs"),
@@ -51,6 +48,7 @@ def test_alibi_has_no_positions_to_give(checkpoint, name):
     ],
 )
 def test_positions_on_a_model_without(checkpoint, name, args, says):
+    """ALiBi: BLOOM counts its tokens by itself."""
     assert says in refusal(name, checkpoint("bloom"), **args)
 
 
@@ -114,11 +112,6 @@ def test_a_window_shorter_than_a_prompt_without_demonstrations(checkpoint, name,
     path, names, args = checkpoint(architecture), ["one_token", "generate"], {"dtype": "float64"}
     expected = evaluation.responses(evaluation.run("hf", path, names, 0, args=args, batch_size=1))
     evaluation.assert_same(evaluation.responses(evaluation.run(name, path, names, 0, args=args)), expected, 1e-5)
-
-
-@pytest.mark.parametrize("name", ["icl", "deepthink", "nope", "batchicl"])
-def test_methods_that_hide_nothing_run_behind_a_short_window(checkpoint, name):
-    evaluation.run(name, checkpoint("mistral_window"), ["one_token", "generate"], 3)
 
 
 @pytest.fixture
@@ -207,29 +200,6 @@ def test_blocks_that_are_not_found():
     model.config.n_layer = 7  # so that no list of its modules is that long
     with pytest.raises(Unsupported, match="batchicl needs a model whose blocks hand on one residual stream"):
         methods.BatchICL(layer=1).bind(model)
-
-
-def test_a_method_does_not_disturb_another_on_the_same_model():
-    """A model object given to several methods is left as it was."""
-    model, tokenizer = tiny.build("gpt2"), tiny.byte_level()
-    names = ["one_token", "generate"]
-
-    def run(cls):
-        import copy
-
-        import lm_eval
-
-        lm = cls(model, tokenizer=tokenizer, device="cpu")
-        tasks = [copy.deepcopy(evaluation.TASKS[name]) for name in names]
-        results = lm_eval.simple_evaluate(
-            lm, tasks=tasks, num_fewshot=3, bootstrap_iters=0, task_manager=evaluation.manager(False)
-        )
-        return evaluation.responses(results)
-
-    before = run(model_class("icl"))
-    assert run(model_class("nope")) != before
-    run(model_class("batchicl"))
-    assert run(model_class("icl")) == before
 
 
 def test_every_method_has_a_name_of_its_own():

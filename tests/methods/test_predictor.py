@@ -15,8 +15,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from lm_eval_icl import methods
 from lm_eval_icl.errors import InputError, Unsupported
 from lm_eval_icl.harness.models import model_class
-from lm_eval_icl.methods import Predictor
+from lm_eval_icl.methods import Predictor, deepthink
 from lm_eval_icl.prompts.prompt import FewShotPrompt
+from lm_eval_icl.prompts.tokens import Context
 from tests import processes, tiny
 
 DEMONSTRATIONS = [
@@ -309,10 +310,7 @@ def test_an_adapter_and_its_model_share_a_lock(checkpoint):
     assert found == expected * 12
 
 
-def test_deepthink_leaves_the_first_memory_alone_and_can_be_differentiated(checkpoint):
-    from lm_eval_icl.methods import deepthink
-    from lm_eval_icl.prompts.tokens import Context
-
+def test_deepthink_leaves_earlier_memories_alone():
     model = tiny.build("gpt2", torch.float64)
     context = Context((1,), ((5, 6, 7), (8, 9)))
     kept = []
@@ -327,19 +325,3 @@ def test_deepthink_leaves_the_first_memory_alone_and_can_be_differentiated(check
         methods.make("deepthink", {"T": 3, "eta": 0.5, "momentum": 0.9}).encode(model, [context])
     assert len(kept) == 2
     assert all(torch.equal(keys, before) for layers in kept for keys, before in layers)
-
-    method = methods.make("deepthink", {"T": 3, "eta": 0.5})
-    weight = model.transformer.h[0].mlp.c_fc.weight
-
-    def loss():
-        return method.encode(model, [context])[0].layers[-1][1].square().sum()
-
-    loss().backward()
-    step = torch.zeros_like(weight)
-    step[3, 4] = 1e-6
-    with torch.no_grad():
-        weight += step
-        more = loss()
-        weight -= 2 * step
-        less = loss()
-    assert float(weight.grad[3, 4]) == pytest.approx(float(more - less) / 2e-6, rel=1e-5)

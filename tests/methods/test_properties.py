@@ -7,7 +7,7 @@ import itertools
 
 import pytest
 import torch
-from hypothesis import assume, example, given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from lm_eval_icl import methods
@@ -176,27 +176,6 @@ def test_interdependence(name, method, data, prefix, examples):
         assert found <= TOLERANCE[name]
 
 
-def test_table_1():
-    """The paper's table, from the measurements above on one example."""
-
-    def row(method):
-        orders = [answered("gpt2", method, made_of((), order)) for order in itertools.permutations(FIXED)]
-        pairs = list(itertools.permutations(range(len(FIXED)), 2))
-        own = [influence("gpt2", method, (), FIXED, i, i) for i in range(len(FIXED))]
-        others = [influence("gpt2", method, (), FIXED, i, j) for i, j in pairs]
-        return (
-            all(distance(orders[0], order) < 1e-9 for order in orders),
-            all(value < 1e-9 for value in own),
-            sum(value > CLEARLY for value in others) / len(others),
-        )
-
-    # Invariance, non-leakage, and for how many of all pairs there is interdependence.
-    assert row(methods.ICL()) == (False, True, 0.5)
-    assert row(methods.PrefixICL()) == (True, False, 1)
-    assert row(methods.PCW()) == (True, True, 0)
-    assert row(methods.InvICL()) == (True, True, 1)
-
-
 # What the methods are to each other.
 
 
@@ -245,27 +224,6 @@ def test_with_one_demonstration(name, prefix, examples, query):
         assert distance(plain, answered(name, method, context, query)) <= TOLERANCE[name]
     for method in (methods.PrefixICL(), methods.SAICL(), methods.DeepThink(T=2, eta=0.5), methods.BatchICL(layer=2)):
         assert distance(plain, answered(name, method, context, query)) > CLEARLY
-
-
-@on_all_models
-@few
-@given(prefix=PREFIX, token=TOKEN, query=QUERY)
-def test_prefixicl_with_one_token(name, prefix, token, query):
-    """A single token has nothing behind it to see."""
-    context = Context(prefix, ((token,),))
-    plain, both_ways = (answered(name, method, context, query) for method in (methods.ICL(), methods.PrefixICL()))
-    assert distance(plain, both_ways) <= TOLERANCE[name]
-
-
-@on_all_models
-@few
-@given(prefix=PREFIX, query=QUERY)
-@example(prefix=(), query=(60,))
-def test_without_demonstrations_all_are_icl(name, prefix, query):
-    context = Context(prefix, ())
-    plain = answered(name, methods.ICL(), context, query)
-    for method in (*INVARIANT, methods.DeepThink(), methods.PCW(positions="sequential"), methods.ICL(repeat=2)):
-        assert distance(plain, answered(name, method, context, query)) <= TOLERANCE[name]
 
 
 # Theorem 4.1: under InvICL's mask linear attention takes steps of gradient descent.

@@ -147,35 +147,24 @@ def test_a_shared_context_is_tokenized_once(kind):
     assert whole == (prompts[:1] if kind in BY_LINE else prompts)
 
 
-def test_a_tokenizer_that_merges_over_a_line_break_reads_the_whole():
-    """A vocabulary with an entry that reaches over a line break: what is behind it depends on what is before it."""
-    tokenizer = OF_EVERY_KIND["over_lines"]
-    merged = tokenizer.tokenize("a\nb")
-    assert merged == ["a\nb"] and not tokenizes_by_line(tokenizer)
-
-
-def test_a_tokenizer_that_makes_line_breaks_blanks_reads_the_whole():
-    """An entry that reaches over a blank would reach over a line break, and words may be longer than what is tried."""
-    assert not tokenizes_by_line(OF_EVERY_KIND["without_lines"])
+def test_who_goes_line_by_line():
+    """An entry that reaches over a line break, or over a blank that was one, depends on what is before it."""
     assert all(map(tokenizes_by_line, BY_LINE.values()))
+    assert OF_EVERY_KIND["over_lines"].tokenize("a\nb") == ["a\nb"]
+    assert "▁Q" in OF_EVERY_KIND["without_lines"].tokenize("a\nQ: b")
+    assert not any(tokenizes_by_line(OF_EVERY_KIND[kind]) for kind in ("over_lines", "without_lines"))
 
 
-def test_the_check_of_the_first_prompt_alone_finds_such_a_tokenizer():
-    """Were it thought to go line by line, the first prompt of a context would say no."""
-    tokenizer = OF_EVERY_KIND["over_lines"]
+@pytest.mark.parametrize(
+    ("kind", "context", "queries"),
+    [("over_lines", "a\nb", ("a", "b")), ("without_lines", "a\nQ", ("", ": a", "uestion: b"))],
+)
+def test_the_first_prompt_says_whether_its_context_is_shared(kind, context, queries):
+    """Were these tokenizers thought to go line by line, the ids would be those of the whole string all the same."""
+    tokenizer = OF_EVERY_KIND[kind]
     encode = PairEncoder(encoder(tokenizer), encoder(tokenizer, add_special_tokens=False), by_line=True)
-    for query in ("a", "b"):
-        tokens = encode.split(prompt := FewShotPrompt("", ["a\nb"], query), prompt)
-        assert [*tokens.context.tokens, *tokens.query] == tokenizer.encode(prompt)
-
-
-def test_a_word_that_takes_in_the_line_break_before_it_is_not_the_end_of_a_shared_context():
-    """The context's last word goes on in the query, and its first token holds the line break."""
-    tokenizer = OF_EVERY_KIND["without_lines"]
-    assert "▁Q" in tokenizer.tokenize("a\nQ: b")
-    encode = PairEncoder(encoder(tokenizer), encoder(tokenizer, add_special_tokens=False), by_line=True)
-    for query in ("", ": a", "uestion: b"):
-        tokens = encode.split(prompt := FewShotPrompt("", ["a\nQ"], query), prompt)
+    for query in queries:
+        tokens = encode.split(prompt := FewShotPrompt("", [context], query), prompt)
         assert [*tokens.context.tokens, *tokens.query] == tokenizer.encode(prompt)
 
 
@@ -372,21 +361,24 @@ def test_scores_are_those_of_the_parts_of_the_prompt(kind, case):
     assert (found, greedy) == (pytest.approx(expected[0], abs=1e-9), expected[1])
 
 
+def check_scores_are_those_of_hf(path, tokenizer, prompt, answers):
+    """Of a model with as many tokens as the tokenizer has."""
+    tokenizer.save_pretrained(path)
+    tiny.build("gpt2", vocab_size=len(tokenizer)).save_pretrained(path)
+    asked = [Instance("loglikelihood", {}, (prompt, answer), 0) for answer in answers]
+    models = (make(str(path), device="cpu", dtype="float64") for make in (model_class("icl"), HFLM))
+    ours, theirs = (model.loglikelihood(asked, disable_tqdm=True) for model in models)
+    evaluation.assert_same(ours, theirs, 1e-9)
+
+
 @pytest.mark.parametrize("query", ["Review: odd\n</s>", "</s>", "Review: odd</s>", "Review: odd\nSentiment:"])
-@pytest.mark.parametrize("kind", ["unigram", "sentencepiece", "marking_words"])
-def test_scores_of_a_tokenizer_that_ends_every_text_are_those_of_hf(kind, query, tmp_path):
+@pytest.mark.parametrize("make", [unigram, tiny.sentencepiece, marking_words])
+def test_scores_of_a_tokenizer_that_ends_every_text_are_those_of_hf(make, query, tmp_path):
     """The prompt may end with the same token."""
-    tokenizer = {"unigram": unigram, "sentencepiece": tiny.sentencepiece, "marking_words": marking_words}[kind]()
+    tokenizer = make()
     tokenizer.add_special_tokens({"eos_token": "</s>"})
-    closing(tokenizer, "</s>").save_pretrained(tmp_path)
-    tiny.build("gpt2", vocab_size=600).save_pretrained(tmp_path)
     prompt = FewShotPrompt("", DEMONSTRATIONS, query)
-    asked = [Instance("loglikelihood", {}, (prompt, answer), 0) for answer in (" no", "yes indeed", "\nyes")]
-    given = {"device": "cpu", "dtype": "float64"}
-    found, expected = (
-        make(str(tmp_path), **given).loglikelihood(asked, disable_tqdm=True) for make in (model_class("icl"), HFLM)
-    )
-    evaluation.assert_same(found, expected, 1e-9)
+    check_scores_are_those_of_hf(tmp_path, closing(tokenizer, "</s>"), prompt, (" no", "yes indeed", "\nyes"))
 
 
 def test_scores_of_a_tokenizer_whose_words_reach_over_line_breaks_are_those_of_hf(tmp_path):
@@ -395,15 +387,7 @@ def test_scores_of_a_tokenizer_whose_words_reach_over_line_breaks_are_those_of_h
     scores = [0.0, -10.0, *[-3.0] * 6, -1.0]
     backend = Tokenizer(models.Unigram(list(zip(pieces, scores, strict=True)), unk_id=1))
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>", unk_token="<unk>")
-    prompt = FewShotPrompt("", ["Qd\n"], "a\nb")
-    tokenizer.save_pretrained(tmp_path)
-    tiny.build("gpt2", vocab_size=9).save_pretrained(tmp_path)
-    asked = [Instance("loglikelihood", {}, (prompt, "cdddd"), 0)]
-    given = {"device": "cpu", "dtype": "float64"}
-    found, expected = (
-        make(str(tmp_path), **given).loglikelihood(asked, disable_tqdm=True) for make in (model_class("icl"), HFLM)
-    )
-    evaluation.assert_same(found, expected, 1e-9)
+    check_scores_are_those_of_hf(tmp_path, tokenizer, FewShotPrompt("", ["Qd\n"], "a\nb"), ("cdddd",))
 
 
 def test_a_line_break_that_is_scored_with_every_option_is_said_once(chat_checkpoint, caplog):

@@ -229,7 +229,7 @@ def test_which_arguments_are_trained_with():
     for given, trained in (
         (("hf", {}), ("icl", {})),
         (("icl", {"positions": "sequential", "repeat": 2}), ("icl", {"repeat": 2})),
-        (("pcw", {"windows": 1}), ("pcw", {})),
+        (("pcw", {"window_size": 1}), ("pcw", {})),
         (("invicl", {"positions": "sequential"}), ("invicl", {"positions": "sequential"})),
         (("deepthink", {"T": 3, "eta": 0.5}), ("icl", {})),
         (("deepthink", {"positions": "symmetric", "T": 2}), ("icl", {"positions": "symmetric"})),
@@ -261,8 +261,8 @@ def test_a_checkpoint_is_named_by_what_its_weights_depend_on():
         ),
         ({"train": {"tasks": "x", "learning_rate": "fast"}}, "train: learning_rate: 'fast': must be a number."),
         (
-            {"methods": {"pcw": {"windows": [1, 2]}}, "dev": {"size": 4, "choose": "windows"}},
-            "dev: choose: 'windows': `train` trains a model for each value: give each by itself.",
+            {"methods": {"pcw": {"window_size": [1, 2]}}, "dev": {"size": 4, "choose": "window_size"}},
+            "dev: choose: 'window_size': `train` trains a model for each value: give each by itself.",
         ),
         ({"metadata": "x"}, "metadata: 'x': must be a mapping"),
         (
