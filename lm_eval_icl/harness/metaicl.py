@@ -27,8 +27,8 @@ from lm_eval_icl.harness.tasks import These, note
 from lm_eval_icl.metaicl.files import SHOTS, Row, checked_seed, classifies, refuse_missing
 from lm_eval_icl.metaicl.metadata import OPTION, check_group, flag, folder, refuse_misspelt, skips
 from lm_eval_icl.metaicl.metric import decision, macro_f1, mean_losses
-from lm_eval_icl.metaicl.reading import Reader, encoded, reader
-from lm_eval_icl.metaicl.strings import EncodedExample, Sequences
+from lm_eval_icl.metaicl.reading import Reader, reader
+from lm_eval_icl.metaicl.strings import EncodedExample, Sequences, encoded
 from lm_eval_icl.prompts.encoded import EncodedPrompt, EncodedText
 from lm_eval_icl.prompts.tokens import Context
 
@@ -124,7 +124,7 @@ class MetaICLTask(ConfigurableTask):
     def read_by(self, reader: Reader) -> None:
         """Take the tokenizer and the limits of a model."""
         self._prefix = reader.prefix
-        self._sequences = reader.sequences(self.channel)
+        self._sequences = Sequences(reader, self.channel)
         self._shown = {}
 
     def build_all_requests(self, **kwargs: Any) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -127,11 +127,7 @@ class MetaICLFolder:
     def _existing(self, task: str, k: int, seed: int, split: str) -> Path:
         path = self.file(task, k, seed, split)
         if not path.is_file():
-            names = (
-                sorted(file.name for file in path.parent.glob(f"{task}_*_{split}.jsonl"))
-                if path.parent.is_dir()
-                else []
-            )
+            names = sorted(file.name for file in self.path.glob(f"{task}/{task}_*_{split}.jsonl"))
             others = f"there are {', '.join(names[:5])}" if names else "there is none of this task"
             raise InputError(f"{self.option}: {path}: no such file ({others}): make it with MetaICL's preprocessing.")
         return path
@@ -182,38 +178,52 @@ def read_rows(path: Path, task: str, chosen: bool) -> tuple[Row, ...]:
     Raises:
         InputError: the file cannot be read, or a line is no such row; the message has the line's number.
     """
+    rows = []
+    for where, fields in read_lines(path, str(path), ("input", "output")):
+        row = Row(fields["input"], fields["output"], tuple(fields["options"]))
+        if row.options or chosen:
+            if len(row.options) < 2:
+                raise InputError(f"{where}: has {len(row.options)} options, and a row to choose from has two or more.")
+            if classifies(task) and list(row.options) != TASKS[task]["options"]:
+                raise InputError(
+                    f"{where}: the options {list(row.options)!r} are not those of {task}, {TASKS[task]['options']!r}."
+                )
+        rows.append(row)
+    return tuple(rows)
+
+
+def read_lines(path: Path, name: str, texts: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The rows of a file of JSON lines, each behind its place for messages. They have texts of these names, among them
+    `output`, and the list `options`, which is empty or has the output.
+
+    Args:
+        name: the file, for messages.
+
+    Raises:
+        InputError: the file cannot be read or has no rows, or a line is no such row.
+    """
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: cannot be read ({error}).") from error
-    rows = tuple(
-        _row(line, f"{path}, line {number}", task, chosen) for number, line in enumerate(lines, 1) if line.strip()
-    )
-    if not rows:
-        raise InputError(f"{path}: has no rows.")
-    return rows
-
-
-def _row(line: str, where: str, task: str, chosen: bool) -> Row:
-    try:
-        fields = json.loads(line)
-    except ValueError as error:
-        raise InputError(f"{where}: not JSON ({error}).") from error
-    if not isinstance(fields, dict):
-        raise InputError(f"{where}: must be an object with input, output and options.")
-    for name in ("input", "output"):
-        if not isinstance(fields.get(name), str):
-            raise InputError(f"{where}: {name!r} must be a text, and is {fields.get(name)!r}.")
-    options = fields.get("options")
-    if not isinstance(options, list) or not all(isinstance(option, str) for option in options):
-        raise InputError(f"{where}: 'options' must be a list of texts, and is {options!r}.")
-    row = Row(fields["input"], fields["output"], tuple(options))
-    if not options and not chosen:
-        return row
-    if len(options) < 2:
-        raise InputError(f"{where}: has {len(options)} options, and a row to choose from has two or more.")
-    if row.output not in options:
-        raise InputError(f"{where}: the output {row.output!r} is none of the options {options!r}.")
-    if classifies(task) and options != TASKS[task]["options"]:
-        raise InputError(f"{where}: the options {options!r} are not those of {task}, {TASKS[task]['options']!r}.")
-    return row
+        raise InputError(f"{name}: cannot be read ({error}).") from error
+    if not any(line.strip() for line in lines):
+        raise InputError(f"{name}: has no rows.")
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        where = f"{name}, line {number}"
+        try:
+            fields = json.loads(line)
+        except ValueError as error:
+            raise InputError(f"{where}: not JSON ({error}).") from error
+        if not isinstance(fields, dict):
+            raise InputError(f"{where}: must be an object with {', '.join(texts)} and options.")
+        for text in texts:
+            if not isinstance(fields.get(text), str):
+                raise InputError(f"{where}: {text!r} must be a text, and is {fields.get(text)!r}.")
+        options = fields["options"] = fields.get("options") or []
+        if not isinstance(options, list) or not all(isinstance(option, str) for option in options):
+            raise InputError(f"{where}: 'options' must be a list of texts, and is {options!r}.")
+        if options and fields["output"] not in options:
+            raise InputError(f"{where}: the output {fields['output']!r} is none of the options {options!r}.")
+        yield where, fields

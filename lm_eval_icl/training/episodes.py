@@ -6,7 +6,6 @@ An episode is a function of the seed and of its number alone, so every process a
 from __future__ import annotations
 
 import functools
-import json
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from typing import ClassVar, Protocol
 
 from lm_eval_icl.demonstrations.draw import as_text
 from lm_eval_icl.errors import InputError
-from lm_eval_icl.metaicl.files import Row
+from lm_eval_icl.metaicl.files import Row, read_lines
 from lm_eval_icl.prompts.prompt import FewShotPrompt
 
 
@@ -159,9 +158,7 @@ class EpisodePool:
             return Episode(self.task, tuple(shown), query)
         text = self.task.text(query)
         copies = {row for row in shown if self.task.text(row) == text}
-        if not copies:
-            return Episode(self.task, tuple(shown), query)
-        drawn = Random(f"in place of copies of {query} in {shown}").sample(self.rows, len(self.rows))
+        drawn = Random(f"in place of copies of {query} in {shown}").sample(self.rows, len(self.rows) if copies else 0)
         others = [*islice((row for row in drawn if row not in shown and self.task.text(row) != text), len(copies))]
         if len(others) < len(copies):
             raise InputError(
@@ -243,19 +240,12 @@ class RowDraw:
         return pool.episode([other for other in drawn if other != row][: pool.shots], row)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Rows in a file.
-
-
 @dataclass(frozen=True, eq=False)
 class FileTask:
-    """A task whose rows come from a file. Input and output are joined by `target_delimiter`, and demonstrations end
-    with `fewshot_delimiter`."""
+    """A task whose rows come from a file. A blank joins input and output, and demonstrations end with a blank line."""
 
     name: str
     rows: tuple[Row, ...]
-    target_delimiter: str = " "
-    fewshot_delimiter: str = "\n\n"
     replaces_copies: ClassVar[bool] = True
 
     def __len__(self) -> int:
@@ -265,48 +255,23 @@ class FileTask:
         return as_text(self.rows[row].input, self.rows[row].options)
 
     def example(self, demonstrations: Sequence[int], query: int) -> Example:
-        shown = [self.rows[i] for i in demonstrations]
-        parts = [row.input + self.target_delimiter + row.output + self.fewshot_delimiter for row in shown]
-        query_row = self.rows[query]
-        options = query_row.options or (query_row.output,)
-        prompt = FewShotPrompt("", parts, query_row.input)
-        return Example(prompt, tuple(self.target_delimiter + text for text in options), options.index(query_row.output))
+        shown, row = [self.rows[i] for i in demonstrations], self.rows[query]
+        options = row.options or (row.output,)
+        prompt = FewShotPrompt("", [f"{one.input} {one.output}\n\n" for one in shown], row.input)
+        return Example(prompt, tuple(f" {option}" for option in options), options.index(row.output))
 
 
-def read_file(path: Path, target_delimiter: str = " ", fewshot_delimiter: str = "\n\n") -> list[FileTask]:
+def read_file(path: Path) -> list[FileTask]:
     """The tasks of a file of JSON lines {"task": str, "input": str, "output": str, "options": [str, ...]}, in the order
     in which they come up. `options` may be left out or empty. (MetaICL's files have such rows.)
 
     Raises:
         InputError: the file cannot be read, or a line of it is no such row; the message has the line's number.
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"--episodes {path}: cannot be read ({error}).") from error
     rows: dict[str, list[Row]] = defaultdict(list)
-    for number, line in enumerate(text.split("\n"), 1):
-        if line.strip():
-            task, row = _read_row(line, f"--episodes {path}, line {number}")
-            rows[task].append(row)
-    if not rows:
-        raise InputError(f"--episodes {path}: has no rows.")
-    return [FileTask(name, tuple(of_task), target_delimiter, fewshot_delimiter) for name, of_task in rows.items()]
-
-
-def _read_row(line: str, where: str) -> tuple[str, Row]:
-    try:
-        row = json.loads(line)
-    except ValueError as error:
-        raise InputError(f"{where}: not JSON ({error}).") from error
-    if not isinstance(row, dict):
-        raise InputError(f"{where}: must be an object with task, input and output.")
-    for name in ("task", "input", "output"):
-        if not isinstance(row.get(name), str) or not row[name]:
-            raise InputError(f"{where}: {name!r} must be a text, and is {row.get(name)!r}.")
-    options = row.get("options") or []
-    if not (isinstance(options, list) and all(isinstance(option, str) for option in options)):
-        raise InputError(f"{where}: 'options' must be a list of texts, and is {options!r}.")
-    if options and row["output"] not in options:
-        raise InputError(f"{where}: the output {row['output']!r} is none of the options {options!r}.")
-    return row["task"], Row(row["input"], row["output"], tuple(options))
+    for where, fields in read_lines(path, f"--episodes {path}", ("task", "input", "output")):
+        for name in ("task", "input", "output"):
+            if not fields[name]:
+                raise InputError(f"{where}: {name!r} must not be empty.")
+        rows[fields["task"]].append(Row(fields["input"], fields["output"], tuple(fields["options"])))
+    return [FileTask(name, tuple(of_task)) for name, of_task in rows.items()]

@@ -10,8 +10,8 @@ from typing import ClassVar
 from lm_eval_icl.demonstrations.draw import as_text
 from lm_eval_icl.errors import log
 from lm_eval_icl.metaicl.files import MetaICLFolder, Row, refuse_missing, setting_of
-from lm_eval_icl.metaicl.reading import Reader, encoded
-from lm_eval_icl.metaicl.strings import Sequences
+from lm_eval_icl.metaicl.reading import Reader
+from lm_eval_icl.metaicl.strings import Sequences, encoded
 from lm_eval_icl.methods.base import Method
 from lm_eval_icl.training.episodes import Episode, Example
 
@@ -60,7 +60,7 @@ class SettingTask:
 
     @functools.cached_property
     def _sequences(self) -> Sequences:
-        return self.reader.sequences(self.channel)
+        return Sequences(self.reader, self.channel)
 
     @functools.cached_property
     def _lengths(self) -> dict[int, int]:

@@ -26,6 +26,7 @@ from lm_eval_icl.harness.plugin import task_dir
 from lm_eval_icl.metaicl.files import SEEDS, SETTINGS, TASKS, MetaICLFolder, Row, targets
 from lm_eval_icl.metaicl.metric import decision, macro_f1, mean_losses
 from lm_eval_icl.metaicl.reading import reader
+from lm_eval_icl.metaicl.strings import Sequences, texts
 from lm_eval_icl.results.samples import Asked, read_answers
 from lm_eval_icl.results.settings import template
 from lm_eval_icl.training.episodes import EpisodePool, RowDraw
@@ -241,8 +242,6 @@ def test_sequences_are_the_literal_ones(made, model, channel, shots, most):
 
 def test_texts_are_what_is_said():
     """With line breaks; three between examples, two before a blank input, and none before an answer in free text."""
-    from lm_eval_icl.metaicl.strings import texts
-
     row = Row("Who?", "me", ("me", "you"))
     assert texts(row, "you", False, True) == ("", "Who?", "\nyou")
     assert texts(row, "you", True, False) == ("\n\n\n", "you", "\nWho?")
@@ -454,8 +453,8 @@ def test_bad_folders_and_metadata(made, names, change, says):
         ("no json", "line 2: not JSON"),
         ("[]", "line 2: must be an object"),
         ({"output": 3}, "line 2: 'output' must be a text, and is 3"),
-        ({"options": None}, "line 2: 'options' must be a list of texts, and is None"),
-        ({"options": []}, "line 2: has 0 options"),
+        ({"options": "no"}, "line 2: 'options' must be a list of texts, and is 'no'"),
+        ({"options": None}, "line 2: has 0 options"),
         ({"output": "else"}, "line 2: the output 'else' is none of the options"),
         ({"options": ["entailment", "no"], "output": "no"}, "line 2: the options .* are not those of glue-rte"),
     ],
@@ -550,7 +549,7 @@ def test_every_row_is_drawn_once_an_epoch(made, model):
     assert RowDraw(pools, 3, {}, False)(7) == draw(7) and RowDraw(pools, 4, {}, False)(7) != draw(7)
 
     def tokens(episode, copies):
-        sequences = episode.task.reader.sequences(False)
+        sequences = Sequences(episode.task.reader, False)
         [joined] = sequences.join(
             sequences.encoded_demonstrations([episode.task.rows[i] for i in episode.demonstrations]),
             sequences.encoded_options(
