@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import functools
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from random import Random
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 from lm_eval_icl.demonstrations.draw import as_text
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.metaicl.files import Row, read_lines
+from lm_eval_icl.methods.base import Method
 from lm_eval_icl.prompts.prompt import FewShotPrompt
 
 
@@ -196,31 +197,36 @@ class RowDraw:
     Args:
         pools: the tasks.
         seed: the seed of the draw.
-        remains: by name, whether an episode remains untouched; the shares are counted.
-        all_remain: only rows that remain untouched under all of these names are drawn.
+        methods: the shares of the rows that remain untouched under these are counted (`SettingTask.remains`).
+        all_remain: only rows that remain untouched under all of these methods are drawn.
 
     Attributes:
-        shares: by name, the share of the rows that remain.
+        shares: by a method's name, the share of the rows that remain.
 
     Raises:
         InputError: none do.
     """
 
     def __init__(
-        self,
-        pools: Sequence[EpisodePool],
-        seed: int,
-        remains: Mapping[str, Callable[[Episode], bool]],
-        all_remain: bool,
+        self, pools: Sequence[EpisodePool], seed: int, methods: Sequence[Method] = (), all_remain: bool = False
     ) -> None:
         self.seed = seed
         rows = [(pool, row) for pool in pools for row in pool.rows]
-        kept = {name: [which(self._episode(*pair)) for pair in rows] for name, which in remains.items()}
-        self.shares = {name: sum(fits) / len(rows) for name, fits in kept.items()}
+        remaining = set(rows)
+        self.shares: dict[str, float] = {}
+        for method in methods:
+            untouched = set()
+            for pool, row in rows:
+                task: Any = pool.task
+                if task.remains(method, self._episode(pool, row)):
+                    untouched.add((pool, row))
+            self.shares[method.name] = len(untouched) / len(rows)
+            remaining &= untouched
         if all_remain:
-            rows = [pair for pair, *fits in zip(rows, *kept.values(), strict=True) if all(fits)]
+            rows = [pair for pair in rows if pair in remaining]
         if not rows:
-            raise InputError(f"--fits: no row is short enough under {', '.join(remains)}: lower --num_fewshot.")
+            names = ", ".join(method.name for method in methods)
+            raise InputError(f"--fits: no row is short enough under {names}: lower --num_fewshot.")
         self.rows = rows
         self._order = functools.lru_cache(maxsize=2)(self._shuffled)
 

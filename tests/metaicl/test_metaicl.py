@@ -540,13 +540,12 @@ def test_every_row_is_drawn_once_an_epoch(made, model):
     tasks = setting_tasks(made, model[2], alike=True, most=400)
     pools = [EpisodePool(task, 4, 0) for task in tasks]
     icl, invicl = methods.make("icl"), methods.make("invicl")
-    remains = {each.name: lambda episode, each=each: episode.task.remains(each, episode) for each in (icl, invicl)}
-    draw = RowDraw(pools, 3, remains, all_remain=False)
+    draw = RowDraw(pools, 3, (icl, invicl))
     one, two = [draw(number) for number in range(60)], [draw(number) for number in range(60, 120)]
     assert {(e.task, e.query): e.demonstrations for e in one} == {(e.task, e.query): e.demonstrations for e in two}
     assert len({(e.task, e.query) for e in one}) == 60 and one != two and one != sorted(one, key=lambda e: e.query)
     assert all(e.query not in e.demonstrations and len(set(e.demonstrations)) == 4 for e in one)
-    assert RowDraw(pools, 3, {}, False)(7) == draw(7) and RowDraw(pools, 4, {}, False)(7) != draw(7)
+    assert RowDraw(pools, 3)(7) == draw(7) != RowDraw(pools, 4)(7)
 
     def tokens(episode, copies):
         sequences = Sequences(episode.task.reader, False)
@@ -562,7 +561,7 @@ def test_every_row_is_drawn_once_an_epoch(made, model):
     for name, copies in (("icl", 1), ("invicl", 2)):
         counted = sum((found := tokens(e, copies)) is not None and found + 3 <= 400 for e in one) / 60
         assert 0 < draw.shares["invicl"] < draw.shares["icl"] < 1 and draw.shares[name] == pytest.approx(counted)
-    kept = RowDraw(pools, 3, remains, all_remain=True)
+    kept = RowDraw(pools, 3, (icl, invicl), all_remain=True)
     assert len(kept.rows) == round(60 * draw.shares["invicl"])
 
 
