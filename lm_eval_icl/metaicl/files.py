@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lm_eval_icl.errors import InputError
+from lm_eval_icl.errors import InputError, log
 
 # The seeds of MetaICL's few-shot files, and how many rows a training file of a target task has.
 SEEDS = (100, 13, 21, 42, 87)
@@ -146,25 +146,28 @@ def checked_seed(seed: int | None) -> int:
     return seed
 
 
-def refuse_missing(option: str, what: str, missing: Sequence[str], total: int, skip: str) -> None:
-    """Refuse a list of tasks if some have no files.
+def check_missing(option: str, what: str, missing: Sequence[str], total: int, advice: str, skip: bool = False) -> None:
+    """Refuse a list of tasks of which some have no files, or say which are left out.
 
     Args:
         what: what the tasks belong to.
         missing: those without files.
         total: how many tasks there are.
-        skip: how the user says that the others are enough.
+        advice: how the user says that the others are enough.
+        skip: the user has said so.
 
     Raises:
-        InputError: some are missing.
+        InputError: some are missing, and not skipped; or all of them.
     """
     if missing and total == 1:
         raise InputError(f"{option}: there are no files of {missing[0]}: make them with MetaICL's preprocessing.")
-    if missing:
-        advice = f", or give {skip} to go on with the other {total - len(missing)}" if len(missing) < total else ""
+    if missing and skip and len(missing) < total:
+        log.warning("the %s: goes on without %s, which have no files.", what, ", ".join(missing))
+    elif missing:
+        skipping = f", or give {advice} to go on with the other {total - len(missing)}" if len(missing) < total else ""
         raise InputError(
             f"{option}: {len(missing)} of the {total} {what} have no files there: {', '.join(missing)}: make them with "
-            f"MetaICL's preprocessing{advice}."
+            f"MetaICL's preprocessing{skipping}."
         )
 
 
