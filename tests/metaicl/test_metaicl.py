@@ -25,7 +25,7 @@ from lm_eval_icl.harness.models import model_class
 from lm_eval_icl.harness.plugin import task_dir
 from lm_eval_icl.metaicl.files import SEEDS, SETTINGS, TASKS, MetaICLFolder, Row, targets
 from lm_eval_icl.metaicl.metric import decision, macro_f1, mean_losses
-from lm_eval_icl.metaicl.reading import reader
+from lm_eval_icl.metaicl.reading import Reader, reader
 from lm_eval_icl.metaicl.strings import Sequences, texts
 from lm_eval_icl.results.samples import Asked, read_answers
 from lm_eval_icl.results.settings import template
@@ -248,6 +248,16 @@ def test_texts_are_what_is_said():
     assert texts(dataclasses.replace(row, input=""), "you", False, False) == ("\n\n", "", "\nyou")
     assert texts(Row("Who?", "me", ()), "me", False, False) == ("\n\n\n", "Who?", "me")
     assert texts(Row("Who?", "me", ()), "me", True, False) == ("\n\n\n", "me", "Who?")
+
+
+@pytest.mark.parametrize(("channel", "between_and_source", "target"), [(False, 248, 6), (True, 8, 246)])
+def test_the_longest_option_and_two_tokens_more_fit_behind_an_input(channel, between_and_source, target):
+    """Of 256 tokens, here characters: a separator of three, and a line break before the target."""
+    characters = Reader(lambda text, _: ([*map(ord, text)], [*range(len(text))]), lambda ids: "x" * len(ids), (), 1024)
+    row = Row("x" * 300, "maybe", ("no", "maybe"))
+    _, longest = Sequences(characters, channel).encoded_options(row, False)
+    assert len(longest.between.ids) + len(longest.source.ids) == between_and_source
+    assert (len(longest.target.ids), longest.cut) == (target, 55)
 
 
 @pytest.mark.parametrize("name", ["sentencepiece", "llama3"])
