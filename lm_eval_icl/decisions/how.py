@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from lm_eval_icl.errors import InputError, did_you_mean, is_whole
+from lm_eval_icl.errors import InputError, did_you_mean, is_whole, naming
 
 # The rules, with their arguments and defaults.
 RULES: Mapping[str, Mapping[str, Any]] = {
@@ -69,7 +69,7 @@ def read(given: Any) -> tuple[Rule, ...]:
     Raises:
         InputError: there is no such rule or argument, or its value cannot be used.
     """
-    try:
+    with naming(f"decide={given if isinstance(given, str) else json.dumps(given, default=str)}"):
         if isinstance(given, list | tuple):
             rules = [rule for entry in given for rule in read(entry)]
         elif isinstance(given, Mapping):
@@ -82,9 +82,6 @@ def read(given: Any) -> tuple[Rule, ...]:
             raise InputError("names no rule.")
         if len(names := set(map(str, rules))) < len(rules):
             raise InputError(f"names a rule twice: give {'+'.join(sorted(names))}.")
-    except InputError as error:
-        said = given if isinstance(given, str) else json.dumps(given, default=str)
-        raise InputError(f"decide={said}: {error.message}") from error
     return tuple(rules)
 
 

@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
-
-import numpy as np
 
 from lm_eval_icl.demonstrations.draw import stratified
 from lm_eval_icl.demonstrations.pool import Pool
 from lm_eval_icl.demonstrations.select import check_n, quotas
 
 Rows = tuple[int, ...]
-# The accuracy of each set, and the mean log-probability of the right label, which decides between equal accuracies.
-Scores = tuple[Sequence[float], Sequence[float]]
-# Told, from time to time, how many queries of how many have been scored. A search may end with fewer.
-Progress = Callable[[int, int], None]
-
-_AT_ONCE = 10
 
 
 @dataclass(frozen=True)
@@ -28,7 +20,7 @@ class ScoredSet:
     Attributes:
         rows: the rows in the order of the prompt; the search was over orders too.
         accuracy: on the documents that it was scored on.
-        log_probability: the mean of the right label's there.
+        log_probability: the mean of the right label's there, which decides between equal accuracies.
     """
 
     rows: Rows
@@ -55,20 +47,19 @@ def best_random(
     pool: Pool,
     n: int,
     generator: Random,
-    score: Callable[[Sequence[Rows]], Scores],
+    score: Callable[[Rows], tuple[float, float]],
     *,
     sets: int,
     balance: bool = True,
-    progress: Progress | None = None,
 ) -> ScoredSet:
     """Draw sets of demonstrations, each in an order, and keep the one of the highest accuracy.
 
     Ties are decided by the mean log-probability of the right label, and then by the order of drawing.
 
     Args:
-        score: scores sets, on the same documents in every call. None of these may be in the pool.
+        score: the accuracy of a set and the mean log-probability of the right label, on the same documents in every
+            call. None of these may be in the pool.
         balance: the same number from each class as far as possible.
-        progress: told how many sets of how many have been scored.
 
     Raises:
         InputError: the pool has fewer than n rows, or a class has none.
@@ -81,19 +72,8 @@ def best_random(
         tuple(stratified(rows, n, lambda row: pool.labels[row], generator) if balance else generator.sample(rows, n))
         for _ in range(sets)
     ]
-    results: list[ScoredSet] = []
-    for start in range(0, sets, _AT_ONCE):
-        group = drawn[start : start + _AT_ONCE]
-        results += scored_sets(group, score(group))
-        if progress is not None:
-            progress(len(results), sets)
+    results = [ScoredSet(chosen, *score(chosen)) for chosen in drawn]
     return max(results, key=lambda result: (result.accuracy, result.log_probability))
-
-
-def scored_sets(sets: Sequence[Rows], scores: Scores) -> list[ScoredSet]:
-    """Sets and their scores together."""
-    accuracies, log_probabilities = (np.asarray(values, dtype=np.float64) for values in scores)
-    return [ScoredSet(*values) for values in zip(sets, accuracies.tolist(), log_probabilities.tolist(), strict=True)]
 
 
 def cost(n: int, dev: int, sets: int) -> Cost:

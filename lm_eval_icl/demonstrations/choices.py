@@ -3,7 +3,7 @@
 {"about": {"how": "herding", "arguments": {}, "model": {...}, "version": "..."},
  "tasks": {"icl_sst2": {"n": 8, "pool": {"rows": 6920, "sha256": "..."},
                         "seeds": {"0": {"indices": [in the order of the prompt], "picked": [in that of picking],
-                                        "margin": 0.01, "seconds": 2.1, "tokens": 45000}}}}}
+                                        "seconds": 2.1, "tokens": 45000}}}}}
 """
 
 from __future__ import annotations

@@ -8,9 +8,10 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
+from scipy.special import softmax
 from tqdm import tqdm
 
 from lm_eval_icl.demonstrations import best_random, lens
@@ -18,7 +19,7 @@ from lm_eval_icl.demonstrations.draw import draw
 from lm_eval_icl.demonstrations.how import METHODS, SEARCHES
 from lm_eval_icl.demonstrations.pool import Pool
 from lm_eval_icl.demonstrations.select import SELECTORS, checked, in_prompt_order, select
-from lm_eval_icl.errors import InputError, log
+from lm_eval_icl.errors import InputError, log, naming
 from lm_eval_icl.inference.scoring import query_states
 from lm_eval_icl.methods.predictor import DoesNotFit, Predictor
 from lm_eval_icl.prompts.prompt import FewShotPrompt
@@ -98,7 +99,8 @@ class Chooser:
     """
 
     def __init__(self, pool: TaskPool, predictor: Predictor | None, most: int) -> None:
-        self.pool, self.predictor, self.most = pool, predictor, most
+        self.pool, self.most = pool, most
+        self.predictor = cast(Predictor, predictor)
         self._read: dict[tuple[int, ...], tuple[list[np.ndarray], np.ndarray, list[int]]] = {}
 
     def choose(self, how: str, n: int, seed: int, balance: bool = True, **arguments: Any) -> Choice:
@@ -107,30 +109,27 @@ class Chooser:
         Raises:
             InputError: they cannot be chosen, or an argument is wrong.
         """
-        begun, before = time.perf_counter(), self._tokens_run
-        choice = self._choose(how, n, seed, balance, arguments)
-        return replace(choice, seconds=time.perf_counter() - begun, tokens=self._tokens_run - before)
-
-    @property
-    def _tokens_run(self) -> int:
-        return self.predictor.runner.tokens_run if self.predictor else 0
-
-    def _choose(self, how: str, n: int, seed: int, balance: bool, arguments: dict[str, Any]) -> Choice:
+        begun = time.perf_counter()
         if how in ("random", "stratified"):
             checked(how, arguments, {})
-            pool = self.pool
-            try:
-                drawn, count = draw(
-                    pool.docs, n, how, pool.label, pool.is_evaluated, Random(seed), task=pool.name, seed=seed
-                )
-            except InputError as error:
-                raise InputError(f"{how}: {error.message}") from error
-            if count:
-                log.warning(
-                    "%s: %d of %d drawn demonstrations are also evaluated, and were replaced.", pool.name, count, n
-                )
-            return Choice(tuple(drawn), evaluated=count)
-        assert self.predictor is not None
+            choice, tokens = self._drawn(how, n, seed), 0
+        else:
+            before = self.predictor.runner.tokens_run
+            choice = self._chosen(how, n, seed, balance, arguments)
+            tokens = self.predictor.runner.tokens_run - before
+        return replace(choice, seconds=time.perf_counter() - begun, tokens=tokens)
+
+    def _drawn(self, how: str, n: int, seed: int) -> Choice:
+        pool = self.pool
+        with naming(how):
+            drawn, count = draw(
+                pool.docs, n, how, pool.label, pool.is_evaluated, Random(seed), task=pool.name, seed=seed
+            )
+        if count:
+            log.warning("%s: %d of %d drawn demonstrations are also evaluated, and were replaced.", pool.name, count, n)
+        return Choice(tuple(drawn), evaluated=count)
+
+    def _chosen(self, how: str, n: int, seed: int, balance: bool, arguments: dict[str, Any]) -> Choice:
         rows, closed = self._rows(seed), sum(map(self.pool.is_closed, self._part(seed)))
         if closed:
             log.warning(
@@ -161,17 +160,12 @@ class Chooser:
         if arguments.get("calibrated"):
             if not fixed:
                 raise InputError(f"{how}: calibrated=True: needs the same options for all documents.")
-            without_text = self._without_text()
-        of_pool = Pool(labels, features, padded, without_text)
-        picked = tuple(rows[i] for i in select(how, of_pool, n, seed, balance, **arguments))
-        return Choice(in_prompt_order(picked, seed), picked, evaluated=closed)
-
-    def _without_text(self) -> np.ndarray:
-        """The probabilities of the options behind a prompt without a text."""
-        assert self.predictor is not None
-        prompt, options = self.pool.without_text()
-        ((*scores,),) = self.predictor.score([], [str(prompt.query)], [options], prefix=prompt.prefix)
-        return _softmax(np.array([value for value, _ in scores]))
+            prompt, options = self.pool.without_text()
+            (scores,) = self.predictor.score([], [str(prompt.query)], [options], prefix=prompt.prefix)
+            without_text = softmax([value for value, _ in scores])
+        picked = select(how, Pool(labels, features, padded, without_text), n, seed, balance, **arguments)
+        chosen = tuple(rows[i] for i in picked)
+        return Choice(in_prompt_order(chosen, seed), chosen, evaluated=closed)
 
     def _part(self, seed: int) -> list[int]:
         """The rows of the pool, or as many of them as are chosen from, drawn by the seed."""
@@ -191,7 +185,6 @@ class Chooser:
     def _pass(self, rows: Sequence[int]) -> tuple[list[np.ndarray], np.ndarray, list[int]]:
         """The probabilities of each document's options, and the hidden states that they are predicted from, without
         demonstrations. Documents that do not fit the model are left out."""
-        assert self.predictor is not None
         fitting = [row for row in rows if self._fits(row)]
         if len(fitting) < len(rows):
             log.warning(
@@ -205,8 +198,11 @@ class Chooser:
             for group in self._by_prefix(fitting):
                 with query_states(self.predictor.runner.model) as states:
                     for row, scores in zip(group, self._score((), group), strict=True):
-                        probabilities[row] = _softmax(scores)
-                features |= {row: states[self._tokens(row)].numpy() for row in group}
+                        probabilities[row] = softmax(scores)
+                for row in group:
+                    prompt, options, _ = self.pool.query(row)
+                    tokens = self.predictor.tokenizer.pair(prompt, options[0])[0].query
+                    features[row] = states[tuple(tokens)].numpy()
                 bar.update(len(group))
         return [probabilities[row] for row in fitting], np.stack([features[row] for row in fitting]), fitting
 
@@ -218,20 +214,13 @@ class Chooser:
         for group in by_prefix.values():
             yield from (group[start : start + _AT_ONCE] for start in range(0, len(group), _AT_ONCE))
 
-    def _tokens(self, row: int) -> tuple[int, ...]:
-        assert self.predictor is not None
-        prompt, options, _ = self.pool.query(row)
-        return tuple(self.predictor.tokenizer.pair(prompt, options[0])[0].query)
-
     def _fits(self, row: int) -> bool:
-        assert self.predictor is not None
         prompt, options, _ = self.pool.query(row)
         pairs = [self.predictor.tokenizer.pair(prompt, option) for option in options]
         return all(self.predictor.limits.too_long(tokens, len(answer) - 1) is None for tokens, answer in pairs)
 
     def _score(self, demonstrations: Sequence[int], rows: Sequence[int]) -> list[np.ndarray]:
         """The log-probabilities of each document's options behind some demonstrations."""
-        assert self.predictor is not None
         texts = [self.pool.demonstration(row) for row in demonstrations]
         scored: dict[int, np.ndarray] = {}
         for group in self._by_prefix(rows):
@@ -250,29 +239,17 @@ class Chooser:
         right = [self.pool.query(row)[2] for row in rows]
         scores = self._score(demonstrations, rows)
         correct = [int(np.argmax(values)) == gold for values, gold in zip(scores, right, strict=True)]
-        return np.array(correct), np.array([_softmax(values)[gold] for values, gold in zip(scores, right, strict=True)])
-
-    def _scored(self, sets: Sequence[Sequence[int]], rows: Sequence[int]) -> best_random.Scores:
-        """The accuracy of each set of demonstrations, and the mean log-probability of the right option. A set that does
-        not fit the model with one of the documents is below all that do."""
-        results = [self._of_set(demonstrations, rows) for demonstrations in sets]
-        return [accuracy for accuracy, _ in results], [logs for _, logs in results]
+        return np.array(correct), np.array([softmax(values)[gold] for values, gold in zip(scores, right, strict=True)])
 
     def _of_set(self, demonstrations: Sequence[int], rows: Sequence[int]) -> tuple[float, float]:
+        """The accuracy of a set of demonstrations, and the mean log-probability of the right option. A set that does
+        not fit the model with one of the documents is below all that do."""
         try:
             correct, of_right = self._right(demonstrations, rows)
         except DoesNotFit as error:
             self._too_long.append(error.message)
             return -math.inf, -math.inf
         return float(correct.mean()), float(np.log(np.maximum(of_right, 1e-300)).mean())
-
-    def _tells(self, row: int, rows: Sequence[int], alone: np.ndarray) -> np.ndarray:
-        """How much a document, as the only demonstration, raises the probability of others' right options. It is the
-        least possible number, -1, for a document that does not fit the model with all of them."""
-        try:
-            return self._right((row,), rows)[1] - alone
-        except DoesNotFit:
-            return np.full(len(rows), -1.0)
 
     # The methods that try demonstrations.
 
@@ -285,8 +262,7 @@ class Chooser:
         if how == "best_random":
             dev_rows, rows = self._apart(rows, settings.pop("dev"))
         rows = [row for row in rows if self._fits(row)]
-        labels = np.array([self.pool.query(row)[2] if balance else 0 for row in rows], dtype=np.int64)
-        pool = Pool(labels)
+        pool = Pool(np.array([self.pool.query(row)[2] if balance else 0 for row in rows], dtype=np.int64))
         if how == "best_random":
             cost = best_random.cost(n, len(dev_rows), **settings)
         else:
@@ -294,37 +270,34 @@ class Chooser:
         self._announce(how, cost, rows)
         with tqdm(total=cost.queries, desc=f"{self.pool.name}: {how}", unit="query") as bar:
 
-            def told(done: int, total: int) -> None:
-                bar.total = total if how == "lens" else cost.queries
-                bar.update((done if how == "lens" else done * len(dev_rows)) - bar.n)
+            def score(members: Sequence[int], documents: Sequence[int]) -> tuple[float, float]:
+                scores = self._of_set(tuple(rows[i] for i in members), documents)
+                bar.update(len(documents))
+                return scores
 
-            at = rows.__getitem__
+            def info(candidate: int, others: Sequence[int]) -> np.ndarray:
+                """How much a document, as the only demonstration, raises the probability of others' right options: by
+                the least possible number, -1, if it does not fit the model with all of them."""
+                bar.update(len(others))
+                try:
+                    return self._right((rows[candidate],), [rows[i] for i in others])[1] - alone[list(others)]
+                except DoesNotFit:
+                    return np.full(len(others), -1.0)
+
             if how == "best_random":
                 best = best_random.best_random(
-                    pool,
-                    n,
-                    Random(seed),
-                    lambda sets: self._scored([tuple(map(at, members)) for members in sets], dev_rows),
-                    balance=balance,
-                    progress=told,
-                    **settings,
+                    pool, n, Random(seed), lambda members: score(members, dev_rows), balance=balance, **settings
                 )
             else:
                 alone = self._right((), rows)[1]
-
-                def info(candidates: Sequence[int], others: Sequence[int]) -> np.ndarray:
-                    columns = [at(other) for other in others]
-                    return np.stack([self._tells(at(row), columns, alone[list(others)]) for row in candidates])
-
                 best = lens.lens(
                     pool,
                     n,
                     Random(seed),
                     info,
-                    lambda sets, on: self._scored([tuple(map(at, members)) for members in sets], [at(i) for i in on]),
+                    lambda members, on: score(members, [rows[i] for i in on]),
                     lens.LensSettings(**settings),
                     balance=balance,
-                    progress=told,
                 )
         if self._too_long:
             if not math.isfinite(best.accuracy):
@@ -337,7 +310,7 @@ class Chooser:
                 "were not chosen.",
                 *(self.pool.name, len(self._too_long)),
             )
-        return Choice(tuple(at(i) for i in best.rows), accuracy=best.accuracy)
+        return Choice(tuple(rows[i] for i in best.rows), accuracy=best.accuracy)
 
     def _apart(self, rows: Sequence[int], dev: int) -> tuple[list[int], list[int]]:
         """Documents to score sets on, the same for all seeds, and the rest."""
@@ -359,17 +332,5 @@ class Chooser:
         seconds = cost.queries * (time.perf_counter() - begun) / max(1, len(sample))
         log.warning(
             f"{self.pool.name}: {how} scores up to {cost.queries:,} queries behind {cost.contexts:,} lists of "
-            f"demonstrations ({cost.demonstrations:,} demonstrations in all): some {_time(seconds)} here."
+            f"demonstrations ({cost.demonstrations:,} demonstrations in all): some {seconds / 60:,.1f} minutes here."
         )
-
-
-def _time(seconds: float) -> str:
-    for unit, size in (("hours", 3600), ("minutes", 60)):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{seconds:.0f} seconds"
-
-
-def _softmax(values: np.ndarray) -> np.ndarray:
-    powers = np.exp(values - values.max())
-    return powers / powers.sum()

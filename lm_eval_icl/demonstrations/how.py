@@ -11,12 +11,10 @@ from typing import Any
 from lm_eval_icl.demonstrations import lens
 from lm_eval_icl.demonstrations.draw import DRAWN
 from lm_eval_icl.demonstrations.select import SELECTORS, checked, near
-from lm_eval_icl.errors import InputError
+from lm_eval_icl.errors import InputError, naming
 
 # The arguments that every method takes, with their defaults: class balance, and how many documents are chosen from.
 _OF_ALL: dict[str, Any] = {"balance": True, "pool": 5000}
-
-
 # The methods that try demonstrations, with the arguments that a user may give and their defaults.
 SEARCHES: Mapping[str, dict[str, Any]] = {
     "best_random": {"sets": 100, "dev": 1000},
@@ -67,11 +65,8 @@ def read(written: Any) -> How | None:
     Raises:
         InputError: it is nothing of these, or an argument cannot be used.
     """
-    try:
+    with naming(f"demonstrations={written if isinstance(written, str) else json.dumps(written, default=str)}"):
         return _read(written)
-    except InputError as error:
-        text = written if isinstance(written, str) else json.dumps(written, default=str)
-        raise InputError(f"demonstrations={text}: {error.message}") from error
 
 
 def _read(written: Any) -> How | None:
@@ -93,13 +88,8 @@ def _read(written: Any) -> How | None:
         key, equals, value = part.partition("=")
         if not equals:
             raise InputError(f"{part!r}: must be NAME=VALUE, as in lens:m=500:rho=2.")
-        values[key] = _value(value)
+        try:
+            values[key] = json.loads(value.lower())  # a number or a truth value
+        except ValueError:
+            values[key] = value
     return make(name, values)
-
-
-def _value(text: str) -> Any:
-    """A number or a truth value; any other text as it is."""
-    try:
-        return json.loads(text.lower())
-    except ValueError:
-        return text

@@ -21,7 +21,7 @@ from lm_eval_icl import version
 from lm_eval_icl.demonstrations import choices
 from lm_eval_icl.demonstrations.choosing import Choice, Chooser, TaskPool
 from lm_eval_icl.demonstrations.how import How
-from lm_eval_icl.errors import InputError, check_form, log
+from lm_eval_icl.errors import InputError, check_form, log, naming
 from lm_eval_icl.files import write_atomically
 from lm_eval_icl.methods.code import code_of_numbers
 from lm_eval_icl.methods.icl import ICL
@@ -117,12 +117,10 @@ def chosen(wanted: Wanted, predictor: Predictor) -> dict[str, Any]:
         kept = {name: value for name, value in kept.items() if name not in ("model", "code")}
         log.info("%s: demonstrations that %s chose before: %s", pool.name, how, path)
         return {**request, **kept, "made_now": False}
-    try:
+    with naming(f"task {pool.name!r}: demonstrations={how}"):
         choice = Chooser(pool, predictor, how.pool).choose(
             how.name, wanted.n, wanted.seed, how.balance, **how.arguments
         )
-    except InputError as error:
-        raise InputError(f"task {pool.name!r}: demonstrations={how}: {error.message}") from error
     try:
         write(path, how, pool, wanted.n, wanted.seed, choice, wanted.model)
     except OSError as error:

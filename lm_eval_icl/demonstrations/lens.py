@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from random import Random
 
 import numpy as np
 
-from lm_eval_icl.demonstrations.best_random import Cost, Progress, Rows, ScoredSet, Scores, scored_sets
+from lm_eval_icl.demonstrations.best_random import Cost, Rows, ScoredSet
 from lm_eval_icl.demonstrations.pool import Pool
 from lm_eval_icl.demonstrations.select import check_n, quotas
 from lm_eval_icl.errors import InputError
@@ -28,10 +28,10 @@ _FIRST_BEAMS, _FIRST_SETS, _FIRST_ROUNDS = 16, 160, 20
 _SHARED = 4
 # How many rows a substitute is drawn from.
 _SUBSTITUTES = 4
-# How many rows' information is computed at once; progress is told in between.
-_AT_ONCE = 250
 
-Info = Callable[[Sequence[int], Sequence[int]], np.ndarray]
+# What a row tells about each of some rows; and the accuracy of a set on some rows, with its mean log-probability there.
+Info = Callable[[int, Sequence[int]], np.ndarray]
+Score = Callable[[Rows, Rows], tuple[float, float]]
 
 
 @dataclass(frozen=True)
@@ -78,25 +78,15 @@ class LensSettings:
 
 
 def lens(
-    pool: Pool,
-    n: int,
-    generator: Random,
-    info: Info,
-    score: Callable[[Sequence[Rows], Rows], Scores],
-    settings: LensSettings,
-    *,
-    balance: bool = True,
-    ordered: bool = True,
-    progress: Progress | None = None,
+    pool: Pool, n: int, generator: Random, info: Info, score: Score, settings: LensSettings, *, balance: bool = True
 ) -> ScoredSet:
     """Choose n rows and their order.
 
     Args:
-        info: (rows e, rows e') -> the matrix of c(e, e').
-        score: (sets, rows) -> the scores of the sets on these rows of the pool, the same rows in every call.
+        info: (a row e, rows e') -> c(e, e') for each e'.
+        score: (a set, rows) -> the accuracy of the set and the mean log-probability of the right label, on these rows
+            of the pool, which are the same in every call.
         balance: the same number from each class as far as possible.
-        ordered: whether the order of a set makes a difference to how it is scored. If not, there are no shuffles.
-        progress: told how many queries of how many have been scored.
 
     Raises:
         InputError: the pool has too few rows, or a class has none.
@@ -104,45 +94,32 @@ def lens(
     check_n("lens", pool, n)
     want = quotas(pool, n, generator) if balance else {-1: n}
     labels = pool.labels if balance else np.full(len(pool.labels), -1)
-    settings = settings if ordered else replace(settings, shuffles=0)
-    dev, sizes = settings.dev, _kept(settings, labels, want)
-    if len(labels) - sum(sizes[-1].values()) < dev:
+    sizes = _kept(settings, labels, want)
+    left = len(labels) - sum(sizes[-1].values())
+    if left < settings.dev:
         raise InputError(
-            f"lens: dev={dev} rows to score on asked for, {len(labels) - sum(sizes[-1].values())} of the pool's "
-            f"{len(labels)} are left beside m={settings.m} candidates: raise --pool, or lower m or dev."
+            f"lens: dev={settings.dev} rows to score on asked for, {left} of the pool's {len(labels)} are left beside "
+            f"m={settings.m} candidates: raise --pool, or lower m or dev."
         )
-    done, expected = 0, cost(pool, n, settings, balance).queries
+    candidates, table = _filtered(settings, labels, sizes, generator, info)
+    dev_rows = tuple(generator.sample(sorted(set(range(len(labels))) - set(candidates)), settings.dev))
+    search = _Search(labels[candidates], table, want, settings.diversity, generator)
 
-    def told(queries: int) -> None:
-        nonlocal done
-        done += queries
-        if progress is not None:
-            progress(done, expected)
-
-    candidates, table, tells = _filtered(settings, labels, sizes, generator, info, told)
-    rest = sorted(set(range(len(labels))) - set(candidates))
-    dev_rows = tuple(generator.sample(rest, dev))
-    search = _Search(labels[candidates], table, tells, want, settings.diversity, generator)
-
-    known: dict[Rows, ScoredSet] = {}
+    scored: dict[Rows, ScoredSet] = {}
     current = search.first_sets(settings.beams)
     for _ in range(settings.iterations):
-        children = [
-            new
-            for rows in current
-            for new in [
-                *(search.substituted(rows) for _ in range(settings.substitutions)),
-                *(tuple(generator.sample(rows, n)) for _ in range(settings.shuffles)),
-            ]
-        ]
-        sets = list(dict.fromkeys(rows if ordered else tuple(sorted(rows)) for rows in [*children, *current]))
-        new = [rows for rows in sets if rows not in known]
-        if new:
-            new_rows = [tuple(candidates[row] for row in rows) for rows in new]
-            known.update(zip(new, scored_sets(new_rows, score(new_rows, dev_rows)), strict=True))
-            told(len(new) * dev)
-        current = sorted(sets, key=lambda rows: _rank(known[rows]))[: settings.beams]
-    return known[current[0]]
+        children = []
+        for rows in current:
+            children += [search.substituted(rows) for _ in range(settings.substitutions)]
+            children += [tuple(generator.sample(rows, n)) for _ in range(settings.shuffles)]
+        sets = list(dict.fromkeys([*children, *current]))
+        for rows in sets:
+            if rows not in scored:
+                chosen = tuple(candidates[row] for row in rows)
+                scored[rows] = ScoredSet(chosen, *score(chosen, dev_rows))
+        ranks = {rows: (-scored[rows].accuracy, -scored[rows].log_probability, scored[rows].rows) for rows in sets}
+        current = sorted(sets, key=ranks.__getitem__)[: settings.beams]
+    return scored[current[0]]
 
 
 def cost(pool: Pool, n: int, settings: LensSettings, balance: bool = True) -> Cost:
@@ -167,29 +144,16 @@ def _kept(settings: LensSettings, labels: np.ndarray, want: dict[int, int]) -> l
 
 
 def _filtered(
-    settings: LensSettings,
-    labels: np.ndarray,
-    sizes: list[dict[int, int]],
-    generator: Random,
-    info: Info,
-    told: Callable[[int], None],
-) -> tuple[list[int], np.ndarray, np.ndarray]:
-    """The candidates that the filter leaves.
-
-    Returns:
-        The rows, in rising order; what each tells about each row that the last round scored on; and the mean of that.
-    """
+    settings: LensSettings, labels: np.ndarray, sizes: list[dict[int, int]], generator: Random, info: Info
+) -> tuple[list[int], np.ndarray]:
+    """The candidates that the filter leaves, in rising order, and what each tells about each row that the last round
+    scored on."""
     rows, order = np.arange(len(labels)), list(range(len(labels)))
     generator.shuffle(order)
     table = np.zeros((len(rows), 0))
     for (scored, _), keep in zip(settings.rounds(len(labels)), sizes, strict=True):
         new = order[table.shape[1] : scored]
-        columns = []
-        for start in range(0, len(rows), _AT_ONCE):
-            group = rows[start : start + _AT_ONCE].tolist()
-            columns.append(np.asarray(info(group, new), dtype=np.float64))
-            told(len(group) * len(new))
-        table = np.concatenate([table, np.concatenate(columns)], axis=1)
+        table = np.concatenate([table, np.stack([info(row, new) for row in rows.tolist()])], axis=1)
         others = rows[:, None] != order[:scored]
         means = table.sum(1, where=others) / np.maximum(others.sum(1), 1)
         stays = np.zeros(len(rows), dtype=bool)
@@ -197,7 +161,7 @@ def _filtered(
             of_label = np.flatnonzero(labels[rows] == label)
             stays[of_label[np.argsort(-means[of_label], kind="stable")[:count]]] = True
         rows, table = rows[stays], table[stays]
-    return rows.tolist(), table, table.mean(1)
+    return rows.tolist(), table
 
 
 class _Search:
@@ -206,25 +170,18 @@ class _Search:
     Args:
         labels: (E,) of the candidates.
         table: (E, S) what each tells about each row that it was scored on.
-        tells: (E,) the mean of that.
         want: how many rows of each label a set has.
         diversity: the weight of similarity.
     """
 
     def __init__(
-        self,
-        labels: np.ndarray,
-        table: np.ndarray,
-        tells: np.ndarray,
-        want: dict[int, int],
-        diversity: float,
-        generator: Random,
+        self, labels: np.ndarray, table: np.ndarray, want: dict[int, int], diversity: float, generator: Random
     ) -> None:
         self._labels, self._want, self._diversity, self._generator = labels, want, diversity, generator
         self._of_label = {label: np.flatnonzero(labels == label) for label in want}
         lengths = np.linalg.norm(table, axis=1, keepdims=True)
         units = table / np.where(lengths > 0, lengths, 1)
-        self._tells = _standardized(tells)
+        self._tells = _standardized(table.mean(1))
         self._similar = _standardized(units @ units.T)
 
     def first_sets(self, beams: int) -> list[Rows]:
@@ -235,7 +192,9 @@ class _Search:
             children = [self.substituted(rows) for rows in current for _ in range(_FIRST_BEAMS)]
             sets = {tuple(sorted(rows)) for rows in [*children, *current]}
             for rows in sets - seen.keys():
-                seen[rows] = self._looks(rows)
+                chosen = list(rows)
+                alike = self._similar[chosen][:, chosen].mean()
+                seen[rows] = float(self._tells[chosen].mean() - self._diversity * alike)
             current = sorted(sets, key=lambda rows: (-seen[rows], rows))[:_FIRST_BEAMS]
         taken: list[Rows] = []
         used: set[int] = set()
@@ -261,22 +220,12 @@ class _Search:
         new = int(self._generator.choices(open_[best], weights.tolist())[0])
         return (*rows[:at], new, *rows[at + 1 :])
 
-    def _looks(self, rows: Rows) -> float:
-        chosen = list(rows)
-        alike = self._similar[chosen][:, chosen].mean()
-        return float(self._tells[chosen].mean() - self._diversity * alike)
-
     def _random(self) -> Rows:
         return tuple(
             int(row)
             for label, count in self._want.items()
             for row in self._generator.sample(self._of_label[label].tolist(), count)
         )
-
-
-def _rank(result: ScoredSet) -> tuple[float, float, Rows]:
-    """Sorts the best result first: accuracy, then the right labels' log-probability, then the rows themselves."""
-    return -result.accuracy, -result.log_probability, result.rows
 
 
 def _standardized(values: np.ndarray) -> np.ndarray:

@@ -29,37 +29,13 @@ class Pool:
     without_text: np.ndarray | None = None
 
     def __post_init__(self) -> None:
-        if self.labels.ndim != 1 or self.labels.dtype.kind not in "iu" or self.labels.min(initial=0) < 0:
-            raise InputError("labels of a pool: must be one whole number from 0 for each document.")
         for name, values in (("features", self.features), ("probabilities", self.probabilities)):
-            if values is None:
-                continue
-            if values.ndim != 2 or len(values) != len(self.labels):
-                raise InputError(
-                    f"{name} of a pool: shape {values.shape}: must have one row for each of {len(self.labels)} labels."
-                )
-            if not np.isfinite(values).all():
-                raise InputError(
-                    f"{name} of a pool: a NaN or an infinity in row {np.argmin(np.isfinite(values).all(1))}."
-                )
-        if self.probabilities is None:
-            return
-        if self.classes < max(2, self.labels.max(initial=0) + 1):
-            raise InputError(
-                f"probabilities of a pool: {self.classes} a document: must be one for each label, of two at least."
-            )
-        wrong = (self.probabilities < 0).any(1) | (np.abs(self.probabilities.sum(1) - 1) > 1e-3)
-        if wrong.any():
-            row = int(np.argmax(wrong))
-            raise InputError(
-                f"probabilities of a pool: {self.probabilities[row].tolist()} in row {row}: must be 0 or more and "
-                "sum to 1."
-            )
+            if values is not None and not np.isfinite(values).all():
+                row = np.argmin(np.isfinite(values).all(1))
+                raise InputError(f"{name} of a pool: a NaN or an infinity in row {row}.")
         null = self.without_text
-        if null is not None and (null.shape != (self.classes,) or not (np.isfinite(null) & (null > 0)).all()):
-            raise InputError(
-                f"probabilities without a text: {null.tolist()}: must be one above 0 for each of {self.classes} labels."
-            )
+        if null is not None and not (np.isfinite(null) & (null > 0)).all():
+            raise InputError(f"probabilities without a text: {null.tolist()}: must be above 0 for each label.")
 
     @property
     def classes(self) -> int:

@@ -24,11 +24,11 @@ from transformers import PreTrainedTokenizerBase
 from lm_eval_icl.demonstrations.draw import as_text
 from lm_eval_icl.errors import InputError, naming
 from lm_eval_icl.harness.tasks import These, note
-from lm_eval_icl.metaicl.files import SHOTS, Row, checked_seed, classifies, refuse_missing
+from lm_eval_icl.metaicl.files import SHOTS, Row, check_missing, checked_seed, classifies
 from lm_eval_icl.metaicl.metadata import OPTION, check_group, flag, folder, refuse_misspelt, skips
 from lm_eval_icl.metaicl.metric import decision, macro_f1, mean_losses
-from lm_eval_icl.metaicl.reading import Reader, encoded, reader
-from lm_eval_icl.metaicl.strings import EncodedExample, Sequences
+from lm_eval_icl.metaicl.reading import Reader, reader
+from lm_eval_icl.metaicl.strings import EncodedExample, Sequences, encoded
 from lm_eval_icl.prompts.encoded import EncodedPrompt, EncodedText
 from lm_eval_icl.prompts.tokens import Context
 
@@ -67,7 +67,7 @@ class MetaICLTask(ConfigurableTask):
         if setting is not None:
             check_group(self.files, setting, split, skips(metadata))
         elif self.files.without_test([self.source]):
-            refuse_missing(OPTION, "tasks", [self.source], 1, "")
+            check_missing(OPTION, "tasks", [self.source], 1, "")
         self._seed: int | None = None
         self._rows: tuple[Row, ...] = ()
         self._sequences: Sequences | None = None
@@ -120,7 +120,7 @@ class MetaICLTask(ConfigurableTask):
     def read_by(self, reader: Reader) -> None:
         """Take the tokenizer and the limits of a model."""
         self._prefix = reader.prefix
-        self._sequences = reader.sequences(self.channel)
+        self._sequences = Sequences(reader, self.channel)
         self._shown = {}
 
     def build_all_requests(self, **kwargs: Any) -> None:

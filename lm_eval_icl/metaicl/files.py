@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lm_eval_icl.errors import InputError
+from lm_eval_icl.errors import InputError, log
 
 # The seeds of MetaICL's few-shot files, and how many rows a training file of a target task has.
 SEEDS = (100, 13, 21, 42, 87)
@@ -127,11 +127,7 @@ class MetaICLFolder:
     def _existing(self, task: str, k: int, seed: int, split: str) -> Path:
         path = self.file(task, k, seed, split)
         if not path.is_file():
-            names = (
-                sorted(file.name for file in path.parent.glob(f"{task}_*_{split}.jsonl"))
-                if path.parent.is_dir()
-                else []
-            )
+            names = sorted(file.name for file in self.path.glob(f"{task}/{task}_*_{split}.jsonl"))
             others = f"there are {', '.join(names[:5])}" if names else "there is none of this task"
             raise InputError(f"{self.option}: {path}: no such file ({others}): make it with MetaICL's preprocessing.")
         return path
@@ -150,25 +146,28 @@ def checked_seed(seed: int | None) -> int:
     return seed
 
 
-def refuse_missing(option: str, what: str, missing: Sequence[str], total: int, skip: str) -> None:
-    """Refuse a list of tasks if some have no files.
+def check_missing(option: str, what: str, missing: Sequence[str], total: int, advice: str, skip: bool = False) -> None:
+    """Refuse a list of tasks of which some have no files, or say which are left out.
 
     Args:
         what: what the tasks belong to.
         missing: those without files.
         total: how many tasks there are.
-        skip: how the user says that the others are enough.
+        advice: how the user says that the others are enough.
+        skip: the user has said so.
 
     Raises:
-        InputError: some are missing.
+        InputError: some are missing, and not skipped; or all of them.
     """
     if missing and total == 1:
         raise InputError(f"{option}: there are no files of {missing[0]}: make them with MetaICL's preprocessing.")
-    if missing:
-        advice = f", or give {skip} to go on with the other {total - len(missing)}" if len(missing) < total else ""
+    if missing and skip and len(missing) < total:
+        log.warning("the %s: goes on without %s, which have no files.", what, ", ".join(missing))
+    elif missing:
+        skipping = f", or give {advice} to go on with the other {total - len(missing)}" if len(missing) < total else ""
         raise InputError(
             f"{option}: {len(missing)} of the {total} {what} have no files there: {', '.join(missing)}: make them with "
-            f"MetaICL's preprocessing{advice}."
+            f"MetaICL's preprocessing{skipping}."
         )
 
 
@@ -182,38 +181,52 @@ def read_rows(path: Path, task: str, chosen: bool) -> tuple[Row, ...]:
     Raises:
         InputError: the file cannot be read, or a line is no such row; the message has the line's number.
     """
+    rows = []
+    for where, fields in read_lines(path, str(path), ("input", "output")):
+        row = Row(fields["input"], fields["output"], tuple(fields["options"]))
+        if row.options or chosen:
+            if len(row.options) < 2:
+                raise InputError(f"{where}: has {len(row.options)} options, and a row to choose from has two or more.")
+            if classifies(task) and list(row.options) != TASKS[task]["options"]:
+                raise InputError(
+                    f"{where}: the options {list(row.options)!r} are not those of {task}, {TASKS[task]['options']!r}."
+                )
+        rows.append(row)
+    return tuple(rows)
+
+
+def read_lines(path: Path, name: str, texts: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The rows of a file of JSON lines, each behind its place for messages. They have texts of these names, among them
+    `output`, and the list `options`, which is empty or has the output.
+
+    Args:
+        name: the file, for messages.
+
+    Raises:
+        InputError: the file cannot be read or has no rows, or a line is no such row.
+    """
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: cannot be read ({error}).") from error
-    rows = tuple(
-        _row(line, f"{path}, line {number}", task, chosen) for number, line in enumerate(lines, 1) if line.strip()
-    )
-    if not rows:
-        raise InputError(f"{path}: has no rows.")
-    return rows
-
-
-def _row(line: str, where: str, task: str, chosen: bool) -> Row:
-    try:
-        fields = json.loads(line)
-    except ValueError as error:
-        raise InputError(f"{where}: not JSON ({error}).") from error
-    if not isinstance(fields, dict):
-        raise InputError(f"{where}: must be an object with input, output and options.")
-    for name in ("input", "output"):
-        if not isinstance(fields.get(name), str):
-            raise InputError(f"{where}: {name!r} must be a text, and is {fields.get(name)!r}.")
-    options = fields.get("options")
-    if not isinstance(options, list) or not all(isinstance(option, str) for option in options):
-        raise InputError(f"{where}: 'options' must be a list of texts, and is {options!r}.")
-    row = Row(fields["input"], fields["output"], tuple(options))
-    if not options and not chosen:
-        return row
-    if len(options) < 2:
-        raise InputError(f"{where}: has {len(options)} options, and a row to choose from has two or more.")
-    if row.output not in options:
-        raise InputError(f"{where}: the output {row.output!r} is none of the options {options!r}.")
-    if classifies(task) and options != TASKS[task]["options"]:
-        raise InputError(f"{where}: the options {options!r} are not those of {task}, {TASKS[task]['options']!r}.")
-    return row
+        raise InputError(f"{name}: cannot be read ({error}).") from error
+    if not any(line.strip() for line in lines):
+        raise InputError(f"{name}: has no rows.")
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        where = f"{name}, line {number}"
+        try:
+            fields = json.loads(line)
+        except ValueError as error:
+            raise InputError(f"{where}: not JSON ({error}).") from error
+        if not isinstance(fields, dict):
+            raise InputError(f"{where}: must be an object with {', '.join(texts)} and options.")
+        for text in texts:
+            if not isinstance(fields.get(text), str):
+                raise InputError(f"{where}: {text!r} must be a text, and is {fields.get(text)!r}.")
+        options = fields["options"] = fields.get("options") or []
+        if not isinstance(options, list) or not all(isinstance(option, str) for option in options):
+            raise InputError(f"{where}: 'options' must be a list of texts, and is {options!r}.")
+        if options and fields["output"] not in options:
+            raise InputError(f"{where}: the output {fields['output']!r} is none of the options {options!r}.")
+        yield where, fields

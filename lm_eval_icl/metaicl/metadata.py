@@ -6,8 +6,8 @@ import functools
 from collections.abc import Mapping
 from typing import Any
 
-from lm_eval_icl.errors import InputError, did_you_mean, log
-from lm_eval_icl.metaicl.files import MetaICLFolder, refuse_missing, setting_of
+from lm_eval_icl.errors import InputError, did_you_mean
+from lm_eval_icl.metaicl.files import MetaICLFolder, check_missing, setting_of
 
 OPTION = "--metadata metaicl=..."
 
@@ -58,9 +58,5 @@ def flag(metadata: Mapping[str, Any], name: str) -> bool:
 def check_group(files: MetaICLFolder, setting: str, split: str, skip: bool) -> None:
     """Refuse a group with tasks that have no files, or say once which are left out."""
     tasks = setting_of(setting)[split]
-    missing = files.without_test(tasks)
     what = f"{'test' if split == 'test' else 'unseen-domain'} tasks of {setting}"
-    if not skip or len(missing) == len(tasks):
-        refuse_missing(OPTION, what, missing, len(tasks), "missing=skip in --metadata")
-    elif missing:
-        log.warning("the %s: goes on without %s, which have no files.", what, ", ".join(missing))
+    check_missing(OPTION, what, files.without_test(tasks), len(tasks), "missing=skip in --metadata", skip)

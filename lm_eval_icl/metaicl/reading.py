@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
+import functools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from transformers import PreTrainedTokenizerBase
 
-from lm_eval_icl.metaicl.strings import Codec, Joined, Sequences, codec
-from lm_eval_icl.prompts.encoded import EncodedPrompt, EncodedText
-from lm_eval_icl.prompts.tokens import Context, TokenizedPrompt
+from lm_eval_icl.prompts.splitting import encoder
 
 
 @dataclass(frozen=True)
@@ -17,46 +16,61 @@ class Reader:
     """How a model reads sequences.
 
     Attributes:
-        codec: its tokenizer.
+        encode: from a text, and whether a sequence begins with it, to its ids and each one's first character.
+        decode: from ids to a text.
         prefix: what its tokenizer puts before every text, such as BOS. (GPT-2's puts nothing, and so does MetaICL.)
-        max_length: how many tokens it takes.
-        alike, longest_first, canonical: as for `Sequences`, for a method that treats demonstrations alike.
+        max_length: how many tokens it takes, with the prefix.
+        alike: demonstrations are alike wherever they stand, and are never cut: whole ones are left out instead.
+        longest_first: the longest ones are left out first, rather than the first ones.
+        canonical: bring the demonstrations into one order, whatever order they are given in.
     """
 
-    codec: Codec
+    encode: Callable[[str, bool], tuple[list[int], list[int]]]
+    decode: Callable[[Sequence[int]], str]
     prefix: tuple[int, ...]
     max_length: int
     alike: bool = False
     longest_first: bool = False
     canonical: bool = False
 
-    def sequences(self, channel: bool) -> Sequences:
-        longest = self.max_length - len(self.prefix)
-        return Sequences(self.codec, channel, longest, self.alike, self.longest_first, self.canonical)
-
 
 def reader(tokenizer: PreTrainedTokenizerBase, add_bos_token: bool | None, max_length: int) -> Reader:
     """How a model reads sequences, one token after another.
 
+    Some tokenizers put a blank in front of every text. Theirs is taken away from pieces inside of a sequence, where no
+    blank stands. For all others, such as GPT-2's, a piece has the ids that it has by itself.
+
     Args:
         add_bos_token: whether BOS is put at the beginning; None for the tokenizer's default.
     """
+    if tokenizer.is_fast:
+        with_starts = encoder(tokenizer, add_special_tokens=False)
+    else:  # without the characters of tokens, which only methods need that know a prompt's parts
+
+        def with_starts(text: str) -> tuple[list[int], list[int], int]:
+            ids = list(tokenizer(text, add_special_tokens=False)["input_ids"])
+            return ids, [0] * len(ids), 0
+
+    def alone(text: str) -> list[int]:
+        return with_starts(text)[0]
+
+    front = alone("\n")
+    adds_a_blank = alone("x\nx") != [*alone("x"), *alone("\nx")]
+
+    @functools.lru_cache(maxsize=100_000)  # options are there again with every row
+    def encode(text: str, first: bool) -> tuple[list[int], list[int]]:
+        if adds_a_blank and not first:
+            ids, starts, _ = with_starts(f"\n{text}")
+            if ids[: len(front)] == front:
+                return ids[len(front) :], [start - 1 for start in starts[len(front) :]]
+        ids, starts, _ = with_starts(text)
+        return ids, starts
+
+    def decode(ids: Sequence[int]) -> str:
+        before = tokenizer.decode(front, clean_up_tokenization_spaces=False)
+        return str(tokenizer.decode([*front, *ids], clean_up_tokenization_spaces=False))[len(before) :]
+
     special = {} if add_bos_token is None else {"add_special_tokens": add_bos_token}
-    whole, alone = tokenizer("x", **special)["input_ids"], tokenizer("x", add_special_tokens=False)["input_ids"]
-    at = next((i for i in range(len(whole)) if whole[i : i + len(alone)] == alone), 0)
-    return Reader(codec(tokenizer), tuple(whole[:at]), max_length)
-
-
-def encoded(
-    sequence: Joined, prefix: tuple[int, ...], contexts: MutableMapping[Context, Context]
-) -> tuple[EncodedPrompt, EncodedText]:
-    """A sequence as a prompt and a continuation.
-
-    Args:
-        contexts: those that were made already, so that prompts share one object.
-    """
-    context = Context(prefix, tuple(part.ids for part in sequence.demonstrations))
-    context = contexts.setdefault(context, context)
-    tokens = TokenizedPrompt(context, sequence.query.ids)
-    prompt = EncodedPrompt([part.text for part in sequence.demonstrations], sequence.query.text, tokens)
-    return prompt, EncodedText(sequence.target.text, sequence.target.ids)
+    whole, x = tokenizer("x", **special)["input_ids"], tokenizer("x", add_special_tokens=False)["input_ids"]
+    at = next((i for i in range(len(whole)) if whole[i : i + len(x)] == x), 0)
+    return Reader(encode, decode, tuple(whole[:at]), max_length)

@@ -7,70 +7,20 @@ breaks in front of it, and the lists of ids are joined.
 
 from __future__ import annotations
 
-import functools
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass, replace
-
-from transformers import PreTrainedTokenizerBase
 
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.metaicl.files import Row
-from lm_eval_icl.prompts.splitting import encoder
+from lm_eval_icl.metaicl.reading import Reader
+from lm_eval_icl.prompts.encoded import EncodedPrompt, EncodedText
+from lm_eval_icl.prompts.tokens import Context, TokenizedPrompt
 
 # How many tokens an example may have, two of which MetaICL leaves free, and how many a sequence.
 PER_EXAMPLE, FREE, PER_SEQUENCE = 256, 2, 1024
 # The texts between two examples, and between the pieces of one.
 BETWEEN, INSIDE = "\n\n\n", "\n"
-
-
-@dataclass(frozen=True)
-class Codec:
-    """A tokenizer, as pieces need it.
-
-    Attributes:
-        encode: from a text, and whether a sequence begins with it, to its ids and each one's first character.
-        decode: from ids to a text.
-    """
-
-    encode: Callable[[str, bool], tuple[list[int], list[int]]]
-    decode: Callable[[Sequence[int]], str]
-
-
-def codec(tokenizer: PreTrainedTokenizerBase) -> Codec:
-    """The codec of a tokenizer, without special tokens.
-
-    Some tokenizers put a blank in front of every text. Theirs is taken away from pieces inside of a sequence, where no
-    blank stands. For all others, such as GPT-2's, a piece has the ids that it has by itself.
-    """
-    if tokenizer.is_fast:
-        with_starts = encoder(tokenizer, add_special_tokens=False)
-    else:  # without the characters of tokens, which only methods need that know a prompt's parts
-
-        def with_starts(text: str) -> tuple[list[int], list[int], int]:
-            ids = list(tokenizer(text, add_special_tokens=False)["input_ids"])
-            return ids, [0] * len(ids), 0
-
-    def alone(text: str) -> list[int]:
-        return with_starts(text)[0]
-
-    front = alone("\n")
-    adds_a_blank = alone("x\nx") != [*alone("x"), *alone("\nx")]
-
-    @functools.lru_cache(maxsize=100_000)  # options are there again with every row
-    def encode(text: str, first: bool) -> tuple[list[int], list[int]]:
-        if adds_a_blank and not first:
-            ids, starts, _ = with_starts(f"\n{text}")
-            if ids[: len(front)] == front:
-                return ids[len(front) :], [start - 1 for start in starts[len(front) :]]
-        ids, starts, _ = with_starts(text)
-        return ids, starts
-
-    def decode(ids: Sequence[int]) -> str:
-        before = tokenizer.decode(front, clean_up_tokenization_spaces=False)
-        return str(tokenizer.decode([*front, *ids], clean_up_tokenization_spaces=False))[len(before) :]
-
-    return Codec(encode, decode)
 
 
 def texts(row: Row, output: str, channel: bool, first: bool) -> tuple[str, str, str]:
@@ -139,66 +89,51 @@ class Joined:
         return sum(len(part.ids) for part in (*self.demonstrations, self.query, self.target))
 
 
+@dataclass(frozen=True)
 class Sequences:
     """Makes sequences of rows.
 
-    Args:
-        codec: the tokenizer.
+    Attributes:
+        reader: how the model reads them.
         channel: give the output and ask for the input.
-        max_length: how many tokens the model takes, special ones not counted.
-        alike: demonstrations are alike wherever they stand, and are never cut: whole ones are left out instead.
-        longest_first: the longest ones are left out first, rather than the first ones.
-        canonical: bring the demonstrations into one order, whatever order they are given in.
     """
 
-    def __init__(
-        self,
-        codec: Codec,
-        channel: bool,
-        max_length: int,
-        alike: bool = False,
-        longest_first: bool = False,
-        canonical: bool = False,
-    ) -> None:
-        self.codec, self.channel, self.max_length = codec, channel, max_length
-        self.alike, self.longest_first, self.canonical = alike, longest_first, canonical
+    reader: Reader
+    channel: bool
 
     def limit(self, shots: int) -> int:
         """How many tokens a sequence with so many demonstrations may have."""
-        return min(PER_EXAMPLE * max(shots, 1), PER_SEQUENCE, self.max_length)
+        return min(PER_EXAMPLE * max(shots, 1), PER_SEQUENCE, self.reader.max_length - len(self.reader.prefix))
 
     # Examples.
 
     def encoded_demonstrations(self, rows: Sequence[Row]) -> list[EncodedExample]:
         """Demonstrations, in their order."""
-        examples = [self.encoded_options(row, i == 0 and not self.alike, [row.output])[0] for i, row in enumerate(rows)]
-        if self.canonical:
+        alike = self.reader.alike
+        examples = [self.encoded_options(row, i == 0 and not alike, [row.output])[0] for i, row in enumerate(rows)]
+        if self.reader.canonical:
             examples.sort(key=lambda example: (example.source.ids, example.target.ids))
         return examples
 
     def encoded_options(self, row: Row, first: bool, outputs: Sequence[str] | None = None) -> list[EncodedExample]:
-        """A query with each of its options; the input is cut for the longest one.
+        """A query with each of its options; the end of the input is cut so that the longest option fits.
 
         Args:
             first: the query has no demonstrations before it.
             outputs: in place of all options.
         """
         examples = [self._pieces(row, output, first) for output in (row.options if outputs is None else outputs)]
-        inputs, others = (1, 0) if self.channel else (0, 1)
-        longest = max(len(self._two(example)[others]) for example in examples)
-        room = max(0, PER_EXAMPLE - FREE - longest)
-        return [self._cut(example, len(self._two(example)[inputs]) - room) for example in examples]
-
-    @staticmethod
-    def _two(example: EncodedExample) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The pieces as MetaICL has them: the separator belongs to the source."""
-        return example.between.ids + example.source.ids, example.target.ids
+        sources = [len(example.between.ids) + len(example.source.ids) for example in examples]
+        targets = [len(example.target.ids) for example in examples]
+        inputs, others = (targets, sources) if self.channel else (sources, targets)
+        room = max(0, PER_EXAMPLE - FREE - max(others))
+        return [self._cut(example, size - room) for example, size in zip(examples, inputs, strict=True)]
 
     def _pieces(self, row: Row, output: str, first: bool) -> EncodedExample:
         between, source, target = texts(row, output, self.channel, first)
-        ids, starts = self.codec.encode(between + source, first)
+        ids, starts = self.reader.encode(between + source, first)
         at = bisect_left(starts, len(between))
-        target_ids, _ = self.codec.encode(target, False)
+        target_ids, _ = self.reader.encode(target, False)
         return EncodedExample(
             Piece(tuple(ids[:at]), between), Piece(tuple(ids[at:]), source), Piece(tuple(target_ids), target)
         )
@@ -208,15 +143,14 @@ class Sequences:
         if too_many <= 0:
             return example
         if self.channel:
-            target = self._part(example.target.ids[:-too_many])
-            return EncodedExample(example.between, example.source, target, too_many)
-        ids = self._two(example)[0][:-too_many]
+            return replace(example, target=self._part(example.target.ids[:-too_many]), cut=too_many)
         at = len(example.between.ids)
+        ids = (example.between.ids + example.source.ids)[:-too_many]
         between = example.between if len(ids) >= at else self._part(ids)
         return EncodedExample(between, self._part(ids[at:]), example.target, too_many)
 
     def _part(self, ids: Sequence[int]) -> Piece:
-        return Piece(tuple(ids), self.codec.decode(ids) if ids else "")
+        return Piece(tuple(ids), self.reader.decode(ids) if ids else "")
 
     # Sequences.
 
@@ -231,16 +165,16 @@ class Sequences:
         else:
             joined = [self._behind(shown, option) for option in options]
         limit = self.limit(len(shown))
-        if self.alike and shown:
+        if self.reader.alike and shown:
             joined = self._with_whole_ones(joined, limit)
         return [self._fitting(sequence, limit) for sequence in joined]
 
     def _behind(self, shown: Sequence[EncodedExample], option: EncodedExample) -> Joined:
         """A query behind all demonstrations, each of which ends with a separator: that of the next example, or, if all
         are to be alike, its own."""
-        behind = [example.between for example in (shown if self.alike else shown[1:])]
+        behind = [example.between for example in (shown if self.reader.alike else shown[1:])]
         query = option.source
-        if not self.alike:
+        if not self.reader.alike:
             # A blank query is its separator alone, since something has to predict the first token behind it.
             behind.append(option.between if query.ids else Piece((), ""))
         query = query if query.ids else option.between
@@ -253,7 +187,9 @@ class Sequences:
         behind = max(len(sequence.query.ids) + len(sequence.target.ids) for sequence in joined)
         gone = 0
         while kept and sum(len(part.ids) for part in kept) + behind > limit:
-            at = max(range(len(kept)), key=lambda i: (len(kept[i].ids), kept[i].ids)) if self.longest_first else 0
+            at = (
+                max(range(len(kept)), key=lambda i: (len(kept[i].ids), kept[i].ids)) if self.reader.longest_first else 0
+            )
             gone += len(kept.pop(at).ids)
         left_out = len(joined[0].demonstrations) - len(kept)
         parts = tuple(kept)
@@ -276,3 +212,18 @@ class Sequences:
             raise InputError(f"{what}{full}.")
         left_out = sequence.left_out + len(sequence.demonstrations) - len(parts)
         return Joined(tuple(parts), query, sequence.target, sequence.cut + max(0, too_many), left_out)
+
+
+def encoded(
+    sequence: Joined, prefix: tuple[int, ...], contexts: MutableMapping[Context, Context]
+) -> tuple[EncodedPrompt, EncodedText]:
+    """A sequence as a prompt and a continuation.
+
+    Args:
+        contexts: those that were made already, so that prompts share one object.
+    """
+    context = Context(prefix, tuple(part.ids for part in sequence.demonstrations))
+    context = contexts.setdefault(context, context)
+    tokens = TokenizedPrompt(context, sequence.query.ids)
+    prompt = EncodedPrompt([part.text for part in sequence.demonstrations], sequence.query.text, tokens)
+    return prompt, EncodedText(sequence.target.text, sequence.target.ids)

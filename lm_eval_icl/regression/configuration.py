@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
@@ -40,7 +40,7 @@ class Configuration(BaseModel):
         stride: the difference between the numbers of examples with which they are tested.
 
     Raises:
-        pydantic.ValidationError: a value is outside its range (`checked` says so in a line).
+        pydantic.ValidationError: a value is outside its range (`configured` says so in a line).
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -180,31 +180,8 @@ def configured(name: str, values: Sequence[str] = ()) -> Configuration:
             replaced[key] = float(value)
         except ValueError:
             replaced[key] = value
-    return checked({**CONFIGURATIONS[name].model_dump(), **replaced})
-
-
-def read(values: object, where: str) -> Configuration:
-    """The configuration that a file has.
-
-    Args:
-        where: the file, for an error.
-
-    Raises:
-        InputError: it is not one of this version.
-    """
-    if not isinstance(values, dict) or set(values) != set(Configuration.model_fields):
-        raise InputError(f"{where}: its configuration is not one of this version: train again, in another folder.")
-    return checked(values)
-
-
-def checked(values: Mapping[str, Any]) -> Configuration:
-    """A configuration of these values.
-
-    Raises:
-        InputError: a value is outside its range; the message names the first one.
-    """
     try:
-        return Configuration.model_validate(values)
+        return Configuration.model_validate({**CONFIGURATIONS[name].model_dump(), **replaced})
     except ValidationError as error:
         fault = error.errors(include_url=False)[0]
         cause = fault.get("ctx", {}).get("error") or fault["msg"].replace("Input should", "must")

@@ -82,23 +82,31 @@ def _batches(model: Regressor, x: Tensor, y: Tensor) -> list[tuple[Tensor, Tenso
     return [(x_i.to(weight), y_i.to(weight)) for x_i, y_i in zip(x.split(_BATCH), y.split(_BATCH), strict=True)]
 
 
-def evaluate(run: RegressionRun, device: str) -> Errors:
-    """Everything that the figures show of a run, from its folder if it was measured before.
+def evaluate(run: RegressionRun, device: str) -> None:
+    """Measure everything that the figures show of a run, unless its folder has it (`measured`)."""
+    file = run.folder / "errors.safetensors"
+    if file.is_file():
+        return
+    configuration = run.configuration
+    tests = [(step, "none") for step in configuration.kept]
+    tests += [(step, shift) for step in configuration.shown for shift in shifts(configuration)[1:]]
+    by_test = {}
+    for step, shift in tqdm(tests, desc=run.name, unit="test"):
+        by_test[f"{step} {shift}"] = errors(run.load(step, device), shift)
+    for layer, probed in probes(run.load(configuration.steps, device)).items():
+        by_test[f"probe {layer}"] = probed
+    write_tensors(file, by_test)
 
-    Returns:
-        "STEP SHIFT" and "probe LAYER": the errors, [functions, numbers of examples].
+
+def measured(run: RegressionRun) -> Errors:
+    """The errors of a run that was evaluated: of "STEP SHIFT" and "probe LAYER", [functions, numbers of examples].
+
+    Raises:
+        InputError: it was not.
     """
     file = run.folder / "errors.safetensors"
     if not file.is_file():
-        configuration = run.configuration
-        tests = [(step, shift) for step in configuration.kept for shift in shifts(configuration)]
-        tests = [(step, shift) for step, shift in tests if shift == "none" or step in configuration.shown]
-        measured = {}
-        for step, shift in tqdm(tests, desc=run.name, unit="test"):
-            measured[f"{step} {shift}"] = errors(run.load(step, device), shift)
-        for layer, probed in probes(run.load(configuration.steps, device)).items():
-            measured[f"probe {layer}"] = probed.contiguous()
-        write_tensors(file, measured)
+        raise InputError(f"{run.folder}: is not evaluated: run `evaluate` with this folder first.")
     return _read(file)
 
 
@@ -110,29 +118,18 @@ def evaluate_baselines(output: Path, configuration: Configuration) -> Errors:
     """
     file = output / "baselines.safetensors"
     if not file.is_file():
-        measured: Errors = {}
+        by_name: Errors = {}
         for shift in shifts(configuration):
             squares = baselines(configuration, configuration.numbers, *test_points(configuration, shift))
             square = mean_square(configuration, shift)
-            measured |= {f"{name}, {shift}": tensor / square for name, tensor in squares.items()}
-        write_tensors(file, measured)
+            by_name |= {f"{name}, {shift}": tensor / square for name, tensor in squares.items()}
+        write_tensors(file, by_name)
     return _read(file)
 
 
 def _read(file: Path) -> Errors:
     with refusing(f"{file}: cannot be read", "Delete it to measure again."):
         return load_file(file)
-
-
-def measured(run: RegressionRun) -> Errors:
-    """The errors of a run that was evaluated.
-
-    Raises:
-        InputError: it was not.
-    """
-    if not (run.folder / "errors.safetensors").is_file():
-        raise InputError(f"{run.folder}: is not evaluated: run `evaluate` with this folder first.")
-    return _read(run.folder / "errors.safetensors")
 
 
 def interval(of_seeds: Sequence[Tensor], trials: int = 1000) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

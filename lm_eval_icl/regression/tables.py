@@ -41,46 +41,46 @@ class Measurements:
 def tables(results: Measurements) -> str:
     """The errors in Markdown: in each cell the mean over seeds and functions and its 95% bootstrap interval."""
     configuration = results.configuration
-    last = configuration.steps
-    numbers = [configuration.numbers[0], configuration.examples // 2, configuration.examples, configuration.longest]
-    numbers = sorted({min(configuration.numbers, key=lambda n: abs(n - near)) for near in numbers[1:]})
+    last, numbers = configuration.steps, configuration.numbers
+    near = (configuration.examples // 2, configuration.examples, configuration.longest)
+    shown = sorted({min(numbers, key=lambda n: abs(n - wanted)) for wanted in near})
     seeds = max(len(by_seed) for by_seed in results.of.values())
+
+    def cells(of_seeds: Sequence[Tensor], n: Sequence[int]) -> list[str]:
+        columns = np.stack(interval(of_seeds), axis=1)[[numbers.index(one) for one in n]]
+        return [f"{mean:.3f} ({low:.3f} to {high:.3f})" for mean, low, high in columns]
+
     parts = [
         f"Squared error divided by that of predicting 0; {seeds} seeds, {configuration.tested} functions; mean and 95% "
         "bootstrap interval."
     ]
     for shift in shifts(configuration):
-        columns = {
-            f"{n} examples, {step:,} steps": (f"{step} {shift}", n) for step in configuration.shown for n in numbers
+        steps = configuration.shown
+        rows = {
+            f"`{name}`": [cell for step in steps for cell in cells(results.errors(name, f"{step} {shift}"), shown)]
+            for name in results.of
         }
-        rows = {f"`{name}`": _cells(results, name, list(columns.values())) for name in results.of}
-        for name in results.baselines:
-            if name.endswith(f", {shift}"):
-                at = [configuration.numbers.index(n) for _, n in columns.values()]
-                rows[name.partition(",")[0]] = _written([results.baselines[name]], at)
-        parts.append(_table("method" if shift == "none" else f"shift: {shift}", list(columns), rows))
-    both = (configuration.examples, configuration.longest)
-    rows = {f"`{name}`": [_of_seeds(results, name, f"{last} none", n) for n in both] for name in results.of}
+        for name_and_shift, errors in results.baselines.items():
+            name, _, of_shift = name_and_shift.partition(", ")
+            if of_shift == shift:
+                rows[name] = cells([errors], shown) * len(steps)
+        columns = [f"{n} examples, {step:,} steps" for step in steps for n in shown]
+        parts.append(_table("method" if shift == "none" else f"shift: {shift}", columns, rows))
+
+    both, rows = (configuration.examples, configuration.longest), {}
+    for name in results.of:
+        means = [errors.mean(dim=0) for errors in results.errors(name, f"{last} none")]
+        rows[f"`{name}`"] = [", ".join(f"{mean[numbers.index(n)]:.3f}" for mean in means) for n in both]
     parts.append(_table(f"seed by seed, {last:,} steps", [f"{n} examples" for n in both], rows))
-    probed = {f"layer {layer}": (f"probe {layer}", configuration.examples) for layer in configuration.probed}
-    probed["the model"] = (f"{last} none", configuration.examples)
-    rows = {f"`{name}`": _cells(results, name, list(probed.values())) for name in results.of}
+
+    probed = {f"layer {layer}": f"probe {layer}" for layer in configuration.probed} | {"the model": f"{last} none"}
+    most = [configuration.examples]
+    rows = {
+        f"`{name}`": [cell for what in probed.values() for cell in cells(results.errors(name, what), most)]
+        for name in results.of
+    }
     parts.append(_table(f"linear probes, {configuration.examples} examples", list(probed), rows))
     return "\n\n".join(parts)
-
-
-def _cells(results: Measurements, method: str, columns: Sequence[tuple[str, int]]) -> list[str]:
-    where = results.configuration.numbers
-    return [_written(results.errors(method, what), [where.index(n)])[0] for what, n in columns]
-
-
-def _of_seeds(results: Measurements, method: str, what: str, n: int) -> str:
-    at = results.configuration.numbers.index(n)
-    return ", ".join(f"{errors[:, at].mean():.3f}" for errors in results.errors(method, what))
-
-
-def _written(of_seeds: Sequence[Tensor], at: Sequence[int]) -> list[str]:
-    return [f"{m:.3f} ({low:.3f} to {high:.3f})" for m, low, high in np.stack(interval(of_seeds), axis=1)[list(at)]]
 
 
 def _table(corner: str, columns: Sequence[str], rows: Mapping[str, Sequence[str]]) -> str:

@@ -14,10 +14,10 @@ from torch import Tensor
 from tqdm import tqdm
 
 from lm_eval_icl import methods
-from lm_eval_icl.errors import InputError, one_line, refusing
+from lm_eval_icl.errors import InputError, refusing
 from lm_eval_icl.files import replacing, write_atomically
 from lm_eval_icl.methods.base import Method
-from lm_eval_icl.regression.configuration import METHODS, Configuration, read
+from lm_eval_icl.regression.configuration import METHODS, Configuration
 from lm_eval_icl.regression.functions import draw_functions, generator
 from lm_eval_icl.regression.model import Regressor, reads_all_numbers
 
@@ -103,12 +103,13 @@ def open_run(folder: Path) -> RegressionRun:
         InputError: the folder has none.
     """
     record = folder / "run.json"
-    try:
+    advice = "Give the folder of a training."
+    with refusing(f"{record}: cannot be read", advice, (OSError, ValueError, KeyError, TypeError)):
         known = json.loads(record.read_text(encoding="utf-8"))
-        values, method, seed = known["configuration"], known["method"], known["seed"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{record}: cannot be read ({one_line(error)}): give the folder of a training.") from error
-    return RegressionRun(read(values, str(record)), method, seed, folder)
+        configuration = Configuration.model_validate(known["configuration"])
+        if configuration.model_dump() != known["configuration"]:
+            raise InputError(f"{record}: its configuration is not one of this version: train again, in another folder.")
+        return RegressionRun(configuration, known["method"], known["seed"], folder)
 
 
 def open_runs(output: Path) -> list[RegressionRun]:
@@ -205,20 +206,20 @@ def _restore(
     if not file.is_file():
         return 0, []
     with refusing(f"{file}: cannot be gone on from", "Delete the folder to train anew."):
-        tensors = load_file(file)
-        model.load_state_dict(_part(tensors, "model."))
+        weights: dict[str, Tensor] = {}
         state: dict[int, dict[str, Tensor]] = {}
-        for name, tensor in _part(tensors, "optimizer.").items():
-            number, _, name = name.partition(".")
-            state.setdefault(int(number), {})[name] = tensor
+        for name, tensor in load_file(file).items():
+            part, _, name = name.partition(".")
+            if part == "model":
+                weights[name] = tensor
+            else:
+                number, _, name = name.partition(".")
+                state.setdefault(int(number), {})[name] = tensor
+        model.load_state_dict(weights)
         optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
         with safe_open(file, "pt") as opened:
             metadata = opened.metadata()
         return int(metadata["step"]), [json.loads(line) for line in metadata["log"].splitlines()]
-
-
-def _part(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
 def write_tensors(file: Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> None:

@@ -6,18 +6,18 @@ An episode is a function of the seed and of its number alone, so every process a
 from __future__ import annotations
 
 import functools
-import json
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from random import Random
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 from lm_eval_icl.demonstrations.draw import as_text
 from lm_eval_icl.errors import InputError
-from lm_eval_icl.metaicl.files import Row
+from lm_eval_icl.metaicl.files import Row, read_lines
+from lm_eval_icl.methods.base import Method
 from lm_eval_icl.prompts.prompt import FewShotPrompt
 
 
@@ -159,9 +159,7 @@ class EpisodePool:
             return Episode(self.task, tuple(shown), query)
         text = self.task.text(query)
         copies = {row for row in shown if self.task.text(row) == text}
-        if not copies:
-            return Episode(self.task, tuple(shown), query)
-        drawn = Random(f"in place of copies of {query} in {shown}").sample(self.rows, len(self.rows))
+        drawn = Random(f"in place of copies of {query} in {shown}").sample(self.rows, len(self.rows) if copies else 0)
         others = [*islice((row for row in drawn if row not in shown and self.task.text(row) != text), len(copies))]
         if len(others) < len(copies):
             raise InputError(
@@ -199,31 +197,36 @@ class RowDraw:
     Args:
         pools: the tasks.
         seed: the seed of the draw.
-        remains: by name, whether an episode remains untouched; the shares are counted.
-        all_remain: only rows that remain untouched under all of these names are drawn.
+        methods: the shares of the rows that remain untouched under these are counted (`SettingTask.remains`).
+        all_remain: only rows that remain untouched under all of these methods are drawn.
 
     Attributes:
-        shares: by name, the share of the rows that remain.
+        shares: by a method's name, the share of the rows that remain.
 
     Raises:
         InputError: none do.
     """
 
     def __init__(
-        self,
-        pools: Sequence[EpisodePool],
-        seed: int,
-        remains: Mapping[str, Callable[[Episode], bool]],
-        all_remain: bool,
+        self, pools: Sequence[EpisodePool], seed: int, methods: Sequence[Method] = (), all_remain: bool = False
     ) -> None:
         self.seed = seed
         rows = [(pool, row) for pool in pools for row in pool.rows]
-        kept = {name: [which(self._episode(*pair)) for pair in rows] for name, which in remains.items()}
-        self.shares = {name: sum(fits) / len(rows) for name, fits in kept.items()}
+        remaining = set(rows)
+        self.shares: dict[str, float] = {}
+        for method in methods:
+            untouched = set()
+            for pool, row in rows:
+                task: Any = pool.task
+                if task.remains(method, self._episode(pool, row)):
+                    untouched.add((pool, row))
+            self.shares[method.name] = len(untouched) / len(rows)
+            remaining &= untouched
         if all_remain:
-            rows = [pair for pair, *fits in zip(rows, *kept.values(), strict=True) if all(fits)]
+            rows = [pair for pair in rows if pair in remaining]
         if not rows:
-            raise InputError(f"--fits: no row is short enough under {', '.join(remains)}: lower --num_fewshot.")
+            names = ", ".join(method.name for method in methods)
+            raise InputError(f"--fits: no row is short enough under {names}: lower --num_fewshot.")
         self.rows = rows
         self._order = functools.lru_cache(maxsize=2)(self._shuffled)
 
@@ -243,19 +246,12 @@ class RowDraw:
         return pool.episode([other for other in drawn if other != row][: pool.shots], row)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Rows in a file.
-
-
 @dataclass(frozen=True, eq=False)
 class FileTask:
-    """A task whose rows come from a file. Input and output are joined by `target_delimiter`, and demonstrations end
-    with `fewshot_delimiter`."""
+    """A task whose rows come from a file. A blank joins input and output, and demonstrations end with a blank line."""
 
     name: str
     rows: tuple[Row, ...]
-    target_delimiter: str = " "
-    fewshot_delimiter: str = "\n\n"
     replaces_copies: ClassVar[bool] = True
 
     def __len__(self) -> int:
@@ -265,48 +261,23 @@ class FileTask:
         return as_text(self.rows[row].input, self.rows[row].options)
 
     def example(self, demonstrations: Sequence[int], query: int) -> Example:
-        shown = [self.rows[i] for i in demonstrations]
-        parts = [row.input + self.target_delimiter + row.output + self.fewshot_delimiter for row in shown]
-        query_row = self.rows[query]
-        options = query_row.options or (query_row.output,)
-        prompt = FewShotPrompt("", parts, query_row.input)
-        return Example(prompt, tuple(self.target_delimiter + text for text in options), options.index(query_row.output))
+        shown, row = [self.rows[i] for i in demonstrations], self.rows[query]
+        options = row.options or (row.output,)
+        prompt = FewShotPrompt("", [f"{one.input} {one.output}\n\n" for one in shown], row.input)
+        return Example(prompt, tuple(f" {option}" for option in options), options.index(row.output))
 
 
-def read_file(path: Path, target_delimiter: str = " ", fewshot_delimiter: str = "\n\n") -> list[FileTask]:
+def read_file(path: Path) -> list[FileTask]:
     """The tasks of a file of JSON lines {"task": str, "input": str, "output": str, "options": [str, ...]}, in the order
     in which they come up. `options` may be left out or empty. (MetaICL's files have such rows.)
 
     Raises:
         InputError: the file cannot be read, or a line of it is no such row; the message has the line's number.
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"--episodes {path}: cannot be read ({error}).") from error
     rows: dict[str, list[Row]] = defaultdict(list)
-    for number, line in enumerate(text.split("\n"), 1):
-        if line.strip():
-            task, row = _read_row(line, f"--episodes {path}, line {number}")
-            rows[task].append(row)
-    if not rows:
-        raise InputError(f"--episodes {path}: has no rows.")
-    return [FileTask(name, tuple(of_task), target_delimiter, fewshot_delimiter) for name, of_task in rows.items()]
-
-
-def _read_row(line: str, where: str) -> tuple[str, Row]:
-    try:
-        row = json.loads(line)
-    except ValueError as error:
-        raise InputError(f"{where}: not JSON ({error}).") from error
-    if not isinstance(row, dict):
-        raise InputError(f"{where}: must be an object with task, input and output.")
-    for name in ("task", "input", "output"):
-        if not isinstance(row.get(name), str) or not row[name]:
-            raise InputError(f"{where}: {name!r} must be a text, and is {row.get(name)!r}.")
-    options = row.get("options") or []
-    if not (isinstance(options, list) and all(isinstance(option, str) for option in options)):
-        raise InputError(f"{where}: 'options' must be a list of texts, and is {options!r}.")
-    if options and row["output"] not in options:
-        raise InputError(f"{where}: the output {row['output']!r} is none of the options {options!r}.")
-    return row["task"], Row(row["input"], row["output"], tuple(options))
+    for where, fields in read_lines(path, f"--episodes {path}", ("task", "input", "output")):
+        for name in ("task", "input", "output"):
+            if not fields[name]:
+                raise InputError(f"{where}: {name!r} must not be empty.")
+        rows[fields["task"]].append(Row(fields["input"], fields["output"], tuple(fields["options"])))
+    return [FileTask(name, tuple(of_task)) for name, of_task in rows.items()]

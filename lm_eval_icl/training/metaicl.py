@@ -8,10 +8,9 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from lm_eval_icl.demonstrations.draw import as_text
-from lm_eval_icl.errors import log
-from lm_eval_icl.metaicl.files import MetaICLFolder, Row, refuse_missing, setting_of
-from lm_eval_icl.metaicl.reading import Reader, encoded
-from lm_eval_icl.metaicl.strings import Sequences
+from lm_eval_icl.metaicl.files import MetaICLFolder, Row, check_missing, setting_of
+from lm_eval_icl.metaicl.reading import Reader
+from lm_eval_icl.metaicl.strings import Sequences, encoded
 from lm_eval_icl.methods.base import Method
 from lm_eval_icl.training.episodes import Episode, Example
 
@@ -54,25 +53,21 @@ class SettingTask:
         """Whether nothing of a row would be cut if its tokens under the method had to fit, copies included (InvICL,
         appendix A.4 and Table 4)."""
         shots = len(episode.demonstrations)
-        shown = sum(map(self._length, episode.demonstrations))
-        limit = self._sequences.limit(shots)
-        return copies(method, shots) * shown + self._length(episode.query) <= limit
+        shown = sum(self._lengths[row] for row in episode.demonstrations)
+        return copies(method, shots) * shown + self._lengths[episode.query] <= self._sequences.limit(shots)
 
     @functools.cached_property
     def _sequences(self) -> Sequences:
-        return self.reader.sequences(self.channel)
+        return Sequences(self.reader, self.channel)
 
     @functools.cached_property
-    def _lengths(self) -> dict[int, int]:
-        return {}
-
-    def _length(self, row: int) -> int:
-        """The tokens of a row with the separator before it, when its own input has been cut."""
-        if row not in self._lengths:
-            [example] = self._sequences.encoded_options(self.rows[row], False, [self.rows[row].output])
-            parts = (example.between, example.source, example.target)
-            self._lengths[row] = sum(len(part.ids) for part in parts)
-        return self._lengths[row]
+    def _lengths(self) -> list[int]:
+        """The tokens of each row with the separator before it, when its own input has been cut."""
+        lengths = []
+        for row in self.rows:
+            [example] = self._sequences.encoded_options(row, False, [row.output])
+            lengths.append(len(example.between.ids) + len(example.source.ids) + len(example.target.ids))
+        return lengths
 
 
 @functools.cache
@@ -93,9 +88,6 @@ def load_rows(setting: str, folder: MetaICLFolder, k: int, skip_missing: bool) -
     """
     names = setting_of(setting)["train"]
     missing = folder.without_train(names, k)
-    if not skip_missing or len(missing) == len(names):
-        what = f"training tasks of {setting} (TASK_{k}_100_train.jsonl: --train_k)"
-        refuse_missing(folder.option, what, missing, len(names), "--metadata missing=skip")
-    elif missing:
-        log.warning("%s: goes on without %s, which have no files.", setting, ", ".join(missing))
+    what = f"training tasks of {setting} (TASK_{k}_100_train.jsonl: --train_k)"
+    check_missing(folder.option, what, missing, len(names), "--metadata missing=skip", skip_missing)
     return {name: folder.train(name, k) for name in names if name not in missing}

@@ -133,7 +133,16 @@ class RowMaker:
         prompt, ids = self.tokens(episode, option)
         row = make_row(self.method, prompt, ids)
         if option is None and self.loss == "all":
-            row.targets[:0] = self._of_demonstrations(episode, row, prompt)
+            spans = dict(zip(episode.example.prompt.demonstrations, episode.answer_spans(), strict=True))
+            arranged = self.tokenizer.arranged(episode.example.prompt)
+            inside = self.tokenizer.inside(arranged, [spans[part] for part in arranged.demonstrations])
+            copies = _kept_demonstrations(row.layout, prompt.context.lengths)
+            # A token at the very beginning of a demonstration is predicted by none of its own tokens.
+            row.targets[:0] = [
+                (copy[i - 1], row.ids[copy[i]])
+                for copy, (begin, end) in zip(copies, inside, strict=True)
+                for i in range(max(begin, 1), end)
+            ]
         return row
 
     def tokens(self, episode: Episode, option: int | None) -> tuple[TokenizedPrompt, tuple[int, ...]]:
@@ -144,18 +153,6 @@ class RowMaker:
             self.tokenizer.check_known(example.prompt.tokens, answer.ids)
             return example.prompt.tokens, answer.ids
         return self.tokenizer.pair(self.tokenizer.arranged(example.prompt), answer)
-
-    def _of_demonstrations(self, episode: Episode, row: TrainingRow, prompt: TokenizedPrompt) -> list[tuple[int, int]]:
-        spans = dict(zip(episode.example.prompt.demonstrations, episode.answer_spans(), strict=True))
-        arranged = self.tokenizer.arranged(episode.example.prompt)
-        inside = self.tokenizer.inside(arranged, [spans[part] for part in arranged.demonstrations])
-        copies = _kept_demonstrations(row.layout, prompt.context.lengths)
-        # A token at the very beginning of a demonstration is predicted by none of its own tokens.
-        return [
-            (copy[i - 1], row.ids[copy[i]])
-            for copy, (begin, end) in zip(copies, inside, strict=True)
-            for i in range(max(begin, 1), end)
-        ]
 
 
 def collate(rows: Sequence[TrainingRow], dtype: torch.dtype) -> dict[str, Any]:
@@ -215,19 +212,10 @@ def mean_loss(model: nn.Module, batch: dict[str, Any]) -> Tensor:
 def target_losses(model: nn.Module, batch: dict[str, Any]) -> tuple[Tensor, Tensor]:
     """Run a batch, and return the negative log-probability of each target, and whether it is the likeliest token.
 
+    The projection on the vocabulary runs only at indices at which some row has a target.
+
     Returns:
         Two tensors of as many entries as there are targets; the first has at least float32.
-    """
-    logits = target_logits(model, batch)
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    losses = nn.functional.cross_entropy(logits, batch["target_id"], reduction="none")
-    return losses, logits.argmax(-1) == batch["target_id"]
-
-
-def target_logits(model: nn.Module, batch: dict[str, Any]) -> Tensor:
-    """Run a batch, and return the logits that predict its targets: [targets, vocabulary].
-
-    The projection on the vocabulary runs only at indices at which some row has a target.
     """
     ids, read_at = batch["input_ids"], batch["read_at"]
     inputs: dict[str, Any] = {}
@@ -237,5 +225,7 @@ def target_logits(model: nn.Module, batch: dict[str, Any]) -> Tensor:
     logits = model(input_ids=ids, **inputs, logits_to_keep=read_at, use_cache=False).logits
     if logits.shape[1] != len(read_at):  # the model ignores logits_to_keep
         logits = logits[:, read_at]
-    predicting: Tensor = logits[batch["target_row"], batch["target_at"]]
-    return predicting
+    logits = logits[batch["target_row"], batch["target_at"]]
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    losses = nn.functional.cross_entropy(logits, batch["target_id"], reduction="none")
+    return losses, logits.argmax(-1) == batch["target_id"]

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from lm_eval_icl.errors import InputError, is_number, is_whole
+from lm_eval_icl.errors import InputError, is_number, whole
 
 
 @dataclass(frozen=True)
@@ -63,16 +63,20 @@ class Settings:
         least = {"num_fewshot": 0, "seed": 0, "warmup_steps": 0, "eval_steps": 0, "eval_documents": 0}
         for field in dataclasses.fields(self):
             name, value = field.name, getattr(self, field.name)
+            must = ""
             if field.type == "bool" and not isinstance(value, bool):
                 raise InputError(f"--{name} {value!r}: must be true or false.")
             if field.type == "int":
-                if not (is_whole(value) and value >= least.get(name, 1)):
-                    raise InputError(f"--{name} {value}: must be a whole number, {least.get(name, 1)} or more.")
-                object.__setattr__(self, name, int(value))  # 2.0 is 2
-            if name == "draw" and value not in ("task", "row"):
-                raise InputError(f"--draw {value}: must be task or row.")
+                try:
+                    object.__setattr__(self, name, whole(value, least.get(name, 1)))  # 2.0 is 2
+                except ValueError as error:
+                    must = str(error)
             if field.type == "float" and not (is_number(value) and value >= 0):
-                raise InputError(f"--{name} {value}: must be a number, 0 or more.")
+                must = "must be a number, 0 or more"
+            if name == "draw" and value not in ("task", "row"):
+                must = "must be task or row"
+            if must:
+                raise InputError(f"--{name} {value}: {must}.")
 
     @property
     def identity(self) -> dict[str, Any]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import importlib.util
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -17,7 +18,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainingArguments
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
-from lm_eval_icl.errors import InputError, Unsupported, one_line, refusing
+from lm_eval_icl.errors import InputError, Unsupported, one_line, refusing, writing
 from lm_eval_icl.files import HALF, write_atomically
 from lm_eval_icl.methods import ICL, InvICL
 from lm_eval_icl.methods.base import Method
@@ -86,54 +87,49 @@ def claim(output: Path, identity: dict[str, Any], resume: bool) -> tuple[Path | 
     Raises:
         InputError: the folder holds another run, or one that is not to be resumed, or cannot be written.
     """
-    record, folder = output / "training.json", output / "checkpoints"
-    known = json.loads(json.dumps(identity))
-    last = checkpoints(folder)
-    if record.is_file():
-        try:
-            recorded = json.loads(record.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise InputError(f"--output {output}: training.json cannot be read ({error}).") from error
-        lengthened: list[dict[str, int]] = recorded.pop("lengthened", [])
-        if {**recorded, "steps": known["steps"]} == known and recorded != known:
-            if recorded["steps"] > known["steps"]:
-                raise InputError(
-                    f"--steps {known['steps']}: the training in {output} has {recorded['steps']} steps: it can be made "
-                    "longer, not shorter."
-                )
-            if not resume:
-                raise InputError(
-                    f"--output {output}: holds this run, of {recorded['steps']} steps: give --resume to make it "
-                    "longer, or another folder."
-                )
-            if last:
-                lengthened.append({"step": step_of(last[-1]), "of": recorded["steps"]})
-            _write(record, {**known, "lengthened": lengthened})
-            recorded = known
-        if recorded != known:
-            names = [name for name in known if recorded.get(name) != known[name]]
-            names += [name for name in recorded if name not in known]
-            names.sort(key="steps".__eq__)  # the last to name: it alone may differ
-            name = names[0]
+    record = output / "training.json"
+    known, saved = json.loads(json.dumps(identity)), checkpoints(output / "checkpoints")
+    last = saved[-1] if saved else None
+    if not record.is_file():
+        if output.is_dir() and any(path.name != "checkpoints" and HALF not in path.name for path in output.iterdir()):
+            raise InputError(f"--output {output}: there are other files in it: give an empty or a new folder.")
+        _write(record, known)
+        return None, []
+    try:
+        recorded = json.loads(record.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise InputError(f"--output {output}: training.json cannot be read ({error}).") from error
+    lengthened: list[dict[str, int]] = recorded.pop("lengthened", [])
+    differing = [name for name in {**known, **recorded} if recorded.get(name) != known.get(name)]
+    for name in differing:
+        if name != "steps":
             raise InputError(
                 f"--output {output}: holds another run, which has {name}={recorded.get(name)!r} where this one has "
                 f"{known.get(name)!r}: give another folder."
             )
-        if not resume and (checkpoints(folder) or (output / "config.json").is_file()):
-            raise InputError(f"--output {output}: holds this run already: give --resume to go on, or another folder.")
-        return last[-1] if last else None, lengthened
-    if output.is_dir() and any(path.name != "checkpoints" and HALF not in path.name for path in output.iterdir()):
-        raise InputError(f"--output {output}: there are other files in it: give an empty or a new folder.")
-    _write(record, known)
-    return None, []
+    if differing:
+        if recorded["steps"] > known["steps"]:
+            raise InputError(
+                f"--steps {known['steps']}: the training in {output} has {recorded['steps']} steps: it can be made "
+                "longer, not shorter."
+            )
+        if not resume:
+            raise InputError(
+                f"--output {output}: holds this run, of {recorded['steps']} steps: give --resume to make it longer, or "
+                "another folder."
+            )
+        if last is not None:
+            lengthened.append({"step": step_of(last), "of": recorded["steps"]})
+        _write(record, {**known, "lengthened": lengthened})
+    elif not resume and (last is not None or (output / "config.json").is_file()):
+        raise InputError(f"--output {output}: holds this run already: give --resume to go on, or another folder.")
+    return last, lengthened
 
 
 def _write(record: Path, known: Mapping[str, Any]) -> None:
-    try:
+    with writing(f"--output {record.parent}"):
         (record.parent / "checkpoints").mkdir(parents=True, exist_ok=True)
         write_atomically(record, json.dumps(known, indent=1) + "\n")
-    except OSError as error:
-        raise InputError(f"--output {record.parent}: cannot be written ({error.strerror}).") from error
 
 
 def train(
@@ -189,18 +185,24 @@ def train(
     make = RowMaker(predictor, settings.loss)
     named = list(dict.fromkeys((method, *fits))) if fits else []
     others = [RowMaker(make_predictor(one_method)) for one_method in named]
+    # MetaICL cuts rows that are too long. All other tasks' episodes are used whole or not at all.
     cut = all(isinstance(task, SettingTask) for task in tasks)
     rival = InvICL() if method.name == "icl" else ICL()
-    drawn, shares = _drawn(pools, named or [method, rival], bool(fits), cut, settings)
-    other = None if fits or cut else _maker(make_predictor, rival, settings)
-    rows = EpisodeRows(drawn, make, others, settings.steps * settings.batch_size, other)
+    draw: Callable[[int, int], Episode] = partial(draw_episode, pools, settings.seed)
+    if settings.draw == "row":
+        draw = RowDraw(pools, settings.seed, (named or [method, rival]) if cut else (), all_remain=bool(fits))
+    other = None
+    if not fits and not cut and not rival.why_not(settings.num_fewshot):
+        with contextlib.suppress(Unsupported):  # the model is not for it
+            other = RowMaker(make_predictor(rival))
+    rows = EpisodeRows(draw, make, others, settings.steps * settings.batch_size, other)
     for pool in pools:
         # raises an error if nothing of a task fits
         EpisodeRows(partial(draw_episode, [pool], settings.seed), make, others, 1)[0]
     _check_forward(predictor, pools[0].draw(Random(0)), make)
-    held_out = OptionRows([one_method for pool in pools for one_method in pool.evaluation()], make, others)
+    held_out = OptionRows([episode for pool in pools for episode in pool.evaluation()], make, others)
 
-    record = _how(method, tasks, settings, fits, source)
+    record = _record(method, tasks, settings, fits, source)
     with quiet():
         arguments = _arguments(output, settings, cpu, getattr(model.config, "use_cache", True), len(held_out) > 0)
     known = {
@@ -223,11 +225,10 @@ def train(
                 f"made longer than {lengthened[-1]['of']:,} steps: after step {lengthened[-1]['step']:,}, the learning "
                 f"rate of a step is that of a training of {settings.steps:,} steps from its beginning"
             )
-        if shares:
-            fitting = ", ".join(f"{name} {share:.0%}" for name, share in shares.items())
-            used = len(drawn.rows) if isinstance(drawn, RowDraw) else 0
+        if isinstance(draw, RowDraw) and draw.shares:
+            fitting = ", ".join(f"{name} {share:.0%}" for name, share in draw.shares.items())
             what = "rows of which nothing is cut, by the tokens that they have under a method"
-            print(f"{what}: {fitting}; {used:,} rows are used")
+            print(f"{what}: {fitting}; {len(draw.rows):,} rows are used")
     write(model.config, {**record, **({"lengthened": lengthened} if lengthened else {})})
     with quiet(), predictor.runner.own_positions():
         unused = [table.weight for table in predictor.runner.without_positions or () if table.weight.requires_grad]
@@ -252,60 +253,28 @@ def train(
             weight.requires_grad_(True)
     counts = trainer.accelerator.gather(rows.made.to(trainer.accelerator.device)).view(-1, 3).sum(0).tolist()
     if first:
-        for line in _counted(counts, method, rows, not cut):
-            print(line)
+        _print_counts(counts, method, rows, not cut)
         with refusing(f"--output {output}: the picture of the loss could not be written", kinds=(OSError,)):
             draw_loss(read_log(output / "log.jsonl"), output / "loss.png", method.name)
 
 
-def _drawn(
-    pools: Sequence[EpisodePool], methods: Sequence[Method], all_remain: bool, cut: bool, settings: Settings
-) -> tuple[Callable[[int, int], Episode], Mapping[str, float]]:
-    """The draw of episodes, and the share of rows that remain uncut under each of the methods, if rows are cut.
-
-    Args:
-        all_remain: only rows that remain untouched under all of the methods are drawn.
-    """
-    if settings.draw == "task":
-        return partial(draw_episode, pools, settings.seed), {}
-    remains: dict[str, Callable[[Episode], bool]] = {}
-    for method in methods if cut else ():
-        remains[method.name] = partial(_remains, method)
-    row_draw = RowDraw(pools, settings.seed, remains, all_remain=cut and all_remain)
-    return row_draw, row_draw.shares
-
-
-def _maker(make_predictor: Callable[[Method], Predictor], method: Method, settings: Settings) -> RowMaker | None:
-    """Makes rows of another method; None if the model or the number of demonstrations is not for it."""
-    try:
-        return None if method.why_not(settings.num_fewshot) else RowMaker(make_predictor(method))
-    except Unsupported:
-        return None
-
-
-def _counted(counts: Sequence[int], method: Method, rows: EpisodeRows, replaced: bool) -> Iterator[str]:
-    """The lines about the episodes that a training has used, which all processes have counted (`EpisodeRows.made`)."""
+def _print_counts(counts: Sequence[int], method: Method, rows: EpisodeRows, replaced: bool) -> None:
+    """Print what all processes have counted of the episodes that a training has used (`EpisodeRows.made`)."""
     used, beyond, copies = counts
     if rows.other is not None:
         other = rows.other.method.name
-        why = (
-            f", whose rows then have more tokens than the model has positions ({rows.make.limits.positions:,}). "
-            f"--fits {other} leaves them out"
-        )
-        yield (
-            f"{method.name}: of {used:,} episodes of this run, {other} would have left out {beyond or 'none'}"
-            + (why if beyond else "")
-        )
+        line = f"{method.name}: of {used:,} episodes of this run, {other} would have left out {beyond or 'none'}"
+        if beyond:
+            line += (
+                f", whose rows then have more tokens than the model has positions ({rows.make.limits.positions:,}). "
+                f"--fits {other} leaves them out"
+            )
+        print(line)
     if copies:
-        yield (
+        print(
             f"{method.name}: in {used:,} episodes, {copies:,} demonstrations said what their query says and "
             + ("were replaced by other rows" if replaced else "stayed, as in MetaICL")
         )
-
-
-def _remains(method: Method, episode: Episode) -> bool:
-    assert isinstance(episode.task, SettingTask)
-    return episode.task.remains(method, episode)
 
 
 def _check_forward(predictor: Predictor, episode: Episode, make: RowMaker) -> None:
@@ -362,7 +331,7 @@ def _summary(
     )
 
 
-def _how(
+def _record(
     method: Method, tasks: Sequence[Task], settings: Settings, fits: Sequence[Method], source: str
 ) -> dict[str, Any]:
     """The record of a training for the checkpoint's configuration."""

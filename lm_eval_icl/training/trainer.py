@@ -9,7 +9,7 @@ import shutil
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,7 +22,7 @@ from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import EvalPrediction
 from transformers.utils import logging
 
-from lm_eval_icl.errors import InputError, one_line
+from lm_eval_icl.errors import InputError, one_line, refusing
 from lm_eval_icl.files import write_atomically
 from lm_eval_icl.inference.devices import on_device
 from lm_eval_icl.training.episodes import Episode
@@ -32,6 +32,8 @@ from lm_eval_icl.training.rows import RowMaker, TrainingRow, mean_loss, target_l
 _ATTEMPTS = 100
 # The seconds between two looks at what the device has computed.
 _PATIENCE = 1.0
+# What helps where a log cannot be written.
+_GO_ON = "--resume goes on from the last checkpoint when there is room."
 
 
 def usable(episode: Episode, make: RowMaker, fits: Sequence[RowMaker], option: int | None = None) -> bool:
@@ -41,17 +43,16 @@ def usable(episode: Episode, make: RowMaker, fits: Sequence[RowMaker], option: i
     )
 
 
+@dataclass(eq=False)
 class EpisodeRows(Dataset[TrainingRow]):
     """The rows of the episodes 0, 1, ...; each episode fits under every method of `fits`.
 
-    Args:
+    Attributes:
         draw: the episode of a number, and of an attempt if those before it did not fit.
         make: makes the rows.
         fits: for the methods under which the tokens of a row have to fit too (`usable`).
         size: how many episodes there are.
         other: for a method of which is counted how many episodes it would leave out; None for none.
-
-    Attributes:
         made: how many rows were made, how many of these `other` has no room for, and how many of their demonstrations
             were copies of the query (`Episode.copies`).
 
@@ -59,16 +60,12 @@ class EpisodeRows(Dataset[TrainingRow]):
         InputError: (when a row is made) of a hundred draws none fits.
     """
 
-    def __init__(
-        self,
-        draw: Callable[[int, int], Episode],
-        make: RowMaker,
-        fits: Sequence[RowMaker],
-        size: int,
-        other: RowMaker | None = None,
-    ) -> None:
-        self.draw, self.make, self.fits, self.size, self.other = draw, make, fits, size, other
-        self.made = torch.zeros(3, dtype=torch.long)
+    draw: Callable[[int, int], Episode]
+    make: RowMaker
+    fits: Sequence[RowMaker]
+    size: int
+    other: RowMaker | None = None
+    made: Tensor = field(default_factory=lambda: torch.zeros(3, dtype=torch.long))
 
     def __len__(self) -> int:
         return self.size
@@ -95,16 +92,14 @@ class OptionRows(Dataset[TrainingRow]):
     """
 
     def __init__(self, episodes: Sequence[Episode], make: RowMaker, fits: Sequence[RowMaker]) -> None:
-        def all_fit(episode: Episode) -> bool:
+        self.make = make
+        self.episodes: list[Episode] = []
+        self._options: list[tuple[int, int]] = []  # the number of an episode among these, and of an option
+        for episode in episodes:
             options = range(len(episode.example.options))
-            return all(usable(episode, make, fits, option) for option in options)
-
-        self.make, self.episodes = make, [episode for episode in episodes if all_fit(episode)]
-        self._options = [
-            (number, option)
-            for number, episode in enumerate(self.episodes)
-            for option in range(len(episode.example.options))
-        ]
+            if all(usable(episode, make, fits, option) for option in options):
+                self._options += [(len(self.episodes), option) for option in options]
+                self.episodes.append(episode)
 
     def __len__(self) -> int:
         return len(self._options)
@@ -225,15 +220,11 @@ class LayoutTrainer(Trainer):
         try:
             for step in unread:
                 state.global_step, state.epoch = step.number, step.epoch
-                for loss, where in (
-                    (step.here.item(), f", episodes {step.episodes[0]} to {step.episodes[-1]}"),
-                    (step.loss.mean().item(), ""),
-                ):
-                    if not math.isfinite(loss):
-                        raise self._not_finite(f"loss is {loss}", where)
-                norm = float(step.grad_norm)
-                if not math.isfinite(norm):
-                    raise self._not_finite(f"norm of the gradient is {norm}")
+                episodes = f", episodes {step.episodes[0]} to {step.episodes[-1]}"
+                loss, norm = step.loss.mean().item(), float(step.grad_norm)
+                self._check_finite("loss", step.here.item(), episodes)
+                self._check_finite("loss", loss)
+                self._check_finite("norm of the gradient", norm)
                 left_out = self.left_out.before + int(step.left_out.sum())
                 rate = step.learning_rate
                 self.log({"loss": loss, "grad_norm": norm, "learning_rate": rate, "left_out": left_out})
@@ -241,13 +232,14 @@ class LayoutTrainer(Trainer):
             state.global_step, state.epoch = now
             self._read_at = time.perf_counter()
 
-    def _not_finite(self, what: str, where: str = "") -> InputError:
-        last = checkpoints(Path(str(self.args.output_dir)))
-        kept = f"The last checkpoint is {last[-1]}" if last else "There is no checkpoint yet"
-        return InputError(
-            f"the {what} at step {self.state.global_step}{where}: train with a lower --learning_rate, or in float32, "
-            f"in another --output. {kept}."
-        )
+    def _check_finite(self, what: str, value: float, where: str = "") -> None:
+        if not math.isfinite(value):
+            last = checkpoints(Path(str(self.args.output_dir)))
+            kept = f"The last checkpoint is {last[-1]}" if last else "There is no checkpoint yet"
+            raise InputError(
+                f"the {what} is {value} at step {self.state.global_step}{where}: train with a lower --learning_rate, "
+                f"or in float32, in another --output. {kept}."
+            )
 
     def prediction_step(
         self, model: nn.Module, inputs: dict[str, Any], prediction_loss_only: bool, ignore_keys: Any = None
@@ -277,8 +269,7 @@ class LayoutTrainer(Trainer):
             correct = options[example.right]
             right += scores.index(max(scores)) == example.right if len(options) > 1 else correct[1] == 0
             losses.append(-correct[0] / correct[2])
-        if not math.isfinite(sum(losses)):
-            raise self._not_finite(f"loss on held-out rows is {sum(losses)}")
+        self._check_finite("loss on held-out rows", sum(losses))
         return {"accuracy": right / len(rows), "held_out_loss": sum(losses) / len(losses)}
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
@@ -373,7 +364,7 @@ class Log(TrainerCallback):
         if state.is_world_process_zero:
             last = state.global_step
             earlier = [entry for entry in read_log(self.path) if last and entry["step"] <= last]
-            with self._writing():
+            with refusing(f"{self.path}: cannot be written", _GO_ON, (OSError,)):
                 write_atomically(self.path, "".join(json.dumps(entry) + "\n" for entry in earlier))
             self._start = time.perf_counter() - (earlier[-1]["seconds"] if earlier else 0)
 
@@ -392,18 +383,9 @@ class Log(TrainerCallback):
         entry = {"step": state.global_step, **{name: values[name] for name in names if name in values}}
         ended = self._ends.pop(state.global_step, None) or time.perf_counter()
         entry["seconds"] = round(ended - self._start, 3)
-        with self._writing(), self.path.open("a", encoding="utf-8") as file:
+        refused = refusing(f"{self.path}: cannot be written", _GO_ON, (OSError,))
+        with refused, self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(entry) + "\n")
-
-    @contextlib.contextmanager
-    def _writing(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise InputError(
-                f"{self.path}: cannot be written ({error.strerror}): --resume goes on from the last checkpoint when "
-                "there is room."
-            ) from error
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:

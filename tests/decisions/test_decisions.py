@@ -37,15 +37,6 @@ def test_contextual_is_zhao_s(options):
         same(softmax(calibrated), weighted / weighted.sum())
 
 
-def test_contextual_does_not_normalize_before_it_averages():
-    """Where the texts give the options different total probability, the decision is another."""
-    content_free = np.log([[0.4, 0.1], [0.0001, 0.0009]])
-    scores = np.log([[0.5, 0.3]])
-    assert decisions.contextual(scores, content_free).argmax() == 1
-    each = np.exp(decisions.log_normalized(content_free)).mean(0)
-    assert (np.exp(scores) / each).argmax() == 0
-
-
 @pytest.mark.parametrize("options", [2, 3, 6])
 def test_batch_by_division_and_by_difference(options):
     scores = logs(300, options, scale=1) + np.arange(options)  # the last options are favored

@@ -146,14 +146,14 @@ def test_the_command_chooses_what_the_method_chooses(how, predictor, pool, monke
 
 def test_best_random_is_the_best_of_its_sets(predictor, pool):
     chooser, asked = Chooser(pool, predictor, 5000), []
-    scored = chooser._scored
+    of_set = chooser._of_set
 
-    def listening(sets, rows):
-        found = scored(sets, rows)
-        asked.extend(zip(sets, *found, [tuple(rows)] * len(sets), strict=True))
-        return found
+    def listening(demonstrations, rows):
+        scores = of_set(demonstrations, rows)
+        asked.append((demonstrations, *scores, tuple(rows)))
+        return scores
 
-    chooser._scored = listening
+    chooser._of_set = listening
     choice = chooser.choose("best_random", 3, 0, sets=6, dev=15)
     assert len(asked) == 6 and len({rows for *_, rows in asked}) == 1
     best = max(asked, key=lambda each: (each[1], each[2]))
