@@ -111,8 +111,6 @@ def read(paths: Sequence[Path], quiet: bool = False, dev: bool = False) -> tuple
     return list(runs.values()), list(dict.fromkeys(left_out))
 
 
-
-
 def _sentence(text: object) -> str:
     """On one line and not too long, whatever names a file has."""
     words = " ".join(str(text).split()).removesuffix(".")
