@@ -420,6 +420,7 @@ def _with_answers(
     file: _File, results: Mapping[str, Any], says: ReportedTask, of_task: Sequence[TaskResult]
 ) -> list[TaskResult]:
     """The results of a task with their answers, or with marks that say why they are not used."""
+    of_results: list[tuple[Answers | Unusable | None, list[str]]]
     if says.packed is None:
         of_results = [(answers, []) for answers in _from_samples(file, results, of_task)]
     else:
@@ -464,12 +465,11 @@ def _metric(task: ReportedTask, of_study: str | None, rules: Collection[str]) ->
             filters.setdefault(metric, of_filter)
     entries: dict[str, Mapping[str, Any]] = {}
     for entry in task.config.metric_list or []:
+        name = str(entry.get("metric"))
         for metric in filters:
-            name = entry.get("metric")
-            # A metric that is a Python function has its source as its name.
-            if name == metric or (isinstance(name, str) and f"def {metric}(" in name):
+            if name == metric or f"def {metric}(" in name:  # a metric that is a function has its source as its name
                 entries.setdefault(metric, entry)
-    for metric in (*([of_study] if of_study else ()), "acc", "exact_match", *entries, *filters):
+    for metric in (of_study, "acc", "exact_match", *entries, *filters):
         if metric in filters:
             return metric, filters[metric], entries.get(metric, {})
     raise Unusable("it has no metric")
