@@ -121,7 +121,9 @@ def rows(runs: Sequence[Run]) -> list[EntryRuns]:
         for facts, of_model in _by_facts(of_name):
             model = (*checkpoint, ", ".join(facts))
             for method, of_method in grouped(of_model, lambda unit: (unit.run.model, _resolved(unit.run))).items():
-                arguments = min((_given(unit.run) for unit in of_method), key=lambda given: (len(given), str(given)))
+                arguments = min(
+                    (_arguments(unit.run) for unit in of_method), key=lambda values: (len(values), str(values))
+                )
                 texts = [f"{name}={value}" for name, value in arguments.items() if name not in _QUIET]
                 if on_dev := chosen(of_method[0].run):
                     texts.append(f"{' and '.join(on_dev)} {_CHOSEN}")
@@ -188,12 +190,12 @@ def _by_facts(units: list[TaskRun]) -> list[Part]:
             if len(by_value.keys() - {None}) < 2:
                 split.append((words, part))
             else:
-                split += [((*words, _said_of(name, value)), same) for value, same in by_value.items()]
+                split += [((*words, _in_words(name, value)), same) for value, same in by_value.items()]
         parts = split
     return parts
 
 
-def _said_of(name: str, value: str | None) -> str:
+def _in_words(name: str, value: str | None) -> str:
     """Words for a value in which rows differ, as `read` has it."""
     name = name.removeprefix("generation_kwargs.")
     if value is None:
@@ -203,11 +205,11 @@ def _said_of(name: str, value: str | None) -> str:
 
 def _resolved(run: Run) -> str:
     icl = {key: value for key, value in run.icl.items() if key not in _NOT_OF_METHOD}
-    values = {key: whole(value) for key, value in (_given(run) | icl).items()} | dict.fromkeys(chosen(run), _CHOSEN)
-    return json.dumps(values, sort_keys=True, default=str)
+    values = {key: whole(value) for key, value in (_arguments(run) | icl).items()}
+    return json.dumps(values | dict.fromkeys(chosen(run), _CHOSEN), sort_keys=True, default=str)
 
 
-def _given(run: Run) -> dict[str, Any]:
+def _arguments(run: Run) -> dict[str, Any]:
     """The arguments as they were given, but those that a study chose on a dev set."""
     return {key: value for key, value in run.arguments.items() if key not in {*_NEUTRAL, *chosen(run)}}
 
@@ -216,13 +218,13 @@ def _words(units: Sequence[TaskRun]) -> tuple[str, list[str]]:
     """How many demonstrations the prompts have, and what a person is to know of a row's runs, whether or not the method
     has other runs."""
 
-    def in_words(numbers: Sequence[float]) -> str:
+    def ends_of(numbers: Sequence[float]) -> str:
         ends = dict.fromkeys(f"{x:.0f}" if x == int(x) else f"{x:.4g}" for x in (min(numbers), max(numbers)))
         return " to ".join(ends)
 
-    number = in_words([unit.result.shots for unit in units])
+    number = ends_of([unit.result.shots for unit in units])
     shots = f"{number} shot{'s' * (number != '1')}"
-    used = in_words([unit.result.shots - unused(unit) for unit in units])
+    used = ends_of([unit.result.shots - unused(unit) for unit in units])
     runs = [unit.run for unit in units]
     words = [f"{used} of {shots}" if any(map(unused, units)) else shots]
     if all(run.results.get("chat_template") or run.results.get("chat_template_sha") for run in runs):
@@ -277,7 +279,7 @@ def _by_prompts(units: list[TaskRun]) -> list[Part]:
         return str(unit.result.drawn), f"demonstrations={unit.result.drawn or 'drawn by the task'}"
 
     def setting(name: str) -> Callable[[TaskRun], tuple[str, str]]:
-        return lambda unit: (unit.result.settings.get(name, ""), _said_of(name, unit.result.settings.get(name)))
+        return lambda unit: (unit.result.settings.get(name, ""), _in_words(name, unit.result.settings.get(name)))
 
     values = {
         name: {unit.result.settings.get(name, "") for unit in units}

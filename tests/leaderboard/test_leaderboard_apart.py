@@ -267,15 +267,6 @@ def test_rows_are_of_one_limit_and_are_compared_task_by_task(board, tmp_path):
         assert (line["difference"], line["documents"]) == ("1.0", str(limit)) and "unpaired" not in line["marks"]
 
 
-def test_one_task_a_run_does_not_put_limits_together(board, tmp_path):
-    write(tmp_path / "in", task="a", right=[0] * 6, put={"config.limit": 6})
-    write(tmp_path / "in", task="b", right=[1] * 20, put={"config.limit": 20})
-    assert {(line["conditions"], line["value"]) for line in board(tmp_path / "in")} == {
-        ("2 shots, limit=6", "0.0"),
-        ("2 shots, limit=20", "1.0"),
-    }  # fmt: skip
-
-
 def test_what_one_run_asked_stays_together(board, tmp_path):
     """Templates of several tasks, of which the one that came first on one task was not asked with that of the other."""
     write(tmp_path / "in", seed=0, task="b", right=[1] * N, description="B")
@@ -296,14 +287,6 @@ def test_two_rows_of_the_baseline_that_match_do_not_end_the_comparison(board, tm
     write(tmp_path / "in", "icl", right=[1] * 20, put=arguments)
     (line,) = (line for line in board(tmp_path / "in") if line["method"] == "pcw")
     assert (line["difference"], line["marks"]) == ("1.0", "Compared with icl, 2 shots.")
-
-
-def test_where_no_row_of_the_baseline_was_asked_the_same_there_is_a_mark(board, tmp_path):
-    write(tmp_path / "in", "pcw", seed=5)
-    write(tmp_path / "in", "icl", seed=6)
-    write(tmp_path / "in", "icl", seed=7, put={"config.limit": 20})
-    (line,) = (line for line in board(tmp_path / "in") if line["method"] == "pcw")
-    assert (line["difference"], line["marks"]) == ("", "unpaired")
 
 
 # Real runs.

@@ -251,12 +251,6 @@ def test_results_without_samples_are_reported():
     assert named(board.entries, "invicl").cells["a"].marks == ("unpaired",)
 
 
-def test_runs_without_samples_do_not_count_beside_those_with():
-    cell = build([make_run(), make_run(seed=1, samples=False)]).entries[0].cells["a"]
-    assert cell.estimate.mean == make_run().tasks["a"].value
-    assert cell.marks == ("1 of 2 runs without samples are not counted",)
-
-
 # Differences, ranks, groups, averages.
 
 
@@ -696,14 +690,6 @@ def test_no_value_stops_a_board(data):
         assert re.match("lm_eval --model |cat > study-|# Left out, as not all", entry.command)
         assert entry.tokens is None or 0 <= entry.tokens < math.inf
         assert entry.parameters is None or entry.parameters > 0
-
-
-def test_tokens_and_seconds_are_of_a_document():
-    shared = {"cost": "shared", "tokens": 200.0, "seconds": 0.5}
-    (entry,) = build([make_run("pcw", **shared), make_run("pcw", seed=1, **shared)]).entries
-    assert (entry.tokens, entry.seconds, entry.shared) == (200 / N, 0.5 / N, True)
-    (entry,) = build([make_run("pcw", seconds=3.5), make_run("pcw", seed=1, **shared)]).entries
-    assert (entry.tokens, entry.seconds, entry.shared) == (None, 3.5 / N, False)
 
 
 # Tables.

@@ -117,12 +117,6 @@ def test_labels_say_in_words_what_separates_rows(board, tmp_path):
     ]  # fmt: skip
 
 
-def test_prompts_have_their_digest_where_words_do_not_tell_them_apart(board, tmp_path):
-    write(tmp_path / "r/a")
-    write(tmp_path / "r/b", description="Read.")
-    assert all(re.fullmatch("icl, 4 shots, prompts [0-9a-f]{6}", label) for label in labels(board(tmp_path / "r")))
-
-
 def test_a_method_that_gives_one_answer_is_marked(board, command, tmp_path):
     gold = [0] * 22 + [1] * 18
     write(tmp_path / "r/icl", "icl", gold=gold, says=[1, 0] * 20)
