@@ -132,11 +132,7 @@ def _predicted(unit: TaskRun, answers: Sequence[Answers], marks: list[str]) -> t
 
 
 def _prompt_sets(units: Sequence[TaskRun], marks: list[str]) -> tuple[PromptSet, ...]:
-    """The answers by set of demonstrations, and in it by order. Words on repeated runs are added to `marks`.
-
-    Args:
-        units: with answers, by date.
-    """
+    """The answers by set of demonstrations, and in a set by order. Words on repeated runs are added to `marks`."""
     orders: dict[str | None, list[TaskRun]] = {}
     # Where a method sorts the demonstrations, the prompts of a study's orders are the same.
     for first, *others in grouped(units, lambda unit: (unit.asked, unit.run.order)).values():
@@ -182,10 +178,8 @@ def values_by_set(cells: Mapping[str, BoardCell], column: Column) -> dict[str, l
 def _reported(units: Sequence[TaskRun], is_share: bool) -> Estimate:
     """What lm-eval's results say where there are no samples: errors over documents, and over several seeds.
 
-    The parts cannot be told apart without samples, so that the interval is rather too wide than too narrow.
-
-    Args:
-        units: by date; of runs with one seed and order, the first counts.
+    The parts cannot be told apart without samples, so that the interval is rather too wide than too narrow. Of runs
+    with one seed and order, the first counts.
     """
     results = [same[0].result for same in grouped(units, lambda unit: (unit.run.seed, unit.run.order)).values()]
     of_seeds = [[unit.result.value for unit in same] for same in grouped(units, lambda unit: unit.run.seed).values()]
@@ -200,12 +194,7 @@ def _reported(units: Sequence[TaskRun], is_share: bool) -> Estimate:
 
 
 def combined(cells: Mapping[str, BoardCell], units: Iterable[TaskRun], column: Column) -> BoardCell:
-    """The numbers of a row on a group or the average.
-
-    Args:
-        cells: of all tasks of the column.
-        units: what the row's runs gave on these tasks.
-    """
+    """The numbers of a row on a group or the average, from its cells and what its runs gave on all of its tasks."""
     parts, weights = [cells[task] for task in column.weights], list(column.weights.values())
 
     def mean(values: Sequence[float | None]) -> float | None:
@@ -255,11 +244,8 @@ def common(first: Sequence[PromptSet], second: Sequence[PromptSet]) -> list[tupl
 def compare(
     first: Mapping[str, BoardCell], second: Mapping[str, BoardCell], columns: Sequence[Column]
 ) -> dict[str, Difference]:
-    """The first row less the second, by column; columns on which they are not paired are missing.
-
-    Args:
-        first, second: their cells, of which those of tasks are compared.
-    """
+    """The first row less the second, by column, from their cells on tasks; columns on which they are not paired are
+    missing."""
     of_tasks: dict[str, Difference | None] = {}
     differences = {}
     for column in columns:
@@ -281,14 +267,13 @@ def _difference(
     first: Sequence[PromptSet], second: Sequence[PromptSet], bounds: tuple[float, float] | None
 ) -> Difference | None:
     """On one task; None if no prompt was put to both, or the metric has no value for those that were."""
-    pairs = common(first, second)
-    if not pairs:
+    if not (pairs := common(first, second)):
         return None
-    mine, theirs = ([pair[i] for pair in pairs] for i in (0, 1))
-    result = mine[0].answered[0].result
-    if kind(result) != kind(theirs[0].answered[0].result):
+    mine, theirs = zip(*pairs, strict=True)
+    one, other = mine[0].answered[0], theirs[0].answered[0]
+    if kind(result := one.result) != kind(other.result):
         return None
-    drawn = mine[0].answered[0].answers.demonstrations is not None
+    drawn = one.answers.demonstrations is not None
     try:
         if result.aggregation == "mean":
             return statistics.difference(matrix(mine), matrix(theirs), drawn=drawn, bounds=bounds)

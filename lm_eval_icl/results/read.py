@@ -180,10 +180,7 @@ def _printable(text: str) -> str:
 
 def _load(file: _File) -> dict[str, Any] | None:
     """The JSON of a results file; None for that of something else, of which nobody would think that it has results.
-
-    Raises:
-        Unusable: it is damaged, or too large.
-    """
+    `Unusable` is raised if it is damaged or too large."""
     try:
         with file.path.open("rb") as opened:
             data = opened.read(RESULTS_BYTES + 1)
@@ -220,8 +217,7 @@ def _run(file: _File, results: dict[str, Any], packed: Any, name: str, dev: bool
         name: the digest.
 
     Raises:
-        Unusable: it is not of lm-eval's form, there is no task with a number, or a number is one that lm-eval does not
-            write.
+        Unusable: it is not of lm-eval's form, no task has a number, or a number is one that lm-eval does not write.
     """
     try:
         form = Results.model_validate(results)
@@ -314,10 +310,8 @@ def _weights(
     """The weights of tasks in a group; empty if the group has no value and is only a name for several tasks.
 
     lm-eval's value of a group is the mean over all tasks in it, however deep, by their documents or with equal weights,
-    and it does not say which: the one that gives its value, or if both do, its standard error too.
-
-    Raises:
-        Unusable: its value is no such mean.
+    and it does not say which: the one that gives its value, or if both do, its standard error too. `Unusable` is raised
+    if its value is no such mean.
     """
     if not members or not any("," in key and number(value) is not None for key, value in values.items()):
         return {}
@@ -355,11 +349,7 @@ def _task(
     file: _File, results: Mapping[str, Any], form: Results, says: ReportedTask, task: str, notes: list[str]
 ) -> list[TaskResult]:
     """A task's result, then those under decision rules; each with its answers, or with marks that say why they are not
-    used. Sentences on rules that are left out are added to `notes`.
-
-    Raises:
-        Unusable: it has no number.
-    """
+    used. Sentences on rules that are left out are added to `notes`. `Unusable` is raised if the task has no number."""
     rules = form.config.icl.decided.get(task)
     rules = rules if isinstance(rules, dict) else {}
     metric, of_filter, entry = _metric(says, form.config.icl.study.metric, rules)
@@ -405,10 +395,7 @@ def _task(
 
 
 def _value(says: ReportedTask, key: str) -> float:
-    """
-    Raises:
-        Unusable: the task has no such value, or it is no number.
-    """
+    """A value of a task. `Unusable` is raised if there is none, or if it is no number."""
     if key not in says.values:
         raise Unusable(f"there is no {key}")
     if (value := number(says.values[key])) is None:
@@ -451,12 +438,8 @@ def _with_answers(
 def _metric(task: ReportedTask, of_study: str | None, rules: Collection[str]) -> tuple[str, str, Mapping[str, Any]]:
     """The metric that stands for a task, its first filter, and what the task's configuration says of it.
 
-    Args:
-        of_study: the metric that a study names, which comes first.
-        rules: filters that are decision rules, none of which stands for the task itself.
-
-    Raises:
-        Unusable: the task has none.
+    The metric that a study names comes first; a decision rule is a filter that does not stand for the task itself.
+    `Unusable` is raised if the task has no metric.
     """
     filters: dict[str, str] = {}
     for key in task.values:

@@ -78,20 +78,6 @@ def test_tables_and_choice_of_columns(command, results, tmp_path):
         assert f"written: {file}" in printed
 
 
-def test_a_run_without_samples_does_not_replace_the_same_run_with_samples(command, results, tmp_path):
-    """Neither when boards are joined by copying, nor when both are collected into one folder."""
-    bare, board = tmp_path / "bare", tmp_path / "board"
-    shutil.copytree(results, bare, ignore=shutil.ignore_patterns("samples_*_2026-11-22T10-00-01.*.jsonl"))
-    command("collect", results, "--output", board)
-    command("collect", bare, "--output", board)
-    command("leaderboard", results, "--csv", tmp_path / "before.csv")
-    command("leaderboard", board, "--csv", tmp_path / "after.csv")
-    assert (tmp_path / "before.csv").read_text() == (tmp_path / "after.csv").read_text()
-    again = tmp_path / "again"
-    assert f"{again}: 12 runs" in command("collect", board, "--output", again)
-    assert len(list((again / "runs").iterdir())) == 12 < len(list((board / "runs").iterdir()))
-
-
 def test_compare_two_entries(command, results):
     printed = command("compare", "invicl", "deepthink T=4, 1 shot", "--results", results)
     board = build.build(*read([results], quiet=True))
