@@ -330,11 +330,10 @@ def _rows(
 def _point(axes: Axes, y: float, estimate: Estimate, scale: float, entry: Entry, text: str) -> None:
     """A mean with its 95% interval, from left to right, and a text beside the axes."""
     color, marker = of_method(entry.method)
-    if math.isfinite(estimate.low) and math.isfinite(estimate.high):
-        axes.plot(
-            [scale * estimate.low, scale * estimate.high], [y, y], color=color, linewidth=1.6, solid_capstyle="butt"
-        )
-    axes.plot([scale * estimate.mean], [y], marker, color=color, markersize=5, zorder=3, clip_on=False)
+    mean, *ends = (scale * x for x in (estimate.mean, estimate.low, estimate.high))
+    if all(map(math.isfinite, ends)):
+        axes.plot(ends, [y, y], color=color, linewidth=1.6, solid_capstyle="butt")
+    axes.plot([mean], [y], marker, color=color, markersize=5, zorder=3, clip_on=False)
     axes.annotate(text, (1.01, y), xycoords=("axes fraction", "data"), va="center", fontsize=8)
 
 
@@ -404,7 +403,7 @@ def _differences(board: Board, most: int) -> _Drawn | None:
                 axes.plot([x], [y], "_", color=GREY, markersize=4)
                 continue
             mean, p_holm = differences[entry.name, column.name], entry.cells[column.name].p_holm
-            goodness[y][x] = 100 * mean * (1 if column.higher_is_better else -1)
+            goodness[y][x] = 100 * mean * column.sign
             is_significant = p_holm is not None and p_holm <= SIGNIFICANT
             if is_significant:
                 at = (x + 0.41, y - 0.34) if has_numbers else (x, y)
@@ -778,20 +777,18 @@ def _tokens(board: Board, most: int) -> _Drawn | None:
     from matplotlib.ticker import EngFormatter, LogLocator
 
     column = board.columns[0]
-    scale, sign = _scale(column), 1 if column.higher_is_better else -1
+    scale = _scale(column)
     costs = {
         entry.name: (entry.tokens, estimate)
         for entry in board.entries
         if (estimate := _estimate(entry, column)) is not None and entry.tokens and math.isfinite(entry.tokens)
     }
-    panels = {
-        (name, "in a study" * is_shared): group
-        for is_shared in (False, True)  # a study's cells share passes
-        for name, group in _by_checkpoint(
-            board, (entry for entry in board.entries if entry.name in costs and entry.shared == is_shared)
-        ).items()
-        if len(group) > 1
-    }
+    panels = {}
+    for is_shared in (False, True):  # a study's cells share passes
+        comparable = (entry for entry in board.entries if entry.name in costs and entry.shared == is_shared)
+        for name, group in _by_checkpoint(board, comparable).items():
+            if len(group) > 1:
+                panels[name, "in a study" * is_shared] = group
     if not panels:
         return None
     keys = list(panels)[:_PANELS]
@@ -800,10 +797,9 @@ def _tokens(board: Board, most: int) -> _Drawn | None:
         (len(panels) - len(keys), len(panels), "panels"),
         (len(board.entries) - len(costs), len(board.entries), lacking),
     )
-    legend: list[tuple[str, Mapping[str, Any]]] = []
-    for method in sorted({entry.method for key in keys for entry in panels[key]})[:_METHODS]:
-        color, marker = of_method(method)
-        legend.append((clipped(method), {"color": color, "marker": marker, "linestyle": "none"}))
+    methods = sorted({entry.method for key in keys for entry in panels[key]})[:_METHODS]
+    looks = (dict(zip(("color", "marker"), of_method(method), strict=True)) for method in methods)
+    legend = [(clipped(name), {**look, "linestyle": "none"}) for name, look in zip(methods, looks, strict=True)]
     legend.append(("best for its tokens", _DASHED))
     figure, grid = _grid(keys, _axis(board, column), "tokens run for each document", note, legend)
     lines = []
@@ -811,15 +807,14 @@ def _tokens(board: Board, most: int) -> _Drawn | None:
         best: list[tuple[float, float]] = []
         for entry in sorted(panels[key], key=lambda entry: (costs[entry.name][0], entry.name)):
             tokens, estimate = costs[entry.name]
+            mean, *ends = (scale * x for x in (estimate.mean, estimate.low, estimate.high))
             color, marker = of_method(entry.method)
-            if math.isfinite(estimate.low) and math.isfinite(estimate.high):
-                axes.plot(
-                    [tokens] * 2, [scale * estimate.low, scale * estimate.high], color=color, linewidth=1, alpha=0.6
-                )
-            axes.plot([tokens], [scale * estimate.mean], marker, color=color, markersize=5.5, zorder=3)
-            is_best = not best or sign * scale * estimate.mean > sign * best[-1][1]
+            if all(map(math.isfinite, ends)):
+                axes.plot([tokens] * 2, ends, color=color, linewidth=1, alpha=0.6)
+            axes.plot([tokens], [mean], marker, color=color, markersize=5.5, zorder=3)
+            is_best = not best or column.sign * mean > column.sign * best[-1][1]
             if is_best:
-                best.append((tokens, scale * estimate.mean))
+                best.append((tokens, mean))
             lines.append(_numbers(entry, column, tokens=tokens, **_ends(estimate), best=is_best))
         axes.plot(*zip(*best, strict=True), drawstyle="steps-post", zorder=1, **_DASHED)
         axes.set_xscale("log")

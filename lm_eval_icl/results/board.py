@@ -112,6 +112,11 @@ class Column:
     higher_is_better: bool
     weights: Mapping[str, float]
 
+    @property
+    def sign(self) -> int:
+        """1, or -1 where less is better."""
+        return 1 if self.higher_is_better else -1
+
 
 @dataclass(frozen=True, eq=False)
 class Entry:

@@ -78,10 +78,9 @@ def build(
 
     def place(entry: Entry) -> tuple[bool, int, float, str, str]:
         """The best first, by the first column that an entry has; those that are transductive behind all others."""
-        number = next(number for number, column in enumerate(columns) if column.name in entry.cells)
-        mean = entry.cells[columns[number].name].estimate.mean
-        goodness = -mean if columns[number].higher_is_better else mean
-        return entry.is_transductive, number, goodness, entry.label, entry.name
+        number, column = next(pair for pair in enumerate(columns) if pair[1].name in entry.cells)
+        goodness = column.sign * entry.cells[column.name].estimate.mean
+        return entry.is_transductive, number, -goodness, entry.label, entry.name
 
     row_of = _entries([row for row in rows if any(column.name in row[1] for column in columns)])
     entries = sorted(row_of, key=place)
@@ -137,8 +136,9 @@ def _usable(runs: Sequence[Run], left_out: list[LeftOutFile]) -> list[Run]:
         kept = []
         for result in run.all_results:
             task = result.task
-            items = () if result.answers is None else np.abs(result.answers.items)
-            numbers = [result.value, result.stderr or 0.0, float(np.nanmax(items, initial=0))]
+            numbers = [result.value, result.stderr or 0.0]
+            if result.answers is not None:
+                numbers.append(float(np.nanmax(np.abs(result.answers.items), initial=0)))
             if task == AVERAGE:
                 why = "it is called as the average over tasks is"
             elif not all(abs(number) < HUGE for number in numbers):
@@ -381,6 +381,6 @@ def _ranks(entries: Sequence[Entry], column: Column, pairs: Pairs) -> dict[str, 
         if (difference := pairs.get((first.name, second.name), {}).get(column.name)) is not None:
             # On the prompts that both were asked the other may be better than over all that each was asked.
             p[i, j] = p[j, i] = difference.p if difference.mean * (means[i] - means[j]) >= 0 else 1.0
-    ranges = statistics.rank_ranges([mean if column.higher_is_better else -mean for mean in means], p)
+    ranges = statistics.rank_ranges([column.sign * mean for mean in means], p)
     paired = ~np.isnan(p).all(axis=1)
     return {entry.name: ranks for entry, ranks, is_paired in zip(entries, ranges, paired, strict=True) if is_paired}
