@@ -20,13 +20,10 @@ except ImportError:
 BROWSER = next(filter(None, map(shutil.which, ("chromium-headless-shell", "chromium", "google-chrome"))), None)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     if sync_playwright is None or BROWSER is None:
-        missing = (
-            "playwright (pip install)" if sync_playwright is None else "a browser (Debian: chromium-headless-shell)"
-        )
-        pytest.skip(f"{missing} is not installed")
+        pytest.skip("playwright (pip install) or a browser (Debian: chromium-headless-shell) is not installed")
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
         yield browser
