@@ -452,7 +452,7 @@ def _metric(task: ReportedTask, of_study: str | None, rules: Collection[str]) ->
         for metric in filters:
             if name == metric or f"def {metric}(" in name:  # a metric that is a function has its source as its name
                 entries.setdefault(metric, entry)
-    for metric in (of_study, "acc", "exact_match", *entries, *filters):
+    for metric in (*filter(None, [of_study]), "acc", "exact_match", *entries, *filters):
         if metric in filters:
             return metric, filters[metric], entries.get(metric, {})
     raise Unusable("it has no metric")
