@@ -638,7 +638,8 @@ def _against(
             for x, (entry, estimate) in sorted(points.items()):
                 line = _numbers(entry, column, line=curve[1], **{x_name: x}, **_ends(estimate))
                 ends = (end if math.isfinite(end) else estimate.mean for end in (estimate.low, estimate.high))
-                drawn[x] = _Point(scale * estimate.mean, *(scale * end for end in ends), line)
+                low, high = (scale * end for end in ends)
+                drawn[x] = _Point(scale * estimate.mean, low, high, line)
         on_curves = {entry.name for points in curves.values() for entry, _ in points.values()}
         names = {board.baseline.get(name, "") for name in on_curves}
         baseline = by_name.get(names.pop()) if len(names) == 1 else None
