@@ -96,7 +96,10 @@ def export(
     files: list[Path] = []
     left_out: list[LeftOutFile] = []
     for run in list({run.digest: run for run in reversed(runs)}.values())[::-1]:  # copies of a run count once
-        identity = _identity(run, developer)
+        # The owner and the name of the checkpoint's repository; of a folder `developer` and the end of its path.
+        owner, name = run.pretrained.split("/") if _is_hub_id(run.pretrained) else (developer, run.pretrained)
+        name = next(filter(None, reversed(re.split(r"[/\\]", name))), "")
+        identity = _plain(owner), _plain(name)
         without_documents = 0
         for task, result in run.tasks.items():
             if not _possible(result):
@@ -195,11 +198,7 @@ def _log(
             "additional_details": {
                 "deployment_type": "self_deployed" if engine else "unknown",
                 "model_availability": "unknown",
-                **_details(
-                    revision=run.revision,
-                    dtype=run.dtype,
-                    num_parameters=at(config, "model_num_parameters"),
-                ),
+                **_details(revision=run.revision, dtype=run.dtype, num_parameters=at(config, "model_num_parameters")),
             },
         },
         "evaluation_results": [
@@ -214,6 +213,12 @@ def _evaluation(run: Run, result: TaskResult) -> dict[str, Any]:
     answers, rule = result.answers, result.rule
     bounds = BOUNDS.get(result.metric)
     uncertainty = _uncertainty(run, result)
+    # Of lm-eval's arguments of the generation, those that the schema has a name for.
+    names = {"temperature": "temperature", "top_p": "top_p", "top_k": "top_k", "max_gen_toks": "max_tokens"}
+    given = {name: at(config, "generation_kwargs", theirs) for theirs, name in names.items()}
+    generation = {name: value for name, value in given.items() if number(value) is not None}
+    if type(most := generation.get("max_tokens", 1)) is not int or most <= 0:
+        del generation["max_tokens"]
     return {
         **_names(result),
         "evaluation_timestamp": str(int(run.date)),
@@ -235,7 +240,7 @@ def _evaluation(run: Run, result: TaskResult) -> dict[str, Any]:
             "uncertainty": uncertainty,
         },
         "generation_config": {
-            "generation_args": _generation(at(config, "generation_kwargs")),
+            "generation_args": generation,
             "additional_details": _details(
                 method=run.model,
                 method_arguments=run.arguments,
@@ -332,15 +337,6 @@ def _source(run: Run, result: TaskResult) -> dict[str, Any]:
     return {**source, "additional_details": details}
 
 
-def _generation(arguments: Any) -> dict[str, Any]:
-    """lm-eval's arguments of the generation that the schema has a name for."""
-    names = {"temperature": "temperature", "top_p": "top_p", "top_k": "top_k", "max_gen_toks": "max_tokens"}
-    known = {ours: value for theirs, ours in names.items() if number(value := at(arguments, theirs)) is not None}
-    if type(most := known.pop("max_tokens", None)) is int and most > 0:
-        known["max_tokens"] = most
-    return known
-
-
 # ---------------------------------------------------------------------------------------------------------------
 # Document by document.
 
@@ -349,17 +345,13 @@ def _rows(run: Run, result: TaskResult, log: Mapping[str, Any]) -> list[dict[str
     """A row for each document, with what lm-eval's samples file beside the results says of it.
 
     There are none without that file: a row must have the text of its document, which a `Run` has not. Nor are there
-    any for a metric like perplexity, where no answer is right or wrong.
-
-    Raises:
-        Unusable: the samples file does not have the answers of the run; or another of the errors `_UNUSABLE`.
+    any for a metric like perplexity, where no answer is right or wrong. If the file does not have the answers of the
+    run, one of the errors `_UNUSABLE` is raised.
     """
     answers = result.answers
-    if (
-        answers is None
-        or result.metric not in PROPORTIONS
-        or not (file := samples_file(run.path, result.task)).is_file()
-    ):
+    if answers is None or result.metric not in PROPORTIONS:
+        return []
+    if not (file := samples_file(run.path, result.task)).is_file():
         return []
     positions = {int(doc_id): position for position, doc_id in enumerate(answers.doc_ids)}
     rows: dict[int, dict[str, Any]] = {}
@@ -385,13 +377,14 @@ def _row(
     requests = [request for request in requests if request["arg_0"]] or requests  # without `acc_mutual_info`'s others
     prompt, target = _text(requests[0]["arg_0"]), _text(sample["target"])
     hashed = json.dumps({"raw": prompt, "reference": target}, sort_keys=True)
-    choices = None
+    choices = predicted = None
     if answers.predictions is None:
         output, extracted = _text(sample["resps"][0][0]), _text(sample["filtered_resps"][0])
         how = _text(result.filter)
     else:
         choices = [_text(request["arg_1"]).strip() for request in requests]
-        output = extracted = choices[int(answers.predictions[position])]
+        predicted = int(answers.predictions[position])
+        output = extracted = choices[predicted]
         how = "highest log-likelihood"
     hashes = {name: sample.get(name) for name in ("doc_hash", "prompt_hash", "target_hash")}
     return {
@@ -415,24 +408,12 @@ def _row(
             }
         ],
         "evaluation": {"score": score, "is_correct": score == 1},
-        "metadata": _details(
-            **hashes,
-            predicted_option=None if choices is None else int(answers.predictions[position]),  # type: ignore[index]
-        ),
+        "metadata": _details(**hashes, predicted_option=predicted),
     }
 
 
 # ---------------------------------------------------------------------------------------------------------------
 # Names and texts.
-
-
-def _identity(run: Run, developer: str) -> tuple[str, str]:
-    """The owner and the name of the checkpoint's repository; of a folder `developer` and the end of its path."""
-    if _is_hub_id(run.pretrained):
-        owner, name = run.pretrained.split("/")
-        return _plain(owner), _plain(name)
-    parts = [part for part in re.split(r"[/\\]", run.pretrained) if part]
-    return _plain(developer), _plain(parts[-1] if parts else "")
 
 
 def _is_hub_id(name: Any) -> bool:

@@ -6,6 +6,7 @@ Some have a row for each entry (results, seeds, orders), some a curve for entrie
 
 from __future__ import annotations
 
+import functools
 import io
 import itertools
 import math
@@ -15,7 +16,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lm_eval_icl.drawing.style import GREY, INK, METADATA, clipped, of_method, one_line, shortened, styled
 from lm_eval_icl.errors import InputError
@@ -183,14 +184,12 @@ def _metric(column: Column) -> str:
     return ("accuracy" if column.metric == "acc" else clipped(column.metric)) + ", %" * column.percent
 
 
-def _short(column: Column) -> str:
-    return "average over tasks" if column.kind == "average" else clipped(column.name, 26)
+def _short(column: Column, most: int = 26) -> str:
+    return "average over tasks" if column.kind == "average" else clipped(column.name, most)
 
 
-def _axis(board: Board, column: Column, is_narrow: bool = False) -> str:
+def _axis(board: Board, column: Column) -> str:
     """What values of a column are, for an axis."""
-    if is_narrow:
-        return ("average over tasks" if column.kind == "average" else clipped(column.name, 18)) + ", %" * column.percent
     parts = [_short(column), clipped(_common(board)), "" if column.higher_is_better else "lower is better"]
     return f"{_metric(column)} ({', '.join(filter(None, parts))})"
 
@@ -199,16 +198,12 @@ def _scale(column: Column) -> int:
     return 100 if column.percent else 1
 
 
-def _estimate(entry: Entry, column: Column) -> Estimate | None:
-    return entry.cells[column.name].estimate if column.name in entry.cells else None
+def _in_cell(name: str, entry: Entry, column: Column) -> Any:
+    """The `estimate`, `difference` or `sensitivity` of an entry on a column; None without one."""
+    return getattr(entry.cells.get(column.name), name, None)
 
 
-def _difference(entry: Entry, column: Column) -> Difference | None:
-    return entry.cells[column.name].difference if column.name in entry.cells else None
-
-
-def _sensitivity_of(entry: Entry, column: Column) -> Estimate | None:
-    return entry.cells[column.name].sensitivity if column.name in entry.cells else None
+_estimate = functools.partial(_in_cell, "estimate")
 
 
 def _like_the_first(board: Board) -> list[Column]:
@@ -244,7 +239,7 @@ def _numbers(entry: Entry, column: Column, **values: object) -> Numbers:
 
 
 def _ends(estimate: Estimate) -> Numbers:
-    return {"mean": estimate.mean, "low": estimate.low, "high": estimate.high}
+    return {name: getattr(estimate, name) for name in ("mean", "low", "high")}
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -317,7 +312,8 @@ def _rows(
         (len(board.entries) - len(entries), len(board.entries), f"entries, since they {lacking}"),
     )
     foot = "\n".join(filter(None, [textwrap.fill(label, 110), note]))
-    figure, panels = _stacked(board, kept, foot, [_axis(board, column, len(columns) > 1) for column in columns])
+    labels = [_short(column, 18) + ", %" * column.percent for column in columns]
+    figure, panels = _stacked(board, kept, foot, labels if len(columns) > 1 else [_axis(board, columns[0])])
     lines = []
     for group, row in panels:
         for (y, entry), (axes, column) in itertools.product(enumerate(group), zip(row, columns, strict=True)):
@@ -334,11 +330,10 @@ def _rows(
 def _point(axes: Axes, y: float, estimate: Estimate, scale: float, entry: Entry, text: str) -> None:
     """A mean with its 95% interval, from left to right, and a text beside the axes."""
     color, marker = of_method(entry.method)
-    if math.isfinite(estimate.low) and math.isfinite(estimate.high):
-        axes.plot(
-            [scale * estimate.low, scale * estimate.high], [y, y], color=color, linewidth=1.6, solid_capstyle="butt"
-        )
-    axes.plot([scale * estimate.mean], [y], marker, color=color, markersize=5, zorder=3, clip_on=False)
+    mean, *ends = (scale * x for x in (estimate.mean, estimate.low, estimate.high))
+    if all(map(math.isfinite, ends)):
+        axes.plot(ends, [y, y], color=color, linewidth=1.6, solid_capstyle="butt")
+    axes.plot([mean], [y], marker, color=color, markersize=5, zorder=3, clip_on=False)
     axes.annotate(text, (1.01, y), xycoords=("axes fraction", "data"), va="center", fontsize=8)
 
 
@@ -375,7 +370,7 @@ def _differences(board: Board, most: int) -> _Drawn | None:
     differences = {
         (entry.name, column.name): difference.mean
         for entry, column in itertools.product(board.entries, shares)
-        if (difference := _difference(entry, column)) is not None
+        if (difference := _in_cell("difference", entry, column)) is not None
     }
     if len(differences) < 2:  # one difference is no map
         return None
@@ -408,7 +403,7 @@ def _differences(board: Board, most: int) -> _Drawn | None:
                 axes.plot([x], [y], "_", color=GREY, markersize=4)
                 continue
             mean, p_holm = differences[entry.name, column.name], entry.cells[column.name].p_holm
-            goodness[y][x] = 100 * mean * (1 if column.higher_is_better else -1)
+            goodness[y][x] = 100 * mean * column.sign
             is_significant = p_holm is not None and p_holm <= SIGNIFICANT
             if is_significant:
                 at = (x + 0.41, y - 0.34) if has_numbers else (x, y)
@@ -474,7 +469,7 @@ def _rules(board: Board, most: int) -> _Drawn | None:
     label = f"Differences to {'the same runs without the rule' if is_own else 'the baseline'}, with 95% intervals"
     lacking = "are not paired with their baseline"
     shown = replace(board, entries=tuple(of_rules))
-    return _rows(shown, most, "Decision rules", label, lacking, _difference, paint)
+    return _rows(shown, most, "Decision rules", label, lacking, functools.partial(_in_cell, "difference"), paint)
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -546,27 +541,26 @@ def _sensitivity(board: Board, most: int) -> _Drawn | None:
     label = "Predictions that another order of the same demonstrations changes (flip rate, %), with 95% intervals."
     lacking = "have one order of their demonstrations here or none"
     most = min(most, _ROWS_OF_POINTS)
-    return _rows(board, most, "Order sensitivity", label, lacking, _sensitivity_of, paint, left=0)
+    sensitivity = functools.partial(_in_cell, "sensitivity")
+    return _rows(board, most, "Order sensitivity", label, lacking, sensitivity, paint, left=0)
 
 
 # ---------------------------------------------------------------------------------------------------------------
 # Curves.
 
 
-@dataclass(frozen=True)
-class _Curve:
-    """A line of a panel.
+class _Point(NamedTuple):
+    """A point of a curve: a mean with the ends of its interval, the line of the CSV file, and whether it has a ring."""
 
-    Attributes:
-        method: whose color it has.
-        points: by x, a mean with the ends of its interval, if any, and the line of the CSV file.
-        rings: the x of the points that have a ring.
-    """
+    mean: float
+    low: float
+    high: float
+    line: Numbers
+    has_ring: bool = False
 
-    method: str
-    label: str
-    points: Mapping[float, tuple[float, float, float, Numbers]]
-    rings: Collection[float] = ()
+
+# By the method, whose color a curve has, and its label: its points by x.
+_Curves = dict[tuple[str, str], dict[float, _Point]]
 
 
 def _shots(board: Board, most: int) -> _Drawn | None:
@@ -624,7 +618,7 @@ def _against(
     """Results against what entries differ in: a panel for each column and checkpoint, with its baseline."""
     columns, by_name = _like_the_first(board), {entry.name: entry for entry in board.entries}
     scale, every = _scale(columns[0]), _by_checkpoint(board, board.entries)
-    panels: dict[tuple[str, str], list[_Curve]] = {}
+    panels: dict[tuple[str, str], _Curves] = {}
     baselines: dict[tuple[str, str], tuple[float, Numbers]] = {}
     for column, (checkpoint, group) in itertools.product(columns, every.items()):
         curves: dict[tuple[str, str], dict[float, tuple[Entry, Estimate]]] = {}
@@ -639,15 +633,13 @@ def _against(
             continue
         # What all panels have in common is said at the y axis.
         key = checkpoint if len(every) > 1 else "", _short(column) if len(columns) > 1 else ""
-        for (method, name), points in sorted(curves.items()):
-            drawn: dict[float, tuple[float, float, float, Numbers]] = {}
+        for curve, points in sorted(curves.items()):
+            drawn = panels.setdefault(key, {}).setdefault(curve, {})
             for x, (entry, estimate) in sorted(points.items()):
-                line = _numbers(entry, column, line=name, **{x_name: x}, **_ends(estimate))
-                low, high = (
-                    scale * (end if math.isfinite(end) else estimate.mean) for end in (estimate.low, estimate.high)
-                )
-                drawn[x] = scale * estimate.mean, low, high, line
-            panels.setdefault(key, []).append(_Curve(method, name, drawn))
+                line = _numbers(entry, column, line=curve[1], **{x_name: x}, **_ends(estimate))
+                ends = (end if math.isfinite(end) else estimate.mean for end in (estimate.low, estimate.high))
+                low, high = (scale * end for end in ends)
+                drawn[x] = _Point(scale * estimate.mean, low, high, line)
         on_curves = {entry.name for points in curves.values() for entry, _ in points.values()}
         names = {board.baseline.get(name, "") for name in on_curves}
         baseline = by_name.get(names.pop()) if len(names) == 1 else None
@@ -666,19 +658,18 @@ def _dev(board: Board, most: int) -> _Drawn | None:
     """What a study measured on its dev set: a curve for each task, the mean over sets of demonstrations, with a ring
     for each value that was chosen for some of them."""
     column, x_name = board.columns[0], "T"
-    panels: dict[tuple[str, str], list[_Curve]] = {}
+    panels: dict[tuple[str, str], _Curves] = {}
     for checkpoint, group in _by_checkpoint(board, board.entries).items():
         for entry in group:
             if board.is_against_itself(entry):  # whose runs are those of its baseline
                 continue
-            for (x_name, name), of in sorted(dev.curves(entry.runs).items(), key=lambda item: item[0][1]):
-                points: dict[float, tuple[float, float, float, Numbers]] = {}
-                for x, mean, is_chosen in of:
+            for (x_name, name), points in sorted(dev.curves(entry.runs).items(), key=lambda item: item[0][1]):
+                curves = panels.setdefault((checkpoint, _label(board, entry)), {})
+                drawn = curves.setdefault((entry.method, name), {})
+                for x, mean, is_chosen in points:
                     line = {"line": name, "argument": x_name, "at": x, "score": mean, "chosen": is_chosen}
                     y = _scale(column) * mean
-                    points[x] = y, y, y, _numbers(entry, column, **line)
-                curve = _Curve(entry.method, name, points, [point.at for point in of if point.is_chosen])
-                panels.setdefault((checkpoint, _label(board, entry)), []).append(curve)
+                    drawn[x] = _Point(y, y, y, _numbers(entry, column, **line), is_chosen)
     title = "On the dev set, where arguments are chosen (ring)"
     return _curves(title, x_name, f"{_metric(column)}, on the dev set", panels, {})
 
@@ -687,7 +678,7 @@ def _curves(
     title: str,
     x: str,
     y: str,
-    panels: Mapping[tuple[str, str], Sequence[_Curve]],
+    panels: Mapping[tuple[str, str], _Curves],
     baselines: Mapping[tuple[str, str], tuple[float, Numbers]],
 ) -> _Drawn | None:
     """Panels with a common y axis; lines of a method have its color in several shades."""
@@ -695,10 +686,9 @@ def _curves(
 
     if not panels:
         return None
-    every = list(dict.fromkeys((curve.method, curve.label) for curves in panels.values() for curve in curves))
+    every = list(dict.fromkeys(curve for curves in panels.values() for curve in curves))
     looks = {key: _look(key, every[:_LINES]) for key in every[:_LINES]}
-    shown = {key: [curve for curve in curves if (curve.method, curve.label) in looks] for key, curves in panels.items()}
-    keys = [key for key, curves in shown.items() if curves][:_PANELS]
+    keys = [key for key, curves in panels.items() if curves.keys() & looks.keys()][:_PANELS]
     note = _note(
         (len(panels) - len(keys), len(panels), "panels"),
         (len(every) - len(looks), len(every), "methods with their arguments"),
@@ -709,15 +699,16 @@ def _curves(
     figure, grid = _grid(keys, y, x, note, legend)
     lines: list[Numbers] = []
     for axes, key in zip(grid, keys, strict=True):
-        xs = sorted({x for curve in shown[key] for x in curve.points})
-        for curve in shown[key]:
-            look = looks[curve.method, curve.label]
-            means, lows, highs, of_points = zip(*curve.points.values(), strict=True)
-            axes.plot(list(curve.points), means, linewidth=1.5, markersize=4.5, zorder=3, **look)
-            alpha = 0.13 if len(shown[key]) < 5 else 0.06
-            axes.fill_between(list(curve.points), lows, highs, color=look["color"], alpha=alpha, linewidth=0)
-            for ring in sorted(curve.rings):
-                axes.plot([ring], [curve.points[ring][0]], "o", color=GREY, markersize=10, fillstyle="none", zorder=4)
+        shown = {curve: points for curve, points in panels[key].items() if curve in looks}
+        xs = sorted({x for points in shown.values() for x in points})
+        for curve, points in shown.items():
+            means, lows, highs, of_points, _ = zip(*points.values(), strict=True)
+            axes.plot(list(points), means, linewidth=1.5, markersize=4.5, zorder=3, **looks[curve])
+            alpha = 0.13 if len(shown) < 5 else 0.06
+            axes.fill_between(list(points), lows, highs, color=looks[curve]["color"], alpha=alpha, linewidth=0)
+            for ring, point in sorted(points.items()):
+                if point.has_ring:
+                    axes.plot([ring], [point.mean], "o", color=GREY, markersize=10, fillstyle="none", zorder=4)
             lines += of_points
         if key in baselines:
             mean, line = baselines[key]
@@ -787,20 +778,18 @@ def _tokens(board: Board, most: int) -> _Drawn | None:
     from matplotlib.ticker import EngFormatter, LogLocator
 
     column = board.columns[0]
-    scale, sign = _scale(column), 1 if column.higher_is_better else -1
+    scale = _scale(column)
     costs = {
         entry.name: (entry.tokens, estimate)
         for entry in board.entries
         if (estimate := _estimate(entry, column)) is not None and entry.tokens and math.isfinite(entry.tokens)
     }
-    panels = {
-        (name, "in a study" * is_shared): group
-        for is_shared in (False, True)  # a study's cells share passes
-        for name, group in _by_checkpoint(
-            board, (entry for entry in board.entries if entry.name in costs and entry.shared == is_shared)
-        ).items()
-        if len(group) > 1
-    }
+    panels = {}
+    for is_shared in (False, True):  # a study's cells share passes
+        comparable = (entry for entry in board.entries if entry.name in costs and entry.shared == is_shared)
+        for name, group in _by_checkpoint(board, comparable).items():
+            if len(group) > 1:
+                panels[name, "in a study" * is_shared] = group
     if not panels:
         return None
     keys = list(panels)[:_PANELS]
@@ -809,10 +798,9 @@ def _tokens(board: Board, most: int) -> _Drawn | None:
         (len(panels) - len(keys), len(panels), "panels"),
         (len(board.entries) - len(costs), len(board.entries), lacking),
     )
-    legend: list[tuple[str, Mapping[str, Any]]] = []
-    for method in sorted({entry.method for key in keys for entry in panels[key]})[:_METHODS]:
-        color, marker = of_method(method)
-        legend.append((clipped(method), {"color": color, "marker": marker, "linestyle": "none"}))
+    methods = sorted({entry.method for key in keys for entry in panels[key]})[:_METHODS]
+    looks = (dict(zip(("color", "marker"), of_method(method), strict=True)) for method in methods)
+    legend = [(clipped(name), {**look, "linestyle": "none"}) for name, look in zip(methods, looks, strict=True)]
     legend.append(("best for its tokens", _DASHED))
     figure, grid = _grid(keys, _axis(board, column), "tokens run for each document", note, legend)
     lines = []
@@ -820,15 +808,14 @@ def _tokens(board: Board, most: int) -> _Drawn | None:
         best: list[tuple[float, float]] = []
         for entry in sorted(panels[key], key=lambda entry: (costs[entry.name][0], entry.name)):
             tokens, estimate = costs[entry.name]
+            mean, *ends = (scale * x for x in (estimate.mean, estimate.low, estimate.high))
             color, marker = of_method(entry.method)
-            if math.isfinite(estimate.low) and math.isfinite(estimate.high):
-                axes.plot(
-                    [tokens] * 2, [scale * estimate.low, scale * estimate.high], color=color, linewidth=1, alpha=0.6
-                )
-            axes.plot([tokens], [scale * estimate.mean], marker, color=color, markersize=5.5, zorder=3)
-            is_best = not best or sign * scale * estimate.mean > sign * best[-1][1]
+            if all(map(math.isfinite, ends)):
+                axes.plot([tokens] * 2, ends, color=color, linewidth=1, alpha=0.6)
+            axes.plot([tokens], [mean], marker, color=color, markersize=5.5, zorder=3)
+            is_best = not best or column.sign * mean > column.sign * best[-1][1]
             if is_best:
-                best.append((tokens, scale * estimate.mean))
+                best.append((tokens, mean))
             lines.append(_numbers(entry, column, tokens=tokens, **_ends(estimate), best=is_best))
         axes.plot(*zip(*best, strict=True), drawstyle="steps-post", zorder=1, **_DASHED)
         axes.set_xscale("log")

@@ -106,7 +106,6 @@ def page(board: Board, figures: Mapping[str, str], results: Sequence[Path] = (Pa
         extras=extras(board),
         majorities=majorities(board),
         has_corrected=any(cell.corrected is not None for entry in board.entries for cell in entry.cells.values()),
-        has_few_columns=len(board.columns) <= 8,
         choices={
             name: sorted({getattr(entry, name) for entry in board.entries})
             for name in ("checkpoint", "method", "conditions")
@@ -210,12 +209,12 @@ def extras(board: Board) -> dict[str, list[tuple[str, float | None]]]:
 
 def majorities(board: Board) -> dict[str, float]:
     """By column, the score of always giving the most frequent answer, where all entries have the same documents."""
-    by_column = {
-        column.name: {cell.majority for entry in board.entries if (cell := entry.cells.get(column.name)) is not None}
-        for column in board.columns
-    }
-    only = {name: next(iter(values)) for name, values in by_column.items() if len(values) == 1}
-    return {name: majority for name, majority in only.items() if majority is not None}
+    majorities = {}
+    for column in board.columns:
+        values = {entry.cells[column.name].majority for entry in board.entries if column.name in entry.cells}
+        if len(values) == 1 and (majority := values.pop()) is not None:
+            majorities[column.name] = majority
+    return majorities
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -233,14 +232,13 @@ def embed(board: Board, results: Sequence[Path] = (Path("results"),)) -> tuple[s
 
 def data(board: Board, results: Sequence[Path] = (Path("results"),)) -> dict[str, Any]:
     """What the script needs. What repeats is in arrays, whose `fields` are listed once."""
-    answered = sum(
-        len(prompt_set.answered) for entry in board.entries for cell in entry.cells.values() for prompt_set in cell.sets
-    )
+    cells = (cell for entry in board.entries for cell in entry.cells.values())
+    answered = sum(len(prompt_set.answered) for cell in cells for prompt_set in cell.sets)
     orders = {title: [order for _, order in cells] for title, cells in extras(board).items()}
+    texts = "name checkpoint details method arguments conditions label".split()
     entries = [
         {
-            **{name: clean(getattr(entry, name)) for name in ("name", "checkpoint", "details", "method")},
-            **{name: clean(getattr(entry, name)) for name in ("arguments", "conditions", "label")},
+            **{name: clean(getattr(entry, name)) for name in texts},
             "extras": {title: numbers_by_row[row] for title, numbers_by_row in orders.items()},
             "against_itself": board.is_against_itself(entry),
             "transductive": entry.is_transductive,
@@ -287,6 +285,10 @@ def _cell(entry: Entry, column: Column, has_orders: bool) -> list[Any] | None:
     if (cell := entry.cells.get(column.name)) is None:
         return None
     estimate, difference, flips, is_task = cell.estimate, cell.difference, cell.sensitivity, column.kind == "task"
+
+    def known(x: float | None) -> str:
+        return value(x, column) if x is not None and math.isfinite(x) else ""
+
     row: list[float | None] = [getattr(estimate, name) for name in "mean low high error df sets documents".split()]
     row += [difference.mean, difference.low, difference.high, difference.p] if difference else [None] * 4
     row += [cell.p_holm, difference.detectable if difference else None, *(cell.rank or (None, None)), cell.corrected]
@@ -306,15 +308,15 @@ def _cell(entry: Entry, column: Column, has_orders: bool) -> list[Any] | None:
         [_rounded(x) for x in row],
         numbers.half(estimate, column) + "†" * (numbers.verdict(cell, column) in numbers.WORDS),
         counted,
-        _known(cell.expected, column),
+        known(cell.expected),
         "; ".join(map(clean, cell.chosen)),
         _errors(estimate, column),
         number(estimate.df, 3),
         estimate.how,
         int(cell.tied_with_best),
-        _known(cell.corrected, column),
+        known(cell.corrected),
         ", ".join(f"{clean(name)} {numbers.share(share)}" for name, share in shares),
-        _known(cell.majority, column),
+        known(cell.majority),
         f"{numbers.share(flips.mean)} ({numbers.share_interval(flips)})" if flips else "",
         number(cell.left_out) if cell.left_out else "",
         [clean(mark) for mark in cell.marks],
@@ -325,17 +327,13 @@ def _cell(entry: Entry, column: Column, has_orders: bool) -> list[Any] | None:
             p_value(difference.p),
             p_value(cell.p_holm),
             p_value(difference.p_signs) if difference.p_signs is not None else "",
-            _known(difference.detectable, column),
+            known(difference.detectable),
             *(difference.better, difference.worse, difference.sets),
             _errors(difference, column),
             number(difference.df, 3),
             difference.how,
         ],
     ]
-
-
-def _known(x: float | None, column: Column) -> str:
-    return value(x, column) if x is not None and math.isfinite(x) else ""
 
 
 def _errors(estimate: Estimate | Difference, column: Column) -> list[str]:

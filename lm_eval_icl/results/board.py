@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from lm_eval_icl.results.records import LeftOutFile, Run, TaskResult
+from lm_eval_icl.results.records import Answers, LeftOutFile, Run, TaskResult
 from lm_eval_icl.results.statistics import Difference, Estimate
 
 AVERAGE = "average"
@@ -27,14 +27,15 @@ class TaskRun:
     repeats: tuple[Run, ...] = ()
 
     @property
-    def seed(self) -> int | None:
-        """The seed of the demonstrations."""
-        return self.run.seed
+    def answers(self) -> Answers:
+        """The answers of a result that has some."""
+        assert self.result.answers is not None
+        return self.result.answers
 
     @property
-    def order(self) -> int:
-        """Which order of the demonstrations of this seed."""
-        return self.run.order
+    def asked(self) -> tuple[str, int]:
+        """What was asked. The number of documents is there as a digest may be a stranger's claim."""
+        return self.answers.prompts, len(self.answers.items)
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,6 +111,11 @@ class Column:
     percent: bool
     higher_is_better: bool
     weights: Mapping[str, float]
+
+    @property
+    def sign(self) -> int:
+        """1, or -1 where less is better."""
+        return 1 if self.higher_is_better else -1
 
 
 @dataclass(frozen=True, eq=False)
@@ -195,7 +201,7 @@ class Board:
 
     def is_against_itself(self, entry: Entry) -> bool:
         """Whether an entry's baseline is the entry of the same runs without its decision rule."""
-        names = ("on", "method", "arguments")
         base = next((other for other in self.entries if other.name == self.baseline.get(entry.name)), None)
-        is_same = base is not None and all(getattr(base, name) == getattr(entry, name) for name in names)
-        return is_same and base is not None and base.rule is None and entry.rule is not None
+        if base is None or base.rule is not None or entry.rule is None:
+            return False
+        return (base.on, base.method, base.arguments) == (entry.on, entry.method, entry.arguments)

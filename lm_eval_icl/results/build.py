@@ -58,33 +58,31 @@ def build(
     columns = _columns(runs, tasks, groups)
     of_columns = {task for column in columns for task in column.weights}
     shares = {task for column in columns if column.percent for task in column.weights}
-    rows = [row for row in folding.rows(runs) if of_columns & row.units.keys()]
-    cells: list[Cells] = [
-        {task: measured(units, task in shares) for task, units in row.units.items() if task in of_columns}
-        for row in rows
-    ]
+    rows: list[tuple[EntryRuns, Cells]] = []
+    for row in folding.rows(runs):
+        of_tasks = {task: units for task, units in row.units.items() if task in of_columns}
+        rows.append((row, {task: measured(units, task in shares) for task, units in of_tasks.items()}))
+    rows = [(row, cells) for row, cells in rows if cells]
     if groups is None:
         # Decision rules do not decide what the average is over.
-        of_models = [of_row for row, of_row in zip(rows, cells, strict=True) if row.rule is None]
-        columns = _with_average(columns, of_models or cells)
-    for row, of_row in zip(rows, cells, strict=True):
+        of_models = [cells for row, cells in rows if row.rule is None]
+        columns = _with_average(columns, of_models or [cells for _, cells in rows])
+    for row, cells in rows:
         for column in columns:
-            if column.kind != "task" and of_row.keys() >= column.weights.keys():
+            if column.kind != "task" and cells.keys() >= column.weights.keys():
                 units = [unit for task in column.weights for unit in row.units[task]]
-                of_row[column.name] = combined(of_row, units, column)
-    columns = tuple(column for column in columns if any(column.name in of_row for of_row in cells))
+                cells[column.name] = combined(cells, units, column)
+    columns = tuple(column for column in columns if any(column.name in cells for _, cells in rows))
     if not columns:
         raise InputError("no result of these tasks that can be used was found.")
 
     def place(entry: Entry) -> tuple[bool, int, float, str, str]:
         """The best first, by the first column that an entry has; those that are transductive behind all others."""
-        number = next(number for number, column in enumerate(columns) if column.name in entry.cells)
-        mean = entry.cells[columns[number].name].estimate.mean
-        goodness = -mean if columns[number].higher_is_better else mean
-        return entry.is_transductive, number, goodness, entry.label, entry.name
+        number, column = next(pair for pair in enumerate(columns) if pair[1].name in entry.cells)
+        goodness = column.sign * entry.cells[column.name].estimate.mean
+        return entry.is_transductive, number, -goodness, entry.label, entry.name
 
-    has_cells = [any(column.name in of_row for column in columns) for of_row in cells]
-    row_of = _entries(list(itertools.compress(rows, has_cells)), list(itertools.compress(cells, has_cells)))
+    row_of = _entries([row for row in rows if any(column.name in row[1] for column in columns)])
     entries = sorted(row_of, key=place)
     pairs = {
         (first.name, second.name): differences
@@ -138,9 +136,9 @@ def _usable(runs: Sequence[Run], left_out: list[LeftOutFile]) -> list[Run]:
         kept = []
         for result in run.all_results:
             task = result.task
-            numbers = [result.value, *([] if result.stderr is None else [result.stderr])]
+            numbers = [result.value, result.stderr or 0.0]
             if result.answers is not None:
-                numbers += [float(np.nanmax(np.abs(result.answers.items), initial=0))]
+                numbers.append(float(np.nanmax(np.abs(result.answers.items), initial=0)))
             if task == AVERAGE:
                 why = "it is called as the average over tasks is"
             elif not all(abs(number) < HUGE for number in numbers):
@@ -157,9 +155,8 @@ def _usable(runs: Sequence[Run], left_out: list[LeftOutFile]) -> list[Run]:
             left_out.append(LeftOutFile(run.path, f"task {task!r}{under} is left out: {why}."))
         if kept:
             tasks = {result.task: result for result in kept if result.rule is None}
-            usable.append(
-                replace(run, tasks=tasks, decided=tuple(result for result in kept if result.rule is not None))
-            )
+            decided = tuple(result for result in kept if result.rule is not None)
+            usable.append(replace(run, tasks=tasks, decided=decided))
     return usable
 
 
@@ -219,13 +216,13 @@ def _with_average(columns: tuple[Column, ...], cells: Sequence[Cells]) -> tuple[
 # Entries.
 
 
-def _entries(rows: Sequence[EntryRuns], cells: Sequence[Cells]) -> dict[Entry, EntryRuns]:
+def _entries(rows: Sequence[tuple[EntryRuns, Cells]]) -> dict[Entry, EntryRuns]:
     """The rows with names, and with labels that say what they differ in."""
-    ends = {row.checkpoint[0]: PurePath(row.checkpoint[0]).name for row in rows}
+    ends = {row.checkpoint[0]: PurePath(row.checkpoint[0]).name for row, _ in rows}
     counts = Counter(ends.values())
     names: set[str] = set()
     row_of: dict[Entry, EntryRuns] = {}
-    for row, of_row in zip(rows, cells, strict=True):
+    for row, cells in rows:
         full, *details = row.checkpoint
         checkpoint = row.checkpoint if row.checkpoint[3] else row.checkpoint[:3]
         rule = () if row.rule is None else (row.rule,)
@@ -235,7 +232,7 @@ def _entries(rows: Sequence[EntryRuns], cells: Sequence[Cells]) -> dict[Entry, E
             name = hashlib.sha256(key.encode()).hexdigest()[:8]
         names.add(name)
         is_path = full.startswith((".", "/", "~")) or full.count("/") > 1
-        others = [other.checkpoint[1:] for other in rows if other.checkpoint[0] == full]
+        others = [other.checkpoint[1:] for other, _ in rows if other.checkpoint[0] == full]
         differing = [part for i, part in enumerate(details) if any(other[i] != part for other in others)]
         tokens, seconds, shared = folding.costs(row.runs)
         parameters = [run.results["config"].get("model_num_parameters") for run in row.runs]
@@ -248,7 +245,7 @@ def _entries(rows: Sequence[EntryRuns], cells: Sequence[Cells]) -> dict[Entry, E
             arguments=row.arguments,
             conditions=", ".join(row.words),
             runs=row.runs,
-            cells=of_row,
+            cells=cells,
             parameters=parameters[0] if known == len(parameters) else None,
             tokens=tokens,
             seconds=seconds,
@@ -384,6 +381,6 @@ def _ranks(entries: Sequence[Entry], column: Column, pairs: Pairs) -> dict[str, 
         if (difference := pairs.get((first.name, second.name), {}).get(column.name)) is not None:
             # On the prompts that both were asked the other may be better than over all that each was asked.
             p[i, j] = p[j, i] = difference.p if difference.mean * (means[i] - means[j]) >= 0 else 1.0
-    ranges = statistics.rank_ranges([mean if column.higher_is_better else -mean for mean in means], p)
+    ranges = statistics.rank_ranges([column.sign * mean for mean in means], p)
     paired = ~np.isnan(p).all(axis=1)
     return {entry.name: ranks for entry, ranks, is_paired in zip(entries, ranges, paired, strict=True) if is_paired}

@@ -40,18 +40,17 @@ def measured(units: Sequence[TaskRun], is_share: bool) -> BoardCell:
         marks.append("aggregate only")
     elif len(answered) < len(units):
         marks.append(f"{len(units) - len(answered)} of {len(units)} runs without samples are not counted")
-    choices = {unit.run.digest: [_choice(unit, name) for name in chosen(unit.run)] for unit in units}
+    choices = []
+    for run in (unit.run for unit in units):
+        values = {**run.icl, **run.arguments, "seeds": run.seed}
+        choices.append(", ".join(f"{name.replace('seeds', 'seed')}={values[name]}" for name in chosen(run)))
     return replace(
         cell,
         marks=tuple(dict.fromkeys(marks)),
         left_out=max(map(left_out, units)),
         expected=_expected(units, units[0].result.task),
-        chosen=tuple(dict.fromkeys(shown(", ".join(choice)) for choice in choices.values() if choice)),
+        chosen=tuple(dict.fromkeys(map(shown, filter(None, choices)))),
     )
-
-
-def _choice(unit: TaskRun, name: str) -> str:
-    return f"seed={unit.seed}" if name == "seeds" else f"{name}={unit.run.arguments.get(name, unit.run.icl.get(name))}"
 
 
 def _expected(units: Iterable[TaskRun], column: str) -> float | None:
@@ -68,7 +67,7 @@ def _from_answers(units: Sequence[TaskRun], is_share: bool, marks: list[str]) ->
     if first.aggregation not in statistics.AGGREGATIONS:
         return None
     sets = _prompt_sets(units, marks)
-    drawn = _answers(sets[0].answered[0]).demonstrations is not None
+    drawn = sets[0].answered[0].answers.demonstrations is not None
     try:
         if first.aggregation == "mean":
             estimate = statistics.estimate(matrix(sets), drawn=drawn, bounds=(0.0, 1.0) if is_share else None)
@@ -84,19 +83,16 @@ def _from_answers(units: Sequence[TaskRun], is_share: bool, marks: list[str]) ->
         return None
     if drawn and 1 < len(sets) < _FEW_SETS:
         marks.append("few seeds")
-    by_orders = [
-        [_answers(order).predictions for order in prompt_set.answered]
-        for prompt_set in sets
-        if len(prompt_set.answered) > 1
-    ]
-    are_known = drawn and not any(order is None for orders in by_orders for order in orders)
-    answers = [_answers(order) for prompt_set in sets for order in prompt_set.answered]
+    answers = [order.answers for prompt_set in sets for order in prompt_set.answered]
+    in_orders = (prompt_set.answered for prompt_set in sets if len(prompt_set.answered) > 1)
+    by_set = [[order.answers.predictions for order in orders] for orders in in_orders]
+    are_known = drawn and not any(order is None for orders in by_set for order in orders)
     predicted, majority = _predicted(units[0], answers, marks)
     chance = answers[0].chance if first.metric == "acc" else None
     return BoardCell(
         estimate,
         sets=sets,
-        sensitivity=statistics.order_sensitivity(np.array(orders).T for orders in by_orders) if are_known else None,
+        sensitivity=statistics.order_sensitivity(np.array(orders).T for orders in by_set) if are_known else None,
         corrected=None if chance is None or chance >= 1 else (estimate.mean - chance) / (1 - chance),
         predicted=predicted,
         majority=majority,
@@ -109,7 +105,13 @@ def _predicted(unit: TaskRun, answers: Sequence[Answers], marks: list[str]) -> t
     predictions = [of_prompt.predictions for of_prompt in answers if of_prompt.predictions is not None]
     if len(predictions) < len(answers):
         return {}, None
-    names = dict(enumerate(_options(unit)))
+    choices = at(unit.run.results, "configs", unit.result.task, "doc_to_choice")
+    names = {}
+    # If all documents have the same options, the configuration lists their names.
+    if isinstance(choices, list) and all(isinstance(name, str) for name in choices):
+        names = dict(enumerate(map(shown, choices)))
+    if len(set(names.values())) < len(names):
+        names = {}
     numbers, counts = np.unique(np.concatenate(predictions), return_counts=True)
     shares = dict(zip(numbers.tolist(), (counts / counts.sum()).tolist(), strict=True))
     predicted = {names.get(n, f"option {n}"): shares.get(n, 0.0) for n in sorted({*names, *shares})}
@@ -129,32 +131,20 @@ def _predicted(unit: TaskRun, answers: Sequence[Answers], marks: list[str]) -> t
     return predicted, majority if unit.result.metric == "acc" else None
 
 
-def _options(unit: TaskRun) -> list[str]:
-    """The names of a task's options, if all documents have the same."""
-    choices = at(unit.run.results, "configs", unit.result.task, "doc_to_choice")
-    names = [shown(name) for name in choices if isinstance(name, str)] if isinstance(choices, list) else []
-    return names if len(set(names)) == len(choices or ()) else []
-
-
 def _prompt_sets(units: Sequence[TaskRun], marks: list[str]) -> tuple[PromptSet, ...]:
-    """The answers by set of demonstrations, and in it by order. Words on repeated runs are added to `marks`.
-
-    Args:
-        units: with answers, by date.
-    """
+    """The answers by set of demonstrations, and in a set by order. Words on repeated runs are added to `marks`."""
     orders: dict[str | None, list[TaskRun]] = {}
     # Where a method sorts the demonstrations, the prompts of a study's orders are the same.
-    for first, *others in grouped(units, lambda unit: (_prompts(_answers(unit)), unit.order)).values():
-        answers = _answers(first)
+    for first, *others in grouped(units, lambda unit: (unit.asked, unit.run.order)).values():
         if others:
-            agree = all(np.array_equal(answers.items, _answers(unit).items, equal_nan=True) for unit in others)
+            agree = all(np.array_equal(first.answers.items, unit.answers.items, equal_nan=True) for unit in others)
             marks.append("confirmed" if agree else "differs")
         counted = replace(first, repeats=tuple(unit.run for unit in others))
-        orders.setdefault(answers.demonstrations, []).append(counted)
+        orders.setdefault(first.answers.demonstrations, []).append(counted)
     sets = []
     for demonstrations, answered in orders.items():
-        answered.sort(key=lambda unit: unit.order)
-        seeds = {unit.seed for unit in answered}
+        answered.sort(key=lambda unit: unit.run.order)
+        seeds = {unit.run.seed for unit in answered}
         seed = seeds.pop() if len(seeds) == 1 else None
         label = f"set {demonstrations[:6]}" if demonstrations and seed is None else f"seed {seed}"
         value = float(np.mean([unit.result.value for unit in answered]))
@@ -163,53 +153,36 @@ def _prompt_sets(units: Sequence[TaskRun], marks: list[str]) -> tuple[PromptSet,
     return tuple(prompt_set for _, prompt_set in sorted(sets, key=lambda seeded: (seeded[0], seeded[1].label)))
 
 
-def _answers(answered: TaskRun) -> Answers:
-    assert answered.result.answers is not None
-    return answered.result.answers
-
-
-def _prompts(answers: Answers) -> tuple[str, int]:
-    """What was asked. The number of documents is there as a digest may be a stranger's claim."""
-    return answers.prompts, len(answers.items)
-
-
 def matrix(sets: Sequence[PromptSet], features: Callable[[np.ndarray], np.ndarray] = lambda items: items) -> np.ndarray:
     """(documents, sets) scores: the mean over the orders of each set. With the k features of a metric, of which its
     value is made, (documents, sets, k)."""
-    by_set = ([features(_answers(order).items) for order in prompt_set.answered] for prompt_set in sets)
+    by_set = ([features(order.answers.items) for order in prompt_set.answered] for prompt_set in sets)
     return np.stack([np.mean(orders, axis=0) for orders in by_set], axis=1)
 
 
 def values_by_set(cells: Mapping[str, BoardCell], column: Column) -> dict[str, list[float]]:
     """By set of demonstrations, the values of its orders; over several tasks, of the sets and orders that all have."""
-    values = []
+    if not column.weights.keys() <= cells.keys():
+        return {}
+    by_task = []
     for task, weight in column.weights.items():
-        sets = cells[task].sets if task in cells else ()
-        values.append(
-            {
-                (prompt_set.label, unit.order): weight * unit.result.value
-                for prompt_set in sets
-                for unit in prompt_set.answered
-            }
-        )
-    groups: dict[str, list[float]] = {}
-    for label, order in values[0] if values else ():
-        total = sum(of_task.get((label, order), math.nan) for of_task in values)
-        if math.isfinite(total):
-            groups.setdefault(label, []).append(total)
-    return groups
+        units = ((prompt_set.label, unit) for prompt_set in cells[task].sets for unit in prompt_set.answered)
+        by_task.append({(label, unit.run.order): weight * unit.result.value for label, unit in units})
+    values: dict[str, list[float]] = {}
+    for key in by_task[0]:
+        if all(key in of_task for of_task in by_task):
+            values.setdefault(key[0], []).append(sum(of_task[key] for of_task in by_task))
+    return values
 
 
 def _reported(units: Sequence[TaskRun], is_share: bool) -> Estimate:
     """What lm-eval's results say where there are no samples: errors over documents, and over several seeds.
 
-    The parts cannot be told apart without samples, so that the interval is rather too wide than too narrow.
-
-    Args:
-        units: by date; of runs with one seed and order, the first counts.
+    The parts cannot be told apart without samples, so that the interval is rather too wide than too narrow. Of runs
+    with one seed and order, the first counts.
     """
-    results = [same[0].result for same in grouped(units, lambda unit: (unit.seed, unit.order)).values()]
-    of_seeds = [[unit.result.value for unit in same] for same in grouped(units, lambda unit: unit.seed).values()]
+    results = [same[0].result for same in grouped(units, lambda unit: (unit.run.seed, unit.run.order)).values()]
+    of_seeds = [[unit.result.value for unit in same] for same in grouped(units, lambda unit: unit.run.seed).values()]
     values = [float(np.mean(of_seed)) for of_seed in of_seeds]
     errors = [math.inf if result.stderr is None else result.stderr for result in results]
     variance_of_seeds = float(np.var(values, ddof=1)) / len(values) if len(values) > 1 else 0.0
@@ -221,12 +194,7 @@ def _reported(units: Sequence[TaskRun], is_share: bool) -> Estimate:
 
 
 def combined(cells: Mapping[str, BoardCell], units: Iterable[TaskRun], column: Column) -> BoardCell:
-    """The numbers of a row on a group or the average.
-
-    Args:
-        cells: of all tasks of the column.
-        units: what the row's runs gave on these tasks.
-    """
+    """The numbers of a row on a group or the average, from its cells and what its runs gave on all of its tasks."""
     parts, weights = [cells[task] for task in column.weights], list(column.weights.values())
 
     def mean(values: Sequence[float | None]) -> float | None:
@@ -262,10 +230,10 @@ def kind(result: TaskResult) -> tuple[object, ...]:
 
 def common(first: Sequence[PromptSet], second: Sequence[PromptSet]) -> list[tuple[PromptSet, PromptSet]]:
     """The sets that both were asked, each with the orders that both were asked."""
-    by_prompts = {_prompts(_answers(order)): order for prompt_set in second for order in prompt_set.answered}
+    by_prompts = {order.asked: order for prompt_set in second for order in prompt_set.answered}
     pairs = []
     for prompt_set in first:
-        matches = ((order, by_prompts.get(_prompts(_answers(order)))) for order in prompt_set.answered)
+        matches = ((order, by_prompts.get(order.asked)) for order in prompt_set.answered)
         both = [(mine, theirs) for mine, theirs in matches if theirs is not None]
         if both:
             mine, theirs = zip(*both, strict=True)
@@ -276,11 +244,8 @@ def common(first: Sequence[PromptSet], second: Sequence[PromptSet]) -> list[tupl
 def compare(
     first: Mapping[str, BoardCell], second: Mapping[str, BoardCell], columns: Sequence[Column]
 ) -> dict[str, Difference]:
-    """The first row less the second, by column; columns on which they are not paired are missing.
-
-    Args:
-        first, second: their cells, of which those of tasks are compared.
-    """
+    """The first row less the second, by column, from their cells on tasks; columns on which they are not paired are
+    missing."""
     of_tasks: dict[str, Difference | None] = {}
     differences = {}
     for column in columns:
@@ -302,14 +267,13 @@ def _difference(
     first: Sequence[PromptSet], second: Sequence[PromptSet], bounds: tuple[float, float] | None
 ) -> Difference | None:
     """On one task; None if no prompt was put to both, or the metric has no value for those that were."""
-    pairs = common(first, second)
-    if not pairs:
+    if not (pairs := common(first, second)):
         return None
-    mine, theirs = ([pair[i] for pair in pairs] for i in (0, 1))
-    result = mine[0].answered[0].result
-    if kind(result) != kind(theirs[0].answered[0].result):
+    mine, theirs = zip(*pairs, strict=True)
+    one, other = mine[0].answered[0], theirs[0].answered[0]
+    if kind(result := one.result) != kind(other.result):
         return None
-    drawn = _answers(mine[0].answered[0]).demonstrations is not None
+    drawn = one.answers.demonstrations is not None
     try:
         if result.aggregation == "mean":
             return statistics.difference(matrix(mine), matrix(theirs), drawn=drawn, bounds=bounds)

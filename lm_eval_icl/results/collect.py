@@ -51,8 +51,8 @@ def collect(runs: Sequence[Run], folder: Path) -> list[Path]:
                 packed.setdefault(result.task, {}).setdefault("rules", {})[result.rule.name] = kept
         packed = {task: kept for task, kept in packed.items() if kept}
         text = json.dumps({**run.results, **({KEY: packed} if packed else {})}, indent=2, ensure_ascii=False)
-        answered, results = sum(result.answers is not None for result in run.all_results), len(run.all_results)
-        missing = f"-{answered}of{results}" if answered < results else ""
+        results = len(run.all_results)
+        missing = f"-{run.answered}of{results}" if run.answered < results else ""
         path = folder / "runs" / f"{run.digest}{missing}.json"
         with writing(f"--output {folder}"):
             path.parent.mkdir(parents=True, exist_ok=True)

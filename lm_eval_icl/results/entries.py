@@ -72,8 +72,8 @@ class EntryRuns:
     @property
     def reads(self) -> tuple[str, ...]:
         """What the rule reads beside the document and the demonstrations, in words."""
-        rules = [unit.result.rule for units in self.units.values() for unit in units]
-        return reads_in_words(rule for rule in rules if rule is not None)
+        rules = (unit.result.rule for units in self.units.values() for unit in units)
+        return reads_in_words(filter(None, rules))
 
     @property
     def runs(self) -> tuple[Run, ...]:
@@ -121,13 +121,24 @@ def rows(runs: Sequence[Run]) -> list[EntryRuns]:
         for facts, of_model in _by_facts(of_name):
             model = (*checkpoint, ", ".join(facts))
             for method, of_method in grouped(of_model, lambda unit: (unit.run.model, _resolved(unit.run))).items():
-                arguments = min((_given(unit.run) for unit in of_method), key=lambda given: (len(given), str(given)))
+                arguments = min(
+                    (_arguments(unit.run) for unit in of_method), key=lambda values: (len(values), str(values))
+                )
                 texts = [f"{name}={value}" for name, value in arguments.items() if name not in _QUIET]
                 if on_dev := chosen(of_method[0].run):
                     texts.append(f"{' and '.join(on_dev)} {_CHOSEN}")
-                for words, of_prompts in _by_prompts(of_method):
+                for prompts, of_prompts in _by_prompts(of_method):
                     for rule, of_row in grouped(of_prompts, _rule).items():
-                        row = _row(model, *method, shown(", ".join(texts)), words, rule, of_row)
+                        shots, words = _words(of_row)
+                        row = EntryRuns(
+                            model,
+                            *method,
+                            arguments=shown(", ".join(texts)),
+                            conditions=(shots, *map(shown, prompts)),
+                            words=tuple(map(shown, dict.fromkeys([*words, *prompts]))),
+                            rule=rule,
+                            units=grouped(of_row, lambda unit: unit.result.task),
+                        )
                         if rule is not None:
                             # Versions of this package may have other defaults, which a rule's name does not say.
                             name, more = shown(rule[0]), f" ({digest([rule[1]])[:6]})" if names[rule[0]] > 1 else ""
@@ -143,26 +154,6 @@ def rows(runs: Sequence[Run]) -> list[EntryRuns]:
         row if counts[row.checkpoint, row.method, row.resolved, row.words] == 1 else long
         for row, long in zip(short, folded, strict=True)
     ]
-
-
-def _row(
-    checkpoint: tuple[str, ...],
-    method: str,
-    resolved: str,
-    arguments: str,
-    conditions: tuple[str, ...],
-    rule: Rule | None,
-    units: list[TaskRun],
-) -> EntryRuns:
-    few, many = (limit(unit.result.shots for unit in units) for limit in (min, max))
-    shots = f"{few} to {many} shots" if few < many else f"{many} shot{'s' * (many != 1)}"
-    left = [unit.result.shots - unused(unit) for unit in units]
-    few_left, many_left = (f"{limit(left):.4g}" for limit in (min, max))
-    used = few_left if few_left == many_left else f"{few_left} to {many_left}"
-    words = dict.fromkeys([f"{used} of {shots}" if any(map(unused, units)) else shots, *_words(units), *conditions])
-    by_task = grouped(units, lambda unit: unit.result.task)
-    conditions = (shots, *map(shown, conditions))
-    return EntryRuns(checkpoint, method, resolved, arguments, conditions, tuple(map(shown, words)), rule, by_task)
 
 
 def _rule(unit: TaskRun) -> Rule | None:
@@ -199,12 +190,12 @@ def _by_facts(units: list[TaskRun]) -> list[Part]:
             if len(by_value.keys() - {None}) < 2:
                 split.append((words, part))
             else:
-                split += [((*words, _said_of(name, value)), same) for value, same in by_value.items()]
+                split += [((*words, _in_words(name, value)), same) for value, same in by_value.items()]
         parts = split
     return parts
 
 
-def _said_of(name: str, value: str | None) -> str:
+def _in_words(name: str, value: str | None) -> str:
     """Words for a value in which rows differ, as `read` has it."""
     name = name.removeprefix("generation_kwargs.")
     if value is None:
@@ -214,19 +205,28 @@ def _said_of(name: str, value: str | None) -> str:
 
 def _resolved(run: Run) -> str:
     icl = {key: value for key, value in run.icl.items() if key not in _NOT_OF_METHOD}
-    values = {key: whole(value) for key, value in (_given(run) | icl).items()} | dict.fromkeys(chosen(run), _CHOSEN)
-    return json.dumps(values, sort_keys=True, default=str)
+    values = {key: whole(value) for key, value in (_arguments(run) | icl).items()}
+    return json.dumps(values | dict.fromkeys(chosen(run), _CHOSEN), sort_keys=True, default=str)
 
 
-def _given(run: Run) -> dict[str, Any]:
+def _arguments(run: Run) -> dict[str, Any]:
     """The arguments as they were given, but those that a study chose on a dev set."""
     return {key: value for key, value in run.arguments.items() if key not in {*_NEUTRAL, *chosen(run)}}
 
 
-def _words(units: Sequence[TaskRun]) -> list[str]:
-    """What a person is to know of a row's runs, whether or not the method has other runs."""
+def _words(units: Sequence[TaskRun]) -> tuple[str, list[str]]:
+    """How many demonstrations the prompts have, and what a person is to know of a row's runs, whether or not the method
+    has other runs."""
+
+    def ends_of(numbers: Sequence[float]) -> str:
+        ends = dict.fromkeys(f"{x:.0f}" if x == int(x) else f"{x:.4g}" for x in (min(numbers), max(numbers)))
+        return " to ".join(ends)
+
+    number = ends_of([unit.result.shots for unit in units])
+    shots = f"{number} shot{'s' * (number != '1')}"
+    used = ends_of([unit.result.shots - unused(unit) for unit in units])
     runs = [unit.run for unit in units]
-    words = []
+    words = [f"{used} of {shots}" if any(map(unused, units)) else shots]
     if all(run.results.get("chat_template") or run.results.get("chat_template_sha") for run in runs):
         words.append("chat")
         words.append("multiturn" if all(run.results.get("fewshot_as_multiturn") for run in runs) else "one turn")
@@ -237,7 +237,7 @@ def _words(units: Sequence[TaskRun]) -> list[str]:
     if drawn := dict.fromkeys(unit.result.drawn for unit in units if unit.result.drawn is not None):
         of_some = "" if all(unit.result.drawn for unit in units) else " in some tasks"
         words.append(f"demonstrations={'/'.join(drawn)}{of_some}")
-    return [*words, *dict.fromkeys(trained for run in runs if (trained := _trained(run)))]
+    return shots, [*words, *filter(None, map(_trained, runs))]
 
 
 def _trained(run: Run) -> str:
@@ -279,7 +279,7 @@ def _by_prompts(units: list[TaskRun]) -> list[Part]:
         return str(unit.result.drawn), f"demonstrations={unit.result.drawn or 'drawn by the task'}"
 
     def setting(name: str) -> Callable[[TaskRun], tuple[str, str]]:
-        return lambda unit: (unit.result.settings.get(name, ""), _said_of(name, unit.result.settings.get(name)))
+        return lambda unit: (unit.result.settings.get(name, ""), _in_words(name, unit.result.settings.get(name)))
 
     values = {
         name: {unit.result.settings.get(name, "") for unit in units}
@@ -298,18 +298,16 @@ def _by_prompts(units: list[TaskRun]) -> list[Part]:
     ]
     parts: list[Part] = [((), units)]
     for differs, of_any_task in compared:
-        parts = [
-            ((*words, *filter(None, [word])), same)
-            for words, part in parts
-            for word, same in (_by_limit(part, limit) if differs is limit else _parted(part, differs, of_any_task))
-        ]
+        split: list[Part] = []
+        for words, part in parts:
+            if differs is limit:  # there is one on all tasks of a row
+                by_limit = grouped(part, limit)
+                values_of_part = [(word if len(by_limit) > 1 else "", same) for (_, word), same in by_limit.items()]
+            else:
+                values_of_part = _parted(part, differs, of_any_task)
+            split += [((*words, *filter(None, [word])), same) for word, same in values_of_part]
+        parts = split
     return parts
-
-
-def _by_limit(units: list[TaskRun], limit: Callable[[TaskRun], tuple[str, str]]) -> list[tuple[str, list[TaskRun]]]:
-    """The results by `--limit`: there is one on all tasks of a row."""
-    by_limit = grouped(units, limit)
-    return [(word if len(by_limit) > 1 else "", same) for (_, word), same in by_limit.items()]
 
 
 def _parted(
@@ -359,17 +357,13 @@ def costs(runs: Sequence[Run]) -> tuple[float | None, float | None, bool]:
     """Tokens run through the model and seconds, both a document; None if a run does not say. And whether they are a
     study's, which do not count where there are runs alone: the two do not compare (see `Run.cost`)."""
     counted = [run for run in runs if run.cost == "alone"] or runs
-    documents = sum(
-        number for run in counted for number in {result.task: result.documents for result in run.all_results}.values()
-    )
+    documents = sum(sum({result.task: result.documents for result in run.all_results}.values()) for run in counted)
 
-    def a_document(values: Sequence[float | None]) -> float | None:
-        known = [value for value in values if value is not None]
-        total = sum(known)
-        return total / documents if documents and len(known) == len(values) and 0 <= total < math.inf else None
+    def a_document(name: str) -> float | None:
+        total = sum(math.nan if (value := getattr(run, name)) is None else value for run in counted)
+        return total / documents if documents and 0 <= total < math.inf else None
 
-    tokens, seconds = ([getattr(run, name) for run in counted] for name in ("tokens", "seconds"))
-    return a_document(tokens), a_document(seconds), counted[0].cost == "shared"
+    return a_document("tokens"), a_document("seconds"), counted[0].cost == "shared"
 
 
 def varied(units: Sequence[TaskRun]) -> list[str]:

@@ -161,27 +161,21 @@ class RuleFacts(Form):
     labels: Count | None = None
     corpus: Count | None = None
 
-    @property
-    def reads(self) -> dict[str, int | None]:
-        """What it reads beside the document and the demonstrations, with how many; None where that is not known."""
-        m = self.arguments.get("m", self.corpus)
-        return {
-            **({"transductive": None} if self.transductive else {}),
-            **({} if self.labels is None else {"labels": self.labels}),
-            **({"pool": m if type(m) is int else None} if self.arguments.get("of") == "pool" else {}),
-        }
-
 
 def reads_in_words(rules: Iterable[RuleFacts]) -> tuple[str, ...]:
-    """What a rule reads in several runs and tasks: "transductive", "pool: 64", "labels: 500 to 2016"."""
-    numbers: dict[str, list[int]] = {}
+    """What a rule reads beside the document and the demonstrations, in several runs and tasks: "transductive",
+    "pool: 64", "labels: 500 to 2016"."""
+    numbers: dict[str, set[int]] = {}
     for rule in rules:
-        for name, number in rule.reads.items():
-            numbers.setdefault(name, []).extend([] if number is None else [number])
-    return tuple(
-        name if not of_name else f"{name}: {' to '.join(map(str, sorted({min(of_name), max(of_name)})))}"
-        for name, of_name in numbers.items()
-    )
+        if rule.transductive:
+            numbers.setdefault("transductive", set())
+        if rule.labels is not None:
+            numbers.setdefault("labels", set()).add(rule.labels)
+        if rule.arguments.get("of") == "pool":
+            m = rule.arguments.get("m", rule.corpus)
+            numbers.setdefault("pool", set()).update([m] if type(m) is int else [])
+    ends = {name: sorted({min(of_name), max(of_name)}) if of_name else [] for name, of_name in numbers.items()}
+    return tuple(f"{name}: {' to '.join(map(str, of_name))}" if of_name else name for name, of_name in ends.items())
 
 
 class Icl(Form):

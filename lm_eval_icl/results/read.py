@@ -7,12 +7,11 @@ their answers, its groups.
 
 from __future__ import annotations
 
-import functools
 import json
 import math
 import os
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from tqdm import tqdm
 
 from lm_eval_icl.errors import InputError, one_line, refusing
 from lm_eval_icl.results.collect import KEY, unpack
-from lm_eval_icl.results.form import DEPTH, ReportedTask, Results, RuleFacts, Unusable, number, parse, refusal
+from lm_eval_icl.results.form import DEPTH, ReportedTask, Results, RuleFacts, Unusable, at, number, parse, refusal
 from lm_eval_icl.results.records import Answers, LeftOutFile, Run, TaskResult
 from lm_eval_icl.results.samples import Asked, digest, lines, read_answers
 from lm_eval_icl.results.settings import model_arguments, model_facts, settings, template
@@ -94,12 +93,12 @@ def read(paths: Sequence[Path], quiet: bool = False, dev: bool = False) -> tuple
             results.pop("samples", None)  # of Python's `simple_evaluate`, never of lm-eval's own files: these are large
             name = digest([json.dumps(results, sort_keys=True)])
             known = runs.get(name)
-            if known is not None and _answered(known) == len(known.all_results):
+            if known is not None and known.answered == len(known.all_results):
                 raise Unusable(f"is the same run as {known.path}")
             with np.errstate(all="ignore"):  # strangers' numbers may be as large as a float can be
                 run, notes = _run(file, results, packed, name, dev)
             if known is not None:
-                if _answered(known) >= _answered(run):
+                if known.answered >= run.answered:
                     raise Unusable(f"is the same run as {known.path}")
                 left_out[:] = [other for other in left_out if other.path != known.path]
                 left_out.append(LeftOutFile(known.path, f"is the same run as {run.path}, with fewer samples."))
@@ -110,10 +109,6 @@ def read(paths: Sequence[Path], quiet: bool = False, dev: bool = False) -> tuple
         except Exception as error:  # whatever a stranger's file has in it, the others are read
             left_out.append(LeftOutFile(file.path, f"cannot be understood ({one_line(error)})."))
     return list(runs.values()), list(dict.fromkeys(left_out))
-
-
-def _answered(run: Run) -> int:
-    return sum(result.answers is not None for result in run.all_results)
 
 
 def _sentence(text: object) -> str:
@@ -185,10 +180,7 @@ def _printable(text: str) -> str:
 
 def _load(file: _File) -> dict[str, Any] | None:
     """The JSON of a results file; None for that of something else, of which nobody would think that it has results.
-
-    Raises:
-        Unusable: it is damaged, or too large.
-    """
+    `Unusable` is raised if it is damaged or too large."""
     try:
         with file.path.open("rb") as opened:
             data = opened.read(RESULTS_BYTES + 1)
@@ -201,10 +193,8 @@ def _load(file: _File) -> dict[str, Any] | None:
     results = parse(data)
     level = [results]
     for _ in range(DEPTH + 1):
-        inner = [
-            value.values() if isinstance(value, dict) else value for value in level if isinstance(value, dict | list)
-        ]
-        level = [value for values in inner for value in values]
+        containers = [value for value in level if isinstance(value, dict | list)]
+        level = [inner for value in containers for inner in (value.values() if isinstance(value, dict) else value)]
     if level:
         raise Unusable(f"is nested more than {DEPTH} deep")
     # An escape is the only way to half of a surrogate pair in JSON, and Python cannot print or write one.
@@ -225,11 +215,9 @@ def _run(file: _File, results: dict[str, Any], packed: Any, name: str, dev: bool
     Args:
         packed: what `collect` has added.
         name: the digest.
-        dev: a study's run on its dev set is one, too.
 
     Raises:
-        Unusable: it is not of lm-eval's form, there is no task with a number, or a number is one that lm-eval does not
-            write.
+        Unusable: it is not of lm-eval's form, no task has a number, or a number is one that lm-eval does not write.
     """
     try:
         form = Results.model_validate(results)
@@ -319,13 +307,11 @@ def _leaves(group: str, groups: Mapping[str, Sequence[str]]) -> list[str]:
 def _weights(
     values: Mapping[str, Any], members: Sequence[str], tasks: Mapping[str, TaskResult], sizes: Mapping[str, int]
 ) -> dict[str, float]:
-    """The weights of tasks in a group; empty if the group has no value: it is only a name for several tasks.
+    """The weights of tasks in a group; empty if the group has no value and is only a name for several tasks.
 
     lm-eval's value of a group is the mean over all tasks in it, however deep, by their documents or with equal weights,
-    and it does not say which: the one that gives its value, or if both do, its standard error too.
-
-    Raises:
-        Unusable: its value is no such mean.
+    and it does not say which: the one that gives its value, or if both do, its standard error too. `Unusable` is raised
+    if its value is no such mean.
     """
     if not members or not any("," in key and number(value) is not None for key, value in values.items()):
         return {}
@@ -363,11 +349,7 @@ def _task(
     file: _File, results: Mapping[str, Any], form: Results, says: ReportedTask, task: str, notes: list[str]
 ) -> list[TaskResult]:
     """A task's result, then those under decision rules; each with its answers, or with marks that say why they are not
-    used. Sentences on rules that are left out are added to `notes`.
-
-    Raises:
-        Unusable: it has no number.
-    """
+    used. Sentences on rules that are left out are added to `notes`. `Unusable` is raised if the task has no number."""
     rules = form.config.icl.decided.get(task)
     rules = rules if isinstance(rules, dict) else {}
     metric, of_filter, entry = _metric(says, form.config.icl.study.metric, rules)
@@ -413,10 +395,7 @@ def _task(
 
 
 def _value(says: ReportedTask, key: str) -> float:
-    """
-    Raises:
-        Unusable: the task has no such value, or it is no number.
-    """
+    """A value of a task. `Unusable` is raised if there is none, or if it is no number."""
     if key not in says.values:
         raise Unusable(f"there is no {key}")
     if (value := number(says.values[key])) is None:
@@ -428,22 +407,13 @@ def _with_answers(
     file: _File, results: Mapping[str, Any], says: ReportedTask, of_task: Sequence[TaskResult]
 ) -> list[TaskResult]:
     """The results of a task with their answers, or with marks that say why they are not used."""
-    packed = says.packed
-    if packed is None:
-        read_one = _from_samples(file, results, of_task)
+    of_results: list[tuple[Answers | Unusable | None, list[str]]]
+    if says.packed is None:
+        of_results = [(answers, []) for answers in _from_samples(file, results, of_task)]
     else:
-        of_rules = packed.get("rules") if isinstance(packed, dict) else None
-
-        def read_one(result: TaskResult) -> tuple[Answers | None, list[str]]:
-            key = f"{result.metric},{result.reported_filter}"
-            if result.rule is None:
-                return unpack(packed, key)
-            # A version that knew no rules kept none of their answers.
-            kept = of_rules.get(result.rule.name) if isinstance(of_rules, dict) else None
-            return (None, []) if kept is None else unpack(kept, key)
-
+        of_results = [_from_packed(says.packed, result) for result in of_task]
     complete = []
-    for result in of_task:
+    for result, (answers, kept_marks) in zip(of_task, of_results, strict=True):
         marks = []
         if _is_accuracy(result) and not 0 <= result.value <= 1:
             marks.append(f"its {result.metric} of {result.value:g} is not between 0 and 1")
@@ -451,17 +421,14 @@ def _with_answers(
             marks.append(
                 f"its {result.metric} is not computed from numbers of single documents, so it is shown as reported"
             )
-        answers = None
-        try:
-            answers, kept_marks = read_one(result)
-            if answers is not None and answers.items.ndim == 2 and result.metric == "metaicl":  # of classification
+        if isinstance(answers, Answers):
+            if answers.items.ndim == 2 and result.metric == "metaicl":  # of classification
                 result = replace(result, aggregation="macro_f1")
-            if answers is not None and not marks:
-                _check(answers, result)
-            marks += kept_marks
-        except Unusable as error:
-            marks.append(f"its samples are not used: {error}")
-        if marks or answers is None:
+            why = "" if marks else _contradiction(answers, result)
+        else:
+            why = "" if answers is None else str(answers)
+        marks += [f"its samples are not used: {why}"] if why else kept_marks
+        if marks or not isinstance(answers, Answers):
             complete.append(replace(result, marks=tuple(dict.fromkeys(map(_sentence, marks)))))
         else:
             complete.append(replace(result, documents=len(answers.items), answers=answers))
@@ -471,12 +438,8 @@ def _with_answers(
 def _metric(task: ReportedTask, of_study: str | None, rules: Collection[str]) -> tuple[str, str, Mapping[str, Any]]:
     """The metric that stands for a task, its first filter, and what the task's configuration says of it.
 
-    Args:
-        of_study: the metric that a study names, which comes first.
-        rules: filters that are decision rules, none of which stands for the task itself.
-
-    Raises:
-        Unusable: the task has none.
+    The metric that a study names comes first; a decision rule is a filter that does not stand for the task itself.
+    `Unusable` is raised if the task has no metric.
     """
     filters: dict[str, str] = {}
     for key in task.values:
@@ -485,12 +448,11 @@ def _metric(task: ReportedTask, of_study: str | None, rules: Collection[str]) ->
             filters.setdefault(metric, of_filter)
     entries: dict[str, Mapping[str, Any]] = {}
     for entry in task.config.metric_list or []:
+        name = str(entry.get("metric"))
         for metric in filters:
-            name = entry.get("metric")
-            # A metric that is a Python function has its source as its name.
-            if name == metric or (isinstance(name, str) and f"def {metric}(" in name):
+            if name == metric or f"def {metric}(" in name:  # a metric that is a function has its source as its name
                 entries.setdefault(metric, entry)
-    for metric in (*([of_study] if of_study else ()), "acc", "exact_match", *entries, *filters):
+    for metric in (*filter(None, [of_study]), "acc", "exact_match", *entries, *filters):
         if metric in filters:
             return metric, filters[metric], entries.get(metric, {})
     raise Unusable("it has no metric")
@@ -502,30 +464,33 @@ def _is_accuracy(result: TaskResult) -> bool:
 
 def _from_samples(
     file: _File, results: Mapping[str, Any], of_task: Sequence[TaskResult]
-) -> Callable[[TaskResult], tuple[Answers | None, list[str]]]:
-    """What reads the answers of these results from the samples beside them, all in one pass through the file.
-
-    It gives None if there are no samples, or none that the metric is computed from, and raises `Unusable` if they are
-    damaged.
-    """
-
-    @functools.cache
-    def answers() -> Mapping[str, Answers | Unusable]:
+) -> Sequence[Answers | Unusable | None]:
+    """The answers of these results from the samples beside them, all in one pass through the file; or why they cannot
+    be used; or None if there are no samples, or none that the metric is computed from."""
+    nothing = [None] * len(of_task)
+    if of_task[0].aggregation not in AGGREGATIONS:
+        return nothing
+    try:
         path = samples_file(file.path, of_task[0].task)
         if not os.path.lexists(path):
-            return {}
+            return nothing
         if not _is_inside(path, file.root):
             raise Unusable(f"{path.name} is a link out of its folder, or a device")
-        filters = [asked(results, result) for result in of_task]
-        return dict(zip((of_filter.filter for of_filter in filters), read_answers(lines(path), filters), strict=True))
+        return read_answers(lines(path), [asked(results, result) for result in of_task])
+    except Unusable as error:
+        return [error] * len(of_task)
 
-    def read_one(result: TaskResult) -> tuple[Answers | None, list[str]]:
-        of_filter = answers().get(result.reported_filter) if result.aggregation in AGGREGATIONS else None
-        if isinstance(of_filter, Unusable):
-            raise of_filter
-        return of_filter, []
 
-    return read_one
+def _from_packed(packed: Any, result: TaskResult) -> tuple[Answers | Unusable | None, list[str]]:
+    """The answers that `collect` has kept of a result, as those of `_from_samples`, and its marks."""
+    if result.rule is not None:
+        packed = at(packed, "rules", result.rule.name)
+        if packed is None:  # a version that knew no rules kept none of their answers
+            return None, []
+    try:
+        return unpack(packed, f"{result.metric},{result.reported_filter}")
+    except Unusable as error:
+        return error, []
 
 
 def samples_file(results: Path, task: str) -> Path:
@@ -558,22 +523,19 @@ def asked(results: Mapping[str, Any], result: TaskResult) -> Asked:
     )
 
 
-def _check(answers: Answers, result: TaskResult) -> None:
-    """Check that answers are those that the result is of.
-
-    Raises:
-        Unusable: they are not.
-    """
+def _contradiction(answers: Answers, result: TaskResult) -> str:
+    """Why answers are not those that the result is of; "" if they can be."""
     items = answers.items
     if result.documents and len(items) != result.documents:
-        raise Unusable(f"they are of {len(items)} documents, the results of {result.documents}")
+        return f"they are of {len(items)} documents, the results of {result.documents}"
     if np.isinf(items).any() or (np.isnan(items).any() and result.aggregation != "nanmean"):
-        raise Unusable(f"the {result.metric} of a document is not a finite number")
+        return f"the {result.metric} of a document is not a finite number"
     if _is_accuracy(result) and (items.min() < 0 or items.max() > 1):
-        raise Unusable(f"the {result.metric} of a document is not between 0 and 1")
+        return f"the {result.metric} of a document is not between 0 and 1"
     if (items.ndim == 2) != (result.aggregation in _OF_PAIRS):
-        raise Unusable(f"the {result.metric} of a document is not what lm-eval's {result.aggregation} is computed from")
+        return f"the {result.metric} of a document is not what lm-eval's {result.aggregation} is computed from"
     if result.aggregation in ("mean", "nanmean") and not np.isnan(items).all():
         mean = float(np.nanmean(items))
         if not math.isclose(mean, result.value, rel_tol=1e-9, abs_tol=1e-12):
-            raise Unusable(f"their mean {result.metric} is {mean:.6g}, in the results it is {result.value:.6g}")
+            return f"their mean {result.metric} is {mean:.6g}, in the results it is {result.value:.6g}"
+    return ""

@@ -147,6 +147,11 @@ class Run:
         """Of all tasks, without and under decision rules."""
         return *self.tasks.values(), *self.decided
 
+    @property
+    def answered(self) -> int:
+        """How many of these results have answers document by document."""
+        return sum(result.answers is not None for result in self.all_results)
+
     @functools.cached_property
     def study(self) -> StudyFacts:
         """What a study says of its cell; equal to `StudyFacts()` for other runs."""

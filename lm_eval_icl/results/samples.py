@@ -99,34 +99,26 @@ def read_answers(samples: Iterable[Mapping[str, Any]], asked: Sequence[Asked]) -
         For each, the answers, or why they cannot be used: a sample has not what is needed, or a document is there
         twice.
     """
-    rows: dict[str, dict[int, _Row]] = {of_filter.filter: {} for of_filter in asked}
     by_filter = {of_filter.filter: of_filter for of_filter in asked}
-    unusable: dict[str, Unusable] = {}
+    rows: dict[str, dict[int, _Row]] = {name: {} for name in by_filter}
+    answers: dict[str, Answers | Unusable] = {}
     for sample in samples:
         name = sample.get("filter", asked[0].filter)
-        if name not in by_filter or name in unusable:
-            continue
+        if name in by_filter and name not in answers:
+            try:
+                _add(rows[name], sample, by_filter[name])
+            except Unusable as error:
+                answers[name] = error
+    for name in by_filter.keys() - answers.keys():
         try:
-            _add(rows[name], sample, by_filter[name])
+            answers[name] = _answers(rows[name], by_filter[name])
         except Unusable as error:
-            unusable[name] = error
-            if len(unusable) == len(asked):
-                break
-    answers: list[Answers | Unusable] = []
-    for name, of_filter in by_filter.items():
-        try:
-            answers.append(unusable[name] if name in unusable else _answers(rows[name], of_filter))
-        except Unusable as error:
-            answers.append(error)
-    return answers
+            answers[name] = error
+    return [answers[name] for name in by_filter]
 
 
 def _add(rows: dict[int, _Row], sample: Mapping[str, Any], asked: Asked) -> None:
-    """Add a sample to the rows of its filter.
-
-    Raises:
-        Unusable: it has not what is needed, or its document is there already.
-    """
+    """Add a sample to the rows of its filter. Raises `Unusable` if it lacks something or its document is there."""
     number = sample["doc_id"]
     if number in rows:
         raise Unusable(f"document {number} is in the samples twice")
@@ -147,11 +139,7 @@ def _add(rows: dict[int, _Row], sample: Mapping[str, Any], asked: Asked) -> None
 
 
 def _answers(rows: dict[int, _Row], asked: Asked) -> Answers:
-    """The samples of a filter as arrays.
-
-    Raises:
-        Unusable: there are none, or they do not go together.
-    """
+    """The samples of a filter as arrays. Raises `Unusable` if there are none, or they do not go together."""
     if not rows:
         raise Unusable(f"the samples file has no sample of the filter {asked.filter!r}")
     rows = dict(sorted(rows.items()))

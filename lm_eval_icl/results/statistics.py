@@ -83,7 +83,7 @@ class Difference(Estimate):
         p: two-sided, of there being no difference.
         detectable: the smallest difference that this comparison would find four times in five: the quantiles of t for
             95% confidence and 80% power, times the standard error (Miller 2024, arXiv 2411.00640). Where the error is
-            0, that of `_unseen`. Infinite if nothing can be said.
+            0, that of as many documents as could differ unseen. Infinite if nothing can be said.
         better: in how many sets the first has the higher mean; of a group, in all tasks.
         worse: in how many sets the first has the lower mean; of a group, in all tasks.
         p_signs: that of the sign flips of the sets' means, see `sign_flips`. None with one set, and of a group.
@@ -104,8 +104,8 @@ def estimate(scores: np.ndarray, *, drawn: bool = True, bounds: Bounds | None = 
     """The mean of an entry's scores, with an interval for other documents and other sets of demonstrations.
 
     With one set of scores that are 0 or 1, or several that are all 0 or all 1, the interval is Wilson's for as many
-    trials as there are documents, and the standard error the ordinary one or half of that interval in normal quantiles,
-    if that is larger, so that it is never 0. Where all scores are another number, the interval is that number.
+    trials as there are documents. The standard error is then the ordinary one or half of that interval in normal
+    quantiles, whichever is larger.
 
     Args:
         scores: (documents, sets). Flip rates may take the place of scores.
@@ -136,9 +136,9 @@ def difference(
 ) -> Difference:
     """The mean of the paired differences of two entries, with an interval for other documents and other sets.
 
-    The interval is from t, and p is that of t too; with one set of scores that are 0 or 1, p is the mid-p of McNemar's
-    test, which about 0.05 may say otherwise than the interval. Scores that are the same everywhere give [0, 0] and
-    p = 1; those that differ by the same number everywhere the p of the documents' sign flips, 2^(1 - documents).
+    The interval and p are those of t; with one set of scores that are 0 or 1, p is the mid-p of McNemar's test, which
+    about 0.05 may say otherwise than the interval. Scores that are the same everywhere give [0, 0] and p = 1; those
+    that differ by the same number everywhere the p of the documents' sign flips, 2^(1 - documents).
 
     Args:
         first: (documents, sets).
@@ -163,23 +163,15 @@ def difference(
         how = "paired t"
     elif first.shape[1] == 1:
         how, p = "mcnemar", mcnemar_mid_p(int((differences > 0).sum()), int((differences < 0).sum()))
-    spread = _spread(differences, scale)
-    result = _difference(differences.mean(axis=0), spread, n, sets, scale, bounds, how, p)
-    return replace(result, detectable=_unseen(n, (0, 1) if binary else bounds)) if result.error == 0 else result
-
-
-def _unseen(documents: int, bounds: Bounds | None) -> float:
-    """The detectable difference where no document differs from the others, so that nothing shows how they vary.
-
-    It is that of as many documents as the upper end of Wilson's interval for 0 allows to differ, each by as much as the
-    bounds do. Infinite without bounds, or if the largest difference that there can be would not be found.
-    """
-    if bounds is None:
-        return math.inf
-    width = bounds[1] - bounds[0]
-    error = width * math.sqrt(wilson(0, documents)[1] / documents)
-    detectable = (_NORMAL + float(special.ndtri(POWER))) * error
-    return detectable if detectable <= width else math.inf
+    result = _difference(differences.mean(axis=0), _spread(differences, scale), n, sets, scale, bounds, how, p)
+    possible = (0, 1) if binary else bounds
+    if result.error != 0 or possible is None:
+        return result
+    # No document differs from the others, so that nothing shows how they vary. As many may differ as the upper end of
+    # Wilson's interval for 0 allows, each by as much as is possible.
+    width = possible[1] - possible[0]
+    detectable = (_NORMAL + float(special.ndtri(POWER))) * width * math.sqrt(wilson(0, n)[1] / n)
+    return replace(result, detectable=detectable if detectable <= width else math.inf)
 
 
 @dataclass(frozen=True)
@@ -193,16 +185,13 @@ class _Spread:
 
 
 def _spread(values: np.ndarray, scale: float) -> _Spread:
-    """The variance of the mean of a matrix (documents, sets).
+    """The variance of the mean of a matrix (documents, sets) of scores; what is far less than `scale` is rounding.
 
     With mean squares A of documents, B of sets and E of the rest, and N = documents * sets, the variance is estimated
     without bias by (A + B - E) / N: that with two-way clusters (Cameron, Gelbach and Miller 2011) without their
     corrections, times N / ((n - 1)(S - 1)). Degrees of freedom are Satterthwaite's (1946). In small samples E can be
     the largest: the variance is never below A / N or B / N and then has the degrees of freedom of that factor; if A and
     B are 0 and E is not, it is E / N, with the fewest. With one set it is the usual variance over documents.
-
-    Args:
-        scale: of the scores. What is far less is rounding.
     """
     n, sets = values.shape
     if n == 1:
@@ -257,12 +246,7 @@ def _difference(
     how: str,
     p: float | None = None,
 ) -> Difference:
-    """The difference from the sets' mean differences.
-
-    Args:
-        bounds: of the scores.
-        p: None for that of t.
-    """
+    """The difference from the sets' mean differences. `bounds` are of the scores; p None is that of t."""
     tolerance = _TINY * scale
     if how == "identical":
         of_sets = np.zeros_like(of_sets)
@@ -280,14 +264,12 @@ def _of_differences(bounds: Bounds | None) -> Bounds | None:
 
 def _tested(estimated: Estimate, p: float | None, better: int, worse: int, p_signs: float | None = None) -> Difference:
     """An estimate of a difference with its p, that of t if it is None, and what could be detected."""
-    detectable = math.inf
-    if estimated.error != 0 and not math.isinf(estimated.error):
-        detectable = (
-            _t_quantile((1 + CONFIDENCE) / 2, estimated.df) + _t_quantile(POWER, estimated.df)
-        ) * estimated.error
+    detectable, error, df = math.inf, estimated.error, estimated.df
+    if error != 0 and not math.isinf(error):
+        detectable = (_t_quantile((1 + CONFIDENCE) / 2, df) + _t_quantile(POWER, df)) * error
         if p is None:
-            t = -abs(estimated.mean) / estimated.error
-            p = 2 * float(special.ndtr(t) if math.isinf(estimated.df) else special.stdtr(estimated.df, t))
+            t = -abs(estimated.mean) / error
+            p = 2 * float(special.ndtr(t) if math.isinf(df) else special.stdtr(df, t))
     return Difference(**vars(estimated), p=1.0 if p is None else p, detectable=detectable, better=better, worse=worse,
                       p_signs=p_signs)  # fmt: skip
 
@@ -318,8 +300,8 @@ def mcnemar_mid_p(better: int, worse: int) -> float:
 def sign_flips(of_sets: np.ndarray) -> float:
     """The two-sided p of the sets' mean differences being as likely to have the other sign (Fisher 1935).
 
-    It is exact for up to 20 sets, as scipy's `permutation_test(..., permutation_type="samples")` is, a thousand times
-    slower; for more, 100,000 flips are drawn with a fixed seed and the one that was seen is counted among them.
+    It is exact for up to 20 sets, and a thousand times faster than scipy's `permutation_test`; for more, 100,000 flips
+    are drawn with a fixed seed and the one that was seen is counted among them.
     """
     of_sets = np.asarray(of_sets, dtype=float)
     if len(of_sets) <= _EXACT_SETS:
@@ -472,15 +454,14 @@ def bootstrap(
     sets are drawn with replacement, independently of each other. The metric of the drawn documents alone deviates by a,
     that of the drawn sets alone by b, that of both by a + b and a rest. Variances over draws, divided by the
     (n - 1) / n that resamples of n lack, take the place of the mean squares in the formula of `estimate`. (The variance
-    of the draws of both would count the rest three times.) The interval is from t rather than from the draws'
-    quantiles, which are too narrow for few sets.
+    of the draws of both would count the rest three times.) The interval is from t, since the draws' quantiles are too
+    narrow for few sets.
 
     Args:
         sums: (documents, sets, k), what an `Aggregation` sums.
         value: the metric, from sums (..., k) to (...).
         draws: how many; they are the same for the same numbers of documents and sets.
-        drawn: as in `estimate`; if not, only documents are drawn.
-        bounds: of the metric. The interval does not go beyond them.
+        drawn, bounds: as in `estimate`, of the metric. If sets were not drawn, only documents are.
 
     Raises:
         ValueError: the sums have another shape or are not all finite, or the metric is not defined for them.
@@ -574,12 +555,7 @@ def _confusions(items: ArrayLike) -> np.ndarray:
 
 
 def _counted(items: ArrayLike) -> np.ndarray:
-    """Numbers, and that each is one."""
-    values = _items(items, 1)
-    return np.hstack([values, np.ones_like(values)])
-
-
-def _counted_if_numbers(items: ArrayLike) -> np.ndarray:
+    """Numbers and 1, but 0 and 0 for a NaN."""
     values = _items(items, 1)
     is_number = ~np.isnan(values)
     return np.hstack([np.where(is_number, values, 0), is_number])
@@ -633,7 +609,7 @@ _pairs = functools.partial(_items, columns=2)
 # classes and are 0 where they are not defined, as scikit-learn's.
 AGGREGATIONS: Mapping[str, Aggregation] = {
     "mean": Aggregation(_counted, _quotient, None),
-    "nanmean": Aggregation(_counted_if_numbers, _quotient, None),
+    "nanmean": Aggregation(_counted, _quotient, None),
     "f1": Aggregation(_confusions, _f1, (0, 1)),
     "macro_f1": Aggregation(_class_counts, _macro_f1, (0, 1)),
     "matthews_corrcoef": Aggregation(_confusions, _matthews, (-1, 1)),
@@ -664,10 +640,9 @@ def order_sensitivity(predictions: Iterable[np.ndarray]) -> Estimate | None:
     """
     rates = []
     for of_set in map(np.asarray, predictions):
-        if (orders := of_set.shape[1]) >= 2:
+        if of_set.shape[1] >= 2:
             pairs = itertools.combinations(of_set.T, 2)
-            different = sum((first != second).astype(np.int64) for first, second in pairs)
-            rates.append(different / (orders * (orders - 1) / 2))
+            rates.append(np.mean([first != second for first, second in pairs], axis=0))
     return estimate(np.stack(rates, axis=1), bounds=(0.0, 1.0)) if rates else None
 
 

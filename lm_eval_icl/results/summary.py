@@ -72,8 +72,7 @@ def _ranked(entries: Sequence[Entry], column: Column) -> list[Entry]:
 def _highest(entries: Sequence[Entry], column: Column, full: Words) -> str:
     """The best value of a column and all entries that have it, beside the score of always giving one answer."""
     cells = {entry: entry.cells[column.name] for entry in _ranked(entries, column)}
-    sign = 1 if column.higher_is_better else -1
-    best = max(cells, key=lambda entry: sign * cells[entry].estimate.mean)
+    best = max(cells, key=lambda entry: column.sign * cells[entry].estimate.mean)
     estimate, majority = cells[best].estimate, cells[best].majority
     ties = [entry for entry in cells if math.isclose(cells[entry].estimate.mean, estimate.mean, abs_tol=1e-12)]
     average = f"On average over {len(column.weights)} tasks"

@@ -2,11 +2,9 @@
 
 import re
 import shutil
-import sys
 
 import pytest
 
-from lm_eval_icl import cli
 from lm_eval_icl.leaderboard import numbers, tables
 from lm_eval_icl.results import build
 from lm_eval_icl.results.cells import compare
@@ -35,25 +33,6 @@ def results(tmp_path_factory):
         for seed in range(4):
             write(root / model, model, seed, **({"T": 4} if model == "deepthink" else {}))
     return root
-
-
-@pytest.fixture
-def command(monkeypatch, capsys):
-    """A function that runs `lm-eval-icl` with arguments, and gives what it prints; or, of a refusal, the line."""
-    monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setenv("TERM", "dumb")
-
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["lm-eval-icl", *map(str, arguments)])
-        try:
-            cli.main()
-        except SystemExit as stopped:
-            assert isinstance(stopped.code, str)
-            assert "\n" not in stopped.code
-            return stopped.code
-        return capsys.readouterr().out
-
-    return run
 
 
 def unwrapped(text):
@@ -97,28 +76,6 @@ def test_tables_and_choice_of_columns(command, results, tmp_path):
     for file, made in zip(files, (tables.as_csv, tables.as_markdown, tables.as_tex), strict=True):
         assert file.read_text(encoding="utf-8") == made(board)
         assert f"written: {file}" in printed
-
-
-def test_collected_runs_give_the_same_numbers(command, results, tmp_path):
-    printed = command("collect", results, "--output", tmp_path / "shared")
-    assert f"{tmp_path / 'shared'}: 12 runs" in printed
-    for name, path in (("raw", results), ("shared", tmp_path / "shared")):
-        command("leaderboard", path, "--csv", tmp_path / f"{name}.csv")
-    assert (tmp_path / "raw.csv").read_text() == (tmp_path / "shared.csv").read_text()
-
-
-def test_a_run_without_samples_does_not_replace_the_same_run_with_samples(command, results, tmp_path):
-    """Neither when boards are joined by copying, nor when both are collected into one folder."""
-    bare, board = tmp_path / "bare", tmp_path / "board"
-    shutil.copytree(results, bare, ignore=shutil.ignore_patterns("samples_*_2026-11-22T10-00-01.*.jsonl"))
-    command("collect", results, "--output", board)
-    command("collect", bare, "--output", board)
-    command("leaderboard", results, "--csv", tmp_path / "before.csv")
-    command("leaderboard", board, "--csv", tmp_path / "after.csv")
-    assert (tmp_path / "before.csv").read_text() == (tmp_path / "after.csv").read_text()
-    again = tmp_path / "again"
-    assert f"{again}: 12 runs" in command("collect", board, "--output", again)
-    assert len(list((again / "runs").iterdir())) == 12 < len(list((board / "runs").iterdir()))
 
 
 def test_compare_two_entries(command, results):

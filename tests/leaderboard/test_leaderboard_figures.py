@@ -444,27 +444,15 @@ def test_figures_for_a_page_need_nothing_but_the_page(elements: dict[str, str]) 
     assert len(set(ids)) == len(ids)
 
 
-def test_a_method_has_one_colour_and_marker_on_all_boards() -> None:
-    def points(board: Board) -> dict[str, set[tuple[Any, Any]]]:
-        found: dict[str, set[tuple[Any, Any]]] = {}
-        with style.styled():
-            for one in (figures._forest(board, 40), figures._seeds(board, 40)):
-                assert one is not None
-                for axes in one.figure.axes:
-                    labels = [text.get_text() for text in axes.get_yticklabels()]
-                    for line in axes.get_lines():
-                        if line.get_marker() != "None":
-                            method = labels[round(line.get_ydata()[0])].split()[0]
-                            found.setdefault(method, set()).add((line.get_color(), line.get_marker()))
-        return found
-
-    few = points(make([KINDS[1], KINDS[0]]))
-    many = points(make([("theirs", {}, 8), *KINDS]))
-    for method, looks in {**many, **few}.items():
-        assert looks == {style.of_method(method)} == many[method]
+def test_a_method_has_one_colour_and_marker_on_all_boards(tmp_path: Path) -> None:
     known = {"hf", *methods.NAMES}
-    looks_of_known = [style.of_method(name) for name in known]
-    assert len({color for color, _ in looks_of_known}) == len({marker for _, marker in looks_of_known}) == len(known)
+    looks = [style.of_method(name) for name in known]
+    assert len({color for color, _ in looks}) == len({marker for _, marker in looks}) == len(known)
+    for number, kinds in enumerate((KINDS[:2], [("theirs", {}, 8), *KINDS])):
+        drawn(make(kinds), tmp_path / str(number), "forest", "seeds")
+        for name in ("forest", "seeds"):
+            picture = (tmp_path / str(number) / f"{name}.svg").read_text(encoding="utf-8")
+            assert all(style.of_method(method)[0] in picture for method, _, _ in kinds)
     with style.styled():
         tokens = figures._tokens(make([(name, {}, 8) for name in sorted(known)]), 40)
     assert tokens is not None

@@ -10,42 +10,14 @@ import re
 import shlex
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from lm_eval_icl import cli, methods
+from lm_eval_icl import methods
 from lm_eval_icl.smoke.demo import model_path
 from tests import processes
 from tests.boards import write
-from tests.leaderboard.test_leaderboard_page import BROWSER, in_browser, sync_playwright
-
-
-@pytest.fixture
-def command(monkeypatch, capsys):
-    """A function that runs `lm-eval-icl` with arguments, and gives what it prints."""
-    monkeypatch.setenv("COLUMNS", "300")
-    monkeypatch.setenv("TERM", "dumb")
-
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["lm-eval-icl", *map(str, arguments)])
-        cli.main()
-        return capsys.readouterr().out
-
-    return run
-
-
-@pytest.fixture
-def board(command, tmp_path):
-    """A function that makes a board of a folder: what is printed, the lines of the CSV file, and the page."""
-
-    def make(folder, *arguments):
-        files = tmp_path / "made.csv", tmp_path / "made.html"
-        printed = command("leaderboard", folder, "--csv", files[0], "--output", files[1], *arguments)
-        return printed, list(csv.DictReader(files[0].open(encoding="utf-8"))), files[1].read_text(encoding="utf-8")
-
-    return make
 
 
 def printed_commands(page):
@@ -67,15 +39,9 @@ def test_a_column_names_the_task_that_its_order_sensitivity_is_of(board, tmp_pat
             icl = {"study": {"order": order, "shared": {"cells": 2}}}
             says = [(number + order * (number < 4)) % 2 for number in range(40)]
             for task in ("aaa", "bbb") if model == "icl" else ("bbb",):
-                write(
-                    tmp_path / "r" / f"{model}{order}",
-                    model,
-                    task=task,
-                    order=order,
-                    put={"config.icl": icl},
-                    says=says,
-                )
-    _, _, page = board(tmp_path / "r")
+                folder = tmp_path / "r" / f"{model}{order}"
+                write(folder, model, task=task, order=order, put={"config.icl": icl}, says=says)
+    page = board(tmp_path / "r", page=True).page
     (note,) = re.findall(r"<bdi>order sensitivity</bdi></button> <small>(.*?)</small>", page)
     first = re.search(r'data-key="c0".*?<bdi>(.*?)</bdi>', page)[1]
     assert note == first and first in ("aaa", "bbb", "average")
@@ -90,11 +56,11 @@ def test_costs_of_a_study_do_not_stand_beside_those_of_a_run_alone(board, tmp_pa
         write(tmp_path / "r" / model, model, put={"config.icl": of_study}, says=[0] * 40 if model == "nope" else None)
     # A study's cell does not make a run alone cheaper.
     write(tmp_path / "r/both", "icl", seed=1, put={"config.icl": of_study})
-    _, lines, page = board(tmp_path / "r", "--plots", tmp_path / "plots")
-    costs = {line["method"]: (line["tokens"], line["seconds"], line["in_study"]) for line in lines}
+    made = board(tmp_path / "r", "--plots", tmp_path / "plots", page=True)
+    costs = {line["method"]: (line["tokens"], line["seconds"], line["in_study"]) for line in made}
     assert costs["icl"] == costs["pcw"] == ("100.0", "2.0", "False")
     assert costs["invicl"] == ("10.0", "0.0025", "True")
-    titles = re.findall(r"<bdi>(tokens run.*?|seconds.*?)</bdi>", page)
+    titles = re.findall(r"<bdi>(tokens run.*?|seconds.*?)</bdi>", made.page)
     assert titles == ["tokens run", "tokens run in a study", "seconds", "seconds in a study"]
     drawn = list(csv.DictReader((tmp_path / "plots/tokens.csv").open(encoding="utf-8")))
     # Each has a line of its own: the dearest of them has no rival among the cheap cells of the study.
@@ -114,7 +80,7 @@ def test_entries_that_tie_are_all_named(board, tmp_path):
     for model in ("icl", "pcw", "saicl"):
         write(tmp_path / "r" / model, model, says=[0] * 20 + [1] * 20)
     write(tmp_path / "r/nope", "nope", says=[1, 0] * 20)
-    printed, _, _ = board(tmp_path / "r")
+    printed = board(tmp_path / "r").printed
     assert "the highest value is 50.0%, that of 3 entries: icl, pcw and saicl." in printed
 
 
@@ -123,7 +89,7 @@ def test_other_columns_have_their_sentence(board, tmp_path):
     write(tmp_path / "r/b", "pcw", task="bbb")
     write(tmp_path / "r/c", "saicl", task="ccc")
     write(tmp_path / "r/d", "nope", task="ddd", says=[0] * 40)
-    printed, _, _ = board(tmp_path / "r")
+    printed = board(tmp_path / "r").printed
     assert "On aaa, the highest value is 0.0%: icl" in printed
     assert "On bbb, the highest value is 100.0%: pcw" in printed
     assert "On ddd, the highest value is 50.0%: nope" in printed
@@ -143,20 +109,12 @@ def test_labels_say_in_words_what_separates_rows(board, tmp_path):
         ("c/d", {"methods": ["icl", "pcw"], "steps": 30000}),
     ):
         write(root / path, "nope", put={"config.icl": {"trained": trained}, "config.model_args": {"pretrained": path}})
-    _, lines, _ = board(root)
-    assert labels(lines) == [
+    assert labels(board(root)) == [
         "icl, 4 shots", "icl, 4 shots, chat, multiturn", "icl, 4 shots, chat, one turn",
         "invicl, 4 shots, system instruction", "nope, 4 shots, trained under icl for 100 steps",
         "nope, 4 shots, trained under icl/pcw for 30000 steps", "pcw, 4 shots, limit=40",
         "saicl, 4 shots, demonstrations=herding",
     ]  # fmt: skip
-
-
-def test_prompts_have_their_digest_where_words_do_not_tell_them_apart(board, tmp_path):
-    write(tmp_path / "r/a")
-    write(tmp_path / "r/b", description="Read.")
-    _, lines, _ = board(tmp_path / "r")
-    assert all(re.fullmatch("icl, 4 shots, prompts [0-9a-f]{6}", label) for label in labels(lines))
 
 
 def test_a_method_that_gives_one_answer_is_marked(board, command, tmp_path):
@@ -165,16 +123,15 @@ def test_a_method_that_gives_one_answer_is_marked(board, command, tmp_path):
     write(tmp_path / "r/nope", "nope", gold=gold, says=[0] * 39 + [1])
     command("collect", tmp_path / "r", "--output", tmp_path / "collected")
     for folder in (tmp_path / "r", tmp_path / "collected"):
-        printed, lines, page = board(folder)
-        marks = {line["method"]: line["marks"] for line in lines}
+        made = board(folder, page=True)
+        marks = {line["method"]: line["marks"] for line in made}
         assert "collapsed" in marks["nope"] and "collapsed" not in marks["icl"]
-        assert {line["majority"] for line in lines} == {"0.55"}
-        assert {line["method"]: line["predicted"] for line in lines} == {
-            "nope": "good 0.975; bad 0.025", "icl": "good 0.5; bad 0.5",
-        }  # fmt: skip
-        assert "Always giving the most frequent right answer would have 55.0%." in printed
-        assert "nope (on t) has collapsed" in printed
-        assert "<mark>collapsed</mark>" in page and "<small>one answer: 55.0</small>" in page
+        assert {line["majority"] for line in made} == {"0.55"}
+        predicted = {line["method"]: line["predicted"] for line in made}
+        assert predicted == {"nope": "good 0.975; bad 0.025", "icl": "good 0.5; bad 0.5"}
+        assert "Always giving the most frequent right answer would have 55.0%." in made.printed
+        assert "nope (on t) has collapsed" in made.printed
+        assert "<mark>collapsed</mark>" in made.page and "<small>one answer: 55.0</small>" in made.page
 
 
 def test_one_answer_is_no_mark_where_it_is_right(board, tmp_path):
@@ -183,8 +140,7 @@ def test_one_answer_is_no_mark_where_it_is_right(board, tmp_path):
     # Under one of two sets of demonstrations alone.
     for seed in range(2):
         write(tmp_path / f"r/{seed}", "nope", seed=seed, says=[0] * 40 if seed else None)
-    _, lines, _ = board(tmp_path / "r")
-    marks = {line["method"]: line["marks"] for line in lines}
+    marks = {line["method"]: line["marks"] for line in board(tmp_path / "r")}
     assert "collapsed" not in " ".join(marks.values())
     assert "With 1 of 2 prompts it gives one answer to nearly all documents." in marks["nope"]
 
@@ -198,9 +154,9 @@ def test_labels_say_how_many_demonstrations_were_used(board, tmp_path):
     write(tmp_path / "r/study", "pcw", shots=8, put={"config.icl": of_study})
     write(tmp_path / "r/some", "saicl", shots=8,
           put={"config.icl": {"left_out": {"t": {"documents": 10, "demonstrations": 20}}}})  # fmt: skip
-    _, lines, page = board(tmp_path / "r")
-    assert labels(lines) == ["icl, 122 of 256 shots", "pcw, 5 of 8 shots", "saicl, 7.5 of 8 shots"]
-    (of_drop,) = [text for text in printed_commands(page) if "--model icl" in text]
+    made = board(tmp_path / "r", page=True)
+    assert labels(made) == ["icl, 122 of 256 shots", "pcw, 5 of 8 shots", "saicl, 7.5 of 8 shots"]
+    (of_drop,) = [text for text in printed_commands(made.page) if "--model icl" in text]
     assert "--num_fewshot 256" in of_drop
 
 
@@ -214,7 +170,7 @@ def test_commands_have_known_arguments_only(board, tmp_path, form):
     put = {"config.model_args": form(given), "config.gen_kwargs": {"temperature": 0, "custom_generate": "who/code"}}
     write(tmp_path / "r", "deepthink", put=put)
     write(tmp_path / "r", "evil:Method")
-    _, _, page = board(tmp_path / "r")
+    page = board(tmp_path / "r", page=True).page
     (text,) = [text for text in printed_commands(page) if "--model " in text]
     assert "--model_args pretrained=x/y,T=3 " in text and "--gen_kwargs temperature=0 " in text
     line = text.splitlines()[0]
@@ -226,8 +182,7 @@ def test_commands_have_no_path_for_a_task(board, tmp_path):
     write(tmp_path / "r", task="tasks.yaml")
     write(tmp_path / "r", task="--trust_remote_code", seed=1)
     write(tmp_path / "r", task="good", seed=2)
-    _, _, page = board(tmp_path / "r")
-    (text,) = printed_commands(page)
+    (text,) = printed_commands(board(tmp_path / "r", page=True).page)
     assert re.findall("--tasks (\\S+)", text) == ["good"]
     assert "trust_remote_code" not in text.splitlines()[0]
 
@@ -253,40 +208,37 @@ def test_no_text_in_the_plots_files_is_a_formula(board, tmp_path):
 # In a browser.
 
 
-@in_browser
-def test_figures_can_be_read_in_the_dark_and_their_labels_do_not_overlap(board, tmp_path):
+def test_figures_can_be_read_in_the_dark_and_their_labels_do_not_overlap(board, browser, tmp_path):
     for model in ("icl", "pcw", "saicl", "invicl", "nope"):
         for task in ("t", "u", "v"):  # differences so small that the colour bar has long numbers
             says = [(number + (number < 1 and model != "icl")) % 2 for number in range(1200)]
             write(tmp_path / "r" / model, model, task=task, n=1200, says=says)
-    board(tmp_path / "r")
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
-        for width in (390, 1440):
-            view = browser.new_page(viewport={"width": width, "height": 900}, color_scheme="dark")
-            view.goto((tmp_path / "made.html").as_uri())
-            light = """(svg) => {
-                const parts = (colour) => colour.match(/[0-9.]+/g).map(Number);
-                const behind = (at) => parts(getComputedStyle(at).backgroundColor);
-                let at = svg;
-                while (behind(at)[3] === 0) at = at.parentElement;
-                const mean = ([r, g, b]) => (r + g + b) / 3;
-                return [mean(parts(getComputedStyle(svg).color)), mean(behind(at))];
-            }"""
-            for svg in view.query_selector_all("figure svg"):
-                ink, ground = svg.evaluate(light)
-                assert ink - ground > 120
-            overlaps = """() => [...document.querySelectorAll("figure svg")].flatMap((svg) => {
-                const isTurned = (text) => /rotate\\((?!-?0)/.test(text.outerHTML);
-                const texts = [...svg.querySelectorAll("text")].filter((text) => !isTurned(text));
-                const boxes = texts.map((text) => [text.textContent, text.getBoundingClientRect()]);
-                return boxes.flatMap(([one, a], i) => boxes.slice(i + 1).filter(([other, b]) =>
-                    Math.min(a.right - b.left, b.right - a.left) > -a.height / 4
-                    && Math.min(a.bottom - b.top, b.bottom - a.top) > a.height / 4
-                ).map(([other]) => [one, other]));
-            })"""
-            assert view.evaluate(overlaps) == []
-        browser.close()
+    board(tmp_path / "r", page=True)
+    for width in (390, 1440):
+        view = browser.new_page(viewport={"width": width, "height": 900}, color_scheme="dark")
+        view.goto((tmp_path / "made.html").as_uri())
+        light = """(svg) => {
+            const parts = (colour) => colour.match(/[0-9.]+/g).map(Number);
+            const behind = (at) => parts(getComputedStyle(at).backgroundColor);
+            let at = svg;
+            while (behind(at)[3] === 0) at = at.parentElement;
+            const mean = ([r, g, b]) => (r + g + b) / 3;
+            return [mean(parts(getComputedStyle(svg).color)), mean(behind(at))];
+        }"""
+        for svg in view.query_selector_all("figure svg"):
+            ink, ground = svg.evaluate(light)
+            assert ink - ground > 120
+        overlaps = """() => [...document.querySelectorAll("figure svg")].flatMap((svg) => {
+            const isTurned = (text) => /rotate\\((?!-?0)/.test(text.outerHTML);
+            const texts = [...svg.querySelectorAll("text")].filter((text) => !isTurned(text));
+            const boxes = texts.map((text) => [text.textContent, text.getBoundingClientRect()]);
+            return boxes.flatMap(([one, a], i) => boxes.slice(i + 1).filter(([other, b]) =>
+                Math.min(a.right - b.left, b.right - a.left) > -a.height / 4
+                && Math.min(a.bottom - b.top, b.bottom - a.top) > a.height / 4
+            ).map(([other]) => [one, other]));
+        })"""
+        assert view.evaluate(overlaps) == []
+        view.close()
 
 
 # Commands that are run.
@@ -354,35 +306,29 @@ orders: 2
     assert len(of_hf) == 8
     for path in of_hf:
         assert json.loads(path.read_text())["config"]["model_args"] == {"pretrained": str(model_path())}
-    _, lines, page = board(tmp_path / "first/results")
-    assert len(labels(lines)) == 5
-    texts = printed_commands(page)
-    assert len(texts) == 5
+    made = board(tmp_path / "first/results", page=True)
+    texts = printed_commands(made.page)
+    assert len(labels(made)) == len(texts) == 5
     shell("\n".join(texts), tmp_path / "second")
-    _, again, _ = board(tmp_path / "second/results")
-    assert numbers(again) == numbers(lines)
+    assert numbers(board(tmp_path / "second/results")) == numbers(made)
     # The same prompts, and to each of them the same answers.
-    _, both, _ = board(tmp_path, "--tasks", "icl_demo_unseen,icl_demo_four")
+    both = board(tmp_path, "--tasks", "icl_demo_unseen,icl_demo_four")
     tasks = [line for line in both if line["kind"] == "task"]
     assert len(tasks) == 10
     assert all("confirmed" in line["marks"] for line in tasks)
 
 
-@in_browser
-def test_the_pages_command_compares_its_rows(board, command, tmp_path, monkeypatch):
+def test_the_pages_command_compares_its_rows(board, browser, command, tmp_path, monkeypatch):
     for model in ("icl", "pcw"):
         write(tmp_path / "my results" / model, model)
     monkeypatch.chdir(tmp_path)
-    board(Path("my results"))
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
-        view = browser.new_page()
-        view.goto((tmp_path / "made.html").as_uri())
-        for box in view.query_selector_all("tbody input"):
-            box.check()
-        view.click("#compare")
-        text = view.inner_text("dialog pre")
-        browser.close()
-    program, *arguments = shlex.split(text)
+    board(Path("my results"), page=True)
+    view = browser.new_page()
+    view.goto((tmp_path / "made.html").as_uri())
+    for box in view.query_selector_all("tbody input"):
+        box.check()
+    view.click("#compare")
+    program, *arguments = shlex.split(view.inner_text("dialog pre"))
+    view.close()
     assert program == "lm-eval-icl"
     assert "same answers" in command(*arguments)

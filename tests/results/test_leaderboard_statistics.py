@@ -38,6 +38,7 @@ from lm_eval_icl.results.statistics import (
 # By hand: rows are documents. The mean is 2/3; the sums of squares are 2/3 of documents, 2/3 of sets, 2/3 of the rest,
 # so the mean squares are 1/3, 1/3 and 1/6.
 SMALL = np.array([[1, 0, 1], [1, 1, 1], [0, 0, 1]])
+MISSING = np.array([[1.0, np.nan], [0, 1]])
 
 
 @pytest.fixture(autouse=True)
@@ -50,9 +51,7 @@ def no_warnings() -> Iterator[None]:
 def close(one: Estimate | Difference, other: Estimate | Difference, rel: float = 1e-9) -> bool:
     """Whether two results have the same fields, but for rounding."""
     pairs = zip(dataclasses.astuple(one), dataclasses.astuple(other), strict=True)
-    return all(
-        a == b if a is None or isinstance(a, str) else a == pytest.approx(b, rel=rel, abs=1e-12) for a, b in pairs
-    )
+    return all(a == (pytest.approx(b, rel=rel, abs=1e-12) if isinstance(b, int | float) else b) for a, b in pairs)
 
 
 def negated(one: Difference) -> Difference:
@@ -136,36 +135,6 @@ def test_with_one_set_intervals_cover_other_documents() -> None:
     assert 0.03 <= rejected / trials <= 0.06
 
 
-def test_bootstrap_intervals_cover() -> None:
-    """Of F1, whose set effects are on the prediction of one class."""
-    trials, rng, x_w = 300, np.random.default_rng(0), np.polynomial.hermite_e.hermegauss(40)
-    x, w = x_w[0], x_w[1] / x_w[1].sum()
-    of_set, share = 0.4, 0.4
-
-    def truth(slope: float) -> float:
-        """The mean over sets of the F1 of all documents."""
-        odds = slope * np.array([-1, 1])[:, None, None] + x[:, None] + of_set * x
-        negative, positive = np.einsum("d,cds->cs", w, special.expit(odds))
-        hits, alarms = share * positive, (1 - share) * negative
-        return float(w @ (2 * hits / (hits + alarms + share)))
-
-    f1, covered, paired = AGGREGATIONS["f1"], 0, 0
-    steep, flat = truth(1.5), truth(1.0)
-    for _ in range(trials):
-        gold = (rng.random(DOCUMENTS) < share).astype(int)
-        of_documents = rng.normal(size=(DOCUMENTS, 1))
-        sums = []
-        for slope in (1.5, 1.0):
-            odds = slope * (2 * gold[:, None] - 1) + of_documents + rng.normal(0, of_set, SETS)
-            predicted = rng.random(odds.shape) < special.expit(odds)
-            sums.append(np.stack([f1.features(np.stack([gold, column], 1)) for column in predicted.T], axis=1))
-        one = bootstrap(sums[0], f1.value, draws=400, bounds=f1.bounds)
-        covered += one.low <= steep <= one.high
-        pair = bootstrap_difference(*sums, f1.value, draws=400, bounds=f1.bounds)
-        paired += pair.low <= steep - flat <= pair.high
-    assert 0.92 <= covered / trials <= 0.98 and 0.92 <= paired / trials <= 0.98, (covered, paired)
-
-
 # ---------------------------------------------------------------------------------------------------------------
 # One entry.
 
@@ -191,16 +160,6 @@ def test_the_variance_is_that_of_two_way_clusters() -> None:
     e = y - y.mean()
     clustered = ((e.sum(1) ** 2).sum() + (e.sum(0) ** 2).sum() - (e**2).sum()) / (n * sets) ** 2
     assert estimate(y).error ** 2 == pytest.approx(clustered * n * sets / ((n - 1) * (sets - 1)))
-
-
-def test_the_variance_is_unbiased() -> None:
-    """With 2 documents and 2 sets that vary by 3 and 2, and a rest of 1: 9/2 + 4/2 + 1/4, where no bound is used."""
-    rng = np.random.default_rng(0)
-    n, sets, trials = 30, 6, 4000
-    y = rng.normal(0, 3, (trials, n, 1)) + rng.normal(0, 2, (trials, 1, sets)) + rng.normal(size=(trials, n, sets))
-    mean = np.mean([estimate(each).error ** 2 for each in y])
-    assert mean == pytest.approx(9 / n + 4 / sets + 1 / (n * sets), rel=0.03)
-    assert mean == pytest.approx(y.mean(axis=(1, 2)).var(), rel=0.06)
 
 
 def test_the_error_is_never_below_that_with_one_factor() -> None:
@@ -265,20 +224,6 @@ def test_where_nothing_varies_or_nothing_can_be_said() -> None:
         assert (found.low, found.high, found.error) == (0, 1, math.inf)
     pair = difference(np.array([[0.3]]), np.array([[0.1]]))
     assert (pair.p, pair.low, pair.high, pair.detectable) == (1, -math.inf, math.inf, math.inf)
-
-
-@pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_missing_scores_are_refused(bad: float) -> None:
-    scores = np.array([[1.0, bad], [0, 1]])
-    for call in (
-        lambda: estimate(scores),
-        lambda: difference(np.eye(2), scores),
-        lambda: difference(scores, np.eye(2)),
-    ):
-        with pytest.raises(ValueError, match="must be finite numbers, without NaN"):
-            call()
-    with pytest.raises(ValueError, match="must be finite numbers"):
-        bootstrap(scores[..., None], lambda sums: sums[..., 0])
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -392,11 +337,7 @@ MATRICES = st.tuples(st.integers(1, 6), st.integers(1, 4)).flatmap(
 def test_what_holds_for_all_scores(pair: tuple[np.ndarray, np.ndarray], random: Any) -> None:
     first, second = pair
     one, two = difference(first, second), difference(second, first)
-    assert close(
-        two,
-        negated(one),
-        rel=1e-15,
-    )
+    assert close(two, negated(one), rel=1e-15)
     n, sets = first.shape
     rows, columns = random.sample(range(n), n), random.sample(range(sets), sets)
     assert close(difference(first[rows][:, columns], second[rows][:, columns]), one)
@@ -472,19 +413,6 @@ def test_a_group_of_differences() -> None:
     assert (difference_group([same, same], [1, 2]).p, difference_group([same, same], [1, 2]).how) == (1, "identical")
     constant = difference(np.full((5, 2), 0.5), np.full((5, 2), 0.25))
     assert difference_group([same, constant], [1, 1]).p == constant.p == 1 / 16
-
-
-def test_group_intervals_cover() -> None:
-    """Three tasks with few sets each, one of which dominates."""
-    rng, trials, covered = np.random.default_rng(0), 1000, 0
-    for _ in range(trials):
-        parts = [
-            estimate(rng.normal(size=(20, 1)) + rng.normal(0, of_set, 5) + rng.normal(size=(20, 5)))
-            for of_set in (0.2, 0.5, 1.5)
-        ]
-        found = estimate_group(parts, [1, 1, 1])
-        covered += found.low <= 0 <= found.high
-    assert 0.93 <= covered / trials <= 0.975, covered / trials
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -596,11 +524,7 @@ def test_bootstrap_differences() -> None:
     rng, f1 = np.random.default_rng(0), AGGREGATIONS["f1"]
     first, second = (np.stack([f1.features(items("f1", 40, rng)) for _ in range(4)], axis=1) for _ in range(2))
     one, two = bootstrap_difference(first, second, f1.value), bootstrap_difference(second, first, f1.value)
-    assert close(
-        two,
-        negated(one),
-        rel=1e-15,
-    )
+    assert close(two, negated(one), rel=1e-15)
     assert one == bootstrap_difference(first, second, f1.value)  # the same draws
     assert one.mean == pytest.approx(bootstrap(first, f1.value).mean - bootstrap(second, f1.value).mean)
     same = bootstrap_difference(first, first, f1.value)
@@ -656,6 +580,10 @@ def test_order_sensitivity_does_not_depend_on_how_many_orders_there_are() -> Non
     [
         (estimate, [np.ones(3)], r"documents x sets, not of shape \(3,\)"),
         (estimate, [np.ones((0, 2))], r"not of shape \(0, 2\)"),
+        (estimate, [MISSING], "must be finite numbers, without NaN"),
+        (difference, [np.eye(2), MISSING], "must be finite numbers, without NaN"),
+        (difference, [np.array([[np.inf, 1], [0, 1]]), np.eye(2)], "must be finite numbers, without NaN"),
+        (bootstrap, [MISSING[..., None], AGGREGATIONS["f1"].value], "must be finite numbers"),
         (difference, [SMALL, SMALL[:, :1]], r"one shape with the first, not \(3, 3\) and \(3, 1\)"),
         (estimate_group, [[part(0.5, 0.03, 9)] * 2, [1]], "2 tasks has 1 weights"),
         *((estimate_group, [[part(0.5, 0.03, 9)] * 2, weights], "must be positive numbers")

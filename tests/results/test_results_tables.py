@@ -2,14 +2,11 @@
 
 import json
 
-import pandas as pd
 import pytest
 from lm_eval.tasks import TaskManager
 
 from lm_eval_icl import results
 from lm_eval_icl.harness.plugin import task_dir
-from lm_eval_icl.results.collect import collect
-from lm_eval_icl.results.read import read
 from lm_eval_icl.smoke.demo import model_path
 from tests import evaluation
 from tests.results.test_leaderboard_read import CHOICE, GENERATE, evaluate, results_of, samples_of, save, write
@@ -84,18 +81,6 @@ def test_costs_that_cells_share_are_not_those_of_a_run_alone(tmp_path):
     assert table.cost.tolist() == ["alone", "shared", "alone"]
     assert table.tokens.tolist()[:2] == [100, 25] and table.seconds.tolist()[:2] == [12.5, 0.5]
     assert table[["tokens", "seconds"]].iloc[2].isna().all()
-
-
-def test_collected_files_have_the_same_numbers(folder, tmp_path):
-    runs, _ = read([folder], quiet=True)
-    collect(runs, tmp_path)
-    table, collected = results.documents(folder), results.documents(str(tmp_path))
-    key = ["run", "task", "doc_id"]
-    pd.testing.assert_series_equal(
-        collected[collected.task == TASK].set_index(key).acc.sort_index(),
-        table[table.task == TASK].set_index(key).acc.sort_index(),
-    )
-    pd.testing.assert_frame_equal(results.scores([tmp_path]), results.scores([folder]))
 
 
 def test_what_is_left_out_is_said(tmp_path):
