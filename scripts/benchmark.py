@@ -3,7 +3,7 @@
     python scripts/benchmark.py tasks      # workloads: each model against hf
     python scripts/benchmark.py methods    # what a query costs in every method, relative to icl
     python scripts/benchmark.py outside    # processor time a document outside the model, by part
-    python scripts/benchmark.py whole      # a whole lm_eval command beside --model hf, by part
+    python scripts/benchmark.py whole      # a whole lm_eval command beside --model hf
     python scripts/benchmark.py growth     # time against documents, demonstrations, options, tokens an option
     python scripts/benchmark.py generation # texts behind 1,000 tokens of demonstrations, beside hf
     python scripts/benchmark.py own        # documents with demonstrations of their own, beside hf
