@@ -135,6 +135,8 @@ def one_line(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """
     try:
         return original(*args, **kwargs)
+    except InputError:
+        raise
     except (ValueError, TypeError, OSError) as error:
         raise InputError(f"the arguments are refused: {' '.join(str(error).split())}") from error
 
