@@ -38,7 +38,6 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
         parser.error("--pretrained is the tokenizer of a --prompt, and there is none")
     methods.find(options.method)  # first, since an unknown method can be said without importing what draws
 
-    from lm_eval.utils import simple_parse_args_string
     from rich.console import Console
 
     from lm_eval_icl.drawing import drawing, picture, terminal
@@ -46,8 +45,13 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     if options.output is not None:
         picture.check_output(options.output)  # before anything is loaded
+    arguments_of_method = {}
+    if options.args:
+        from lm_eval.utils import simple_parse_args_string
+
+        arguments_of_method = simple_parse_args_string(options.args)
     try:
-        method = methods.make(options.method, simple_parse_args_string(options.args))
+        method = methods.make(options.method, arguments_of_method)
     except InputError as error:
         raise InputError(f"{'--args: ' if options.args else ''}{error.message}") from error
     if options.prompt is None:
