@@ -20,6 +20,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lm_eval_icl.harness.plugin import task_dir
 from lm_eval_icl.methods import make
+from lm_eval_icl.smoke.comparison import answers
 from lm_eval_icl.smoke.demo import documents, model_path
 from tests import processes
 
@@ -175,6 +176,16 @@ def test_demonstrations_teach_the_labels() -> None:
     chance = [1 / len(set(documents(name)["test"]["label"])) for name in TASKS]
     assert abs(sum(untaught.values()) - sum(chance)) / len(TASKS) <= 0.1  # 60 documents are not quite balanced
     assert min(taught.values()) >= 0.8
+
+
+def test_answers_of_the_demo_are_the_likeliest_options() -> None:
+    """Document by document, of all tasks in the order of their names."""
+
+    def sample(document: int, scores: list[float], right: float) -> dict[str, Any]:
+        return {"doc_id": document, "resps": [[(score, False)] for score in scores], "acc": right}
+
+    samples = {"b": [sample(0, [-1, -2, -3], 0.0)], "a": [sample(1, [-3, -2, -1], 1.0), sample(0, [-2, -1, -3], 0.0)]}
+    assert answers({"samples": samples}) == ([1, 2, 0], [0.0, 1.0, 0.0])
 
 
 # The command with one method.
