@@ -54,6 +54,8 @@ def command(arguments: list[str]) -> None:
                 raise InputError(
                     f"--tasks: {unknown_task(missing[1], known, config and config.include_path)}"
                 ) from error
+            if unknown := re.match("Attempted to load model '(.*?)'", str(error)):  # in a file of --config
+                plugin.check_model(unknown[1])
             raise
         except AssertionError as error:
             if str(error).startswith("Elements of --samples"):

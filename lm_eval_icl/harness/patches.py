@@ -75,7 +75,7 @@ PATCHES = (
         "lm_eval.config.evaluate_config:EvaluatorConfig.from_cli",
         "plugin:with_known_model",
         EVERYBODY,
-        "A misspelt name of a model is refused before anything is imported or read that takes seconds.",
+        "A misspelt name of a method is refused before anything is imported or read that takes seconds.",
         "lm-eval makes the model first.",
         early=True,
     ),

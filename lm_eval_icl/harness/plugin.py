@@ -51,9 +51,10 @@ def with_our_models(original: Callable[[str], Any], model_name: str) -> Any:
 
 
 def with_known_model(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Wrapper of `EvaluatorConfig.from_cli`: a misspelt model is refused before tasks are read."""
+    """Wrapper of `EvaluatorConfig.from_cli`: a misspelt name of a method is refused before tasks are read."""
     config = original(*args, **kwargs)
-    check_model(config.model)
+    if did_you_mean(str(config.model).lower(), methods.NAMES):  # other names are lm-eval's to refuse
+        check_model(str(config.model))
     return config
 
 

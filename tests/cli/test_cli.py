@@ -419,10 +419,13 @@ except KeyboardInterrupt as stopped:
     assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "\nlm-eval-icl: interrupted.\n")
 
 
-@pytest.mark.parametrize("program", ["lm_eval", "lm-eval-icl"])
 @pytest.mark.parametrize(
-    ("name", "says"),
-    [("deepthnk", "did you mean 'deepthink'?"), ("zzzzzz", "the methods are icl, nope, ")],
+    ("program", "name", "says"),
+    [
+        ("lm_eval", "deepthnk", "did you mean 'deepthink'?"),
+        ("lm-eval-icl", "deepthnk", "did you mean 'deepthink'?"),
+        ("lm-eval-icl", "zzzzzz", "the methods are icl, nope, "),
+    ],
 )
 def test_a_misspelt_model_is_one_line(tmp_path, program, name, says):
     (tmp_path / "run.yaml").write_text(f"model: {name}\ntasks: icl_demo_short\n")
