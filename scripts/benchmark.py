@@ -5,7 +5,6 @@
     python scripts/benchmark.py whole      # a whole lm_eval command beside --model hf
     python scripts/benchmark.py growth     # time against documents, demonstrations, options, tokens an option
     python scripts/benchmark.py generation # texts behind 1,000 tokens of demonstrations, beside hf
-    python scripts/benchmark.py training   # a training step in every method, beside transformers' Trainer
     python scripts/benchmark.py shots      # encoding hundreds to thousands of demonstrations of SST-2
 
 Models have random weights, made here (a GPT-2 of 124 million parameters, or a Llama-type of about that size with
@@ -25,7 +24,7 @@ from typing import Any
 
 import torch
 import transformers
-from benchmarks import generation, growth, methods, shots, tasks, training, whole
+from benchmarks import generation, growth, methods, shots, tasks, whole
 from benchmarks.measuring import machine
 from benchmarks.workloads import CONFIGS, METHODS, WORKLOADS
 from rich.console import Console
@@ -36,7 +35,6 @@ from lm_eval_icl.methods import make
 DEFAULTS: dict[str, dict[str, Any]] = {
     "whole": {"methods": ["icl"], "workloads": ["mmlu"], "batch_sizes": [1]},
     "methods": {"methods": list(METHODS)},
-    "training": {"methods": list(METHODS)},
     "shots": {"model": "toy", "methods": ["icl", *(name for name in METHODS if make(name).needs_mask)]},
 }
 COMPARE = {
@@ -45,7 +43,6 @@ COMPARE = {
     "methods": methods.compare,
     "growth": growth.compare,
     "generation": generation.compare,
-    "training": training.compare,
     "shots": shots.compare,
 }
 
@@ -75,7 +72,7 @@ def main() -> None:
             "--repetitions must be 1 or more, --tasks 0 or more, --documents 1 or more (0 for tasks and whole)"
         )
     options.device = "cuda" if torch.cuda.is_available() else "cpu"
-    if options.what in ("methods", "training", "shots") and "icl" not in options.methods:
+    if options.what in ("methods", "shots") and "icl" not in options.methods:
         parser.error("--methods: icl is what the others are compared with, and must be among them")
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     transformers.logging.set_verbosity_error()
