@@ -368,7 +368,6 @@ def test_a_reader_that_has_enough(tmp_path, arguments):
         (["--output_path", "/proc/out"], "--output_path /proc/out: the results could not be saved there (/proc: "),
         (["--output_path", "file/out"], "--output_path file/out: the results could not be saved there ("),
         (["--samples", '{"icl_demo_short": [0, 200]}'], "--samples: a task has no document of such a number ("),
-        (["--tasks", ""], "--tasks: No tasks specified, or no tasks found. `lm"),
     ],
 )
 def test_options_that_cannot_be_are_one_line(tmp_path, arguments, says):
@@ -377,6 +376,12 @@ def test_options_that_cannot_be_are_one_line(tmp_path, arguments, says):
     done = command(*line, *arguments, cwd=tmp_path)
     assert done.returncode == 1 and "Traceback" not in done.stderr and "Selected Tasks" not in done.stderr
     assert done.stderr.splitlines()[-1].startswith(f"lm-eval-icl: {says}")
+
+
+def test_no_task_is_one_line():
+    done = command("--model", "icl", "--model_args", f"pretrained={model_path()}")
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert done.stderr.splitlines()[-1].startswith("lm-eval-icl: --tasks: No tasks specified, or no tasks found. `lm")
 
 
 @pytest.mark.parametrize("command", ["show", "smoke"])
