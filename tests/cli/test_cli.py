@@ -367,7 +367,6 @@ def test_a_reader_that_has_enough(tmp_path, arguments):
         (["--include_path", "nowhere"], "--include_path nowhere: no such folder."),
         (["--output_path", "/proc/out"], "--output_path /proc/out: the results could not be saved there (/proc: "),
         (["--output_path", "file/out"], "--output_path file/out: the results could not be saved there ("),
-        (["--samples", '{"icl_demo_short": [0, 200]}'], "--samples: a task has no document of such a number ("),
     ],
 )
 def test_options_that_cannot_be_are_one_line(tmp_path, arguments, says):
@@ -376,6 +375,14 @@ def test_options_that_cannot_be_are_one_line(tmp_path, arguments, says):
     done = command(*line, *arguments, cwd=tmp_path)
     assert done.returncode == 1 and "Traceback" not in done.stderr and "Selected Tasks" not in done.stderr
     assert done.stderr.splitlines()[-1].startswith(f"lm-eval-icl: {says}")
+
+
+def test_a_document_that_is_not_there_is_one_line():
+    arguments = ["--model", "icl", "--model_args", f"pretrained={model_path()}", "--tasks", "icl_demo_short"]
+    done = command(*arguments, "--samples", '{"icl_demo_short": [0, 200]}', "--device", "cpu")
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("lm-eval-icl: --samples: a task has no document of such a number (") and "k=200" in last
 
 
 def test_no_task_is_one_line():
