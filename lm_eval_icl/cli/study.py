@@ -144,7 +144,8 @@ def _dry_run(study: Study, args: argparse.Namespace, options: Options, console: 
         from lm_eval_icl.studies.cluster import StudyCluster  # nothing of Ray is imported without --ray
 
         conductor = Conductor(progress, args.include_path, training)
-        with StudyCluster(conductor, args.include_path, training, args.ray) as cluster:
+        cluster = StudyCluster(conductor, args.include_path, training, args.ray)
+        with cluster:
             answers = cluster.ask()
         refused = list(filter(None, answers))
         console.print(f"workers: {answers.count('')} of {len(answers)} nodes can run the study", highlight=False)
