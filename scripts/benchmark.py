@@ -2,18 +2,15 @@
 
     python scripts/benchmark.py tasks      # workloads: each model against hf
     python scripts/benchmark.py methods    # what a query costs in every method, relative to icl
-    python scripts/benchmark.py outside    # processor time a document outside the model, by part
-    python scripts/benchmark.py whole      # a whole lm_eval command beside --model hf, by part
+    python scripts/benchmark.py whole      # a whole lm_eval command beside --model hf
     python scripts/benchmark.py growth     # time against documents, demonstrations, options, tokens an option
     python scripts/benchmark.py generation # texts behind 1,000 tokens of demonstrations, beside hf
-    python scripts/benchmark.py own        # documents with demonstrations of their own, beside hf
-    python scripts/benchmark.py training   # a training step in every method, beside transformers' Trainer
     python scripts/benchmark.py shots      # encoding hundreds to thousands of demonstrations of SST-2
 
 Models have random weights, made here (a GPT-2 of 124 million parameters, or a Llama-type of about that size with
 grouped-query attention); their tokenizer is trained here on the workload's own text. Contenders take turns within a
 repetition, so that whatever else the machine does meets all alike; ratios are of one repetition, their spread is
-printed. `tasks`, `outside`, `whole` and `shots` need the datasets, from the Hub or as folders of the same names below
+printed. `tasks`, `whole` and `shots` need the datasets, from the Hub or as folders of the same names below
 the working directory. For a GPU there is scripts/on_a_gpu.py.
 """
 
@@ -27,38 +24,25 @@ from typing import Any
 
 import torch
 import transformers
-from benchmarks import generation, growth, methods, outside, own, shots, tasks, training, whole
+from benchmarks import generation, growth, methods, shots, tasks, whole
 from benchmarks.measuring import machine
 from benchmarks.workloads import CONFIGS, METHODS, WORKLOADS
 from rich.console import Console
 
 from lm_eval_icl.methods import make
 
-# Where a command has other defaults than the first of these.
+# Where a command has other defaults than the parser's.
 DEFAULTS: dict[str, dict[str, Any]] = {
-    "": {
-        "model": "gpt2",
-        "methods": ["icl", "deepthink"],
-        "workloads": list(WORKLOADS),
-        "batch_sizes": [1, 8],
-        "pack_tokens": [1024],
-        "shots": [125, 250, 500, 1000, 2000],
-    },
-    "own": {"model": "toy", "shots": [1, 2, 4, 8, 16]},
     "whole": {"methods": ["icl"], "workloads": ["mmlu"], "batch_sizes": [1]},
     "methods": {"methods": list(METHODS)},
-    "training": {"methods": list(METHODS)},
     "shots": {"model": "toy", "methods": ["icl", *(name for name in METHODS if make(name).needs_mask)]},
 }
 COMPARE = {
     "tasks": tasks.compare,
-    "outside": outside.compare,
     "whole": whole.compare,
     "methods": methods.compare,
     "growth": growth.compare,
     "generation": generation.compare,
-    "own": own.compare,
-    "training": training.compare,
     "shots": shots.compare,
 }
 
@@ -66,52 +50,37 @@ COMPARE = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=COMPARE)
-    parser.add_argument("--model", choices=CONFIGS, help="default: gpt2; toy for shots and own")
-    parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, metavar="NAME")
-    parser.add_argument(
-        "--methods", nargs="+", choices=METHODS, metavar="NAME", help="default: all, or those that are of interest"
-    )
-    parser.add_argument(
-        "--shots",
-        nargs="+",
-        type=int,
-        help="numbers of demonstrations, for shots and own (default: 125 to 2000, 1 to 16)",
-    )
-    parser.add_argument("--pack-tokens", nargs="+", type=int, help="of ours (default: 1024)")
-    parser.add_argument(
-        "--tasks", type=int, default=2, help="how many of a workload's tasks; 0 for all (default: %(default)s)"
-    )
-    parser.add_argument("--documents", type=int, default=64, help="of each task; 0 for all (default: %(default)s)")
-    parser.add_argument(
-        "--batch-sizes",
-        nargs="+",
-        type=int,
-        help="of hf, and of ours for own (default: 1 8; 1 for whole)",
-    )
+    parser.add_argument("--model", choices=CONFIGS, default="gpt2", help="default: gpt2; toy for shots")
+    parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS), metavar="NAME")
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=["icl", "deepthink"], metavar="NAME")
+    shots = [125, 250, 500, 1000, 2000]
+    parser.add_argument("--shots", nargs="+", type=int, default=shots, help="numbers of demonstrations, for shots")
+    parser.add_argument("--pack-tokens", nargs="+", type=int, default=[1024], help="of ours (default: 1024)")
+    parser.add_argument("--tasks", type=int, default=2, help="how many of a workload's; 0 for all (default: 2)")
+    parser.add_argument("--documents", type=int, default=64, help="of each task; 0 for all (default: 64)")
+    parser.add_argument("--batch-sizes", nargs="+", type=int, default=[1, 8], help="of hf (default: 1 8; 1 for whole)")
     parser.add_argument("--repetitions", type=int, default=3)
-    parser.add_argument("--max-gen-toks", type=int, default=32, help="of generation tasks (default: %(default)s)")
+    parser.add_argument("--max-gen-toks", type=int, default=32, help="of generation tasks (default: 32)")
     parser.add_argument("--texts", nargs="+", type=int, default=[1, 16, 64], help="of generation (default: 1 16 64)")
     parser.add_argument("--output", type=Path, help="write the measurements there, as JSON")
     parser.add_argument("--figure", type=Path, help="draw the curves of growth or shots there, .svg or .png")
+    what = parser.parse_args().what
+    parser.set_defaults(**DEFAULTS.get(what, {}))
     options = parser.parse_args()
-    for name, value in (DEFAULTS[""] | DEFAULTS.get(options.what, {})).items():
-        if getattr(options, name) is None:
-            setattr(options, name, value)
-    least = 0 if options.what in ("tasks", "outside", "whole") else 1
-    if options.repetitions < 1 or options.documents < least or options.tasks < 0:
+    if options.repetitions < 1 or options.tasks < 0 or options.documents < (what not in ("tasks", "whole")):
         parser.error(
-            "--repetitions must be 1 or more, --tasks 0 or more, --documents 1 or more (0 for tasks, outside and whole)"
+            "--repetitions must be 1 or more, --tasks 0 or more, --documents 1 or more (0 for tasks and whole)"
         )
     options.device = "cuda" if torch.cuda.is_available() else "cpu"
-    if options.what in ("methods", "training", "shots") and "icl" not in options.methods:
+    if options.what in ("methods", "shots") and "icl" not in options.methods:
         parser.error("--methods: icl is what the others are compared with, and must be among them")
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     transformers.logging.set_verbosity_error()
     console = Console(width=150)
-    found = COMPARE[options.what](options, console)
+    measured = COMPARE[options.what](options, console)
     if options.output:
         settings = {k: str(v) if isinstance(v, Path) else v for k, v in vars(options).items()}
-        record = {"machine": machine(), "torch": torch.__version__, "options": settings, "found": found}
+        record = {"machine": machine(), "torch": torch.__version__, "options": settings, "found": measured}
         options.output.write_text(json.dumps(record, indent=1))
 
 

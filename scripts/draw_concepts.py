@@ -1,6 +1,6 @@
 """Draw the pictures of docs/concepts.md: a prompt's parts, contexts, memory, layout, pack and canonical order.
 
-    python scripts/draw_concepts.py [--output DIR] [--format svg|png]
+    python scripts/draw_concepts.py [--output DIR]
 
 The layout and the pack are drawn from the objects that run (`Method.layout`, `TokenTree`). The same code and the same
 matplotlib give the same files, byte for byte.
@@ -21,17 +21,11 @@ from matplotlib.patches import FancyArrowPatch, Rectangle
 
 from lm_eval_icl import methods
 from lm_eval_icl.drawing.drawing import colour
+from lm_eval_icl.drawing.style import FILES
 from lm_eval_icl.inference.packing import TokenTree
 
 ROOT = Path(__file__).resolve().parent.parent
-SETTINGS = {
-    "svg.hashsalt": "lm-eval-icl",
-    "svg.fonttype": "none",
-    "font.family": "sans-serif",
-    "font.sans-serif": ["DejaVu Sans", "Verdana", "Arial"],  # the first comes with matplotlib
-    "font.monospace": ["DejaVu Sans Mono", "Menlo", "Consolas"],
-    "hatch.linewidth": 0.7,
-}
+SETTINGS = {**FILES, "font.monospace": ["DejaVu Sans Mono", "Menlo", "Consolas"], "hatch.linewidth": 0.7}
 GREY, INK, FAINT = "#555555", "#222222", "#f2f2f2"
 DARK_TEXT = ("#e69f00", "#cc79a7", "#56b4e9")
 
@@ -54,6 +48,12 @@ def write(axes: Axes, x: float, y: float, text: str, size: float = 9.0, **how: A
     axes.text(x, y, text, **{"fontsize": size, "va": "center", "color": INK, "parse_math": False, **how})
 
 
+def heading(axes: Axes, x: float, text: str, below: str, y: float = 0.3) -> None:
+    """A title in bold, and a line in grey below it."""
+    write(axes, x, y, text, 10, weight="bold")
+    write(axes, x, y + 0.23, below, 9, color=GREY)
+
+
 def pale(name: str, share: float = 0.35) -> str:
     red, green, blue = (1 - share * (1 - part) for part in to_rgb(colour(name)))
     return to_hex((red, green, blue))
@@ -63,11 +63,23 @@ def box(axes: Axes, x: float, y: float, wide: float, tall: float, fill: str, **h
     axes.add_patch(Rectangle((x, y), wide, tall, **{"facecolor": fill, "linewidth": 0, **how}))
 
 
-def tile(axes: Axes, x: float, y: float, wide: float, tall: float, name: str, text: str | None = None) -> None:
-    """A block in its colour, with its name on it."""
-    box(axes, x, y, wide, tall, colour(name), edgecolor="white", linewidth=1.2)
-    ink = "#111111" if colour(name) in DARK_TEXT else "white"
-    write(axes, x + wide / 2, y + tall / 2, name if text is None else text, 9, ha="center", weight="bold", color=ink)
+def tile(
+    axes: Axes,
+    x: float,
+    y: float,
+    wide: float,
+    tall: float,
+    name: str,
+    text: str = "",
+    *,
+    kept: bool = True,
+    size: float = 9.0,
+    edge: float = 1.2,
+) -> None:
+    """A block in its colour, paler if it is not kept, with a text or its name on it."""
+    box(axes, x, y, wide, tall, colour(name) if kept else pale(name), edgecolor="white", linewidth=edge)
+    ink = "#111111" if colour(name) in DARK_TEXT or not kept else "white"
+    write(axes, x + wide / 2, y + tall / 2, text or name, size, ha="center", weight="bold", color=ink)
 
 
 def arrow(axes: Axes, start: tuple[float, float], end: tuple[float, float], **how: Any) -> None:
@@ -92,9 +104,8 @@ def parts() -> Figure:
     figure, axes = canvas(8.3, 3.1)
     y = 0.2
     for name, text, says in rows:
-        texts = text.replace("\n", "⏎\n").splitlines()
         # A blank line is shown as the line break that makes it.
-        texts = [texts[0], *texts[1:]] if len(texts) < 2 or texts[-1] != "⏎" else [*texts[:-2], texts[-2] + "⏎"]
+        texts = text.replace("\n\n", "⏎⏎").replace("\n", "⏎\n").splitlines()
         tall = step * len(texts) + 0.1
         tile(axes, 0.2, y, 0.45, tall, name)
         box(axes, left - 0.1, y, wide, tall, pale(name, 0.18), edgecolor="white", linewidth=1.2)
@@ -143,8 +154,7 @@ def memory() -> Figure:
     cell, gap, layers = 0.34, 0.9, 3
     figure, axes = canvas(8.3, 3.45)
     left, top = 1.1, 0.75
-    write(axes, left, 0.3, "memory: keys and values", 10, weight="bold")
-    write(axes, left, 0.53, "made once, by one pass over the context", 9, color=GREY)
+    heading(axes, left, "memory: keys and values", "made once, by one pass over the context")
     edge = left + len(row) * cell
     for layer in range(layers):
         y = top + layer * 0.52
@@ -163,8 +173,7 @@ def memory() -> Figure:
     arrow(axes, (left + len(row) * cell / 2, y - 0.01), (left + len(row) * cell / 2, y - 0.13))
     for k, number in enumerate((3, 2)):
         x = edge + gap + k * 1.75
-        write(axes, x, 0.3, f"query {k + 1}", 10, weight="bold")
-        write(axes, x, 0.53, "attends to it", 9, color=GREY)
+        heading(axes, x, f"query {k + 1}", "attends to it")
         for layer in range(layers):
             at = top + layer * 0.52
             for i in range(number):
@@ -192,8 +201,8 @@ def layout() -> Figure:
     write(axes, 0.2, 0.3, "who sees whom, by block", 10, weight="bold")
     write(axes, 0.2, 0.55, "Layout.blocks and Layout.sees", 9, color=GREY)
     for i, block in enumerate(row.blocks):
-        label(axes, left + i * cell, top - 0.36, cell, 0.32, block.name, row.kept[i])
-        label(axes, left - 0.49, top + i * cell, 0.45, cell, block.name, row.kept[i])
+        tile(axes, left + i * cell, top - 0.36, cell, 0.32, block.name, kept=row.kept[i], edge=1.0)
+        tile(axes, left - 0.49, top + i * cell, 0.45, cell, block.name, kept=row.kept[i], edge=1.0)
         for j, seen in enumerate(row.blocks):
             at = (left + j * cell, top + i * cell)
             box(axes, *at, cell, cell, FAINT, edgecolor="white", linewidth=1.0)
@@ -223,8 +232,9 @@ def layout() -> Figure:
     box(axes, left, top, size * small, size * small, FAINT)
     for b, block in enumerate(row.blocks):
         start, across, kept = starts[b], left + starts[b] * small, row.kept[b]
-        label(axes, across, top - 0.22, block.length * small, 0.19, block.name, kept, 7.5)
-        label(axes, left - 0.73, top + start * small, 0.42, block.length * small, block.name, kept, 7.5)
+        how: Any = {"kept": kept, "size": 7.5, "edge": 1.0}
+        tile(axes, across, top - 0.22, block.length * small, 0.19, block.name, **how)
+        tile(axes, left - 0.73, top + start * small, 0.42, block.length * small, block.name, **how)
         for i in range(start, start + block.length):
             tall, x = 0.36 * (positions[i] + 1) / (last + 1), left + i * small
             seen_box(axes, x + 0.03, top - 0.28 - tall, small - 0.06, tall, block.name, kept, hatch=None)
@@ -242,31 +252,14 @@ def layout() -> Figure:
     return figure
 
 
-def label(
-    axes: Axes, x: float, y: float, wide: float, tall: float, name: str, kept: bool = True, size: float = 9.0
-) -> None:
-    box(axes, x, y, wide, tall, colour(name) if kept else pale(name), edgecolor="white", linewidth=1.0)
-    ink = "#111111" if colour(name) in DARK_TEXT or not kept else "white"
-    write(axes, x + wide / 2, y + tall / 2, name, size, ha="center", weight="bold", color=ink)
-
-
 def seen_box(
-    axes: Axes,
-    x: float,
-    y: float,
-    wide: float,
-    tall: float,
-    name: str,
-    kept: bool,
-    *,
-    hatch: str | None = "//////",
-    edge: float = 1.0,
+    axes: Axes, x: float, y: float, wide: float, tall: float, name: str, kept: bool, edge: float = 1.0, **how: Any
 ) -> None:
     """A seen entry; hatched where it is not kept."""
     if kept:
         box(axes, x, y, wide, tall, colour(name), edgecolor="white", linewidth=edge)
         return
-    box(axes, x, y, wide, tall, pale(name), edgecolor=colour(name), hatch=hatch, linewidth=0)
+    box(axes, x, y, wide, tall, pale(name), **{"edgecolor": colour(name), "hatch": "//////", **how})
     if edge:
         box(axes, x, y, wide, tall, "none", edgecolor="white", linewidth=edge)
 
@@ -283,8 +276,8 @@ def pack() -> Figure:
     memory_length = 8
 
     figure, axes = canvas(9.8, 4.35)
-    write(axes, 0.2, 0.3, "two queries with three options each, as a tree", 10, weight="bold")
-    write(axes, 0.2, 0.53, "solid: tokens that run; dashed: tokens that are only predicted", 9, color=GREY)
+    below = "solid: tokens that run; dashed: tokens that are only predicted"
+    heading(axes, 0.2, "two queries with three options each, as a tree", below)
     # Where each token of the tree is drawn, in the order in which the tree numbers them.
     places = [(0.25, 1.95), (1.25, 1.25), (2.15, 1.25), (3.05, 1.0), (1.25, 2.65), (2.15, 2.65), (3.05, 2.4)]
     sees = tree.ancestors()
@@ -302,8 +295,7 @@ def pack() -> Figure:
         predicted(axes, x + 0.9, y - 0.25, x + 1.8, y - 0.43, "good")
         predicted(axes, x + 0.9, y - 0.25, x + 1.8, y - 0.09, "bad")
 
-    write(axes, 5.15, 0.3, "the same tree as one packed row", 10, weight="bold")
-    write(axes, 5.15, 0.53, "one forward pass scores all six options", 9, color=GREY)
+    heading(axes, 5.15, "the same tree as one packed row", "one forward pass scores all six options")
     cell, left, top = 0.33, 6.3, 1.25
     wide = 0.8
     tile(axes, left, top - 0.34, wide, 0.3, "M", "memory")
@@ -372,21 +364,18 @@ PICTURES: dict[str, Callable[[], Figure]] = {
 
 
 def save(name: str, path: Path) -> None:
-    """Draw one picture; the same SVG, byte for byte, at every call."""
-    kind = path.suffix.removeprefix(".")
-    metadata: dict[str, str | None] = {"Date": None, "Creator": None} if kind == "svg" else {}
+    """Draw one picture as SVG, the same byte for byte at every call."""
     with style.context(["default", SETTINGS]):
-        PICTURES[name]().savefig(path, format=kind, dpi=130, metadata={"Title": name, **metadata})
+        PICTURES[name]().savefig(path, format="svg", metadata={"Title": name, "Date": None, "Creator": None})
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=ROOT / "docs/concepts", help="folder (default: docs/concepts)")
-    parser.add_argument("--format", choices=("svg", "png"), default="svg", help="(default: %(default)s)")
     options = parser.parse_args()
     options.output.mkdir(parents=True, exist_ok=True)
     for name in PICTURES:
-        path = options.output / f"{name}.{options.format}"
+        path = options.output / f"{name}.svg"
         save(name, path)
         print(path)
 

@@ -3,8 +3,8 @@
     python scripts/on_a_gpu.py [--output FILE.md] [--model llama-8b] [--documents 100] [--workloads NAME ...]
 
 The file is in Markdown: the machine with its versions and the commit; the tests that are marked `gpu`; `icl` beside
-lm-eval's `hf` in float32 and bfloat16; whether order-invariant methods give the same bits in any order; one model over
-two devices; out of memory, and how a run goes on; and the benchmark's table beside `hf`. Models have random weights. A
+lm-eval's `hf` in float32 and bfloat16; whether order-invariant methods give the same bits in any order; out of memory,
+and how a run goes on; and the benchmark's table beside `hf`. Models have random weights. A
 part that needs what is not there (on a CPU, nearly all) is skipped, and the file says why. The exit code is 1 if a part
 fails.
 
@@ -35,7 +35,6 @@ os.environ["TQDM_DISABLE"] = "1"
 
 import torch
 import transformers
-from accelerate import dispatch_model, infer_auto_device_map
 from benchmarks import tasks
 from benchmarks.measuring import machine, run
 from benchmarks.workloads import CONFIGS, METHODS, WORKLOADS, random_model, synthetic, train_tokenizer
@@ -148,21 +147,6 @@ def shuffled(instance: Instance, seed: int) -> Instance:
     return Instance(instance.request_type, {}, arguments, instance.idx, metadata=metadata)
 
 
-def two_devices(bench: Bench) -> list[str]:
-    """Every method on a model whose layers are on two devices, beside the same on one."""
-    if torch.cuda.device_count() < 2:
-        raise Skipped(f"it needs two GPUs, and there {'is one' if ON_GPU else 'are none'}")
-    one, two = bench.model(torch.float32), bench.model(torch.float32)
-    half = 0.6 * sum(weight.nbytes for weight in two.parameters())
-    places = infer_auto_device_map(two, {0: int(half), 1: int(half)}, no_split_module_classes=two._no_split_modules)
-    two = dispatch_model(two, places)
-    rows = []
-    for name in METHODS:
-        expected, found = (scores(bench.lm(name, model), bench.requests[: 4 * 16]) for model in (one, two))
-        rows.append([name, *difference(found, expected)])
-    return markdown(["method", "largest difference", "same best option"], rows)
-
-
 def out_of_memory(bench: Bench) -> list[str]:
     """A run whose first passes are more than the device's memory: less runs at once, and the scores stay what they
     are."""
@@ -214,7 +198,6 @@ PARTS: dict[str, Callable[[Bench], list[str]]] = {
     "Tests": gpu_tests,
     "`icl` beside `hf`": beside_hf,
     "Any order": orders,
-    "Two devices": two_devices,
     "Out of memory": out_of_memory,
     "Time": benchmark,
 }

@@ -27,6 +27,7 @@ FORKED.set_forkserver_preload(["tests.preloaded"])
 
 
 def start(function: Callable[..., object], *args: Any) -> Any:
+    """A function in a process that is forked from one with everything imported."""
     with contextlib.chdir(ROOT):  # where it finds what is to be imported
         forkserver.ensure_running()
     process = FORKED.Process(target=function, args=args)
@@ -77,15 +78,14 @@ def command(
     *arguments: object, program: str = "lm-eval-icl", cwd: Path | None = None, env: dict[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
     """What `subprocess.run` says of `lm-eval-icl ARGUMENTS` or `lm_eval ARGUMENTS`."""
-    line = [program, *map(str, arguments)]
-    return completed(run_command, line, cwd=cwd, env=env)
+    return completed(run_command, [program, *map(str, arguments)], cwd, env)
 
 
 def python(
     code: str, *arguments: object, cwd: Path | None = None, env: dict[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
     """What `subprocess.run` says of `python -c CODE ARGUMENTS`."""
-    return completed(run_python, ["-c", code, *map(str, arguments)], cwd=cwd, env=env)
+    return completed(run_python, ["-c", code, *map(str, arguments)], cwd, env)
 
 
 def ranks(function: Callable[[list[str]], object], *arguments: object) -> list[subprocess.CompletedProcess[str]]:

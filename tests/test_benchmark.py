@@ -1,31 +1,18 @@
-"""The benchmark's commands: that for a GPU, where there is none, and a whole `lm_eval` on four documents."""
+"""The benchmark's commands: that for a GPU, where there is none, and a whole `lm_eval`."""
 
 from __future__ import annotations
 
 import importlib
 import json
 import logging
-import subprocess
 import sys
-import time
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
 import transformers
 
-from tests import processes
-
 SCRIPTS = Path(__file__).resolve().parents[1] / "scripts"
-
-
-@pytest.fixture
-def benchmark(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(SCRIPTS)
-    monkeypatch.setattr(logging.getLogger("lm_eval"), "setLevel", lambda level: None)  # also that of other tests
-    monkeypatch.setattr(transformers.logging, "set_verbosity_error", lambda: None)
-    return importlib.import_module("benchmark")
 
 
 def test_without_a_gpu_the_command_for_one_says_what_it_skips(monkeypatch, tmp_path):
@@ -40,7 +27,7 @@ def test_without_a_gpu_the_command_for_one_says_what_it_skips(monkeypatch, tmp_p
     assert ended.value.code == 0
     parts = dict(part.split("\n", 1) for part in (tmp_path / "gpu.md").read_text().split("\n## ")[1:])
     assert list(parts) == list(command.PARTS)
-    for name in ("Tests", "Two devices", "Out of memory", "Time"):
+    for name in ("Tests", "Out of memory", "Time"):
         assert parts[name].strip().splitlines()[-1].startswith("Skipped: "), name
     (_, _, found, share), *others = (
         line.strip("| ").split(" | ")
@@ -50,43 +37,21 @@ def test_without_a_gpu_the_command_for_one_says_what_it_skips(monkeypatch, tmp_p
     assert float(found) < 1e-4 and share == "100.0%" and not others
 
 
-def forked(arguments: list[str]) -> subprocess.CompletedProcess[str]:
-    """`python -m benchmarks.clocked ARGUMENTS`, in a process that has imported most of it."""
-    code = f"import sys; sys.path.insert(0, {str(SCRIPTS)!r}); from benchmarks import clocked; clocked.main()"
-    return processes.python(code, *arguments)
-
-
-@pytest.mark.slow
-def test_a_whole_command_by_part(benchmark, monkeypatch, capsys, tmp_path):
-    """Both contenders go through every part, and the parts of each are all of its time."""
-    whole = importlib.import_module("benchmarks.whole")
-    monkeypatch.setattr(whole, "run", forked)
-    monkeypatch.setitem(whole.WORKLOADS, "demo", (["icl_demo_short", "icl_demo_long"], 2))
-    line = ["benchmark.py", "whole", "--workloads", "demo", "--tasks", "0", "--documents", "2", "--repetitions", "1"]
-    monkeypatch.setattr(sys, "argv", [*line, "--output", str(tmp_path / "found.json")])
-    start = time.monotonic()
+def test_a_whole_command_is_timed_beside_hf(monkeypatch, capsys, tmp_path):
+    """Contenders take turns on the same tasks; what they print and what is written are their seconds."""
+    monkeypatch.syspath_prepend(SCRIPTS)
+    monkeypatch.setattr(logging.getLogger("lm_eval"), "setLevel", lambda level: None)  # also that of other tests
+    monkeypatch.setattr(transformers.logging, "set_verbosity_error", lambda: None)
+    benchmark, whole = importlib.import_module("benchmark"), importlib.import_module("benchmarks.whole")
+    commands = []
+    monkeypatch.setattr(whole, "timed", lambda command: commands.append(command) or (len(commands), 0.5))
+    monkeypatch.setitem(whole.WORKLOADS, "demo", (["icl_demo_short"], 2))
+    line = ["benchmark.py", "whole", "--workloads", "demo", "--documents", "2", "--repetitions", "2"]
+    monkeypatch.setattr(sys, "argv", [*line, "--output", str(tmp_path / "measured.json")])
     benchmark.main()
-    elapsed = time.monotonic() - start
-    printed = capsys.readouterr().out
-    rows = dict(row.strip("| ").split(" | ", 1) for row in printed.splitlines() if row.startswith("| "))
-    assert rows["processor seconds"] == "`icl` | `hf, batch 1`"
-    found = json.loads((tmp_path / "found.json").read_text())["found"]["demo"]
-    assert (found["documents"], found["requests"]) == (4, 8)
-    (icl,), (hf,) = found["wall, processor"].values()
-    for seconds in (icl, hf):
-        assert list(rows)[2:-2] == list(seconds)
-        assert all(0 < kind < elapsed for part in seconds.values() for kind in part)
-    assert sum(wall for wall, _ in [*icl.values(), *hf.values()]) < elapsed
-    busy = [sum(processor for _, processor in seconds.values()) for seconds in (icl, hf)]
-    assert rows["everything"] == " | ".join(f"{total:.2f} ({total:.2f} to {total:.2f})" for total in busy)
-
-
-def test_a_second_counts_in_the_innermost_part(benchmark, monkeypatch):
-    clocked = importlib.import_module("benchmarks.clocked")
-    clock = iter([12.0, 15.0, 19.0, 24.0])
-    monkeypatch.setattr(clocked.time, "monotonic", lambda: next(clock))
-    clocks = clocked.Clocks(10.0)
-    inner = clocks.around(clocked.BUILDING, lambda: 1)
-    assert clocks.around(clocked.LOADING, inner)() == 1
-    wall = {part: seconds for part, (seconds, _) in clocks.seconds.items() if seconds}
-    assert wall == {clocked.IMPORTING: 2.0, clocked.LOADING: 3.0 + 5.0, clocked.BUILDING: 4.0}
+    assert [command[:2] for command in commands] == [["--model", "icl"], ["--model", "hf"]] * 2
+    assert all({"icl_demo_short", "--num_fewshot", "--limit"} < set(command) for command in commands)
+    measured = json.loads((tmp_path / "measured.json").read_text())["found"]["demo"]
+    assert (measured["documents"], measured["requests"]) == (2, 4)
+    assert measured["wall, processor"] == {"icl": [[1, 0.5], [3, 0.5]], "hf, batch 1": [[2, 0.5], [4, 0.5]]}
+    assert "2.00 (1.00 to 3.00)" in capsys.readouterr().out

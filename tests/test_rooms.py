@@ -128,24 +128,25 @@ def test_the_test_sees_an_import_that_goes_down(tmp_path):
     assert below("lm_eval_icl.prompts.layouts.Pattern") is None and below("torch") is None
 
 
-def test_methods_take_in_no_harness():
-    modules = ", ".join(f"lm_eval_icl.{name}" for name in ("methods", "methods.predictor", "inference.scoring"))
-    code = f"import {modules}, sys; print(sorted({FOREIGN} & set(sys.modules)))"
+def modules_of(room: str) -> list[str]:
+    return [f"{room}.{file.stem}".removesuffix(".__init__") for file in sorted((PACKAGE / room).glob("*.py"))]
+
+
+@pytest.mark.parametrize(
+    ("modules", "absent"),
+    [
+        # lm-eval registers the names of our methods when its list of models is imported.
+        (["methods"], {"torch"}),
+        (["methods", "methods.predictor", "inference.scoring"], FOREIGN),
+        # A board is made from result files, also where no model could be run.
+        ([*modules_of("results"), *modules_of("leaderboard")], {"lm_eval", "torch", "transformers"}),
+        # What a command can say at once does not wait for what runs models.
+        (["cli", "cli.show", "cli.study"], {"torch", "transformers", "datasets", "scipy"}),
+        (["drawing.drawing", "drawing.terminal", "methods.invicl"], {"transformers", *FOREIGN}),
+    ],
+    ids=["names", "methods", "leaderboard", "commands", "drawing"],
+)
+def test_what_is_imported_needs_no_more(modules, absent):
+    code = f"import {', '.join(f'lm_eval_icl.{module}' for module in modules)}, sys; print({absent} & {{*sys.modules}})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
-
-
-def test_names_are_known_without_torch():
-    """lm-eval registers our names when its list of models is imported."""
-    code = "from lm_eval_icl import methods; import sys; print(*methods.NAMES, 'torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split()[-1] == "False" and "invicl" in done.stdout
-
-
-def test_the_leaderboard_needs_no_harness_and_no_model():
-    """A board is made from result files, also where no model could be run."""
-    files = [file for room in ("results", "leaderboard") for file in sorted((PACKAGE / room).glob("*.py"))]
-    modules = [f"lm_eval_icl.{file.parent.name}.{file.stem}".removesuffix(".__init__") for file in files]
-    code = f"import {', '.join(modules)}, sys; print(sorted({{'lm_eval', 'torch', 'transformers'}} & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "lm_eval_icl.results.statistics" in modules and done.stdout.strip() == "[]"
+    assert done.stdout == "set()\n"

@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
 from lm_eval_icl.inference.memory import Memory
 from lm_eval_icl.methods import Method
 from lm_eval_icl.prompts.tokens import Context
+from lm_eval_icl.smoke.tiny import configuration
 
 # Enough English, layout and punctuation for merges that straddle words, blanks and line breaks.
 CORPUS = [
@@ -109,87 +110,46 @@ def llama3() -> PreTrainedTokenizerFast:
 
 TOKENIZERS = {"byte_level": byte_level, "sentencepiece": sentencepiece, "llama3": llama3}
 
-_LLAMA = {
-    "hidden_size": 48,
-    "intermediate_size": 64,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 12,
-    "max_position_embeddings": 4096,
-}
-_LINEAR = {
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4,
-    "linear_key_head_dim": 8,
-    "linear_value_head_dim": 8,
-    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
-}
-_EXPERTS = {
-    "num_experts": 4,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 16,
-    "shared_expert_intermediate_size": 16,
-}
-# name -> (model type, configuration, tokenizer)
-ARCHITECTURES: dict[str, tuple[str, dict, str]] = {
-    "gpt2": ("gpt2", {"n_embd": 48, "n_layer": 3, "n_head": 4, "n_positions": 4096}, "byte_level"),
-    "opt": (
-        "opt",
-        {
-            "hidden_size": 48,
-            "word_embed_proj_dim": 48,
-            "ffn_dim": 64,
-            "num_hidden_layers": 3,
-            "num_attention_heads": 4,
-            "max_position_embeddings": 4096,
-        },
-        "byte_level",
-    ),
+# Three layers: what the last one reads of another token may have come to that by a third.
+_WIDTH: dict[str, Any] = {"hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4}
+_SIZES = {**_WIDTH, "intermediate_size": 64, "max_position_embeddings": 4096}
+_LLAMA = {**_SIZES, "num_key_value_heads": 2, "head_dim": 12, "sliding_window": None}
+_QWEN = {**_LLAMA, "use_sliding_window": False, "layer_types": ["full_attention"] * 3}
+_LINEAR = {**_LLAMA, "layer_types": ["linear_attention", "full_attention", "linear_attention"]}
+# name -> (model type, settings, tokenizer)
+ARCHITECTURES: dict[str, tuple[str, dict[str, Any], str]] = {
+    "gpt2": ("gpt2", {**_WIDTH, "max_position_embeddings": 4096, "n_inner": None}, "byte_level"),
+    "opt": ("opt", {**_SIZES, "word_embed_proj_dim": 48, "ffn_dim": 64}, "byte_level"),
     "gpt_neo": (
         "gpt_neo",
-        {
-            "hidden_size": 48,
-            "num_layers": 2,
-            "num_heads": 4,
-            "attention_types": [[["global", "local"], 1]],
-            "window_size": 24,
-            "max_position_embeddings": 4096,
-        },
+        {**_SIZES, "num_hidden_layers": 2, "window_size": 24, "intermediate_size": None},
         "byte_level",
     ),
-    "gpt_neox": (
-        "gpt_neox",
-        {
-            "hidden_size": 48,
-            "intermediate_size": 64,
-            "num_hidden_layers": 3,
-            "num_attention_heads": 4,
-            "max_position_embeddings": 4096,
-        },
-        "byte_level",
-    ),
+    "gpt_neox": ("gpt_neox", _SIZES, "byte_level"),
     "llama": ("llama", _LLAMA, "sentencepiece"),
     "llama3": ("llama", _LLAMA, "llama3"),
-    "qwen2": ("qwen2", {k: v for k, v in _LLAMA.items() if k != "head_dim"}, "byte_level"),
-    "qwen3": ("qwen3", _LLAMA, "byte_level"),
-    "mistral": ("mistral", {**_LLAMA, "sliding_window": None}, "sentencepiece"),
+    "qwen2": ("qwen2", _QWEN, "byte_level"),
+    "qwen3": ("qwen3", _QWEN, "byte_level"),
+    "mistral": ("mistral", _LLAMA, "sentencepiece"),
     "mistral_window": ("mistral", {**_LLAMA, "sliding_window": 24}, "sentencepiece"),
-    "gemma2_window": ("gemma2", {**_LLAMA, "sliding_window": 24}, "sentencepiece"),
-    "phi": ("phi", {k: v for k, v in _LLAMA.items() if k != "head_dim"}, "byte_level"),
-    "bloom": ("bloom", {"hidden_size": 48, "n_layer": 3, "n_head": 4}, "byte_level"),
+    "gemma2_window": (
+        "gemma2",
+        {**_LLAMA, "sliding_window": 24, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
+        "sentencepiece",
+    ),
+    "phi": ("phi", _LLAMA, "byte_level"),
+    "bloom": ("bloom", _WIDTH, "byte_level"),
     # Attention beside linear attention, beside gated linear attention with experts, and beside state spaces.
-    "qwen3_5": ("qwen3_5_text", {**_LLAMA, **_LINEAR}, "byte_level"),
-    "qwen3_next": ("qwen3_next", {**_LLAMA, **_LINEAR, **_EXPERTS}, "byte_level"),
+    "qwen3_5": ("qwen3_5_text", _LINEAR, "byte_level"),
+    "qwen3_next": ("qwen3_next", {**_LINEAR, "num_experts": 4}, "byte_level"),
     "jamba": (
         "jamba",
         {
-            **{k: v for k, v in _LLAMA.items() if k != "head_dim"},
-            "num_experts": 2,
+            **_LLAMA,
             "attn_layer_period": 2,
             "attn_layer_offset": 1,
             "expert_layer_period": 2,
-            "mamba_d_state": 8,
+            "num_experts": 2,
             "mamba_dt_rank": 4,
         },
         "sentencepiece",
@@ -208,22 +168,12 @@ def slow_but(fast: Iterable[object], values: Iterable[object]) -> list[Any]:
 
 def build(name: str, dtype: torch.dtype = torch.float32, **overrides: object) -> PreTrainedModel:
     """A random model of an architecture, its weights far enough from zero that answers differ."""
-    kind, config, tokenizer = ARCHITECTURES[name]
+    kind, settings, tokenizer = ARCHITECTURES[name]
     tok = TOKENIZERS[tokenizer]()
+    tokens = {"bos_token_id": tok.bos_token_id, "eos_token_id": tok.eos_token_id, "pad_token_id": None}
+    config = configuration(kind, **{"vocabulary": len(tok), **tokens, **settings, **overrides})
     torch.manual_seed(1)
-    model = AutoModelForCausalLM.from_config(
-        AutoConfig.for_model(
-            kind,
-            **{
-                "vocab_size": len(tok),
-                "bos_token_id": tok.bos_token_id,
-                "eos_token_id": tok.eos_token_id,
-                "pad_token_id": None,
-                **config,
-                **overrides,
-            },
-        )
-    )
+    model = AutoModelForCausalLM.from_config(config)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:

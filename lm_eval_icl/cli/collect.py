@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import os
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -48,13 +48,26 @@ def _check(paths: Sequence[Path], console: Console) -> None:
     Raises:
         InputError: there is such a file, or no file.
     """
-    faults: dict[Path, list[str]] = {}
-    files = {file: None for path in paths for file in _files(path)}
-    for file, fault in _faults(paths, files):
-        faults.setdefault(file, []).append(fault)
-    for file, (first, *others) in sorted(faults.items()):
+    inside = [path.rglob("*") if path.is_dir() else [path] for path in paths]
+    files = {file for path, below in zip(paths, inside, strict=True) for file in below if _is_shared(file, path)}
+    runs, left_out = read(paths, quiet=True)
+    faults: dict[Path, list[str]] = defaultdict(list)
+    for file in left_out:
+        faults[file.path].append(file.why)
+    for run in runs:
+        # What comes behind the digest says how many tasks have answers.
+        if run.path.stem.partition("-")[0] != run.digest:
+            why = "was changed after `lm-eval-icl collect` wrote it, or not written by it: collect it again."
+            faults[run.path].append(why)
+        for name, result in run.tasks.items():
+            # Of a metric such as BLEU only the mean is known, whatever the samples are.
+            if result.marks and result.aggregation in AGGREGATIONS:
+                faults[run.path].append(f"task {name!r}: {' '.join(result.marks)}")
+    for path in files - {run.path for run in runs} - faults.keys():
+        faults[path].append("is no results file of lm-eval.")
+    for path, (first, *others) in sorted(faults.items()):
         more = f" ({len(others)} more)" if others else ""
-        print_line(console, f"{shown(str(file))}: {shown(first)}{more}")
+        print_line(console, f"{shown(str(path))}: {shown(first)}{more}")
     if faults:
         raise InputError(f"{len(faults)} of {len(files)} files cannot be used as they are.")
     if not files:
@@ -62,30 +75,6 @@ def _check(paths: Sequence[Path], console: Console) -> None:
     print_line(console, f"{len(files)} runs are as they should be.")
 
 
-def _files(path: Path) -> Iterator[Path]:
-    """The file, or all files of the folder and of those in it, but hidden ones."""
-    if not path.is_dir():
-        yield path
-    for folder, folders, names in os.walk(path):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        yield from (Path(folder, name) for name in names if not name.startswith("."))
-
-
-def _faults(paths: Sequence[Path], files: dict[Path, None]) -> Iterator[tuple[Path, str]]:
-    """Files with what is wrong with them.
-
-    Args:
-        files: all files in these paths.
-    """
-    runs, left_out = read(paths, quiet=True)
-    yield from ((file.path, file.why) for file in left_out)
-    for run in runs:
-        # What comes behind the digest says how many tasks have answers.
-        if run.path.stem.partition("-")[0] != run.digest:
-            yield run.path, "was changed after `lm-eval-icl collect` wrote it, or not written by it: collect it again."
-        for name, result in run.tasks.items():
-            # Of a metric such as BLEU only the mean is known, whatever the samples are.
-            if result.marks and result.aggregation in AGGREGATIONS:
-                yield run.path, f"task {name!r}: {' '.join(result.marks)}"
-    for file in files.keys() - {run.path for run in runs} - {file.path for file in left_out}:
-        yield file, "is no results file of lm-eval."
+def _is_shared(file: Path, folder: Path) -> bool:
+    """Whether this is a file, and neither it nor a folder below `folder` that it is in is hidden."""
+    return not file.is_dir() and not any(part.startswith(".") for part in file.relative_to(folder).parts)

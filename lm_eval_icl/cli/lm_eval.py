@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import importlib
 import importlib.metadata
 import re
 import traceback
 from contextlib import ExitStack
 
-from lm_eval_icl import methods, version
+from lm_eval_icl import version
 from lm_eval_icl.cli import COMMANDS
 from lm_eval_icl.errors import InputError, did_you_mean
-from lm_eval_icl.harness import interrupt, patches
+from lm_eval_icl.harness import interrupt, patches, plugin
 
 
 def command(arguments: list[str]) -> None:
@@ -56,7 +55,7 @@ def command(arguments: list[str]) -> None:
                     f"--tasks: {unknown_task(missing[1], known, config and config.include_path)}"
                 ) from error
             if unknown := re.match("Attempted to load model '(.*?)'", str(error)):  # in a file of --config
-                _check_model(unknown[1])
+                plugin.check_model(unknown[1])
             raise
         except AssertionError as error:
             if str(error).startswith("Elements of --samples"):
@@ -66,28 +65,16 @@ def command(arguments: list[str]) -> None:
 
 def _check_names(arguments: list[str]) -> None:
     """Refuse a command that is neither ours nor lm-eval's, which would take it for an argument of `run`; and an unknown
-    model, which lm-eval would refuse after it has read all tasks."""
+    model, before what the patches need is imported."""
     from lm_eval._cli import HarnessCLI
 
     parsers = HarnessCLI()._subparsers.choices
     known = [*COMMANDS, *parsers]
     first = arguments[0] if arguments else "--help"
     if not first.startswith("-") and first not in known:
-        raise InputError(
-            f"unknown command {first!r}: {did_you_mean(first, known) or 'there are ' + ', '.join(known) + '.'}"
-        )
-    if first == "run" or first.startswith("--m") or first.startswith("-M"):
+        near = did_you_mean(first, known) or f"there are {', '.join(known)}."
+        raise InputError(f"unknown command {first!r}: {near}")
+    if first == "run" or first.startswith(("--m", "-M")):
         model = parsers["run"].parse_known_args(arguments[first == "run" :])[0].model
         if model is not None:
-            _check_model(model)
-
-
-def _check_model(name: str) -> None:
-    importlib.import_module("lm_eval.models")  # which registers lm-eval's models and ours
-    from lm_eval.api.registry import model_registry
-
-    if name not in model_registry and ":" not in name:
-        near = did_you_mean(name.lower(), model_registry)
-        raise InputError(
-            f"--model: unknown model {name!r}: {near or 'the methods are ' + ', '.join(methods.NAMES) + '.'}"
-        )
+            plugin.check_model(model)

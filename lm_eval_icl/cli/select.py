@@ -18,8 +18,6 @@ from lm_eval_icl.harness.arguments import check_folders, pairs
 from lm_eval_icl.studies.grid import expanded
 
 if TYPE_CHECKING:
-    from lm_eval_icl.demonstrations.choosing import Choice
-    from lm_eval_icl.harness.pools import PoolOfTask
     from lm_eval_icl.methods import Predictor
 
 _DRAWN = ("random", "stratified")
@@ -49,33 +47,44 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     parser.add_argument("--metadata", default="", metavar="K=V,...", help="of the tasks, as for lm_eval")
     args = parser.parse_args(arguments)
     _check(args)
-    given_arguments = pairs("args", args.args)
+    arguments_of_how = pairs("args", args.args)
     if args.how in _DRAWN:
-        how = How(args.how, given_arguments, pool=args.pool)
+        how = How(args.how, arguments_of_how, pool=args.pool)
     else:
-        how = make(args.how, {"pool": args.pool, **given_arguments})
-    seeds = _seeds(args.seeds)
+        how = make(args.how, {"pool": args.pool, **arguments_of_how})
+    texts = args.seeds.split(",")
+    seeds = expanded("--seeds", [int(text) if text.isascii() and text.isdigit() else text for text in texts])
+    for seed in seeds:
+        if not isinstance(seed, int) or seed < 0:
+            raise InputError(f"--seeds {seed}: must be whole numbers, 0 or more, or ranges such as 0..9.")
     check_folders(args.include_path, None)
 
-    from lm_eval_icl.demonstrations.choosing import Chooser
+    from lm_eval_icl.demonstrations.choosing import Choice, Chooser
     from lm_eval_icl.demonstrations.kept import about, as_json
     from lm_eval_icl.harness.pools import PoolOfTask
     from lm_eval_icl.harness.training import tasks_of
 
     names = [name for name in args.tasks.split(",") if name]
     tasks = tasks_of(names, args.include_path, pairs("metadata", args.metadata))
-    pools = [PoolOfTask(task) for task in tasks]
-    shots = [_shots(task, pool, args.num_fewshot) for task, pool in zip(tasks, pools, strict=True)]
+    shots_of_pools: dict[PoolOfTask, int] = {}
+    for task in tasks:
+        pool, shots = PoolOfTask(task), task.config.num_fewshot if args.num_fewshot is None else args.num_fewshot
+        if not shots:
+            raise InputError(f"task {pool.name!r} has no number of demonstrations of its own: give --num_fewshot.")
+        shots_of_pools[pool] = int(shots)
     predictor, model = (None, None) if args.how in _DRAWN else _load(args)
     about_choices = about(how, model)
     by_task: dict[str, Any] = {}
-    for pool, n in zip(pools, shots, strict=True):
-        chooser, chosen = Chooser(pool, predictor, how.pool), dict[int, "Choice"]()
+    for pool, shots in shots_of_pools.items():
+        chooser, chosen = Chooser(pool, predictor, how.pool), dict[int, Choice]()
         for seed in seeds:
             with naming(f"task {pool.name!r}"):
-                chosen[seed] = chooser.choose(how.name, n, seed, how.balance, **how.arguments)
-            _say(pool, seed, chosen[seed])
-        by_task[pool.name] = as_json(pool, n, chosen)
+                chosen[seed] = choice = chooser.choose(how.name, shots, seed, how.balance, **how.arguments)
+            accuracy = "" if choice.accuracy is None else f"accuracy {choice.accuracy:.3f} where it was chosen; "
+            cost = f"{choice.seconds:.1f} s, {choice.tokens:,} tokens"
+            rows = ", ".join(map(str, choice.indices))
+            print(f"{pool.name}, seed {seed}: rows {rows}; {accuracy}{cost}", flush=True)
+        by_task[pool.name] = as_json(pool, shots, chosen)
         with writing(f"--output {args.output}"):
             write_atomically(args.output, json.dumps({"about": about_choices, "tasks": by_task}, indent=1) + "\n")
     print(f"{args.output}: lm_eval ... --metadata demonstrations={args.output} --seed 0,1234,1234,{seeds[0]}")
@@ -85,31 +94,15 @@ def _check(args: argparse.Namespace) -> None:
     """Refuse what can be seen to be wrong before anything is loaded."""
     if args.how not in HOW:
         raise InputError(f"{args.how!r}: {near(args.how, HOW)}")
-    if args.pool < 1:
-        raise InputError(f"--pool {args.pool}: must be 1 or more.")
-    if args.num_fewshot is not None and args.num_fewshot < 1:
-        raise InputError(f"--num_fewshot {args.num_fewshot}: must be 1 or more.")
+    for name in ("pool", "num_fewshot"):
+        if (number := getattr(args, name)) is not None and number < 1:
+            raise InputError(f"--{name} {number}: must be 1 or more.")
     if args.how in _DRAWN and args.model_args:
         raise InputError(f"--model_args: {args.how} is drawn without a model; leave it out.")
     if args.how not in _DRAWN and not args.model_args:
         raise InputError(f"--model_args: {args.how} asks a model: give pretrained=... .")
     if args.output.is_dir() or not os.access(args.output.parent, os.W_OK):
         raise InputError(f"--output {args.output}: must be a file in a folder that is there and can be written to.")
-
-
-def _seeds(text: str) -> list[int]:
-    seeds = expanded("--seeds", [int(part) if part.isascii() and part.isdigit() else part for part in text.split(",")])
-    for seed in seeds:
-        if not isinstance(seed, int) or seed < 0:
-            raise InputError(f"--seeds {seed}: must be whole numbers, 0 or more, or ranges such as 0..9.")
-    return seeds
-
-
-def _shots(task: Any, pool: PoolOfTask, num_fewshot: int | None) -> int:
-    n = task.config.num_fewshot if num_fewshot is None else num_fewshot
-    if not n:
-        raise InputError(f"task {pool.name!r} has no number of demonstrations of its own: give --num_fewshot.")
-    return int(n)
 
 
 def _load(args: argparse.Namespace) -> tuple[Predictor, dict[str, str]]:
@@ -135,11 +128,3 @@ def _load(args: argparse.Namespace) -> tuple[Predictor, dict[str, str]]:
     limits = {name: arguments[name] for name in ("max_length", "add_bos_token") if name in arguments}
     predictor = Predictor(model, tokenizer, ICL(), batch_size=args.batch_size, **limits)
     return predictor, about_model(str(arguments["pretrained"]), fingerprint(model, tokenizer))
-
-
-def _say(pool: PoolOfTask, seed: int, choice: Choice) -> None:
-    parts = [f"rows {', '.join(map(str, choice.indices))}"]
-    if choice.accuracy is not None:
-        parts.append(f"accuracy {choice.accuracy:.3f} where it was chosen")
-    parts.append(f"{choice.seconds:.1f} s, {choice.tokens:,} tokens")
-    print(f"{pool.name}, seed {seed}: {'; '.join(parts)}", flush=True)

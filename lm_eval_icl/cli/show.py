@@ -38,24 +38,30 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
         parser.error("--pretrained is the tokenizer of a --prompt, and there is none")
     methods.find(options.method)  # first, since an unknown method can be said without importing what draws
 
-    import transformers
-    from lm_eval.utils import simple_parse_args_string
     from rich.console import Console
 
     from lm_eval_icl.drawing import drawing, picture, terminal
-    from lm_eval_icl.smoke import demo
 
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
-    transformers.logging.set_verbosity_error()
     if options.output is not None:
         picture.check_output(options.output)  # before anything is loaded
+    arguments_of_method = {}
+    if options.args:
+        from lm_eval.utils import simple_parse_args_string
+
+        arguments_of_method = simple_parse_args_string(options.args)
     try:
-        method = methods.make(options.method, simple_parse_args_string(options.args))
+        method = methods.make(options.method, arguments_of_method)
     except InputError as error:
         raise InputError(f"{'--args: ' if options.args else ''}{error.message}") from error
     if options.prompt is None:
         parts = drawing.example(3 if options.shots is None else options.shots)
     else:
+        import transformers
+
+        from lm_eval_icl.smoke import demo
+
+        transformers.logging.set_verbosity_error()
         pretrained = options.pretrained or str(demo.model_path())
         try:
             tokenizer = transformers.AutoTokenizer.from_pretrained(pretrained)

@@ -13,15 +13,16 @@ import sys
 import unicodedata
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-from transformers import PreTrainedTokenizerBase
+from typing import TYPE_CHECKING, Any
 
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.methods.base import Method
 from lm_eval_icl.prompts.layouts import Layout
 from lm_eval_icl.prompts.prompt import FewShotPrompt
 from lm_eval_icl.prompts.tokens import Context, PromptTokenizer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 # How many tokens a row may have; with more, single cells could not be told apart.
 LIMIT = 200

@@ -21,12 +21,9 @@ if TYPE_CHECKING:
 # All lengths are in inches, from the upper left corner.
 
 _BAND, _HEAD = 0.36, 0.32
+# The width of the positions beside a panel, and the height of those above it.
+_BESIDE, _ABOVE = 0.3, 0.46
 _PAGE = 15.0
-
-
-def _numbers(layout: Layout) -> tuple[float, float]:
-    """The width of the positions beside a panel and the height of those above it: nothing where there are none."""
-    return (0.3, 0.46) if layout.step else (0.0, 0.0)
 
 
 def check_output(path: Path) -> str:
@@ -79,8 +76,8 @@ def _figure(drawing: Drawing, shown: Callable[[str], str]) -> Figure:
 
     layouts = [layout for _, layout in drawing.passes]
     cell = min(0.27, max(0.08, 7.5 / max(len(layout) for layout in layouts)))
-    reads = [shown(text) for text in drawing.reads]
-    label = max((0.1 + _width(text, _label_size(cell)) for text in reads if text), default=0.0)
+    reads, size = [shown(text) for text in drawing.reads], min(7.5, cell * 72 * 0.8)
+    label = max((0.1 + _width(text, size) for text in reads if text), default=0.0)
     last = max(int(layout.positions.max()) for layout in layouts)
 
     # Place the panels side by side, as many as fit the width of a page.
@@ -88,7 +85,7 @@ def _figure(drawing: Drawing, shown: Callable[[str], str]) -> Figure:
     head = _HEAD if any(title for title, _ in drawing.passes) else 0.0
     x, y, deepest, widest = 0.25, 0.68 + head / 3, 0.0, 0.0
     for title, layout in drawing.passes:
-        beside, above = _numbers(layout)
+        beside, above = (_BESIDE, _ABOVE) if layout.step else (0.0, 0.0)
         across = label + _BAND + beside + max(len(layout) * cell, _width(title, 8.5) - _BAND)
         if places and x + across > _PAGE:
             x, y, deepest = 0.25, y + deepest + 0.25, 0.0
@@ -120,7 +117,7 @@ def _panel(
     positions, sees, kept = layout.positions.tolist(), layout.mask.tolist(), set(layout.kept_tokens)
     blocks, looks = columns(layout), rows(layout)
     order = [i for _, block in looks for i in block]
-    beside, above = _numbers(layout)
+    beside, above = (_BESIDE, _ABOVE) if layout.step else (0.0, 0.0)
     left, foot = x + _BAND + beside, y + (_HEAD if title else 0.0) + above
     top = foot + 0.36
     right, bottom = left + len(positions) * cell, top + len(order) * cell
@@ -172,7 +169,7 @@ def _panel(
     _stroke(axes, outer, "#333333", 0.8)
 
     # The texts of the tokens.
-    size = _label_size(cell)
+    size = min(7.5, cell * 72 * 0.8)
     for r, row in enumerate(order):
         if text := reads[layout.source[row]]:
             _write(axes, x - 0.07, top + (r + 0.5) * cell, text, size, ha="right")
@@ -192,10 +189,6 @@ def _runs(indices: list[int]) -> Iterator[tuple[int, int]]:
 def _width(text: str, size: float) -> float:
     """About how wide a text is, in inches. The reader's font may be wider than the one used here."""
     return len(text) * size * 0.0088
-
-
-def _label_size(cell: float) -> float:
-    return min(7.5, cell * 72 * 0.8)
 
 
 def _write(axes: Axes, x: float, y: float, text: str, size: float, **style: Any) -> None:

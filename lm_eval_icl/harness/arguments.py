@@ -131,6 +131,8 @@ def one_line(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Wrapper of `EvaluatorConfig.from_cli`: what lm-eval refuses of a command's arguments is one line."""
     try:
         return original(*args, **kwargs)
+    except InputError:
+        raise
     except (ValueError, TypeError, OSError) as error:
         raise InputError(f"the arguments are refused: {' '.join(str(error).split())}") from error
 

@@ -72,6 +72,14 @@ PATCHES = (
         early=True,
     ),
     Patch(
+        "lm_eval.config.evaluate_config:EvaluatorConfig.from_cli",
+        "plugin:with_known_model",
+        EVERYBODY,
+        "A misspelt name of a method is refused before anything is imported or read that takes seconds.",
+        "lm-eval makes the model first.",
+        early=True,
+    ),
+    Patch(
         "lm_eval.config.evaluate_config:EvaluatorConfig.process_tasks",
         "arguments:checked_first",
         OURS,

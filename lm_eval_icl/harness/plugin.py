@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 import inspect
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from lm_eval_icl import methods
+from lm_eval_icl.errors import InputError, did_you_mean
 from lm_eval_icl.harness import patches
 
 
@@ -47,6 +49,30 @@ def with_our_models(original: Callable[[str], Any], model_name: str) -> Any:
     from lm_eval_icl.harness.models import model_class
 
     return model_class(model_name)
+
+
+def with_known_model(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Wrapper of `EvaluatorConfig.from_cli`: a misspelt name of a method is refused before tasks are read."""
+    config = original(*args, **kwargs)
+    if did_you_mean(str(config.model).lower(), methods.NAMES):  # other names are lm-eval's to refuse
+        check_model(str(config.model))
+    return config
+
+
+def check_model(name: str) -> None:
+    """Refuse a name that no model has.
+
+    Raises:
+        InputError: it is such a name.
+    """
+    importlib.import_module("lm_eval.models")  # which registers lm-eval's models and ours
+    from lm_eval.api.registry import model_registry
+
+    # Later versions of lm-eval find models of other packages by their entry points.
+    known = {*model_registry, *(entry.name for entry in importlib.metadata.entry_points(group="lm_eval.models"))}
+    if name not in known and ":" not in name:
+        near = did_you_mean(name.lower(), sorted(known)) or f"the methods are {', '.join(methods.NAMES)}."
+        raise InputError(f"--model: unknown model {name!r}: {near}")
 
 
 def with_our_tasks(original: Callable[..., None], *args: Any, **kwargs: Any) -> None:

@@ -6,12 +6,14 @@ import functools
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-from transformers import PreTrainedTokenizerBase
+from typing import TYPE_CHECKING
 
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.prompts.prompt import FewShotPrompt
 from lm_eval_icl.prompts.splitting import Encode, Head, Ids, PartSplitter, WholeSplitter, encoder, tokenizes_by_line
+
+if TYPE_CHECKING:  # layouts are known, and drawn, without transformers, which takes a second to import
+    from transformers import PreTrainedTokenizerBase
 
 
 @dataclass(frozen=True)

@@ -350,7 +350,7 @@ def build(arch: str, vocabulary: int = 1329) -> PreTrainedModel:
     if arch in NONE:
         raise NoTinyModel(arch, NONE[arch])
     try:
-        config = AutoConfig.for_model(arch, **_settings(AutoConfig.for_model(arch), vocabulary))
+        config = configuration(arch, vocabulary)
         # For some types this is a larger model than the causal one, and what published checkpoints hold.
         whole = type(config) in AutoModelForImageTextToText._model_mapping
         torch.manual_seed(0)
@@ -361,15 +361,25 @@ def build(arch: str, vocabulary: int = 1329) -> PreTrainedModel:
     return model.eval()
 
 
-def _settings(default: PreTrainedConfig, vocabulary: int) -> dict[str, Any]:
-    """The settings of a tiny model that differ from its type's default configuration."""
+def configuration(arch: str, vocabulary: int, **settings: Any) -> PreTrainedConfig:
+    """The configuration of a tiny model of a type, with these settings in place of those that it would have."""
+    default = AutoConfig.for_model(arch)
+    return AutoConfig.for_model(arch, **_settings(default, vocabulary, {**TYPES.get(arch, {}), **settings}))
+
+
+def _settings(default: PreTrainedConfig, vocabulary: int, special: dict[str, Any]) -> dict[str, Any]:
+    """The settings of a tiny model that differ from its type's default configuration.
+
+    Args:
+        special: those that it has in place of the usual small ones.
+    """
     fields = {field.name for field in dataclasses.fields(default)}  # type: ignore[arg-type]
 
     def field(name: str) -> str:
         """The configuration's own name for what is usually called `name`."""
         return name if name in fields else default.attribute_map.get(name, name)
 
-    own = {field(name): value for name, value in TYPES.get(default.model_type, {}).items()}
+    own = {field(name): value for name, value in special.items()}
     small = {field(name): value for name, value in {**SMALL, **_TOKENS}.items()}
     small |= dict.fromkeys(map(field, _VOCABULARIES), vocabulary)
     without = {name for name in _IF_ANY & fields if getattr(default, name) is None}
@@ -393,7 +403,8 @@ def _settings(default: PreTrainedConfig, vocabulary: int) -> dict[str, Any]:
         part = getattr(default, name, None)
         if isinstance(part, PreTrainedConfig):
             kind = {"model_type": part.model_type} if part.model_type else {}
-            settings[name] = {**kind, **_settings(part, vocabulary), **own.get(name, {})}
+            of_part = _settings(part, vocabulary, TYPES.get(part.model_type, {}))
+            settings[name] = {**kind, **of_part, **own.get(name, {})}
     return settings
 
 

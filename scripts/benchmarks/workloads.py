@@ -19,43 +19,34 @@ from lm_eval_icl.methods import NAMES
 from lm_eval_icl.prompts.prompt import FewShotPrompt
 
 POSITIONS = 4096
+
+
+def _llama(
+    vocabulary: int,
+    width: int,
+    inner: int,
+    layers: int,
+    heads: int,
+    key_value_heads: int = 4,
+    positions: int = POSITIONS,
+) -> LlamaConfig:
+    return LlamaConfig(
+        vocab_size=vocabulary,
+        hidden_size=width,
+        intermediate_size=inner,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=key_value_heads,
+        max_position_embeddings=positions,
+    )
+
+
 CONFIGS = {
     "gpt2": GPT2Config(n_positions=POSITIONS),
-    "llama": LlamaConfig(
-        vocab_size=32000,
-        hidden_size=768,
-        intermediate_size=2048,
-        num_hidden_layers=12,
-        num_attention_heads=12,
-        num_key_value_heads=4,
-        max_position_embeddings=POSITIONS,
-    ),
-    "llama-1b": LlamaConfig(
-        vocab_size=32000,
-        hidden_size=2048,
-        intermediate_size=5632,
-        num_hidden_layers=22,
-        num_attention_heads=32,
-        num_key_value_heads=4,
-        max_position_embeddings=POSITIONS,
-    ),
-    "llama-8b": LlamaConfig(
-        vocab_size=128256,
-        hidden_size=4096,
-        intermediate_size=14336,
-        num_hidden_layers=32,
-        num_attention_heads=32,
-        num_key_value_heads=8,
-        max_position_embeddings=POSITIONS,
-    ),
-    "toy": LlamaConfig(
-        vocab_size=1000,
-        hidden_size=96,
-        intermediate_size=256,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        max_position_embeddings=10**6,
-    ),
+    "llama": _llama(32000, 768, 2048, layers=12, heads=12),
+    "llama-1b": _llama(32000, 2048, 5632, layers=22, heads=32),
+    "llama-8b": _llama(128256, 4096, 14336, layers=32, heads=32, key_value_heads=8),
+    "toy": _llama(1000, 96, 256, layers=3, heads=4, positions=10**6),
 }
 # A model that takes next to no time, with a vocabulary as large as real ones.
 TINY = GPT2Config(vocab_size=50_000, n_positions=POSITIONS, n_embd=32, n_layer=1, n_head=2)

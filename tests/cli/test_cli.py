@@ -61,35 +61,28 @@ def test_smoke_says_why_there_is_no_tiny_model(arch, says):
         smoke.smoke(arch)
 
 
-def test_smoke_notices_numbers_that_are_not_finite(monkeypatch):
-    from lm_eval_icl.methods import runner
-
-    def broken(model, work, *rest):
-        return [(float("nan"), False)] * sum(len(pairs) for _, pairs in work)
-
-    monkeypatch.setattr(runner, "score_packed", broken)
-    monkeypatch.setattr(smoke, "methods", SimpleNamespace(NAMES=("icl", "deepthink"), installed=dict))
-    with pytest.raises(InputError, match=r"smoke test on llama: icl: task 'smoke_loglik.*; deepthink: .*bility is nan"):
-        smoke.smoke("llama")
-
-
 @pytest.mark.parametrize(
-    ("place", "change", "says"),
+    ("name", "broken", "says"),
     [
         (
-            "scoring.score_packed",
-            lambda of: [(x * 1.001, greedy) for x, greedy in of],
-            r"icl: smoke_logl.*\(1.0e-03 of",
+            "score_packed",
+            lambda of: [(float("nan"), greedy) for _, greedy in of],
+            "icl: task 'smoke_loglik.*bility is nan",
         ),
-        ("generation.continue_from", lambda of: [row[::-1] for row in of], "icl: smoke_generation: '.*' is generated"),
+        ("score_packed", lambda of: [(x * 1.001, greedy) for x, greedy in of], r"icl: smoke_logl.*\(1.0e-03 of"),
+        (
+            "score_packed",
+            lambda of: [(x, not greedy) for x, greedy in of],
+            "whether an answer is the greedy one differs",
+        ),
+        ("continue_from", lambda of: [row[::-1] for row in of], "icl: smoke_generation: '.*' is generated"),
     ],
 )
-def test_smoke_notices_what_hf_does_not_say(monkeypatch, place, change, says):
+def test_smoke_notices_what_hf_does_not_say(monkeypatch, name, broken, says):
     from lm_eval_icl.methods import runner
 
-    name = place.split(".")[1]
     original = getattr(runner, name)
-    monkeypatch.setattr(runner, name, lambda *args, **kwargs: change(original(*args, **kwargs)))
+    monkeypatch.setattr(runner, name, lambda *args, **kwargs: broken(original(*args, **kwargs)))
     monkeypatch.setattr(smoke, "methods", SimpleNamespace(NAMES=("icl",), installed=dict))
     with pytest.raises(InputError, match=says):
         smoke.smoke("gpt2", limit=1)
@@ -205,15 +198,19 @@ def test_command_line_of_several_types():
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (["--limit", "0"], "--limit 0: must be 1 or more"),
-        (["--arch", "gpt2,llama", "--time-limit", "-1"], "--time-limit -1: must be above 0"),
-        (["--record", "/nowhere/x"], "/nowhere/x: results cannot be kept there"),
+        (["--limit", "0"], "smoke: --limit 0: must be 1 or more"),
+        (["--arch", "gpt2,llama", "--time-limit", "-1"], "smoke: --time-limit -1: must be above 0"),
+        (["--record", "/nowhere/x"], "smoke: /nowhere/x: results cannot be kept there"),
+        (
+            ["--arch", "llama,nonsense"],
+            "smoke --arch: no tiny model of 'nonsense': transformers has no such model type.",
+        ),
     ],
 )
 def test_options_of_the_smoke_test_that_cannot_be(options, says):
-    done = command("smoke", *options)
-    assert done.returncode == 1 and not done.stdout
-    assert done.stderr.startswith("lm-eval-icl: ") and says in done.stderr and done.stderr.count("\n") == 1
+    with pytest.raises(InputError) as refused:
+        cli.run(["smoke", *options])
+    assert refused.value.message.startswith(says)
 
 
 @pytest.mark.slow
@@ -239,14 +236,6 @@ def test_exit_status_of_several_types(monkeypatch, capsys, result, options, stat
         cli.main()
     assert status is None or exited.value.code == status
     assert f"{result.status:8} gpt2" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("archs", ["nonsense", "llama,nonsense"])
-def test_command_line_failure_is_one_line(tmp_path, archs):
-    done = command("smoke", "--arch", archs, cwd=tmp_path)
-    assert done.returncode == 1 and not done.stdout
-    says = "lm-eval-icl: smoke --arch: no tiny model of 'nonsense': transformers has no such model type.\n"
-    assert done.stderr == says
 
 
 # lm-eval's own commands.
@@ -344,28 +333,13 @@ def test_a_gpu_that_is_not_there_is_one_line(tmp_path, program):
     assert command("--model", "hf", *arguments, program=program, cwd=tmp_path).returncode == 0
 
 
-def test_models_of_lm_eval_run_under_our_command_too():
-    arguments = ["--model_args", f"pretrained={model_path()}", "--tasks", "icl_demo_short", "--limit", "2"]
-    done = command("--model", "hf", *arguments, "--device", "cpu")
-    assert done.returncode == 0 and "|icl_demo_short|" in done.stdout, done.stderr
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (["shw", "invicl"], "unknown command 'shw': did you mean 'show'?"),
-        (["smok"], "unknown command 'smok': did you mean 'smoke'?"),
-        (
-            ["invicl"],
-            "unknown command 'invicl': there are demo, show, smoke, train, study, select, leaderboard, compare, "
-            "collect, export, regression, run, ls, validate.",
-        ),
-    ],
-)
-def test_a_misspelt_command_is_one_line(arguments, says):
-    line = [sys.executable, "-m", "lm_eval_icl", *arguments]
+def test_a_misspelt_command_is_one_line():
+    line = [sys.executable, "-m", "lm_eval_icl", "shw", "invicl"]
     done = subprocess.run(line, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (1, "", f"lm-eval-icl: {says}\n")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "lm-eval-icl: unknown command 'shw': did you mean 'show'?\n"
+    with pytest.raises(InputError, match=f"unknown command 'invicl': there are {', '.join(cli.COMMANDS)}, run, ls, "):
+        cli.run(["invicl"])
 
 
 def without_a_reader(*arguments):
@@ -458,13 +432,30 @@ except KeyboardInterrupt as stopped:
 
 
 @pytest.mark.parametrize(
-    ("name", "says"),
-    [("deepthnk", "did you mean 'deepthink'?"), ("zzzzzz", "the methods are icl, nope, ")],
+    ("program", "name", "says"),
+    [
+        ("lm_eval", "deepthnk", "did you mean 'deepthink'?"),
+        ("lm-eval-icl", "deepthnk", "did you mean 'deepthink'?"),
+        ("lm-eval-icl", "zzzzzz", "the methods are icl, nope, "),
+    ],
 )
-def test_a_misspelt_model_is_one_line(name, says):
-    done = command("--model", name, "--model_args", "pretrained=x", "--tasks", "icl_demo_short")
-    assert done.returncode == 1 and "Traceback" not in done.stderr
-    assert f"lm-eval-icl: --model: unknown model '{name}': {says}" in done.stderr.splitlines()[-1]
+def test_a_misspelt_model_is_one_line(tmp_path, program, name, says):
+    (tmp_path / "run.yaml").write_text(f"model: {name}\ntasks: icl_demo_short\n")
+    for arguments in (["--model", name, "--tasks", "icl_demo_short"], ["--config", "run.yaml"]):
+        done = command(*arguments, program=program, cwd=tmp_path)
+        assert done.returncode == 1 and "Traceback" not in done.stderr
+        assert f"lm-eval-icl: --model: unknown model '{name}': {says}" in done.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize("program", ["lm_eval", "lm-eval-icl"])
+def test_a_misspelt_model_is_refused_before_torch_is_imported(program):
+    module = "lm_eval.__main__" if program == "lm_eval" else "lm_eval_icl.cli"
+    function = "cli_evaluate" if program == "lm_eval" else "main"
+    code = f"import atexit, sys; from {module} import {function} as main\n"
+    code += "atexit.register(lambda: print(*{'torch', 'transformers', 'datasets'} & {*sys.modules})); main()"
+    line = [sys.executable, "-c", code, "--model", "invicll", "--tasks", "x"]
+    done = subprocess.run(line, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (1, "\n") and "did you mean 'invicl'?" in done.stderr
 
 
 @pytest.mark.parametrize("program", slow_but(["lm_eval"], ["lm_eval", "lm-eval-icl"]))

@@ -14,7 +14,7 @@ from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from lm_eval_icl import cli, methods
-from lm_eval_icl.drawing import drawing, picture, terminal
+from lm_eval_icl.drawing import drawing, terminal
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.inference.scoring import score_rows
 from lm_eval_icl.methods import NAMES
@@ -22,7 +22,7 @@ from lm_eval_icl.methods.several import Several
 from lm_eval_icl.prompts.layouts import Layout
 from lm_eval_icl.prompts.tokens import Context
 from lm_eval_icl.smoke.demo import model_path
-from tests import processes, tiny
+from tests import tiny
 
 VARIANTS = [
     *((name, "") for name in NAMES),
@@ -97,7 +97,9 @@ def test_text_is_the_layout(name, arguments, shots):
         shots = 2
     parts = drawing.example(shots)
     passes = method.passes(*lengths(parts.context), len(parts.query), len(parts.answer))
-    panels = read_back(terminal.as_text(drawing.draw(method, parts)).plain)
+    text = terminal.as_text(drawing.draw(method, parts)).plain
+    assert ("no positional" in text) == ("position " not in text) == (method.positions == "none")
+    panels = read_back(text)
     assert len(panels) == len(passes)
     for panel, (_, layout) in zip(panels, passes, strict=True):
         looks = layout.mask.any(dim=1)
@@ -225,17 +227,6 @@ def test_the_largest_picture(tmp_path, kind):
     assert 10_000 < (tmp_path / f"large.{kind}").stat().st_size < 3_000_000
 
 
-def test_no_positions_are_nothing_to_see(tmp_path):
-    for name, shown in (("icl", True), ("nope", False)):
-        drawn = drawing.draw(methods.make(name), drawing.example(3))
-        picture.save(drawn, tmp_path / f"{name}.svg")
-        root = ET.parse(tmp_path / f"{name}.svg").getroot()
-        texts = {text.text for text in root.iter("{http://www.w3.org/2000/svg}text")}
-        assert ("position" in texts) == any(str(text).isdigit() for text in texts) == shown
-        assert ("position " in terminal.as_text(drawn).plain) == shown
-    assert "no positional information" in " ".join(drawn.notes)
-
-
 def test_a_value_that_the_model_decides_is_left_out():
     drawn = drawing.draw(methods.make("batchicl"), drawing.example(3))
     assert drawn.arguments == "positions=sequential, repeat=1"
@@ -331,15 +322,6 @@ def test_no_answer_is_generation(tmp_path):
 
 
 # Bad input.
-
-
-def test_a_tokenizer_that_names_no_special_token(tmp_path):
-    bare = Tokenizer(models.WordLevel({"a": 0}, unk_token="a"))
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=bare)
-    file = tmp_path / "prompt.json"
-    file.write_text(json.dumps({"demonstrations": [], "query": "a"}))
-    with pytest.raises(InputError, match="the tokenizer names no BOS and no EOS token"):
-        drawing.read_prompt(str(file), tokenizer, methods.make("icl"))
 
 
 @pytest.mark.parametrize(
@@ -443,18 +425,3 @@ def test_terminals_without_unicode():
     parts = dataclasses.replace(drawing.example(1), reads={0: "é"})
     text = terminal.as_text(drawing.draw(methods.make("invicl"), parts), glyphs=terminal.ASCII).plain
     assert text.isascii() and "##" in text and "++" in text
-
-
-def test_command_line(tmp_path):
-    done = processes.command("show", "icl", cwd=tmp_path)
-    assert done.returncode == 0 and not done.stderr
-    assert torch.equal(read_back(done.stdout)[0]["sees"], torch.ones(15, 15, dtype=torch.bool).tril())
-    done = processes.command("show", "icx", cwd=tmp_path)
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == "lm-eval-icl: show: unknown method 'icx': did you mean 'icl'?\n"
-
-
-def test_context_is_the_one_of_the_example():
-    parts = drawing.example(4)
-    assert [len(part) for part in parts.context.demonstrations] == [3, 2, 4, 3]
-    assert isinstance(parts.context, Context) and (len(parts.query), len(parts.answer)) == (2, 2)

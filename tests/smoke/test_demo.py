@@ -20,11 +20,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lm_eval_icl.harness.plugin import task_dir
 from lm_eval_icl.methods import make
+from lm_eval_icl.smoke.comparison import answers
 from lm_eval_icl.smoke.demo import documents, model_path
 from tests import processes
 
 TASKS = ["icl_demo_short", "icl_demo_long", "icl_demo_four", "icl_demo_pieces", "icl_demo_unseen"]
-SCRIPT = Path(__file__).resolve().parents[2] / "scripts/make_demo_model.py"
+SCRIPT = runpy.run_path(str(Path(__file__).resolve().parents[2] / "scripts/make_demo_model.py"))
 
 
 def test_checkpoint_is_small_safe_and_roomy() -> None:
@@ -67,7 +68,7 @@ def test_a_quarter_of_the_demonstrations_has_a_wrong_label_and_no_document() -> 
 
 
 def test_documents_come_from_the_seed(tmp_path: Path) -> None:
-    runpy.run_path(str(SCRIPT))["write_documents"](tmp_path, seed=0)
+    SCRIPT["write_documents"](tmp_path, seed=0)
     for name in TASKS:
         for split in ("train", "test"):
             made = (tmp_path / name / f"{split}.jsonl").read_bytes()
@@ -75,41 +76,35 @@ def test_documents_come_from_the_seed(tmp_path: Path) -> None:
 
 
 def test_training_withholds_the_tasks_texts_and_pairings() -> None:
-    script = runpy.run_path(str(SCRIPT))
     withheld = {row["text"] for name in TASKS for split in documents(name).values() for row in split}
-    draw = script["Episodes"](seed=1, withheld=withheld).draw
-    topic_of = {word: topic for topic, words in script["TOPICS"].items() for word in words}
-    pairings = {(topic, word) for task in script["TASKS"] for topic in task.labels for word in task.labels.values()}
+    episodes = SCRIPT["Episodes"](seed=1, withheld=withheld)
+    topic_of = {word: topic for topic, words in SCRIPT["TOPICS"].items() for word in words}
+    pairings = {(topic, word) for task in SCRIPT["TASKS"] for topic in task.labels for word in task.labels.values()}
     for _ in range(300):
-        episode = draw(script["Shape"](2, 8, script["SHORT"]))
-        for text, label in zip(episode.parts[::2], episode.labels, strict=True):
-            text = text.split(": ", 1)[1].rsplit("\n", 1)[0]
+        for before, label in episodes.draw(SCRIPT["Shape"](2, 8, SCRIPT["SHORT"])):
+            text = before.split(": ", 1)[1].rsplit("\n", 1)[0]
             assert text not in withheld
-            seen = {(topic_of.get(word), part) for word in text.split() for part in label.split()}
-            assert not seen & pairings
+            assert not {(topic_of.get(word), part) for word in text.split() for part in label.split()} & pairings
 
 
 def test_parts_encode_as_the_whole_text() -> None:
-    script = runpy.run_path(str(SCRIPT))
     tokenizer = AutoTokenizer.from_pretrained(model_path())
-    episodes = script["Episodes"](seed=2, withheld=set())
+    episodes, delimiter = SCRIPT["Episodes"](seed=2, withheld=set()), tokenizer("\n\n").input_ids
     for length in ("SHORT", "MEDIUM", "LONG"):
-        episode = episodes.draw(script["Shape"](3, 6, script[length]))
-        ends = [tokenizer(end).input_ids for end in ("", "\n\n")] * (len(episode.parts) // 2)
-        parts = zip(script["encode"](tokenizer, episode), ends, strict=True)
-        joined = [token for part, end in parts for token in (*part, *end)]
-        text = "".join(part + "\n\n" * (i % 2) for i, part in enumerate(episode.parts))
-        assert joined == tokenizer(text).input_ids
+        examples = episodes.draw(SCRIPT["Shape"](3, 6, SCRIPT[length]))
+        parts = SCRIPT["encode"](tokenizer, examples)
+        joined = [token for before, label in parts for token in (*before, *label, *delimiter)]
+        assert joined == tokenizer("".join(f"{before}{label}\n\n" for before, label in examples)).input_ids
 
 
-METHODS = runpy.run_path(str(SCRIPT))["METHODS"]
+METHODS = SCRIPT["METHODS"]
 
 
 def example_row(name: str, queries: int) -> tuple[Any, list[int], list[int]]:
     """A row of training under a method, the ids of the prompt that it is made of, and its demonstrations' lengths."""
     demonstrations = [([10, 11, 12], [13]), ([20, 21], [22, 23]), ([30, 31, 32, 33], [13])]
     asked = [([40 + 10 * i, 41 + 10 * i], [13]) for i in range(queries)]
-    row = runpy.run_path(str(SCRIPT))["make_row"](make(name), demonstrations, asked, [1, 1])
+    row = SCRIPT["make_row"](make(name), demonstrations, asked, [1, 1])
     prompt = [token for text, label in demonstrations for token in (*text, *label, 1, 1)]
     return row, prompt + [token for text, label in asked for token in (*text, *label)], [6, 6, 7]
 
@@ -151,13 +146,13 @@ def test_training_predicts_no_label_that_is_seen(name: str) -> None:
 
 
 def test_tokenizer_comes_from_the_script() -> None:
-    made = runpy.run_path(str(SCRIPT))["make_tokenizer"]().backend_tokenizer.to_str()
+    made = SCRIPT["make_tokenizer"]().backend_tokenizer.to_str()
     assert made == AutoTokenizer.from_pretrained(model_path()).backend_tokenizer.to_str()
 
 
 def test_yaml_agrees_with_the_script() -> None:
-    loaded = TaskManager().load(TASKS)["tasks"]
-    for task in runpy.run_path(str(SCRIPT))["TASKS"]:
+    loaded = TaskManager(include_path=task_dir() / "demo", include_defaults=False).load(TASKS)["tasks"]
+    for task in SCRIPT["TASKS"]:
         config = loaded[task.name].config
         assert config.doc_to_choice == list(task.labels.values())
         assert config.doc_to_text == f"{task.template[0]}: {{{{text}}}}\n{task.template[1]}:"
@@ -181,6 +176,16 @@ def test_demonstrations_teach_the_labels() -> None:
     chance = [1 / len(set(documents(name)["test"]["label"])) for name in TASKS]
     assert abs(sum(untaught.values()) - sum(chance)) / len(TASKS) <= 0.1  # 60 documents are not quite balanced
     assert min(taught.values()) >= 0.8
+
+
+def test_answers_of_the_demo_are_the_likeliest_options() -> None:
+    """Document by document, of all tasks in the order of their names."""
+
+    def sample(document: int, scores: list[float], right: float) -> dict[str, Any]:
+        return {"doc_id": document, "resps": [[(score, False)] for score in scores], "acc": right}
+
+    samples = {"b": [sample(0, [-1, -2, -3], 0.0)], "a": [sample(1, [-3, -2, -1], 1.0), sample(0, [-2, -1, -3], 0.0)]}
+    assert answers({"samples": samples}) == ([1, 2, 0], [0.0, 1.0, 0.0])
 
 
 # The command with one method.
