@@ -296,22 +296,24 @@ def environment(**variables: str) -> dict[str, str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", range(2))
-def test_adding_a_method_works_as_written(tmp_path, number):
-    """With the page's first file in the working directory, the commands print what the page says."""
-    consoles = [text for _, language, text in blocks(PAGE) if language == "console"]
-    assert len(consoles) == 2
-    command, _, expected = consoles[number].removeprefix("$ ").partition("\n")
+@pytest.mark.pinned
+def test_adding_a_method_works_as_written(tmp_path):
+    """With the page's first file in the working directory, the commands draw its picture and print what it says."""
+    shown, evaluated = (
+        text.removeprefix("$ ").partition("\n") for _, language, text in blocks(PAGE) if language == "console"
+    )
     name, _, text = blocks(PAGE)[0]
     (tmp_path / name).write_text(text, encoding="utf-8")
-    program, *arguments = shlex.split(command.replace("$MODEL", str(model_path())))
-    done = processes.command(*arguments, program=program, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    if command.startswith("lm-eval-icl show"):
-        assert lines(done.stdout) == lines(expected)
-        return
-    shown = [line for line in lines(done.stdout) if line.startswith("|")]
-    check_lines(shown, lines(expected), within=0.011)
+
+    def printed(command: str) -> list[str]:
+        program, *arguments = shlex.split(command.replace("$MODEL", str(model_path())))
+        done = processes.command(*arguments, program=program, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        return lines(done.stdout)
+
+    assert printed(shown[0]) == lines(shown[2])
+    assert (tmp_path / "neighbours.svg").read_bytes() == (DOCS / "concepts/neighbours.svg").read_bytes()
+    check_lines([line for line in printed(evaluated[0]) if line.startswith("|")], lines(evaluated[2]), within=0.011)
 
 
 @pytest.fixture(scope="module")
@@ -417,13 +419,12 @@ def test_readme_is_a_front_door():
     assert len((ROOT / "README.md").read_text(encoding="utf-8").split()) <= 900
 
 
-def test_every_argument_of_training_is_in_its_table():
+def test_every_argument_of_training_is_in_its_list():
     page = (DOCS / "training.md").read_text(encoding="utf-8")
-    rows = [line.split(" | ") for line in page.splitlines() if line.startswith("| `")]
-    named = {name for row in rows for name in re.findall(r"`--(\w+)`", row[0])}
-    defaults = {name: row[1] for row in rows for name in re.findall(r"`--(\w+)`", row[0])}
+    items = re.findall(r"^- ((?:`--\w+`(?:, )?)+)(?: \(([^)]*)\))?:", page, re.MULTILINE)
+    defaults = {name: default for names, default in items for name in re.findall(r"`--(\w+)`", names)}
     fields = {field.name: field.default for field in dataclasses.fields(Settings)}
-    assert named == {*fields, *train.OPTIONS, "resume"}
+    assert defaults.keys() == {*fields, *train.OPTIONS, "resume"}
     for name in ("num_fewshot", "steps", "batch_size", "loss", "eval_steps", "eval_documents", "save_steps", "seed"):
         assert defaults[name] == str(fields[name]), name
     assert float(defaults["learning_rate"]) == fields["learning_rate"]
