@@ -110,10 +110,15 @@ def test_messages_name_no_page():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_method_page_names_every_argument_with_its_default(name):
+    """Those that all methods have are on one page; the index has the default of `positions`."""
     page = (DOCS / "methods" / f"{name}.md").read_text(encoding="utf-8")
     written = dict(re.findall(r"^\| `(\w+)` \| `([^`]+)` \|", page, re.MULTILINE))
-    assert written == {field.name: str(field.default) for field in dataclasses.fields(methods.find(name))}
-    assert f"]({name}.md)" in (DOCS / "methods" / "README.md").read_text(encoding="utf-8")
+    fields = {field.name: str(field.default) for field in dataclasses.fields(methods.find(name))}
+    positions = fields.pop("positions")
+    assert fields.pop("repeat") == "1" and written == fields
+    index = (DOCS / "methods" / "README.md").read_text(encoding="utf-8")
+    row = re.search(rf"^\| \[{name}\]\({name}\.md\) \|.* \| (\w+)[^|]* \|$", index, re.MULTILINE)
+    assert row and row[1] == {"layout": "sequential", "method": "sequential"}.get(positions, positions)
 
 
 @pytest.mark.pinned
@@ -122,7 +127,6 @@ def test_pictures_are_what_is_drawn_now(name, tmp_path):
     """Made again by: lm-eval-icl show NAME --output docs/methods/NAME.svg"""
     page, drawn = DOCS / "methods" / f"{name}.md", tmp_path / f"{name}.svg"
     assert f"]({name}.svg)" in page.read_text(encoding="utf-8")
-    assert f"lm-eval-icl show {name} --output docs/methods/{name}.svg" in commands(page)
     picture.save(drawing.draw(methods.make(name), drawing.example(3)), drawn)
     committed = (DOCS / "methods" / drawn.name).read_text(encoding="utf-8")
     same = drawn.read_text(encoding="utf-8") == committed
@@ -292,22 +296,24 @@ def environment(**variables: str) -> dict[str, str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", range(3))
-def test_adding_a_method_works_as_written(tmp_path, number):
-    """With the page's first file in the working directory, the commands print what the page says."""
-    consoles = [text for _, language, text in blocks(PAGE) if language == "console"]
-    assert len(consoles) == 3
-    command, _, expected = consoles[number].removeprefix("$ ").partition("\n")
+@pytest.mark.pinned
+def test_adding_a_method_works_as_written(tmp_path):
+    """With the page's first file in the working directory, the commands draw its picture and print what it says."""
+    shown, evaluated = (
+        text.removeprefix("$ ").partition("\n") for _, language, text in blocks(PAGE) if language == "console"
+    )
     name, _, text = blocks(PAGE)[0]
     (tmp_path / name).write_text(text, encoding="utf-8")
-    program, *arguments = shlex.split(command.replace("$MODEL", str(model_path())))
-    done = processes.command(*arguments, program=program, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    if command.startswith("lm-eval-icl show"):
-        assert lines(done.stdout) == lines(expected)
-        return
-    shown = [line for line in lines(done.stdout) if line.startswith("|")]
-    check_lines(shown, lines(expected), within=0.011)
+
+    def printed(command: str) -> list[str]:
+        program, *arguments = shlex.split(command.replace("$MODEL", str(model_path())))
+        done = processes.command(*arguments, program=program, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        return lines(done.stdout)
+
+    assert printed(shown[0]) == lines(shown[2])
+    assert (tmp_path / "neighbours.svg").read_bytes() == (DOCS / "concepts/neighbours.svg").read_bytes()
+    check_lines([line for line in printed(evaluated[0]) if line.startswith("|")], lines(evaluated[2]), within=0.011)
 
 
 @pytest.fixture(scope="module")
@@ -413,13 +419,12 @@ def test_readme_is_a_front_door():
     assert len((ROOT / "README.md").read_text(encoding="utf-8").split()) <= 900
 
 
-def test_every_argument_of_training_is_in_its_table():
+def test_every_argument_of_training_is_in_its_list():
     page = (DOCS / "training.md").read_text(encoding="utf-8")
-    rows = [line.split(" | ") for line in page.splitlines() if line.startswith("| `")]
-    named = {name for row in rows for name in re.findall(r"`--(\w+)`", row[0])}
-    defaults = {name: row[1] for row in rows for name in re.findall(r"`--(\w+)`", row[0])}
+    items = re.findall(r"^- ((?:`--\w+`(?:, )?)+)(?: \(([^)]*)\))?:", page, re.MULTILINE)
+    defaults = {name: default for names, default in items for name in re.findall(r"`--(\w+)`", names)}
     fields = {field.name: field.default for field in dataclasses.fields(Settings)}
-    assert named == {*fields, *train.OPTIONS, "resume"}
+    assert defaults.keys() == {*fields, *train.OPTIONS, "resume"}
     for name in ("num_fewshot", "steps", "batch_size", "loss", "eval_steps", "eval_documents", "save_steps", "seed"):
         assert defaults[name] == str(fields[name]), name
     assert float(defaults["learning_rate"]) == fields["learning_rate"]

@@ -17,7 +17,7 @@ from lm_eval_icl.harness import interrupt
 from lm_eval_icl.harness.shim import give_way  # which also registers our models and tasks, without the `.pth` file
 
 COMMANDS = {
-    "demo": "every method on the model that comes with the package, offline",
+    "demo": "eight methods on the model that comes with the package, offline",
     "show": "which token sees which, at which position",
     "smoke": "a smoke test of every method",
     "train": "fine-tune a model under a method",

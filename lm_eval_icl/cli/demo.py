@@ -1,4 +1,4 @@
-"""The command `lm-eval-icl demo`: lm-eval's `hf` and every method on the model that comes with the package."""
+"""The command `lm-eval-icl demo`: lm-eval's `hf` and eight methods on the model that comes with the package."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
         InputError: an option cannot be used.
     """
     parser.description = (
-        "Run lm-eval's hf and every method on the demonstration tasks, and compare them in one table: accuracy, order "
+        "Run lm-eval's hf and eight methods on the demonstration tasks, and compare them in one table: accuracy, order "
         "flips and documents a second. Offline and on a CPU: the model and the documents come with the package."
     )
     parser.add_argument("--limit", type=int, default=100, help="documents a task; 0 for all (default: %(default)s)")
