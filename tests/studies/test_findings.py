@@ -51,7 +51,7 @@ def test_ten_documents_run_again_have_the_answers_that_are_kept(
     again = results.documents(tmp_path / "o/cells").sort_values("doc_id")
     table = kept()
     of_pcw = table[(table.task == "icl_trec") & (table.method == "pcw") & (table.seed == "0") & (table.order == "0")]
-    of_pcw = of_pcw[of_pcw.shots == "12"]
+    of_pcw = of_pcw[(of_pcw.shots == "12") & (of_pcw.limit == "200")]
     for rule in ("none", "contextual"):
         predicted = "".join(map(str, again[again["filter"] == rule].prediction))
         assert predicted == of_pcw[of_pcw.rule == rule].prediction.item()[:10]
@@ -66,12 +66,12 @@ def test_the_table_is_that_of_the_answers(tmp_path: Path) -> None:
     right = answers[answers.method.str.startswith("(")].set_index("task").prediction
     lines = pd.read_csv(FINDINGS / "findings.csv", keep_default_na=False)
     some = answers[(answers.task == "icl_trec") & (answers.rule == "batch") & answers.method.isin(["icl", "pcw"])]
-    some = some[(some.shots == "12") & (some.chat == "False")]
+    some = some[(some.shots == "12") & (some.chat == "False") & (some.limit == "200")]
     again = made["lines_of"](made["unpacked"](pd.concat([answers[answers.method.str.startswith("(")], some])))
     for line in again.itertuples():
         rows = some[some.method == line.method]
         share = sum(a == b for text in rows.prediction for a, b in zip(text, right["icl_trec"], strict=True))
         assert line.accuracy == pytest.approx(share / (200 * len(rows)))
         written = lines[(lines.task == "icl_trec") & (lines.rule == "batch") & (lines.method == line.method)]
-        written = written[(written.shots == 12) & ~written.chat]
+        written = written[(written.shots == 12) & ~written.chat & (written.limit == 200)]
         assert written.accuracy.item() == pytest.approx(line.accuracy, abs=1e-4)
