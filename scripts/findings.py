@@ -253,7 +253,8 @@ def main() -> None:
         rows = [packed(options.studies), *([read_answers(answers)] if answers.exists() else [])]
         table = pd.concat(rows).sort_values("prediction", key=lambda digits: -digits.str.len(), kind="stable")
         table.drop_duplicates(SET).sort_values(SET, kind="stable").to_csv(answers, index=False)
-        on_dev(options.studies).to_csv(output / "dev.csv", index=False)
+        if len(dev := on_dev(options.studies)):
+            dev.to_csv(output / "dev.csv", index=False)
     table = unpacked(read_answers(answers))
     lines = lines_of(table)
     lines.to_csv(output / "findings.csv", index=False, float_format="%.4f")
@@ -264,19 +265,21 @@ def main() -> None:
     thinking = plain[(plain.method == "deepthink") & (plain.limit == FEWER)]
     thinking = thinking[thinking.groupby(["task", "shots"]).arguments.transform("nunique") > 9]
     is_point = plain.method.isin(["icl", "pcw", "invicl", "structured"]) | (plain.arguments == STANDARD)
-    shots = plain[is_point & (plain.limit == FEWER) & plain.task.isin(["icl_sst2", "icl_trec"])]
+    shots = plain[is_point & (plain.limit == FEWER) & plain.task.isin(TITLES)]
+    shots = shots[shots.groupby("task").shots.transform("nunique") > 2]
     with styled(**{"text.color": INK, "grid.color": INK, "grid.alpha": 0.13, "grid.linewidth": 0.6}):
         draw_dots(of_methods, "accuracy", "accuracy, %", output / "methods.svg")
         draw_dots(of_methods, "flips", "predictions changed, %", output / "orders.svg")
         if len(thinking):
-            dev = pd.read_csv(output / "dev.csv")
-            selections(thinking, dev).to_csv(output / "selection.csv", index=False, float_format="%.4f")
+            if (output / "dev.csv").exists():
+                gains = selections(thinking, pd.read_csv(output / "dev.csv"))
+                gains.to_csv(output / "selection.csv", index=False, float_format="%.4f")
             points = lines_of(of_the_same(thinking, ["arguments"]))
             points[["T", "eta"]] = points.arguments.str.extract(r"\bT=(\d+).*\beta=([\d.]+)").astype(float).to_numpy()
             momentum = points.arguments.str.contains("momentum").map({True: ", momentum=0.9", False: ""})
             points["curve"] = "eta=" + points.eta.map("{:g}".format) + momentum
             draw_curves(points, "T", "curve", "T, passes over the demonstrations", output / "thinking.svg")
-        if shots.shots.nunique() > 2:
+        if len(shots):
             points = lines_of(of_the_same(shots, ["shots", "method"]))
             draw_curves(points, "shots", "method", "demonstrations", output / "shots.svg")
     shown = [*ENTRY, "sets", "orders", "accuracy", "accuracy_low", "accuracy_high", "than_icl", "than_raw"]
