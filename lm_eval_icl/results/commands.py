@@ -25,7 +25,7 @@ from lm_eval_icl.results.settings import model_arguments
 # Of this package's models, but not of `hf`. (Importing the methods takes seconds. A test compares these with them.)
 _OURS = {
     *("pack_tokens", "store_bytes", "overflow", "canonical_order"),
-    *("positions", "repeat", "windows", "window_size", "layer", "T", "eta", "momentum", "restart_positions"),
+    *("positions", "repeat", "window_size", "layer", "T", "eta", "momentum", "restart_positions"),
     *("layout", "reads", "temperature", "scale", "weight", "factor", "align"),
     *("combine", "method", "weights", "beta", "top_p", "truncate", "choose"),
 }
