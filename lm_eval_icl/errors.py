@@ -9,6 +9,7 @@ import re
 import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 # A child of lm-eval's logger, so that in a run of lm-eval it has that logger's handler and level.
 log = logging.getLogger("lm_eval.icl")
@@ -118,6 +119,15 @@ def check_form(form: object, known: int, where: object) -> None:
             f"{where}: is of form {form}, which a later version of lm-eval-icl has written; this one reads forms up "
             f"to {known}: update lm-eval-icl, or give another folder."
         )
+
+
+def refusal(error: Any) -> tuple[str, object, str]:
+    """What a pydantic.ValidationError says first: the setting's name (empty for several together), its value, and what
+    it must be."""
+    fault = error.errors(include_url=False)[0]
+    cause = fault.get("ctx", {}).get("error") or fault["msg"].replace("Input should", "must")
+    must = {"bool_type": "must be true or false", "extra_forbidden": "there is no such setting"}
+    return (fault["loc"] or ("",))[0], fault["input"], must.get(fault["type"], str(cause))
 
 
 def is_number(value: object) -> bool:

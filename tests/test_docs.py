@@ -423,7 +423,7 @@ def test_every_argument_of_training_is_in_its_list():
     page = (DOCS / "training.md").read_text(encoding="utf-8")
     items = re.findall(r"^- ((?:`--\w+`(?:, )?)+)(?: \(([^)]*)\))?:", page, re.MULTILINE)
     defaults = {name: default for names, default in items for name in re.findall(r"`--(\w+)`", names)}
-    fields = {field.name: field.default for field in dataclasses.fields(Settings)}
+    fields = {name: field.default for name, field in Settings.model_fields.items()}
     assert defaults.keys() == {*fields, *train.OPTIONS, "resume"}
     for name in ("num_fewshot", "steps", "batch_size", "loss", "eval_steps", "eval_documents", "save_steps", "seed"):
         assert defaults[name] == str(fields[name]), name

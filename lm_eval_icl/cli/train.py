@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from lm_eval_icl import methods
-from lm_eval_icl.errors import InputError, did_you_mean, naming
+from lm_eval_icl.errors import InputError, checked_whole, did_you_mean, naming
 from lm_eval_icl.harness.arguments import check_folders, pairs
 from lm_eval_icl.metaicl.files import MetaICLFolder, setting_of
 from lm_eval_icl.training.settings import Settings, with_numbers
@@ -94,7 +94,7 @@ def training(options: Mapping[str, Any]) -> Callable[[], None]:
 
     check_known(options, "")
     defaults = METAICL if "metaicl" in options else {}
-    named = {field.name: options[field.name] for field in dataclasses.fields(Settings) if field.name in options}
+    named = {name: options[name] for name in Settings.model_fields if name in options}
     settings = Settings(**defaults | named)
     model_args = pairs("model_args", options.get("model_args", {}))
     if not model_args.get("pretrained"):
@@ -176,14 +176,14 @@ def read_options(parser: argparse.ArgumentParser, arguments: list[str]) -> dict[
         else:
             parser.add_argument(f"--{name}", action="store_true", help=what)
     helps = {line.strip().partition(": ")[0]: line.partition(": ")[2] for line in (Settings.__doc__ or "").splitlines()}
-    for field in dataclasses.fields(Settings):
-        what = helps[field.name].rstrip(".").replace("%", "%%").replace("`", "")
-        if field.type == "bool":
-            parser.add_argument(f"--{field.name}", action="store_true", help=what)
+    for name, field in Settings.model_fields.items():
+        what = helps[name].rstrip(".").replace("%", "%%").replace("`", "")
+        kind = type(field.default)
+        if kind is bool:
+            parser.add_argument(f"--{name}", action="store_true", help=what)
         else:
-            kind = {"int": int, "float": float, "str": str}[str(field.type)]
             what = f"{what} (default: {field.default})"
-            parser.add_argument(f"--{field.name}", type=kind, metavar=str(field.type).upper(), help=what)
+            parser.add_argument(f"--{name}", type=kind, metavar=kind.__name__.upper(), help=what)
     line = vars(parser.parse_args(arguments))
     options = _file(line.pop("config")) | line if "config" in line else line
     check_known(options, "--config: ")
@@ -198,7 +198,7 @@ def check_known(options: Mapping[str, Any], where: str) -> None:
     Args:
         where: what stands before the message.
     """
-    known = {*OPTIONS, "method", "resume", *(field.name for field in dataclasses.fields(Settings))}
+    known = {*OPTIONS, "method", "resume", *Settings.model_fields}
     if unknown := sorted(options.keys() - known):
         near = did_you_mean(unknown[0], known)
         raise InputError(f"{where}unknown argument {unknown[0]!r}" + (f": {near}" if near else "."))
@@ -248,12 +248,10 @@ def _metaicl_files(options: Mapping[str, Any], settings: Settings) -> MetaICLFol
         raise InputError("--data: give the folder of MetaICL's data.")
     if settings.loss != "query":
         raise InputError(f"--loss {settings.loss}: MetaICL's loss is that of the query: leave it out.")
-    for name, fine, must in (
-        ("train_k", str(options.get("train_k", TRAIN_K)).isdigit(), "a whole number, 1 or more"),
-        ("channel", isinstance(options.get("channel", False), bool), "true or false"),
-    ):
-        if not fine:
-            raise InputError(f"--{name} {options[name]}: must be {must}.")
+    if not isinstance(options.get("channel", False), bool):
+        raise InputError(f"--channel {options['channel']!r}: must be true or false.")
+    k = options.get("train_k", TRAIN_K)
+    checked_whole("--train_k", int(k) if str(k).isdigit() else k)  # the command line gives a text
     setting_of(str(options["metaicl"]))
     return MetaICLFolder(str(options["data"]), "--data")
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
-from lm_eval_icl.errors import InputError, did_you_mean, whole
+from lm_eval_icl.errors import InputError, did_you_mean, refusal, whole
 
 METHODS = ("icl", "nope", "prefixicl", "pcw", "invicl")
 Positive = Annotated[int, BeforeValidator(whole)]
@@ -183,7 +183,5 @@ def configured(name: str, values: Sequence[str] = ()) -> Configuration:
     try:
         return Configuration.model_validate({**CONFIGURATIONS[name].model_dump(), **replaced})
     except ValidationError as error:
-        fault = error.errors(include_url=False)[0]
-        cause = fault.get("ctx", {}).get("error") or fault["msg"].replace("Input should", "must")
-        at = f"{fault['loc'][0]}={fault['input']!r}: " if fault["loc"] else ""
-        raise InputError(f"{at}{cause}.") from error
+        name, value, must = refusal(error)
+        raise InputError(f"{name}={value!r}: {must}." if name else f"{must}.") from error

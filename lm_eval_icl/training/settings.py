@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Annotated, Any, Literal
 
-from lm_eval_icl.errors import InputError, is_number, whole
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from lm_eval_icl.errors import InputError, refusal, whole
+
+Positive = Annotated[int, BeforeValidator(whole)]  # 2.0 is 2
+NotNegative = Annotated[int, BeforeValidator(partial(whole, least=0))]
+Rate = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
-@dataclass(frozen=True)
-class Settings:
+class Settings(BaseModel):
     """How training goes. The defaults are MetaICL's, with 8 demonstrations as in InvICL (appendix A.4).
 
     Args:
@@ -39,49 +43,37 @@ class Settings:
         InputError: an argument is outside its range.
     """
 
-    num_fewshot: int = 8
-    steps: int = 30_000
-    batch_size: int = 8
-    learning_rate: float = 1e-5
-    warmup_steps: int = 0
-    weight_decay: float = 0.0
-    max_grad_norm: float = 1.0
-    seed: int = 0
-    draw: str = "task"
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    num_fewshot: NotNegative = 8
+    steps: Positive = 30_000
+    batch_size: Positive = 8
+    learning_rate: Rate = 1e-5
+    warmup_steps: NotNegative = 0
+    weight_decay: Rate = 0.0
+    max_grad_norm: Rate = 1.0
+    seed: NotNegative = 0
+    draw: Literal["task", "row"] = "task"
     loss: str = "query"
-    gradient_accumulation_steps: int = 1
+    gradient_accumulation_steps: Positive = 1
     gradient_checkpointing: bool = False
     bf16: bool = False
     lora: bool = False
-    lora_rank: int = 16
-    lora_alpha: int = 32
-    eval_steps: int = 500
-    eval_documents: int = 64
-    save_steps: int = 500
+    lora_rank: Positive = 16
+    lora_alpha: Positive = 32
+    eval_steps: NotNegative = 500
+    eval_documents: NotNegative = 64
+    save_steps: Positive = 500
 
-    def __post_init__(self) -> None:
-        least = {"num_fewshot": 0, "seed": 0, "warmup_steps": 0, "eval_steps": 0, "eval_documents": 0}
-        for field in dataclasses.fields(self):
-            name, value = field.name, getattr(self, field.name)
-            must = ""
-            if field.type == "bool" and not isinstance(value, bool):
-                raise InputError(f"--{name} {value!r}: must be true or false.")
-            if field.type == "int":
-                try:
-                    object.__setattr__(self, name, whole(value, least.get(name, 1)))  # 2.0 is 2
-                except ValueError as error:
-                    must = str(error)
-            if field.type == "float" and not (is_number(value) and value >= 0):
-                must = "must be a number, 0 or more"
-            if name == "draw" and value not in ("task", "row"):
-                must = "must be task or row"
-            if must:
-                raise InputError(f"--{name} {value}: {must}.")
+    def __init__(self, **settings: Any) -> None:
+        try:
+            super().__init__(**settings)
+        except ValidationError as error:
+            raise InputError("--{} {!r}: {}.".format(*refusal(error))) from error
 
     @property
     def identity(self) -> dict[str, Any]:
         """The settings that the trained weights depend on."""
-        return {name: value for name, value in dataclasses.asdict(self).items() if name != "save_steps"}
+        return {name: value for name, value in self if name != "save_steps"}
 
 
 def with_numbers(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -90,10 +82,10 @@ def with_numbers(settings: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         InputError: a text is no number.
     """
-    kinds = {field.name: field.type for field in dataclasses.fields(Settings)}
     numbers = dict(settings)
     for name, value in numbers.items():
-        if kinds.get(name) == "float" and isinstance(value, str):
+        field = Settings.model_fields.get(name)
+        if field is not None and field.annotation is float and isinstance(value, str):
             try:
                 numbers[name] = float(value)
             except ValueError as error:
