@@ -20,7 +20,6 @@ from lm_eval_icl.harness.interrupt import Terminated
 from lm_eval_icl.studies.grid import Study, named, read
 
 if TYPE_CHECKING:  # what runs a study takes seconds to import: --list, and a fault of the study's file, do not need it
-    from lm_eval_icl.studies.conduct import Conductor
     from lm_eval_icl.studies.folder import StudyFolder
     from lm_eval_icl.studies.run import Options
 
@@ -142,7 +141,9 @@ def _dry_run(study: Study, args: argparse.Namespace, options: Options, console: 
     screen.print_plan(progress, plan, lacking, console, args.verbose)
     refused: list[str] = []
     if args.ray is not None and not lacking:
-        with _cluster(Conductor(progress, args.include_path, training), args) as cluster:
+        from lm_eval_icl.studies.cluster import StudyCluster
+
+        with StudyCluster(Conductor(progress, args.include_path, training), args.ray) as cluster:
             answers = cluster.ask()
         refused = list(filter(None, answers))
         console.print(f"workers: {answers.count('')} of {len(answers)} nodes can run the study", highlight=False)
@@ -150,13 +151,6 @@ def _dry_run(study: Study, args: argparse.Namespace, options: Options, console: 
             console.print(f"missing: {why}", markup=False, highlight=False, soft_wrap=True)
     if number := len(lacking) + len(plan.lacking) + len(refused):
         raise InputError(f"{args.study}: cannot be run as it is: {number} missing, as listed above.")
-
-
-def _cluster(conductor: Conductor, args: argparse.Namespace) -> Any:
-    """The cluster of --ray. Without it nothing of Ray is imported."""
-    from lm_eval_icl.studies.cluster import StudyCluster
-
-    return StudyCluster(conductor, args.ray)
 
 
 def _run(study: Study, folder: StudyFolder, args: argparse.Namespace, options: Options, console: Console) -> None:
@@ -193,8 +187,10 @@ def _run(study: Study, folder: StudyFolder, args: argparse.Namespace, options: O
         if args.ray is None:
             conductor.run()
         else:
-            with _cluster(conductor, args) as cluster:
-                conductor.run(cluster)
+            from lm_eval_icl.studies.cluster import StudyCluster
+
+            with StudyCluster(conductor, args.ray) as cluster:
+                conductor.run(cluster.ended)
     except CellsFailed as error:
         failure = error
     except KeyboardInterrupt as stopped:

@@ -366,7 +366,7 @@ def _pairs(board: Board, left: int) -> list[list[Any]]:
             p_value(difference.p),
             value(difference.detectable, column),
         ]
-        verdict = numbers.judged(difference.mean, difference.p, column)
+        verdict = column.judged(difference.mean, difference.p)
         pairs[first, second].append([place, *texts, verdict, difference.better, difference.worse, difference.sets])
     return list(pairs.values())
 

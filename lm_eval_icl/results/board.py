@@ -9,7 +9,7 @@ from lm_eval_icl.results.records import Answers, LeftOutFile, Run, TaskResult
 from lm_eval_icl.results.statistics import Difference, Estimate
 
 AVERAGE = "average"
-SIGNIFICANT = 0.05
+SIGNIFICANT = 0.05  # a p-value up to this
 # By the names of two entries and the column: the first less the second.
 Pairs = Mapping[tuple[str, str], Mapping[str, Difference]]
 
@@ -116,6 +116,12 @@ class Column:
     def sign(self) -> int:
         """1, or -1 where less is better."""
         return 1 if self.higher_is_better else -1
+
+    def judged(self, difference: float, p: float | None) -> str:
+        """What a difference says: "better", "worse", or "same" where it is not significant."""
+        if p is None or not p <= SIGNIFICANT:
+            return "same"
+        return "better" if (difference > 0) == self.higher_is_better else "worse"
 
 
 @dataclass(frozen=True, eq=False)

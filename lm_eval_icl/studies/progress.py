@@ -157,9 +157,9 @@ class StudyProgress:
         pairs = [(facts.get("code"), code_of(cell.variant.method))]
         if "choice" in facts:
             pairs.append((facts["choice"].get("code"), kept.code()))
-        if all(theirs == ours is not None for theirs, ours in pairs):
-            return ""
-        return "unknown code" if any(None in pair for pair in pairs) else "other code"
+        if any(None in pair for pair in pairs):
+            return "unknown code"
+        return "" if all(theirs == ours for theirs, ours in pairs) else "other code"
 
     def state(self, cell: Cell) -> str:
         """Whether a cell is "done" (with the code, if it is not this one), "failed" or "missing"."""
@@ -297,7 +297,8 @@ def open_study(
         of_dev = ""
         if study.dev is not None:
             dev[name] = _dev_rows(study, leaf, shots, options.limit)
-            of_dev = study_tasks.contents_of_rows(leaf, dev[name])
+            documents = leaf.task.training_docs()
+            of_dev = study_tasks.digest_of([dev[name], [documents[i] for i in dev[name]]])
         alone = isinstance(leaf.task, MetaICLTask)
         tasks[name] = GridTask(name, shots, tuple(leaf.inside), leaf.changes, alone, of_dev)
     columns = {*leaves, *(group for leaf in leaves.values() for group in leaf.groups())}
