@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import math
 import statistics
-import time
 from collections import defaultdict
 from typing import Any
 
@@ -13,10 +12,8 @@ import torch
 from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 from rich.console import Console
-from rich.table import Table
-from torch import nn
 
-from benchmarks.measuring import machine, now, run, spread
+from benchmarks.measuring import busy, machine, run, spread, table_of, watched
 from benchmarks.workloads import METHODS, random_model, synthetic, train_tokenizer
 
 
@@ -28,9 +25,9 @@ def compare(options: argparse.Namespace, console: Console) -> dict[str, Any]:
     model, tokens = random_model(options.model, options.device), options.max_gen_toks
     tokenizer = train_tokenizer(synthetic(), model.config.vocab_size)
     shared: dict[str, Any] = {"tokenizer": tokenizer, "device": options.device}
-    table = Table(title=f"texts of {tokens} tokens behind 20 demonstrations; {options.model}, {machine()}")
-    for column in ("texts", "model", "seconds", "times hf", "a step, ms", "of a step without demonstrations"):
-        table.add_column(column, justify="left" if column == "model" else "right")
+    title = f"texts of {tokens} tokens behind 20 demonstrations; {options.model}, {machine()}"
+    columns = ("texts", "model", "seconds", "times hf", "a step, ms", "of a step without demonstrations")
+    table = table_of(title, *columns)
     hf = {n: HFLM(model, batch_size=n, **shared) for n in {min(texts, 16) for texts in options.texts}}
     ours = {m: METHODS[m](model, batch_size=max(options.texts), **shared) for m in options.methods}
     runs: dict[str, list[tuple[float, float]]] = defaultdict(list)
@@ -67,19 +64,16 @@ def generated(texts: int, demonstrations: int, tokens: int) -> list[Instance]:
 def measure_generation(lm: Any, instances: list[Instance]) -> tuple[float, float]:
     """The seconds of all, and in the median those of a pass over one token of each text. On a CPU they are seconds of
     the processor, which what else runs on the machine does not count in."""
-    clock = now if torch.cuda.is_available() else time.process_time
     steps: list[float] = []
 
-    def enter(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-        steps.append(-clock() if kwargs["input_ids"].shape[1] == 1 else math.nan)
+    def begin(ids: torch.Tensor) -> None:
+        steps.append(-busy() if ids.shape[1] == 1 else math.nan)
 
-    def leave(module: nn.Module, args: Any, output: Any) -> None:
-        steps[-1] += clock()
+    def end() -> None:
+        steps[-1] += busy()
 
-    handles = [lm.model.register_forward_pre_hook(enter, with_kwargs=True), lm.model.register_forward_hook(leave)]
-    start = clock()
-    run(lm, instances)
-    seconds = clock() - start
-    for handle in handles:
-        handle.remove()
+    with watched(lm.model, begin, end):
+        start = busy()
+        run(lm, instances)
+        seconds = busy() - start
     return seconds, statistics.median(step for step in steps if not math.isnan(step))

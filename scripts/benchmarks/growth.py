@@ -7,10 +7,10 @@ import statistics
 from pathlib import Path
 from typing import Any
 
+from matplotlib.figure import Figure
 from rich.console import Console
-from rich.table import Table
 
-from benchmarks.measuring import machine, measure, spread, time_encoding
+from benchmarks.measuring import machine, measure, save, spread, table_of, time_encoding
 from benchmarks.workloads import METHODS, random_model, synthetic, train_tokenizer
 
 
@@ -27,10 +27,8 @@ def compare(options: argparse.Namespace, console: Console) -> dict[str, Any]:
     lms = {m: METHODS[m](model, tokenizer=tokenizer, device=options.device) for m in options.methods}
     found: dict[str, Any] = {}
     for size, values in sizes.items():
-        table = Table(title=f"milliseconds a document (without encoding) against {size}; {options.model}, {machine()}")
-        table.add_column(size, justify="right")
-        for name in lms:
-            table.add_column(name, justify="right")
+        title = f"milliseconds a document (without encoding) against {size}; {options.model}, {machine()}"
+        table = table_of(title, size, *lms)
         found[size] = {name: {} for name in lms}
         for value in values:
             instances = synthetic(**{"documents": options.documents, size: value})
@@ -51,14 +49,9 @@ def compare(options: argparse.Namespace, console: Console) -> dict[str, Any]:
 
 def draw(found: dict[str, Any], path: Path) -> None:
     """The growth curves, median of the repetitions; dotted what is left without encoding the demonstrations."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    plt.rcParams |= {"svg.hashsalt": "growth", "svg.fonttype": "none"}
     labels = {"length": "tokens an option"}
-    figure, axes = plt.subplots(1, len(found), figsize=(13, 3.2), sharey=True, layout="constrained")
+    figure = Figure(figsize=(13, 3.2), layout="constrained")
+    axes = figure.subplots(1, len(found), sharey=True)
     for axis, (size, curves) in zip(axes, found.items(), strict=True):
         for color, (name, curve) in enumerate(curves.items()):
             for what, style in (("document", "-"), ("query", ":")):
@@ -70,4 +63,4 @@ def draw(found: dict[str, Any], path: Path) -> None:
     axes[0].set_ylabel("milliseconds a document")
     axes[0].set_ylim(bottom=0)  # after the last curve: it fixes the upper end, which all panels share
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=4, frameon=False)
-    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else {})
+    save(figure, path)

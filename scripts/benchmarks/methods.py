@@ -7,9 +7,8 @@ from collections import defaultdict
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
-from benchmarks.measuring import machine, measure, spread, time_encoding
+from benchmarks.measuring import machine, measure, spread, table_of, time_encoding
 from benchmarks.workloads import METHODS, random_model, synthetic, train_tokenizer
 
 
@@ -28,9 +27,8 @@ def compare(options: argparse.Namespace, console: Console) -> dict[str, Any]:
             peaks[name] = max(peaks[name], everything.peak)
             encoding[name].append(time_encoding(lm, instances))
             scoring[name].append((everything.seconds - encoding[name][-1]) / options.documents)
-    table = Table(title=f"8 demonstrations of 60 tokens, queries of 50, 4 options; {options.model}, {machine()}")
-    for column in ("model", "encode, ms", "a query, ms", "times icl's", "peak memory, MiB"):
-        table.add_column(column, justify="left" if column == "model" else "right")
+    title = f"8 demonstrations of 60 tokens, queries of 50, 4 options; {options.model}, {machine()}"
+    table = table_of(title, "model", "encode, ms", "a query, ms", "times icl's", "peak memory, MiB")
     for name in lms:
         ratios = [own / plain for own, plain in zip(scoring[name], scoring["icl"], strict=True)]
         encode = spread([1e3 * t for t in encoding[name]])

@@ -9,19 +9,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from matplotlib.figure import Figure
 from rich.console import Console
-from rich.table import Table
 
-from benchmarks.measuring import busy, machine, peak, reset_peak, spread
+from benchmarks.measuring import busy, machine, peak, reset_peak, save, spread, table_of
 from benchmarks.workloads import METHODS, build_requests, random_model, train_tokenizer
 
 
 def compare(options: argparse.Namespace, console: Console) -> dict[str, Any]:
     """Processor seconds and memory that encoding ever more demonstrations takes in every method, up to a query."""
     found: dict[str, dict[int, Any]] = {name: {} for name in options.methods}
-    table = Table(title=f"Encoding demonstrations of SST-2, {options.model}, {machine()}")
-    for column in ("demonstrations", "tokens", "model", "seconds", "times icl's", "peak memory, MiB"):
-        table.add_column(column, justify="left" if column == "model" else "right")
+    title = f"Encoding demonstrations of SST-2, {options.model}, {machine()}"
+    table = table_of(title, "demonstrations", "tokens", "model", "seconds", "times icl's", "peak memory, MiB")
     model = random_model(options.model, options.device)
     requests = {n: build_requests(["icl_sst2"], n, tasks=1, documents=1, max_gen_toks=0) for n in options.shots}
     tokenizer = train_tokenizer(requests[max(options.shots)], model.config.vocab_size)
@@ -52,13 +51,8 @@ def compare(options: argparse.Namespace, console: Console) -> dict[str, Any]:
 
 def draw_shots(found: dict[str, Any], path: Path) -> None:
     """Memory and time of every method against the tokens of the demonstrations."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    plt.rcParams |= {"svg.hashsalt": "shots", "svg.fonttype": "none"}
-    figure, axes = plt.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
+    figure = Figure(figsize=(9, 3.4), layout="constrained")
+    axes = figure.subplots(1, 2)
     for name, curve in found.items():
         tokens = [point["tokens"] for point in curve.values()]
         axes[0].plot(tokens, [point["peak"] / 2**20 for point in curve.values()], marker="o", markersize=3, label=name)
@@ -70,4 +64,4 @@ def draw_shots(found: dict[str, Any], path: Path) -> None:
         axis.set_ylim(bottom=0)
         axis.grid(alpha=0.3)
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=len(found), frameon=False)
-    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else {})
+    save(figure, path)
