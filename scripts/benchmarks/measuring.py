@@ -50,13 +50,11 @@ def watched(model: nn.Module, begin: Callable[[torch.Tensor], None], end: Callab
     def enter(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         begin(kwargs["input_ids"] if "input_ids" in kwargs else args[0])
 
-    handles = [
-        model.register_forward_pre_hook(enter, with_kwargs=True),
-        model.register_forward_hook(lambda *_: end()),
-    ]
+    before = model.register_forward_pre_hook(enter, with_kwargs=True)
+    behind = model.register_forward_hook(lambda *_: end())
     yield
-    for handle in handles:
-        handle.remove()
+    before.remove()
+    behind.remove()
 
 
 def measure(lm: Any, instances: list[Instance]) -> Measurement:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import statistics
 import time
 from collections import defaultdict
@@ -35,13 +36,10 @@ def compare(options: argparse.Namespace, console: Console) -> dict[str, Any]:
         shared: dict[str, Any] = {"tokenizer": tokenizer, "device": options.device}
         kind = "hf with flash attention" if flash else "hf"
         theirs = {f"{kind}, batch {b}": HFLM(model, batch_size=b, **shared) for b in options.batch_sizes}
-        ours = {
-            m if len(options.pack_tokens) == 1 else f"{m}, packs of {n}": METHODS[m](
-                model, batch_size=max(options.batch_sizes), pack_tokens=n, **shared
-            )
-            for m in options.methods
-            for n in options.pack_tokens
-        }
+        ours = {}
+        for m, n in itertools.product(options.methods, options.pack_tokens):
+            contender = m if len(options.pack_tokens) == 1 else f"{m}, packs of {n}"
+            ours[contender] = METHODS[m](model, batch_size=max(options.batch_sizes), pack_tokens=n, **shared)
         runs: dict[str, list[Measurement]] = defaultdict(list)
         limits = []
         tokens, answers = distinct(next(iter(ours.values())), instances)

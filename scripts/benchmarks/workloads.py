@@ -36,7 +36,6 @@ CONFIGS = {
     "llama-8b": _llama((128256, 4096, 14336), layers=32, heads=32, shared=8),
     "toy": _llama((1000, 96, 256), layers=3, heads=4, positions=10**6),
 }
-# A model that takes next to no time, with a vocabulary as large as real ones.
 TINY = GPT2Config(vocab_size=50_000, n_positions=POSITIONS, n_embd=32, n_layer=1, n_head=2)
 # name -> (tasks, shots; None for the tasks' own)
 WORKLOADS: dict[str, tuple[list[str], int | None]] = {
