@@ -25,12 +25,7 @@ if TYPE_CHECKING:  # what runs a study takes seconds to import: --list, and a fa
 
 
 def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
-    """Run `lm-eval-icl study`.
-
-    Raises:
-        InputError: the study, an option or a folder cannot be used, or cells have failed.
-        KeyboardInterrupt: the study was interrupted; the message says what is kept.
-    """
+    """Run `lm-eval-icl study`. If it is interrupted, the message of the `KeyboardInterrupt` says what is kept."""
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     parser.description = "Run a grid of models, methods, tasks, seeds and orders: a table or figure of a paper."
     parser.add_argument("study", nargs="?", metavar="FILE|NAME", help="a study's file, or a study of --list")
@@ -116,11 +111,7 @@ def _overrides(args: argparse.Namespace) -> Mapping[str, Any]:
 
 
 def _dry_run(study: Study, args: argparse.Namespace, options: Options, console: Console) -> None:
-    """Print what would be run, and what is missing for it.
-
-    Raises:
-        InputError: something cannot be had. What can be said without it is printed.
-    """
+    """Print what would be run. If something for it cannot be had, it is refused behind what can be said without it."""
     from lm_eval_icl.cli.train import training
     from lm_eval_icl.studies import screen, trainings
     from lm_eval_icl.studies.conduct import Conductor
@@ -154,12 +145,7 @@ def _dry_run(study: Study, args: argparse.Namespace, options: Options, console: 
 
 
 def _run(study: Study, folder: StudyFolder, args: argparse.Namespace, options: Options, console: Console) -> None:
-    """Run a study, and write and print its results.
-
-    Raises:
-        InputError: as for `command`.
-        KeyboardInterrupt: as for `command`.
-    """
+    """Run a study, and write and print its results."""
     from lm_eval_icl.cli.train import training
     from lm_eval_icl.studies.conduct import CellsFailed, Conductor
     from lm_eval_icl.studies.end import conclude
