@@ -348,8 +348,7 @@ def _forest(board: Board, most: int) -> _Drawn | None:
     first = board.columns[0]
     estimates = {entry.name: _estimate(entry, first) for entry in board.entries}
     baselines = {name: estimates.get(base) for name, base in board.baseline.items()}
-    majorities = {entry.cells[first.name].majority for entry in board.entries if first.name in entry.cells}
-    majority = majorities.pop() if len(majorities) == 1 else None
+    majority = board.majority(first)
 
     def paint(axes: Axes, y: int, entry: Entry, column: Column, estimate: Estimate) -> list[Numbers]:
         scale, baseline = _scale(column), baselines.get(entry.name)

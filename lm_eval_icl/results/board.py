@@ -205,6 +205,11 @@ class Board:
     left_out: tuple[LeftOutFile, ...]
     files: int
 
+    def majority(self, column: Column) -> float | None:
+        """The score of always giving the most frequent answer, where all entries have the same documents."""
+        majorities = {entry.cells[column.name].majority for entry in self.entries if column.name in entry.cells}
+        return majorities.pop() if len(majorities) == 1 else None
+
     def is_against_itself(self, entry: Entry) -> bool:
         """Whether an entry's baseline is the entry of the same runs without its decision rule."""
         base = next((other for other in self.entries if other.name == self.baseline.get(entry.name)), None)
