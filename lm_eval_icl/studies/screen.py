@@ -52,17 +52,15 @@ def print_plan(
     shown = models if verbose else models[:_MODELS]
     for model in shown:
         work, speed = plan.work(model), progress.tokens_per_second(model)
-        shared, alone = work or (None, None)
+        shared, alone = work or (Counter(), Counter())
         name, folder = model.title, Path(model.name)
         files = [*folder.glob("*.safetensors")] or [*folder.glob("*.bin")]
         table.add_row(
             Text(name if len(name) <= _NAME else f"...{name[3 - _NAME :]}"),
             f"{len(plan.cells(model)):,}",
-            f"{shared.passes:,}" if shared else "?",
-            f"{shared.tokens:,}" if shared else "?",
-            f"{alone.tokens:,}" if alone else "?",
+            *([f"{shared['passes']:,}", f"{shared['tokens']:,}", f"{alone['tokens']:,}"] if work else ["?"] * 3),
             filesize.decimal(sum(file.stat().st_size for file in files)) if files else "?",
-            _duration(shared.tokens / speed) if shared and speed else "?",
+            _duration(shared["tokens"] / speed) if work and speed else "?",
         )
     console.print(table)
     if len(shown) < len(models):
