@@ -262,9 +262,7 @@ def facts(progress: StudyProgress, cell: Cell, columns: Columns) -> dict[str, An
     if cell.chosen:
         known["chosen"] = list(cell.chosen)
     if dev and (choice := progress.choice(cell)) is not None:
-        known["curve"] = [
-            {"arguments": dict(arguments), "seed": seed, "score": score} for arguments, seed, score in choice.curve
-        ]
+        known["curve"] = choice.curve
     if expected := expected_of(study, cell, columns.having(_trained(cell))):
         known["expected"] = expected
     return known
