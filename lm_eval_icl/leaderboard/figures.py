@@ -686,9 +686,8 @@ def _curves(
     by_panel = grouped(points, lambda point: point.panel)
     curves = list(dict.fromkeys(point.curve for of_panel in by_panel.values() for point in of_panel))
     looks = _looks(curves[:_LINES])
-    panels = [panel for panel, of_panel in by_panel.items() if any(point.curve in looks for point in of_panel)][
-        :_PANELS
-    ]
+    drawn = [panel for panel, of_panel in by_panel.items() if any(point.curve in looks for point in of_panel)]
+    panels = drawn[:_PANELS]
     note = _note(
         (len(by_panel) - len(panels), len(by_panel), "panels"),
         (len(curves) - len(looks), len(curves), "methods with their arguments"),
