@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 import transformers
-from benchmarks import generation, growth, methods, shots, tasks, whole
+from benchmarks import growth, tasks, whole
 from benchmarks.measuring import machine
 from benchmarks.workloads import CONFIGS, METHODS, WORKLOADS
 from rich.console import Console
@@ -40,10 +40,10 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 COMPARE = {
     "tasks": tasks.compare,
     "whole": whole.compare,
-    "methods": methods.compare,
-    "growth": growth.compare,
-    "generation": generation.compare,
-    "shots": shots.compare,
+    "methods": growth.methods,
+    "growth": growth.growth,
+    "generation": growth.generation,
+    "shots": growth.shots,
 }
 
 
@@ -68,9 +68,8 @@ def main() -> None:
     parser.set_defaults(**DEFAULTS.get(what, {}))
     options = parser.parse_args()
     if options.repetitions < 1 or options.tasks < 0 or options.documents < (what not in ("tasks", "whole")):
-        parser.error(
-            "--repetitions must be 1 or more, --tasks 0 or more, --documents 1 or more (0 for tasks and whole)"
-        )
+        counts = "--repetitions must be 1 or more, --tasks 0 or more, --documents 1 or more (0 for tasks and whole)"
+        parser.error(counts)
     options.device = "cuda" if torch.cuda.is_available() else "cpu"
     if options.what in ("methods", "shots") and "icl" not in options.methods:
         parser.error("--methods: icl is what the others are compared with, and must be among them")

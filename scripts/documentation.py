@@ -6,6 +6,7 @@ Made and checked by: make site
 from __future__ import annotations
 
 import argparse
+import contextlib
 import html
 import importlib
 import posixpath
@@ -32,23 +33,16 @@ class _Parser(OneLine):
         raise _Complete
 
 
-def parser_of(name: str) -> argparse.ArgumentParser:
-    """The parser of a command of `lm-eval-icl`, with its arguments."""
-    parser = _Parser(prog=f"lm-eval-icl {name}", allow_abbrev=False)
-    try:
-        importlib.import_module(f"lm_eval_icl.cli.{name}").command(parser, [])
-    except _Complete:
-        return parser
-    raise RuntimeError(f"lm-eval-icl {name}: its parser has not been asked to parse")
-
-
 def command_fence(source: str, *_: Any, **__: Any) -> str:
     """A fence `command`, which holds the name of one of our commands: its description, and a table of its arguments.
 
     It is a formatter of `pymdownx.superfences`; the other arguments that it is called with make no difference.
     """
     name = source.strip()
-    return f'<div class="command">{"".join(_described(parser_of(name), COMMANDS[name]))}</div>'
+    parser = _Parser(prog=f"lm-eval-icl {name}", allow_abbrev=False)
+    with contextlib.suppress(_Complete):
+        importlib.import_module(f"lm_eval_icl.cli.{name}").command(parser, [])
+    return f'<div class="command">{"".join(_described(parser, COMMANDS[name]))}</div>'
 
 
 def _described(parser: argparse.ArgumentParser, what: str) -> Iterator[str]:

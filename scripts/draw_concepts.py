@@ -48,10 +48,10 @@ def write(axes: Axes, x: float, y: float, text: str, size: float = 9.0, **how: A
     axes.text(x, y, text, **{"fontsize": size, "va": "center", "color": INK, "parse_math": False, **how})
 
 
-def heading(axes: Axes, x: float, text: str, below: str, y: float = 0.3) -> None:
+def heading(axes: Axes, x: float, text: str, below: str, apart: float = 0.23) -> None:
     """A title in bold, and a line in grey below it."""
-    write(axes, x, y, text, 10, weight="bold")
-    write(axes, x, y + 0.23, below, 9, color=GREY)
+    write(axes, x, 0.3, text, 10, weight="bold")
+    write(axes, x, 0.3 + apart, below, 9, color=GREY)
 
 
 def pale(name: str, share: float = 0.35) -> str:
@@ -63,21 +63,15 @@ def box(axes: Axes, x: float, y: float, wide: float, tall: float, fill: str, **h
     axes.add_patch(Rectangle((x, y), wide, tall, **{"facecolor": fill, "linewidth": 0, **how}))
 
 
-def tile(
-    axes: Axes,
-    x: float,
-    y: float,
-    wide: float,
-    tall: float,
-    name: str,
-    text: str = "",
-    *,
-    kept: bool = True,
-    size: float = 9.0,
-    edge: float = 1.2,
-) -> None:
-    """A block in its colour, paler if it is not kept, with a text or its name on it."""
-    box(axes, x, y, wide, tall, colour(name) if kept else pale(name), edgecolor="white", linewidth=edge)
+def edged(axes: Axes, x: float, y: float, wide: float, tall: float, fill: str, edge: float = 1.0) -> None:
+    """A box with white edges, in a colour or in that of a part with this name."""
+    box(axes, x, y, wide, tall, fill if fill[0] == "#" else colour(fill), edgecolor="white", linewidth=edge)
+
+
+def tile(axes: Axes, x: float, y: float, wide: float, tall: float, name: str, text: str = "", **how: Any) -> None:
+    """A block in its colour, paler if it is not `kept`, with a text or its name on it."""
+    kept, size = how.get("kept", True), how.get("size", 9.0)
+    edged(axes, x, y, wide, tall, name if kept else pale(name), how.get("edge", 1.2))
     ink = "#111111" if colour(name) in DARK_TEXT or not kept else "white"
     write(axes, x + wide / 2, y + tall / 2, text or name, size, ha="center", weight="bold", color=ink)
 
@@ -108,7 +102,7 @@ def parts() -> Figure:
         texts = text.replace("\n\n", "⏎⏎").replace("\n", "⏎\n").splitlines()
         tall = step * len(texts) + 0.1
         tile(axes, 0.2, y, 0.45, tall, name)
-        box(axes, left - 0.1, y, wide, tall, pale(name, 0.18), edgecolor="white", linewidth=1.2)
+        edged(axes, left - 0.1, y, wide, tall, pale(name, 0.18), 1.2)
         for i, words in enumerate(texts):
             shown = words.replace(" ", "␣", 1) if words.startswith(" ") else words
             write(axes, left, y + 0.05 + step * (i + 0.5), shown, 9, family="monospace")
@@ -160,8 +154,8 @@ def memory() -> Figure:
         y = top + layer * 0.52
         write(axes, left - 0.12, y + 0.19, f"layer {layers - layer}", 8.5, ha="right", color=GREY)
         for i, name in enumerate(row):
-            box(axes, left + i * cell, y, cell, 0.19, colour(name), edgecolor="white", linewidth=1.0)
-            box(axes, left + i * cell, y + 0.19, cell, 0.19, pale(name, 0.6), edgecolor="white", linewidth=1.0)
+            edged(axes, left + i * cell, y, cell, 0.19, name)
+            edged(axes, left + i * cell, y + 0.19, cell, 0.19, pale(name, 0.6))
         write(axes, edge + 0.05, y + 0.095, "keys", 6.5, color=GREY)
         write(axes, edge + 0.05, y + 0.285, "values", 6.5, color=GREY)
     y = top + layers * 0.52 + 0.12
@@ -177,7 +171,7 @@ def memory() -> Figure:
         for layer in range(layers):
             at = top + layer * 0.52
             for i in range(number):
-                box(axes, x + i * cell, at, cell, 0.38, pale("Q", 0.75), edgecolor="white", linewidth=1.0)
+                edged(axes, x + i * cell, at, cell, 0.38, pale("Q", 0.75))
             if k == 0:
                 arrow(axes, (x - 0.04, at + 0.19), (edge + 0.42, at + 0.19))
             else:  # below the first query
@@ -198,23 +192,19 @@ def layout() -> Figure:
     n, cell = len(row.blocks), 0.37
     figure, axes = canvas(9.4, 5.3)
     left, top = 0.75, 1.45
-    write(axes, 0.2, 0.3, "who sees whom, by block", 10, weight="bold")
-    write(axes, 0.2, 0.55, "Layout.blocks and Layout.sees", 9, color=GREY)
+    heading(axes, 0.2, "who sees whom, by block", "Layout.blocks and Layout.sees", apart=0.25)
     for i, block in enumerate(row.blocks):
         tile(axes, left + i * cell, top - 0.36, cell, 0.32, block.name, kept=row.kept[i], edge=1.0)
         tile(axes, left - 0.49, top + i * cell, 0.45, cell, block.name, kept=row.kept[i], edge=1.0)
         for j, seen in enumerate(row.blocks):
             at = (left + j * cell, top + i * cell)
-            box(axes, *at, cell, cell, FAINT, edgecolor="white", linewidth=1.0)
+            edged(axes, *at, cell, cell, FAINT)
             if row.sees[i, j]:
                 seen_box(axes, *at, cell, cell, seen.name, row.kept[j])
             elif i == j:  # itself, causally
-                axes.fill(
-                    [at[0] + 0.01, at[0] + 0.01, at[0] + cell - 0.01],
-                    [at[1] + 0.01, at[1] + cell - 0.01, at[1] + cell - 0.01],
-                    facecolor=colour(seen.name) if row.kept[j] else pale(seen.name),
-                    linewidth=0,
-                )
+                (x, y), fill = at, colour(seen.name) if row.kept[j] else pale(seen.name)
+                ends = [x + 0.01, x + 0.01, x + cell - 0.01], [y + 0.01, y + cell - 0.01, y + cell - 0.01]
+                axes.fill(*ends, facecolor=fill, linewidth=0)
     notes = (
         "A row of the table sees the coloured columns.\n"
         "Triangle: the block sees itself causally.\n"
@@ -223,8 +213,7 @@ def layout() -> Figure:
     write(axes, 0.2, top + n * cell + 0.6, notes, 9, color=GREY, linespacing=1.5)
 
     small, left = 0.235, 5.35
-    write(axes, 4.3, 0.3, "the same row, token by token", 10, weight="bold")
-    write(axes, 4.3, 0.55, "Layout.positions and Layout.mask", 9, color=GREY)
+    heading(axes, 4.3, "the same row, token by token", "Layout.positions and Layout.mask", apart=0.25)
     positions, last = row.positions.tolist(), int(row.positions.max())
     size, starts = len(row), [0]
     for block in row.blocks:
@@ -257,7 +246,7 @@ def seen_box(
 ) -> None:
     """A seen entry; hatched where it is not kept."""
     if kept:
-        box(axes, x, y, wide, tall, colour(name), edgecolor="white", linewidth=edge)
+        edged(axes, x, y, wide, tall, name, edge)
         return
     box(axes, x, y, wide, tall, pale(name), **{"edgecolor": colour(name), "hatch": "//////", **how})
     if edge:
@@ -273,21 +262,18 @@ def pack() -> Figure:
     tree = TokenTree()
     for query in queries:
         tree.add_query([ids[word] for word in query], [tuple(ids[word] for word in option) for option in options])
-    memory_length = 8
-
     figure, axes = canvas(9.8, 4.35)
     below = "solid: tokens that run; dashed: tokens that are only predicted"
     heading(axes, 0.2, "two queries with three options each, as a tree", below)
     # Where each token of the tree is drawn, in the order in which the tree numbers them.
     places = [(0.25, 1.95), (1.25, 1.25), (2.15, 1.25), (3.05, 1.0), (1.25, 2.65), (2.15, 2.65), (3.05, 2.4)]
-    sees = tree.ancestors()
+    sees, names = tree.ancestors(), ["A" if words[token] == "very" else "Q" for token in tree.tokens]
     for node, (x, y) in enumerate(places):
         earlier = [i for i in range(node) if sees[node, i]]
         if earlier:
             px, py = places[earlier[-1]]
             line(axes, [px + 0.72, x], [py + 0.13, y + 0.13])
-        name = "A" if words[tree.tokens[node]] == "very" else "Q"
-        box(axes, x, y, 0.72, 0.26, colour(name), edgecolor="white")
+        box(axes, x, y, 0.72, 0.26, colour(names[node]))
         write(axes, x + 0.36, y + 0.13, words[tree.tokens[node]], 8, ha="center", color="white", family="monospace")
     for node in (2, 5):
         x, y = places[node]
@@ -296,22 +282,18 @@ def pack() -> Figure:
         predicted(axes, x + 0.9, y - 0.25, x + 1.8, y - 0.09, "bad")
 
     heading(axes, 5.15, "the same tree as one packed row", "one forward pass scores all six options")
-    cell, left, top = 0.33, 6.3, 1.25
-    wide = 0.8
+    cell, left, top, wide = 0.33, 6.3, 1.25, 0.8
     tile(axes, left, top - 0.34, wide, 0.3, "M", "memory")
-    for i, (token, depth) in enumerate(zip(tree.tokens, tree.depths, strict=True)):
-        name = "A" if words[token] == "very" else "Q"
+    for i, (token, depth, name) in enumerate(zip(tree.tokens, tree.depths, names, strict=True)):
         y, x = top + i * cell, left + wide + i * cell
-        box(axes, left - 1.0, y, 0.66, cell, colour(name), edgecolor="white", linewidth=1.0)
+        edged(axes, left - 1.0, y, 0.66, cell, name)
         write(axes, left - 0.67, y + cell / 2, words[token], 7, ha="center", color="white", family="monospace")
-        write(axes, left - 0.08, y + cell / 2, str(memory_length + depth), 8, ha="right")
-        box(axes, x, top - 0.34, cell, 0.3, colour(name), edgecolor="white", linewidth=1.0)
+        write(axes, left - 0.08, y + cell / 2, str(8 + depth), 8, ha="right")
+        edged(axes, x, top - 0.34, cell, 0.3, name)
         write(axes, x + cell / 2, top - 0.19, words[token][0], 8, ha="center", color="white", family="monospace")
-        box(axes, left, y, wide, cell, colour("M"), edgecolor="white", linewidth=1.0)
-        for j, seen in enumerate(tree.tokens):
-            kind = "A" if words[seen] == "very" else "Q"
-            fill = colour(kind) if sees[i, j] else FAINT
-            box(axes, left + wide + j * cell, y, cell, cell, fill, edgecolor="white", linewidth=1.0)
+        edged(axes, left, y, wide, cell, "M")
+        for j, seen in enumerate(names):
+            edged(axes, left + wide + j * cell, y, cell, cell, seen if sees[i, j] else FAINT)
     write(axes, left - 0.08, top - 0.19, "position", 7, ha="right", color=GREY)
     alone = sum(len(query) + len(option) - 1 for query in queries for option in options)
     note = (
@@ -346,7 +328,7 @@ def canonical_order() -> Figure:
     for layer in range(3):
         x = 8.1 - 0.425
         for name, wide in (("P", 0.13), ("D1", 0.24), ("D2", 0.24), ("D3", 0.24)):
-            box(axes, x, 0.83 + 0.19 * layer, wide, 0.16, colour(name), edgecolor="white", linewidth=0.8)
+            edged(axes, x, 0.83 + 0.19 * layer, wide, 0.16, name, 0.8)
             x += wide
     note = "Only where the method does not depend on the order of its demonstrations in exact arithmetic."
     write(axes, 0.2, 2.1, note, 9, color=GREY)

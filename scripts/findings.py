@@ -3,12 +3,10 @@
     python scripts/findings.py which-method which-method-slow thinking shots [--output docs/findings]
     python scripts/findings.py    # from the answers that are kept in docs/findings
 
-Answers that are kept and that the folders do not have stay.
-
-Written: answers.csv, the option that every entry predicted for every document of the test set, a digit each, a line for
-each set of demonstrations and order, and a line with the right ones for each task; dev.csv, the accuracy of each T and
-eta on the dev set; findings.csv, a line for each task, method and decision rule; selection.csv, what choosing T and eta
-gains; and figures, of what there is.
+Answers that are kept and that the folders do not have stay. Written: answers.csv, the option that every entry predicted
+for every document of the test set, a digit each, a line for each set of demonstrations and order, and a line with the
+right ones for each task; dev.csv, the accuracy of each T and eta on the dev set; findings.csv, a line for each task,
+method and decision rule; selection.csv, what choosing T and eta gains; and figures, of what there is.
 """
 
 from __future__ import annotations
@@ -16,12 +14,12 @@ from __future__ import annotations
 import argparse
 import json
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from scipy.stats import t
 
@@ -50,6 +48,10 @@ OTHERS: dict[str, dict[str, Any]] = {
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#6e7781")
 
 
+def in_words(arguments: Mapping[str, Any]) -> str:
+    return ",".join(f"{name}={value}" for name, value in arguments.items())
+
+
 def packed(folders: list[Path]) -> pd.DataFrame:
     """A row for each entry, set of demonstrations and order, each once whichever folders have it."""
     with warnings.catch_warnings():
@@ -58,7 +60,7 @@ def packed(folders: list[Path]) -> pd.DataFrame:
     table = documents.merge(runs[["run", "arguments", "chat", "limit"]], on="run")
     table = table.merge(scores.drop_duplicates(["run", "task"])[["run", "task", "shots"]], on=["run", "task"])
     table = table.rename(columns={"model": "method", "filter": "rule"}).sort_values("doc_id")
-    table["arguments"] = table.arguments.map(arguments_of)
+    table["arguments"] = table.arguments.map(json.loads).map(in_words)
     table = table.drop_duplicates([*SET, "doc_id"])
     digits = table.astype({"prediction": int}).astype({"prediction": str}).groupby(SET).prediction.agg("".join)
     right = table.drop_duplicates(["task", "doc_id"]).sort_values("doc_id").groupby("task").target.agg("".join)
@@ -71,15 +73,11 @@ def read_answers(path: Path) -> pd.DataFrame:
     return pd.read_csv(path, dtype={"prediction": str, **TYPES}).fillna({"arguments": "", "rule": ""})
 
 
-def arguments_of(text: str) -> str:
-    return ",".join(f"{name}={value}" for name, value in json.loads(text).items())
-
-
 def on_dev(folders: list[Path]) -> pd.DataFrame:
     """The accuracy of each entry and set of demonstrations on the dev set of a study."""
     runs = [run for run in read(folders, quiet=True, dev=True)[0] if run.icl.get("study", {}).get("split") == "dev"]
     rows = [
-        (result.task, arguments_of(json.dumps(dict(run.arguments), sort_keys=True)), rule, run.seed, result.value)
+        (result.task, in_words(dict(sorted(run.arguments.items()))), rule, run.seed, result.value)
         for run in runs
         for result in run.all_results
         for rule in ["none" if result.rule is None else result.rule.name]
@@ -124,10 +122,7 @@ def lines_of(table: pd.DataFrame) -> pd.DataFrame:
     lines = []
     for key, entry in entries.items():
         name = dict(zip(ENTRY, key, strict=True))
-        by_set = [
-            rows.pivot(index="doc_id", columns="order", values="prediction").to_numpy()
-            for _, rows in entry.groupby("seed")
-        ]
+        by_set = (rows.pivot(index="doc_id", columns="order", values="prediction") for _, rows in entry.groupby("seed"))
         options = range(max(entry.prediction.max(), entry.target.max()) + 1)
         shares = entry.prediction.value_counts(normalize=True).reindex(options, fill_value=0)
         line: dict[str, Any] = {**name, "documents": entry.doc_id.nunique(), "sets": entry.seed.nunique()}
@@ -170,42 +165,30 @@ def selections(test: pd.DataFrame, dev: pd.DataFrame) -> pd.DataFrame:
         row = {"task": task, "rule": rule, "sets": len(sets), "settings": of_task.arguments.nunique()}
         row |= {"plain": plain.mean(), "chosen": chosen.mean(), "best": best.mean()}
         for name, gain in gains.items():
-            half = t.ppf(0.975, len(sets) - 1) * gain.std(ddof=1) / len(sets) ** 0.5 if len(sets) > 1 else np.nan
-            row |= {f"gain_{name}": gain.mean(), f"gain_{name}_low": gain.mean() - half}
-            row |= {f"gain_{name}_high": gain.mean() + half}
+            mean, half = gain.mean(), np.nan
+            if len(sets) > 1:
+                half = t.ppf(0.975, len(sets) - 1) * gain.std(ddof=1) / len(sets) ** 0.5
+            row |= {f"gain_{name}": mean, f"gain_{name}_low": mean - half, f"gain_{name}_high": mean + half}
         rows.append(row)
     return pd.DataFrame(rows)
 
 
-def save(figure: Figure, path: Path) -> None:
-    figure.savefig(path, metadata=METADATA["svg"])  # on white, since text is dark
-
-
-def panels(lines: pd.DataFrame, height: float) -> tuple[Figure, dict[str, Axes]]:
-    """A panel for each task, side by side."""
-    tasks = [task for task in TITLES if task in set(lines.task)]
-    figure = Figure(figsize=(7.6, height), layout="constrained")
-    row = figure.subplots(1, len(tasks), squeeze=False, sharey=True)[0]
-    for axes, task in zip(row, tasks, strict=True):
-        axes.set_title(TITLES[task], loc="left", fontweight="bold")
-    return figure, dict(zip(tasks, row, strict=True))
-
-
 def draw_dots(lines: pd.DataFrame, value: str, label: str, path: Path) -> None:
-    """A row for each method, a mark with its 95% interval for each decision rule."""
+    """A panel for each task with a row for each method, a mark with its 95% interval for each decision rule."""
     lines = lines.dropna(subset=[value])
     names = lines[lines.rule == "none"].groupby("method")[value].mean().sort_values().index
-    figure, by_task = panels(lines, 0.34 * len(names) + 1.0)
-    for task, axes in by_task.items():
+    tasks = [task for task in TITLES if task in set(lines.task)]
+    figure = Figure(figsize=(7.6, 0.34 * len(names) + 1.0), layout="constrained")
+    for axes, task in zip(figure.subplots(1, len(tasks), squeeze=False, sharey=True)[0], tasks, strict=True):
+        axes.set_title(TITLES[task], loc="left", fontweight="bold")
         for rule, (colour, marker, _) in RULES.items():
             some = lines[(lines.task == task) & (lines.rule == rule)].set_index("method")
             y = np.array([names.get_loc(name) for name in some.index]) + 0.22 * (1 - list(RULES).index(rule))
             axes.hlines(y, 100 * some[f"{value}_low"], 100 * some[f"{value}_high"], color=colour, linewidth=1.4)
             axes.plot(100 * some[value], y, marker, color=colour, markersize=4)
         if value == "accuracy":
-            axes.axvline(
-                100 * lines[lines.task == task].one_label.iloc[0], color=GREY, linestyle=(0, (4, 2)), linewidth=1
-            )
+            one_label = lines[lines.task == task].one_label.iloc[0]
+            axes.axvline(100 * one_label, color=GREY, linestyle=(0, (4, 2)), linewidth=1)
         axes.set_yticks(range(len(names)), names)
         axes.grid(axis="x")
         axes.set_axisbelow(True)
@@ -213,7 +196,7 @@ def draw_dots(lines: pd.DataFrame, value: str, label: str, path: Path) -> None:
         axes.set_xlabel(label)
     marks = [axes.plot([], [], marker, color=colour, label=name)[0] for colour, marker, name in RULES.values()]
     figure.legend(handles=marks, loc="outside upper center", ncols=len(marks))
-    save(figure, path)
+    figure.savefig(path, metadata=METADATA["svg"])  # on white, since text is dark
 
 
 def draw_curves(lines: pd.DataFrame, x: str, by: str, label: str, path: Path) -> None:
@@ -221,9 +204,9 @@ def draw_curves(lines: pd.DataFrame, x: str, by: str, label: str, path: Path) ->
     each of two decision rules."""
     tasks = [task for task in TITLES if task in set(lines.task)]
     figure = Figure(figsize=(3.8 * len(tasks) if len(tasks) > 1 else 5.2, 4.8), layout="constrained")
-    panels_of = figure.subplots(2, len(tasks), squeeze=False, sharex=True, sharey="col")
+    panels = figure.subplots(2, len(tasks), squeeze=False, sharex=True, sharey="col")
     values = sorted(set(lines[x]))
-    for row, rule in zip(panels_of, ("none", "batch"), strict=True):
+    for row, rule in zip(panels, ("none", "batch"), strict=True):
         for axes, task in zip(row, tasks, strict=True):
             of_panel = lines[(lines.task == task) & (lines.rule == rule)].sort_values(x)
             for (name, curve), colour in zip(of_panel.groupby(by, sort=False), COLOURS, strict=False):
@@ -235,10 +218,10 @@ def draw_curves(lines: pd.DataFrame, x: str, by: str, label: str, path: Path) ->
             axes.set_title(f"{TITLES[task]}, {RULES[rule][2]}", loc="left", fontweight="bold")
             axes.set_xticks(range(len(values)), [f"{value:g}" for value in values])
         row[0].set_ylabel("accuracy, %")
-    for axes in panels_of[-1]:
+    for axes in panels[-1]:
         axes.set_xlabel(label)
-    figure.legend(*panels_of[0][0].get_legend_handles_labels(), loc="outside upper center", ncols=5)
-    save(figure, path)
+    figure.legend(*panels[0][0].get_legend_handles_labels(), loc="outside upper center", ncols=5)
+    figure.savefig(path, metadata=METADATA["svg"])
 
 
 def main() -> None:

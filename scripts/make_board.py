@@ -13,32 +13,27 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def take_picture(page: Path, picture: Path, browser: str) -> None:
-    """The upper part of the page, as a browser shows it."""
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        opened = playwright.chromium.launch(executable_path=browser, args=["--no-sandbox"])
-        view = opened.new_page(viewport={"width": 1200, "height": 860}, color_scheme="light")
-        view.goto(page.as_uri())
-        view.screenshot(path=picture)
-        opened.close()
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("results", nargs="+", type=Path, metavar="RESULTS", help="results files, or folders of them")
-    parser.add_argument(
-        "--browser", default="/usr/bin/chromium-headless-shell", help="takes the picture, if it is there"
-    )
+    chromium = "/usr/bin/chromium-headless-shell"
+    parser.add_argument("--browser", default=chromium, help="takes the picture, if it is there")
     options = parser.parse_args()
     page = ROOT / "docs" / "board.html"
     command = ["leaderboard", *options.results, "--output", page]
     subprocess.run([sys.executable, "-m", "lm_eval_icl", *map(str, command)], check=True)
-    if Path(options.browser).is_file():
-        take_picture(page, page.with_suffix(".png"), options.browser)
-    else:
+    if not Path(options.browser).is_file():
         print(f"--browser {options.browser}: is not there, so no picture of the page was taken.")
+        return
+
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=options.browser, args=["--no-sandbox"])
+        view = browser.new_page(viewport={"width": 1200, "height": 860}, color_scheme="light")
+        view.goto(page.as_uri())
+        view.screenshot(path=page.with_suffix(".png"))
+        browser.close()
 
 
 if __name__ == "__main__":

@@ -14,14 +14,14 @@ The same seed gives the same documents everywhere, and the same weights on the s
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import random
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -63,7 +63,7 @@ TOPICS = {
     "desert": "camel dune oasis cactus sand caravan scorpion drought lizard mirage".split(),
     "chemistry": "acid molecule flask reaction laboratory crystal oxygen solvent atom enzyme".split(),
 }
-# Never a topic in training: there their words occur in groups put together at random, see `random_groups`.
+# Never a topic in training: there their words occur in groups put together at random.
 UNSEEN_TOPICS = {
     "space": "rocket planet orbit comet telescope astronaut moon galaxy meteor satellite".split(),
     "forest": "oak squirrel mushroom moss trail bear fern deer pine beetle".split(),
@@ -94,11 +94,11 @@ TEMPLATES = (
     ("Note", "Class"),
 )
 OPENERS = "|||the|a|we saw the|this is about the|they spoke of a|here is the|all about the".split("|")
+DELIMITER = "\n\n"  # behind each label
 LINKS = "and|with|and the|near a|then|after the|or|by the|beside a|for the|of the|but".split("|")
 
 
-@dataclass(frozen=True)
-class Length:
+class Length(NamedTuple):
     """How long a text is: how many topic words, and how often words that say nothing stand between two of them."""
 
     shortest: int
@@ -113,10 +113,9 @@ SHORT, MEDIUM, LONG = Length(2, 4, 0.3), Length(4, 6, 0.5), Length(8, 10, 0.9)
 def make_text(rng: random.Random, words: Sequence[str], length: Length) -> str:
     """A text about a topic: some of its words, in any order, among words that say nothing."""
     count = rng.randint(min(length.shortest, len(words)), min(length.longest, len(words)))
-    first, *others = rng.sample(words, count)
-    parts = [rng.choice(OPENERS) if rng.random() < length.links else "", first]
-    for word in others:
-        parts += [rng.choice(LINKS) if rng.random() < length.links else "", word]
+    parts: list[str] = []
+    for word in rng.sample(words, count):
+        parts += [rng.choice(LINKS if parts else OPENERS) if rng.random() < length.links else "", word]
     return " ".join(part for part in parts if part)
 
 
@@ -124,11 +123,7 @@ def make_text(rng: random.Random, words: Sequence[str], length: Length) -> str:
 # The demonstration tasks.
 
 
-Document = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class DemoTask:
+class DemoTask(NamedTuple):
     """A task: its template, which label stands for which topic, how long its texts are."""
 
     name: str
@@ -138,32 +133,24 @@ class DemoTask:
 
 
 # No topic of a task is seen in training with any label word of that task (`allowed`).
+FOUR_LABELS = {"football": "cobalt", "money": "otter", "computer": "wolf", "music": "panda"}
+LABELS_OF_PIECES = {"hospital": "zephyr", "trains": "lavender", "castle": "gazebo"}  # of several tokens each
 TASKS = (
     DemoTask("icl_demo_short", ("Review", "Sentiment"), {"weather": "amber", "kitchen": "square"}, SHORT),
     DemoTask("icl_demo_long", ("Text", "Topic"), {"court": "crimson", "farm": "north"}, LONG),
-    DemoTask(
-        "icl_demo_four",
-        ("Article", "Category"),
-        {"football": "cobalt", "money": "otter", "computer": "wolf", "music": "panda"},
-        MEDIUM,
-    ),
-    DemoTask(
-        "icl_demo_pieces",
-        ("Question", "Type"),
-        {"hospital": "zephyr", "trains": "lavender", "castle": "gazebo"},
-        MEDIUM,
-    ),
+    DemoTask("icl_demo_four", ("Article", "Category"), FOUR_LABELS, MEDIUM),
+    DemoTask("icl_demo_pieces", ("Question", "Type"), LABELS_OF_PIECES, MEDIUM),
     DemoTask("icl_demo_unseen", ("Message", "Label"), {"space": "violet", "forest": "circle"}, SHORT),
 )
 
 
-def make_documents(task: DemoTask, seed: int, size: int = 200) -> dict[str, list[Document]]:
+def make_documents(task: DemoTask, seed: int, size: int = 200) -> dict[str, list[dict[str, Any]]]:
     """A task's documents: about `size` to test and as many to draw demonstrations from, no text twice."""
     rng = random.Random(f"{seed} {task.name}")
     seen: set[str] = set()
-    splits: dict[str, list[Document]] = {}
+    splits: dict[str, list[dict[str, Any]]] = {}
     for split in ("train", "test"):
-        rows: list[Document] = []
+        rows: list[dict[str, Any]] = []
         for label, topic in enumerate(task.labels):
             while sum(row["label"] == label for row in rows) < size // len(task.labels):
                 text = make_text(rng, (TOPICS | UNSEEN_TOPICS)[topic], task.length)
@@ -188,28 +175,16 @@ def write_documents(folder: Path, seed: int) -> None:
 # Training episodes.
 
 
-@dataclass(frozen=True)
-class Shape:
-    """What the episodes of one batch have in common.
+class Shape(NamedTuple):
+    """What the episodes of one batch have in common."""
 
-    Attributes:
-        labels: how many there are.
-        examples: how many there are, demonstrations and queries.
-        length: of every text.
-        random_groups: the share of episodes whose texts are not of topics but of `Episodes.random_groups`.
-        group_sizes: the fewest and the most words of such a group.
-        one_token_labels: the share of episodes whose labels are one token each.
-    """
-
-    labels: int
-    examples: int
-    length: Length
+    labels: int  # how many
+    examples: int  # how many demonstrations and queries together
+    length: Length  # of every text
+    # The share of episodes whose texts are of words put together at random, and how many words there are to a label.
     random_groups: float = 0.3
     group_sizes: tuple[int, int] = (3, 6)
-    one_token_labels: float = 0.7
-
-
-DELIMITER = "\n\n"
+    one_token_labels: float = 0.7  # the share of episodes with only such labels
 
 
 class Episodes:
@@ -219,11 +194,14 @@ class Episodes:
         self.rng, self.withheld = random.Random(seed), withheld
 
     def draw(self, shape: Shape) -> list[tuple[str, str]]:
-        """Examples that share a task: what precedes a label, and the label. `DELIMITER` comes after each."""
+        """Examples that share a task: what precedes a label, and the label."""
         rng = self.rng
         topics: list[str] = []
-        if rng.random() < shape.random_groups:
-            groups = self.random_groups(shape.labels, rng.randint(*shape.group_sizes))
+        if rng.random() < shape.random_groups:  # topics of this episode: only a word that comes again tells them apart
+            size = rng.randint(*shape.group_sizes)
+            pool = [*LOOSE_WORDS, *itertools.chain(*UNSEEN_TOPICS.values())]
+            words = rng.sample(pool, size * shape.labels)
+            groups = [words[i :: shape.labels] for i in range(shape.labels)]
         else:
             topics = rng.sample(list(TOPICS), shape.labels)
             groups = [TOPICS[topic] for topic in topics]
@@ -239,27 +217,17 @@ class Episodes:
         before, after = rng.choice(TEMPLATES)
         return [(f"{before}: {text}\n{after}:", f" {label}") for text, label in texts]
 
-    def random_groups(self, count: int, size: int) -> list[list[str]]:
-        """Topics of this episode only: nothing but a word that comes again tells them apart."""
-        pool = LOOSE_WORDS + [word for words in UNSEEN_TOPICS.values() for word in words]
-        words = self.rng.sample(pool, size * count)
-        return [words[i::count] for i in range(count)]
-
     def draw_labels(self, shape: Shape) -> list[str]:
-        count = shape.labels
         if self.rng.random() < shape.one_token_labels:
-            return self.sample_labels(LABELS, count)
+            return self.sample_labels(LABELS, shape.labels)
         if self.rng.random() < 0.7:
-            return self.sample_labels(RARE_LABELS, count)
-        words = self.sample_labels(LABELS, 2 * count)
+            return self.sample_labels(RARE_LABELS, shape.labels)
+        words = self.sample_labels(LABELS, 2 * shape.labels)
         return [f"{first} {second}" for first, second in zip(words[::2], words[1::2], strict=True)]
 
     def sample_labels(self, words: Sequence[str], count: int) -> list[str]:
-        """Some of `words` in any order, the first in the list twice as often as the middle one, say.
-
-        A model that knows some words as more usual prefers one label of a task whatever the text: with no
-        demonstrations its accuracy is then chance, and no whim of its topics.
-        """
+        """Some of `words` in any order, the first ones more often. A model that knows some words as more usual prefers
+        one label of a task whatever the text: without demonstrations, its accuracy is chance, and no whim of topics."""
         keys = {word: self.rng.random() ** (1 + 2 * i / len(words)) for i, word in enumerate(words)}
         drawn = sorted(words, key=keys.__getitem__)[-count:]
         self.rng.shuffle(drawn)
@@ -267,19 +235,14 @@ class Episodes:
 
 
 def allowed(topic: str, label: str) -> bool:
-    """Whether training may pair them: not where a task has both, rightly paired or not.
-
-    Were only the right pairs withheld, training would teach that they never go together.
-    """
+    """Whether training may pair them: not where a task has both, rightly paired or not. (Were only the right pairs
+    withheld, training would teach that they never go together.)"""
     return not any(topic in task.labels and set(label.split()) & set(task.labels.values()) for task in TASKS)
 
 
 def draw_shape(rng: random.Random, progress: float) -> Shape:
-    """The shape of a batch, whose examples are all demonstrations yet. What is to be learned comes in steps, each the
-    ground for the next.
-
-    First texts of one word, which has one label; then a few words that share a label, and topics; then all.
-    """
+    """The shape of a batch, whose examples are all demonstrations yet. First come texts of one word, which has one
+    label; then a few words that share a label, and topics; then all: each step is the ground for the next."""
     if progress < WORDS_ALONE:
         return Shape(rng.randint(2, 6), rng.choice((6, 8, 12)), WORD, 1.0, (1, 1), 1.0)
     if progress < 0.25:
@@ -333,21 +296,13 @@ def encode(tokenizer: PreTrainedTokenizerFast, examples: Sequence[tuple[str, str
 # Rows: demonstrations as a method lays them out, and queries.
 
 
-@dataclass(frozen=True)
-class Row:
-    """n tokens as the model reads them.
+class Row(NamedTuple):
+    """n tokens as the model reads them."""
 
-    Attributes:
-        ids: [n].
-        positions: [n].
-        mask: [n, n] bool: whether the row's token attends to the column's.
-        weights: [n]: how much a token counts in the loss as the one to predict.
-    """
-
-    ids: Tensor
-    positions: Tensor
-    mask: Tensor
-    weights: Tensor
+    ids: Tensor  # [n]
+    positions: Tensor  # [n]
+    mask: Tensor  # [n, n] bool: whether the row's token attends to the column's
+    weights: Tensor  # [n]: how much a token counts in the loss as the one to predict
 
 
 # A label that came up in what the model sees counts 1 in the loss; others, a little.
@@ -418,9 +373,8 @@ def losses_of(model: LlamaForCausalLM, rows: Sequence[Row]) -> tuple[Tensor, Ten
         ids[i, some], positions[i, some], weights[i, some] = row.ids, row.positions, row.weights
         mask[i, some, some] = row.mask
     additive = torch.zeros(mask.shape).masked_fill_(~mask, torch.finfo(torch.float32).min)
-    hidden = model.model(
-        input_ids=ids, position_ids=positions, attention_mask=additive[:, None], use_cache=False
-    ).last_hidden_state[:, :-1]
+    seen = {"input_ids": ids, "position_ids": positions, "attention_mask": additive[:, None]}
+    hidden = model.model(**seen, use_cache=False).last_hidden_state[:, :-1]
     targets, weights = ids[:, 1:], weights[:, 1:]
     counts = weights > 0  # only tokens that count are projected to the vocabulary
     losses = torch.nn.functional.cross_entropy(model.lm_head(hidden[counts]), targets[counts], reduction="none")
@@ -470,21 +424,14 @@ def make_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
 
 @torch.no_grad()
 def prime(model: LlamaForCausalLM, frame: Sequence[int], line_break: int) -> None:
-    """Start from attention that gathers the words of a demonstration, and attention that looks for what is alike.
+    """Start from attention that gathers the words of a demonstration, and attention that looks for what is alike
+    (docs/reports/demo-model.md says why; after Trockman and Kolter, "Mimetic initialization of self-attention layers",
+    ICML 2023).
 
-    To look a label up in demonstrations takes layers that work together: some bring a demonstration's words to its
-    label, others find the labels that were brought words like the query's. From random weights none is of use before
-    the others are there, and the loss stays where guessing leaves it for thousands of steps. So all are there from
-    the start, roughly; what they look for and what is made of it is learned. (The idea: Trockman and Kolter, "Mimetic
-    initialization of self-attention layers", ICML 2023.)
-
-    A label must gather its own demonstration's words and no others, which positions alone do not tell apart: under
-    symmetric positions other demonstrations have the same, and without positions there are none. But a word whose
-    demonstration comes first (`icl`, `nope`) or is a first copy (`invicl`) sees no line break, and one of the last
-    demonstration sees most.
-
-    The residual stream starts as: token | words gathered | marks, each a dimension. All weights learn freely
-    afterwards. The layers:
+    A label must gather its own demonstration's words and no others, which positions alone do not tell apart. But a word
+    whose demonstration comes first (`icl`, `nope`) or is a first copy (`invicl`) sees no line break, and one of the
+    last demonstration sees most. The residual stream starts as: token | words gathered | marks, each a dimension. The
+    layers, all of whose weights learn freely afterwards:
 
     1.  Mark the tokens that see a line break.
     2.  Gather words some tokens back, marked ones first. Count: write which share line breaks have, beside the tokens
@@ -567,7 +514,7 @@ def draw_batches(
     for progress in (step / steps for step in range(steps)):
         name = rng.choices(list(METHODS), [share[progress >= WORDS_ALONE] for share in METHODS.values()])[0]
         shape = draw_shape(rng, progress)
-        drawn = replace(shape, examples=shape.examples + QUERIES.get(name, 6))
+        drawn = shape._replace(examples=shape.examples + QUERIES.get(name, 6))
         rows: list[Row] = []
         while sum(len(row.ids) for row in rows) < TOKENS_PER_BATCH:
             examples = encode(tokenizer, episodes.draw(drawn))

@@ -35,15 +35,6 @@ def row(result: Result) -> str:
     return f"| `{result.arch}` | {said} | {why} |"
 
 
-def summary(results: list[Result]) -> str:
-    """How many types there are of each kind."""
-    counts = Counter(result.status for result in results)
-    return (
-        f"Of the {len(results)} types of transformers {transformers.__version__}, {counts['exact']} are exact, "
-        f"{counts['refused']} are refused, {counts['none']} have no tiny model and {counts['WRONG']} are wrong."
-    )
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--record", type=Path)
@@ -51,9 +42,12 @@ def main() -> None:
     for result in sweep(tiny.types(), record=parser.parse_args().record):
         print(row(result), flush=True)
         results.append(result)
+    counts = Counter(result.status for result in results)
+    summary = f"Of the {len(results)} types of transformers {transformers.__version__}, {counts['exact']} are exact, "
+    summary += f"{counts['refused']} are refused, {counts['none']} have no tiny model and {counts['WRONG']} are wrong."
     before, _, _ = PAGE.read_text(encoding="utf-8").partition(HEADING)
     table = ["| type | `icl` | methods that run, or why not |", "| --- | --- | --- |", *map(row, results)]
-    PAGE.write_text(f"{before}{HEADING}\n{summary(results)}\n\n" + "\n".join(table) + "\n", encoding="utf-8")
+    PAGE.write_text(f"{before}{HEADING}\n{summary}\n\n" + "\n".join(table) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

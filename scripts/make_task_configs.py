@@ -1,10 +1,10 @@
-"""Write the YAML files of `icl_mmlu`, `icl_mmlu_instruction` and `icl_bbh` into task_configs: one file a subject or
-subtask.
+"""Write the YAML files of `icl_mmlu`, `icl_mmlu_instruction`, `icl_bbh` and MetaICL into task_configs: each subject,
+subtask or task, and the groups.
 
     python scripts/make_task_configs.py
 
-BBH's three demonstrations a subtask are the ones that come with the dataset; they are read from the
-installed lm-eval's own `bbh_fewshot` tasks. Run again, it writes the same files.
+BBH's three demonstrations a subtask are the ones that come with the dataset; they are read from the installed lm-eval's
+own `bbh_fewshot` tasks. MetaICL's lists are those of lm_eval_icl/metaicl/settings.json. Run again, it writes the same.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import yaml
 from lm_eval.tasks._yaml_loader import load_yaml
 
 from lm_eval_icl.harness.tasks import bbh_cloze
+from lm_eval_icl.metaicl.files import SETTINGS, targets
 
 OUT = Path(__file__).resolve().parent.parent / "task_configs"
 
@@ -64,7 +65,32 @@ def write(path: Path, config: dict[str, Any]) -> None:
     path.write_text(text, encoding="utf-8")
 
 
+def metaicl_files() -> dict[str, str]:
+    """The text of every file of MetaICL's tasks and groups, by its name."""
+    texts = {}
+    for form in ("", "channel_"):
+        # The colon of UnifiedQA's tasks would be in the names of files.
+        names = {task: f"metaicl_{form}{task.replace(':', '-')}" for task in targets()}
+        for task, name in names.items():
+            texts[f"{name}.yaml"] = f'include: _metaicl_{form}yaml\ntask: {name}\ndataset_name: "{task}"\n'
+        for setting, lists in SETTINGS.items():
+            for end, split in (("", "test"), ("_unseen", "unseen_domain")):
+                name = f"metaicl_{form}{setting}{end}"
+                tasks = "".join(f"  - {names[task]}\n" for task in lists[split])
+                metrics = "".join(f"  - metric: {metric}\n    weight_by_size: false\n" for metric in ("metaicl", "acc"))
+                texts[f"{name}.yaml"] = (
+                    f"group: {name}\nsetting: {setting}\nsplit: {split}\ntask:\n{tasks}"
+                    f"aggregate_metric_list:\n{metrics}metadata:\n  version: 1.0\n"
+                )
+    return texts
+
+
 def main() -> None:
+    (OUT / "metaicl").mkdir(exist_ok=True)
+    for old in (OUT / "metaicl").glob("metaicl_*.yaml"):
+        old.unlink()
+    for name, text in metaicl_files().items():
+        (OUT / "metaicl" / name).write_text(text, encoding="utf-8")
     for start, folder in (("icl_mmlu", "mmlu"), ("icl_mmlu_instruction", "mmlu/instruction")):
         for category, subjects in MMLU.items():
             names = [f"{start}_{subject}" for subject in subjects.split()]

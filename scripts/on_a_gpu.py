@@ -49,7 +49,6 @@ from lm_eval_icl.prompts.prompt import FewShotPrompt
 ROOT = Path(__file__).resolve().parents[1]
 ON_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if ON_GPU else "cpu"
-Table = list[list[str]]
 
 
 class Skipped(Exception):
@@ -85,7 +84,7 @@ def difference(found: torch.Tensor, expected: torch.Tensor) -> list[str]:
     return [f"{float((found - expected).abs().max()):.2g}", f"{float(same):.1%}"]
 
 
-def markdown(header: list[str], rows: Table) -> list[str]:
+def markdown(header: list[str], rows: list[list[str]]) -> list[str]:
     return [f"| {' | '.join(row)} |" for row in (header, ["---"] * len(header), *rows)]
 
 
@@ -104,18 +103,19 @@ def gpu_tests(bench: Bench) -> list[str]:
 
 def beside_hf(bench: Bench) -> list[str]:
     """`icl` beside `hf`, and each beside `hf` in float32."""
-    rows, exact = [], None
+    by_name = {}
     for dtype in (torch.float32, torch.bfloat16):
         model = bench.model(dtype)
-        hf, icl = (scores(bench.lm(name, model), bench.requests) for name in ("hf", "icl"))
-        exact = hf if exact is None else exact
-        tensor = str(dtype).removeprefix("torch.")
-        rows += [[tensor, "icl and hf", *difference(icl, hf)]]
-        rows += [
-            [tensor, f"{name} and hf in float32", *difference(of, exact)] for name, of in (("icl", icl), ("hf", hf))
-        ]
+        by_name |= {f"{name}, {dtype}": scores(bench.lm(name, model), bench.requests) for name in ("hf", "icl")}
         del model
-    return markdown(["dtype", "of", "largest difference", "same best option"], rows[:1] + rows[3:])
+    exact, icl_exact, hf, icl = by_name.values()
+    rows = [
+        ["float32", "icl and hf", *difference(icl_exact, exact)],
+        ["bfloat16", "icl and hf", *difference(icl, hf)],
+        ["bfloat16", "icl and hf in float32", *difference(icl, exact)],
+        ["bfloat16", "hf and hf in float32", *difference(hf, exact)],
+    ]
+    return markdown(["dtype", "of", "largest difference", "same best option"], rows)
 
 
 def orders(bench: Bench) -> list[str]:
@@ -142,9 +142,8 @@ def shuffled(instance: Instance, seed: int) -> Instance:
     prompt, answer = instance.args
     shown = list(prompt.demonstrations)
     Random(seed).shuffle(shown)
-    metadata = (instance.task_name, instance.doc_id, 1)
     arguments = (FewShotPrompt(prompt.prefix, shown, prompt.query), answer)
-    return Instance(instance.request_type, {}, arguments, instance.idx, metadata=metadata)
+    return Instance(instance.request_type, {}, arguments, instance.idx, metadata=instance.metadata)
 
 
 def out_of_memory(bench: Bench) -> list[str]:
@@ -203,21 +202,20 @@ PARTS: dict[str, Callable[[Bench], list[str]]] = {
 }
 
 
-def about() -> list[str]:
+def about() -> str:
     """The machine, the versions and the commit."""
     names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] or [machine()]
     packages = ("torch", "transformers", "accelerate", "lm-eval")
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in packages)
     cuda = f", CUDA {torch.version.cuda}" if ON_GPU else ""
     commit = f"{version.VERSION}, commit {version.commit() or 'unknown'}"
-    return [f"{', '.join(names)}{cuda}; {versions}; lm-eval-icl {commit}; {datetime.date.today()}."]
+    return f"{', '.join(names)}{cuda}; {versions}; lm-eval-icl {commit}; {datetime.date.today()}."
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--output", type=Path, default=ROOT / "docs/reports/gpu.md", help="the file (default: docs/reports/gpu.md)"
-    )
+    report = ROOT / "docs/reports/gpu.md"
+    parser.add_argument("--output", type=Path, default=report, help="the file (default: docs/reports/gpu.md)")
     parser.add_argument("--model", choices=CONFIGS, default="llama-8b" if ON_GPU else "toy")
     parser.add_argument("--documents", type=int, default=100 if ON_GPU else 4, help="default: %(default)s")
     parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, metavar="NAME", help="of the benchmark's table")
@@ -231,7 +229,7 @@ def main() -> None:
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     logging.getLogger("lm_eval.icl").setLevel(logging.WARNING)
     bench, failed = Bench(options), False
-    lines = ["# On a GPU", "", f"Written by `scripts/on_a_gpu.py --model {options.model}`.", "", *about()]
+    lines = ["# On a GPU", "", f"Written by `scripts/on_a_gpu.py --model {options.model}`.", "", about()]
     for title, part in PARTS.items():
         print(f"{title} ...", flush=True)
         try:

@@ -1,4 +1,5 @@
-"""The console command `lm-eval-icl`. Each of its commands is the file here of that name, with the function `command`.
+"""The console command `lm-eval-icl`. Each of its commands is the file here of that name, with the function `command`,
+which takes a parser without arguments and the command line. It raises an `InputError` for what it refuses.
 
 Other commands are lm-eval's own (lm_eval.py), with this package's models and tasks.
 """

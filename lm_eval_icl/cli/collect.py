@@ -17,11 +17,7 @@ from lm_eval_icl.results.read import AGGREGATIONS, read
 
 
 def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
-    """Run `lm-eval-icl collect`.
-
-    Raises:
-        InputError: an option cannot be used, there are no results, or a file that is checked is not as it should be.
-    """
+    """Run `lm-eval-icl collect`."""
     parser.description = "Make one small file of each run, with all answers: a leaderboard to share."
     parser.add_argument("results", nargs="+", type=Path, metavar="RESULTS", help=RESULTS)
     action = parser.add_mutually_exclusive_group(required=True)
@@ -43,13 +39,13 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
 
 
 def _check(paths: Sequence[Path], console: Console) -> None:
-    """Print a line for every file that does not belong on a shared board.
-
-    Raises:
-        InputError: there is such a file, or no file.
-    """
-    inside = [path.rglob("*") if path.is_dir() else [path] for path in paths]
-    files = {file for path, below in zip(paths, inside, strict=True) for file in below if _is_shared(file, path)}
+    """Print a line for every file that does not belong on a shared board, and refuse if there is one, or no file."""
+    files: set[Path] = set()
+    for path in paths:
+        for file in path.rglob("*") if path.is_dir() else [path]:
+            is_hidden = any(part.startswith(".") for part in file.relative_to(path).parts)
+            if not (file.is_dir() or is_hidden):
+                files.add(file)
     runs, left_out = read(paths, quiet=True)
     faults: dict[Path, list[str]] = defaultdict(list)
     for file in left_out:
@@ -73,8 +69,3 @@ def _check(paths: Sequence[Path], console: Console) -> None:
     if not files:
         raise InputError(f"{', '.join(map(str, paths))}: there is no file to check.")
     print_line(console, f"{len(files)} runs are as they should be.")
-
-
-def _is_shared(file: Path, folder: Path) -> bool:
-    """Whether this is a file, and neither it nor a folder below `folder` that it is in is hidden."""
-    return not file.is_dir() and not any(part.startswith(".") for part in file.relative_to(folder).parts)

@@ -20,11 +20,7 @@ from lm_eval_icl.results.read import read
 
 
 def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
-    """Run `lm-eval-icl compare`.
-
-    Raises:
-        InputError: one of the two is no run and no entry, or they have no task in common.
-    """
+    """Run `lm-eval-icl compare`."""
     parser.description = "Compare two runs, or two rows of a leaderboard, task by task."
     parser.add_argument("first", metavar="A", help="a results file or folder of one run; or, with --results, an entry")
     parser.add_argument("second", metavar="B", help="what it is compared with")

@@ -10,11 +10,7 @@ from lm_eval_icl.errors import refusing
 
 
 def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
-    """Run `lm-eval-icl demo`.
-
-    Raises:
-        InputError: an option cannot be used.
-    """
+    """Run `lm-eval-icl demo`."""
     parser.description = (
         "Run lm-eval's hf and eight methods on the demonstration tasks, and compare them in one table: accuracy, order "
         "flips and documents a second. Offline and on a CPU: the model and the documents come with the package."

@@ -13,11 +13,7 @@ from lm_eval_icl.leaderboard.export import RELATIONSHIPS, export
 
 
 def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
-    """Run `lm-eval-icl export`.
-
-    Raises:
-        InputError: an option cannot be used, or there are no results.
-    """
+    """Run `lm-eval-icl export`."""
     parser.description = "Write results as logs of Every Eval Ever 0.3.0, with the answers document by document."
     parser.add_argument("results", nargs="+", type=Path, metavar="RESULTS", help=RESULTS)
     parser.add_argument("--format", default="eee", metavar="eee", help="Every Eval Ever, the only one (default)")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -16,11 +15,7 @@ from lm_eval_icl.results.build import build
 
 
 def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
-    """Run `lm-eval-icl leaderboard`.
-
-    Raises:
-        InputError: an option cannot be used, or there are no results.
-    """
+    """Run `lm-eval-icl leaderboard`."""
     parser.description = "Make a table, a page and figures of results files: methods on models by tasks."
     parser.add_argument("results", nargs="+", type=Path, metavar="RESULTS", help=RESULTS)
     parser.add_argument("--output", type=Path, metavar="FILE.html", help="the page: one file that asks for no other")
@@ -34,7 +29,15 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     parser.add_argument("--plots", type=Path, metavar="DIR", help="figures as SVG and PNG, each with its data as CSV")
     args = parser.parse_args(arguments)
     files = [file for file in (args.output, args.csv, args.md, args.tex) if file is not None]
-    _check_files(files, args.plots)
+    for file in files:  # before anything is read
+        if file.is_dir():
+            raise InputError(f"{file}: is a folder; give the name of a file.")
+        if not (file.parent.is_dir() and os.access(file.parent, os.W_OK)):
+            raise InputError(f"{file}: the folder {file.parent} is not there, or cannot be written to.")
+    if len(set(map(os.path.realpath, files))) < len(files):
+        raise InputError("two of the files to write have one name; give each its own.")
+    if args.plots is not None and args.plots.exists() and not args.plots.is_dir():
+        raise InputError(f"--plots {args.plots}: is no folder.")
     console = Console()
     runs, left_out = read_runs(args.results)
     # Not Path.resolve: a file that was left out may be a link to itself.
@@ -68,16 +71,3 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     print_left_out(board.left_out, console)
     for path in [*files, *filter(None, [args.plots])]:
         print_line(console, f"written: {path}")
-
-
-def _check_files(files: Sequence[Path], folder: Path | None) -> None:
-    """Refuse files that cannot be written, before anything is read."""
-    for file in files:
-        if file.is_dir():
-            raise InputError(f"{file}: is a folder; give the name of a file.")
-        if not (file.parent.is_dir() and os.access(file.parent, os.W_OK)):
-            raise InputError(f"{file}: the folder {file.parent} is not there, or cannot be written to.")
-    if len(set(map(os.path.realpath, files))) < len(files):
-        raise InputError("two of the files to write have one name; give each its own.")
-    if folder is not None and folder.exists() and not folder.is_dir():
-        raise InputError(f"--plots {folder}: is no folder.")

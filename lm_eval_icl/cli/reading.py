@@ -17,11 +17,7 @@ SHOWN = 10  # files left out, and rows, that the terminal shows
 
 
 def task_names(text: str | None) -> list[str] | None:
-    """The names in --tasks; None if it is not given.
-
-    Raises:
-        InputError: there is none in it.
-    """
+    """The names in --tasks; None if it is not given."""
     if text is None:
         return None
     if not (names := [name.strip() for name in text.split(",") if name.strip()]):
@@ -30,13 +26,10 @@ def task_names(text: str | None) -> list[str] | None:
 
 
 def read_runs(paths: Sequence[Path], where: str = "") -> tuple[list[Run], list[LeftOutFile]]:
-    """The runs in these files and folders, and the files that were left out.
+    """The runs in these files and folders, of which there is one or more, and the files that were left out.
 
     Args:
-        where: what stands before the message.
-
-    Raises:
-        InputError: there is no run.
+        where: what stands before the message if there is none.
     """
     runs, left_out = read(paths)
     if not runs:

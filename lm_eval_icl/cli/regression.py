@@ -14,11 +14,7 @@ FIGURES = ("figure3", "figure6", "figure7", "figure8", "figure9", "figure10")
 
 
 def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
-    """Run `lm-eval-icl regression`.
-
-    Raises:
-        InputError: an argument cannot be used, a folder holds something else, or a file cannot be written.
-    """
+    """Run `lm-eval-icl regression`."""
     args = options(parser, arguments)
     if args.action == "plot":
         _plot(args)

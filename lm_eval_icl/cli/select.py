@@ -25,11 +25,7 @@ HOW = (*_DRAWN, *METHODS)
 
 
 def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
-    """Run `lm-eval-icl select`.
-
-    Raises:
-        InputError: an argument cannot be used, or nothing can be chosen.
-    """
+    """Run `lm-eval-icl select`."""
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     log.setLevel(logging.WARNING)  # what a search will cost
     parser.description = "Choose demonstrations by a published method, and write them to a file for --metadata."

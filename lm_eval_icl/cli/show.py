@@ -11,11 +11,7 @@ from lm_eval_icl.errors import InputError, one_line
 
 
 def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
-    """Run `lm-eval-icl show`.
-
-    Raises:
-        InputError: an argument cannot be used, or the picture cannot be written.
-    """
+    """Run `lm-eval-icl show`."""
     parser.description = (
         "Draw the layout that a method runs: which token sees which, at which position; in the terminal, "
         "or as a picture."

@@ -20,18 +20,12 @@ from lm_eval_icl.harness.interrupt import Terminated
 from lm_eval_icl.studies.grid import Study, named, read
 
 if TYPE_CHECKING:  # what runs a study takes seconds to import: --list, and a fault of the study's file, do not need it
-    from lm_eval_icl.studies.conduct import Conductor
     from lm_eval_icl.studies.folder import StudyFolder
     from lm_eval_icl.studies.run import Options
 
 
 def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
-    """Run `lm-eval-icl study`.
-
-    Raises:
-        InputError: the study, an option or a folder cannot be used, or cells have failed.
-        KeyboardInterrupt: the study was interrupted; the message says what is kept.
-    """
+    """Run `lm-eval-icl study`. If it is interrupted, the message of the `KeyboardInterrupt` says what is kept."""
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     parser.description = "Run a grid of models, methods, tasks, seeds and orders: a table or figure of a paper."
     parser.add_argument("study", nargs="?", metavar="FILE|NAME", help="a study's file, or a study of --list")
@@ -117,11 +111,7 @@ def _overrides(args: argparse.Namespace) -> Mapping[str, Any]:
 
 
 def _dry_run(study: Study, args: argparse.Namespace, options: Options, console: Console) -> None:
-    """Print what would be run, and what is missing for it.
-
-    Raises:
-        InputError: something cannot be had. What can be said without it is printed.
-    """
+    """Print what would be run. If something for it cannot be had, it is refused behind what can be said without it."""
     from lm_eval_icl.cli.train import training
     from lm_eval_icl.studies import screen, trainings
     from lm_eval_icl.studies.conduct import Conductor
@@ -142,7 +132,9 @@ def _dry_run(study: Study, args: argparse.Namespace, options: Options, console: 
     screen.print_plan(progress, plan, lacking, console, args.verbose)
     refused: list[str] = []
     if args.ray is not None and not lacking:
-        with _cluster(Conductor(progress, args.include_path, training), args) as cluster:
+        from lm_eval_icl.studies.cluster import StudyCluster
+
+        with StudyCluster(Conductor(progress, args.include_path, training), args.ray) as cluster:
             answers = cluster.ask()
         refused = list(filter(None, answers))
         console.print(f"workers: {answers.count('')} of {len(answers)} nodes can run the study", highlight=False)
@@ -152,20 +144,8 @@ def _dry_run(study: Study, args: argparse.Namespace, options: Options, console: 
         raise InputError(f"{args.study}: cannot be run as it is: {number} missing, as listed above.")
 
 
-def _cluster(conductor: Conductor, args: argparse.Namespace) -> Any:
-    """The cluster of --ray. Without it nothing of Ray is imported."""
-    from lm_eval_icl.studies.cluster import StudyCluster
-
-    return StudyCluster(conductor, args.ray)
-
-
 def _run(study: Study, folder: StudyFolder, args: argparse.Namespace, options: Options, console: Console) -> None:
-    """Run a study, and write and print its results.
-
-    Raises:
-        InputError: as for `command`.
-        KeyboardInterrupt: as for `command`.
-    """
+    """Run a study, and write and print its results."""
     from lm_eval_icl.cli.train import training
     from lm_eval_icl.studies.conduct import CellsFailed, Conductor
     from lm_eval_icl.studies.end import conclude
@@ -193,8 +173,10 @@ def _run(study: Study, folder: StudyFolder, args: argparse.Namespace, options: O
         if args.ray is None:
             conductor.run()
         else:
-            with _cluster(conductor, args) as cluster:
-                conductor.run(cluster)
+            from lm_eval_icl.studies.cluster import StudyCluster
+
+            with StudyCluster(conductor, args.ray) as cluster:
+                conductor.run(cluster.ended)
     except CellsFailed as error:
         failure = error
     except KeyboardInterrupt as stopped:

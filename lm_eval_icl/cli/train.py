@@ -44,14 +44,7 @@ TRAIN_K = 16384
 
 
 def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
-    """Run the command.
-
-    Args:
-        parser: a parser without arguments.
-
-    Raises:
-        InputError: an argument cannot be used, or training fails.
-    """
+    """Run `lm-eval-icl train`."""
     logging.getLogger("lm_eval").setLevel(logging.WARNING)
     parser.description = "Fine-tune a model under the layout of a method, on episodes of demonstrations and a query."
     options = read_options(parser, arguments)
@@ -193,11 +186,7 @@ def read_options(parser: argparse.ArgumentParser, arguments: list[str]) -> dict[
 
 
 def check_known(options: Mapping[str, Any], where: str) -> None:
-    """Refuse an option that does not exist.
-
-    Args:
-        where: what stands before the message.
-    """
+    """Refuse an option that does not exist; `where` stands before the message."""
     known = {*OPTIONS, "method", "resume", *Settings.model_fields}
     if unknown := sorted(options.keys() - known):
         near = did_you_mean(unknown[0], known)
@@ -234,11 +223,7 @@ def _method(name: str, model_args: Mapping[str, Any]) -> Method:
 
 
 def _metaicl_files(options: Mapping[str, Any], settings: Settings) -> MetaICLFolder | None:
-    """The folder of MetaICL's data, if its rows are trained on.
-
-    Raises:
-        InputError: an argument cannot be used.
-    """
+    """The folder of MetaICL's data, if its rows are trained on."""
     if "metaicl" not in options:
         for name in ("data", "train_k", "channel"):
             if name in options:

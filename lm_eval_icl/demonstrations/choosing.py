@@ -1,31 +1,29 @@
-"""Choosing a task's demonstrations with a model: what the model is asked about the pool, and what is made of it."""
+"""Choosing a task's demonstrations: what is made of what a model says of the pool, and searches that ask it."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import numpy as np
 from scipy.special import softmax
 from tqdm import tqdm
 
 from lm_eval_icl.demonstrations import best_random, lens
+from lm_eval_icl.demonstrations.best_random import ScoredSet
 from lm_eval_icl.demonstrations.draw import draw
 from lm_eval_icl.demonstrations.how import METHODS, SEARCHES
 from lm_eval_icl.demonstrations.pool import Pool
+from lm_eval_icl.demonstrations.reading import PoolReader, TaskPool
 from lm_eval_icl.demonstrations.select import SELECTORS, checked, in_prompt_order, select
 from lm_eval_icl.errors import InputError, log, naming
-from lm_eval_icl.inference.scoring import query_states
 from lm_eval_icl.methods.predictor import DoesNotFit, Predictor
-from lm_eval_icl.prompts.prompt import FewShotPrompt
 
 HOW = ("random", "stratified", *METHODS)
-_AT_ONCE = 256  # queries between two steps of the progress bar
 
 
 @dataclass(frozen=True)
@@ -49,48 +47,8 @@ class Choice:
     tokens: int = field(default=0, compare=False)
 
 
-class TaskPool(Protocol):
-    """The documents that a task takes demonstrations from, as prompts (`harness.pools` has them of lm-eval's tasks).
-
-    Attributes:
-        name: the task's.
-        docs: the documents; a row is the number of one.
-        rows: those that are chosen from, with some that turn out to be closed.
-        sha256: what tells these documents from others.
-        prompts: what a choice depends on besides: the templates, and which documents are evaluated.
-    """
-
-    name: str
-    docs: list[dict[str, Any]]
-    rows: list[int]
-
-    @property
-    def sha256(self) -> str: ...
-
-    @property
-    def prompts(self) -> str: ...
-
-    def is_closed(self, row: int) -> bool:
-        """Whether a document may not be chosen, as a row or by its text."""
-
-    def is_evaluated(self, doc: Any) -> bool:
-        """Whether a document is among those that the task evaluates."""
-
-    def label(self, doc: Any) -> Any:
-        """The class of a document, for a stratified draw."""
-
-    def query(self, row: int) -> tuple[FewShotPrompt, tuple[str, ...], int]:
-        """A document's prompt without demonstrations, its options, and which is right."""
-
-    def demonstration(self, row: int) -> str:
-        """A document as a demonstration, with its answer and the delimiter that follows."""
-
-    def without_text(self) -> tuple[FewShotPrompt, tuple[str, ...]]:
-        """The prompt of a document whose texts are all "N/A", and the options."""
-
-
-class Chooser:
-    """Chooses demonstrations of a task for a model.
+class Chooser(PoolReader):
+    """Chooses demonstrations of a task by what a model says of its pool.
 
     Args:
         pool: the task's documents.
@@ -99,8 +57,8 @@ class Chooser:
     """
 
     def __init__(self, pool: TaskPool, predictor: Predictor | None, most: int) -> None:
-        self.pool, self.most = pool, most
-        self.predictor = cast(Predictor, predictor)
+        super().__init__(pool, cast(Predictor, predictor))
+        self.most = most
         self._read: dict[tuple[int, ...], tuple[list[np.ndarray], np.ndarray, list[int]]] = {}
 
     def choose(self, how: str, n: int, seed: int, balance: bool = True, **arguments: Any) -> Choice:
@@ -180,67 +138,6 @@ class Chooser:
                 first.setdefault(str(self.pool.query(row)[0]), row)
         return list(first.values())
 
-    # Passes through the model.
-
-    def _pass(self, rows: Sequence[int]) -> tuple[list[np.ndarray], np.ndarray, list[int]]:
-        """The probabilities of each document's options, and the hidden states that they are predicted from, without
-        demonstrations. Documents that do not fit the model are left out."""
-        fitting = [row for row in rows if self._fits(row)]
-        if len(fitting) < len(rows):
-            log.warning(
-                "%s: %d documents of the pool are too long and left out.", self.pool.name, len(rows) - len(fitting)
-            )
-        if not fitting:
-            raise InputError("no document of the pool fits the model.")
-        probabilities: dict[int, np.ndarray] = {}
-        features: dict[int, np.ndarray] = {}
-        with tqdm(total=len(fitting), desc=f"{self.pool.name}: reading the pool", leave=False) as bar:
-            for group in self._by_prefix(fitting):
-                with query_states(self.predictor.runner.model) as states:
-                    for row, scores in zip(group, self._score((), group), strict=True):
-                        probabilities[row] = softmax(scores)
-                for row in group:
-                    prompt, options, _ = self.pool.query(row)
-                    tokens = self.predictor.tokenizer.pair(prompt, options[0])[0].query
-                    features[row] = states[tuple(tokens)].numpy()
-                bar.update(len(group))
-        return [probabilities[row] for row in fitting], np.stack([features[row] for row in fitting]), fitting
-
-    def _by_prefix(self, rows: Sequence[int]) -> Iterator[list[int]]:
-        """The rows in parts, each with one text before its prompts: a task's description may depend on the document."""
-        by_prefix: dict[str, list[int]] = defaultdict(list)
-        for row in rows:
-            by_prefix[self.pool.query(row)[0].prefix].append(row)
-        for group in by_prefix.values():
-            yield from (group[start : start + _AT_ONCE] for start in range(0, len(group), _AT_ONCE))
-
-    def _fits(self, row: int) -> bool:
-        prompt, options, _ = self.pool.query(row)
-        pairs = [self.predictor.tokenizer.pair(prompt, option) for option in options]
-        return all(self.predictor.limits.too_long(tokens, len(answer) - 1) is None for tokens, answer in pairs)
-
-    def _score(self, demonstrations: Sequence[int], rows: Sequence[int]) -> list[np.ndarray]:
-        """The log-probabilities of each document's options behind some demonstrations."""
-        texts = [self.pool.demonstration(row) for row in demonstrations]
-        scored: dict[int, np.ndarray] = {}
-        for group in self._by_prefix(rows):
-            queries = [self.pool.query(row) for row in group]
-            scores = self.predictor.score(
-                texts,
-                [str(prompt.query) for prompt, _, _ in queries],
-                [options for _, options, _ in queries],
-                prefix=queries[0][0].prefix,
-            )
-            scored |= {row: np.array([value for value, _ in pairs]) for row, pairs in zip(group, scores, strict=True)}
-        return [scored[row] for row in rows]
-
-    def _right(self, demonstrations: Sequence[int], rows: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-        """Whether each document is answered rightly, and the probability of its right option among all."""
-        right = [self.pool.query(row)[2] for row in rows]
-        scores = self._score(demonstrations, rows)
-        correct = [int(np.argmax(values)) == gold for values, gold in zip(scores, right, strict=True)]
-        return np.array(correct), np.array([softmax(values)[gold] for values, gold in zip(scores, right, strict=True)])
-
     def _of_set(self, demonstrations: Sequence[int], rows: Sequence[int]) -> tuple[float, float]:
         """The accuracy of a set of demonstrations, and the mean log-probability of the right option. A set that does
         not fit the model with one of the documents is below all that do."""
@@ -256,49 +153,9 @@ class Chooser:
     def _searched(
         self, how: str, n: int, seed: int, rows: Sequence[int], balance: bool, arguments: dict[str, Any]
     ) -> Choice:
-        settings = {**SEARCHES[how], **arguments}
         self._too_long: list[str] = []  # why a set does not fit, for each
-        dev_rows: list[int] = []
-        if how == "best_random":
-            dev_rows, rows = self._apart(rows, settings.pop("dev"))
-        rows = [row for row in rows if self._fits(row)]
-        pool = Pool(np.array([self.pool.query(row)[2] if balance else 0 for row in rows], dtype=np.int64))
-        if how == "best_random":
-            cost = best_random.cost(n, len(dev_rows), **settings)
-        else:
-            cost = lens.cost(pool, n, lens.LensSettings(**settings), balance)
-        self._announce(how, cost, rows)
-        with tqdm(total=cost.queries, desc=f"{self.pool.name}: {how}", unit="query") as bar:
-
-            def score(members: Sequence[int], documents: Sequence[int]) -> tuple[float, float]:
-                scores = self._of_set(tuple(rows[i] for i in members), documents)
-                bar.update(len(documents))
-                return scores
-
-            def info(candidate: int, others: Sequence[int]) -> np.ndarray:
-                """How much a document, as the only demonstration, raises the probability of others' right options: by
-                the least possible number, -1, if it does not fit the model with all of them."""
-                bar.update(len(others))
-                try:
-                    return self._right((rows[candidate],), [rows[i] for i in others])[1] - alone[list(others)]
-                except DoesNotFit:
-                    return np.full(len(others), -1.0)
-
-            if how == "best_random":
-                best = best_random.best_random(
-                    pool, n, Random(seed), lambda members: score(members, dev_rows), balance=balance, **settings
-                )
-            else:
-                alone = self._right((), rows)[1]
-                best = lens.lens(
-                    pool,
-                    n,
-                    Random(seed),
-                    info,
-                    lambda members, on: score(members, [rows[i] for i in on]),
-                    lens.LensSettings(**settings),
-                    balance=balance,
-                )
+        search = self._best_random if how == "best_random" else self._lens
+        rows, best = search(n, Random(seed), rows, balance, SEARCHES[how] | arguments)
         if self._too_long:
             if not math.isfinite(best.accuracy):
                 raise InputError(
@@ -312,6 +169,48 @@ class Chooser:
             )
         return Choice(tuple(rows[i] for i in best.rows), accuracy=best.accuracy)
 
+    def _best_random(
+        self, n: int, generator: Random, rows: Sequence[int], balance: bool, settings: dict[str, Any]
+    ) -> tuple[list[int], ScoredSet]:
+        dev_rows, rows = self._apart(rows, settings.pop("dev"))
+        fitting, pool = self._fitting(rows, balance)
+        with self._bar("best_random", best_random.cost(n, len(dev_rows), **settings), fitting) as bar:
+
+            def score(members: Sequence[int]) -> tuple[float, float]:
+                bar.update(len(dev_rows))
+                return self._of_set(tuple(fitting[i] for i in members), dev_rows)
+
+            return fitting, best_random.best_random(pool, n, generator, score, balance=balance, **settings)
+
+    def _lens(
+        self, n: int, generator: Random, rows: Sequence[int], balance: bool, settings: dict[str, Any]
+    ) -> tuple[list[int], ScoredSet]:
+        fitting, pool = self._fitting(rows, balance)
+        search = lens.LensSettings(**settings)
+        with self._bar("lens", lens.cost(pool, n, search, balance), fitting) as bar:
+            alone = self._right((), fitting)[1]
+
+            def score(members: Sequence[int], documents: Sequence[int]) -> tuple[float, float]:
+                bar.update(len(documents))
+                return self._of_set(tuple(fitting[i] for i in members), [fitting[i] for i in documents])
+
+            def info(candidate: int, others: Sequence[int]) -> np.ndarray:
+                """How much a document, as the only demonstration, raises the probability of others' right options: by
+                the least possible number, -1, if it does not fit the model with all of them."""
+                bar.update(len(others))
+                try:
+                    return self._right((fitting[candidate],), [fitting[i] for i in others])[1] - alone[list(others)]
+                except DoesNotFit:
+                    return np.full(len(others), -1.0)
+
+            return fitting, lens.lens(pool, n, generator, info, score, search, balance=balance)
+
+    def _fitting(self, rows: Sequence[int], balance: bool) -> tuple[list[int], Pool]:
+        """The rows that fit the model, with their labels; with one label for all if the choice is not balanced."""
+        fitting = [row for row in rows if self._fits(row)]
+        labels = [self.pool.query(row)[2] if balance else 0 for row in fitting]
+        return fitting, Pool(np.array(labels, dtype=np.int64))
+
     def _apart(self, rows: Sequence[int], dev: int) -> tuple[list[int], list[int]]:
         """Documents to score sets on, the same for all seeds, and the rest."""
         pool = self.pool.rows
@@ -319,12 +218,11 @@ class Chooser:
             raise InputError(f"best_random: dev={dev}: the pool has {len(pool)} documents, demonstrations included.")
         kept = sorted(row for row in Random("dev").sample(pool, dev) if not self.pool.is_closed(row))
         texts = {str(self.pool.query(row)[0]) for row in kept}
-        return [row for row in kept if self._fits(row)], [
-            row for row in rows if str(self.pool.query(row)[0]) not in texts
-        ]
+        rest = [row for row in rows if str(self.pool.query(row)[0]) not in texts]
+        return [row for row in kept if self._fits(row)], rest
 
-    def _announce(self, how: str, cost: best_random.Cost, rows: Sequence[int]) -> None:
-        """Say what a search costs, before it begins: in queries, and in time as some queries take it."""
+    def _bar(self, how: str, cost: best_random.Cost, rows: Sequence[int]) -> Any:
+        """A bar of a search's queries. Before, say what it costs: in queries, and in time as some queries take it."""
         sample = list(rows)[: min(64, len(rows))]
         self._score((), sample)  # the first pass of a model is slow
         begun = time.perf_counter()
@@ -334,3 +232,4 @@ class Chooser:
             f"{self.pool.name}: {how} scores up to {cost.queries:,} queries behind {cost.contexts:,} lists of "
             f"demonstrations ({cost.demonstrations:,} demonstrations in all): some {seconds / 60:,.1f} minutes here."
         )
+        return tqdm(total=cost.queries, desc=f"{self.pool.name}: {how}", unit="query")

@@ -19,8 +19,9 @@ from typing import Any
 
 from lm_eval_icl import version
 from lm_eval_icl.demonstrations import choices
-from lm_eval_icl.demonstrations.choosing import Choice, Chooser, TaskPool
+from lm_eval_icl.demonstrations.choosing import Choice, Chooser
 from lm_eval_icl.demonstrations.how import How
+from lm_eval_icl.demonstrations.reading import TaskPool
 from lm_eval_icl.errors import InputError, check_form, log, naming
 from lm_eval_icl.files import write_atomically
 from lm_eval_icl.methods.code import code_of_numbers

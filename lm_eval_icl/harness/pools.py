@@ -20,7 +20,7 @@ _NO_TEXT = "N/A"
 
 
 class PoolOfTask:
-    """The documents that a task takes demonstrations from (`demonstrations.choosing.TaskPool`).
+    """The documents that a task takes demonstrations from (`demonstrations.reading.TaskPool`).
 
     Args:
         task: a task with options to choose from.

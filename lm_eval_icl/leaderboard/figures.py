@@ -12,6 +12,7 @@ import itertools
 import math
 import re
 import textwrap
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,6 +26,7 @@ from lm_eval_icl.leaderboard.tables import csv_text
 from lm_eval_icl.results import dev
 from lm_eval_icl.results.board import SIGNIFICANT, Board, Column, Entry
 from lm_eval_icl.results.cells import values_by_set
+from lm_eval_icl.results.entries import grouped
 from lm_eval_icl.results.statistics import Difference, Estimate
 
 if TYPE_CHECKING:
@@ -37,6 +39,7 @@ _PANELS, _LINES, _METHODS, _TASKS = 9, 8, 24, 36  # of a figure, at most
 _NUMBERS = 14  # so many columns have room for numbers in a heat map
 _BETTER, _WORSE = "#2b8fd0", "#e8752a"  # lighter, since there is text on them
 _DASHED: dict[str, Any] = {"color": GREY, "linestyle": (0, (4, 2)), "linewidth": 1}
+_ONE_ORDER = "have one order of their demonstrations here or none"
 _FOR_ROOM = "for room (the best of each checkpoint are drawn)"
 _ENTRY = ("checkpoint", "details", "method", "arguments", "conditions", "name")
 _SETTINGS = {
@@ -156,12 +159,13 @@ def _by_checkpoint(board: Board, entries: Iterable[Entry]) -> dict[str, list[Ent
     """Entries by their checkpoint's name, without its owner where that is plain without it."""
     names = {entry.checkpoint for entry in board.entries}
     ends = {name: name.rpartition("/")[2] if re.fullmatch(r"[\w.-]+/[\w.-]+", name) else name for name in names}
-    groups: dict[str, list[Entry]] = {}
-    for entry in entries:
+    counts = Counter(ends.values())
+
+    def checkpoint(entry: Entry) -> str:
         end = ends[entry.checkpoint]
-        name = end if list(ends.values()).count(end) == 1 else entry.checkpoint
-        groups.setdefault(", ".join(filter(None, [name, entry.details])), []).append(entry)
-    return groups
+        return ", ".join(filter(None, [end if counts[end] == 1 else entry.checkpoint, entry.details]))
+
+    return grouped(entries, checkpoint)
 
 
 def _common(board: Board) -> str:
@@ -180,18 +184,19 @@ def _without(text: str, pattern: str) -> str:
     return ", ".join(part for part in text.split(", ") if part and not re.fullmatch(pattern, part))
 
 
-def _metric(column: Column) -> str:
-    return ("accuracy" if column.metric == "acc" else clipped(column.metric)) + ", %" * column.percent
-
-
 def _short(column: Column, most: int = 26) -> str:
     return "average over tasks" if column.kind == "average" else clipped(column.name, most)
 
 
-def _axis(board: Board, column: Column) -> str:
-    """What values of a column are, for an axis."""
-    parts = [_short(column), clipped(_common(board)), "" if column.higher_is_better else "lower is better"]
-    return f"{_metric(column)} ({', '.join(filter(None, parts))})"
+def _axis(column: Column, *parts: str) -> str:
+    """What values of a column are, for an axis; with these words about them."""
+    metric = ("accuracy" if column.metric == "acc" else clipped(column.metric)) + ", %" * column.percent
+    words = ", ".join(map(clipped, filter(None, parts)))
+    return f"{metric} ({words})" if words else metric
+
+
+def _full_axis(board: Board, column: Column) -> str:
+    return _axis(column, _short(column), _common(board), "" if column.higher_is_better else "lower is better")
 
 
 def _scale(column: Column) -> int:
@@ -217,12 +222,11 @@ def _for_room(board: Board, entries: Sequence[Entry], most: int) -> list[Entry]:
     """As many entries as there is room for: the best of each checkpoint first, each with its baseline."""
     by_name = {entry.name: entry for entry in entries}
     place = {entry.name: at for group in _by_checkpoint(board, entries).values() for at, entry in enumerate(group)}
-    kept: dict[str, Entry] = {}
+    kept: set[str] = set()
     for entry in sorted(entries, key=lambda entry: place[entry.name]):
-        baseline = by_name.get(board.baseline.get(entry.name, ""), entry)
-        new = {one.name: one for one in (entry, baseline) if one.name not in kept}
-        if len(kept) + len(new) <= most:
-            kept |= new
+        with_baseline = kept | {entry.name} | {board.baseline.get(entry.name, entry.name)} & by_name.keys()
+        if len(with_baseline) <= most:
+            kept = with_baseline
     return [entry for entry in entries if entry.name in kept]
 
 
@@ -313,7 +317,9 @@ def _rows(
     )
     foot = "\n".join(filter(None, [textwrap.fill(label, 110), note]))
     labels = [_short(column, 18) + ", %" * column.percent for column in columns]
-    figure, panels = _stacked(board, kept, foot, labels if len(columns) > 1 else [_axis(board, columns[0])])
+    if len(columns) == 1:
+        labels = [_full_axis(board, columns[0])]
+    figure, panels = _stacked(board, kept, foot, labels)
     lines = []
     for group, row in panels:
         for (y, entry), (axes, column) in itertools.product(enumerate(group), zip(row, columns, strict=True)):
@@ -342,8 +348,7 @@ def _forest(board: Board, most: int) -> _Drawn | None:
     first = board.columns[0]
     estimates = {entry.name: _estimate(entry, first) for entry in board.entries}
     baselines = {name: estimates.get(base) for name, base in board.baseline.items()}
-    majorities = {entry.cells[first.name].majority for entry in board.entries if first.name in entry.cells}
-    majority = majorities.pop() if len(majorities) == 1 else None
+    majority = board.majority(first)
 
     def paint(axes: Axes, y: int, entry: Entry, column: Column, estimate: Estimate) -> list[Numbers]:
         scale, baseline = _scale(column), baselines.get(entry.name)
@@ -367,11 +372,9 @@ def _differences(board: Board, most: int) -> _Drawn | None:
     from matplotlib.colors import LinearSegmentedColormap, Normalize, to_rgb
 
     shares = [column for column in board.columns if column.percent]
-    differences = {
-        (entry.name, column.name): difference.mean
-        for entry, column in itertools.product(board.entries, shares)
-        if (difference := _in_cell("difference", entry, column)) is not None
-    }
+    pairs = itertools.product(board.entries, shares)
+    cells = {(entry.name, column.name): _in_cell("difference", entry, column) for entry, column in pairs}
+    differences = {key: difference.mean for key, difference in cells.items() if difference is not None}
     if len(differences) < 2:  # one difference is no map
         return None
     columns = [column for column in board.columns if any(column.name == name for _, name in differences)][:_TASKS]
@@ -395,6 +398,7 @@ def _differences(board: Board, most: int) -> _Drawn | None:
     shades = [(_WORSE, 0, 0.9), (_WORSE, 0.25, 0.5), (_WORSE, 0.5, 0)]
     shades += [(_BETTER, 0.5, 0), (_BETTER, 0.75, 0.5), (_BETTER, 1, 0.9)]
     colors = LinearSegmentedColormap.from_list("", [(at, (*to_rgb(end), alpha)) for end, at, alpha in shades])
+    look: dict[str, Any] = {"cmap": colors, "norm": Normalize(-largest, largest), "aspect": "auto", "zorder": 0}
     lines = []
     for group, (axes,) in panels:
         goodness = [[math.nan] * len(columns) for _ in group]
@@ -406,13 +410,12 @@ def _differences(board: Board, most: int) -> _Drawn | None:
             goodness[y][x] = 100 * mean * column.sign
             is_significant = p_holm is not None and p_holm <= SIGNIFICANT
             if is_significant:
-                at = (x + 0.41, y - 0.34) if has_numbers else (x, y)
-                axes.plot(*([part] for part in at), "o", color=INK, markersize=2.8, markeredgewidth=0)
+                at_x, at_y = (x + 0.41, y - 0.34) if has_numbers else (x, y)
+                axes.plot([at_x], [at_y], "o", color=INK, markersize=2.8, markeredgewidth=0)
             if has_numbers:
                 style: dict[str, Any] = {"fontsize": 7.5, "fontweight": "bold" if is_significant else "normal"}
                 axes.text(x, y, numbers.signed(mean, column), ha="center", va="center", **style)
             lines.append(_numbers(entry, column, difference=mean, p_holm=p_holm, significant=is_significant))
-        look: dict[str, Any] = {"cmap": colors, "norm": Normalize(-largest, largest), "aspect": "auto", "zorder": 0}
         image = axes.imshow(goodness, interpolation="none", **look)
         axes.grid(False)
         axes.set_xlim(-0.5, max(len(columns), 6) - 0.5)  # a few columns do not become wide ones
@@ -438,11 +441,8 @@ def _differences(board: Board, most: int) -> _Drawn | None:
     )
     bar.outline.set_visible(False)  # type: ignore[operator]
     methods = sorted({entry.method for entry in board.entries if entry.name in board.baseline.values()})
-    bar.set_label(
-        f"difference to {clipped(', '.join(methods)) or 'the baseline'} in points,\n"
-        "blue is better; dot: adjusted p < 5% (Holm)",
-        fontsize=8,
-    )
+    against = f"difference to {clipped(', '.join(methods)) or 'the baseline'} in points"
+    bar.set_label(f"{against},\nblue is better; dot: adjusted p < 5% (Holm)", fontsize=8)
     return _Drawn("Differences to the baseline, by task", figure, lines)
 
 
@@ -451,11 +451,10 @@ def _rules(board: Board, most: int) -> _Drawn | None:
     entries, of_rules = {}, []
     for entry in board.entries:
         if entry.rule is not None:
-            words = [entry.rule, *entry.reads]
-            rest = [word for word in entry.conditions.split(", ") if word not in entry.reads]
-            conditions = ", ".join(word for word in rest if not word.startswith("decide: "))
+            words = [word for word in entry.conditions.split(", ") if word not in entry.reads]
+            conditions = ", ".join(word for word in words if not word.startswith("decide: "))
             # A label begins with the method and the rule: what is cut of it is its middle.
-            arguments = ", ".join(filter(None, [entry.arguments, *words]))
+            arguments = ", ".join(filter(None, [entry.arguments, entry.rule, *entry.reads]))
             of_rules.append(replace(entry, arguments=arguments, conditions=conditions))
             entries[entry.name] = entry
 
@@ -527,8 +526,7 @@ def _orders(board: Board, most: int) -> _Drawn | None:
         return {name: [value - fmean(values) for value in values] for name, values in sets.items()}
 
     label = "A point for each order, less the mean over the orders of the same demonstrations."
-    lacking = "have one order of their demonstrations here or none"
-    return _points(board, most, "Orders of the same demonstrations", lacking, label, deviations)
+    return _points(board, most, "Orders of the same demonstrations", _ONE_ORDER, label, deviations)
 
 
 def _sensitivity(board: Board, most: int) -> _Drawn | None:
@@ -539,28 +537,29 @@ def _sensitivity(board: Board, most: int) -> _Drawn | None:
         return [_numbers(entry, column, **{"flip rate": flips.mean, "low": flips.low, "high": flips.high})]
 
     label = "Predictions that another order of the same demonstrations changes (flip rate, %), with 95% intervals."
-    lacking = "have one order of their demonstrations here or none"
-    most = min(most, _ROWS_OF_POINTS)
     sensitivity = functools.partial(_in_cell, "sensitivity")
-    return _rows(board, most, "Order sensitivity", label, lacking, sensitivity, paint, left=0)
+    most = min(most, _ROWS_OF_POINTS)
+    return _rows(board, most, "Order sensitivity", label, _ONE_ORDER, sensitivity, paint, left=0)
 
 
 # ---------------------------------------------------------------------------------------------------------------
 # Curves.
 
+Panel = tuple[str, str]  # the lines of its title; either may be empty
+Curve = tuple[str, str]  # the method, whose color it has, and its label
 
-class _Point(NamedTuple):
+
+class _CurvePoint(NamedTuple):
     """A point of a curve: a mean with the ends of its interval, the line of the CSV file, and whether it has a ring."""
 
+    panel: Panel
+    curve: Curve
+    x: float
     mean: float
     low: float
     high: float
     line: Numbers
     has_ring: bool = False
-
-
-# By the method, whose color a curve has, and its label: its points by x.
-_Curves = dict[tuple[str, str], dict[float, _Point]]
 
 
 def _shots(board: Board, most: int) -> _Drawn | None:
@@ -580,31 +579,29 @@ def _shots(board: Board, most: int) -> _Drawn | None:
 def _by_T(board: Board, most: int) -> _Drawn | None:
     """Against T, a curve for entries that differ in it only; beside it, what a study measured on its dev set."""
 
+    def argument(entry: Entry, name: str) -> float | None:
+        """A method's argument if it is a number: as the entry names it, otherwise its default."""
+        named = [part.removeprefix(f"{name}=") for part in entry.arguments.split(", ") if part.startswith(f"{name}=")]
+        try:
+            return float(named[0] if named else entry.runs[0].icl[name])
+        except (KeyError, TypeError, ValueError):
+            return None
+
     def x(entry: Entry) -> float | None:
-        return None if re.search(r"\bT\b.*chosen on dev", entry.arguments) else _argument(entry, "T")
+        return None if re.search(r"\bT\b.*chosen on dev", entry.arguments) else argument(entry, "T")
 
     def label(entry: Entry) -> str:
         arguments = _without(entry.arguments, "T=.*")
-        if "eta=" not in arguments and (eta := _argument(entry, "eta")) is not None:
+        if "eta=" not in arguments and (eta := argument(entry, "eta")) is not None:
             arguments = ", ".join(filter(None, [f"eta={eta:g}", arguments]))
         return _label(board, replace(entry, arguments=arguments))
 
-    return _against(board, "Results by T", "T", x, label, _on_dev)
+    def on_dev(entry: Entry, column: Column) -> Estimate | None:
+        """The mean on the dev set, without an interval."""
+        mean = dev.score(entry, column)
+        return None if mean is None else Estimate(mean, mean, mean, 0.0, math.inf, 0, 0, None, None, "reported")
 
-
-def _on_dev(entry: Entry, column: Column) -> Estimate | None:
-    """The mean on the dev set, without an interval."""
-    mean = dev.score(entry, column)
-    return None if mean is None else Estimate(mean, mean, mean, 0.0, math.inf, 0, 0, None, None, "reported")
-
-
-def _argument(entry: Entry, name: str) -> float | None:
-    """A method's argument if it is a number: as the entry names it, otherwise its default."""
-    named = [part.removeprefix(f"{name}=") for part in entry.arguments.split(", ") if part.startswith(f"{name}=")]
-    try:
-        return float(named[0] if named else entry.runs[0].icl[name])
-    except (KeyError, TypeError, ValueError):
-        return None
+    return _against(board, "Results by T", "T", x, label, on_dev)
 
 
 def _against(
@@ -618,150 +615,154 @@ def _against(
     """Results against what entries differ in: a panel for each column and checkpoint, with its baseline."""
     columns, by_name = _like_the_first(board), {entry.name: entry for entry in board.entries}
     scale, every = _scale(columns[0]), _by_checkpoint(board, board.entries)
-    panels: dict[tuple[str, str], _Curves] = {}
-    baselines: dict[tuple[str, str], tuple[float, Numbers]] = {}
+    points: list[_CurvePoint] = []
+    baselines: dict[Panel, tuple[float, Numbers]] = {}
     for column, (checkpoint, group) in itertools.product(columns, every.items()):
-        curves: dict[tuple[str, str], dict[float, tuple[Entry, Estimate]]] = {}
+        results: dict[tuple[Curve, float], tuple[Entry, Estimate]] = {}
         for entry in group:
             x, estimate = x_of(entry), _estimate(entry, column)
             if x is not None and math.isfinite(x) and estimate is not None:
-                curves.setdefault((entry.method, label(entry)), {}).setdefault(x, (entry, estimate))
+                curve = entry.method, label(entry)
+                results.setdefault((curve, x), (entry, estimate))
                 if (on_dev := dev_of(entry, column)) is not None:
-                    curves.setdefault((entry.method, f"{label(entry)}, dev set"), {}).setdefault(x, (entry, on_dev))
-        curves = {key: points for key, points in curves.items() if len(points) > 1}
-        if not curves:
+                    results.setdefault(((entry.method, f"{curve[1]}, dev set"), x), (entry, on_dev))
+        lengths = Counter(curve for curve, _ in results)
+        on_curves = {key: result for key, result in sorted(results.items()) if lengths[key[0]] > 1}
+        if not on_curves:
             continue
         # What all panels have in common is said at the y axis.
-        key = checkpoint if len(every) > 1 else "", _short(column) if len(columns) > 1 else ""
-        for curve, points in sorted(curves.items()):
-            drawn = panels.setdefault(key, {}).setdefault(curve, {})
-            for x, (entry, estimate) in sorted(points.items()):
-                line = _numbers(entry, column, line=curve[1], **{x_name: x}, **_ends(estimate))
-                ends = (end if math.isfinite(end) else estimate.mean for end in (estimate.low, estimate.high))
-                low, high = (scale * end for end in ends)
-                drawn[x] = _Point(scale * estimate.mean, low, high, line)
-        on_curves = {entry.name for points in curves.values() for entry, _ in points.values()}
-        names = {board.baseline.get(name, "") for name in on_curves}
-        baseline = by_name.get(names.pop()) if len(names) == 1 else None
-        if baseline and baseline.name not in on_curves and (estimate := _estimate(baseline, column)) is not None:
+        panel = checkpoint if len(every) > 1 else "", _short(column) if len(columns) > 1 else ""
+        for (curve, x), (entry, estimate) in on_curves.items():
+            line = _numbers(entry, column, line=curve[1], **{x_name: x}, **_ends(estimate))
+            ends = (end if math.isfinite(end) else estimate.mean for end in (estimate.low, estimate.high))
+            low, high = (scale * end for end in ends)
+            points.append(_CurvePoint(panel, curve, x, scale * estimate.mean, low, high, line))
+        names = {entry.name for entry, _ in on_curves.values()}
+        bases = {board.baseline.get(name, "") for name in names}
+        baseline = by_name.get(bases.pop()) if len(bases) == 1 else None
+        if baseline and baseline.name not in names and (estimate := _estimate(baseline, column)) is not None:
             line = _numbers(baseline, column, line="baseline", **{x_name: None}, **_ends(estimate))
-            baselines[key] = scale * estimate.mean, line | {"label": _label(board, baseline)}
+            baselines[panel] = scale * estimate.mean, line | {"label": _label(board, baseline)}
     common = [*every] if len(every) == 1 else []
     common += [_short(columns[0])] if len(columns) == 1 else []
-    y = f"{_metric(columns[0])} ({', '.join(map(clipped, filter(None, [*common, _common(board)])))})".removesuffix(
-        " ()"
-    )
-    return _curves(title, x_name, y, panels, baselines)
+    return _curves(title, x_name, _axis(columns[0], *common, _common(board)), points, baselines)
 
 
 def _dev(board: Board, most: int) -> _Drawn | None:
     """What a study measured on its dev set: a curve for each task, the mean over sets of demonstrations, with a ring
     for each value that was chosen for some of them."""
     column, x_name = board.columns[0], "T"
-    panels: dict[tuple[str, str], _Curves] = {}
+    drawn = []
     for checkpoint, group in _by_checkpoint(board, board.entries).items():
         for entry in group:
             if board.is_against_itself(entry):  # whose runs are those of its baseline
                 continue
             for (x_name, name), points in sorted(dev.curves(entry.runs).items(), key=lambda item: item[0][1]):
-                curves = panels.setdefault((checkpoint, _label(board, entry)), {})
-                drawn = curves.setdefault((entry.method, name), {})
+                where = (checkpoint, _label(board, entry)), (entry.method, name)
                 for x, mean, is_chosen in points:
-                    line = {"line": name, "argument": x_name, "at": x, "score": mean, "chosen": is_chosen}
+                    values = {"line": name, "argument": x_name, "at": x, "score": mean, "chosen": is_chosen}
                     y = _scale(column) * mean
-                    drawn[x] = _Point(y, y, y, _numbers(entry, column, **line), is_chosen)
+                    drawn.append(_CurvePoint(*where, x, y, y, y, _numbers(entry, column, **values), is_chosen))
     title = "On the dev set, where arguments are chosen (ring)"
-    return _curves(title, x_name, f"{_metric(column)}, on the dev set", panels, {})
+    return _curves(title, x_name, f"{_axis(column)}, on the dev set", drawn, {})
 
 
 def _curves(
     title: str,
-    x: str,
-    y: str,
-    panels: Mapping[tuple[str, str], _Curves],
-    baselines: Mapping[tuple[str, str], tuple[float, Numbers]],
+    x_name: str,
+    y_name: str,
+    points: Sequence[_CurvePoint],
+    baselines: Mapping[Panel, tuple[float, Numbers]],
 ) -> _Drawn | None:
-    """Panels with a common y axis; lines of a method have its color in several shades."""
+    """Panels with a common y axis; lines of a method have its color in several shades.
+
+    Args:
+        points: those of a curve in the order of x.
+    """
     from matplotlib.ticker import MaxNLocator
 
-    if not panels:
+    if not points:
         return None
-    every = list(dict.fromkeys(curve for curves in panels.values() for curve in curves))
-    looks = {key: _look(key, every[:_LINES]) for key in every[:_LINES]}
-    keys = [key for key, curves in panels.items() if curves.keys() & looks.keys()][:_PANELS]
+    by_panel = grouped(points, lambda point: point.panel)
+    curves = list(dict.fromkeys(point.curve for of_panel in by_panel.values() for point in of_panel))
+    looks = _looks(curves[:_LINES])
+    drawn = [panel for panel, of_panel in by_panel.items() if any(point.curve in looks for point in of_panel)]
+    panels = drawn[:_PANELS]
     note = _note(
-        (len(panels) - len(keys), len(panels), "panels"),
-        (len(every) - len(looks), len(every), "methods with their arguments"),
+        (len(by_panel) - len(panels), len(by_panel), "panels"),
+        (len(curves) - len(looks), len(curves), "methods with their arguments"),
     )
     legend: list[tuple[str, Mapping[str, Any]]] = [(shortened(label), look) for (_, label), look in looks.items()]
-    of_baselines = dict.fromkeys(str(baselines[key][1]["label"]) for key in keys if key in baselines)
+    of_baselines = dict.fromkeys(str(baselines[panel][1]["label"]) for panel in panels if panel in baselines)
     legend += [(f"baseline: {shortened(label)}", _DASHED) for label in of_baselines]
-    figure, grid = _grid(keys, y, x, note, legend)
+    figure, grid = _grid(panels, y_name, x_name, note, legend)
     lines: list[Numbers] = []
-    for axes, key in zip(grid, keys, strict=True):
-        shown = {curve: points for curve, points in panels[key].items() if curve in looks}
-        xs = sorted({x for points in shown.values() for x in points})
-        for curve, points in shown.items():
-            means, lows, highs, of_points, _ = zip(*points.values(), strict=True)
-            axes.plot(list(points), means, linewidth=1.5, markersize=4.5, zorder=3, **looks[curve])
+    for axes, panel in zip(grid, panels, strict=True):
+        shown = grouped((point for point in by_panel[panel] if point.curve in looks), lambda point: point.curve)
+        for curve, on_curve in shown.items():
+            _, _, xs, means, lows, highs, of_points, _ = zip(*on_curve, strict=True)
+            axes.plot(xs, means, linewidth=1.5, markersize=4.5, zorder=3, **looks[curve])
             alpha = 0.13 if len(shown) < 5 else 0.06
-            axes.fill_between(list(points), lows, highs, color=looks[curve]["color"], alpha=alpha, linewidth=0)
-            for ring, point in sorted(points.items()):
+            axes.fill_between(xs, lows, highs, color=looks[curve]["color"], alpha=alpha, linewidth=0)
+            for point in on_curve:
                 if point.has_ring:
-                    axes.plot([ring], [point.mean], "o", color=GREY, markersize=10, fillstyle="none", zorder=4)
+                    axes.plot([point.x], [point.mean], "o", color=GREY, markersize=10, fillstyle="none", zorder=4)
             lines += of_points
-        if key in baselines:
-            mean, line = baselines[key]
+        if panel in baselines:
+            mean, line = baselines[panel]
             axes.axhline(mean, **_DASHED)
             lines.append({name: value for name, value in line.items() if name != "label"})
-        if x == "T":
+        if x_name == "T":
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
             continue
-        if xs[0] > 0:
+        ticks = sorted({point.x for on_curve in shown.values() for point in on_curve})
+        if ticks[0] > 0:
             axes.set_xscale("log", base=2)
         else:
             axes.set_xscale("symlog", base=2, linthresh=1, linscale=1)
-        ticks = xs[:: -(-len(xs) // 8)]
+        ticks = ticks[:: -(-len(ticks) // 8)]
         axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
         axes.minorticks_off()
     return _Drawn(title, figure, lines)
 
 
-def _look(curve: tuple[str, str], curves: Sequence[tuple[str, str]]) -> dict[str, Any]:
-    """A curve's color, marker and dashes: the method's, in a shade for each of its curves."""
+def _looks(curves: Sequence[Curve]) -> dict[Curve, dict[str, Any]]:
+    """By curve, its color, marker and dashes: the method's, in a shade for each of its curves."""
     from matplotlib.colors import to_hex, to_rgb
 
-    color, marker = of_method(curve[0])
-    of_same = [one for one in curves if one[0] == curve[0]]
-    at = of_same.index(curve)
-    if len(of_same) > 1:
-        shift = at / (len(of_same) - 1) * 0.7 - 0.45  # from darker to lighter
-        to = 1.0 if shift > 0 else 0.0
-        red, green, blue = (part + abs(shift) * (to - part) for part in to_rgb(color))
-        color = to_hex((red, green, blue))
-    return {"color": color, "marker": marker, "linestyle": ["-", "--", ":", "-."][at % 4]}
+    looks = {}
+    for method, alike in grouped(curves, lambda curve: curve[0]).items():
+        color, marker = of_method(method)
+        for at, curve in enumerate(alike):
+            shade = color
+            if len(alike) > 1:
+                shift = at / (len(alike) - 1) * 0.7 - 0.45  # from darker to lighter
+                red, green, blue = (part + abs(shift) * ((shift > 0) - part) for part in to_rgb(color))
+                shade = to_hex((red, green, blue))
+            looks[curve] = {"color": shade, "marker": marker, "linestyle": ["-", "--", ":", "-."][at % 4]}
+    return {curve: looks[curve] for curve in curves}
 
 
 def _grid(
-    names: Sequence[tuple[str, str]], y: str, x: str, note: str, legend: Sequence[tuple[str, Mapping[str, Any]]]
+    panels: Sequence[Panel], y: str, x: str, note: str, legend: Sequence[tuple[str, Mapping[str, Any]]]
 ) -> tuple[Figure, list[Axes]]:
     """Panels side by side, in rows, with titles of one line or two, below a legend of labels and looks."""
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
-    across = min(len(names), 3)
-    down = -(-len(names) // across)
+    across = min(len(panels), 3)
+    down = -(-len(panels) // across)
     ncols = next((n for n in (6, 5, 4, 3) if sum(sorted(len(label) + 8 for label, _ in legend)[-n:]) < 100), 2)
-    two_lines = any(second for _, second in names)
+    two_lines = any(second for _, second in panels)
     height = (3 if across == 1 else 2.4 + 0.15 * two_lines) * down + 0.2 + 0.17 * -(-len(legend) // ncols)
     height += 0.25 + 0.16 * note.count("\n") if note else 0
     figure = Figure(figsize=(_WIDTH, height), layout="constrained")
     grid = figure.subplots(down, across, squeeze=False, sharey=True)
-    for axes in grid.flat[len(names) :]:
+    for axes in grid.flat[len(panels) :]:
         axes.remove()
-    for i, (axes, (first, second)) in enumerate(zip(grid.flat, names, strict=False)):
-        axes.set_title("\n".join(clipped(line, 80 // across) for line in (first, second) if line), loc="left")
-        axes.set_xlabel(x if i + across >= len(names) else "")
+    for i, (axes, panel) in enumerate(zip(grid.flat, panels, strict=False)):
+        axes.set_title("\n".join(clipped(line, 80 // across) for line in panel if line), loc="left")
+        axes.set_xlabel(x if i + across >= len(panels) else "")
         axes.grid()
         axes.set_axisbelow(True)
     figure.supylabel(y.replace(" (", "\n(", 1) if down == 1 else y, fontsize=9)
@@ -770,7 +771,7 @@ def _grid(
     labels = [f" {label}" if label.startswith("_") else label for label, _ in legend]
     figure.legend(handles, labels, loc="outside upper left", ncols=ncols)
     figure.supxlabel(note, x=0.01, ha="left", fontsize=8, color=GREY)
-    return figure, list(grid.flat[: len(names)])
+    return figure, list(grid.flat[: len(panels)])
 
 
 def _tokens(board: Board, most: int) -> _Drawn | None:
@@ -802,7 +803,7 @@ def _tokens(board: Board, most: int) -> _Drawn | None:
     looks = (dict(zip(("color", "marker"), of_method(method), strict=True)) for method in methods)
     legend = [(clipped(name), {**look, "linestyle": "none"}) for name, look in zip(methods, looks, strict=True)]
     legend.append(("best for its tokens", _DASHED))
-    figure, grid = _grid(keys, _axis(board, column), "tokens run for each document", note, legend)
+    figure, grid = _grid(keys, _full_axis(board, column), "tokens run for each document", note, legend)
     lines = []
     for axes, key in zip(grid, keys, strict=True):
         best: list[tuple[float, float]] = []

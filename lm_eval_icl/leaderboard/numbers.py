@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 
-from lm_eval_icl.results.board import SIGNIFICANT, BoardCell, Column
+from lm_eval_icl.results.board import BoardCell, Column
 from lm_eval_icl.results.statistics import Difference, Estimate
 
 MINUS, DASH = "\N{MINUS SIGN}", "\N{EN DASH}"
@@ -100,16 +100,9 @@ def count(n: int, one: str) -> str:
 WORDS = {"better": "▲ better", "worse": "▼ worse"}
 
 
-def judged(mean: float, p: float | None, column: Column) -> str:
-    """What a difference says: "better", "worse", or "same" where it is not significant."""
-    if p is None or not p <= SIGNIFICANT:
-        return "same"
-    return "better" if (mean > 0) == column.higher_is_better else "worse"
-
-
 def verdict(cell: BoardCell, column: Column) -> str:
-    """How a cell compares with the baseline, see `judged`; "" where there is no difference."""
-    return "" if cell.difference is None else judged(cell.difference.mean, cell.p_holm, column)
+    """How a cell compares with the baseline, see `Column.judged`; "" where there is no difference."""
+    return "" if cell.difference is None else column.judged(cell.difference.mean, cell.p_holm)
 
 
 def _minus(text: str) -> str:

@@ -104,7 +104,7 @@ def page(board: Board, figures: Mapping[str, str], results: Sequence[Path] = (Pa
         command=lambda entry: escape(command(entry)),
         sections=sections(board.columns),
         extras=extras(board),
-        majorities=majorities(board),
+        majorities={column.name: x for column in board.columns if (x := board.majority(column)) is not None},
         has_corrected=any(cell.corrected is not None for entry in board.entries for cell in entry.cells.values()),
         choices={
             name: sorted({getattr(entry, name) for entry in board.entries})
@@ -205,16 +205,6 @@ def extras(board: Board) -> dict[str, list[tuple[str, float | None]]]:
     columns["parameters"] = [(number(entry.parameters), entry.parameters) for entry in board.entries]
     columns = {title: [(text, _rounded(x, 9)) for text, x in cells] for title, cells in columns.items()}
     return {title: cells for title, cells in columns.items() if any(order is not None for _, order in cells)}
-
-
-def majorities(board: Board) -> dict[str, float]:
-    """By column, the score of always giving the most frequent answer, where all entries have the same documents."""
-    majorities = {}
-    for column in board.columns:
-        values = {entry.cells[column.name].majority for entry in board.entries if column.name in entry.cells}
-        if len(values) == 1 and (majority := values.pop()) is not None:
-            majorities[column.name] = majority
-    return majorities
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -366,7 +356,7 @@ def _pairs(board: Board, left: int) -> list[list[Any]]:
             p_value(difference.p),
             value(difference.detectable, column),
         ]
-        verdict = numbers.judged(difference.mean, difference.p, column)
+        verdict = column.judged(difference.mean, difference.p)
         pairs[first, second].append([place, *texts, verdict, difference.better, difference.worse, difference.sets])
     return list(pairs.values())
 

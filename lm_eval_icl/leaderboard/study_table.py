@@ -66,16 +66,20 @@ def table(
                 part.add_column(Text(_broken(shown(heading), wide)), width=wide, justify="right", overflow="fold")
             for entry in of_checkpoint:
                 method, *details = (_broken(text, width) for text in labels[entry.name])
-                label = Text("\n").join([Text(method), *(Text(text, style="dim") for text in details)])
-                cells = [
-                    _number(entry.cells.get(heading), by_name.get(heading))
-                    if wide == _NUMBER
-                    else _share(flips.get(entry.name))
-                    for heading, wide in zip(part_headings, widths, strict=True)
-                ]
-                part.add_row(label, *cells)
-            for row in ("", Text(shown(checkpoint), style="bold"), part):
-                grid.add_row(row)
+                row = [Text("\n").join([Text(method), *(Text(text, style="dim") for text in details)])]
+                for heading, wide in zip(part_headings, widths, strict=True):
+                    if wide == _NUMBER:
+                        row.append(_number(entry.cells.get(heading), by_name.get(heading)))
+                    elif entry.name in flips:  # a share, and its interval below it
+                        share = flips[entry.name]
+                        interval = "\n" + numbers.interval(share, _SHARE), "dim"
+                        row.append(Text.assemble(numbers.value(share.mean, _SHARE), interval))
+                    else:
+                        row.append(Text(numbers.DASH, style="dim"))
+                part.add_row(*row)
+            grid.add_row("")
+            grid.add_row(Text(shown(checkpoint), style="bold"))
+            grid.add_row(part)
     grid.add_row("")
     grid.add_row(Text(_legend(board, entries, common, bool(flips), any(codes.values()), note), style="dim"))
     return grid
@@ -108,13 +112,6 @@ def _number(cell: BoardCell | None, column: Column | None) -> Text:
 def _value(x: float, column: Column, least: float) -> str:
     """A value that has room: of percents from `least` on, no decimals: "57.9", "100", "±12"."""
     return numbers.value(x, column, decimals=int(x < least)) if column.percent else numbers.number(x, 3)
-
-
-def _share(flips: Estimate | None) -> Text:
-    """A share, and its interval below it."""
-    if flips is None:
-        return Text(numbers.DASH, style="dim")
-    return Text.assemble(numbers.value(flips.mean, _SHARE), ("\n" + numbers.interval(flips, _SHARE), "dim"))
 
 
 def _legend(board: Board, entries: Sequence[Entry], common: Sequence[str], flips: bool, codes: bool, note: str) -> str:

@@ -9,7 +9,7 @@ from lm_eval_icl.results.records import Answers, LeftOutFile, Run, TaskResult
 from lm_eval_icl.results.statistics import Difference, Estimate
 
 AVERAGE = "average"
-SIGNIFICANT = 0.05
+SIGNIFICANT = 0.05  # a p-value up to this
 # By the names of two entries and the column: the first less the second.
 Pairs = Mapping[tuple[str, str], Mapping[str, Difference]]
 
@@ -117,6 +117,12 @@ class Column:
         """1, or -1 where less is better."""
         return 1 if self.higher_is_better else -1
 
+    def judged(self, difference: float, p: float | None) -> str:
+        """What a difference says: "better", "worse", or "same" where it is not significant."""
+        if p is None or not p <= SIGNIFICANT:
+            return "same"
+        return "better" if (difference > 0) == self.higher_is_better else "worse"
+
 
 @dataclass(frozen=True, eq=False)
 class Entry:
@@ -198,6 +204,11 @@ class Board:
     summary: tuple[str, ...]
     left_out: tuple[LeftOutFile, ...]
     files: int
+
+    def majority(self, column: Column) -> float | None:
+        """The score of always giving the most frequent answer, where all entries have the same documents."""
+        majorities = {entry.cells[column.name].majority for entry in self.entries if column.name in entry.cells}
+        return majorities.pop() if len(majorities) == 1 else None
 
     def is_against_itself(self, entry: Entry) -> bool:
         """Whether an entry's baseline is the entry of the same runs without its decision rule."""

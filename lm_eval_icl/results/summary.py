@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from lm_eval_icl.results import statistics
-from lm_eval_icl.results.board import SIGNIFICANT, Column, Entry, Pairs
+from lm_eval_icl.results.board import Column, Entry, Pairs
 from lm_eval_icl.results.entries import grouped, shown
 
 _COLUMNS = 4  # of which the highest values are said
@@ -104,15 +104,12 @@ def _beside_the_best(entries: Sequence[Entry], column: Column, pairs: Pairs, ful
     adjusted = dict(zip(differences, statistics.holm(p_values), strict=True))
 
     def verdict(entry: Entry) -> str:
-        if (pair := (best.name, entry.name)) not in differences:
-            return "unpaired"
-        if adjusted[pair] > SIGNIFICANT:
-            return "tied"
-        return "better" if (differences[pair].mean < 0) == column.higher_is_better else "worse"
+        pair = best.name, entry.name
+        return column.judged(-differences[pair].mean, adjusted[pair]) if pair in differences else "unpaired"
 
     by_verdict = grouped(others, verdict)
     sentences = []
-    if tied := by_verdict.get("tied"):
+    if tied := by_verdict.get("same"):
         sentences.append(f"It cannot be told apart from {_list(map(full, tied))}.")
     if better := by_verdict.get("better"):
         are = "are" if len(better) > 1 else "is"
@@ -139,10 +136,7 @@ def _against_baselines(
 
     def verdict(entry: Entry) -> str:
         cell = entry.cells[column.name]
-        assert cell.difference is not None and cell.p_holm is not None
-        if cell.p_holm > SIGNIFICANT:
-            return "neither"
-        return "better" if (cell.difference.mean > 0) == column.higher_is_better else "worse"
+        return column.judged(cell.difference.mean, cell.p_holm) if cell.difference else "same"
 
     def sentence(against: str, of_kind: Sequence[Entry]) -> str:
         by_verdict = grouped(of_kind, verdict)
@@ -151,8 +145,8 @@ def _against_baselines(
             for kind in ("better", "worse")
             if kind in by_verdict
         ]
-        if neither := by_verdict.get("neither"):
-            parts.append(f"{_entries(len(neither))} cannot be told apart from it")
+        if same := by_verdict.get("same"):
+            parts.append(f"{_entries(len(same))} cannot be told apart from it")
         return f"Against {against}, {_list(parts)} (5%{adjusted})."
 
     by_method = baseline is None or any(entry.method == baseline for entry in entries)

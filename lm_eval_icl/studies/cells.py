@@ -39,6 +39,11 @@ class Model:
         return str(self.arguments["pretrained"])
 
     @property
+    def short_name(self) -> str:
+        """The same for files."""
+        return plain(self.name.strip("/"), 60)
+
+    @property
     def title(self) -> str:
         """The name of the model that is evaluated, for people."""
         return self.checkpoint or self.name
@@ -48,14 +53,14 @@ class Model:
         """The folder of its cells: its name, the training's, and a digest of all arguments and the checkpoint."""
         arguments = json.dumps(self.arguments, sort_keys=True, default=str)
         if self.training is None:
-            return f"{_short(self.name)}-{digest(arguments)}"
-        return f"{_short(self.name)},{plain(self.training.name, 60)}-{digest(arguments + self.checkpoint)}"
+            return f"{self.short_name}-{digest(arguments)}"
+        return f"{self.short_name},{plain(self.training.name, 60)}-{digest(arguments + self.checkpoint)}"
 
     @property
     def training_arguments(self) -> dict[str, Any]:
         """As of `--model_args` of `lm-eval-icl train`: the arguments that training knows, and those of the method."""
-        of_model = {key: value for key, value in self.arguments.items() if key in ARGUMENTS}
-        return {**of_model, **(self.under.arguments if self.under else {})}
+        of_method = self.under.arguments if self.under else {}
+        return {key: value for key, value in self.arguments.items() if key in ARGUMENTS} | dict(of_method)
 
     @cached_property
     def checkpoint(self) -> str:
@@ -64,7 +69,7 @@ class Model:
             return ""
         options = {key: value for key, value in self.training.options.items() if key not in ("save_steps", "data")}
         parts = [self.training_arguments, self.under.method, options]
-        names = _short(self.name), plain(self.training.name, 60), plain(self.under.name, 60)
+        names = self.short_name, plain(self.training.name, 60), plain(self.under.name, 60)
         return f"{','.join(names)}-{digest(json.dumps(parts, sort_keys=True, default=str))}"
 
 
@@ -233,10 +238,6 @@ class Grid:
             for seed in (self.study.seeds if "seeds" in dev.choose else (cell.seed,))
             for rule in rules
         ]
-
-
-def _short(model: str) -> str:
-    return plain(model.strip("/"), 60)
 
 
 def digest(text: str) -> str:

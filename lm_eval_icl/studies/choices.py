@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ from lm_eval_icl.demonstrations.choosing import Chooser
 from lm_eval_icl.demonstrations.how import How
 from lm_eval_icl.errors import CannotWrite, InputError, LaterForm, log, reason, writing
 from lm_eval_icl.harness.choosing import predictor
-from lm_eval_icl.harness.distributed import of_first
 from lm_eval_icl.harness.pools import PoolOfTask
 from lm_eval_icl.studies import tasks as study_tasks
 from lm_eval_icl.studies.cells import Cell, Model, plain
@@ -66,14 +64,13 @@ class Choices:
 
     def of(self, cell: Cell) -> dict[str, Any] | None:
         """What was chosen for a cell; None if it is not yet, if its file is damaged, or if nobody is to choose."""
-        key = self.key(cell)
-        return None if key is None else self._read(key)
+        return None if (key := self.key(cell)) is None else self._read(key)
 
     def _read(self, key: Key) -> dict[str, Any] | None:
         if key not in self._known:
             _, task, shots, seed, _ = key
             try:
-                choice = kept.read(self._path(key), self._pools[task], shots, seed)
+                choice = kept.read(self.path(key), self._pools[task], shots, seed)
             except LaterForm:
                 raise
             except InputError as error:
@@ -85,7 +82,8 @@ class Choices:
             self._known[key] = choice
         return self._known[key]
 
-    def _path(self, key: Key) -> Path:
+    def path(self, key: Key) -> Path:
+        """The file of a choice, which need not be there."""
         model, task, shots, seed, how = key
         name = f"{plain(f'{task},{how}')},n={shots},seed={seed},{self._contents[task]}.json"
         return self.folder.path / "choices" / model / name
@@ -100,23 +98,16 @@ class Choices:
             if shots
         }
 
-    def paths(self, model: str, task: str) -> list[Path]:
-        """The files of those choices, which need not be there."""
-        return [self._path(key) for key in self.keys(model, task)]
-
     def make(self, model: Model, models: Models, task: str) -> None:
-        """Choose what is missing for a task. All processes of a launch call this; the first one chooses.
+        """Choose what is missing for a task, in the first process of a launch.
 
         Raises:
             InputError: another checkpoint of the same name has chosen before.
         """
-        of_first(partial(self._make, models, model.folder, task))
-
-    def _make(self, models: Models, model: str, task: str) -> None:
         name, fingerprint = str(models.arguments["pretrained"]), models.loaded.fingerprint
         about = kept.about_model(name, fingerprint)
         missing = []
-        for key, how in self.keys(model, task).items():
+        for key, how in self.keys(model.folder, task).items():
             choice = self._read(key)
             if choice is not None and choice["model"] != about:
                 raise InputError(
@@ -143,6 +134,6 @@ class Choices:
                     self.failed[key] = f"task {task!r}: demonstrations={how}: {reason(error)}"
                     continue
                 with writing(f"--output {self.folder.path}", CannotWrite):
-                    kept.write(self._path(key), how, pool, shots, seed, chosen, about)
+                    kept.write(self.path(key), how, pool, shots, seed, chosen, about)
         finally:
             log.setLevel(level)

@@ -19,15 +19,15 @@ class DevChoice:
         variant, seed: the chosen method with its arguments, and the chosen seed; the seed itself if seeds are not
             chosen among.
         rule: the chosen decision rule; empty for what the model says by itself, and if rules are not chosen among.
-        curve: the mean over orders on the dev set, for every variant, seed and rule: arguments (with `decide`, if rules
-            are chosen among), seed, score.
+        curve: the mean over orders on the dev set, for every variant, seed and rule, as it is recorded: {"arguments"
+            (with `decide`, if rules are chosen among), "seed", "score"}.
         names: the arguments (or "seeds") that there were several values of to choose from.
     """
 
     variant: Variant
     seed: int
     rule: str
-    curve: tuple[tuple[Mapping[str, Any], int, float], ...]
+    curve: tuple[Mapping[str, Any], ...]
     names: tuple[str, ...]
 
 

@@ -128,7 +128,7 @@ class Cluster(ABC):
         """Show how far the study is."""
 
     def ended(self, queue: Queue) -> Unit:
-        """As of `conduct.UnitRunner`.
+        """As `Conductor.run` wants it.
 
         Raises:
             InputError: a worker is refused, or none can begin.
@@ -442,7 +442,8 @@ class StudyCluster(Cluster):
 
     def submit(self, actor: Any, unit: Unit) -> Any:
         model, root = unit.model, self.folder.path
-        paths = self.worker.choices.paths(model.folder, unit.task) if unit.task else []
+        choices = self.worker.choices
+        paths = [choices.path(key) for key in choices.keys(model.folder, unit.task)] if unit.task else []
         given = {str(path.relative_to(root)): path.read_bytes() for path in paths if path.is_file()}
         if model.training and unit.kind != "train" and model.checkpoint not in self._trained:
             files = _files(self.folder.checkpoints / model.checkpoint, root)

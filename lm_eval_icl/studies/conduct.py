@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import groupby
-from typing import Any, Protocol
+from typing import Any
 
 from tqdm import tqdm
 
@@ -27,27 +27,6 @@ Stages = Iterator[list[Unit]]
 
 class CellsFailed(InputError):
     """Some of a study's cells could not be run. The others are there."""
-
-
-class UnitRunner(Protocol):
-    """What runs units. When it says that one has ended, what came of it is in the folder, or noted as failed."""
-
-    def ended(self, queue: Queue) -> Unit:
-        """Take units from the queue, and wait until one has ended, which is one of those or of those taken before."""
-        ...
-
-
-class Here:
-    """Runs units one after another, in this process and in the study's folder."""
-
-    def __init__(self, worker: Worker) -> None:
-        self.worker = worker
-
-    def ended(self, queue: Queue) -> Unit:
-        unit = queue.take(next(iter(queue.waiting())))  # a model is finished before the next one is loaded
-        with self.worker.noting(lambda: self.worker.progress.known_cells(unit.model)):
-            self.worker.run(unit)
-        return unit
 
 
 class Conductor:
@@ -79,17 +58,18 @@ class Conductor:
         self.cells_known = self.cells_ended = 0  # of those that were missing when the study began
         self.bar = tqdm(desc="cells", disable=True)
 
-    def run(self, pool: UnitRunner | None = None) -> None:
+    def run(self, ended: Callable[[Queue], Unit] | None = None) -> None:
         """Train the models and run the cells that are missing. All processes of a launch call this.
 
         Args:
-            pool: runs the units; this process, if it is None.
+            ended: takes units from the queue to run them, and waits until one has ended, which is one of those or of
+                those taken before: what came of it is in the folder then, or noted as failed. None for this process.
 
         Raises:
             CellsFailed: some could not be run, for reasons that `progress.failed` says; all others are there.
             InputError: the study cannot go on. What was finished stays.
         """
-        progress, pool = self.progress, pool or Here(self.worker)
+        progress, ended = self.progress, ended or self._run_here
         is_first = os.environ.get("RANK", "0") == "0"
         self._check_tasks()
         for model in self.grid.models:
@@ -99,7 +79,7 @@ class Conductor:
             while self._stages:
                 self.bar.total = self.cells_known
                 self.bar.refresh()
-                unit = pool.ended(self._queue)
+                unit = ended(self._queue)
                 self.cells_ended += len(unit.cells)
                 self.bar.update(len(unit.cells))
                 stages, stage = self._stages.pop(unit)
@@ -115,6 +95,13 @@ class Conductor:
                 f"{len(failed)} of {number} cells failed; the first: {next(iter(failed.values())).removesuffix('.')}. "
                 f"{self.folder.path / 'study.json'} has each reason under `failed`, and the same command tries again."
             )
+
+    def _run_here(self, queue: Queue) -> Unit:
+        """Run the next unit in this process. A model is finished before the next one is loaded."""
+        unit = queue.take(next(iter(queue.waiting())))
+        with self.worker.noting(lambda: self.progress.known_cells(unit.model)):
+            self.worker.run(unit)
+        return unit
 
     def _has_missing(self, model: Model) -> bool:
         return of_first(lambda: bool(self.progress.missing(self.progress.known_cells(model))))

@@ -63,7 +63,11 @@ def conclude(progress: StudyProgress, console: Console) -> None:
         folder.write("board.html", page(board, figures.svgs(board), [folder.path]))
         written = f"board.html, study.csv, study.json, {len(drawn)} files of figures, cells"
         flips = {entry.name: of for entry in board.entries if (of := flips_of(entry, columns)) is not None}
-        codes = {entry.name: _codes(entry, table) for entry in board.entries}
+        codes = {}  # by entry, how many cells are of other code, or of unknown code
+        for entry in board.entries:
+            of_entry = table.code[~table.index.duplicated()].loc[[run.path for run in entry.runs]]
+            counts = of_entry[of_entry != ""].value_counts().sort_index()
+            codes[entry.name] = [f"{number} of {len(of_entry)} cells by {code}" for code, number in counts.items()]
         title = " ".join(filter(None, [study.paper, study.title]))
         entries = in_order(board, tested)
         console.print(study_table.table(board, columns.names, entries, flips, codes, title, _about_training(study)))
@@ -258,9 +262,7 @@ def facts(progress: StudyProgress, cell: Cell, columns: Columns) -> dict[str, An
     if cell.chosen:
         known["chosen"] = list(cell.chosen)
     if dev and (choice := progress.choice(cell)) is not None:
-        known["curve"] = [
-            {"arguments": dict(arguments), "seed": seed, "score": score} for arguments, seed, score in choice.curve
-        ]
+        known["curve"] = choice.curve
     if expected := expected_of(study, cell, columns.having(_trained(cell))):
         known["expected"] = expected
     return known
@@ -326,13 +328,6 @@ def cells_table(progress: StudyProgress, results: Sequence[tuple[Cell, Run]]) ->
                 }
             )
     return pd.DataFrame(rows, columns=_CELL).set_index("path")
-
-
-def _codes(entry: Entry, table: pd.DataFrame) -> list[str]:
-    """How many cells of an entry are of other code, or of unknown code."""
-    codes = table.code[~table.index.duplicated()].loc[[run.path for run in entry.runs]]
-    counts = codes[codes != ""].value_counts().sort_index()
-    return [f"{number} of {len(codes)} cells by {code}" for code, number in counts.items()]
 
 
 def _about_training(study: Study) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from importlib import resources
 from pathlib import Path
@@ -227,7 +227,25 @@ class Study(BaseModel):
             if isinstance(name, str) and name != HF and not methods.is_ours(name):
                 with naming("methods"):
                     methods.find(name)
-        return tuple(_variants(entries))
+        variants = []
+        for number, entry in enumerate({entry: {}} if isinstance(entry, str) else entry for entry in entries):
+            if not isinstance(entry, Mapping) or len(entry) != 1:
+                raise InputError(
+                    f"methods: {entry!r}: must be a name, or a name with its arguments: {{invicl: {{...}}}}."
+                )
+            ((name, arguments),) = entry.items()
+            if not isinstance(arguments, Mapping | None) or not all(isinstance(key, str) for key in arguments or ()):
+                raise InputError(f"methods: {name}: {arguments!r}: must be arguments and values.")
+            if name == HF and arguments:
+                raise InputError("methods: hf has no arguments of its own: give them in `models`.")
+            lists = {key: expanded(f"methods: {name}: {key}", value) for key, value in (arguments or {}).items()}
+            for values in itertools.product(*lists.values()):  # each combination of the arguments' values
+                variant = Variant(str(name), dict(zip(lists, values, strict=True)), number)
+                if name != HF:
+                    with naming("methods"):
+                        methods.make(variant.method, dict(variant.arguments))
+                variants.append(variant)
+        return tuple(variants)
 
     @field_validator("tasks", mode="before")
     @classmethod
@@ -273,9 +291,34 @@ class Study(BaseModel):
         overrides = info.context or {}
         if given is None and "train" not in overrides:
             return ()
-        tasks = [task if isinstance(task, str) else task["task"] for task in info.data.get("tasks", ())]
-        more = overrides.get("train", {})
-        return tuple(_trainings(given or {}, more, list(dict.fromkeys(tasks)), "tasks" in overrides))
+        given = given or {}
+        if not isinstance(given, Mapping):
+            raise InputError(f"train: {given!r}: must be options of `lm-eval-icl train`, such as {{steps: 100}}.")
+        listed = (task if isinstance(task, str) else task["task"] for task in info.data.get("tasks", ()))
+        tasks = list(dict.fromkeys(listed))
+        common = {str(key): value for key, value in given.items() if not isinstance(value, Mapping)}
+        several = {str(key): value for key, value in given.items() if isinstance(value, Mapping)}
+        trainings = []
+        for name, own in (several or {"": {}}).items():
+            where = f"train: {name}" if name else "train"
+            options = {**common, **own, **overrides.get("train", {})}
+            targets = [str(target) for target in expanded(f"{where}: targets", options.pop("targets", tasks))]
+            if option := next((option for option in options if option in _GIVEN), None):
+                raise InputError(f"{where}: {option}: the study gives this itself: leave it out.")
+            # With other tasks than the file's, trainings without targets among them are left out.
+            if "tasks" not in overrides and (foreign := set(targets) - set(tasks)):
+                raise InputError(
+                    f"{where}: targets: {min(foreign)!r} is none of the study's tasks: {', '.join(tasks)}."
+                )
+            with naming(where):
+                options = with_numbers({key: value for key, value in options.items() if value is not None})
+            what = next((str(options[key]) for key in ("metaicl", "tasks", "episodes") if key in options), "trained")
+            if asked := tuple(target for target in targets if target in tasks):
+                trainings.append(Training(name or what, options, asked))
+        targets_of_all = {target for training in trainings for target in training.targets}
+        if without := [task for task in tasks if task not in targets_of_all]:
+            raise InputError(f"train: no training has {without[0]!r} among its targets, so that nothing would run it.")
+        return tuple(trainings)
 
     @field_validator("metadata", mode="before")
     @classmethod
@@ -450,39 +493,6 @@ def _model(given: Any) -> dict[str, Any]:
     return dict(simple_parse_args_string(given))
 
 
-def _trainings(given: Any, more: Mapping[str, Any], tasks: list[str], others: bool) -> Iterator[Training]:
-    """The trainings of a study: one, or several, each with a name.
-
-    Args:
-        more: options of all trainings, which replace those of the file.
-        tasks: the names in the study's `tasks`.
-        others: whether the tasks are others than the file's, so that trainings without targets among them are left out.
-    """
-    if not isinstance(given, Mapping):
-        raise InputError(f"train: {given!r}: must be options of `lm-eval-icl train`, such as {{steps: 100}}.")
-    common = {str(key): value for key, value in given.items() if not isinstance(value, Mapping)}
-    several = {str(key): value for key, value in given.items() if isinstance(value, Mapping)}
-    targets_of_all: set[str] = set()
-    for name, own in (several or {"": {}}).items():
-        where = f"train: {name}" if name else "train"
-        options = {**common, **own, **more}
-        targets = [str(target) for target in expanded(f"{where}: targets", options.pop("targets", tasks))]
-        if option := next((option for option in options if option in _GIVEN), None):
-            raise InputError(f"{where}: {option}: the study gives this itself: leave it out.")
-        asked = tuple(target for target in targets if target in tasks)
-        if not others and (foreign := set(targets) - set(tasks)):
-            raise InputError(f"{where}: targets: {min(foreign)!r} is none of the study's tasks: {', '.join(tasks)}.")
-        with naming(where):
-            options = with_numbers({key: value for key, value in options.items() if value is not None})
-        what = next((str(options[key]) for key in ("metaicl", "tasks", "episodes") if key in options), "trained")
-        if asked:
-            targets_of_all.update(asked)
-            yield Training(name or what, options, asked)
-    for task in tasks:
-        if task not in targets_of_all:
-            raise InputError(f"train: no training has {task!r} among its targets, so that nothing would run it.")
-
-
 def trained_under(variant: Variant) -> Variant:
     """The method that the model of a variant is trained under, with those arguments that are not its defaults.
 
@@ -496,24 +506,3 @@ def trained_under(variant: Variant) -> Variant:
     trained = methods.make(name)
     own = {field.name: getattr(method, field.name) for field in fields(trained)}
     return Variant(name, {key: value for key, value in own.items() if value != getattr(trained, key)}, 0)
-
-
-def _variants(entries: Iterable[Any]) -> Iterator[Variant]:
-    """Each method of a study with each combination of its arguments' values."""
-    for number, entry in enumerate(entries):
-        if isinstance(entry, str):
-            entry = {entry: {}}
-        if not isinstance(entry, Mapping) or len(entry) != 1:
-            raise InputError(f"methods: {entry!r}: must be a name, or a name with its arguments: {{invicl: {{...}}}}.")
-        ((name, arguments),) = entry.items()
-        if not isinstance(arguments, Mapping | None) or not all(isinstance(key, str) for key in arguments or ()):
-            raise InputError(f"methods: {name}: {arguments!r}: must be arguments and values.")
-        if name == HF and arguments:
-            raise InputError("methods: hf has no arguments of its own: give them in `models`.")
-        lists = {key: expanded(f"methods: {name}: {key}", value) for key, value in (arguments or {}).items()}
-        for values in itertools.product(*lists.values()):
-            variant = Variant(str(name), dict(zip(lists, values, strict=True)), number)
-            if name != HF:
-                with naming("methods"):
-                    methods.make(variant.method, dict(variant.arguments))
-            yield variant

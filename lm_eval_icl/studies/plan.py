@@ -27,14 +27,6 @@ _PACK = 1024  # tokens of queries that share a pass (`CommonArguments.pack_token
 
 
 @dataclass(frozen=True)
-class PlannedWork:
-    """An estimate of what is run: forward passes, and tokens in them."""
-
-    passes: int
-    tokens: int
-
-
-@dataclass(frozen=True)
 class Prompts:
     """The prompts of a task with some demonstrations: an example context, and how many tokens there are.
 
@@ -84,23 +76,19 @@ class Plan:
             cells += self.grid.cells("test", model, variant, seeds)
         return cells
 
-    def work(self, model: Model) -> tuple[PlannedWork, PlannedWork] | None:
-        """What a study runs for a model, and what its cells take if each is run by itself; `hf` is not counted. None if
-        it cannot be estimated, which `lacking` explains."""
+    def work(self, model: Model) -> tuple[Counter[str], Counter[str]] | None:
+        """The "passes" and "tokens" of what a study runs for a model, and of its cells if each is run by itself; `hf`
+        is not counted. None if they cannot be estimated, which `lacking` explains."""
         cells = [cell for cell in self.cells(model) if cell.variant.method != HF]
         try:
-            alone = [self._run_together([cell]) for cell in cells]
-            together = [self._run_together(batch.cells) for batch in batches(cells)]
+            alone = sum((self._run_together([cell]) for cell in cells), Counter[str]())
+            together = sum((self._run_together(batch.cells) for batch in batches(cells)), Counter[str]())
         except InputError as error:
             self.lacking[model.name] = error.message
             return None
-        shared, each = (
-            PlannedWork(sum(work.passes for work in works), sum(work.tokens for work in works))
-            for works in (together, alone)
-        )
-        return shared, each
+        return together, alone
 
-    def _run_together(self, cells: Sequence[Cell]) -> PlannedWork:
+    def _run_together(self, cells: Sequence[Cell]) -> Counter[str]:
         """What cells take that differ in nothing but the order and the number of passes: the contexts of each order
         with most passes, and behind each of their memories the queries."""
         numbers = {passes_of(cell.variant)[1] for cell in cells}
@@ -112,7 +100,7 @@ class Plan:
         contexts = max(numbers) * (prompts.queries if method.memory_depends_on_query else prompts.contexts)
         packs = len(numbers) * -(-prompts.query_tokens // _PACK)
         tokens = contexts * len(layouts[0][1]) + len(numbers) * prompts.query_tokens
-        return PlannedWork(orders * (contexts + packs), orders * tokens)
+        return Counter(passes=orders * (contexts + packs), tokens=orders * tokens)
 
     def _of(self, cell: Cell) -> Prompts:
         """The prompts of a cell. Those of other seeds and orders, and of the dev set, count as many."""
@@ -162,6 +150,6 @@ class Plan:
             entry: dict[str, Any] = {"model": model.title, "cells": len(self.cells(model))}
             if work := self.work(model):
                 for name, planned in zip(("", "_one_by_one"), work, strict=True):
-                    entry |= {f"passes{name}": planned.passes, f"tokens{name}": planned.tokens}
+                    entry |= {f"passes{name}": planned["passes"], f"tokens{name}": planned["tokens"]}
             models.append(entry)
         return models

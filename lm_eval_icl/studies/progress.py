@@ -157,9 +157,9 @@ class StudyProgress:
         pairs = [(facts.get("code"), code_of(cell.variant.method))]
         if "choice" in facts:
             pairs.append((facts["choice"].get("code"), kept.code()))
-        if all(theirs == ours is not None for theirs, ours in pairs):
-            return ""
-        return "unknown code" if any(None in pair for pair in pairs) else "other code"
+        if any(None in pair for pair in pairs):
+            return "unknown code"
+        return "" if all(theirs == ours for theirs, ours in pairs) else "other code"
 
     def state(self, cell: Cell) -> str:
         """Whether a cell is "done" (with the code, if it is not this one), "failed" or "missing"."""
@@ -195,11 +195,11 @@ class StudyProgress:
         scores = [[(self.score(each, rule), documents(each)) for each in cells] for _, _, rule, cells in candidates]
         index, means = best(scores, task.higher_is_better().get(dev.metric, True))
         variant, seed, rule, _ = candidates[index]
-        curve = []
+        curve: list[dict[str, Any]] = []
         for (candidate, of_seed, of_rule, _), mean in zip(candidates, means, strict=True):
             rules = {"decide": of_rule or "none"} if "decide" in dev.choose else {}
-            curve.append(({**candidate.arguments, **rules}, of_seed, mean))
-        values = [{**arguments, "seeds": of_seed} for arguments, of_seed, _ in curve]
+            curve.append({"arguments": {**candidate.arguments, **rules}, "seed": of_seed, "score": mean})
+        values = [{**point["arguments"], "seeds": point["seed"]} for point in curve]
         names = [name for name in dev.choose if len({str(of_one.get(name)) for of_one in values}) > 1]
         self._choices[key] = DevChoice(variant, seed, rule, tuple(curve), tuple(names))
         return self._choices[key]
@@ -215,9 +215,8 @@ class StudyProgress:
                 choice = self.choice(cell)
                 assert choice is not None  # the cell would not be known
                 rule = {"decide": choice.rule or "none"} if "decide" in choice.names else {}
-                curve = [{"arguments": each, "seed": seed, "score": score} for each, seed, score in choice.curve]
                 chosen = {**choice.variant.arguments, "seed": choice.seed, **rule}
-                choices[cell.path] = {"chosen": chosen, "curve": curve}
+                choices[cell.path] = {"chosen": chosen, "curve": choice.curve}
         trained = {model.checkpoint: self.folder.is_trained(model) for model in self.models if model.training}
         return {
             "study": self.study.model_dump(),
@@ -297,7 +296,8 @@ def open_study(
         of_dev = ""
         if study.dev is not None:
             dev[name] = _dev_rows(study, leaf, shots, options.limit)
-            of_dev = study_tasks.contents_of_rows(leaf, dev[name])
+            documents = leaf.task.training_docs()
+            of_dev = study_tasks.digest_of([dev[name], [documents[i] for i in dev[name]]])
         alone = isinstance(leaf.task, MetaICLTask)
         tasks[name] = GridTask(name, shots, tuple(leaf.inside), leaf.changes, alone, of_dev)
     columns = {*leaves, *(group for leaf in leaves.values() for group in leaf.groups())}

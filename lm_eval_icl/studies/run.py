@@ -40,13 +40,11 @@ from lm_eval_icl.harness.models import ICLModel, model_class
 from lm_eval_icl.harness.requests import RequestTokenizer
 from lm_eval_icl.harness.response_cache import Responses, response_key
 from lm_eval_icl.inference.fingerprint import files_digest
-from lm_eval_icl.inference.packing import Queries
 from lm_eval_icl.inference.schedule import Ids
 from lm_eval_icl.inference.scoring import Score
 from lm_eval_icl.methods.code import code_of_numbers
 from lm_eval_icl.methods.limits import Request
-from lm_eval_icl.methods.runner import MethodRunner, grouped
-from lm_eval_icl.prompts.tokens import Context
+from lm_eval_icl.methods.runner import grouped
 from lm_eval_icl.studies.cells import Cell, digest
 from lm_eval_icl.studies.folder import FORM, StudyFolder
 from lm_eval_icl.studies.grid import HF, Variant
@@ -326,7 +324,14 @@ def score(
             last: dict[int, Score] = {}
             if missing:
                 with runner.mixed_precision():
-                    for number, pairs, values in _scored(runner, context, missing, numbers):
+                    if model.method.counts_memories:
+                        memories = runner.score_memories(context, missing, numbers)
+                    else:  # one memory, whatever the number
+                        memories = (
+                            (1, [(query, answer) for _, query, answer in pairs], values)
+                            for pairs, values in runner.score({context: missing})
+                        )
+                    for number, pairs, values in memories:
                         for (query, answer), value in zip(pairs, values, strict=True):
                             for i in queries[query][answer]:
                                 check_finite(instances[i], value[0], runner.model)
@@ -344,17 +349,6 @@ def score(
             run.contexts.release(context, runner.store)
     responses.save()
     return scores
-
-
-def _scored(
-    runner: MethodRunner, context: Context, queries: Queries, numbers: set[int]
-) -> Iterator[tuple[int, list[tuple[Ids, Ids]], Sequence[Score]]]:
-    """The scores on the memories of these numbers; of a method with one memory, on that."""
-    if runner.method.counts_memories:
-        yield from runner.score_memories(context, queries, numbers)
-        return
-    for asked, values in runner.score({context: queries}):
-        yield 1, [(query, answer) for _, query, answer in asked], values
 
 
 def evaluate(lm: LM, cell: Cell, task: ConfigurableTask, options: Options) -> dict[str, Any] | None:

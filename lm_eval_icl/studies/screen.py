@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lm_eval_icl.demonstrations.how import How
-from lm_eval_icl.studies.cells import Cell, Model
+from lm_eval_icl.studies.cells import Cell
 from lm_eval_icl.studies.plan import Plan
 from lm_eval_icl.studies.progress import StudyProgress
 
@@ -52,16 +52,15 @@ def print_plan(
     shown = models if verbose else models[:_MODELS]
     for model in shown:
         work, speed = plan.work(model), progress.tokens_per_second(model)
-        shared, alone = work or (None, None)
-        name = model.title
+        shared, alone = work or (Counter(), Counter())
+        name, folder = model.title, Path(model.name)
+        files = [*folder.glob("*.safetensors")] or [*folder.glob("*.bin")]
         table.add_row(
             Text(name if len(name) <= _NAME else f"...{name[3 - _NAME :]}"),
             f"{len(plan.cells(model)):,}",
-            f"{shared.passes:,}" if shared else "?",
-            f"{shared.tokens:,}" if shared else "?",
-            f"{alone.tokens:,}" if alone else "?",
-            _size(model),
-            _duration(shared.tokens / speed) if shared and speed else "?",
+            *([f"{shared['passes']:,}", f"{shared['tokens']:,}", f"{alone['tokens']:,}"] if work else ["?"] * 3),
+            filesize.decimal(sum(file.stat().st_size for file in files)) if files else "?",
+            _duration(shared["tokens"] / speed) if work and speed else "?",
         )
     console.print(table)
     if len(shown) < len(models):
@@ -127,27 +126,18 @@ def _time_left(progress: StudyProgress, cells: Sequence[Cell], left: Sequence[Ce
 
 
 def _duration(seconds: float) -> str:
-    return next(
-        (f"{seconds / n:.1f} {unit}" for n, unit in ((3600, "h"), (60, "min")) if seconds >= n), f"{seconds:.1f} s"
-    )
-
-
-def _size(model: Model) -> str:
-    """The size of a checkpoint's weights as they are stored; "?" if they are not in a folder here."""
-    folder = Path(model.name)
-    files = list(folder.glob("*.safetensors")) or list(folder.glob("*.bin"))
-    return filesize.decimal(sum(file.stat().st_size for file in files)) if files else "?"
+    length, unit = next(part for part in ((3600, "h"), (60, "min"), (1, "s")) if seconds >= part[0] or part[0] == 1)
+    return f"{seconds / length:.1f} {unit}"
 
 
 def _counted(what: str, names: Iterable[str], verbose: bool) -> str:
     """How many cells have each name, in a line that may be cut."""
     parts = [f"{name} {number:,}" for name, number in Counter(names).most_common()]
-    line, shown = f"{what}: ", 0
-    for part in parts:
-        if not verbose and shown and len(line) + len(part) > _LINE:
+    for shown in range(1, len(parts)):
+        line = f"{what}: {', '.join(parts[:shown])}, "
+        if not verbose and len(line) + len(parts[shown]) > _LINE:
             return f"{line}and {len(parts) - shown} more (--verbose)"
-        line, shown = f"{line}{part}{', ' if shown < len(parts) - 1 else ''}", shown + 1
-    return line
+    return f"{what}: {', '.join(parts)}"
 
 
 def _print(console: Console, text: str) -> None:

@@ -156,12 +156,6 @@ def _contents(task: ConfigurableTask) -> str:
     return digest_of([template_of(task), list(task.eval_docs), list(pool)])
 
 
-def contents_of_rows(leaf: Leaf, rows: Sequence[int]) -> str:
-    """A digest of rows of the training split: which they are, and what they say."""
-    documents = leaf.task.training_docs()
-    return digest_of([rows, [documents[i] for i in rows]])
-
-
 def digest_of(value: Any) -> str:
     return digest(re.sub(r" at 0x[0-9a-f]+", "", json.dumps(value, sort_keys=True, default=str)))
 

@@ -91,7 +91,7 @@ class Worker:
             return
         models = self._load(unit.model)
         if unit.kind == "choose":
-            self.choices.make(unit.model, models, unit.task)
+            of_first(lambda: self.choices.make(unit.model, models, unit.task))
         for batch in unit.batches:
             self._run_batch(models, batch)
 

@@ -1,20 +1,65 @@
-"""How time grows with documents, demonstrations, options and their tokens."""
+"""What methods cost on requests of chosen sizes: queries, ever more of everything, generated texts."""
 
 from __future__ import annotations
 
 import argparse
+import math
 import statistics
+from collections import defaultdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+from lm_eval.api.instance import Instance
+from lm_eval.models.huggingface import HFLM
+from matplotlib.figure import Figure
 from rich.console import Console
-from rich.table import Table
 
-from benchmarks.measuring import machine, measure, spread, time_encoding
-from benchmarks.workloads import METHODS, random_model, synthetic, train_tokenizer
+from benchmarks.measuring import (
+    busy,
+    machine,
+    measure,
+    peak,
+    reset_peak,
+    run,
+    save,
+    spread,
+    table_of,
+    time_encoding,
+    watched,
+)
+from benchmarks.workloads import METHODS, build_requests, random_model, synthetic, train_tokenizer
 
 
-def compare(options: argparse.Namespace, console: Console) -> dict[str, Any]:
+def methods(options: argparse.Namespace, console: Console) -> dict[str, Any]:
+    """What it takes to encode eight demonstrations, and a query then, in every method."""
+    instances = synthetic(documents=options.documents)
+    model = random_model(options.model, options.device)
+    tokenizer = train_tokenizer(instances, model.config.vocab_size)
+    lms = {m: METHODS[m](model, tokenizer=tokenizer, device=options.device) for m in options.methods}
+    encoding: dict[str, list[float]] = defaultdict(list)
+    scoring: dict[str, list[float]] = defaultdict(list)
+    peaks: dict[str, int] = defaultdict(int)
+    for _ in range(options.repetitions):
+        for name, lm in lms.items():
+            everything = measure(lm, instances)
+            peaks[name] = max(peaks[name], everything.peak)
+            encoding[name].append(time_encoding(lm, instances))
+            scoring[name].append((everything.seconds - encoding[name][-1]) / options.documents)
+    title = f"8 demonstrations of 60 tokens, queries of 50, 4 options; {options.model}, {machine()}"
+    table = table_of(title, "model", "encode, ms", "a query, ms", "times icl's", "peak memory, MiB")
+    for name in lms:
+        ratios = [own / plain for own, plain in zip(scoring[name], scoring["icl"], strict=True)]
+        is_apart = not lms[name].method.memory_depends_on_query
+        encode = spread([1e3 * t for t in encoding[name]]) if is_apart else "with each query"
+        query = spread([1e3 * t for t in scoring[name]])
+        table.add_row(name, encode, query, spread(ratios), f"{peaks[name] / 2**20:.0f}")
+    console.print(table)
+    return {"encode": encoding, "query": scoring, "peak": peaks}
+
+
+def growth(options: argparse.Namespace, console: Console) -> dict[str, Any]:
     """Time a document, one size growing at a time."""
     sizes = {
         "documents": (8, 16, 32, 64, 128),
@@ -27,10 +72,8 @@ def compare(options: argparse.Namespace, console: Console) -> dict[str, Any]:
     lms = {m: METHODS[m](model, tokenizer=tokenizer, device=options.device) for m in options.methods}
     found: dict[str, Any] = {}
     for size, values in sizes.items():
-        table = Table(title=f"milliseconds a document (without encoding) against {size}; {options.model}, {machine()}")
-        table.add_column(size, justify="right")
-        for name in lms:
-            table.add_column(name, justify="right")
+        title = f"milliseconds a document (without encoding) against {size}; {options.model}, {machine()}"
+        table = table_of(title, size, *lms)
         found[size] = {name: {} for name in lms}
         for value in values:
             instances = synthetic(**{"documents": options.documents, size: value})
@@ -45,29 +88,134 @@ def compare(options: argparse.Namespace, console: Console) -> dict[str, Any]:
             table.add_row(str(value), *cells)
         console.print(table)
     if options.figure:
-        draw(found, options.figure)
+        draw_growth(found, options.figure)
     return found
 
 
-def draw(found: dict[str, Any], path: Path) -> None:
+def draw_growth(found: dict[str, Any], path: Path) -> None:
     """The growth curves, median of the repetitions; dotted what is left without encoding the demonstrations."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    plt.rcParams |= {"svg.hashsalt": "growth", "svg.fonttype": "none"}
-    labels = {"length": "tokens an option"}
-    figure, axes = plt.subplots(1, len(found), figsize=(13, 3.2), sharey=True, layout="constrained")
+    figure = Figure(figsize=(13, 3.2), layout="constrained")
+    axes = figure.subplots(1, len(found), sharey=True)
     for axis, (size, curves) in zip(axes, found.items(), strict=True):
         for color, (name, curve) in enumerate(curves.items()):
             for what, style in (("document", "-"), ("query", ":")):
                 times = [statistics.median(point[what]) for point in curve.values()]
                 label = name if what == "document" else f"{name}, demonstrations encoded"
                 axis.plot(list(curve), times, style, color=f"C{color}", marker="o", markersize=3, label=label)
-        axis.set_xlabel(labels.get(size, size))
+        axis.set_xlabel("tokens an option" if size == "length" else size)
         axis.grid(alpha=0.3)
     axes[0].set_ylabel("milliseconds a document")
     axes[0].set_ylim(bottom=0)  # after the last curve: it fixes the upper end, which all panels share
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=4, frameon=False)
-    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else {})
+    save(figure, path)
+
+
+def shots(options: argparse.Namespace, console: Console) -> dict[str, Any]:
+    """Processor seconds and memory that encoding ever more demonstrations takes in every method, up to a query."""
+    found: dict[str, dict[int, Any]] = {name: {} for name in options.methods}
+    title = f"Encoding demonstrations of SST-2, {options.model}, {machine()}"
+    table = table_of(title, "demonstrations", "tokens", "model", "seconds", "times icl's", "peak memory, MiB")
+    model = random_model(options.model, options.device)
+    requests = {n: build_requests(["icl_sst2"], n, tasks=1, documents=1, max_gen_toks=0) for n in options.shots}
+    tokenizer = train_tokenizer(requests[max(options.shots)], model.config.vocab_size)
+    for number, instances in requests.items():
+        seconds: dict[str, list[float]] = defaultdict(list)
+        peaks: dict[str, int] = defaultdict(int)
+        for _ in range(options.repetitions):
+            for name in options.methods:
+                lm = METHODS[name](model, tokenizer=tokenizer, device=options.device)
+                method, prompt = lm.runner.method, lm.tokenize(instances[:1])[0].prompt
+                before, start = reset_peak(), busy()
+                with lm.runner.inference_mode():
+                    method.encode_queries(model, [(prompt.context, prompt.query)], partial(method.encode, model))
+                seconds[name].append(busy() - start)
+                peaks[name] = max(peaks[name], peak() - before)
+        tokens = len(prompt.context.tokens)
+        for name, own in seconds.items():
+            ratios = [one / icl for one, icl in zip(own, seconds["icl"], strict=True)]
+            row = (str(number), str(tokens), name, spread(own), spread(ratios), f"{peaks[name] / 2**20:.0f}")
+            table.add_row(*row)
+            found[name][number] = {"tokens": tokens, "seconds": own, "peak": peaks[name]}
+            console.print(*row)
+        if options.figure:  # so far: the last sizes take the longest
+            draw_shots(found, options.figure)
+    console.print(table)
+    return found
+
+
+def draw_shots(found: dict[str, Any], path: Path) -> None:
+    """Memory and time of every method against the tokens of the demonstrations."""
+    figure = Figure(figsize=(9, 3.4), layout="constrained")
+    axes = figure.subplots(1, 2)
+    for name, curve in found.items():
+        tokens = [point["tokens"] for point in curve.values()]
+        axes[0].plot(tokens, [point["peak"] / 2**20 for point in curve.values()], marker="o", markersize=3, label=name)
+        medians = [statistics.median(point["seconds"]) for point in curve.values()]
+        axes[1].plot(tokens, medians, marker="o", markersize=3)
+    for axis, label in zip(axes, ("peak memory, MiB", "processor seconds"), strict=True):
+        axis.set_xlabel("tokens of demonstrations")
+        axis.set_ylabel(label)
+        axis.set_ylim(bottom=0)
+        axis.grid(alpha=0.3)
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=len(found), frameon=False)
+    save(figure, path)
+
+
+def generation(options: argparse.Namespace, console: Console) -> dict[str, Any]:
+    """1, 16 and 64 texts behind 20 demonstrations, and the same texts behind none. `hf` continues the first 16 texts at
+    most, and what it takes is multiplied: its batches share nothing."""
+    model, tokens = random_model(options.model, options.device), options.max_gen_toks
+    tokenizer = train_tokenizer(synthetic(), model.config.vocab_size)
+    shared: dict[str, Any] = {"tokenizer": tokenizer, "device": options.device}
+    title = f"texts of {tokens} tokens behind 20 demonstrations; {options.model}, {machine()}"
+    columns = ("texts", "model", "seconds", "times hf", "a step, ms", "of a step without demonstrations")
+    table = table_of(title, *columns)
+    hf = {n: HFLM(model, batch_size=n, **shared) for n in {min(texts, 16) for texts in options.texts}}
+    ours = {m: METHODS[m](model, batch_size=max(options.texts), **shared) for m in options.methods}
+    runs: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    for repetition in range(options.repetitions):
+        theirs = {n: measure_generation(lm, generated(n, 20, tokens)) for n, lm in hf.items()}
+        for texts in options.texts:
+            seconds, step = theirs[min(texts, 16)]
+            runs[f"{texts} hf"].append((seconds * texts / min(texts, 16), step))
+            for name, lm in ours.items():
+                runs[f"{texts} {name}"].append(measure_generation(lm, generated(texts, 20, tokens)))
+                runs[f"{texts} {name} alone"].append(measure_generation(lm, generated(texts, 0, tokens)))
+            console.print(f"{texts} texts, {repetition + 1}/{options.repetitions}: {dict(runs)}")
+    for texts, name in ((texts, name) for texts in options.texts for name in ("hf", *ours)):
+        measured, alone = runs[f"{texts} {name}"], runs[f"{texts} {name} alone"]
+        table.add_row(
+            str(texts),
+            name,
+            spread([seconds for seconds, _ in measured]),
+            spread([a / b for (a, _), (b, _) in zip(runs[f"{texts} hf"], measured, strict=True)]),
+            spread([1e3 * step for _, step in measured]),
+            spread([a / b for (_, a), (_, b) in zip(measured, alone, strict=True)]) if alone else "",
+        )
+    console.print(table)
+    return runs
+
+
+def generated(texts: int, demonstrations: int, tokens: int) -> list[Instance]:
+    """Requests for texts of so many tokens, behind demonstrations of about 50 tokens each. Nothing ends them before."""
+    asked = {"until": [], "max_gen_toks": tokens, "min_new_tokens": tokens, "do_sample": False}
+    requests = synthetic(documents=texts, demonstrations=demonstrations, options=1, shot=48)
+    return [Instance("generate_until", {}, (i.args[0], asked), 0, metadata=i.metadata) for i in requests]
+
+
+def measure_generation(lm: Any, instances: list[Instance]) -> tuple[float, float]:
+    """The seconds of all, and in the median those of a pass over one token of each text. On a CPU they are seconds of
+    the processor, which what else runs on the machine does not count in."""
+    steps: list[float] = []
+
+    def begin(ids: torch.Tensor) -> None:
+        steps.append(-busy() if ids.shape[1] == 1 else math.nan)
+
+    def end() -> None:
+        steps[-1] += busy()
+
+    with watched(lm.model, begin, end):
+        start = busy()
+        run(lm, instances)
+        seconds = busy() - start
+    return seconds, statistics.median(step for step in steps if not math.isnan(step))

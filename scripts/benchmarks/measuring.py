@@ -9,13 +9,17 @@ import platform
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
 from lm_eval.api.instance import Instance
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+from rich.table import Table
 from torch import nn
 
 from lm_eval_icl.harness.models import ICLModel
@@ -39,26 +43,37 @@ def run(lm: Any, instances: list[Instance]) -> list[Any]:
     return [getattr(lm, kind)(of_kind, disable_tqdm=True) for kind, of_kind in by_kind.items()]
 
 
+@contextmanager
+def watched(model: nn.Module, begin: Callable[[torch.Tensor], None], end: Callable[[], None]) -> Iterator[None]:
+    """Inside this context, `begin` is called with the token ids before each pass of the model, and `end` behind it."""
+
+    def enter(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        begin(kwargs["input_ids"] if "input_ids" in kwargs else args[0])
+
+    before = model.register_forward_pre_hook(enter, with_kwargs=True)
+    behind = model.register_forward_hook(lambda *_: end())
+    yield
+    before.remove()
+    behind.remove()
+
+
 def measure(lm: Any, instances: list[Instance]) -> Measurement:
     tokens, inside = 0, 0.0
 
     # On a GPU a pass is only begun between these two: waiting for it there would take away what runs meanwhile.
-    def enter(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+    def begin(ids: torch.Tensor) -> None:
         nonlocal tokens, inside
-        tokens += (kwargs["input_ids"] if "input_ids" in kwargs else args[0]).numel()
+        tokens += ids.numel()
         inside -= math.nan if torch.cuda.is_available() else time.perf_counter()
 
-    def leave(module: nn.Module, args: Any, output: Any) -> None:
+    def end() -> None:
         nonlocal inside
         inside += time.perf_counter()
 
-    handles = [lm.model.register_forward_pre_hook(enter, with_kwargs=True), lm.model.register_forward_hook(leave)]
-    before = reset_peak()
-    start = now()
-    run(lm, instances)
-    seconds = now() - start
-    for handle in handles:
-        handle.remove()
+    with watched(lm.model, begin, end):
+        before, start = reset_peak(), now()
+        run(lm, instances)
+        seconds = now() - start
     return Measurement(seconds, seconds - inside, tokens, peak() - before)
 
 
@@ -103,6 +118,20 @@ def peak() -> int:
 def _status(field: str) -> int:
     line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(field))
     return int(line.split()[1]) * 1024
+
+
+def table_of(title: str, *columns: str) -> Table:
+    """A table of numbers, but for the column of the model."""
+    table = Table(title=title)
+    for column in columns:
+        table.add_column(column, justify="left" if column == "model" else "right")
+    return table
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Write a figure; the same one as the same bytes."""
+    with rc_context({"svg.hashsalt": path.stem, "svg.fonttype": "none"}):
+        figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else {})
 
 
 def spread(values: Sequence[float]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import statistics
 import time
 from collections import defaultdict
@@ -13,12 +14,11 @@ import transformers
 from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 from rich.console import Console
-from rich.table import Table
 from torch import nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from benchmarks.measuring import Measurement, machine, measure, now, spread
+from benchmarks.measuring import Measurement, machine, measure, now, spread, table_of
 from benchmarks.workloads import METHODS, WORKLOADS, build_requests, random_model, train_tokenizer
 from lm_eval_icl.harness.models import ICLModel
 
@@ -36,13 +36,10 @@ def compare(options: argparse.Namespace, console: Console) -> dict[str, Any]:
         shared: dict[str, Any] = {"tokenizer": tokenizer, "device": options.device}
         kind = "hf with flash attention" if flash else "hf"
         theirs = {f"{kind}, batch {b}": HFLM(model, batch_size=b, **shared) for b in options.batch_sizes}
-        ours = {
-            m if len(options.pack_tokens) == 1 else f"{m}, packs of {n}": METHODS[m](
-                model, batch_size=max(options.batch_sizes), pack_tokens=n, **shared
-            )
-            for m in options.methods
-            for n in options.pack_tokens
-        }
+        ours = {}
+        for m, n in itertools.product(options.methods, options.pack_tokens):
+            contender = m if len(options.pack_tokens) == 1 else f"{m}, packs of {n}"
+            ours[contender] = METHODS[m](model, batch_size=max(options.batch_sizes), pack_tokens=n, **shared)
         runs: dict[str, list[Measurement]] = defaultdict(list)
         limits = []
         tokens, answers = distinct(next(iter(ours.values())), instances)
@@ -56,21 +53,10 @@ def compare(options: argparse.Namespace, console: Console) -> dict[str, Any]:
         best = min(theirs, key=lambda hf: statistics.median(run.seconds for run in runs[hf]))
         documents = len({(i.task_name, i.doc_id) for i in instances})
         limit = statistics.median(limits)
-        table = Table(
-            title=f"{name}: {documents} documents, {len(instances)} requests, {tokens} distinct tokens, "
-            f"{options.model}, {model.dtype}, {machine()}; bare matrix products {limit:.1f} s"
-        )
-        for column in (
-            "model",
-            "seconds",
-            f"times {best}",
-            "limit reached",
-            "outside",
-            "outside, ms a document",
-            "tokens / distinct",
-            "peak, MiB",
-        ):
-            table.add_column(column, justify="left" if column == "model" else "right")
+        title = f"{name}: {documents} documents, {len(instances)} requests, {tokens} distinct tokens, "
+        title += f"{options.model}, {model.dtype}, {machine()}; bare matrix products {limit:.1f} s"
+        columns = ["model", "seconds", f"times {best}", "limit reached", "outside", "outside, ms a document"]
+        table = table_of(title, *columns, "tokens / distinct", "peak, MiB")
         for contender, measured in runs.items():
             ratios = [hf.seconds / own.seconds for hf, own in zip(runs[best], measured, strict=True)]
             shares = [bare / own.seconds for bare, own in zip(limits, measured, strict=True)]
@@ -123,9 +109,7 @@ def products(model: PreTrainedModel, tokens: int, answers: int, seconds: float =
 
 def distinct(lm: ICLModel, instances: list[Instance]) -> tuple[int, int]:
     """How many tokens have to run, and at how many an answer is read: counted by the set of their histories."""
-    contexts: set[Any] = set()
-    nodes: set[Any] = set()
-    answers: set[Any] = set()
+    contexts, nodes, answers = set[Any](), set[Any](), set[Any]()
     for instance in instances:
         [request] = lm.tokenize([instance])
         context, query = request.prompt.context, request.prompt.query

@@ -21,34 +21,21 @@ from lm_eval_icl.prompts.prompt import FewShotPrompt
 POSITIONS = 4096
 
 
-def _llama(
-    vocabulary: int,
-    width: int,
-    inner: int,
-    layers: int,
-    heads: int,
-    key_value_heads: int = 4,
-    positions: int = POSITIONS,
-) -> LlamaConfig:
-    return LlamaConfig(
-        vocab_size=vocabulary,
-        hidden_size=width,
-        intermediate_size=inner,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=key_value_heads,
-        max_position_embeddings=positions,
-    )
+def _llama(sizes: Sequence[int], layers: int, heads: int, shared: int = 4, positions: int = POSITIONS) -> LlamaConfig:
+    """A Llama with these sizes of the vocabulary, the hidden states and inside the MLP; `shared` key-value heads."""
+    names = ("vocab_size", "hidden_size", "intermediate_size")
+    of_heads = {"num_attention_heads": heads, "num_key_value_heads": shared}
+    others = {"num_hidden_layers": layers, "max_position_embeddings": positions, **of_heads}
+    return LlamaConfig(**dict(zip(names, sizes, strict=True)), **others)
 
 
 CONFIGS = {
     "gpt2": GPT2Config(n_positions=POSITIONS),
-    "llama": _llama(32000, 768, 2048, layers=12, heads=12),
-    "llama-1b": _llama(32000, 2048, 5632, layers=22, heads=32),
-    "llama-8b": _llama(128256, 4096, 14336, layers=32, heads=32, key_value_heads=8),
-    "toy": _llama(1000, 96, 256, layers=3, heads=4, positions=10**6),
+    "llama": _llama((32000, 768, 2048), layers=12, heads=12),
+    "llama-1b": _llama((32000, 2048, 5632), layers=22, heads=32),
+    "llama-8b": _llama((128256, 4096, 14336), layers=32, heads=32, shared=8),
+    "toy": _llama((1000, 96, 256), layers=3, heads=4, positions=10**6),
 }
-# A model that takes next to no time, with a vocabulary as large as real ones.
 TINY = GPT2Config(vocab_size=50_000, n_positions=POSITIONS, n_embd=32, n_layer=1, n_head=2)
 # name -> (tasks, shots; None for the tasks' own)
 WORKLOADS: dict[str, tuple[list[str], int | None]] = {
@@ -85,29 +72,22 @@ def build_requests(
 
 
 def synthetic(
-    documents: int = 64,
-    demonstrations: int = 8,
-    options: int = 4,
-    length: int = 1,
-    shot: int = 60,
-    query: int = 50,
-    seed: int = 0,
+    documents: int = 64, demonstrations: int = 8, options: int = 4, length: int = 1, shot: int = 60
 ) -> list[Instance]:
     """Requests of chosen sizes, in words of about one token: `length` of an option, `shot` of a demonstration."""
-    random = Random(seed)
+    random = Random(0)
 
     def words(n: int) -> str:
         return " ".join(random.choice(WORDS) for _ in range(n))
 
     shots = [f"{words(shot)}\n\n" for _ in range(demonstrations)]
     answers = [f" {words(length)}" for _ in range(options)]
-    instances = []
-    for document in range(documents):
-        prompt = FewShotPrompt("", shots, words(query))
-        for i, answer in enumerate(answers):
-            metadata = ("synthetic", document, 1)
-            instances.append(Instance("loglikelihood", {}, (prompt, answer), i, metadata=metadata))
-    return instances
+    prompts = [FewShotPrompt("", shots, words(50)) for _ in range(documents)]
+    return [
+        Instance("loglikelihood", {}, (prompt, answer), i, metadata=("synthetic", document, 1))
+        for document, prompt in enumerate(prompts)
+        for i, answer in enumerate(answers)
+    ]
 
 
 def train_tokenizer(instances: Sequence[Instance], vocabulary: int, most: int = 16_000) -> PreTrainedTokenizerFast:
@@ -116,13 +96,12 @@ def train_tokenizer(instances: Sequence[Instance], vocabulary: int, most: int = 
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     texts = {part for i in instances for part in (i.args[0].prefix, *i.args[0].demonstrations, i.args[0].query)}
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
     # Options as often as they are asked for: one that is a single token to real tokenizers is one here too.
     options = [i.args[1] for i in instances if i.request_type == "loglikelihood"]
     trainer = trainers.BpeTrainer(
         vocab_size=min(vocabulary, most),
         special_tokens=["<|endoftext|>"],
-        initial_alphabet=alphabet,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
     tokenizer.train_from_iterator([*sorted(texts), *options], trainer)

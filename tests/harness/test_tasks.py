@@ -180,7 +180,7 @@ def test_generated_files_are_up_to_date(tmp_path, monkeypatch):
     made["main"].__globals__["OUT"] = tmp_path
     made["main"]()
     written = sorted(path.relative_to(tmp_path) for path in tmp_path.rglob("*.yaml"))
-    assert len(written) == 2 * (57 + 5) + 22 + 1
+    assert len(written) == 2 * (57 + 5) + 22 + 1 + 132
     for path in written:
         assert (task_dir() / path).read_text() == (tmp_path / path).read_text(), path
 

@@ -422,7 +422,7 @@ def test_demonstrations_that_are_test_documents_stay_and_are_counted(made, model
 
 
 def test_the_yaml_files_are_made_of_the_settings():
-    files = runpy.run_path(str(evaluation.ROOT / "scripts/metaicl_tasks.py"))["files"]()
+    files = runpy.run_path(str(evaluation.ROOT / "scripts/make_task_configs.py"))["metaicl_files"]()
     there = {path.name: path.read_text() for path in (task_dir() / "metaicl").glob("metaicl_*.yaml")}
     assert there == files and len(files) == 2 * (len(targets()) + 2 * len(SETTINGS)) == 132
 

@@ -92,4 +92,4 @@ def test_ranks_and_counts():
     ],
 )
 def test_what_a_difference_says(mean, p, column, verdict):
-    assert numbers.judged(mean, p, column) == verdict
+    assert column.judged(mean, p) == verdict

@@ -127,7 +127,7 @@ def test_the_files_are_those_of_one_process(nodes, tmp_path, monkeypatch):
     conductor = opened(two)
     with conductor.folder.locked(), Sabotaged(conductor, nodes.address) as pool:
         pool.remove = lambda: nodes.remove_node(nodes.removable.pop())
-        conductor.run(pool)
+        conductor.run(pool.ended)
         assert pool.remove is None and not pool.kills and pool.losses
     assert written(two) == expected
     assert before.items() <= {path: path.stat().st_mtime_ns for path in two.glob("cells/**/results*.json")}.items()

@@ -1,0 +1,129 @@
+"""What a model is asked about a task's pool: the options' probabilities of documents, behind demonstrations or none."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from scipy.special import softmax
+from tqdm import tqdm
+
+from lm_eval_icl.errors import InputError, log
+from lm_eval_icl.inference.scoring import query_states
+from lm_eval_icl.methods.predictor import Predictor
+from lm_eval_icl.prompts.prompt import FewShotPrompt
+
+_AT_ONCE = 256  # queries between two steps of the progress bar
+
+
+class TaskPool(Protocol):
+    """The documents that a task takes demonstrations from, as prompts (`harness.pools` has them of lm-eval's tasks).
+
+    Attributes:
+        name: the task's.
+        docs: the documents; a row is the number of one.
+        rows: those that are chosen from, with some that turn out to be closed.
+        sha256: what tells these documents from others.
+        prompts: what a choice depends on besides: the templates, and which documents are evaluated.
+    """
+
+    name: str
+    docs: list[dict[str, Any]]
+    rows: list[int]
+
+    @property
+    def sha256(self) -> str: ...
+
+    @property
+    def prompts(self) -> str: ...
+
+    def is_closed(self, row: int) -> bool:
+        """Whether a document may not be chosen, as a row or by its text."""
+
+    def is_evaluated(self, doc: Any) -> bool:
+        """Whether a document is among those that the task evaluates."""
+
+    def label(self, doc: Any) -> Any:
+        """The class of a document, for a stratified draw."""
+
+    def query(self, row: int) -> tuple[FewShotPrompt, tuple[str, ...], int]:
+        """A document's prompt without demonstrations, its options, and which is right."""
+
+    def demonstration(self, row: int) -> str:
+        """A document as a demonstration, with its answer and the delimiter that follows."""
+
+    def without_text(self) -> tuple[FewShotPrompt, tuple[str, ...]]:
+        """The prompt of a document whose texts are all "N/A", and the options."""
+
+
+class PoolReader:
+    """Runs documents of a task's pool through a model.
+
+    Args:
+        pool: the task's documents.
+        predictor: the model under plain ICL.
+    """
+
+    def __init__(self, pool: TaskPool, predictor: Predictor) -> None:
+        self.pool, self.predictor = pool, predictor
+
+    def _pass(self, rows: Sequence[int]) -> tuple[list[np.ndarray], np.ndarray, list[int]]:
+        """The probabilities of each document's options, and the hidden states that they are predicted from, without
+        demonstrations. Documents that do not fit the model are left out."""
+        fitting = [row for row in rows if self._fits(row)]
+        if len(fitting) < len(rows):
+            log.warning(
+                "%s: %d documents of the pool are too long and left out.", self.pool.name, len(rows) - len(fitting)
+            )
+        if not fitting:
+            raise InputError("no document of the pool fits the model.")
+        probabilities: dict[int, np.ndarray] = {}
+        features: dict[int, np.ndarray] = {}
+        with tqdm(total=len(fitting), desc=f"{self.pool.name}: reading the pool", leave=False) as bar:
+            for group in self._by_prefix(fitting):
+                with query_states(self.predictor.runner.model) as states:
+                    for row, scores in zip(group, self._score((), group), strict=True):
+                        probabilities[row] = softmax(scores)
+                for row in group:
+                    prompt, options, _ = self.pool.query(row)
+                    tokens = self.predictor.tokenizer.pair(prompt, options[0])[0].query
+                    features[row] = states[tuple(tokens)].numpy()
+                bar.update(len(group))
+        return [probabilities[row] for row in fitting], np.stack([features[row] for row in fitting]), fitting
+
+    def _by_prefix(self, rows: Sequence[int]) -> Iterator[list[int]]:
+        """The rows in parts, each with one text before its prompts: a task's description may depend on the document."""
+        by_prefix: dict[str, list[int]] = defaultdict(list)
+        for row in rows:
+            by_prefix[self.pool.query(row)[0].prefix].append(row)
+        for group in by_prefix.values():
+            yield from (group[start : start + _AT_ONCE] for start in range(0, len(group), _AT_ONCE))
+
+    def _fits(self, row: int) -> bool:
+        prompt, options, _ = self.pool.query(row)
+        pairs = [self.predictor.tokenizer.pair(prompt, option) for option in options]
+        return all(self.predictor.limits.too_long(tokens, len(answer) - 1) is None for tokens, answer in pairs)
+
+    def _score(self, demonstrations: Sequence[int], rows: Sequence[int]) -> list[np.ndarray]:
+        """The log-probabilities of each document's options behind some demonstrations."""
+        texts = [self.pool.demonstration(row) for row in demonstrations]
+        scored: dict[int, np.ndarray] = {}
+        for group in self._by_prefix(rows):
+            queries = [self.pool.query(row) for row in group]
+            scores = self.predictor.score(
+                texts,
+                [str(prompt.query) for prompt, _, _ in queries],
+                [options for _, options, _ in queries],
+                prefix=queries[0][0].prefix,
+            )
+            scored |= {row: np.array([value for value, _ in pairs]) for row, pairs in zip(group, scores, strict=True)}
+        return [scored[row] for row in rows]
+
+    def _right(self, demonstrations: Sequence[int], rows: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+        """Whether each document is answered rightly, and the probability of its right option among all."""
+        right = [self.pool.query(row)[2] for row in rows]
+        scores = self._score(demonstrations, rows)
+        correct = [int(np.argmax(values)) == gold for values, gold in zip(scores, right, strict=True)]
+        return np.array(correct), np.array([softmax(values)[gold] for values, gold in zip(scores, right, strict=True)])
