@@ -29,7 +29,7 @@ class _Complete(Exception):
 class _Parser(OneLine):
     """Parses nothing: what comes behind a command's parser, which may take hours, is not run."""
 
-    def parse_args(self, *_: Any, **__: Any) -> NoReturn:  # type: ignore[override]
+    def parse_args(self, *_: Any, **__: Any) -> NoReturn:
         raise _Complete
 
 

@@ -103,7 +103,7 @@ def gpu_tests(bench: Bench) -> list[str]:
 
 def beside_hf(bench: Bench) -> list[str]:
     """`icl` beside `hf`, and each beside `hf` in float32."""
-    by_name = {}
+    by_name: dict[str, Any] = {}
     for dtype in (torch.float32, torch.bfloat16):
         model = bench.model(dtype)
         by_name |= {f"{name}, {dtype}": scores(bench.lm(name, model), bench.requests) for name in ("hf", "icl")}

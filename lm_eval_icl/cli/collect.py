@@ -48,8 +48,8 @@ def _check(paths: Sequence[Path], console: Console) -> None:
                 files.add(file)
     runs, left_out = read(paths, quiet=True)
     faults: dict[Path, list[str]] = defaultdict(list)
-    for file in left_out:
-        faults[file.path].append(file.why)
+    for left_out_file in left_out:
+        faults[left_out_file.path].append(left_out_file.why)
     for run in runs:
         # What comes behind the digest says how many tasks have answers.
         if run.path.stem.partition("-")[0] != run.digest:

@@ -43,7 +43,7 @@ def decided(original: Callable[..., Any], lm: LM, task_dict: Any, *args: Any, **
     tasks = task_dict.get("tasks", {}) if isinstance(task_dict, dict) else {}
     model = lm.lm if isinstance(lm, CachingLM) else lm
     before = {name: (type(task), getattr(task, "_filters", None)) for name, task in tasks.items()}
-    model.decided = {}  # type: ignore[attr-defined]
+    model.decided = {}
     try:
         for task in tasks.values():
             if isinstance(task, MetaICLTask):
@@ -60,7 +60,7 @@ def decided(original: Callable[..., Any], lm: LM, task_dict: Any, *args: Any, **
                 del tasks[name].deciding
     limit, samples = kwargs.get("limit"), kwargs.get("samples") or {}
     for name, rules in deciding.items():
-        model.decided[name] = rules.record(limit, samples.get(name))  # type: ignore[attr-defined]
+        model.decided[name] = rules.record(limit, samples.get(name))
     if deciding and not isinstance(model, ICLModel):
         _record_in_results(model)
     return results

@@ -228,7 +228,7 @@ def install() -> bool:
                 if function is None or more:  # models of transformers give all further arguments by name
                     return original(module, query, key, value, attention_mask, *more, **options)
                 call = AttentionCall(original, module, query, key, value, attention_mask, options)
-                return function(call)  # type: ignore[no-any-return]
+                return function(call)
 
             attention.replaced = True  # type: ignore[attr-defined]
             AttentionInterface.register("sdpa", attention)

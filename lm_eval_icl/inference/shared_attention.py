@@ -35,7 +35,7 @@ def behind(memory: tuple[Tensor, Tensor], keys: Tensor, parts: Sequence[tuple[Te
     """
     marked: Any = keys[:]  # a tensor object of its own, of the same numbers
     marked.attention = partial(on_shared_memory, memory, parts=parts)
-    return marked  # type: ignore[no-any-return]
+    return marked
 
 
 def behind_copies(memory: tuple[Tensor, Tensor], keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:

@@ -439,7 +439,7 @@ def _differences(board: Board, most: int) -> _Drawn | None:
         ticks=[-largest, 0, largest],  # more of them overlap where long labels make the bar short
         format=lambda x, _: numbers.signed(x / 100, columns[0]),
     )
-    bar.outline.set_visible(False)  # type: ignore[operator]
+    bar.outline.set_visible(False)
     methods = sorted({entry.method for entry in board.entries if entry.name in board.baseline.values()})
     against = f"difference to {clipped(', '.join(methods)) or 'the baseline'} in points"
     bar.set_label(f"{against},\nblue is better; dot: adjusted p < 5% (Holm)", fontsize=8)

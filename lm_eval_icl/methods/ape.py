@@ -37,7 +37,7 @@ class APE(PCW):
     """
 
     one_pass = False
-    trained_under = "pcw"  # type: ignore[assignment]
+    trained_under = "pcw"
     reads_in_parts = True
 
     temperature: float = 0.9

@@ -36,7 +36,7 @@ class Structured(PCW):
     """
 
     one_pass = False
-    trained_under = "pcw"  # type: ignore[assignment]
+    trained_under = "pcw"
     reads_in_parts = True
 
     factor: float | None = None

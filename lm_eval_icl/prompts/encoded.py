@@ -36,7 +36,7 @@ class EncodedPrompt(FewShotPrompt):
 
     tokens: TokenizedPrompt
 
-    def __new__(cls, demonstrations: Sequence[str], query: str, tokens: TokenizedPrompt) -> Self:  # type: ignore[override]
+    def __new__(cls, demonstrations: Sequence[str], query: str, tokens: TokenizedPrompt) -> Self:
         self = super().__new__(cls, "", demonstrations, query)
         self.tokens = tokens
         return self

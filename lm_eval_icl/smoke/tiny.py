@@ -373,7 +373,7 @@ def _settings(default: PreTrainedConfig, vocabulary: int, special: dict[str, Any
     Args:
         special: those that it has in place of the usual small ones.
     """
-    fields = {field.name for field in dataclasses.fields(default)}  # type: ignore[arg-type]
+    fields = {field.name for field in dataclasses.fields(default)}
 
     def field(name: str) -> str:
         """The configuration's own name for what is usually called `name`."""

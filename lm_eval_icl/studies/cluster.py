@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from lm_eval_icl import version
 from lm_eval_icl.demonstrations import kept
@@ -95,7 +95,7 @@ class Cluster(ABC):
         self.hired: list[Hired] = []
         self.losses = Counter[Unit | None]()
 
-    def __enter__(self) -> Cluster:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -160,7 +160,7 @@ class Study(BaseModel):
     title: str = ""
     paper: str = ""
     deviates: tuple[str, ...] = ()
-    trainings: tuple[Training, ...] = Field(None, alias="train", validate_default=True)  # type: ignore[assignment]
+    trainings: tuple[Training, ...] = Field(None, alias="train", validate_default=True)
     metadata: Mapping[str, Any] = Field(default_factory=dict, validate_default=True)
     resources: tuple[Resources, ...] = Field((), exclude=True)
     columns: Mapping[str, tuple[str, ...]] = Field(default_factory=dict)

@@ -223,7 +223,7 @@ def prepare(
 def _prepared_class(cls: type[ConfigurableTask]) -> type[ConfigurableTask]:
     """A task's class for one cell of a study."""
 
-    class PreparedTask(cls):  # type: ignore[valid-type, misc]
+    class PreparedTask(cls):
         """A task that builds its requests once, whatever asks for them.
 
         Attributes:

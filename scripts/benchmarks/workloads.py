@@ -21,20 +21,27 @@ from lm_eval_icl.prompts.prompt import FewShotPrompt
 POSITIONS = 4096
 
 
-def _llama(sizes: Sequence[int], layers: int, heads: int, shared: int = 4, positions: int = POSITIONS) -> LlamaConfig:
+def _llama(
+    vocabulary: int, hidden: int, inside: int, layers: int, heads: int, shared: int = 4, positions: int = POSITIONS
+) -> LlamaConfig:
     """A Llama with these sizes of the vocabulary, the hidden states and inside the MLP; `shared` key-value heads."""
-    names = ("vocab_size", "hidden_size", "intermediate_size")
-    of_heads = {"num_attention_heads": heads, "num_key_value_heads": shared}
-    others = {"num_hidden_layers": layers, "max_position_embeddings": positions, **of_heads}
-    return LlamaConfig(**dict(zip(names, sizes, strict=True)), **others)
+    return LlamaConfig(
+        vocab_size=vocabulary,
+        hidden_size=hidden,
+        intermediate_size=inside,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=shared,
+        max_position_embeddings=positions,
+    )
 
 
 CONFIGS = {
     "gpt2": GPT2Config(n_positions=POSITIONS),
-    "llama": _llama((32000, 768, 2048), layers=12, heads=12),
-    "llama-1b": _llama((32000, 2048, 5632), layers=22, heads=32),
-    "llama-8b": _llama((128256, 4096, 14336), layers=32, heads=32, shared=8),
-    "toy": _llama((1000, 96, 256), layers=3, heads=4, positions=10**6),
+    "llama": _llama(32000, 768, 2048, layers=12, heads=12),
+    "llama-1b": _llama(32000, 2048, 5632, layers=22, heads=32),
+    "llama-8b": _llama(128256, 4096, 14336, layers=32, heads=32, shared=8),
+    "toy": _llama(1000, 96, 256, layers=3, heads=4, positions=10**6),
 }
 TINY = GPT2Config(vocab_size=50_000, n_positions=POSITIONS, n_embd=32, n_layer=1, n_head=2)
 # name -> (tasks, shots; None for the tasks' own)
