@@ -111,6 +111,16 @@ def manager(defaults: bool) -> TaskManager:
     return TaskManager(include_defaults=defaults)
 
 
+def load_task(config: dict[str, Any], **metadata: Any) -> Any:
+    """The task of an inline configuration, as lm-eval makes it with --metadata."""
+    return TaskManager(include_defaults=False, metadata=metadata).load([{**config}])["tasks"][config["task"]]
+
+
+def answers(model: Any, path: Any, names: list[Any], shots: int | None, **kwargs: Any) -> list[Any]:
+    """Every response of an evaluation, in order."""
+    return responses(run(model, path, names, shots, **kwargs))
+
+
 def run(
     model: str,
     path: Any,

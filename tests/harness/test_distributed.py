@@ -276,7 +276,7 @@ dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 @pytest.mark.slow
 def test_a_command_line(tmp_path):
     done = launch(
-        *(*ACCELERATE, "tests.launched", "lm_eval", "--model", "pcw", "--model_args", f"pretrained={model_path()}"),
+        *(*ACCELERATE, "tests.once", "lm_eval", "--model", "pcw", "--model_args", f"pretrained={model_path()}"),
         *("--tasks", "icl_demo_short", "--num_fewshot", "4", "--limit", "5"),
         *("--output_path", str(tmp_path), "--log_samples"),
     )
@@ -309,7 +309,7 @@ def test_what_one_process_refuses_ends_all(checkpoint, tmp_path):
     }
     (tmp_path / "task.yaml").write_text(yaml.safe_dump(task))
     done = launch(
-        *(*TORCHRUN, "tests.launched", "lm_eval", "--model", "icl", "--tasks", "one_is_long"),
+        *(*TORCHRUN, "tests.once", "lm_eval", "--model", "icl", "--tasks", "one_is_long"),
         *("--include_path", str(tmp_path), "--model_args", f"pretrained={checkpoint('gpt2')},max_length=100"),
     )
     assert done.returncode != 0

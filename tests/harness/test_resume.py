@@ -178,7 +178,7 @@ def test_the_command_killed_and_started_again(tmp_path):
     where, task = tmp_path / "c_rank0.db", "icl_demo_pieces"
     paths = os.pathsep.join([str(evaluation.ROOT), os.environ.get("PYTHONPATH", "")])
     line = arguments("--use_cache", tmp_path / "c", "--output_path", tmp_path / "out", "--log_samples")
-    program, nothing = [sys.executable, "-m", "tests.launched", "lm_eval", *line], subprocess.DEVNULL
+    program, nothing = [sys.executable, "-m", "tests.once", "lm_eval", *line], subprocess.DEVNULL
     with subprocess.Popen(program, stdout=nothing, stderr=nothing, env=os.environ | {"PYTHONPATH": paths}) as process:
         while stored(where) == 0:
             assert process.poll() is None
