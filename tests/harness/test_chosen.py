@@ -4,7 +4,6 @@ import functools
 import json
 from pathlib import Path
 
-import lm_eval
 import pytest
 import transformers
 from lm_eval.tasks import TaskManager
@@ -72,8 +71,7 @@ def pool():
     return PoolOfTask(loaded("stratified"))
 
 
-def test_what_select_chooses_and_once_for_all_methods(checkpoint, cache, chosen, pool, monkeypatch):
-    monkeypatch.setattr(lm_eval.evaluator, "add_env_info", lambda _: None)  # which takes seconds
+def test_what_select_chooses_and_once_for_all_methods(checkpoint, cache, chosen, pool):
     path = checkpoint("gpt2")
     first, prompts = run("invicl", path, "herding")
     own = transformers.AutoModelForCausalLM.from_pretrained(path)

@@ -19,11 +19,6 @@ BOTH = evaluation.task(
 PAIR = {"two": {**TASKS["described"]}, "both": BOTH}
 
 
-@pytest.fixture(autouse=True)
-def _no_environment(monkeypatch):
-    monkeypatch.setattr("lm_eval.evaluator.add_env_info", lambda _: None)  # which takes seconds
-
-
 @pytest.mark.parametrize(("name", "args"), [("two", {}), ("both", {}), ("both", {"pack_tokens": 4})])
 def test_neighbors_against_transformers(name, args, checkpoint):
     """Each text is read as a whole, and all is computed by loops, in float64."""
