@@ -31,19 +31,10 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def launch(*command: str) -> subprocess.CompletedProcess:
     """Two processes, at ports that are free."""
-    environment = {
-        **os.environ,
-        "ACCELERATE_USE_CPU": "true",
-        "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
-    }
-    return subprocess.run(
-        [sys.executable, "-m", *command],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,  # in place of a hang
-    )
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
+    line = [sys.executable, "-m", *command]
+    return subprocess.run(line, env=environment, capture_output=True, text=True, timeout=300)  # in place of a hang
 
 
 ACCELERATE = ("accelerate.commands.launch", "--multi_gpu", "--num_processes=2", "--main_process_port=0", "-m")
@@ -97,25 +88,11 @@ ROLLING = evaluation.task("rolling", output_type="loglikelihood_rolling", doc_to
 LIKELY = evaluation.task(  # standard errors by bootstrap, which depend on the order of the documents
     "likely", output_type="loglikelihood", doc_to_text="{{text}}", doc_to_target="then {{other}}"
 )
-CHOSEN = {  # demonstrations that the model chooses
-    **evaluation.TASKS["one_token"],
-    "task": "chosen",
-    "doc_to_choice": ["no", "yes"],
-    "metadata": {"version": 1, "demonstrations": "herding"},
-}
-DECIDED = {
-    **evaluation.TASKS["one_token"],
-    "task": "decided",
-    "metadata": {"version": 1, "decide": "contextual+batch"},
-}
-TASKS = {
-    **evaluation.TASKS,
-    "decided": DECIDED,
-    "filtered": FILTERED,
-    "rolling": ROLLING,
-    "likely": LIKELY,
-    "chosen": CHOSEN,
-}
+CHOSEN = evaluation.task(  # demonstrations that the model chooses
+    "chosen", **evaluation.CHOICE, doc_to_choice=["no", "yes"], metadata={"version": 1, "demonstrations": "herding"}
+)
+DECIDED = {**CHOSEN, "task": "decided", "metadata": {"version": 1, "decide": "contextual+batch"}}
+TASKS = evaluation.TASKS | {task["task"]: task for task in (DECIDED, FILTERED, ROLLING, LIKELY, CHOSEN)}
 
 
 def run(model: str, path: Path, names: list[str], *, limit: int = 5, **kwargs: Any) -> dict[str, Any] | None:

@@ -257,26 +257,6 @@ def test_ctrl_c_while_results_are_saved(tmp_path):
     )
 
 
-def command_on_a_full_disk(*args):
-    from lm_eval_icl.cli import main
-
-    sys.argv = ["lm-eval-icl", *arguments(*args)]
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))
-    main()
-
-
-@pytest.mark.slow
-def test_results_that_cannot_be_saved(tmp_path):
-    """The table is shown all the same, and the command fails."""
-    process = Process(command_on_a_full_disk, "--output_path", tmp_path / "out")
-    code, (*before, last) = process.finish()
-    assert code == 1
-    where = tmp_path / "out"
-    assert last.startswith(f"lm-eval-icl: the results could not be saved in {where} (lm-eval's warning above says why)")
-    assert any("|icl_demo_pieces|" in line and "|acc" in line for line in before)
-    assert not any("Traceback" in line for line in before)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("same", [True, False])
 def test_two_at_once(gpt2, undisturbed, tmp_path, same):
