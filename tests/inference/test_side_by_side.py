@@ -41,6 +41,7 @@ METHODS = [
     methods.make("icl", {"positions": "symmetric"}),
     methods.make("deepthink", {"T": 3, "eta": 0.3, "momentum": 0.5}),
     methods.make("deepthink", {"T": 2, "eta": 0.3, "restart_positions": True}),
+    *(methods.make("deepthink", {"layout": layout, "T": 3, "eta": 0.4}) for layout in ("invicl", "pcw")),
 ]
 # What a query attends to depends on it.
 BY_QUERY = [
