@@ -67,11 +67,7 @@ def test_smoke_says_why_there_is_no_tiny_model(arch, says):
     [
         ("score_packed", lambda of: [(math.nan, greedy) for _, greedy in of], "icl: task 'smoke_loglik.*bility is nan"),
         ("score_packed", lambda of: [(x * 1.001, greedy) for x, greedy in of], r"icl: smoke_logl.*\(1.0e-03 of"),
-        (
-            "score_packed",
-            lambda of: [(x, not greedy) for x, greedy in of],
-            "whether an answer is the greedy one differs",
-        ),
+        ("score_packed", lambda of: [(x, not greedy) for x, greedy in of], "whether an answer is the greedy one"),
         ("continue_from", lambda of: [row[::-1] for row in of], "icl: smoke_generation: '.*' is generated"),
     ],
 )
@@ -198,10 +194,7 @@ def test_command_line_of_several_types():
         (["--limit", "0"], "smoke: --limit 0: must be 1 or more"),
         (["--arch", "gpt2,llama", "--time-limit", "-1"], "smoke: --time-limit -1: must be above 0"),
         (["--record", "/nowhere/x"], "smoke: /nowhere/x: results cannot be kept there"),
-        (
-            ["--arch", "llama,nonsense"],
-            "smoke --arch: no tiny model of 'nonsense': transformers has no such model type.",
-        ),
+        (["--arch", "llama,nonsense"], "smoke --arch: no tiny model of 'nonsense': transformers has no such model"),
     ],
 )
 def test_options_of_the_smoke_test_that_cannot_be(options, says):
@@ -262,10 +255,7 @@ OWN = f"{LISTED.format('')} For tasks in a folder of your own, give --include_pa
         ([*DEMO, "--fewshot_as_multiturn"], "the arguments are refused: When `fewshot_as_multiturn` is True"),
         ([*DEMO, "--config", "nowhere.yaml"], "the arguments are refused: Config file not found: "),
         ([*DEMO, "--include_path", "nowhere"], "--include_path nowhere: no such folder."),
-        (
-            [*DEMO, "--output_path", "/proc/out"],
-            "--output_path /proc/out: the results could not be saved there (/proc: ",
-        ),
+        ([*DEMO, "--output_path", "/proc/out"], "--output_path /proc/out: the results could not be saved there (/proc"),
         ([*DEMO, "--output_path", "file/out"], "--output_path file/out: the results could not be saved there ("),
     ],
 )
@@ -274,7 +264,10 @@ def test_options_of_an_evaluation_that_cannot_be_are_one_line(tmp_path, line, sa
     (tmp_path / "own/t.yaml").write_text("task: of_my_own")
     (tmp_path / "file").touch()
     pattern = ".*".join(map(re.escape, f"lm-eval-icl: {says}".split(".*")))
-    assert re.match(pattern, refusal(*line, cwd=tmp_path))
+    done = command(*line, cwd=tmp_path)
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert "Selected Tasks" not in done.stderr or "--samples" in line
+    assert re.match(pattern, done.stderr.splitlines()[-1])
 
 
 @pytest.mark.parametrize(
