@@ -610,26 +610,20 @@ def test_sampled_texts_are_not_stored(gpt2, tmp_path):
 def test_what_was_left_out_is_part_of_what_was_asked(gpt2):
     """Two documents alike but for an option, which makes one leave out demonstrations: the option they share has two
     log-likelihoods, and a cache must not take one for the other."""
-    shots = ("a film of some length, good\n\n", "another one, bad\n\n")
-    prompt = FewShotPrompt("", shots, "a third, ")
-    short, long = ("good", "bad"), ("good", "bad and worse than all that was ever seen in a house of that kind")
+    prompt = FewShotPrompt("", ("a film of some length, good\n\n", "another one, bad\n\n"), "a third, ")
+    long = "bad and worse than all that was ever seen in a house of that kind"
     lm = model_class("icl")(str(gpt2), device="cpu", max_length=60, overflow="drop")
-    requests = [
+    instances = [
         Instance("loglikelihood", {}, (prompt, option), i, metadata=("odd", document, 1))
-        for document, options in enumerate((short, long))
+        for document, options in enumerate((("good", "bad"), ("good", long)))
         for i, option in enumerate(options)
     ]
-    assert [request.left_out for request in lm.run.requests(requests)][:2] == [(), ()]
-    assert lm.run.requests(requests)[2].left_out
-    keys = [cache.response_key("loglikelihood", request.key) for request in lm.run.requests(requests)]
-    assert len(set(keys)) == 4
+    requests = lm.run.requests(instances)
+    assert requests[0].left_out == requests[1].left_out == () != requests[2].left_out
     # As many, but others, or more tokens cut, would be other responses.
-    prepared = lm.run._prepared
-    for change in ({"left_out": (1,)}, {"left_out": (0,)}, {"cut": 3}, {"cut": 4}):
-        for key, (instance, request) in prepared.items():
-            prepared[key] = instance, dataclasses.replace(request, **change)
-        keys.append(cache.response_key("loglikelihood", lm.run.requests(requests)[0].key))
-    assert len(set(keys)) == 8
+    changes = ({"left_out": (1,)}, {"left_out": (0,)}, {"cut": 3}, {"cut": 4})
+    requests += [dataclasses.replace(requests[0], **change) for change in changes]
+    assert len({cache.response_key("loglikelihood", request.key) for request in requests}) == 8
 
 
 # Whole runs.
