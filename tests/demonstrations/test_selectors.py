@@ -538,15 +538,6 @@ def test_lens_finds_the_best_set_where_rows_tell_what_they_are_worth(balance):
     assert len(worth.asked) <= sets
 
 
-def test_the_orders_of_a_set_are_searched_too():
-    pool = make_pool(0, size=110)
-    worth = Worth(pool)
-    best = lens(pool, 6, Random(0), worth.info, worth.score, LensSettings(**SMALL))
-    asked = list(worth.asked)
-    assert len({frozenset(rows) for rows in asked}) < len(set(asked)) == len(asked)
-    assert best.log_probability == max(worth.score(rows)[1] for rows in asked)
-
-
 @pytest.mark.parametrize(
     ("size", "rho", "l", "pairs"),
     [(5000, 2, 14, 175_000), (6920, 2, 14, 242_200), (67_349, 2, 14, 4_242_700), (30_000, 3, 4, 360_000)],

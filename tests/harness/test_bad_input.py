@@ -97,12 +97,6 @@ def test_whole_numbers_may_be_written_with_a_point():
         assert make(name, {argument: 2.0}) == make(name, {argument: 2})
 
 
-@pytest.mark.parametrize("shots", [0, 3])
-def test_windows_of_more_demonstrations_than_a_task_has(checkpoint, shots):
-    with pytest.raises(InputError, match=f"pcw: task 'one_token': window_size=4: more than the {shots} demonstrations"):
-        evaluation.run("pcw", checkpoint("gpt2"), ["one_token"], shots, args={"window_size": 4})
-
-
 @pytest.mark.runs
 def test_windows_with_requests_that_have_no_context(checkpoint):
     """Mutual information asks for the options alone too, where there are no demonstrations to count."""
@@ -118,19 +112,23 @@ def test_dropping_leaves_no_window_too_large(small):
 
 
 @pytest.mark.parametrize(
-    ("argument", "says"),
+    ("model", "task", "shots", "kwargs", "says"),
     [
-        ({"max_length": 99}, "generation argument max_length="),
-        ({"use_cache": False}, "generation argument use_cache="),
-        ({"num_return_sequences": 2}, "generation argument num_return_sequences="),
-        ({"prompt_lookup_num_tokens": 3}, "generation argument prompt_lookup_num_tokens="),
-        ({"max_gen_toks": 0}, "max_gen_toks=0: must be 1 or more"),
-        ({"max_gen_toks": -5}, "max_gen_toks=-5: must be 1 or more"),
+        ("pcw", "one_token", 0, {"args": {"window_size": 4}}, "window_size=4: more than the 0 demonstrations"),
+        ("pcw", "one_token", 3, {"args": {"window_size": 4}}, "window_size=4: more than the 3 demonstrations"),
+        ("icl", "one_token", 1, {"limit": 0}, "--limit leaves no documents"),
+        ("icl", "one_token", 1, {"limit": -1}, "--limit leaves no documents"),
+        ("icl", "generate", 1, {"gen_kwargs": {"max_length": 99}}, "generation argument max_length="),
+        ("icl", "generate", 1, {"gen_kwargs": {"use_cache": False}}, "generation argument use_cache="),
+        ("icl", "generate", 1, {"gen_kwargs": {"num_return_sequences": 2}}, "generation argument num_return_sequences"),
+        ("icl", "generate", 1, {"gen_kwargs": {"prompt_lookup_num_tokens": 3}}, "generation argument prompt_lookup"),
+        ("icl", "generate", 1, {"gen_kwargs": {"max_gen_toks": 0}}, "max_gen_toks=0: must be 1 or more"),
+        ("icl", "generate", 1, {"gen_kwargs": {"max_gen_toks": -5}}, "max_gen_toks=-5: must be 1 or more"),
     ],
 )
-def test_generation_arguments_that_cannot_be(checkpoint, argument, says):
-    with pytest.raises(InputError, match=f"task 'generate': {says}"):
-        evaluation.run("icl", checkpoint("gpt2"), ["generate"], 1, gen_kwargs=argument)
+def test_options_of_a_run_that_cannot_be(checkpoint, model, task, shots, kwargs, says):
+    with pytest.raises(InputError, match=f"task '{task}': {says}"):
+        evaluation.run(model, checkpoint("gpt2"), [task], shots, **kwargs)
 
 
 def test_what_hf_forwards_still_arrives(checkpoint):
@@ -330,20 +328,17 @@ def test_a_model_that_is_loaded_is_not_loaded_otherwise(checkpoint):
             ICL(model, tokenizer=tokenizer, device="cpu", **args)
 
 
-@pytest.mark.parametrize("args", [{"chat_template_args": {"a": 1}}, {"enable_thinking": False}])
-def test_arguments_of_a_chat_template_that_is_not_applied(checkpoint, args):
-    (name,) = args
-    with pytest.raises(InputError, match=f"model argument {name} has an effect only with --apply_chat_template"):
-        evaluation.run("icl", checkpoint("gpt2"), ["one_token"], 1, args=args)
-
-
-def test_a_tokenizer_without_a_chat_template(checkpoint, chat_checkpoint):
-    says = f"--apply_chat_template: the tokenizer of {checkpoint('gpt2')} has no chat template: leave the option out"
+def test_chat_templates_that_are_not_there_or_not_applied(checkpoint, chat_checkpoint):
+    path = checkpoint("gpt2")
+    says = f"--apply_chat_template: the tokenizer of {path} has no chat template: leave the option out"
     with pytest.raises(InputError, match=says):
-        evaluation.run("icl", checkpoint("gpt2"), ["one_token"], 1, apply_chat_template=True)
+        evaluation.run("icl", path, ["one_token"], 1, apply_chat_template=True)
     with pytest.raises(InputError, match=says):  # where the command asks for it
-        ICL(str(checkpoint("gpt2")), device="cpu").chat_template(True)
+        ICL(str(path), device="cpu").chat_template(True)
     assert ICL(str(chat_checkpoint("gpt2")), device="cpu").chat_template(True)
+    for name, value in (("chat_template_args", {"a": 1}), ("enable_thinking", False)):
+        with pytest.raises(InputError, match=f"model argument {name} has an effect only with --apply_chat_template"):
+            evaluation.run("icl", path, ["one_token"], 1, args={name: value})
 
 
 @pytest.mark.parametrize(
@@ -587,6 +582,11 @@ def test_a_prefix_token_given_by_hand(checkpoint, tmp_path):
         ({"doc_to_text": "\ude00 {{text}}"}, 1, "document 0: .*holds half a character"),
         ({"process_docs": lambda docs: docs.filter(lambda doc: False)}, 0, "no documents to evaluate: its test split"),
         ({"doc_to_choice": ["", "b"], "target_delimiter": ""}, 0, "an option of its first document is empty"),
+        (
+            {"doc_to_choice": "{{['a', '' if label else 'b']}}", "target_delimiter": ""},
+            1,
+            "document 1, option 1: the continuation is empty",
+        ),
         ({}, 13, "num_fewshot=13: its few-shot split has 12 documents .*lower --num_fewshot"),
         ({"fewshot_config": {"sampler": "default"}}, 13, "num_fewshot=13: its few-shot split has 12 documents"),
         ({"fewshot_split": "test", "fewshot_config": {"sampler": "default"}}, 6, "num_fewshot=6: .* has 6 documents"),
@@ -594,15 +594,9 @@ def test_a_prefix_token_given_by_hand(checkpoint, tmp_path):
     ],
 )
 def test_a_task_that_cannot_be_run(checkpoint, changes, shots, says):
-    evaluation.TASKS["odd"] = evaluation.task("odd", **{**evaluation.CHOICE, "doc_to_choice": ["a", "b"], **changes})
+    task = evaluation.task("odd", **{**evaluation.CHOICE, "doc_to_choice": ["a", "b"], **changes})
     with patches.of_our_commands(), pytest.raises(InputError, match=f"^lm-eval-icl: task 'odd'[:,] {says}"):
-        evaluation.run("icl", checkpoint("gpt2"), ["odd"], shots)
-
-
-@pytest.mark.parametrize("limit", [0, -1])
-def test_a_limit_that_leaves_nothing(checkpoint, limit):
-    with pytest.raises(InputError, match="task 'one_token': --limit leaves no documents"):
-        evaluation.run("icl", checkpoint("gpt2"), ["one_token"], 1, limit=limit)
+        evaluation.run("icl", checkpoint("gpt2"), [task], shots)
 
 
 @pytest.mark.runs
@@ -618,12 +612,6 @@ def test_generation_arguments_that_transformers_refuses(checkpoint, argument):
 def test_restart_positions_on_a_model_without(checkpoint):
     with pytest.raises(InputError, match="BloomForCausalLM has no positions to give"):
         DeepThink(str(checkpoint("bloom")), device="cpu", restart_positions=True)
-
-
-def test_empty_continuation(checkpoint):
-    task = {**evaluation.CHOICE, "doc_to_choice": "{{['a', '' if label else 'b']}}", "target_delimiter": ""}
-    with pytest.raises(InputError, match="task 'empty', document 1, option 1: the continuation is empty"):
-        evaluation.run("icl", checkpoint("gpt2"), [evaluation.task("empty", **task)], 1)
 
 
 @pytest.fixture(scope="module")

@@ -207,25 +207,6 @@ def test_a_model_chooses_none_of_them(how, tmp_path, caplog):
 # Studies.
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("own_tasks")
-def test_a_study_draws_none_of_them(tmp_path):
-    from tests.studies.test_studies import conduct
-
-    keys = {"tasks": file_of_task(tmp_path), "num_fewshot": 6, "seeds": "0..5", "methods": ["hf", "icl"]}
-    study = conduct(tmp_path / "o", **keys, demonstrations=["random", "herding"], orders=2)
-    cells = study.all_cells()
-    assert len(cells) == 2 * 6 * 2 * 2
-    for cell in cells:
-        found = json.loads(study.folder.results(cell).read_text())
-        said, metadata = found["config"]["icl"]["study"], found["configs"]["toy"]["metadata"] or {}
-        assert not COPIES.keys() & set(said["indices"])
-        count = sum(row in COPIES for row in old("random", 6, cell.seed)) if str(cell.demonstrations) == "random" else 0
-        assert metadata.get("demonstrations_replaced", 0) == count
-        evaluated = 0 if str(cell.demonstrations) == "random" else len(COPIES)
-        assert said.get("choice", {}).get("evaluated", 0) == evaluated
-
-
 @pytest.mark.usefixtures("own_tasks")
 def test_a_dev_set_has_no_copies_of_demonstrations(tmp_path):
     from tests.studies.test_studies import conduct

@@ -140,22 +140,6 @@ def test_any_prompt(loaded, architecture, arguments, data):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("architecture", TOLERANCE)
-@slowly
-@given(arguments=requests(refused=False), until=st.lists(TEXT, max_size=2))
-def test_any_prompt_is_continued(loaded, architecture, arguments, until):
-    lms = loaded(architecture, "float64")
-    wanted = {"until": until, "max_gen_toks": 4, "do_sample": False}
-    prompts = [(prompt, wanted) for prompt in dict.fromkeys(prompt for prompt, _ in arguments)]
-    for name in CLASSES:
-        texts = run(lms[name], prompts, "generate_until")
-        assert all(isinstance(text, str) for text in texts)
-        if name == "icl":
-            plain = [(str(prompt), {**wanted, "until": list(until)}) for prompt, _ in prompts]
-            assert texts == run(lms["hf"], plain, "generate_until")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("architecture", TOLERANCE)
 @seldom
 @given(
     data=st.data(),

@@ -66,11 +66,6 @@ def test_no_bit_depends_on_it_where_memories_are_refined_read_in_parts_or_combin
     no_bit_depends_on_the_order(model, checkpoint("llama"), delimiter=" ", args=args)
 
 
-def test_plain_icl_depends_on_it(checkpoint):
-    found = [answers("icl", checkpoint("gpt2"), order)[0] for order in ([0, 1, 2, 3], [3, 1, 0, 2])]
-    assert max(abs(a[0] - b[0]) for a, b in zip(*found, strict=True) if not isinstance(a, str)) > 1e-3
-
-
 @pytest.mark.parametrize("model", ["prefixicl", "pcw", "invicl"])
 def test_permuted_contexts_share_one_memory(checkpoint, model):
     orders = ([0, 1, 2, 3], [3, 1, 0, 2])
@@ -88,6 +83,7 @@ def test_permuted_contexts_share_one_memory(checkpoint, model):
         ("invicl", {"positions": "sequential"}),
         ("prefixicl", {"positions": "sequential"}),
         ("pcw", {"window_size": 2}),
+        ("icl", {}),
         ("icl", {"positions": "symmetric"}),
     ],
 )

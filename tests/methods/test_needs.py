@@ -88,15 +88,6 @@ def test_a_window_longer_than_the_prompt_hides_nothing(tmp_path, name, architect
     evaluation.assert_same(*found, 1e-9)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("name", "architecture"), MASKS_BEHIND_WINDOWS)
-def test_a_window_shorter_than_a_prompt_without_demonstrations(checkpoint, name, architecture):
-    """There is nothing to hide."""
-    path, names, args = checkpoint(architecture), ["one_token", "generate"], {"dtype": "float64"}
-    expected = evaluation.answers("hf", path, names, 0, args=args, batch_size=1)
-    evaluation.assert_same(evaluation.answers(name, path, names, 0, args=args), expected, 1e-5)
-
-
 @pytest.fixture
 def flash():
     """Attention that takes no mask of ours, as flash_attention_2 does: causal whatever it is given."""

@@ -254,11 +254,15 @@ def test_a_model_that_somebody_owns_is_left_as_it_was(checkpoint):
     assert torch.equal(model(ids).logits, before)
 
 
-def test_threads_share_a_model(checkpoint):
-    """Methods that change the model while it runs, on one model, from many threads: the scores of one thread."""
-    model, tokenizer = load(checkpoint("gpt2"))
-    predictors = [Predictor(model, tokenizer, methods.make(name)) for name in ("icl", "nope", "invicl", "deepthink")]
-    calls = [(predictor, queries) for predictor in predictors for queries in (QUERIES, QUERIES[:1], QUERIES[1:])]
+def test_threads_share_models(checkpoint):
+    """Methods that change a model while it runs, on two models, with long queries, whose attention is computed in
+    parts: from many threads, the scores of one thread."""
+    models = [load(checkpoint(name)) for name in ("gpt2", "llama")]
+    predictors = [
+        Predictor(*model, methods.make(name)) for model in models for name in ("icl", "nope", "invicl", "deepthink")
+    ]
+    long = [f"Review: {'warm and odd ' * n}\nSentiment:" for n in (20, 25, 30)]
+    calls = [(predictor, queries) for predictor in predictors for queries in (long, long[:1], QUERIES)]
 
     def score(call):
         predictor, queries = call
