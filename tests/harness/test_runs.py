@@ -138,11 +138,6 @@ def test_half_precision_is_probed_as_float32_is(checkpoint, name, dtype):
     evaluation.run("icl", checkpoint(name), ["one_token", "generate"], 2, args=dtype)
 
 
-def test_half_precision_on_a_real_checkpoint(shared):
-    lm = ICL(str(shared / "models/babyllama-tok105"), device="cpu", dtype="bfloat16")
-    assert lm.runner.capabilities.can_pack
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
     ("kind", "packs", "config"),

@@ -121,25 +121,25 @@ def test_somebody_elses_attention_function_gets_copies():
         del ALL_ATTENTION_FUNCTIONS["sdpa"]
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
     ("name", "shares"),
-    [("gpt2", True), ("llama3", True), ("gpt_neox", True), ("gemma2_window", False), ("mistral_window", False)],
+    [
+        ("gpt2", True),
+        ("llama3", True),
+        ("gpt_neox", True),
+        ("gemma2_window", False),
+        ("mistral_window", False),
+        ("diffllama", False),  # with attention of its own, which knows nothing of keys that are behind a memory
+    ],
 )
 @torch.no_grad()
-def test_who_shares(name, shares):
-    """Not who has a window shorter than the row, or attention of its own."""
-    found = probe(tiny.build(name))
+def test_who_shares(name, shares, dtype):
+    """Not who has a window shorter than the row, or attention of its own; in every precision."""
+    model = tiny.build(name, dtype) if name in tiny.ARCHITECTURES else smoke_models.build(name).to(dtype)
+    found = probe(model)
     assert found.can_share_to(60) == shares
-    if not shares:
-        assert found.window == 24
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@torch.no_grad()
-def test_attention_that_leaves_the_memory_out_is_found_in_every_precision(dtype):
-    """DiffLlama's attention is a function of its own, which knows nothing of keys that are behind a memory."""
-    assert not probe(smoke_models.build("diffllama").to(dtype)).can_share
-    assert probe(tiny.build("llama3", dtype)).can_share
+    assert (found.window == 24) == name.endswith("_window")
 
 
 def build(name: str) -> Any:

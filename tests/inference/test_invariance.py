@@ -93,15 +93,3 @@ def test_an_order_dependence_is_not_hidden(checkpoint, model, args):
     (one, info), (other, _) = runs
     assert info["canonical_order"] is False
     assert max(abs(a[0] - b[0]) for a, b in zip(one, other, strict=True) if not isinstance(a, str)) > 1e-4
-
-
-@pytest.mark.parametrize(("overflow", "length"), tiny.slow_but([("drop", 70)], [("drop", 70), ("truncate", 54)]))
-@pytest.mark.parametrize("model", INVARIANT)
-def test_dropping_demonstrations_does_not_depend_on_the_order_either(checkpoint, model, overflow, length):
-    args = {"overflow": overflow, "positions": "symmetric", "max_length": length}
-    found = []
-    for order in ([0, 1, 2, 3, 4, 5], [4, 2, 0, 5, 3, 1]):
-        responses, info = answers(model, checkpoint("gpt2"), order, args=args)
-        assert info["left_out"] and bool(info["truncated"]) == (overflow == "truncate")
-        found.append((responses, [sorted(map(str, info[name].values())) for name in ("left_out", "truncated")]))
-    assert found[0] == found[1]

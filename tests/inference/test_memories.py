@@ -22,6 +22,7 @@ from lm_eval_icl.methods import encoder
 from lm_eval_icl.methods.runner import MethodRunner
 from lm_eval_icl.prompts.tokens import Context, TokenizedPrompt
 from tests import tiny
+from tests.methods.test_methods import greedy, read
 
 MODELS = ["gpt2", "llama", "gpt_neox"]  # of three layers; llama has two key-value heads for four heads
 CONTEXT = Context((5, 9), ((20, 21, 22), (30, 31), (40, 41, 42, 43), (50, 51, 52)))
@@ -159,26 +160,22 @@ def row_of(context, layout, window_size=1, positions="symmetric", align="left"):
     return tokens, [at(*label) for label in labels], matrix, kept, end
 
 
-def asked(model, memory, start, query, answer, read=None):
-    """log p of an answer's tokens behind a memory: [len(answer), vocabulary]. `read` makes the entries of the memory
+def asked(model, memory, start, query, answer, apart=None):
+    """log p of an answer's tokens behind a memory: [len(answer), vocabulary]. `apart` makes the entries of the memory
     a part: (columns [entries] bool, temperature, factor, weight)."""
     tokens, entries = [*query, *answer[:-1]], memory[0][0].shape[2]
     n = len(tokens)
     spec = Spec(torch.ones(n, entries + n, dtype=torch.bool).tril(entries))
-    if read is not None:
-        columns, spec.temperature, spec.factor, spec.weight = read
+    if apart is not None:
+        columns, spec.temperature, spec.factor, spec.weight = apart
         spec.part = torch.tensor([*columns, *[False] * n]).expand(n, -1)
     _, logprobs = run(model, tokens, range(start, start + n), spec, memory)
     return logprobs[len(query) - 1 :]
 
 
-def score(logprobs, answer):
-    return float(logprobs[range(len(answer)), list(answer)].sum()), logprobs.argmax(-1).tolist() == list(answer)
-
-
-def expected(model, memory, start, read=None):
+def expected(model, memory, start, apart=None):
     return [
-        score(asked(model, memory, start, query, answer, read), answer)
+        read(asked(model, memory, start, query, answer, apart), answer)
         for query, answers in QUERIES.items()
         for answer in answers
     ]
@@ -383,14 +380,6 @@ def test_parts_without_the_kernel(monkeypatch):
         assert_close(found, expected_, 1e-9)
 
 
-def greedily(distribution, query, length):
-    """Token by token: `distribution(query, answer)` gives what predicts each token of an answer."""
-    tokens = ()
-    for _ in range(length):
-        tokens = (*tokens, int(distribution(query, (*tokens, 0))[-1].argmax()))
-    return list(tokens)
-
-
 def generated(model, method, queries, context=CONTEXT, length=5, **settings):
     runner = MethodRunner(model, method, batch_size=8)
     prompts = [TokenizedPrompt(context, query) for query in sorted(queries, key=len, reverse=True)]
@@ -409,11 +398,11 @@ def generated(model, method, queries, context=CONTEXT, length=5, **settings):
 def test_texts_are_generated_in_parts(name):
     model, (memory, start) = model_of(name), behind(name, "pcw")
     part = [False] * 2 + [True] * (len(CONTEXT.tokens) - 2)
-    read = (part, 0.6, 0.5 * 0.6, 0.4)
+    apart = (part, 0.6, 0.5 * 0.6, 0.4)
     method = methods.make("ape", {"temperature": 0.6, "scale": 0.5, "weight": 0.4})
     found = generated(model, method, QUERIES)
     for query in QUERIES:
-        assert found[query] == greedily(lambda *pair: asked(model, memory, start, *pair, read), query, 5)
+        assert tuple(found[query]) == greedy(lambda *pair: asked(model, memory, start, *pair, apart), query, 5)
 
 
 @pytest.mark.parametrize(
@@ -480,8 +469,8 @@ def test_ensemble(name, combine, size, weights):
         logprobs = each_window(name, query, answer, size)
         v = weights or (1.0,) * len(logprobs)
         behind_each = logprobs[:, range(len(answer)), list(answer)].sum(-1)
-        greedy = ensembled(logprobs, combine, v).argmax(-1).tolist() == list(answer)
-        assert number == (pytest.approx(float(ensembled(behind_each, combine, v)), rel=TOLERANCE), greedy)
+        is_greedy = ensembled(logprobs, combine, v).argmax(-1).tolist() == list(answer)
+        assert number == (pytest.approx(float(ensembled(behind_each, combine, v)), rel=TOLERANCE), is_greedy)
 
 
 @pytest.mark.parametrize("inner", ["icl", "pcw", "invicl", "deepthink", "ape"])
@@ -541,11 +530,11 @@ NBCE = [
 def test_nbce(name, arguments):
     knobs = {"beta": 0.25, "eta": 0.1, "top_p": 0.95, "truncate": "entropy", "choose": "step", **arguments}
     size = knobs.pop("window_size", 1)
-    for (_, query, answer), (number, greedy) in scores(model_of(name), methods.make("nbce", arguments)).items():
+    for (_, query, answer), (number, is_greedy) in scores(model_of(name), methods.make("nbce", arguments)).items():
         z = naive_bayes(each_window(name, query, answer, size, empty=True), **knobs)
         path = z[range(len(answer)), list(answer)]
         assert number == pytest.approx(float(path.mean() if knobs["choose"] == "first" else path.sum()), rel=TOLERANCE)
-        assert greedy == (z.argmax(-1).tolist() == list(answer))
+        assert is_greedy == (z.argmax(-1).tolist() == list(answer))
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -568,7 +557,7 @@ def test_texts_are_chosen_by_all_memories_together(method, arguments):
 
     found = generated(model, methods.make(method, arguments), QUERIES)
     for query in QUERIES:
-        assert found[query] == greedily(combined, query, 5)
+        assert tuple(found[query]) == greedy(combined, query, 5)
     for settings in ({"num_beams": 2}, {"do_sample": True}):
         with pytest.raises(InputError, match=f"{method}: several memories choose each token together"):
             generated(model, methods.make(method, arguments), QUERIES, **settings)

@@ -309,32 +309,25 @@ PLAIN = [
     ("DeepThink", {"T": 4, "eta": 0.3, "momentum": 0.9}),
     ("DeepThink", {"T": 3, "eta": 0.3, "restart_positions": True}),
 ]
+# A method's arguments, and positions that are not its own.
+KNOBS = [
+    ("ICL", {}, "symmetric"),
+    ("PrefixICL", {}, "sequential"),
+    ("PCW", {}, "sequential"),
+    ("PCW", {"window_size": 2}, "sequential"),
+    ("SAICL", {}, "sequential"),
+    ("BatchICL", {"layer": 2}, "symmetric"),
+    ("InvICL", {}, "sequential"),
+    ("DeepThink", {"T": 3, "eta": 0.5}, "symmetric"),
+]
 TURNED = [
-    ("ICL", {"positions": "symmetric"}),
-    ("PrefixICL", {"positions": "sequential"}),
-    ("PCW", {"positions": "sequential"}),
-    ("PCW", {"window_size": 2, "positions": "sequential"}),
-    ("SAICL", {"positions": "sequential"}),
-    ("BatchICL", {"layer": 2, "positions": "symmetric"}),
-    ("InvICL", {"positions": "sequential"}),
-    ("DeepThink", {"T": 3, "eta": 0.5, "positions": "symmetric"}),
-    ("DeepThink", {"T": 3, "eta": 0.5, "momentum": 0.9, "restart_positions": True, "positions": "symmetric"}),
-    ("ICL", {"repeat": 2}),
-    ("PrefixICL", {"repeat": 2}),
-    ("PCW", {"repeat": 2}),
-    ("PCW", {"repeat": 2, "window_size": 2}),
-    ("SAICL", {"repeat": 2}),
-    ("InvICL", {"repeat": 2}),
+    (name, {**arguments, **knob})
+    for name, arguments, other in KNOBS
+    for knob in ({"positions": other}, {"positions": "none"}, {"repeat": 2})
+]
+TURNED += [
     ("InvICL", {"repeat": 2, "positions": "sequential"}),
-    ("DeepThink", {"T": 3, "eta": 0.5, "repeat": 2}),
-    ("ICL", {"positions": "none"}),
-    ("PrefixICL", {"positions": "none"}),
-    ("PCW", {"positions": "none"}),
-    ("PCW", {"window_size": 2, "positions": "none"}),
-    ("SAICL", {"positions": "none"}),
-    ("BatchICL", {"layer": 2, "positions": "none"}),
-    ("InvICL", {"positions": "none"}),
-    ("DeepThink", {"T": 3, "eta": 0.5, "positions": "none"}),
+    ("DeepThink", {"T": 3, "eta": 0.5, "momentum": 0.9, "restart_positions": True, "positions": "symmetric"}),
 ]
 
 
