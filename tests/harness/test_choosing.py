@@ -252,8 +252,8 @@ def test_every_model_uses_the_choice(tmp_path):
         assert all(expected in prompt for prompt in prompts), model
 
 
-def a_file(path: Path, pool: PoolOfTask, task: str = TASK, **changes) -> Path:
-    digest = {"rows": len(pool.docs), "sha256": choices.pool_digest(pool.docs)}
+def a_file(path: Path, documents: PoolOfTask, task: str = TASK, **changes) -> Path:
+    digest = {"rows": len(documents.docs), "sha256": choices.pool_digest(documents.docs)}
     of_task = {"n": 2, "pool": digest, "seeds": {"0": {"indices": [4, 8]}}, **changes}
     path.write_text(json.dumps({"about": {}, "tasks": {task: of_task}}))
     return path

@@ -22,20 +22,17 @@ def tasks(order, delimiter="\n\n"):
         "description": "Tell what it is. ",
         "doc_to_text": "{{text}}\nSentiment:",
     }
-    choice = evaluation.task(name, **{**config, **evaluation.CHOICE, "doc_to_choice": ["very bad", "bad", "good."]})
-    generate = evaluation.task(
-        "generate_" + name,
-        **{**config, "output_type": "generate_until", "doc_to_target": "{{other}}"},
-        generation_kwargs={"until": ["\n\n"], "max_gen_toks": 6, "do_sample": False},
-    )
-    return [choice, generate]
+    choice = {**evaluation.CHOICE, "doc_to_choice": ["very bad", "bad", "good."]}
+    generate = {
+        "output_type": "generate_until",
+        "doc_to_target": "{{other}}",
+        "generation_kwargs": {"until": ["\n\n"], "max_gen_toks": 6, "do_sample": False},
+    }
+    return [evaluation.task(name, **config, **choice), evaluation.task(f"generate_{name}", **config, **generate)]
 
 
-def answers(model, path, order, **kwargs):
-    for config in tasks(order, kwargs.pop("delimiter", "\n\n")):
-        evaluation.TASKS[config["task"]] = config
-    names = [config["task"] for config in tasks(order)]
-    results = evaluation.run(model, path, names, len(order), **kwargs)
+def answers(model, path, order, delimiter="\n\n", **kwargs):
+    results = evaluation.run(model, path, tasks(order, delimiter), len(order), **kwargs)
     return evaluation.responses(results), results["config"]["icl"]
 
 
@@ -68,13 +65,9 @@ def test_no_bit_depends_on_it_where_memories_are_refined_read_in_parts_or_combin
 
 @pytest.mark.parametrize("model", ["prefixicl", "pcw", "invicl"])
 def test_permuted_contexts_share_one_memory(checkpoint, model):
-    orders = ([0, 1, 2, 3], [3, 1, 0, 2])
-    for order in orders:
-        for config in tasks(order):
-            evaluation.TASKS[config["task"]] = config
-    names = [config["task"] for order in orders for config in tasks(order)]
     # One for the log-likelihoods, whose demonstrations end in labels, one for generation.
-    assert evaluation.run(model, checkpoint("llama"), names, 4)["config"]["icl"]["contexts_encoded"] == 2
+    both = [*tasks([0, 1, 2, 3]), *tasks([3, 1, 0, 2])]
+    assert evaluation.run(model, checkpoint("llama"), both, 4)["config"]["icl"]["contexts_encoded"] == 2
 
 
 @pytest.mark.parametrize(

@@ -103,10 +103,8 @@ def test_a_run_forgets_what_never_comes_up_again(checkpoint, monkeypatch):
     monkeypatch.setattr(PreparedRun, "release", lambda *_: None)  # the requests are asked again below
     # Two kinds of request behind the same demonstrations.
     same = {"output_type": "generate_until", "doc_to_target": "{{['a', 'b'][label]}}"}
-    evaluation.TASKS["answered"] = evaluation.task(
-        "answered", **same, generation_kwargs={"until": ["a"], "max_gen_toks": 2}
-    )
-    evaluation.run(lm, "", ["one_token", "answered"], 2)
+    answered = evaluation.task("answered", **same, generation_kwargs={"until": ["a"], "max_gen_toks": 2})
+    evaluation.run(lm, "", ["one_token", answered], 2)
     assert (lm.runner.store.encoded, lm.runner.store.reused) == (1, 2)  # six texts, four side by side
     assert not lm.runner.store._kept
 
