@@ -142,6 +142,7 @@ def _one_line() -> Iterator[None]:
     from lm_eval_icl.errors import InputError
 
     def checked(error: InputError, *args: object) -> None:
+        ValueError.__init__(error, *args)
         assert "\n" not in error.message, error.message
 
     with pytest.MonkeyPatch.context() as patched:
