@@ -1,6 +1,5 @@
 """The console command and the smoke test."""
 
-import json
 import math
 import os
 import re
@@ -15,7 +14,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-import yaml
 from transformers import AutoConfig, AutoTokenizer
 
 from lm_eval_icl import cli, methods, version
@@ -25,6 +23,7 @@ from lm_eval_icl.methods import NAMES, PrefixICL
 from lm_eval_icl.smoke import smoke, tiny
 from lm_eval_icl.smoke.demo import model_path
 from lm_eval_icl.smoke.smoke import Result, sweep
+from tests import evaluation
 from tests.processes import Process, command, refusal
 from tests.tiny import slow_but
 
@@ -289,23 +288,11 @@ def test_options_of_an_evaluation_that_cannot_be_are_one_line(tmp_path, line, sa
 def test_a_template_of_fields_that_there_are_not_is_one_line(tmp_path, key, template, says):
     """In a YAML file of the user's: the task, its file, the template, the field and those there are."""
     outer, _, inner = key.partition(": ")
-    config = {
-        "task": "mine",
-        "dataset_path": "json",
-        "dataset_kwargs": {"data_files": {name: str(tmp_path / "rows.jsonl") for name in ("train", "test")}},
-        "training_split": "train",
-        "fewshot_split": "train",
-        "test_split": "test",
-        "output_type": "multiple_choice",
-        "doc_to_text": "{{question}}",
-        "doc_to_target": "label",
-        "doc_to_choice": ["no", "yes"],
-        outer: {inner: template} if inner else template,
-    }
-    (tmp_path / "own").mkdir()
-    (tmp_path / "own/mine.yaml").write_text(yaml.safe_dump(config))
+    asked = {"doc_to_text": "{{question}}", "doc_to_target": "label", "doc_to_choice": ["no", "yes"]}
+    asked[outer] = {inner: template} if inner else template
     rows = [{"question": f"is {i} odd?", "label": i % 2} for i in range(8)]
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "own").mkdir()
+    evaluation.task_file(tmp_path / "own", "mine", {"train": rows, "test": rows}, **asked)
     line = [*MODEL, "--device", "cpu", "--num_fewshot", "2", "--tasks", "mine", "--include_path", "own"]
     last = refusal(*line, cwd=tmp_path)
     assert last.startswith(f"lm-eval-icl: task 'mine' (own/mine.yaml): {key}: {template!r}: {says}")

@@ -51,7 +51,6 @@ def select_command(*arguments) -> None:
 MODEL = ("--model_args", f"pretrained={model_path()}", "--device", "cpu")
 
 
-# ---------------------------------------------------------------------------------------------------------------
 # What is read from the model.
 
 
@@ -107,7 +106,6 @@ def test_descriptions_may_depend_on_the_document(predictor):
         assert np.allclose(alone, together[row], atol=1e-5) and np.allclose(feature[0], features[row], atol=1e-4)
 
 
-# ---------------------------------------------------------------------------------------------------------------
 # Choices.
 
 
@@ -231,7 +229,6 @@ def test_copies_and_documents_outside_the_pool_are_not_chosen(predictor, pool, m
     assert set(some.choose("herding", 4, 1).indices) <= set(some._rows(1))
 
 
-# ---------------------------------------------------------------------------------------------------------------
 # Runs with a file.
 
 
@@ -300,7 +297,6 @@ def test_a_file_of_other_tasks_is_refused(pool, tmp_path):
         task.sampler.set_rnd(0).sample(2)
 
 
-# ---------------------------------------------------------------------------------------------------------------
 # Bad input.
 
 

@@ -15,7 +15,6 @@ from typing import Any
 
 import lm_eval
 import pytest
-import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -273,18 +272,8 @@ def test_a_command_line(tmp_path):
 def test_what_one_process_refuses_ends_all(checkpoint, tmp_path):
     """The second document, which is the second process's, does not fit."""
     documents = [{"text": "word " * (500 if i == 1 else 3)} for i in range(5)]
-    (tmp_path / "data.json").write_text("\n".join(map(json.dumps, documents)))
-    task = {
-        "task": "one_is_long",
-        "dataset_path": "json",
-        "dataset_kwargs": {"data_files": {"test": str(tmp_path / "data.json")}, "cache_dir": str(tmp_path)},
-        "test_split": "test",
-        "output_type": "multiple_choice",
-        "doc_to_text": "{{text}}",
-        "doc_to_choice": ["a", "b"],
-        "doc_to_target": 0,
-    }
-    (tmp_path / "task.yaml").write_text(yaml.safe_dump(task))
+    asked = {"doc_to_text": "{{text}}", "doc_to_choice": ["a", "b"], "doc_to_target": 0}
+    evaluation.task_file(tmp_path, "one_is_long", {"test": documents}, **asked)
     done = launch(
         *(*TORCHRUN, "tests.once", "lm_eval", "--model", "icl", "--tasks", "one_is_long"),
         *("--include_path", str(tmp_path), "--model_args", f"pretrained={checkpoint('gpt2')},max_length=100"),

@@ -7,7 +7,6 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-import yaml
 from datasets import Dataset, DatasetDict
 
 from lm_eval_icl import cli
@@ -164,14 +163,9 @@ def test_one_question_with_other_options_is_another_document():
 # What a model chooses.
 
 
-def file_of_task(folder: Path, train=TRAIN, **changes) -> str:
-    for name, rows in (("train", train), ("test", TEST)):
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    files = {name: str(folder / f"{name}.jsonl") for name in ("train", "test")}
-    given = config(**changes, dataset_path="json", dataset_kwargs={"data_files": files})
-    del given["custom_dataset"]
-    (folder / "toy.yaml").write_text(yaml.safe_dump(given))
-    return str(folder / "toy.yaml")
+def file_of_task(folder: Path, train=TRAIN) -> str:
+    given = {key: value for key, value in config().items() if key.startswith("doc_to")}
+    return str(evaluation.task_file(folder, "toy", {"train": train, "test": TEST}, **given))
 
 
 def select(how, task, output, *further):

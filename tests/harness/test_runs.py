@@ -4,13 +4,11 @@ import pytest
 import torch
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import CachingLM
-from lm_eval.models.api_models import JsonChatStr
 from lm_eval.tasks import TaskManager
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.harness import patches
-from lm_eval_icl.harness.prompts import recording
 from lm_eval_icl.harness.run import PreparedRun
 from lm_eval_icl.inference.capabilities import probe
 from lm_eval_icl.prompts.prompt import FewShotPrompt
@@ -155,35 +153,6 @@ def test_probe_on_weights_of_usual_size(kind, packs, config, dtype):
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, vocab_size=500, **config)).to(dtype).eval()
     with torch.no_grad():
         assert probe(model).can_pack is packs
-
-
-def first_prompt(config, template):
-    """That of a task with one demonstration, behind a chat template."""
-    task = evaluation.load_task(config)
-    task.set_config("num_fewshot", 1)
-    task.set_fewshot_seed(1)
-    with recording():
-        task.build_all_requests(apply_chat_template=True, chat_template=template, fewshot_as_multiturn=True)
-    return task.instances[0].args[0]
-
-
-def test_other_models_chat_templates_are_left_alone():
-    def template(messages, add_generation_prompt=True):
-        return JsonChatStr(str(messages))
-
-    assert isinstance(first_prompt(evaluation.TASKS["one_token"], template), JsonChatStr)
-
-
-def test_blanks_that_a_chat_template_strips():
-    """The mark before a turn does not keep them."""
-
-    def template(messages, add_generation_prompt=True):
-        return "".join(f"<{message['role']}>{message['content'].strip()}" for message in messages)
-
-    config = evaluation.task("blanks", **evaluation.CHOICE, doc_to_choice=["a", "b"], doc_to_text="\n {{other}} is")
-    prompt = first_prompt(config, template)
-    assert isinstance(prompt, FewShotPrompt) and len(prompt.demonstrations) == 1
-    assert prompt.query == f"{evaluation.documents(1, 0)[0]['other']} is"
 
 
 def test_the_task_manager_takes_what_it_took():

@@ -8,6 +8,7 @@ import pytest
 from jinja2 import Environment, UndefinedError
 from lm_eval import utils
 from lm_eval.api.task import ConfigurableTask
+from lm_eval.models.api_models import JsonChatStr
 from lm_eval.models.huggingface import HFLM
 
 from lm_eval_icl.errors import InputError
@@ -87,15 +88,29 @@ def test_chat_template(multiturn):
     assert prompt.query.endswith("Sentiment:</user><assistant>")
 
 
+def test_blanks_that_a_chat_template_strips():
+    """The mark before a turn does not keep them."""
+    config = evaluation.task("blanks", **evaluation.CHOICE, doc_to_choice=["a", "b"], doc_to_text="\n {{other}} is")
+    kwargs = {"apply_chat_template": True, "chat_template": chat, "fewshot_as_multiturn": True}
+    prompt = first_prompt(config, 1, **kwargs)
+    assert isinstance(prompt, FewShotPrompt) and len(prompt.demonstrations) == 1
+    assert prompt.query == f"{evaluation.documents(1, 0)[0]['other']} is</user><assistant>"
+
+
 def test_what_leaves_no_structure():
-    """A template that depends on what it is given, and a document that holds the mark."""
+    """A template that depends on what it is given, that of a model behind an API, and a document that holds the
+    mark."""
 
     def shouting(messages, add_generation_prompt=True):
         return "".join(f"{len(m['content'])}:{m['content']}" for m in messages)
 
-    kwargs = {"apply_chat_template": True, "chat_template": shouting, "fewshot_as_multiturn": True}
-    prompt = first_prompt("one_token", 2, **kwargs)
-    assert type(prompt) is str and _MARK not in prompt
+    def of_an_api(messages, add_generation_prompt=True):
+        return JsonChatStr(str(messages))
+
+    for template, kind in ((shouting, str), (of_an_api, JsonChatStr)):
+        kwargs = {"apply_chat_template": True, "chat_template": template, "fewshot_as_multiturn": True}
+        prompt = first_prompt("one_token", 2, **kwargs)
+        assert type(prompt) is kind and (kind is JsonChatStr or _MARK not in prompt)
     marked = {**evaluation.TASKS["one_token"], "doc_to_text": f"x{_MARK}y {{{{text}}}}"}
     assert type(first_prompt(marked, 2)) is str
 
