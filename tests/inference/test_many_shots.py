@@ -39,16 +39,16 @@ def context(demonstrations: int, longest: int = 12) -> Context:
     return Context((3, 4), tuple(tuple(20 + (11 * i + 3 * j) % 90 for j in range(n)) for i, n in enumerate(lengths)))
 
 
-def asked(method, model, given=None):
+def behind(method, model, given=None):
     """The memory that the query goes on from, and what of the query is left."""
-    asked = [(given or context(4), QUERY)]
-    [found] = method.encode_queries(model, asked, partial(tiny.encoded_alone, method, model))
-    return found
+    queries = [(given or context(4), QUERY)]
+    [memory_and_rest] = method.encode_queries(model, queries, partial(tiny.encoded_alone, method, model))
+    return memory_and_rest
 
 
 def entries(method, model, given):
     """All keys and values that a query attends to."""
-    found, _ = asked(method, model, given)
+    found, _ = behind(method, model, given)
     return [entry for layer in found.layers for entry in layer]
 
 
@@ -163,7 +163,7 @@ def test_nothing_waits_for_the_device_until_results_are_read(rows):
     rows(16)
     model = tiny.build("llama").to("meta")
     for method in [*METHODS, methods.make("batchicl", {"layer": 2})]:
-        found, rest = asked(method, model)
+        found, rest = behind(method, model)
         pairs = [(rest, (9, 10)), (rest, (11,))]
         for trim in (False, True):
             with pytest.raises(NotImplementedError, match="Cannot copy out of meta tensor") as raised:
@@ -194,7 +194,7 @@ def test_all_devices_but_cuda_are_waited_for(rows):
     rows(16)
     model, method = tiny.build("llama"), methods.make("invicl")
     with Copies() as copies:
-        found, rest = asked(method, model)
+        found, rest = behind(method, model)
         score_packed(model, [(found, [(rest, (9, 10)), (rest, (11,))])])
     assert copies.waited and all(copies.waited)
 
