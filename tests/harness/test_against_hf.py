@@ -46,8 +46,10 @@ IN_BATCHES = [*itertools.product(["gpt2", "bloom", "qwen3_next", "jamba"], [3], 
 )
 def test_every_request(checkpoint, name, shots, batch_size):
     path, names, dtype = checkpoint(name), SCORED + GENERATED, DTYPE.get(name, "float64")
-    most = {"max_batch_size": 4} if batch_size == "auto" else {}
-    ours = evaluation.answers("icl", path, names, shots, args={"dtype": dtype}, batch_size=batch_size, **most)
+    args, most = {"dtype": dtype}, {}
+    if batch_size == "auto":
+        args, most = {**args, "max_length": 1024}, {"max_batch_size": 4}
+    ours = evaluation.answers("icl", path, names, shots, args=args, batch_size=batch_size, **most)
     evaluation.assert_same(ours, theirs(path, tuple(names), shots, dtype), TOLERANCE.get(name, 1e-5))
 
 
