@@ -110,26 +110,44 @@ def own_tasks() -> Iterator[None]:
         yield
 
 
+def folders(root: Path, save: Callable[[str, Path], None]) -> Callable[[str], Path]:
+    """A function: architecture -> folder of a checkpoint, which is saved when it is first asked for."""
+
+    def make(name: str) -> Path:
+        folder = root / name
+        if not folder.exists():
+            save(name, folder)
+        return folder
+
+    return make
+
+
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """A function: architecture -> folder of a tiny random checkpoint with its tokenizer."""
     from tests import tiny
 
-    root = tmp_path_factory.mktemp("models")
-
-    def make(name: str) -> Path:
-        folder = root / name
-        if not folder.exists():
-            tiny.save(name, folder)
-        return folder
-
-    return make
+    return folders(tmp_path_factory.mktemp("models"), tiny.save)
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     """What a run's model chooses is not kept in the user's cache. (Commands that tests start inherit this.)"""
     os.environ["LM_EVAL_ICL_CACHE"] = str(tmp_path_factory.mktemp("cache"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_line() -> Iterator[None]:
+    """The message of every error that a test meets is one line."""
+    from lm_eval_icl.errors import InputError
+
+    def checked(error: InputError, *args: object) -> None:
+        ValueError.__init__(error, *args)
+        assert "\n" not in error.message, error.message
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(InputError, "__init__", checked)
+        yield
 
 
 @pytest.fixture(autouse=True)
@@ -150,23 +168,16 @@ CHAT_TEMPLATE = (
 
 
 @pytest.fixture(scope="session")
-def chat_checkpoint(
-    checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
-) -> Callable[[str], Path]:
+def chat_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """As `checkpoint`, with a chat template that strips its messages, as most do."""
     import transformers
 
     from tests import tiny
 
-    root = tmp_path_factory.mktemp("chat")
+    def save(name: str, folder: Path) -> None:
+        tiny.save(name, folder)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+        tokenizer.chat_template = CHAT_TEMPLATE
+        tokenizer.save_pretrained(folder)
 
-    def make(name: str) -> Path:
-        folder = root / name
-        if not folder.exists():
-            tiny.save(name, folder)
-            tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-            tokenizer.chat_template = CHAT_TEMPLATE
-            tokenizer.save_pretrained(folder)
-        return folder
-
-    return make
+    return folders(tmp_path_factory.mktemp("chat"), save)

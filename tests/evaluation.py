@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import copy
 import functools
+import json
 from pathlib import Path
 from typing import Any
 
 import lm_eval
+import yaml
 from datasets import Dataset, DatasetDict
 from lm_eval.tasks import TaskManager
 
@@ -109,6 +111,29 @@ TASKS: dict[str, dict[str, Any]] = {
 def manager(defaults: bool) -> TaskManager:
     """lm-eval's task index: reading its 14,000 files takes seconds, and inline tasks need none of them."""
     return TaskManager(include_defaults=defaults)
+
+
+def task_file(folder: Path, name: str, rows: dict[str, list[dict[str, Any]]], **config: Any) -> Path:
+    """A task's YAML file, beside JSON files of the rows of its splits."""
+    for split, docs in rows.items():
+        (folder / f"{split}.jsonl").write_text("".join(json.dumps(doc) + "\n" for doc in docs))
+    files = {split: str(folder / f"{split}.jsonl") for split in rows}
+    data = {"dataset_path": "json", "dataset_kwargs": {"data_files": files}, "test_split": "test"}
+    if "train" in rows:
+        data |= {"training_split": "train", "fewshot_split": "train"}
+    path = folder / f"{name}.yaml"
+    path.write_text(yaml.safe_dump({"task": name, "output_type": "multiple_choice", **data, **config}))
+    return path
+
+
+def load_task(config: dict[str, Any], **metadata: Any) -> Any:
+    """The task of an inline configuration, as lm-eval makes it with --metadata."""
+    return TaskManager(include_defaults=False, metadata=metadata).load([{**config}])["tasks"][config["task"]]
+
+
+def answers(model: Any, path: Any, names: list[Any], shots: int | None, **kwargs: Any) -> list[Any]:
+    """Every response of an evaluation, in order."""
+    return responses(run(model, path, names, shots, **kwargs))
 
 
 def run(

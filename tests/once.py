@@ -63,3 +63,12 @@ def install() -> None:
         return load(path, **kwargs)
 
     _index.load_yaml = load_yaml
+
+
+if __name__ == "__main__":  # `python -m tests.once MODULE ARGUMENTS` is `python -m MODULE ARGUMENTS` after `install`
+    import runpy
+    import sys
+
+    install()
+    del sys.argv[0]
+    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)

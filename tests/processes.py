@@ -81,6 +81,13 @@ def command(
     return completed(run_command, [program, *map(str, arguments)], cwd, env)
 
 
+def refusal(*arguments: object, **kwargs: Any) -> str:
+    """The line with which a command ends that refuses something: with exit status 1 and no traceback."""
+    done = command(*arguments, **kwargs)
+    assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr
+    return done.stderr.splitlines()[-1]
+
+
 def python(
     code: str, *arguments: object, cwd: Path | None = None, env: dict[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:

@@ -112,12 +112,8 @@ def test_a_class_name_stands_once():
 
 
 def test_regression_knows_nothing_of_text():
-    for file in (PACKAGE / "regression").glob("*.py"):
-        assert not imported(file) & {
-            "lm_eval_icl.prompts.prompt",
-            "lm_eval_icl.prompts.tokens",
-            "lm_eval_icl.methods.predictor",
-        }
+    text = {f"lm_eval_icl.{module}" for module in ("prompts.prompt", "prompts.tokens", "methods.predictor")}
+    assert not [file for file in (PACKAGE / "regression").glob("*.py") if imported(file) & text]
 
 
 def test_the_test_sees_an_import_that_goes_down(tmp_path):
@@ -142,9 +138,10 @@ def modules_of(room: str) -> list[str]:
         ([*modules_of("results"), *modules_of("leaderboard")], {"lm_eval", "torch", "transformers"}),
         # What a command can say at once does not wait for what runs models.
         (["cli", "cli.show", "cli.study"], {"torch", "transformers", "datasets", "scipy"}),
+        (["demonstrations.best_random", "demonstrations.lens", "demonstrations.select"], {"torch", "scipy", *FOREIGN}),
         (["drawing.drawing", "drawing.terminal", "methods.invicl"], {"transformers", *FOREIGN}),
     ],
-    ids=["names", "methods", "leaderboard", "commands", "drawing"],
+    ids=["names", "methods", "leaderboard", "commands", "selectors", "drawing"],
 )
 def test_what_is_imported_needs_no_more(modules, absent):
     code = f"import {', '.join(f'lm_eval_icl.{module}' for module in modules)}, sys; print({absent} & {{*sys.modules}})"

@@ -5,19 +5,18 @@ form: `runs` by `lm_eval --model hf|icl|deepthink` on two tasks of the demonstra
 `collected` from these by `lm-eval-icl collect`, and `study` by `lm-eval-icl study` with the file below.
 """
 
-import csv
 import json
-import sys
 import tarfile
 from pathlib import Path
 
+import pandas
 import pytest
 import yaml
 
 from lm_eval_icl import cli, results
 from lm_eval_icl.results.read import read
 from lm_eval_icl.version import FORM
-from tests import evaluation, tiny
+from tests import evaluation
 
 ROOT = Path(__file__).resolve().parent.parent
 STUDY = {
@@ -43,14 +42,9 @@ def written(tmp_path):
 def test_runs_are_read_with_all_of_their_numbers(written):
     scores = results.scores(written / "runs")
     values = scores[scores.metric == "acc"].groupby(["model", "task"]).value.mean()
-    assert values.to_dict() == {
-        ("deepthink", "icl_demo_short"): 1.0,
-        ("deepthink", "icl_demo_unseen"): 0.875,
-        ("hf", "icl_demo_short"): 1.0,
-        ("hf", "icl_demo_unseen"): 0.875,
-        ("icl", "icl_demo_short"): 1.0,
-        ("icl", "icl_demo_unseen"): 0.875,
-    }
+    of_tasks = {"icl_demo_short": 1.0, "icl_demo_unseen": 0.875}
+    models = ("deepthink", "hf", "icl")
+    assert values.to_dict() == {(model, task): value for model in models for task, value in of_tasks.items()}
     documents = results.documents(written / "runs")
     assert len(documents) == 3 * 2 * 8 and documents.acc.mean() == pytest.approx(values.mean())
     assert set(results.runs(written / "runs").seed) == {1234}
@@ -68,25 +62,19 @@ def test_a_study_is_continued(written, capsys, monkeypatch):
     scores = results.scores(folder / "cells").drop(columns="run")
     for more in (["--status"], []):
         command = ["study", file, "--output", folder, "--limit", 8, "--device", "cpu", "--batch_size", 8, *more]
-        monkeypatch.setattr(sys, "argv", ["lm-eval-icl", *map(str, command)])
-        cli.main()
+        cli.run([*map(str, command)])
         said = capsys.readouterr().out
         assert ("28 done by other code" in said) if more else ("T chosen on dev" in said)
     assert samples == {path: path.stat().st_mtime_ns for path in folder.rglob("samples_*.jsonl")}
     assert scores.equals(results.scores(folder / "cells").drop(columns="run"))
-    with (folder / "study.csv").open() as opened:
-        rows = [row for row in csv.DictReader(opened) if row["split"] == "test"]
-    means = {
-        method: sum(float(row["score"]) for row in rows if row["method"] == method) / 4
-        for method in ("hf", "icl", "deepthink")
-    }
-    assert means == {"hf": 0.84375, "icl": 0.84375, "deepthink": 0.84375}
+    table = pandas.read_csv(folder / "study.csv")
+    means = table[table.split == "test"].groupby("method").score.sum() / 4
+    assert means.to_dict() == {"hf": 0.84375, "icl": 0.84375, "deepthink": 0.84375}
 
 
-def test_what_a_later_version_has_written_is_left_out(written, tmp_path):
+def test_what_a_later_version_has_written_is_left_out(written, checkpoint):
     """Runs say which form their facts have; before, they said nothing."""
-    tiny.save("llama", tmp_path / "model")
-    now = evaluation.run("icl", tmp_path / "model", ["one_token"], 2, limit=2)["config"]["icl"]
+    now = evaluation.run("icl", checkpoint("llama"), ["one_token"], 2, limit=2)["config"]["icl"]
     assert now["form"] == FORM
     (path,) = [path for path in (written / "runs").glob("results*.json") if '"model": "icl"' in path.read_text()]
     results = json.loads(path.read_text())

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
-from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
 
 from lm_eval_icl.inference.memory import Memory
 from lm_eval_icl.methods import Method
@@ -30,16 +30,20 @@ def byte_level() -> PreTrainedTokenizerFast:
     """GPT-2's kind: byte-level BPE, offsets trimmed of leading blanks, no BOS in front."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    train_on_bytes(tokenizer, "<|endoftext|>")
     tokenizer.post_processor = processors.ByteLevel(trim_offsets=True)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<|endoftext|>", eos_token="<|endoftext|>")
+
+
+def train_on_bytes(tokenizer: Tokenizer, *special_tokens: str) -> None:
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=500,
-        special_tokens=["<|endoftext|>"],
+        special_tokens=list(special_tokens),
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
     tokenizer.train_from_iterator(CORPUS, trainer)
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<|endoftext|>", eos_token="<|endoftext|>")
 
 
 def sentencepiece() -> PreTrainedTokenizerFast:
@@ -89,14 +93,7 @@ def llama3() -> PreTrainedTokenizerFast:
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=500,
-        special_tokens=["<|begin_of_text|>", "<|end_of_text|>"],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(CORPUS, trainer)
+    train_on_bytes(tokenizer, "<|begin_of_text|>", "<|end_of_text|>")
     tokenizer.post_processor = processors.Sequence(
         [
             processors.ByteLevel(trim_offsets=True),
@@ -114,17 +111,21 @@ TOKENIZERS = {"byte_level": byte_level, "sentencepiece": sentencepiece, "llama3"
 _WIDTH: dict[str, Any] = {"hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4}
 _SIZES = {**_WIDTH, "intermediate_size": 64, "max_position_embeddings": 4096}
 _LLAMA = {**_SIZES, "num_key_value_heads": 2, "head_dim": 12, "sliding_window": None}
+_GPT_NEO = {**_SIZES, "num_hidden_layers": 2, "window_size": 24, "intermediate_size": None}
 _QWEN = {**_LLAMA, "use_sliding_window": False, "layer_types": ["full_attention"] * 3}
 _LINEAR = {**_LLAMA, "layer_types": ["linear_attention", "full_attention", "linear_attention"]}
+_JAMBA = {
+    "attn_layer_period": 2,
+    "attn_layer_offset": 1,
+    "expert_layer_period": 2,
+    "num_experts": 2,
+    "mamba_dt_rank": 4,
+}
 # name -> (model type, settings, tokenizer)
 ARCHITECTURES: dict[str, tuple[str, dict[str, Any], str]] = {
     "gpt2": ("gpt2", {**_WIDTH, "max_position_embeddings": 4096, "n_inner": None}, "byte_level"),
     "opt": ("opt", {**_SIZES, "word_embed_proj_dim": 48, "ffn_dim": 64}, "byte_level"),
-    "gpt_neo": (
-        "gpt_neo",
-        {**_SIZES, "num_hidden_layers": 2, "window_size": 24, "intermediate_size": None},
-        "byte_level",
-    ),
+    "gpt_neo": ("gpt_neo", _GPT_NEO, "byte_level"),
     "gpt_neox": ("gpt_neox", _SIZES, "byte_level"),
     "llama": ("llama", _LLAMA, "sentencepiece"),
     "llama3": ("llama", _LLAMA, "llama3"),
@@ -142,18 +143,7 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any], str]] = {
     # Attention beside linear attention, beside gated linear attention with experts, and beside state spaces.
     "qwen3_5": ("qwen3_5_text", _LINEAR, "byte_level"),
     "qwen3_next": ("qwen3_next", {**_LINEAR, "num_experts": 4}, "byte_level"),
-    "jamba": (
-        "jamba",
-        {
-            **_LLAMA,
-            "attn_layer_period": 2,
-            "attn_layer_offset": 1,
-            "expert_layer_period": 2,
-            "num_experts": 2,
-            "mamba_dt_rank": 4,
-        },
-        "sentencepiece",
-    ),
+    "jamba": ("jamba", {**_LLAMA, **_JAMBA}, "sentencepiece"),
 }
 
 
@@ -185,6 +175,11 @@ def save(name: str, folder: Path, **overrides: object) -> None:
     """Write the checkpoint and its tokenizer."""
     build(name, **overrides).save_pretrained(folder)
     TOKENIZERS[ARCHITECTURES[name][2]]().save_pretrained(folder)
+
+
+def load(path: Path, **kwargs: Any) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
+    """A checkpoint's model and its tokenizer."""
+    return AutoModelForCausalLM.from_pretrained(path, **kwargs).eval(), AutoTokenizer.from_pretrained(path)
 
 
 def encoded_alone(method: Method, model: PreTrainedModel, contexts: Sequence[Context]) -> list[Memory]:

@@ -4,7 +4,6 @@ import os
 import shutil
 
 import pytest
-import transformers
 from lm_eval.tasks import TaskManager
 
 from lm_eval_icl.demonstrations.choosing import Chooser
@@ -12,7 +11,7 @@ from lm_eval_icl.harness.plugin import task_dir
 from lm_eval_icl.harness.pools import PoolOfTask
 from lm_eval_icl.methods import ICL, Predictor
 from lm_eval_icl.smoke.demo import model_path
-from tests import processes
+from tests import processes, tiny
 
 
 def pool() -> PoolOfTask:
@@ -22,15 +21,15 @@ def pool() -> PoolOfTask:
 
 def test_prompts_are_made_of_the_pool_alone():
     """The training split of AG News has 120,000 documents, whose prompts take a minute."""
-    predictor = Predictor(
-        transformers.AutoModelForCausalLM.from_pretrained(model_path()),
-        transformers.AutoTokenizer.from_pretrained(model_path()),
-        ICL(),
-    )
     large = pool()
     assert len(large.docs) > 24
-    Chooser(large, predictor, 24).choose("herding", 4, 0)
+    Chooser(large, Predictor(*tiny.load(model_path()), ICL()), 24).choose("herding", 4, 0)
     assert large.query.cache_info().currsize == 24
+    # Drawing makes none but of the rows that are drawn.
+    large = pool()
+    chosen = Chooser(large, None, 5000).choose("stratified", 8, 0)
+    assert sorted(large.query(row)[2] for row in chosen.indices) == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert large.query.cache_info().currsize == 8
 
 
 @pytest.mark.slow
@@ -47,10 +46,3 @@ def test_a_chat_template_that_is_not_applied_is_said(chat_checkpoint, checkpoint
         said = [text for text in done.stderr.splitlines() if "has a chat template" in text]
         assert len(said) == times
         assert all("not applied here: prompts are those of an evaluation without --apply_chat" in text for text in said)
-
-
-def test_drawing_makes_no_prompts():
-    large = pool()
-    chosen = Chooser(large, None, 5000).choose("stratified", 8, 0)
-    assert sorted(large.query(row)[2] for row in chosen.indices) == [0, 0, 1, 1, 2, 2, 3, 3]
-    assert large.query.cache_info().currsize == 8

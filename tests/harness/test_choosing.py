@@ -2,14 +2,12 @@
 
 import json
 import re
-import sys
 from pathlib import Path
 
 import lm_eval
 import numpy as np
 import pytest
 import torch
-import transformers
 from lm_eval.tasks import TaskManager
 
 from lm_eval_icl import cli
@@ -38,8 +36,7 @@ def load(task: str = TASK, **metadata):
 
 @pytest.fixture(scope="module")
 def predictor():
-    model = transformers.AutoModelForCausalLM.from_pretrained(model_path())
-    return Predictor(model, transformers.AutoTokenizer.from_pretrained(model_path()), ICL())
+    return Predictor(*tiny.load(model_path()), ICL())
 
 
 @pytest.fixture(scope="module")
@@ -47,32 +44,21 @@ def pool():
     return PoolOfTask(load())
 
 
-def run(monkeypatch, capsys, *arguments) -> str:
-    """What the command prints, or the line with which it ends."""
-    monkeypatch.setattr(sys, "argv", ["lm-eval-icl", "select", *map(str, arguments)])
-    try:
-        cli.main()
-    except SystemExit as ended:
-        said = str(ended.code)
-        assert "\n" not in said
-        return said.removeprefix("lm-eval-icl: select: ")
-    return capsys.readouterr().out
+def select_command(*arguments) -> None:
+    cli.run(["select", *map(str, arguments)])
 
 
 MODEL = ("--model_args", f"pretrained={model_path()}", "--device", "cpu")
 
 
-# ---------------------------------------------------------------------------------------------------------------
 # What is read from the model.
 
 
 @pytest.mark.parametrize("arch", ["gpt2", "bloom", "gemma2_window"])
 @pytest.mark.parametrize("pack_tokens", [1024, 8])
-def test_states_are_what_the_vocabulary_projection_reads(arch, pack_tokens, tmp_path):
+def test_states_are_what_the_vocabulary_projection_reads(arch, pack_tokens, checkpoint):
     """In packs and in rows, of queries of different lengths, with answers of one and of several tokens."""
-    tiny.save(arch, tmp_path)
-    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float64).eval()
-    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    model, tokenizer = tiny.load(checkpoint(arch), dtype=torch.float64)
     predictor = Predictor(model, tokenizer, ICL(), pack_tokens=pack_tokens, batch_size=3)
     queries = ["a gripping film", "the plot is dull and the jokes fall flat", "warm", "Q: 12 + 30"]
     options = [" positive", " very negative indeed"]
@@ -110,8 +96,7 @@ def test_a_pass_reads_what_hf_gives(predictor, pool):
 
 def test_descriptions_may_depend_on_the_document(predictor):
     """A document's numbers are those with its own description, whichever others are read with it."""
-    task = TaskManager(include_defaults=False).load([evaluation.TASKS["described"]])["tasks"]["described"]
-    pool = PoolOfTask(task)
+    pool = PoolOfTask(evaluation.load_task(evaluation.TASKS["described"]))
     chooser = Chooser(pool, predictor, 5000)
     rows = list(range(len(pool.docs)))
     assert len({pool.query(row)[0].prefix for row in rows}) > 2
@@ -121,17 +106,14 @@ def test_descriptions_may_depend_on_the_document(predictor):
         assert np.allclose(alone, together[row], atol=1e-5) and np.allclose(feature[0], features[row], atol=1e-4)
 
 
-# ---------------------------------------------------------------------------------------------------------------
 # Choices.
 
 
 @pytest.mark.parametrize("how", tiny.slow_but(["herding", "entropy", "lens"], SELECTORS))
-def test_the_command_chooses_what_the_method_chooses(how, predictor, pool, monkeypatch, capsys, tmp_path):
+def test_the_command_chooses_what_the_method_chooses(how, predictor, pool, capsys, tmp_path):
     file = tmp_path / "chosen.json"
-    said = run(
-        monkeypatch, capsys, how, *MODEL, "--tasks", TASK, "--num_fewshot", 5, "--seeds", "2..3", "--output", file
-    )
-    assert str(file) in said
+    select_command(how, *MODEL, "--tasks", TASK, "--num_fewshot", 5, "--seeds", "2..3", "--output", file)
+    assert str(file) in capsys.readouterr().out
     found = json.loads(file.read_text())
     probabilities, features, rows = Chooser(pool, predictor, 5000)._pass(Chooser(pool, predictor, 5000)._rows(2))
     labels = np.array([pool.query(row)[2] for row in rows])
@@ -226,11 +208,8 @@ def test_a_set_that_does_not_fit_cannot_win(how, arguments, predictor, pool, cap
         assert (accuracy > -np.inf) == fits(pool, narrow.predictor, rows, dev)
     assert choice.indices not in too_long and choice.accuracy == max(accuracy for _, _, (accuracy, _) in tried)
     assert f"{len(too_long)} sets of demonstrations do not fit the model" in caplog.text
-    with pytest.raises(
-        InputError, match=f"{how}: none of the .* sets that were tried fits the model .*Lower --num_"
-    ) as e:
+    with pytest.raises(InputError, match=f"{how}: none of the .* sets that were tried fits the model .*Lower --num_"):
         chooser(NARROW - 24).choose(how, 4, 0, **arguments)
-    assert "\n" not in str(e.value)
 
 
 def test_lens_chooses_and_is_the_same_again(predictor, pool):
@@ -250,57 +229,42 @@ def test_copies_and_documents_outside_the_pool_are_not_chosen(predictor, pool, m
     assert set(some.choose("herding", 4, 1).indices) <= set(some._rows(1))
 
 
-# ---------------------------------------------------------------------------------------------------------------
 # Runs with a file.
 
 
-def test_every_model_uses_the_choice(monkeypatch, capsys, tmp_path):
+def test_every_model_uses_the_choice(tmp_path):
     file = tmp_path / "chosen.json"
-    run(monkeypatch, capsys, "herding", *MODEL, "--tasks", TASK, "--num_fewshot", 4, "--seeds", 3, "--output", file)
+    select_command("herding", *MODEL, "--tasks", TASK, "--num_fewshot", 4, "--seeds", 3, "--output", file)
     indices = json.loads(file.read_text())["tasks"][TASK]["seeds"]["3"]["indices"]
     pool = PoolOfTask(load())
     expected = "".join(pool.demonstration(row) for row in indices)
+    manager = TaskManager(
+        include_path=task_dir() / "demo", include_defaults=False, metadata={"demonstrations": str(file)}
+    )
     for model in ("hf", "invicl"):
-        found = lm_eval.simple_evaluate(
-            model=model,
-            model_args={"pretrained": str(model_path())},
-            tasks=[TASK],
-            num_fewshot=4,
-            limit=2,
-            device="cpu",
-            fewshot_random_seed=3,
-            task_manager=TaskManager(
-                include_path=task_dir() / "demo", include_defaults=False, metadata={"demonstrations": str(file)}
-            ),
-        )
+        kwargs = {"num_fewshot": 4, "limit": 2, "device": "cpu", "fewshot_random_seed": 3, "bootstrap_iters": 0}
+        args = {"pretrained": str(model_path())}
+        found = lm_eval.simple_evaluate(model, args, [TASK], task_manager=manager, **kwargs)
         prompts = [sample["arguments"][0][0] for sample in found["samples"][TASK]]
         assert all(expected in prompt for prompt in prompts), model
 
 
+def a_file(path: Path, documents: PoolOfTask, task: str = TASK, **changes) -> Path:
+    digest = {"rows": len(documents.docs), "sha256": choices.pool_digest(documents.docs)}
+    of_task = {"n": 2, "pool": digest, "seeds": {"0": {"indices": [4, 8]}}, **changes}
+    path.write_text(json.dumps({"about": {}, "tasks": {task: of_task}}))
+    return path
+
+
 def test_tasks_of_lm_evals_own_kind_use_the_choice(tmp_path):
     """They draw anew for every document otherwise."""
-    manager = TaskManager(include_defaults=False)
-    plain = manager.load([evaluation.TASKS["one_token"]])["tasks"]["one_token"]
-    pool = PoolOfTask(plain)
-    file = tmp_path / "chosen.json"
-    seeds = {"0": {"indices": [5, 2, 9]}}
-    of_task = {"n": 3, "pool": {"rows": len(pool.docs), "sha256": choices.pool_digest(pool.docs)}, "seeds": seeds}
-    file.write_text(json.dumps({"about": {}, "tasks": {"one_token": of_task}}))
-    manager = TaskManager(include_defaults=False, metadata={"demonstrations": str(file)})
-    task = manager.load([evaluation.TASKS["one_token"]])["tasks"]["one_token"]
+    config = evaluation.TASKS["one_token"]
+    pool = PoolOfTask(evaluation.load_task(config))
+    file = a_file(tmp_path / "chosen.json", pool, "one_token", n=3, seeds={"0": {"indices": [5, 2, 9]}})
+    task = evaluation.load_task(config, demonstrations=str(file))
     task.set_fewshot_seed(0)
     prompt = task.fewshot_context(task.eval_docs[0], 3)
     assert prompt.startswith("".join(pool.demonstration(row) for row in (5, 2, 9)))
-
-
-def a_file(path: Path, documents: PoolOfTask, **changes) -> Path:
-    of_task = {
-        "n": 2,
-        "pool": {"rows": 200, "sha256": choices.pool_digest(documents.docs)},
-        "seeds": {"0": {"indices": [4, 8]}},
-    }
-    path.write_text(json.dumps({"about": {}, "tasks": {TASK: {**of_task, **changes}}}))
-    return path
 
 
 @pytest.mark.parametrize(
@@ -322,9 +286,8 @@ def test_a_file_for_something_else_is_refused(changes, n, seed, says, pool, tmp_
     if says is None:
         assert [task.sampler.df.index(row) for row in sampler.sample(n)] == [4, 8]
         return
-    with pytest.raises(Exception, match=f"demonstrations={file}") as error:
+    with pytest.raises(InputError, match=f"demonstrations={file}.*{re.escape(says)}"):
         sampler.sample(n)
-    assert says in str(error.value) and "\n" not in str(error.value)
 
 
 def test_a_file_of_other_tasks_is_refused(pool, tmp_path):
@@ -334,7 +297,6 @@ def test_a_file_of_other_tasks_is_refused(pool, tmp_path):
         task.sampler.set_rnd(0).sample(2)
 
 
-# ---------------------------------------------------------------------------------------------------------------
 # Bad input.
 
 
@@ -359,9 +321,10 @@ def test_a_file_of_other_tasks_is_refused(pool, tmp_path):
         (["herding", "--model_args", "pretrained=x,T=3", "--tasks", TASK], "--model_args: unknown argument 'T'"),
     ],
 )
-def test_bad_input_is_one_line(arguments, says, monkeypatch, capsys, tmp_path):
+def test_bad_input_is_one_line(arguments, says, tmp_path):
     shots = [] if "--num_fewshot" in arguments else ["--num_fewshot", 4]
-    assert says in run(monkeypatch, capsys, *arguments, *shots, "--output", tmp_path / "chosen.json")
+    with pytest.raises(InputError, match=re.escape(says)):
+        select_command(*arguments, *shots, "--output", tmp_path / "chosen.json")
     assert not (tmp_path / "chosen.json").exists()
 
 
@@ -386,7 +349,7 @@ def test_the_pool_is_read_once_for_all_seeds(predictor, pool, monkeypatch):
 def test_options_that_differ_by_document(predictor):
     """What needs the same labels for all is refused; the rest chooses without balance."""
     config = {**evaluation.TASKS["one_token"], "task": "differ", "doc_to_choice": "{{[other, 'b', 'c']}}"}
-    pool = PoolOfTask(TaskManager(include_defaults=False).load([config])["tasks"]["differ"])
+    pool = PoolOfTask(evaluation.load_task(config))
     chooser = Chooser(pool, predictor, 5000)
     for how in ("cal", "craig", "gradmatch", "facility_location", "graph_cut"):
         with pytest.raises(Exception, match="needs the same options for all documents"):

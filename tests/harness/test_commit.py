@@ -43,18 +43,25 @@ def head(package):
     return git(package, "rev-parse", "HEAD").strip()
 
 
-def test_a_checkout(package):
+@pytest.mark.parametrize("has_git", [True, False])
+def test_a_checkout_and_a_worktree(package, monkeypatch, has_git):
     git(package, "tag", "v1")
-    assert version.commit(package) == head(package)
-    (package / "__init__.py").write_text("x = 1\n")
-    assert version.commit(package) == head(package) + "-dirty"
-
-
-def test_a_worktree(package):
-    git(package, "worktree", "add", "-q", str(package.parent.parent / "other"))
+    other = package.parent.parent / "other" / "lm_eval_icl"
+    git(package, "worktree", "add", "-q", str(other.parent))
     git(package.parent, "commit", "-qm", "two", "--allow-empty")
-    there = package.parent.parent / "other" / "lm_eval_icl"
-    assert version.commit(there) == head(there) != head(package)
+    expected = [head(package), head(other)]
+    if not has_git:
+        monkeypatch.setenv("PATH", "")
+    assert expected[0] != expected[1]
+    assert [version.commit(package), version.commit(other)] == expected
+
+
+def test_changed_files_and_a_copy_without_history(package):
+    expected = head(package)
+    (package / "__init__.py").write_text("x = 1\n")
+    assert version.commit(package) == f"{expected}-dirty"
+    shutil.rmtree(package.parent / ".git")
+    assert version.commit(package) is None
 
 
 @pytest.mark.parametrize("variable", ["GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE"])
@@ -74,21 +81,6 @@ def test_a_checkout_of_another_user(package, monkeypatch):
     with pytest.raises(subprocess.CalledProcessError):
         head(package)
     assert version.commit(package) == expected
-
-
-@pytest.mark.parametrize("worktree", [False, True])
-def test_without_git(package, monkeypatch, worktree):
-    expected = head(package)
-    if worktree:
-        git(package, "worktree", "add", "-q", str(package.parent.parent / "other"))
-        package = package.parent.parent / "other" / "lm_eval_icl"
-    monkeypatch.setenv("PATH", "")
-    assert version.commit(package) == expected
-
-
-def test_a_copy_without_history(package):
-    shutil.rmtree(package.parent / ".git")
-    assert version.commit(package) is None
 
 
 def test_an_environment_inside_somebody_elses_repository(package):

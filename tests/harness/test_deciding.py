@@ -12,7 +12,6 @@ from lm_eval.api.instance import Instance
 from lm_eval.loggers.evaluation_tracker import EvaluationTracker
 from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lm_eval_icl import decisions
 from lm_eval_icl.decisions import how
@@ -24,7 +23,7 @@ from lm_eval_icl.methods import Predictor, make
 from lm_eval_icl.results.build import build
 from lm_eval_icl.results.form import reads_in_words
 from lm_eval_icl.results.read import read
-from tests import evaluation
+from tests import evaluation, tiny
 
 RULES = "contextual+batch+batch:by=difference+domain:n=4+dcpmi+pmi+batch:m=5:of=pool"
 TASKS = {
@@ -47,11 +46,6 @@ OPTIONS = evaluation.task(
 )
 
 
-@pytest.fixture(autouse=True)
-def _no_environment(monkeypatch):
-    monkeypatch.setattr(lm_eval.evaluator, "add_env_info", lambda _: None)  # which takes seconds
-
-
 def run(model, path, task, decide, shots=2, *, args=None, **kwargs):
     """The results, and the samples by filter."""
     metadata, args = {"decide": decide} if decide else None, {"dtype": "float64", **(args or {})}
@@ -66,6 +60,25 @@ def run(model, path, task, decide, shots=2, *, args=None, **kwargs):
 def values(rows):
     """(D, C) of a filter's rows."""
     return [[float(value) for value, _ in row["filtered_resps"]] for row in rows]
+
+
+FREE = ("N/A", "", "[MASK]")
+
+
+def contextual(literal, behind, text, options, free=FREE):
+    """The calibrated values of a document's options behind a text: less those that content-free texts have there."""
+
+    def value(text, option):
+        return literal(f"{behind}Review: {text}\nSentiment:", option)
+
+    return [value(text, y) - math.log(np.mean([math.exp(value(other, y)) for other in free])) for y in options]
+
+
+def before_query(row):
+    """What stands before a document's query in its prompt."""
+    context, query = row["arguments"][0][0], f"Review: {row['doc']['text']}\nSentiment:"
+    assert context.endswith(query)
+    return context.removesuffix(query)
 
 
 class Literal:
@@ -92,44 +105,33 @@ def expected(rule, literal, rows, said, pool):
     contexts = [row["arguments"][0][0] for row in rows]
     options = [[option for _, option in row["arguments"]] for row in rows]
     raw = [[literal(context, y) for y in ys] for context, ys in zip(contexts, options, strict=True)]
-    queries = [f"Review: {row['doc']['text']}\nSentiment:" for row in rows]
-    behind = []
-    for context, query in zip(contexts, queries, strict=True):
-        assert context.endswith(query)
-        behind.append(context.removesuffix(query))
-
-    def mean_of(texts, i):
-        return [np.mean([math.exp(literal(behind[i] + text, y)) for text in texts]) for y in options[i]]
-
+    free = FREE
+    if rule == "domain:n=4":
+        free = [text.removeprefix("Review: ").removesuffix("\nSentiment:") for text in said["texts"]]
+        every = [word for doc in pool for word in doc["text"].lower().split()]
+        for text in free:
+            words = text.removesuffix(" .").split(" ")
+            assert set(words) <= set(every) and len(words) == int(len(every) / len(pool)) + 1
+        assert len(set(free)) == 4
     found = []
-    for i, row in enumerate(raw):
+    for row, scores, ys in zip(rows, raw, options, strict=True):
+        behind, of = before_query(row), raw
         if rule in ("contextual", "domain:n=4"):
-            texts = [f"Review: {text}\nSentiment:" for text in ("N/A", "", "[MASK]")]
-            if rule != "contextual":
-                texts = said["texts"]
-                for text in texts:
-                    words = text.removeprefix("Review: ").removesuffix(" .\nSentiment:").split(" ")
-                    every = [word for doc in pool for word in doc["text"].lower().split()]
-                    assert set(words) <= set(every) and len(words) == int(len(every) / len(pool)) + 1
-                assert len(set(texts)) == 4
-            found.append([s - math.log(m) for s, m in zip(row, mean_of(texts, i), strict=True)])
+            found.append(contextual(literal, behind, row["doc"]["text"], ys, free))
         elif rule in ("dcpmi", "pmi"):
             premise = "\nSentiment:" if rule == "dcpmi" else ":"
-            found.append([s - literal(premise, y) for s, y in zip(row, options[i], strict=True)])
-        elif rule.startswith("batch"):
-            of = raw
+            found.append([score - literal(premise, y) for score, y in zip(scores, ys, strict=True)])
+        else:
             if "pool" in rule:
-                shown = [doc for doc in pool if f"Review: {doc['text']}\n" in behind[i]]
+                shown = [doc for doc in pool if f"Review: {doc['text']}\n" in behind]
                 assert len(shown) == 2
-                rest = [f"Review: {doc['text']}\nSentiment:" for doc in pool if doc not in shown]
-                asked = [text for text in rest if (behind[i] + text, options[i][0]) in literal.drawn]
+                rest = [f"{behind}Review: {doc['text']}\nSentiment:" for doc in pool if doc not in shown]
+                asked = [context for context in rest if (context, ys[0]) in literal.drawn]
                 assert len(asked) == 5
-                of = [[literal(behind[i] + text, y) for y in options[i]] for text in asked]
+                of = [[literal(context, y) for y in ys] for context in asked]
             mean = np.mean([p(each) for each in of], axis=0)
-            if "difference" in rule:
-                found.append(np.array(p(row)) - mean)
-            else:
-                found.append([s - math.log(m) for s, m in zip(row, mean, strict=True)])
+            by_difference = "difference" in rule
+            found.append(np.array(p(scores)) - mean if by_difference else np.array(scores) - np.log(mean))
     return found
 
 
@@ -186,14 +188,14 @@ def test_the_queries_have_the_method_of_the_documents(model, checkpoint):
 def with_content_free(**_):
     from datasets import Dataset, DatasetDict
 
-    texts = [{"text": text, "label": 0, "other": "film"} for text in ("N/A", "", "[MASK]")]
+    texts = [{"text": text, "label": 0, "other": "film"} for text in FREE]
     test = Dataset.from_list(evaluation.documents(3, 0) + texts)
     return DatasetDict({"train": evaluation.splits()["train"], "test": test})
 
 
 def test_constants_belong_to_the_context_as_it_ran(checkpoint):
     """Some documents lose demonstrations, and the constants of these are of what is left."""
-    path, task = checkpoint("llama"), TASKS["three"]
+    path, task, options = checkpoint("llama"), TASKS["three"], [" no", " yes", " maybe so"]
     literal = Literal(path)
     tokens = literal.lm.tokenizer.encode
     results, rows = run("icl", path, task, None, 4)
@@ -201,19 +203,15 @@ def test_constants_belong_to_the_context_as_it_ran(checkpoint):
     args = {"overflow": "drop", "max_length": lengths[2] - 1}
     results, rows = run("icl", path, task, "contextual", 4, args=args)
     left = 0
-    for row in rows["contextual"]:
-        context = row["arguments"][0][0]
-        *shown, query = context.removeprefix("Review: ").split("\n\nReview: ")
+    for row, found in zip(rows["contextual"], values(rows["contextual"]), strict=True):
+        query = f"Review: {row['doc']['text']}\nSentiment:"
+        shown = before_query(row).removeprefix("Review: ").removesuffix("\n\n").split("\n\nReview: ")
         parts = [f"Review: {part}\n\n" for part in shown]
         assert len(parts) == 4
-        while len(tokens("".join(parts) + f"Review: {query} maybe so")) - 1 > args["max_length"]:
+        while len(tokens("".join(parts) + query + " maybe so")) - 1 > args["max_length"]:
             parts.pop(0)
             left += 1
-        behind = "".join(parts)
-        for option, (value, _) in zip([" no", " yes", " maybe so"], row["filtered_resps"], strict=True):
-            asked = [literal(f"{behind}Review: {text}\nSentiment:", option) for text in ("N/A", "", "[MASK]")]
-            raw = literal(f"{behind}Review: {query}", option)
-            assert float(value) == pytest.approx(raw - math.log(np.mean(np.exp(asked))), abs=1e-6)
+        assert found == pytest.approx(contextual(literal, "".join(parts), row["doc"]["text"], options), abs=1e-6)
     icl = results["config"]["icl"]
     assert left == icl["left_out"]["three"]["demonstrations"] > 0
     said = icl["decided"]["three"]["contextual"]
@@ -222,20 +220,12 @@ def test_constants_belong_to_the_context_as_it_ran(checkpoint):
 
 
 def test_every_document_with_its_own_demonstrations_has_its_own_constants(checkpoint):
-    path = checkpoint("llama")
+    path, options = checkpoint("llama"), (" no", " yes", " maybe so")
     task = {**TASKS["three"], "fewshot_config": {"sampler": "default"}}
     literal = Literal(path)
     for model in ("icl", "hf"):
         results, rows = run(model, path, task, "contextual:texts=N/A", fewshot_random_seed=3)
-        want = []
-        for row in rows["none"]:
-            behind = row["arguments"][0][0].removesuffix(f"{row['doc']['text']}\nSentiment:")
-            want.append(
-                [
-                    literal(behind + f"{row['doc']['text']}\nSentiment:", y) - literal(behind + "N/A\nSentiment:", y)
-                    for y in (" no", " yes", " maybe so")
-                ]
-            )
+        want = [contextual(literal, before_query(row), row["doc"]["text"], options, ["N/A"]) for row in rows["none"]]
         np.testing.assert_allclose(values(rows["contextual:texts=N/A"]), want, rtol=0, atol=1e-6)
         said = results["config"]["icl"]["decided"]["three"]["contextual:texts=N/A"]
         assert said["contexts"] == said["queries"] == len({row["arguments"][0][0] for row in rows["none"]}) == 6
@@ -245,11 +235,10 @@ def test_options_of_their_own_and_metrics_that_mean_nothing(checkpoint):
     path = checkpoint("llama")
     literal = Literal(path)
     results, rows = run("icl", path, OPTIONS, "contextual+pmi")
-    for row in rows["contextual"]:
-        behind = row["arguments"][0][0].removesuffix(f"{row['doc']['text']}\nSentiment:")
-        for (context, y), (value, _) in zip(row["arguments"][:3], row["filtered_resps"], strict=False):
-            asked = [literal(f"{behind}{text}\nSentiment:", y) for text in ("N/A", "", "[MASK]")]
-            assert float(value) == pytest.approx(literal(context, y) - math.log(np.mean(np.exp(asked))), abs=1e-6)
+    for row, found in zip(rows["contextual"], values(rows["contextual"]), strict=True):
+        options = [option for _, option in row["arguments"][:3]]
+        wanted = contextual(literal, before_query(row), row["doc"]["text"], options)
+        assert found[:3] == pytest.approx(wanted, abs=1e-6)
     numbers = results["results"]["options"]
     assert {"acc,none", "acc_mutual_info,none", "acc,contextual", "acc,pmi"} <= numbers.keys()
     assert not {"acc_mutual_info,contextual", "acc_mutual_info,pmi"} & numbers.keys()
@@ -282,8 +271,7 @@ def test_the_same_in_python(checkpoint):
     """What `Predictor.score` gives goes into the same functions."""
     path = checkpoint("llama")
     _, rows = run("invicl", path, TASKS["three"], "contextual+batch", args={"dtype": "float32"})
-    model, tokenizer = (of.from_pretrained(path) for of in (AutoModelForCausalLM, AutoTokenizer))
-    predictor = Predictor(model, tokenizer, make("invicl"))
+    predictor = Predictor(*tiny.load(path), make("invicl"))
     options = [" no", " yes", " maybe so"]
     shown = [f"Review: {doc['text']}\nSentiment:{options[doc['label']]}\n\n" for doc in evaluation.documents(2, 50)]
 
@@ -292,7 +280,7 @@ def test_the_same_in_python(checkpoint):
         return [[value for value, _ in of] for of in asked]
 
     scores = score([row["doc"]["text"] for row in rows["none"]])
-    calibrated = decisions.contextual(scores, score(["N/A", "", "[MASK]"]))
+    calibrated = decisions.contextual(scores, score(FREE))
     np.testing.assert_allclose(calibrated, values(rows["contextual"]), rtol=0, atol=1e-4)
     np.testing.assert_allclose(decisions.batch(scores), values(rows["batch"]), rtol=0, atol=1e-4)
 
@@ -323,12 +311,11 @@ def test_the_limit_is_recorded_and_tasks_are_as_before(checkpoint):
     assert all(each[rule]["transductive"] for each in said for rule in each)
     manager = TaskManager(include_defaults=False, metadata={"decide": "batch"})
     loaded = manager.load([copy.deepcopy(TASKS["three"])])
-    before = dict(loaded["tasks"]["three"].__dict__)
+    filters = loaded["tasks"]["three"]._filters
     lm = HFLM(pretrained=str(path), device="cpu")
     lm_eval.evaluate(lm=lm, task_dict=loaded, limit=2, bootstrap_iters=0)
-    after = loaded["tasks"]["three"].__dict__
-    assert {name: after[name] for name in before if name in ("_filters",)} == {"_filters": before["_filters"]}
-    assert not {"build_all_requests", "process_results"} & after.keys()
+    assert loaded["tasks"]["three"]._filters == filters
+    assert not {"build_all_requests", "process_results"} & vars(loaded["tasks"]["three"]).keys()
     del loaded["tasks"]["three"].config.metadata["decide"]
     lm_eval.evaluate(lm=lm, task_dict=loaded, limit=2, bootstrap_iters=0)
     assert "icl" not in lm.get_model_info()
@@ -354,9 +341,11 @@ def test_behind_a_chat_template(chat_checkpoint):
 # Content-free queries.
 
 
+CHOICES = {"doc_to_choice": ["no", "yes"]}
+
+
 def queries(**changes):
-    task = evaluation.task("t", **evaluation.CHOICE, **{"doc_to_choice": ["no", "yes"], **changes})
-    return Queries(TaskManager(include_defaults=False).load([task])["tasks"]["t"], {})
+    return Queries(evaluation.load_task(evaluation.task("t", **evaluation.CHOICE, **CHOICES | changes)), {})
 
 
 def hides(doc):

@@ -1,15 +1,12 @@
 """Rules that compare a document with labeled rows, in runs of lm-eval, against what transformers itself computes."""
 
-import math
-
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lm_eval_icl.errors import InputError
-from tests import evaluation
-from tests.harness.test_deciding import TASKS, run, values
+from tests import evaluation, tiny
+from tests.harness.test_deciding import TASKS, before_query, run, values
 
 RULES = "hidden:m=3+knn:m=2+knn:k=1:m=3"
 BOTH = evaluation.task(
@@ -19,23 +16,18 @@ BOTH = evaluation.task(
 PAIR = {"two": {**TASKS["described"]}, "both": BOTH}
 
 
-@pytest.fixture(autouse=True)
-def _no_environment(monkeypatch):
-    monkeypatch.setattr("lm_eval.evaluator.add_env_info", lambda _: None)  # which takes seconds
-
-
 @pytest.mark.parametrize(("name", "args"), [("two", {}), ("both", {}), ("both", {"pack_tokens": 4})])
 def test_neighbors_against_transformers(name, args, checkpoint):
-    """Each text is read as a whole, and all is computed by loops, in float64."""
+    """Each text is read as a whole, and by itself, in float64."""
     path, task = checkpoint("llama"), PAIR[name]
     results, rows = run("icl", path, task, RULES, args=args)
-    tokenizer = AutoTokenizer.from_pretrained(path)
-    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float64).eval()
+    model, tokenizer = tiny.load(path, dtype=torch.float64)
 
     def read(text):
+        """The state of a text's last token, and the log-probabilities of the next."""
         with torch.no_grad():
             output = model(torch.tensor([tokenizer.encode(text)]), output_hidden_states=True)
-        return output.hidden_states[-1][0, -1].tolist(), output.logits[0, -1].log_softmax(-1).tolist()
+        return output.hidden_states[-1][0, -1].numpy(), output.logits[0, -1].log_softmax(-1).numpy()
 
     pool = evaluation.splits()["train"].to_list()
     metrics = {key for key in results["results"][task["task"]] if "acc_norm" in key and "stderr" not in key}
@@ -44,37 +36,26 @@ def test_neighbors_against_transformers(name, args, checkpoint):
         said = results["config"]["icl"]["decided"][task["task"]][rule]
         per_class = said["arguments"]["m"]
         anchors = [pool[row] for row in said["rows"]]
+        labels = np.array([doc["label"] for doc in anchors])
         assert said["labels"] == len(anchors) == len(set(said["rows"])) == 2 * per_class
-        assert sorted(doc["label"] for doc in anchors) == [0] * per_class + [1] * per_class
+        assert sorted(labels) == [0] * per_class + [1] * per_class
         want = []
         for row in rows["none"]:
-            context = row["arguments"][0][0]
-            query = f"Review: {row['doc']['text']}\nSentiment:"
-            assert context.endswith(query)
-            behind = context.removesuffix(query)
+            state, log_probs = read(row["arguments"][0][0])
+            behind = before_query(row)
             assert not any(f"Review: {doc['text']}\n" in behind for doc in anchors)
-            state, log_probs = read(context)
-            of_anchors = [read(behind + f"Review: {doc['text']}\nSentiment:") for doc in anchors]
+            states, others = zip(*(read(f"{behind}Review: {doc['text']}\nSentiment:") for doc in anchors), strict=True)
             if said["rule"] == "hidden":
-                value = []
-                for label in (0, 1):
-                    mine = [
-                        vector for (vector, _), doc in zip(of_anchors, anchors, strict=True) if doc["label"] == label
-                    ]
-                    value.append(-math.dist(state, [sum(column) / len(mine) for column in zip(*mine, strict=True)]))
+                means = [np.array(states)[labels == y].mean(0) for y in (0, 1)]
+                want.append([-np.linalg.norm(state - mean) for mean in means])
             else:
-                far = [
-                    sum(math.exp(p) * (p - q) for p, q in zip(theirs, log_probs, strict=True))
-                    for _, theirs in of_anchors
-                ]
-                nearest = sorted(range(len(far)), key=far.__getitem__)[: said["arguments"]["k"]]
-                value = [sum(anchors[i]["label"] == label for i in nearest) for label in (0, 1)]
-            want.append(value)
+                far = [np.sum(np.exp(other) * (other - log_probs)) for other in others]
+                nearest = labels[np.argsort(far)[: said["arguments"]["k"]]]
+                want.append([np.sum(nearest == y) for y in (0, 1)])
         np.testing.assert_allclose(values(rows[rule]), want, rtol=0, atol=1e-6)
         assert len({tuple(value) for value in want}) > 1
-        assert results["results"][task["task"]][f"acc,{rule}"] == pytest.approx(
-            np.mean([np.argmax(value) == row["doc"]["label"] for value, row in zip(want, rows["none"], strict=True)])
-        )
+        right = [np.argmax(value) == row["doc"]["label"] for value, row in zip(want, rows["none"], strict=True)]
+        assert results["results"][task["task"]][f"acc,{rule}"] == pytest.approx(np.mean(right))
 
 
 def test_a_documents_value_is_its_own(checkpoint):

@@ -15,7 +15,6 @@ from typing import Any
 
 import lm_eval
 import pytest
-import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -31,19 +30,10 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def launch(*command: str) -> subprocess.CompletedProcess:
     """Two processes, at ports that are free."""
-    environment = {
-        **os.environ,
-        "ACCELERATE_USE_CPU": "true",
-        "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
-    }
-    return subprocess.run(
-        [sys.executable, "-m", *command],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,  # in place of a hang
-    )
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
+    line = [sys.executable, "-m", *command]
+    return subprocess.run(line, env=environment, capture_output=True, text=True, timeout=300)  # in place of a hang
 
 
 ACCELERATE = ("accelerate.commands.launch", "--multi_gpu", "--num_processes=2", "--main_process_port=0", "-m")
@@ -97,25 +87,11 @@ ROLLING = evaluation.task("rolling", output_type="loglikelihood_rolling", doc_to
 LIKELY = evaluation.task(  # standard errors by bootstrap, which depend on the order of the documents
     "likely", output_type="loglikelihood", doc_to_text="{{text}}", doc_to_target="then {{other}}"
 )
-CHOSEN = {  # demonstrations that the model chooses
-    **evaluation.TASKS["one_token"],
-    "task": "chosen",
-    "doc_to_choice": ["no", "yes"],
-    "metadata": {"version": 1, "demonstrations": "herding"},
-}
-DECIDED = {
-    **evaluation.TASKS["one_token"],
-    "task": "decided",
-    "metadata": {"version": 1, "decide": "contextual+batch"},
-}
-TASKS = {
-    **evaluation.TASKS,
-    "decided": DECIDED,
-    "filtered": FILTERED,
-    "rolling": ROLLING,
-    "likely": LIKELY,
-    "chosen": CHOSEN,
-}
+CHOSEN = evaluation.task(  # demonstrations that the model chooses
+    "chosen", **evaluation.CHOICE, doc_to_choice=["no", "yes"], metadata={"version": 1, "demonstrations": "herding"}
+)
+DECIDED = {**CHOSEN, "task": "decided", "metadata": {"version": 1, "decide": "contextual+batch"}}
+TASKS = evaluation.TASKS | {task["task"]: task for task in (DECIDED, FILTERED, ROLLING, LIKELY, CHOSEN)}
 
 
 def run(model: str, path: Path, names: list[str], *, limit: int = 5, **kwargs: Any) -> dict[str, Any] | None:
@@ -276,7 +252,7 @@ dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 @pytest.mark.slow
 def test_a_command_line(tmp_path):
     done = launch(
-        *(*ACCELERATE, "tests.launched", "lm_eval", "--model", "pcw", "--model_args", f"pretrained={model_path()}"),
+        *(*ACCELERATE, "tests.once", "lm_eval", "--model", "pcw", "--model_args", f"pretrained={model_path()}"),
         *("--tasks", "icl_demo_short", "--num_fewshot", "4", "--limit", "5"),
         *("--output_path", str(tmp_path), "--log_samples"),
     )
@@ -296,20 +272,10 @@ def test_a_command_line(tmp_path):
 def test_what_one_process_refuses_ends_all(checkpoint, tmp_path):
     """The second document, which is the second process's, does not fit."""
     documents = [{"text": "word " * (500 if i == 1 else 3)} for i in range(5)]
-    (tmp_path / "data.json").write_text("\n".join(map(json.dumps, documents)))
-    task = {
-        "task": "one_is_long",
-        "dataset_path": "json",
-        "dataset_kwargs": {"data_files": {"test": str(tmp_path / "data.json")}, "cache_dir": str(tmp_path)},
-        "test_split": "test",
-        "output_type": "multiple_choice",
-        "doc_to_text": "{{text}}",
-        "doc_to_choice": ["a", "b"],
-        "doc_to_target": 0,
-    }
-    (tmp_path / "task.yaml").write_text(yaml.safe_dump(task))
+    asked = {"doc_to_text": "{{text}}", "doc_to_choice": ["a", "b"], "doc_to_target": 0}
+    evaluation.task_file(tmp_path, "one_is_long", {"test": documents}, **asked)
     done = launch(
-        *(*TORCHRUN, "tests.launched", "lm_eval", "--model", "icl", "--tasks", "one_is_long"),
+        *(*TORCHRUN, "tests.once", "lm_eval", "--model", "icl", "--tasks", "one_is_long"),
         *("--include_path", str(tmp_path), "--model_args", f"pretrained={checkpoint('gpt2')},max_length=100"),
     )
     assert done.returncode != 0

@@ -140,57 +140,37 @@ def test_any_prompt(loaded, architecture, arguments, data):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("architecture", TOLERANCE)
-@slowly
-@given(arguments=requests(refused=False), until=st.lists(TEXT, max_size=2))
-def test_any_prompt_is_continued(loaded, architecture, arguments, until):
-    lms = loaded(architecture, "float64")
-    wanted = {"until": until, "max_gen_toks": 4, "do_sample": False}
-    prompts = [(prompt, wanted) for prompt in dict.fromkeys(prompt for prompt, _ in arguments)]
-    for name in CLASSES:
-        texts = run(lms[name], prompts, "generate_until")
-        assert all(isinstance(text, str) for text in texts)
-        if name == "icl":
-            plain = [(str(prompt), {**wanted, "until": list(until)}) for prompt, _ in prompts]
-            assert texts == run(lms["hf"], plain, "generate_until")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("architecture", TOLERANCE)
 @seldom
-@given(data=st.data(), sets=st.lists(requests(refused=False), min_size=1, max_size=3), pack=st.integers(1, 600))
-def test_no_number_depends_on_what_runs_beside_it(loaded, architecture, data, sets, pack):
-    """Shuffled, split into calls, packed otherwise: the same but for rounding, in float32."""
-    arguments = [pair for of in sets for pair in of]
-    order = data.draw(st.permutations(range(len(arguments))))
-    cut = data.draw(st.integers(0, len(order)))
+@given(
+    data=st.data(),
+    sets=st.lists(requests(refused=False), min_size=1, max_size=3),
+    pack=st.integers(1, 600),
+    batch=st.integers(1, 5),
+)
+def test_nothing_depends_on_what_runs_beside_it(loaded, architecture, data, sets, pack, batch):
+    """Shuffled, split into calls, packed and batched otherwise: texts are the same, and numbers but for rounding."""
+    wanted = {"until": ["\n\n"], "max_gen_toks": 4, "do_sample": False}
+    prompts = [(prompt, wanted) for of in sets for prompt in dict.fromkeys(prompt for prompt, _ in of)]
+    pairs = data.draw(st.permutations([pair for of in sets for pair in of]))
+    shuffled = data.draw(st.permutations(prompts))
+    cut = data.draw(st.integers(0, len(pairs)))
     for name in CLASSES:
         lm = loaded(architecture, "float32")[name]
         lm.pack_tokens = 512
-        alone = [run(lm, [pair])[0] for pair in arguments]
+        alone = [run(lm, [pair])[0] for pair in pairs]
         lm.pack_tokens = pack
         lm.begin([])
         found = [
-            *lm.loglikelihood(instances([arguments[i] for i in order[:cut]]), disable_tqdm=True),
-            *lm.loglikelihood(instances([arguments[i] for i in order[cut:]]), disable_tqdm=True),
+            *lm.loglikelihood(instances(pairs[:cut]), disable_tqdm=True),
+            *lm.loglikelihood(instances(pairs[cut:]), disable_tqdm=True),
         ]
-        expected = [alone[i][0] for i in order]
-        assert all(abs(a - b) <= 1e-5 * max(1, -b) for (a, _), b in zip(found, expected, strict=True)), name
+        assert all(abs(a - b) <= 1e-5 * max(1, -b) for (a, _), (b, _) in zip(found, alone, strict=True)), name
 
-
-@pytest.mark.slow
-@pytest.mark.parametrize("architecture", TOLERANCE)
-@seldom
-@given(data=st.data(), sets=st.lists(requests(refused=False), min_size=1, max_size=3), batch=st.integers(1, 5))
-def test_no_text_depends_on_what_is_generated_beside_it(loaded, architecture, data, sets, batch):
-    wanted = {"until": ["\n\n"], "max_gen_toks": 4, "do_sample": False}
-    prompts = [(prompt, wanted) for of in sets for prompt in dict.fromkeys(prompt for prompt, _ in of)]
-    order = data.draw(st.permutations(range(len(prompts))))
-    for name in CLASSES:
         lm = loaded(architecture, "float64")[name]
         lm.batch_size_per_gpu = 1
-        alone = [run(lm, [pair], "generate_until")[0] for pair in prompts]
+        texts = [run(lm, [pair], "generate_until")[0] for pair in shuffled]
         lm.batch_size_per_gpu = batch
-        assert run(lm, [prompts[i] for i in order], "generate_until") == [alone[i] for i in order], name
+        assert run(lm, shuffled, "generate_until") == texts, name
         lm.batch_size_per_gpu = 1
 
 

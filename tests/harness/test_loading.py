@@ -16,7 +16,7 @@ NAMES = ["one_token", "many_tokens", "generate"]
 
 
 def run(model, path, **args):
-    return evaluation.responses(evaluation.run(model, path, NAMES, 3, args=args))
+    return evaluation.answers(model, path, NAMES, 3, args=args)
 
 
 def assert_as_hf(path, tolerance=1e-4, **args):

@@ -1,18 +1,15 @@
-"""Odd texts and sizes: `icl` gives what `hf` gives, every method finite numbers or one clear line."""
+"""Odd texts and sizes: `icl` gives what `hf` gives. (`test_fuzz.py` has every method on such texts.)"""
 
 from __future__ import annotations
 
 import functools
-import math
 
-import lm_eval
 import pytest
 from datasets import Dataset, DatasetDict
 from lm_eval.models.huggingface import HFLM
 
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.harness.models import model_class
-from lm_eval_icl.methods import NAMES
 from tests import evaluation, tiny
 
 # GPT-2 in float64 throughout; RMSNorm rounds to float32 in between.
@@ -21,7 +18,6 @@ FAMILY = "👩‍👩‍👧‍👦"  # seven code points, one picture
 DEMONSTRATIONS = [("a dull plot", 0), ("warm", 1), ("  quick", 0)]
 
 BLANKS = "only blanks to ask about"
-INVARIANT = ["prefixicl", "pcw", "saicl", "batchicl", "invicl", "sbp", "ape", "structured", "ensemble", "nbce"]
 
 
 def row(texts=("one film", "two"), options=("no", "yes"), demonstrations=DEMONSTRATIONS, **config):
@@ -88,25 +84,14 @@ ROWS = {
 @pytest.fixture(scope="module")
 def answers(checkpoint):
     """A function: model name, architecture -> the responses to every row, all in one run."""
-
-    @functools.cache
-    def run(name, architecture):
-        rows = [row for row in ROWS if row != BLANKS or name not in INVARIANT]
-        return evaluate(name, checkpoint(architecture), rows)
-
-    return run
+    return functools.cache(lambda name, architecture: evaluate(name, checkpoint(architecture), ROWS))
 
 
 def evaluate(name, path, rows):
     cls = HFLM if name == "hf" else model_class(name)
+    lm = cls(str(path), device="cpu", dtype="float64", batch_size=8)
     tasks = [evaluation.task(f"{row}{i}", **ROWS[row][i]) for row in rows for i in range(2)]
-    results = lm_eval.simple_evaluate(
-        model=cls(str(path), device="cpu", dtype="float64", batch_size=8),
-        tasks=tasks,
-        task_manager=evaluation.manager(False),
-        bootstrap_iters=0,
-    )
-    samples = results["samples"]
+    samples = evaluation.run(lm, "", tasks, None)["samples"]
     return {row: evaluation.responses({"samples": {i: samples[f"{row}{i}"] for i in range(2)}}) for row in rows}
 
 
@@ -117,22 +102,7 @@ def test_icl_gives_what_hf_gives(answers, architecture, row):
     evaluation.assert_same(answers("icl", architecture)[row], expected, TOLERANCE[architecture])
 
 
-@pytest.mark.parametrize(
-    ("architecture", "name"),
-    tiny.slow_but(
-        [("llama", "invicl"), ("gpt2", "deepthink")],
-        [*(("llama", name) for name in NAMES if name != "icl"), ("gpt2", "batchicl"), ("gpt2", "deepthink")],
-    ),
-)
-def test_every_method_gives_finite_numbers(answers, architecture, name):
-    found = answers(name, architecture)
-    numbers = {row: [of[0] for of in found[row] if not isinstance(of, str)] for row in found}
-    assert len(numbers) >= len(ROWS) - 1
-    wrong = {row: of for row, of in numbers.items() if not of or not all(-math.inf < number <= 0 for number in of)}
-    assert not wrong
-
-
-@pytest.mark.parametrize("name", INVARIANT)
+@pytest.mark.parametrize("name", ["saicl", "invicl", "nbce"])
 def test_blanks_alone_are_no_query_for_an_invariant_method(checkpoint, name):
     with pytest.raises(InputError, match=f"task '{BLANKS}0', document 0: the query is empty"):
         evaluate(name, checkpoint("gpt2"), [BLANKS])

@@ -15,7 +15,6 @@ from lm_eval.api.task import ConfigurableTask
 from lm_eval.config.evaluate_config import EvaluatorConfig
 from lm_eval.loggers.evaluation_tracker import EvaluationTracker
 from lm_eval.models.huggingface import HFLM
-from lm_eval.tasks.manager import TaskManager
 
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.harness import patches, shim
@@ -82,8 +81,6 @@ def test_what_is_used_of_the_command_line_is_there():
     used = {"model", "model_args", "batch_size", "max_batch_size", "device", "use_cache", "output_path", "include_path"}
     assert used <= {field.name for field in dataclasses.fields(EvaluatorConfig)}
     assert callable(EvaluatorConfig.load_yaml_config)
-    source = inspect.getsource(inspect.unwrap(Run._execute))
-    assert source.index("process_tasks(") < source.index("simple_evaluate(\n")
 
 
 def test_every_patch_is_in_the_table():
@@ -96,19 +93,19 @@ def test_what_is_used_of_hf_is_there(name):
     assert isinstance(inspect.getattr_static(HFLM, "max_length"), property)
 
 
-def test_lm_eval_still_warns_where_it_does_not_save():
-    """`saving` reads the file back, at the name that lm-eval gives it."""
-    source = inspect.getsource(inspect.unwrap(EvaluationTracker.save_results_aggregated))
-    assert 'f"results_{self.date_id}.json"' in source and "model_name_sanitized" in source
-    assert "samples_{task_name}_{self.date_id}.jsonl" in inspect.getsource(
-        inspect.unwrap(EvaluationTracker.save_results_samples)
-    )
+def source(function):
+    return inspect.getsource(inspect.unwrap(function))
 
 
-def test_turns_are_built_where_the_marks_are_put(checkpoint):
-    """`fewshot_context` makes every turn, the last one too, with `build_qa_turn`."""
-    source = inspect.getsource(inspect.unwrap(ConfigurableTask.fewshot_context))
-    assert source.count("self.build_qa_turn(") >= 2
+def test_what_is_relied_on_inside_functions_is_there():
+    """`saving` reads results back, at the names that lm-eval gives them; `fewshot_context` makes every turn, the last
+    one too, with `build_qa_turn`; tasks are read before anything is evaluated."""
+    saving = source(EvaluationTracker.save_results_aggregated)
+    assert 'f"results_{self.date_id}.json"' in saving and "model_name_sanitized" in saving
+    assert "samples_{task_name}_{self.date_id}.jsonl" in source(EvaluationTracker.save_results_samples)
+    assert source(ConfigurableTask.fewshot_context).count("self.build_qa_turn(") >= 2
+    execute = source(Run._execute)
+    assert execute.index("process_tasks(") < execute.index("simple_evaluate(\n")
 
 
 def test_patching_twice_changes_nothing():
@@ -145,7 +142,7 @@ class Other(LM):
 
 def test_other_models_run_as_without_us(tmp_path):
     """No check of ours, no parts in a prompt, no cache of ours."""
-    task = TaskManager(include_defaults=False).load([{**evaluation.TASKS["one_token"]}])
+    task = evaluation.manager(False).load([{**evaluation.TASKS["one_token"]}])
     with pytest.raises(ValueError, match="did not find any docs") as error:
         lm_eval.evaluator.evaluate(Other(), task, limit=0.0, bootstrap_iters=0)
     assert not isinstance(error.value, InputError)
@@ -189,19 +186,16 @@ def test_results_that_are_not_there(tmp_path, capsys, suffix):
 
 
 def test_a_refusal_that_nobody_catches_is_a_line():
-    code = "from lm_eval_icl.methods import make; make('icl', {'repeat': 0})"
-    code = f"from lm_eval_icl.harness import patches; patches.install(); {code}"
-    done = processes.python(code)
+    code = "from lm_eval_icl.harness import patches; patches.install(); "
+    done = processes.python(code + "from lm_eval_icl.methods import make; make('icl', {'repeat': 0})")
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == "lm-eval-icl: icl: repeat=0: must be a whole number, 1 or more.\n"
-    code = "from lm_eval_icl.harness import patches; patches.install(); 1 / 0"
-    done = processes.python(code)
+    done = processes.python(code + "1 / 0")
     assert "Traceback" in done.stderr and "ZeroDivisionError" in done.stderr
 
 
 def test_our_tasks_refuse_in_a_line_under_other_models_too(checkpoint, tmp_path):
     line = ["--model", "hf", "--model_args", f"pretrained={checkpoint('gpt2')}", "--device", "cpu"]
     line += ["--tasks", "icl_demo_short", "--num_fewshot", "100000"]
-    done = processes.command(*line, program="lm_eval", cwd=tmp_path)
-    assert done.returncode == 1 and "Traceback" not in done.stderr
-    assert "100000 demonstrations asked for, 200 there: lower --num_fewshot." in done.stderr.splitlines()[-1]
+    refusal = processes.refusal(*line, program="lm_eval", cwd=tmp_path)
+    assert "100000 demonstrations asked for, 200 there: lower --num_fewshot." in refusal

@@ -1,17 +1,14 @@
 """What must hold from one run to the next, and in runs out of the ordinary."""
 
-import lm_eval
 import pytest
 import torch
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import CachingLM
-from lm_eval.models.api_models import JsonChatStr
 from lm_eval.tasks import TaskManager
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.harness import patches
-from lm_eval_icl.harness.prompts import recording
 from lm_eval_icl.harness.run import PreparedRun
 from lm_eval_icl.inference.capabilities import probe
 from lm_eval_icl.prompts.prompt import FewShotPrompt
@@ -19,29 +16,22 @@ from tests import evaluation, tiny
 from tests.evaluation import ICL, DeepThink
 
 
-def evaluate(lm, names, shots=2, **kwargs):
-    return lm_eval.simple_evaluate(
-        model=lm,
-        tasks=[evaluation.TASKS[name] for name in names],
-        num_fewshot=shots,
-        bootstrap_iters=0,
-        task_manager=evaluation.manager(False),
-        **kwargs,
-    )
+def evaluate(lm, names, shots=2):
+    return evaluation.run(lm, "", names, shots)
 
 
 def test_a_model_that_changed_between_runs_is_read_anew(checkpoint):
     """Evaluation during training: nothing of the old weights may be left."""
     path = checkpoint("gpt2")
-    model = AutoModelForCausalLM.from_pretrained(path, attn_pdrop=0.5)
-    lm = DeepThink(model, tokenizer=AutoTokenizer.from_pretrained(path), T=2)
+    model, tokenizer = tiny.load(path, attn_pdrop=0.5)
+    lm = DeepThink(model, tokenizer=tokenizer, T=2)
     before = evaluation.responses(evaluate(lm, ["one_token"]))
     model.train()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(0.9)
     after = evaluation.responses(evaluate(lm, ["one_token"]))
-    fresh = DeepThink(model, tokenizer=AutoTokenizer.from_pretrained(path), T=2)
+    fresh = DeepThink(model, tokenizer=tokenizer, T=2)
     assert after == evaluation.responses(evaluate(fresh, ["one_token"])) != before
     assert lm.get_model_info()["icl"]["contexts_encoded"] == 1
 
@@ -84,8 +74,7 @@ def test_options_lose_the_same_demonstrations(tmp_path, monkeypatch):
     )
     monkeypatch.setattr(PreparedRun, "release", lambda *_: None)  # else nothing would be left to look at
     lm = ICL(str(tmp_path), device="cpu", overflow="drop")
-    evaluation.TASKS["uneven"] = config
-    results = evaluate(lm, ["uneven"], 10)
+    results = evaluate(lm, [config], 10)
     kept = {}
     for instance, request in lm.run._prepared.values():
         kept.setdefault(instance.doc_id, set()).add(len(request.prompt.context.demonstrations))
@@ -97,32 +86,28 @@ def test_options_lose_the_same_demonstrations(tmp_path, monkeypatch):
 
 def test_what_was_left_out_is_known_from_a_cache_too(tmp_path):
     tiny.save("gpt2", tmp_path, n_positions=220)
-    info = [
-        evaluation.run("icl", tmp_path, ["many_tokens"], 11, args={"overflow": "drop"}, use_cache=str(tmp_path / "c"))
-        for _ in range(2)
-    ]
-    first, second = (results["config"]["icl"]["left_out"] for results in info)
+    kwargs = {"args": {"overflow": "drop"}, "use_cache": str(tmp_path / "c")}
+    runs = [evaluation.run("icl", tmp_path, ["many_tokens"], 11, **kwargs) for _ in range(2)]
+    first, second = (results["config"]["icl"]["left_out"] for results in runs)
     assert first == second != {}
 
 
 def test_a_rolling_task_waits_for_the_check(tmp_path, monkeypatch):
     tiny.save("gpt2", tmp_path, n_positions=220)
-    evaluation.TASKS["rolling"] = evaluation.task(
-        "rolling", output_type="loglikelihood_rolling", doc_to_text="", doc_to_target="{{text}}"
-    )
+    rolling = evaluation.task("rolling", output_type="loglikelihood_rolling", doc_to_text="", doc_to_target="{{text}}")
     monkeypatch.setattr(ICL, "_loglikelihood_tokens", lambda *args, **kwargs: pytest.fail("ran before the check"))
     with pytest.raises(InputError, match="do not fit"):
-        evaluation.run("icl", tmp_path, ["rolling", "one_token"], 11)
+        evaluation.run("icl", tmp_path, [rolling, "one_token"], 11)
 
 
 @pytest.mark.parametrize("kind", ["static", "dynamic"])
-def test_a_checkpoint_that_asks_for_a_cache_of_its_own(tmp_path, kind):
+def test_a_checkpoint_that_asks_for_a_cache_of_its_own(checkpoint, tmp_path, kind):
+    expected = evaluation.answers("icl", checkpoint("llama"), ["generate"], 2)
     tiny.save("llama", tmp_path)
-    expected = evaluation.responses(evaluation.run("icl", tmp_path, ["generate"], 2))
-    model = AutoModelForCausalLM.from_pretrained(tmp_path)
+    model, _ = tiny.load(tmp_path)
     model.generation_config.cache_implementation = kind
     model.save_pretrained(tmp_path)
-    assert evaluation.responses(evaluation.run("icl", tmp_path, ["generate"], 2)) == expected
+    assert evaluation.answers("icl", tmp_path, ["generate"], 2) == expected
 
 
 @pytest.mark.parametrize("rope", ["longrope", "dynamic"])
@@ -139,10 +124,8 @@ def test_angles_that_change_with_length_are_not_mixed(tmp_path, rope):
         with pytest.raises(InputError, match="cross position 150"):
             evaluation.run("icl", tmp_path, names, shots, args=args)
     for shots in fits:  # all on one side, as hf
-        theirs = evaluation.responses(evaluation.run("hf", tmp_path, names, shots, batch_size=1, args=args))
-        evaluation.assert_same(
-            evaluation.responses(evaluation.run("icl", tmp_path, names, shots, args=args)), theirs, 1e-4
-        )
+        theirs = evaluation.answers("hf", tmp_path, names, shots, batch_size=1, args=args)
+        evaluation.assert_same(evaluation.answers("icl", tmp_path, names, shots, args=args), theirs, 1e-4)
 
 
 @pytest.mark.parametrize("dtype", [{"dtype": "bfloat16"}, {"mixed_precision_dtype": "bfloat16"}])
@@ -151,11 +134,6 @@ def test_half_precision_is_probed_as_float32_is(checkpoint, name, dtype):
     lm = ICL(str(checkpoint(name)), device="cpu", **dtype)
     assert lm.runner.capabilities.can_pack == (name != "bloom")
     evaluation.run("icl", checkpoint(name), ["one_token", "generate"], 2, args=dtype)
-
-
-def test_half_precision_on_a_real_checkpoint(shared):
-    lm = ICL(str(shared / "models/babyllama-tok105"), device="cpu", dtype="bfloat16")
-    assert lm.runner.capabilities.can_pack
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -175,35 +153,6 @@ def test_probe_on_weights_of_usual_size(kind, packs, config, dtype):
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, vocab_size=500, **config)).to(dtype).eval()
     with torch.no_grad():
         assert probe(model).can_pack is packs
-
-
-def first_prompt(config, template):
-    """That of a task with one demonstration, behind a chat template."""
-    (task,) = TaskManager(include_defaults=False).load([config])["tasks"].values()
-    task.set_config("num_fewshot", 1)
-    task.set_fewshot_seed(1)
-    with recording():
-        task.build_all_requests(apply_chat_template=True, chat_template=template, fewshot_as_multiturn=True)
-    return task.instances[0].args[0]
-
-
-def test_other_models_chat_templates_are_left_alone():
-    def template(messages, add_generation_prompt=True):
-        return JsonChatStr(str(messages))
-
-    assert isinstance(first_prompt({**evaluation.TASKS["one_token"]}, template), JsonChatStr)
-
-
-def test_blanks_that_a_chat_template_strips():
-    """The mark before a turn does not keep them."""
-
-    def template(messages, add_generation_prompt=True):
-        return "".join(f"<{message['role']}>{message['content'].strip()}" for message in messages)
-
-    config = evaluation.task("blanks", **evaluation.CHOICE, doc_to_choice=["a", "b"], doc_to_text="\n {{other}} is")
-    prompt = first_prompt(config, template)
-    assert isinstance(prompt, FewShotPrompt) and len(prompt.demonstrations) == 1
-    assert prompt.query == f"{evaluation.documents(1, 0)[0]['other']} is"
 
 
 def test_the_task_manager_takes_what_it_took():

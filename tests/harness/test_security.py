@@ -31,14 +31,8 @@ COMMAND = "import sys; sys.argv = ['lm-eval-icl', *{!r}]; from lm_eval_icl.cli i
 def tried(code, cwd):
     """What a Python process tried of the network."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
-    done = subprocess.run(
-        [sys.executable, "-c", f"{GUARD}\n{code}\nprint('tried', tried)"],
-        capture_output=True,
-        text=True,
-        cwd=cwd,
-        env=env,
-        check=False,
-    )
+    line = [sys.executable, "-c", f"{GUARD}\n{code}\nprint('tried', tried)"]
+    done = subprocess.run(line, capture_output=True, text=True, cwd=cwd, env=env, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()[-1]
 

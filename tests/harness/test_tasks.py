@@ -1,6 +1,7 @@
 """Demonstrations that are fixed by the seed, and BBH as cloze."""
 
 import json
+import runpy
 from collections import Counter
 from pathlib import Path
 from random import Random
@@ -47,17 +48,16 @@ def test_a_rare_label_gives_all_it_has():
 
 @pytest.mark.parametrize("how", ["stratified", "random"])
 def test_a_seed_has_one_draw(how):
+    """With its order: a stratified draw does not come label by label."""
     assert sampled(how, 8) == sampled(how, 8)
     assert any(sampled(how, 8, seed) != sampled(how, 8) for seed in range(2, 6))
+    assert len({tuple(doc["label"] for doc in sampled(how, 6, seed)) for seed in range(20)}) > 5
 
 
-def test_order_is_drawn_too():
-    """A stratified draw does not come label by label."""
-    assert len({tuple(doc["label"] for doc in sampled("stratified", 6, seed)) for seed in range(20)}) > 5
-
-
-def test_first():
+def test_first_and_more_than_there_are():
     assert sampled("first", 4) == POOL[:4]
+    with pytest.raises(InputError, match="31 demonstrations asked for, 30 there: lower --num_fewshot"):
+        sampled("random", 31)
 
 
 def test_indices_from_a_file(tmp_path):
@@ -87,19 +87,15 @@ def test_files_that_cannot_be_used(tmp_path, content, n, says):
         sampled(str(path), n)
 
 
-def test_more_than_there_are():
-    with pytest.raises(InputError, match="31 demonstrations asked for, 30 there: lower --num_fewshot"):
-        sampled("random", 31)
-
-
 @pytest.mark.parametrize("name", ["icl_demo_short", "own"])
 def test_documents_in_the_order_of_a_seed(name):
     """All of them, the same for every seed of the demonstrations, in our tasks and in lm-eval's own."""
 
     def load(**metadata):
         if name == "own":
-            config = evaluation.task(name, **evaluation.CHOICE, doc_to_choice=["a", "b"], metadata=metadata)
-            return ConfigurableTask(config=config)
+            return evaluation.load_task(
+                evaluation.task(name, **evaluation.CHOICE, doc_to_choice=["a", "b"]), **metadata
+            )
         manager = TaskManager(include_path=task_dir() / "demo", include_defaults=False, metadata=metadata)
         return manager.load([name])["tasks"][name]
 
@@ -140,9 +136,7 @@ def test_bbh_cloze():
         {"question": "Is it?", "choices": ["valid", "invalid"], "answer": 0},
         {"question": "not True is", "choices": ["False", "True"], "answer": 0},
     ]
-
-
-def test_bbh_keeps_the_usual_number_of_options():
+    # Documents with another number of options than most are left out.
     rows = [{"input": f"{i}\nOptions:\n(A) x\n(B) y", "target": "(A)"} for i in range(3)]
     rows.append({"input": "odd\nOptions:\n(A) x\n(B) y\n(C) z", "target": "(C)"})
     assert len(bbh_docs(Dataset.from_list(rows))) == 3
@@ -161,7 +155,12 @@ def names(pattern):
 
 
 def test_every_task_and_group_that_is_promised():
-    bbh = [path.stem for path, config in names("bbh/icl_bbh_*.yaml") if "task" in config]
+    """Each task of BBH has three demonstrations, with their answers among the options."""
+    bbh = []
+    for path, config in names("bbh/icl_bbh_*.yaml"):
+        bbh += [path.stem] if "task" in config else []
+        samples = config["fewshot_config"]["samples"]
+        assert [0 <= int(sample["answer"]) < len(sample["choices"]) for sample in samples] == [True] * 3, path
     mmlu = [path.stem for path, config in names("mmlu/icl_mmlu_*.yaml") if "dataset_name" in config]
     assert (len(bbh), len(mmlu)) == (22, 57)
     groups = {config["group"]: config["task"] for _, config in names("*/*.yaml") if "group" in config}
@@ -172,25 +171,14 @@ def test_every_task_and_group_that_is_promised():
     assert groups["icl_classification"] == ["icl_sst2", "icl_sst5", "icl_mr", "icl_trec", "icl_agnews"]
 
 
-def test_generated_files_are_up_to_date(tmp_path, monkeypatch):
-    import runpy
-
-    script = Path(__file__).resolve().parents[2] / "scripts/make_task_configs.py"
-    made = runpy.run_path(str(script))
+def test_generated_files_are_up_to_date(tmp_path):
+    made = runpy.run_path(str(Path(__file__).resolve().parents[2] / "scripts/make_task_configs.py"))
     made["main"].__globals__["OUT"] = tmp_path
     made["main"]()
     written = sorted(path.relative_to(tmp_path) for path in tmp_path.rglob("*.yaml"))
     assert len(written) == 2 * (57 + 5) + 22 + 1 + 132
     for path in written:
         assert (task_dir() / path).read_text() == (tmp_path / path).read_text(), path
-
-
-def test_bbh_demonstrations_are_three_and_answered():
-    for path, config in names("bbh/icl_bbh_*.yaml"):
-        samples = config["fewshot_config"]["samples"]
-        assert len(samples) == 3, path
-        for sample in samples:
-            assert 0 <= int(sample["answer"]) < len(sample["choices"]), path
 
 
 def test_a_task_with_an_instruction_is_the_task_without_it_and_its_description():

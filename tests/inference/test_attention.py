@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 
 import pytest
@@ -186,27 +185,6 @@ def test_without_the_kernel_attention_runs_whole(name, monkeypatch):
         finally:
             AttentionInterface.register("sdpa", placed)
     assert [score for score, _ in found] == pytest.approx([score for score, _ in expected], abs=1e-10)
-
-
-def test_threads_do_not_see_each_others_rows():
-    """Two models, several threads each, packed passes of different rows: every score is that of one thread."""
-    runs = []
-    for seed, name in enumerate(["gpt2", "llama"]):
-        model = tiny.build(name)
-        context = [5 + seed, 6, 7, 8] * 8
-        with torch.no_grad():
-            memory = Memory(causal_pass(model, context), context, len(context))
-        for n in (2, 3, 4):
-            runs.append((model, [(memory, [((20 + i + n, *range(30, 60)), (9, 8)) for i in range(n)])]))
-
-    def score(run):
-        with torch.no_grad():
-            return scoring.score_packed(*run)
-
-    expected = [score(run) for run in runs]
-    with ThreadPoolExecutor(6) as pool:
-        for _ in range(10):
-            assert list(pool.map(score, runs)) == expected
 
 
 @pytest.mark.parametrize("vocabulary", [1, 2, 3, 15, 16, 17, 399, 400, 50_257])

@@ -10,7 +10,6 @@ import pytest
 import torch
 from accelerate import dispatch_model
 from torch import nn
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lm_eval_icl import methods
 from lm_eval_icl.inference.devices import once_a_model
@@ -24,6 +23,14 @@ from tests.training.test_training import task
 DEMONSTRATIONS = [f"Review: a {word} film\nSentiment: {word}\n\n" for word in ("dull", "odd", "quite warm")]
 QUERIES = ["Review: a long night\nSentiment:", "Review: bright\nSentiment:"]
 OPTIONS = [" dull", " very warm"]
+
+
+def scores_of(predictor):
+    return [score for scores in predictor.score(DEMONSTRATIONS, QUERIES, OPTIONS) for score in scores]
+
+
+def responses(predictor):
+    return [*scores_of(predictor), *predictor.generate(DEMONSTRATIONS, QUERIES, max_new_tokens=4)]
 
 
 def spread(model, first=FIRST, second=SECOND):
@@ -56,20 +63,11 @@ def test_a_model_over_two_devices(checkpoint, name, method):
     """Scores and texts are those of one device; and the host waits for the scores of each pass, and for nothing else
     while queries are scored. (GPT-2's projection on the vocabulary is on the first device, and what it reads on the
     second.)"""
-    path = checkpoint(name)
-    tokenizer = AutoTokenizer.from_pretrained(path)
-
-    def predictor(model):
-        return Predictor(model, tokenizer, methods.make(method))
-
-    def responses(of):
-        scores = of.score(DEMONSTRATIONS, QUERIES, OPTIONS)
-        texts = of.generate(DEMONSTRATIONS, QUERIES, max_new_tokens=4)
-        return [*(score for each in scores for score in each), *texts]
-
-    expected = responses(predictor(AutoModelForCausalLM.from_pretrained(path)))
+    model, tokenizer = tiny.load(checkpoint(name))
+    expected = responses(Predictor(model, tokenizer, methods.make(method)))
     with simulated() as waits:
-        there = predictor(spread(AutoModelForCausalLM.from_pretrained(path)))
+        model, _ = tiny.load(checkpoint(name))
+        there = Predictor(spread(model), tokenizer, methods.make(method))
         assert {weight.device for weight in there.runner.model.parameters()} == {FIRST, SECOND}
         found = responses(there)
         passes = there.runner.passes_run
@@ -86,15 +84,12 @@ def test_a_model_over_two_devices(checkpoint, name, method):
 @pytest.mark.parametrize("method", methods.NAMES)
 def test_on_a_gpu_as_on_a_cpu(checkpoint, method):
     """In float32; and a pass waits for nothing before its scores are read."""
-    path = checkpoint("llama")
-    tokenizer, expected = AutoTokenizer.from_pretrained(path), []
+    found = []
     for device in ("cpu", "cuda"):
-        model = AutoModelForCausalLM.from_pretrained(path).to(device)
-        predictor = Predictor(model, tokenizer, methods.make(method))
-        found = [score for each in predictor.score(DEMONSTRATIONS, QUERIES, OPTIONS) for score in each]
-        found += predictor.generate(DEMONSTRATIONS, QUERIES, max_new_tokens=4)
-        expected = expected or found
-    evaluation.assert_same(found, expected, 1e-3)
+        model, tokenizer = tiny.load(checkpoint("llama"))
+        predictor = Predictor(model.to(device), tokenizer, methods.make(method))
+        found.append(responses(predictor))
+    evaluation.assert_same(found[1], found[0], 1e-3)
     torch.cuda.set_sync_debug_mode("error")
     try:
         predictor.score(DEMONSTRATIONS, QUERIES, OPTIONS)
@@ -107,7 +102,7 @@ def test_training_on_a_gpu_as_on_a_cpu(checkpoint, tmp_path):
     path, losses = checkpoint("llama"), []
     settings = Settings(num_fewshot=3, steps=6, batch_size=4, learning_rate=1e-3, eval_steps=3, save_steps=2)
     for cpu in (True, False):
-        model, tokenizer = AutoModelForCausalLM.from_pretrained(path), AutoTokenizer.from_pretrained(path)
+        model, tokenizer = tiny.load(path)
         output = tmp_path / str(cpu)
         train(model, tokenizer, methods.make("invicl"), [task()], output, settings, cpu=cpu)
         losses.append([entry["loss"] for entry in read_log(output / "log.jsonl") if "loss" in entry])
@@ -119,15 +114,12 @@ def test_training_on_a_gpu_as_on_a_cpu(checkpoint, tmp_path):
 def test_two_gpus(checkpoint):
     if torch.cuda.device_count() < 2:
         pytest.skip("there is one GPU")
-    path = checkpoint("llama")
-    tokenizer = AutoTokenizer.from_pretrained(path)
     for method in methods.NAMES:
         scores = []
         for two in (False, True):
-            model = AutoModelForCausalLM.from_pretrained(path)
+            model, tokenizer = tiny.load(checkpoint("llama"))
             model = spread(model, torch.device("cuda:0"), torch.device("cuda:1")) if two else model.to("cuda:0")
-            found = Predictor(model, tokenizer, methods.make(method)).score(DEMONSTRATIONS, QUERIES, OPTIONS)
-            scores.append([score for each in found for score in each])
+            scores.append(scores_of(Predictor(model, tokenizer, methods.make(method))))
         evaluation.assert_same(*scores, 1e-3)
 
 

@@ -26,29 +26,30 @@ def in_one_pass(model, tokens, answer):
     return float(logits.log_softmax(-1).gather(-1, torch.tensor(answer)[:, None]).sum())
 
 
+def assert_scored_as_in_one_pass(runner, queries=QUERIES):
+    for asked, scores in runner.score({CONTEXT: queries}):
+        for (_, query, answer), (found, _) in zip(asked, scores, strict=True):
+            whole = in_one_pass(runner.model, [*CONTEXT.tokens, *query], answer)
+            assert found == pytest.approx(whole, rel=2e-6)
+
+
 @pytest.mark.parametrize("rows", [1, 2, 8])
 @pytest.mark.parametrize("name", HYBRIDS)
 @torch.no_grad()
 def test_every_query_goes_on_from_the_same_state(name, rows):
     """Twice, in two orders: no query changes what the next one starts from."""
-    model = tiny.build(name)
-    runner = MethodRunner(model, methods.make("icl"), batch_size=rows)
+    runner = MethodRunner(tiny.build(name), methods.make("icl"), batch_size=rows)
     for queries in (QUERIES, dict(reversed(QUERIES.items()))):
-        for asked, scores in runner.score({CONTEXT: queries}):
-            for (_, query, answer), (found, _) in zip(asked, scores, strict=True):
-                assert found == pytest.approx(in_one_pass(model, [*CONTEXT.tokens, *query], answer), rel=2e-6)
+        assert_scored_as_in_one_pass(runner, queries)
     assert runner.store.encoded == 1
 
 
 @torch.no_grad()
 def test_rows_that_a_model_mixes_run_one_by_one():
     """transformers' RWKV mixes the rows of a batch as soon as a single token of each is run."""
-    model = smoke_models.build("rwkv")
-    runner = MethodRunner(model, methods.make("icl"), batch_size=4)
+    runner = MethodRunner(smoke_models.build("rwkv"), methods.make("icl"), batch_size=4)
     assert not runner.capabilities.can_batch
-    for asked, scores in runner.score({CONTEXT: QUERIES}):
-        for (_, query, answer), (found, _) in zip(asked, scores, strict=True):
-            assert found == pytest.approx(in_one_pass(model, [*CONTEXT.tokens, *query], answer), rel=2e-6)
+    assert_scored_as_in_one_pass(runner)
 
 
 @pytest.mark.parametrize("name", HYBRIDS)

@@ -22,20 +22,17 @@ def tasks(order, delimiter="\n\n"):
         "description": "Tell what it is. ",
         "doc_to_text": "{{text}}\nSentiment:",
     }
-    choice = evaluation.task(name, **{**config, **evaluation.CHOICE, "doc_to_choice": ["very bad", "bad", "good."]})
-    generate = evaluation.task(
-        "generate_" + name,
-        **{**config, "output_type": "generate_until", "doc_to_target": "{{other}}"},
-        generation_kwargs={"until": ["\n\n"], "max_gen_toks": 6, "do_sample": False},
-    )
-    return [choice, generate]
+    choice = {**evaluation.CHOICE, "doc_to_choice": ["very bad", "bad", "good."]}
+    generate = {
+        "output_type": "generate_until",
+        "doc_to_target": "{{other}}",
+        "generation_kwargs": {"until": ["\n\n"], "max_gen_toks": 6, "do_sample": False},
+    }
+    return [evaluation.task(name, **config, **choice), evaluation.task(f"generate_{name}", **config, **generate)]
 
 
-def answers(model, path, order, **kwargs):
-    for config in tasks(order, kwargs.pop("delimiter", "\n\n")):
-        evaluation.TASKS[config["task"]] = config
-    names = [config["task"] for config in tasks(order)]
-    results = evaluation.run(model, path, names, len(order), **kwargs)
+def answers(model, path, order, delimiter="\n\n", **kwargs):
+    results = evaluation.run(model, path, tasks(order, delimiter), len(order), **kwargs)
     return evaluation.responses(results), results["config"]["icl"]
 
 
@@ -55,27 +52,22 @@ def test_no_bit_depends_on_the_order(checkpoint, model, architecture, delimiter)
 
 
 MEMORIES = [("sbp", {}), ("ape", {}), ("structured", {}), ("ensemble", {"combine": "moe"}), ("nbce", {})]
+MEMORIES += [
+    ("deepthink", {"layout": layout, "reads": reads, "T": 3, "eta": 0.5})
+    for layout, reads in (("pcw", "all"), ("sbp", "layout"), ("invicl", "layout"), ("prefixicl", "all"))
+]
 
 
-@pytest.mark.parametrize(("model", "args"), [*MEMORIES, ("deepthink", {"layout": "invicl", "T": 2, "eta": 0.5})])
+@pytest.mark.parametrize(("model", "args"), MEMORIES)
 def test_no_bit_depends_on_it_where_memories_are_refined_read_in_parts_or_combined(checkpoint, model, args):
     no_bit_depends_on_the_order(model, checkpoint("llama"), delimiter=" ", args=args)
 
 
-def test_plain_icl_depends_on_it(checkpoint):
-    found = [answers("icl", checkpoint("gpt2"), order)[0] for order in ([0, 1, 2, 3], [3, 1, 0, 2])]
-    assert max(abs(a[0] - b[0]) for a, b in zip(*found, strict=True) if not isinstance(a, str)) > 1e-3
-
-
 @pytest.mark.parametrize("model", ["prefixicl", "pcw", "invicl"])
 def test_permuted_contexts_share_one_memory(checkpoint, model):
-    orders = ([0, 1, 2, 3], [3, 1, 0, 2])
-    for order in orders:
-        for config in tasks(order):
-            evaluation.TASKS[config["task"]] = config
-    names = [config["task"] for order in orders for config in tasks(order)]
     # One for the log-likelihoods, whose demonstrations end in labels, one for generation.
-    assert evaluation.run(model, checkpoint("llama"), names, 4)["config"]["icl"]["contexts_encoded"] == 2
+    both = [*tasks([0, 1, 2, 3]), *tasks([3, 1, 0, 2])]
+    assert evaluation.run(model, checkpoint("llama"), both, 4)["config"]["icl"]["contexts_encoded"] == 2
 
 
 @pytest.mark.parametrize(
@@ -84,6 +76,7 @@ def test_permuted_contexts_share_one_memory(checkpoint, model):
         ("invicl", {"positions": "sequential"}),
         ("prefixicl", {"positions": "sequential"}),
         ("pcw", {"window_size": 2}),
+        ("icl", {}),
         ("icl", {"positions": "symmetric"}),
     ],
 )
@@ -93,15 +86,3 @@ def test_an_order_dependence_is_not_hidden(checkpoint, model, args):
     (one, info), (other, _) = runs
     assert info["canonical_order"] is False
     assert max(abs(a[0] - b[0]) for a, b in zip(one, other, strict=True) if not isinstance(a, str)) > 1e-4
-
-
-@pytest.mark.parametrize(("overflow", "length"), tiny.slow_but([("drop", 70)], [("drop", 70), ("truncate", 54)]))
-@pytest.mark.parametrize("model", INVARIANT)
-def test_dropping_demonstrations_does_not_depend_on_the_order_either(checkpoint, model, overflow, length):
-    args = {"overflow": overflow, "positions": "symmetric", "max_length": length}
-    found = []
-    for order in ([0, 1, 2, 3, 4, 5], [4, 2, 0, 5, 3, 1]):
-        responses, info = answers(model, checkpoint("gpt2"), order, args=args)
-        assert info["left_out"] and bool(info["truncated"]) == (overflow == "truncate")
-        found.append((responses, [sorted(map(str, info[name].values())) for name in ("left_out", "truncated")]))
-    assert found[0] == found[1]

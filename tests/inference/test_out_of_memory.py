@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 from lm_eval.api.instance import Instance
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lm_eval_icl import methods
 from lm_eval_icl.errors import InputError
@@ -21,7 +21,7 @@ from lm_eval_icl.inference.packing import first_packed_batch
 from lm_eval_icl.inference.prefix_cache import PrefixCache
 from lm_eval_icl.methods import Predictor, runner
 from lm_eval_icl.prompts.tokens import Context
-from tests import evaluation
+from tests import evaluation, tiny
 
 NAMES = ["described", "generate"]  # the first has another context for every document
 CLASSES = {name: model_class(name) for name in methods.NAMES}
@@ -76,12 +76,8 @@ def test_the_least_that_holds_a_prompt_suffices(make, method, caplog):
     assert disturbed["failed"]
     assert "CUDA out of memory: " in caplog.text
 
-    with (
-        device_of(lm, seen["most"] - 1),
-        pytest.raises(
-            InputError, match=r"one prompt is more than the memory of the device holds \(GPT2LMHeadModel on cpu\)"
-        ),
-    ):
+    says = r"one prompt is more than the memory of the device holds \(GPT2LMHeadModel on cpu\)"
+    with device_of(lm, seen["most"] - 1), pytest.raises(InputError, match=says):
         run(lm, 3)
 
 
@@ -119,8 +115,7 @@ def test_what_is_halved_and_what_is_forgotten(make, caplog):
 def test_weights_that_leave_no_room(checkpoint, method):
     """Out of memory at any pass in which a loaded model is tried says so, and nothing of what the model cannot do."""
     passes, fails_at = 0, 10**6
-    model = AutoModelForCausalLM.from_pretrained(checkpoint("gpt2"))
-    tokenizer = AutoTokenizer.from_pretrained(checkpoint("gpt2"))
+    model, tokenizer = tiny.load(checkpoint("gpt2"))
 
     def fail(module: Any, args: Any) -> None:
         nonlocal passes
@@ -145,12 +140,9 @@ def test_weights_that_leave_no_room(checkpoint, method):
 
 def test_other_errors_stay_what_they_are(make):
     lm = make("icl")
-
-    def fail(module: Any, args: Any) -> None:
-        raise RuntimeError("CUDA error: device-side assert triggered")
-
-    lm.model.register_forward_pre_hook(fail)
-    with pytest.raises(RuntimeError, match="device-side assert"):
+    error = RuntimeError("CUDA error: device-side assert triggered")
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(RuntimeError, match="device-side assert"):
+        patch.setattr(lm.model, "forward", Mock(side_effect=error))
         run(lm)
 
 
@@ -163,13 +155,10 @@ def test_a_pack_holds_so_many_tokens_or_the_least_number_of_queries():
     assert first_packed_batch(queries, 2, at_least=3) == (queries[:3], 24)
     assert first_packed_batch(queries, 2, at_least=30) == (queries, 28)
     assert first_packed_batch(queries, 1, at_least=30) == (queries[:1], 10)  # 16 times as many tokens at most
-
-
-def test_a_pack_counts_what_its_queries_share_once():
+    # What queries share is counted once: "5 5 5", a query's own token and the "2" behind.
     queries = [((5, 5, 5, n), [(2, 3), (2, 4), (6,)]) for n in range(10)]
     packs = [first_packed_batch(queries, tokens) for tokens in (4, 5, 6, 7, 9, 100)]
-    assert [len(pack) for pack, _ in packs] == [1, 1, 1, 2, 3, 10]
-    assert [tokens for _, tokens in packs] == [5, 5, 5, 7, 9, 23]  # "5 5 5", a query's own token and the "2" behind
+    assert [(len(pack), tokens) for pack, tokens in packs] == [(1, 5), (1, 5), (1, 5), (2, 7), (3, 9), (10, 23)]
 
 
 def test_auto_generates_as_many_side_by_side_as_fit(make):
@@ -226,8 +215,5 @@ def test_a_pass_that_several_processes_share_is_not_halved_by_one(make, monkeypa
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setattr(ICLModel, "_is_tensor_parallel", True)
     lm = make("icl")
-    with (
-        device_of(lm, 50),
-        pytest.raises(InputError, match=r"out of memory: .* under tp_plan"),
-    ):
+    with device_of(lm, 50), pytest.raises(InputError, match=r"out of memory: .* under tp_plan"):
         run(lm)

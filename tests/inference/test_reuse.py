@@ -45,19 +45,9 @@ def distinct_tokens(lm, results, passes):
 @pytest.mark.parametrize(("cls", "passes", "args"), [(ICL, 1, {}), (DeepThink, 4, {"T": 4})])
 @pytest.mark.parametrize("name", ["gpt2", "bloom"])
 def test_every_distinct_token_runs_once(checkpoint, cls, passes, args, name):
-    import lm_eval
-    from lm_eval.tasks import TaskManager
-
     lm = cls(str(checkpoint(name)), device="cpu", pack_tokens=4096, **args)
     counter = Counter(lm.model)
-    names = ["one_token", "many_tokens"]
-    results = lm_eval.simple_evaluate(
-        model=lm,
-        tasks=[evaluation.TASKS[task] for task in names],
-        num_fewshot=3,
-        bootstrap_iters=0,
-        task_manager=TaskManager(include_defaults=False),
-    )
+    results = evaluation.run(lm, "", ["one_token", "many_tokens"], 3)
     tokens, positions = distinct_tokens(lm, results, passes)
     if lm.runner.capabilities.can_pack:
         assert counter.tokens == tokens
@@ -70,12 +60,6 @@ def test_every_distinct_token_runs_once(checkpoint, cls, passes, args, name):
     alone = sum(len(lm.tok_encode(str(prompt) + answer)) - 1 for prompt, answer in arguments)
     counts = results["config"]["icl"]
     assert (counts["tokens_run"], counts["tokens_saved"]) == (counter.tokens, alone - counter.tokens)
-
-
-def test_many_documents_share_one_context(checkpoint):
-    path = checkpoint("llama")
-    info = evaluation.run("deepthink", path, ["one_token", "generate"], 3)["config"]["icl"]
-    assert info["contexts_encoded"] == 2
 
 
 def memory(size: int) -> Memory:
@@ -96,13 +80,9 @@ def test_store_forgets_the_least_recently_used():
         store[context]
     assert made == [a, b, c, b]
     assert (store.encoded, store.reused) == (4, 2)
-
-
-def test_store_uses_but_does_not_keep_what_is_too_large():
-    store = PrefixCache(lambda contexts: [memory(10)], max_bytes=1)
-    assert len(store[Context((1,), ())]) == 10
-    assert len(store[Context((1,), ())]) == 10
-    assert store.encoded == 2
+    # What is too large is used, but not kept.
+    store = PrefixCache(encode, max_bytes=1)
+    assert [len(store[a]), len(store[a])] == [10, 10] and store.encoded == 2
 
 
 def test_a_run_forgets_what_never_comes_up_again(checkpoint, monkeypatch):
@@ -119,10 +99,8 @@ def test_a_run_forgets_what_never_comes_up_again(checkpoint, monkeypatch):
     monkeypatch.setattr(PreparedRun, "release", lambda *_: None)  # the requests are asked again below
     # Two kinds of request behind the same demonstrations.
     same = {"output_type": "generate_until", "doc_to_target": "{{['a', 'b'][label]}}"}
-    evaluation.TASKS["answered"] = evaluation.task(
-        "answered", **same, generation_kwargs={"until": ["a"], "max_gen_toks": 2}
-    )
-    evaluation.run(lm, "", ["one_token", "answered"], 2)
+    answered = evaluation.task("answered", **same, generation_kwargs={"until": ["a"], "max_gen_toks": 2})
+    evaluation.run(lm, "", ["one_token", answered], 2)
     assert (lm.runner.store.encoded, lm.runner.store.reused) == (1, 2)  # six texts, four side by side
     assert not lm.runner.store._kept
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 from hypothesis import given, settings
@@ -16,22 +16,8 @@ from lm_eval_icl.inference.prefix_cache import PrefixCache
 from lm_eval_icl.inference.schedule import Batch, Sizes, Text, first_texts, schedule, side_by_side
 from lm_eval_icl.prompts.tokens import Context, TokenizedPrompt
 
-CAN = Capabilities(
-    has_other_states=False,
-    stepwise=False,
-    obeys_mask=True,
-    sees_ahead=True,
-    obeys_positions=True,
-    window=None,
-    scaled_from=None,
-    position_switch=None,
-    can_trim_last_block=True,
-    can_batch=True,
-    can_generate=True,
-    can_pad=True,
-    can_share=True,
-    can_leave=True,
-)
+WITHOUT = {"has_other_states": False, "stepwise": False, "window": None, "scaled_from": None, "position_switch": None}
+CAN = Capabilities(**{field.name: WITHOUT.get(field.name, True) for field in fields(Capabilities)})
 CANNOT = replace(CAN, obeys_mask=False, obeys_positions=False)
 SIZES = Sizes(pack_tokens=24, queries=1, texts=2)
 
@@ -149,27 +135,19 @@ def test_halving_ends_with_one_row():
 def test_how_many_texts_are_continued_at_once():
     own = [Text(TokenizedPrompt(context(i, 3), (5,) * n), 5, own=True) for i, n in enumerate((4, 4, 3))]
     shared = [replace(text, prompt=replace(text.prompt, context=context(9, 3)), own=False) for text in own]
-    sizes = Sizes(24, 1, 8)
 
-    def first(texts, can=CAN, settings=None, by_query=False, sizes=sizes):
-        return first_texts(texts, 10, sizes, can, settings or GenerationSettings(), by_query)
+    def first(texts, can=CAN, settings=None, by_query=False, most=8):
+        return first_texts(texts, 10, Sizes(24, 1, most), can, settings or GenerationSettings(), by_query)
 
     assert first([*own, *shared]) == 3 and first([*shared, *own]) == 3
-    assert first(own, sizes=replace(sizes, texts=2)) == 2
+    assert first(own, most=2) == 2
     # Without padding, those of one length behind one memory.
-    for can, says in (
-        (replace(CAN, can_pad=False), GenerationSettings()),
-        (CAN, GenerationSettings(reads_rows=True)),
-        (replace(CAN, window=18), GenerationSettings()),
-    ):
-        assert first(own, can, says) == 1 and first(shared, can, says) == 2
+    without_padding = [{"can": replace(CAN, can_pad=False)}, {"can": replace(CAN, window=18)}]
+    for case in [*without_padding, {"settings": GenerationSettings(reads_rows=True)}]:
+        assert first(own, **case) == 1 and first(shared, **case) == 2
     assert first(own, replace(CAN, position_switch=(64, False))) == 1
-    for nothing_beside in (
-        {"by_query": True},
-        {"can": replace(CAN, stepwise=True)},
-        {"can": replace(CAN, can_batch=False)},
-    ):
-        assert first(shared, **nothing_beside) == 1
+    for case in ({"by_query": True}, {"can": replace(CAN, stepwise=True)}, {"can": replace(CAN, can_batch=False)}):
+        assert first(shared, **case) == 1
 
 
 def test_contexts_alone():

@@ -3,9 +3,10 @@
 import itertools
 from pathlib import Path
 
+import peft
 import pytest
 import torch
-from transformers import AttentionInterface, AttentionMaskInterface, AutoConfig, AutoModelForCausalLM
+from transformers import AttentionInterface, AttentionMaskInterface, AutoModelForCausalLM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from lm_eval_icl import methods
@@ -28,7 +29,6 @@ CLASSES = {name: model_class(name) for name in NAMES}
 def refusal(name, path, **args):
     with pytest.raises(Unsupported) as error:
         CLASSES[name](str(path), device="cpu", **args)
-    assert "\n" not in str(error.value)
     return str(error.value)
 
 
@@ -60,13 +60,6 @@ def test_batchicl_needs_nothing(checkpoint):
     evaluation.assert_same(*found, 1e-9)
 
 
-SMALL = {
-    "vocab_size": 500,
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 48,
-}
 WINDOWS = ["mistral_window", "gemma2_window"]
 # GPT-Neo shows no tokens behind a token, which two of the methods need.
 MASKS_BEHIND_WINDOWS = [
@@ -77,23 +70,13 @@ MASKS_BEHIND_WINDOWS = [
 
 @pytest.mark.parametrize(("name", "architecture"), MASKS_BEHIND_WINDOWS)
 def test_a_window_shorter_than_the_prompt(checkpoint, name, architecture):
-    with pytest.raises(InputError) as error:
+    says = f"do not fit the 24 tokens that {type(tiny.build(architecture)).__name__} looks back at most"
+    with pytest.raises(InputError, match=f"{says}.*{name} needs a model that sees all that its mask shows"):
         evaluation.run(name, checkpoint(architecture), ["one_token"], 3)
-    text = str(error.value)
-    assert "\n" not in text
-    assert f"do not fit the 24 tokens that {type(tiny.build(architecture)).__name__} looks back at most" in text
-    assert f"{name} needs a model that sees all that its mask shows" in text
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "architecture"),
-    [
-        *itertools.product(["prefixicl", "pcw", "saicl", "invicl", "nope"], WINDOWS),
-        ("pcw", "gpt_neo"),
-        ("invicl", "gpt_neo"),
-    ],
-)
+@pytest.mark.parametrize(("name", "architecture"), [*MASKS_BEHIND_WINDOWS, *(("nope", window) for window in WINDOWS)])
 def test_a_window_longer_than_the_prompt_hides_nothing(tmp_path, name, architecture):
     """The same weights with a window of 700 and of 4,000 tokens, on prompts of some 300."""
     window = "window_size" if architecture == "gpt_neo" else "sliding_window"
@@ -103,15 +86,6 @@ def test_a_window_longer_than_the_prompt_hides_nothing(tmp_path, name, architect
         args = {"dtype": "float64", "pack_tokens": 600}  # the same passes, of fewer tokens than either window
         found.append(answers(name, tmp_path / str(length), [0, 1, 2, 3], args=args)[0])
     evaluation.assert_same(*found, 1e-9)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("name", "architecture"), MASKS_BEHIND_WINDOWS)
-def test_a_window_shorter_than_a_prompt_without_demonstrations(checkpoint, name, architecture):
-    """There is nothing to hide."""
-    path, names, args = checkpoint(architecture), ["one_token", "generate"], {"dtype": "float64"}
-    expected = evaluation.responses(evaluation.run("hf", path, names, 0, args=args, batch_size=1))
-    evaluation.assert_same(evaluation.responses(evaluation.run(name, path, names, 0, args=args)), expected, 1e-5)
 
 
 @pytest.fixture
@@ -139,16 +113,13 @@ def test_attention_without_masks(checkpoint, flash, name):
 @pytest.mark.parametrize("name", ["icl", "deepthink", "batchicl", "nope"])
 def test_what_hides_nothing_runs_without_masks(checkpoint, flash, name):
     """Query by query, with the same numbers."""
-    expected = evaluation.responses(evaluation.run(name, checkpoint("llama"), ["many_tokens"], 3))
-    args = {"attn_implementation": flash}
-    evaluation.assert_same(
-        evaluation.responses(evaluation.run(name, checkpoint("llama"), ["many_tokens"], 3, args=args)), expected, 1e-4
-    )
+    path, names = checkpoint("llama"), ["many_tokens"]
+    found = evaluation.answers(name, path, names, 3, args={"attn_implementation": flash})
+    evaluation.assert_same(found, evaluation.answers(name, path, names, 3), 1e-4)
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU may have it")
 def test_flash_attention_that_is_not_installed(checkpoint):
-    if torch.cuda.is_available():
-        pytest.skip("a GPU may have it")
     with pytest.raises(InputError, match=r"lm-eval-icl: .*attn_implementation='flash_attention_2': .*installed"):
         model_class("invicl")(str(checkpoint("llama")), device="cpu", attn_implementation="flash_attention_2")
 
@@ -175,14 +146,11 @@ def test_without_positions_none_is_left(checkpoint, architecture):
 
 def test_no_positions_behind_an_adapter(tmp_path, checkpoint):
     """PEFT's generate runs the model inside; an adapter that does nothing must change nothing."""
-    from peft import LoraConfig, get_peft_model
-
     path, names = checkpoint("llama"), ["one_token", "generate"]
-    get_peft_model(tiny.build("llama"), LoraConfig(target_modules=["q_proj"], r=2)).save_pretrained(tmp_path)
-    for name in NAMES:
-        plain = evaluation.responses(evaluation.run(name, path, names, 3))
-        adapted = evaluation.responses(evaluation.run(name, path, names, 3, args={"peft": str(tmp_path)}))
-        evaluation.assert_same(adapted, plain, 1e-5)
+    peft.get_peft_model(tiny.build("llama"), peft.LoraConfig(target_modules=["q_proj"], r=2)).save_pretrained(tmp_path)
+    for name in ("icl", "nope", "invicl", "batchicl", "deepthink", "ape", "nbce"):
+        adapted = evaluation.answers(name, path, names, 3, args={"peft": str(tmp_path)})
+        evaluation.assert_same(adapted, evaluation.answers(name, path, names, 3), 1e-5)
 
 
 @torch.no_grad()
@@ -254,9 +222,7 @@ def test_a_model_that_never_looks_ahead():
 @torch.no_grad()
 def test_positions_that_do_not_begin_at_zero():
     """RoBERTa counts from its padding token's number, so positions that are counted from 0 are not its own."""
-    config = AutoConfig.for_model("roberta", **SMALL, is_decoder=True, pad_token_id=1, max_position_embeddings=512)
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config).eval()
+    model = AutoModelForCausalLM.from_config(smoke_models.configuration("roberta", 500, is_decoder=True)).eval()
     assert not probe(model).obeys_positions
     MethodRunner(model, methods.make("icl"))
     with pytest.raises(Unsupported, match=r"invicl .*needs a model that obeys given positions"):

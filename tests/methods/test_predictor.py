@@ -1,5 +1,6 @@
 """The Python API gives what lm-eval's model gives, without any of it."""
 
+import functools
 import itertools
 import logging
 import math
@@ -10,7 +11,6 @@ import peft
 import pytest
 import torch
 from lm_eval.api.instance import Instance
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lm_eval_icl import methods
 from lm_eval_icl.errors import InputError, Unsupported
@@ -29,9 +29,7 @@ QUERIES = ["Review: a film\nSentiment:", "Review: sharp and bright\nSentiment:",
 OPTIONS = [" no", " yes", " yes indeed"]
 
 
-def load(path, **kwargs):
-    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float64, **kwargs).eval()
-    return model, AutoTokenizer.from_pretrained(path)
+load = functools.partial(tiny.load, dtype=torch.float64)
 
 
 @pytest.mark.parametrize("architecture", tiny.slow_but(["llama"], ["gpt2", "llama"]))
@@ -114,9 +112,7 @@ def test_a_bar_while_a_long_context_is_encoded(checkpoint, name, demonstrations,
     bars = re.findall(r"Encoding ([\d,]+) tokens: +(\d+)%\|[^|]*\| \d\d:\d\d<(\d\d:\d\d)", done.stderr)
     assert bool(bars) == bool(tokens)
     if tokens:
-        length = len(
-            AutoTokenizer.from_pretrained(checkpoint("gpt2"))("Review: dull and long\nSentiment: no\n\n").input_ids
-        )
+        length = len(load(checkpoint("gpt2"))[1](DEMONSTRATIONS[0]).input_ids)
         assert {int(number.replace(",", "")) // (60 * length) for number, _, _ in bars} == {tokens}
         percent = [int(share) for _, share, _ in bars]
         assert percent == sorted(percent) and percent[-1] <= 100
@@ -125,13 +121,12 @@ def test_a_bar_while_a_long_context_is_encoded(checkpoint, name, demonstrations,
 @pytest.mark.parametrize("name", tiny.slow_but(["llama"], ["gpt2", "llama", "bloom"]))
 def test_a_query_longer_than_a_piece_of_a_pass(checkpoint, name):
     """Of what runs in several passes, the last one has the query's last token."""
-    query = f"Review: {'a long film ' * 200}\nSentiment:"
-    long = Predictor(*load(checkpoint(name)), methods.make("batchicl"))
-    other = Predictor(*load(checkpoint(name)), methods.make("batchicl"), pack_tokens=20_000)
-    assert len(long.tokenizer.tokenizer(query).input_ids) > 512
-    mine, theirs = (predictor.score(DEMONSTRATIONS, [query], OPTIONS)[0] for predictor in (long, other))
-    assert [score for score, _ in mine] == pytest.approx([score for score, _ in theirs], abs=1e-5)
-    assert long.generate(DEMONSTRATIONS, [query], max_new_tokens=2)
+    model, query = load(checkpoint(name)), f"Review: {'a long film ' * 200}\nSentiment:"
+    predictors = [Predictor(*model, methods.make("batchicl"), **pack) for pack in ({}, {"pack_tokens": 20_000})]
+    assert len(model[1](query).input_ids) > 512
+    ours, whole = (predictor.score(DEMONSTRATIONS, [query], OPTIONS)[0] for predictor in predictors)
+    assert [score for score, _ in ours] == pytest.approx([score for score, _ in whole], abs=1e-5)
+    assert predictors[0].generate(DEMONSTRATIONS, [query], max_new_tokens=2)
 
 
 def test_options_of_each_query_and_no_demonstrations(checkpoint):
@@ -156,26 +151,13 @@ def test_options_of_each_query_and_no_demonstrations(checkpoint):
             r"demonstrations \d+ \+ query \d+( \+ answer without its last token \d+)?\. Give fewer demonstrations\.$",
         ),
         (lambda p: p.generate(DEMONSTRATIONS, QUERIES, max_new_tokens=5000), "query 0: prompts do not fit"),
-        (lambda p: p.score(DEMONSTRATIONS[:1], QUERIES, OPTIONS), "pcw: window_size=2: more than the 1 demonstrations"),
         (lambda p: p.score(DEMONSTRATIONS, ["half \ud83d"], OPTIONS), "query 0: .*half a character"),
-    ],
-)
-def test_bad_input_is_one_line(checkpoint, call, says):
-    predictor = Predictor(*load(checkpoint("gpt2")), methods.make("pcw", {"window_size": 2}))
-    with pytest.raises(InputError, match=f"^lm-eval-icl: {says}") as error:
-        call(predictor)
-    assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("call", "says"),
-    [
+        (lambda p: p.generate([], ["half \ud83d"]), "query 0: .*half a character"),
         (lambda p: p.generate([], ["a"], num_return_sequences=2), "generation argument num_return_sequences=2 gives"),
         (lambda p: p.generate([], ["a"], use_cache=False), "generation argument use_cache=False would switch off"),
         (lambda p: p.generate([], ["a"], prompt_lookup_num_tokens=3), "generation argument prompt_lookup_num_tokens=3"),
         (lambda p: p.generate([], ["a"], return_dict_in_generate=True), "generation argument return_dict_in_generate"),
         (lambda p: p.generate([], ["a"], nonsense=1), "generation arguments .*refused by transformers"),
-        (lambda p: p.generate([], ["half \ud83d"]), "query 0: .*half a character"),
         (lambda p: p.score([], ["a"], " yes"), "options=' yes': must be a list of texts"),
         (lambda p: p.score("Review", ["a"], [" yes"]), "demonstrations='Review': must be a list of texts"),
         (lambda p: p.generate([], "a"), "queries='a': must be a list of texts"),
@@ -189,11 +171,10 @@ def test_bad_input_is_one_line(checkpoint, call, says):
         (lambda p: p.score([], ["a"], None), "options=None: must be a list of texts"),
     ],
 )
-def test_what_would_give_other_texts_is_refused(checkpoint, call, says):
+def test_bad_input_is_one_line(checkpoint, call, says):
     predictor = Predictor(*load(checkpoint("gpt2")), methods.make("icl"))
-    with pytest.raises(InputError, match=f"^lm-eval-icl: {says}") as error:
+    with pytest.raises(InputError, match=f"^lm-eval-icl: {says}"):
         call(predictor)
-    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -207,12 +188,7 @@ def test_arguments_out_of_range(checkpoint, argument):
 
 def test_what_is_no_model_or_no_tokenizer(checkpoint):
     model, tokenizer = load(checkpoint("gpt2"))
-    for pair in (
-        (str(checkpoint("gpt2")), tokenizer),
-        (model, str(checkpoint("gpt2"))),
-        (tokenizer, model),
-        (model, None),
-    ):
+    for pair in (("gpt2", tokenizer), (model, "gpt2"), (tokenizer, model), (model, None)):
         with pytest.raises(InputError, match=r"Predictor\(.*, ...\): must be a model and its tokenizer, both loaded"):
             Predictor(*pair, methods.make("icl"))
 
@@ -223,10 +199,15 @@ def test_a_method_that_cannot_be_made(name, arguments):
         methods.make(name, arguments)
 
 
-@pytest.mark.parametrize("method", ["invicl", methods.InvICL])
-def test_a_method_without_its_arguments(checkpoint, method):
-    with pytest.raises(InputError, match=r"method=.*: must be a method with its arguments, such as InvICL\(\)"):
-        Predictor(*load(checkpoint("gpt2")), method)
+def test_methods_that_cannot_be_used(checkpoint):
+    for method in ("invicl", methods.InvICL):
+        with pytest.raises(InputError, match=r"method=.*: must be a method with its arguments, such as InvICL\(\)"):
+            Predictor(*load(checkpoint("gpt2")), method)
+    with pytest.raises(Unsupported, match="invicl hides tokens"):
+        Predictor(*load(checkpoint("bloom")), methods.make("invicl"))
+    with pytest.raises(InputError, match="pcw: window_size=2: more than the 1 demonstrations"):
+        predictor = Predictor(*load(checkpoint("gpt2")), methods.make("pcw", {"window_size": 2}))
+        predictor.score(DEMONSTRATIONS[:1], QUERIES, OPTIONS)
 
 
 def test_whole_numbers_may_be_written_with_a_point(checkpoint):
@@ -261,11 +242,6 @@ def test_numbers_that_break(checkpoint):
         predictor.generate([], ["x"])
 
 
-def test_what_the_model_cannot_do_is_refused(checkpoint):
-    with pytest.raises(Unsupported, match="invicl hides tokens"):
-        Predictor(*load(checkpoint("bloom")), methods.make("invicl"))
-
-
 def test_a_model_that_somebody_owns_is_left_as_it_was(checkpoint):
     model, tokenizer = load(checkpoint("gpt2"))
     model.generation_config.cache_implementation = "static"
@@ -278,11 +254,15 @@ def test_a_model_that_somebody_owns_is_left_as_it_was(checkpoint):
     assert torch.equal(model(ids).logits, before)
 
 
-def test_threads_share_a_model(checkpoint):
-    """Methods that change the model while it runs, on one model, from many threads: the scores of one thread."""
-    model, tokenizer = load(checkpoint("gpt2"))
-    predictors = [Predictor(model, tokenizer, methods.make(name)) for name in ("icl", "nope", "invicl", "deepthink")]
-    calls = [(predictor, queries) for predictor in predictors for queries in (QUERIES, QUERIES[:1], QUERIES[1:])]
+def test_threads_share_models(checkpoint):
+    """Methods that change a model while it runs, on two models, with long queries, whose attention is computed in
+    parts: from many threads, the scores of one thread."""
+    models = [load(checkpoint(name)) for name in ("gpt2", "llama")]
+    predictors = [
+        Predictor(*model, methods.make(name)) for model in models for name in ("icl", "nope", "invicl", "deepthink")
+    ]
+    long = [f"Review: {'warm and odd ' * n}\nSentiment:" for n in (20, 25, 30)]
+    calls = [(predictor, queries) for predictor in predictors for queries in (long, long[:1], QUERIES)]
 
     def score(call):
         predictor, queries = call

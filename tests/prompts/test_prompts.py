@@ -3,12 +3,13 @@
 import copy
 import pickle
 
+import lm_eval
 import pytest
 from jinja2 import Environment, UndefinedError
 from lm_eval import utils
 from lm_eval.api.task import ConfigurableTask
+from lm_eval.models.api_models import JsonChatStr
 from lm_eval.models.huggingface import HFLM
-from lm_eval.tasks import TaskManager
 
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.harness import patches
@@ -17,59 +18,55 @@ from lm_eval_icl.prompts.prompt import FewShotPrompt
 from tests import evaluation
 
 
-def build(name: str, shots: int, **kwargs):
-    config = {**evaluation.TASKS[name]} if isinstance(name, str) else name
-    task = TaskManager(include_defaults=False).load([config])["tasks"].popitem()[1]
+def build(config, shots: int, **kwargs):
+    """A task's requests, as a run of one of our models has them made."""
+    task = evaluation.load_task(evaluation.TASKS[config] if isinstance(config, str) else config)
     task.set_config("num_fewshot", shots)
     task.set_fewshot_seed(1)
     with recording():
         task.build_all_requests(**kwargs)
-    return task
+    return task.instances
+
+
+def first_prompt(config, shots: int, **kwargs):
+    return build(config, shots, **kwargs)[0].args[0]
 
 
 def test_plain_parts():
-    task = build("one_token", 3)
     train = [f"Review: {doc['text']}\nSentiment: {'abc'[doc['label']]}\n\n" for doc in evaluation.documents(3, 50)]
-    for instance in task.instances:
+    for instance in build("one_token", 3):
         prompt = instance.args[0]
         assert type(prompt) is FewShotPrompt
         assert prompt.prefix == ""
         assert list(prompt.demonstrations) == train
         assert prompt.query == f"Review: {instance.doc['text']}\nSentiment:"
         assert prompt == "".join(train) + prompt.query
-
-
-def test_description_belongs_to_the_prefix():
-    prompt = build("described", 2).instances[0].args[0]
-    assert prompt.prefix == "Tell, of film, what it is.\n\nNow: "
-    assert len(prompt.demonstrations) == 2 and prompt.demonstrations[0].startswith("Review: ")
-
-
-def test_system_instruction_and_description():
-    prompt = build("described", 1, system_instruction="Be brief.").instances[0].args[0]
-    assert prompt.prefix == "Be brief.\n\nTell, of film, what it is.\n\nNow: "
-
-
-def test_zero_shot():
-    prompt = build("one_token", 0).instances[0].args[0]
+    prompt = first_prompt("one_token", 0)
     assert prompt.demonstrations == () and prompt.query == prompt
 
 
+def test_system_instruction_and_description_are_the_prefix():
+    prompt = first_prompt("described", 2)
+    assert prompt.prefix == "Tell, of film, what it is.\n\nNow: "
+    assert len(prompt.demonstrations) == 2 and prompt.demonstrations[0].startswith("Review: ")
+    prompt = first_prompt("described", 1, system_instruction="Be brief.")
+    assert prompt.prefix == "Be brief.\n\nTell, of film, what it is.\n\nNow: "
+
+
 def test_generation_prefix_ends_the_query():
-    prompt = build("prefixed", 2).instances[0].args[0]
+    prompt = first_prompt("prefixed", 2)
     assert prompt.query.endswith("Sentiment: I say")
     assert all("I say" in part for part in prompt.demonstrations)
 
 
 def test_multiple_inputs_have_a_prompt_an_option():
-    task = build("inputs", 2)
-    first, second = (instance.args[0] for instance in task.instances[:2])
+    first, second = (instance.args[0] for instance in build("inputs", 2)[:2])
     assert first.demonstrations == second.demonstrations and len(first.demonstrations) == 2
     assert first.query != second.query
 
 
 def test_samples():
-    prompt = build("samples", 3).instances[0].args[0]
+    prompt = first_prompt("samples", 3)
     assert [doc["text"] in part for doc, part in zip(evaluation.documents(3, 80), prompt.demonstrations, strict=True)]
 
 
@@ -81,7 +78,7 @@ def chat(messages, add_generation_prompt=True):
 @pytest.mark.parametrize("multiturn", [True, False])
 def test_chat_template(multiturn):
     kwargs = {"apply_chat_template": True, "chat_template": chat, "fewshot_as_multiturn": multiturn}
-    prompt = build("described", 2, **kwargs).instances[0].args[0]
+    prompt = first_prompt("described", 2, **kwargs)
     assert type(prompt) is FewShotPrompt and _MARK not in prompt
     assert prompt.prefix == "<system>Tell, of film, what it is.\n\nNow:</system><user>"
     first, second = prompt.demonstrations
@@ -91,21 +88,31 @@ def test_chat_template(multiturn):
     assert prompt.query.endswith("Sentiment:</user><assistant>")
 
 
-def test_template_that_depends_on_what_it_is_given_leaves_no_structure():
+def test_blanks_that_a_chat_template_strips():
+    """The mark before a turn does not keep them."""
+    config = evaluation.task("blanks", **evaluation.CHOICE, doc_to_choice=["a", "b"], doc_to_text="\n {{other}} is")
+    kwargs = {"apply_chat_template": True, "chat_template": chat, "fewshot_as_multiturn": True}
+    prompt = first_prompt(config, 1, **kwargs)
+    assert isinstance(prompt, FewShotPrompt) and len(prompt.demonstrations) == 1
+    assert prompt.query == f"{evaluation.documents(1, 0)[0]['other']} is</user><assistant>"
+
+
+def test_what_leaves_no_structure():
+    """A template that depends on what it is given, that of a model behind an API, and a document that holds the
+    mark."""
+
     def shouting(messages, add_generation_prompt=True):
         return "".join(f"{len(m['content'])}:{m['content']}" for m in messages)
 
-    kwargs = {"apply_chat_template": True, "chat_template": shouting, "fewshot_as_multiturn": True}
-    prompt = build("one_token", 2, **kwargs).instances[0].args[0]
-    assert type(prompt) is str and _MARK not in prompt
+    def of_an_api(messages, add_generation_prompt=True):
+        return JsonChatStr(str(messages))
 
-
-def test_a_document_that_holds_the_mark_leaves_no_structure():
-    config = evaluation.task(
-        "marked", **evaluation.CHOICE, doc_to_choice=["a", "b"], doc_to_text=f"x{_MARK}y {{{{text}}}}"
-    )
-    prompt = build(config, 2).instances[0].args[0]
-    assert type(prompt) is str
+    for template, kind in ((shouting, str), (of_an_api, JsonChatStr)):
+        kwargs = {"apply_chat_template": True, "chat_template": template, "fewshot_as_multiturn": True}
+        prompt = first_prompt("one_token", 2, **kwargs)
+        assert type(prompt) is kind and (kind is JsonChatStr or _MARK not in prompt)
+    marked = {**evaluation.TASKS["one_token"], "doc_to_text": f"x{_MARK}y {{{{text}}}}"}
+    assert type(first_prompt(marked, 2)) is str
 
 
 def test_a_task_that_builds_its_own_prompts(checkpoint):
@@ -118,11 +125,7 @@ def test_a_task_that_builds_its_own_prompts(checkpoint):
     task.set_config("num_fewshot", 0)
     task.set_fewshot_seed(0)
     with pytest.raises(InputError, match=r"'own'.*without its structure.*--model hf"):
-        import lm_eval
-
-        lm_eval.simple_evaluate(
-            model="icl", model_args={"pretrained": str(checkpoint("gpt2"))}, tasks=[task], device="cpu"
-        )
+        lm_eval.simple_evaluate("icl", {"pretrained": str(checkpoint("gpt2"))}, tasks=[task], device="cpu")
 
 
 def test_copies_and_other_processes_keep_the_parts():
