@@ -4,6 +4,7 @@ import argparse
 import hashlib
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -59,11 +60,10 @@ def make_run(
     *,
     task: str = "icl_sst2",
     model: str = "deepthink",
-    texts: bool = True,
     dataset: Any = "stanfordnlp/sst2",
-    **changes: Any,
+    samples: Sequence[object] | None = None,
 ) -> Run:
-    """A run that was read from files; without `texts`, as if its samples were not there any more."""
+    """A run that was read from files, whose samples then are others."""
     names = ("acc", "acc_norm")
     of_task = {"test_split": "validation", "metadata": {"demonstrations": "stratified"}, "doc_to_choice": OPTIONS,
                "metric_list": [{"metric": name, "aggregation": "mean"} for name in names],
@@ -78,12 +78,17 @@ def make_run(
     }  # fmt: skip
     of_task |= {"dataset_path": dataset} if dataset else {}
     path = boards.write(folder, model, seed, task=task, right=[1, 0, 1, 1], put=put, **of_task)
-    write_samples(path, task, [sample(i, score) for i, score in enumerate((1, 0, 1, 1))][::-1])
+    write_samples(path, task, SAMPLES[::-1])
     ((run,), left_out) = read([path], quiet=True)
     assert not left_out and run.tasks[task].answers is not None
-    if not texts:
-        boards.samples_of(path, task).unlink()
-    return replace(run, **changes)
+    if samples is not None:
+        write_samples(path, task, samples)
+    return run
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    return make_run(tmp_path / "in")
 
 
 def sample(doc_id: int, score: int) -> dict:
@@ -101,19 +106,18 @@ def sample(doc_id: int, score: int) -> dict:
     }
 
 
+SAMPLES = [sample(i, score) for i, score in enumerate((1, 0, 1, 1))]
+
+
 def change_result(run: Run, **changes: object) -> Run:
     ((task, result),) = run.tasks.items()
     return replace(run, tasks={task: replace(result, **changes)})
 
 
-def validators() -> tuple[jsonschema.Draft7Validator, jsonschema.Draft7Validator]:
-    made = []
-    for name in ("eval", "instance_level_eval"):
-        schema = json.loads((SCHEMAS / f"{name}.schema.json").read_text(encoding="utf-8"))
-        assert schema["version"] == "0.3.0"
-        jsonschema.Draft7Validator.check_schema(schema)
-        made.append(jsonschema.Draft7Validator(schema))
-    return made[0], made[1]
+def validator(name: str) -> jsonschema.Draft7Validator:
+    schema = json.loads((SCHEMAS / f"{name}.schema.json").read_text(encoding="utf-8"))
+    assert schema["version"] == "0.3.0"
+    return jsonschema.Draft7Validator(schema)
 
 
 def strict(text: str) -> object:
@@ -127,7 +131,7 @@ def strict(text: str) -> object:
 
 def check_logs(folder: Path) -> list[tuple[dict, list[dict]]]:
     """Every log with its samples: valid by the schemas and by the rules of `every_eval_ever validate`."""
-    of_log, of_sample = validators()
+    of_log, of_sample = validator("eval"), validator("instance_level_eval")
     found = []
     files = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
     assert all(EEE_PATH.fullmatch(path) for path in files), files
@@ -157,8 +161,7 @@ def check_logs(folder: Path) -> list[tuple[dict, list[dict]]]:
 # Every Eval Ever.
 
 
-def test_a_log_says_what_the_run_was(tmp_path):
-    run = make_run(tmp_path / "in")
+def test_a_log_says_what_the_run_was(run, tmp_path):
     exported = export([run], tmp_path / "out", organization="Example Lab", relationship="first_party")
     assert not exported.left_out
     ((log, rows),) = check_logs(tmp_path / "out")
@@ -215,12 +218,11 @@ def test_run_again_it_writes_the_same_and_touches_nothing(tmp_path):
     assert set(before) | {other} == {path for path in folder.rglob("*") if path.is_file()}
 
 
-def test_without_samples_there_is_the_log_alone(tmp_path):
-    run = make_run(tmp_path / "in")
+def test_without_samples_there_is_the_log_alone(run, tmp_path):
     export([run], tmp_path / "out")
     assert len(list((tmp_path / "out").rglob("*.jsonl"))) == 1
-    collected = make_run(tmp_path / "collected", texts=False)
-    exported = export([replace(collected, digest=run.digest)], tmp_path / "out")
+    boards.samples_of(run.path, "icl_sst2").unlink()
+    exported = export([run], tmp_path / "out")
     ((log, rows),) = check_logs(tmp_path / "out")  # the samples that were there before are gone
     assert not rows and log["evaluation_results"][0]["score_details"]["score"] == 0.75
     (left_out,) = exported.left_out
@@ -230,19 +232,18 @@ def test_without_samples_there_is_the_log_alone(tmp_path):
 @pytest.mark.parametrize(
     ("broken", "why"),
     [
-        (lambda samples: samples[:-1], "has 3 of the 4 documents"),
-        (lambda samples: [*samples, samples[0]], ".jsonl twice"),
-        (lambda samples: [{"doc_id": 1}], "KeyError: 'acc'"),
-        (lambda samples: [{**samples[0], "doc_id": 99}], "KeyError: 99"),
-        (lambda samples: [{**samples[0], "arguments": "x"}], "AttributeError"),
-        (lambda samples: [{**samples[0], "arguments": {}}], "IndexError"),
-        (lambda samples: [*samples[1:], {**samples[0], "acc": 1 - samples[0]["acc"]}], "is not that of the results"),
-        (lambda samples: ["text"], "is no sample of lm-eval"),
+        (SAMPLES[:-1], "has 3 of the 4 documents"),
+        ([*SAMPLES, SAMPLES[0]], ".jsonl twice"),
+        ([{"doc_id": 1}], "KeyError: 'acc'"),
+        ([{**SAMPLES[0], "doc_id": 99}], "KeyError: 99"),
+        ([{**SAMPLES[0], "arguments": "x"}], "AttributeError"),
+        ([{**SAMPLES[0], "arguments": {}}], "IndexError"),
+        ([*SAMPLES[1:], {**SAMPLES[0], "acc": 0}], "is not that of the results"),
+        (["text"], "is no sample of lm-eval"),
     ],
 )
 def test_samples_that_do_not_fit_are_left_out_and_named(tmp_path, broken, why):
-    run = make_run(tmp_path / "in")
-    write_samples(run.path, "icl_sst2", broken([sample(i, score) for i, score in enumerate((1, 0, 1, 1))]))
+    run = make_run(tmp_path / "in", samples=broken)
     (left_out,) = export([run], tmp_path / "out").left_out
     assert left_out.why.startswith("icl_sst2: its samples cannot be used: ") and why in left_out.why
     ((_, rows),) = check_logs(tmp_path / "out")
@@ -250,10 +251,9 @@ def test_samples_that_do_not_fit_are_left_out_and_named(tmp_path, broken, why):
 
 
 def test_pairs_of_gold_and_predicted_answers(tmp_path):
-    run = make_run(tmp_path / "in")
     pairs = [[0, 0], [1, 0], [0, 0], [1, 1]]
+    run = make_run(tmp_path / "in", samples=[{**sample(i, 0), "f1": pair} for i, pair in enumerate(pairs)])
     answers = replace(run.tasks["icl_sst2"].answers, items=np.array(pairs, dtype=float))
-    write_samples(run.path, "icl_sst2", [{**sample(i, 0), "f1": pair} for i, pair in enumerate(pairs)])
     run = change_result(run, metric="f1", aggregation="f1", value=0.66, answers=answers)
     export([run], tmp_path / "out")
     ((log, rows),) = check_logs(tmp_path / "out")
@@ -263,10 +263,6 @@ def test_pairs_of_gold_and_predicted_answers(tmp_path):
 
 
 def test_generated_texts(tmp_path):
-    run = make_run(tmp_path / "in", task="gsm")
-    ((_, result),) = run.tasks.items()
-    answers = replace(result.answers, predictions=None, chance=None)
-    run = change_result(run, metric="exact_match", filter="strict-match", answers=answers)
     texts = [
         {
             "doc_id": i,
@@ -280,7 +276,9 @@ def test_generated_texts(tmp_path):
         for i, n in enumerate((42, 43, 42, 42))
         for filter_ in ("flexible-extract", "strict-match")
     ]
-    write_samples(run.path, "gsm", texts)
+    run = make_run(tmp_path / "in", task="gsm", samples=texts)
+    answers = replace(run.tasks["gsm"].answers, predictions=None, chance=None)
+    run = change_result(run, metric="exact_match", filter="strict-match", answers=answers)
     assert not export([run], tmp_path / "out").left_out
     ((log, rows),) = check_logs(tmp_path / "out")
     assert log["evaluation_results"][0]["evaluation_name"] == "gsm/strict-match" == rows[0]["evaluation_name"]
@@ -290,20 +288,17 @@ def test_generated_texts(tmp_path):
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -0.1, 75.0])
-def test_numbers_that_an_accuracy_cannot_be_are_left_out(tmp_path, value):
-    run = change_result(make_run(tmp_path / "in"), value=value)
-    exported = export([run], tmp_path / "none")
+def test_numbers_that_an_accuracy_cannot_be_are_left_out(run, tmp_path, value):
+    exported = export([change_result(run, value=value)], tmp_path / "none")
     assert not exported.files and f"acc is {value}" in exported.left_out[0].why
     # Another metric of the same task is only not there.
-    run = make_run(tmp_path / "in")
     run.results["results"]["icl_sst2"]["acc_norm,none"] = value
     export([run], tmp_path / "out")
     ((log, _),) = check_logs(tmp_path / "out")
     assert [each["evaluation_result_id"] for each in log["evaluation_results"]] == ["acc"]
 
 
-def test_a_perplexity_has_no_upper_bound_and_no_right_answers(tmp_path):
-    run = make_run(tmp_path / "in")
+def test_a_perplexity_has_no_upper_bound_and_no_right_answers(run, tmp_path):
     marks = ("The samples give 3.", "They are of 7 documents.")
     run = change_result(run, metric="word_perplexity", value=1e6, higher_is_better=False, stderr=None, marks=marks)
     export([run], tmp_path / "out")
@@ -349,21 +344,15 @@ def test_documents_of_no_hub_dataset_have_another_source(tmp_path, dataset):
 # Files come from strangers.
 
 
-def test_hostile_names_stay_in_the_folder(tmp_path):
-    runs = []
+def test_hostile_names_stay_in_the_folder(run, tmp_path):
+    runs, (result,), (config,) = [], run.tasks.values(), run.results["configs"].values()
     for i, name in enumerate(HOSTILE):
-        base = make_run(tmp_path / "in")
-        (result,) = base.tasks.values()
+        of_task = {"tasks": {name: replace(result, task=name)}, "results": {**run.results, "configs": {name: config}}}
         runs += [
-            replace(base, digest=f"p{i}", pretrained=name),
-            replace(base, digest=f"o{i}", pretrained=f"{name}/{name}"),
-            replace(base, digest=f"m{i}", model=name, arguments={name: name}),
-            replace(
-                base,
-                digest=f"t{i}",
-                tasks={name: replace(result, task=name)},
-                results={**base.results, "configs": {name: base.results["configs"]["icl_sst2"]}},
-            ),
+            replace(run, digest=f"p{i}", pretrained=name),
+            replace(run, digest=f"o{i}", pretrained=f"{name}/{name}"),
+            replace(run, digest=f"m{i}", model=name, arguments={name: name}),
+            replace(run, digest=f"t{i}", **of_task),
         ]
     before = sorted((tmp_path / "in").iterdir())
     out = tmp_path / "deep" / "out"
@@ -378,11 +367,9 @@ def test_hostile_names_stay_in_the_folder(tmp_path):
     assert len({log["evaluation_id"] for log, _ in check_logs(out)}) == len(runs)
 
 
-def test_links_out_of_the_folder_are_not_followed(tmp_path):
-    run = make_run(tmp_path / "in")
-    outside = tmp_path / "outside"
+def test_links_out_of_the_folder_are_not_followed(run, tmp_path):
+    outside, out = tmp_path / "outside", tmp_path / "out"
     outside.mkdir()
-    out = tmp_path / "out"
     out.mkdir()
     (out / "data").symlink_to(outside)
     with pytest.raises(InputError, match="leads out of the folder"):
@@ -390,24 +377,22 @@ def test_links_out_of_the_folder_are_not_followed(tmp_path):
     assert not list(outside.iterdir())
 
 
-def test_odd_results_do_not_stop_the_export(tmp_path):
+def test_odd_results_do_not_stop_the_export(run, tmp_path):
     """Parts of the results that reading does not look at may be anything."""
     values = [None, 3, "x", [], {}, [None, 1], {"icl_sst2": 1}, {"icl_sst2": {"acc": "yes", "x": [1]}}]
     values += [{"temperature": value, "max_gen_toks": value, "top_p": value} for value in (10**400, True, -1.5)]
     values += [{"icl_sst2": {"original": value, "acc_norm,none": value}} for value in (10**400, True, -1)]
+    config = run.results["configs"]["icl_sst2"]
     for i, odd in enumerate(values):
-        base = make_run(tmp_path / "in")
-        runs = [replace(base, digest=f"{i}-{key}", results={**base.results, key: odd}) for key in base.results]
-        config = base.results["configs"]["icl_sst2"]
+        runs = [replace(run, digest=f"{i}-{key}", results={**run.results, key: odd}) for key in run.results]
         for key in (*config, "dataset_name"):
-            changed = {**base.results, "configs": {"icl_sst2": {**config, key: odd}}}
-            runs.append(replace(base, digest=f"{i}-config-{key}", results=changed))
+            changed = {**run.results, "configs": {"icl_sst2": {**config, key: odd}}}
+            runs.append(replace(run, digest=f"{i}-config-{key}", results=changed))
         export(runs, tmp_path / "eee")
-    assert len(check_logs(tmp_path / "eee")) == len(values) * (len(base.results) + len(config) + 1)
+    assert len(check_logs(tmp_path / "eee")) == len(values) * (len(run.results) + len(config) + 1)
 
 
-def test_wrong_arguments(tmp_path):
-    run = make_run(tmp_path / "in")
+def test_wrong_arguments(run, tmp_path):
     with pytest.raises(InputError, match="--relationship friend: must be one of"):
         export([run], tmp_path / "out", relationship="friend")
     (tmp_path / "file").write_text("")
