@@ -4,7 +4,6 @@ import argparse
 import ast
 import dataclasses
 import functools
-import importlib.util
 import inspect
 import itertools
 import json
@@ -34,6 +33,7 @@ from lm_eval_icl.harness import patches, training
 from lm_eval_icl.harness.arguments import CommonArguments
 from lm_eval_icl.metaicl.files import SETTINGS
 from lm_eval_icl.methods import NAMES
+from lm_eval_icl.regression.configuration import configured
 from lm_eval_icl.smoke import tiny
 from lm_eval_icl.smoke.demo import model_path
 from lm_eval_icl.smoke.smoke import Result, result_of
@@ -142,7 +142,10 @@ def test_commands_are_ones_that_we_take(page):
         if words[:2] == ["lm-eval-icl", "show"]:
             methods.make(words[2], simple_parse_args_string(given.get("--args", "")))
         elif words[:2] == ["lm-eval-icl", "regression"]:
-            regression.options(argparse.ArgumentParser(), words[2:])
+            options = regression.options(argparse.ArgumentParser(), words[2:])
+            assert getattr(options, "figure", "figure3") in regression.FIGURES
+            if hasattr(options, "config"):
+                configured(options.config, options.set)
         elif "train" in words[:10]:
             options = train.read_options(argparse.ArgumentParser(), words[words.index("train") + 1 :])
             methods.find(options["method"])
@@ -237,6 +240,14 @@ def check_lines(printed: list[str], expected: list[str], within: float) -> None:
         assert mine == pytest.approx(theirs, abs=within), line
 
 
+def printed(command: str, folder: Path) -> list[str]:
+    """What a command of a page prints in a folder; of lm-eval's output the pages have the tables alone."""
+    program, *arguments = shlex.split(command.replace("$MODEL", str(model_path())))
+    done = processes.command(*arguments, program=program, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return [line for line in lines(done.stdout) if program != "lm_eval" or line.startswith("|")]
+
+
 @pytest.mark.slow
 def test_python_blocks_print_what_the_page_says(tmp_path):
     """All Python blocks of docs/python.md run in one process, in their order."""
@@ -251,7 +262,7 @@ def test_python_blocks_print_what_the_page_says(tmp_path):
 
 @pytest.mark.slow
 def test_the_tutorial_prints_what_it_says(tmp_path):
-    """Its files are written and its commands run, in their order; of lm-eval's output the page has the tables alone."""
+    """Its files are written and its commands run, in their order."""
     ran = []
     for name, language, text in blocks(DOCS / "tutorial.md"):
         if name:
@@ -259,15 +270,12 @@ def test_the_tutorial_prints_what_it_says(tmp_path):
         elif language == "console":
             for shown in text.removeprefix("$ ").split("\n$ "):
                 command, _, expected = shown.partition("\n")
-                program, *arguments = shlex.split(command.replace("$MODEL", str(model_path())))
+                program, *arguments = shlex.split(command)
                 ran.append(program)
                 if program == "python":
                     subprocess.run([sys.executable, *arguments], cwd=tmp_path, check=True)
-                    continue
-                done = processes.command(*arguments, program=program, cwd=tmp_path)
-                assert done.returncode == 0, done.stderr
-                printed = [line for line in lines(done.stdout) if program != "lm_eval" or line.startswith("|")]
-                check_lines(printed, lines(expected), within=2)
+                else:
+                    check_lines(printed(command, tmp_path), lines(expected), within=2)
     assert ran == ["lm_eval", "python", "lm_eval", *["lm-eval-icl"] * 3]
     assert (tmp_path / "results/compare/figures/sensitivity.svg").read_text(encoding="utf-8").startswith("<?xml")
 
@@ -289,12 +297,6 @@ def test_the_cells_of_the_notebook_run():
     assert names["evaluated"]["icl"]["acc,none"] == names["evaluated"]["hf"]["acc,none"]
 
 
-def environment(**variables: str) -> dict[str, str]:
-    """The environment of a shell that has our commands and the variable MODEL of the page."""
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    return {**os.environ, "PATH": path, "MODEL": str(model_path()), **variables}
-
-
 @pytest.mark.slow
 @pytest.mark.pinned
 def test_adding_a_method_works_as_written(tmp_path):
@@ -304,16 +306,9 @@ def test_adding_a_method_works_as_written(tmp_path):
     )
     name, _, text = blocks(PAGE)[0]
     (tmp_path / name).write_text(text, encoding="utf-8")
-
-    def printed(command: str) -> list[str]:
-        program, *arguments = shlex.split(command.replace("$MODEL", str(model_path())))
-        done = processes.command(*arguments, program=program, cwd=tmp_path)
-        assert done.returncode == 0, done.stderr
-        return lines(done.stdout)
-
-    assert printed(shown[0]) == lines(shown[2])
+    assert printed(shown[0], tmp_path) == lines(shown[2])
     assert (tmp_path / "neighbours.svg").read_bytes() == (DOCS / "concepts/neighbours.svg").read_bytes()
-    check_lines([line for line in printed(evaluated[0]) if line.startswith("|")], lines(evaluated[2]), within=0.011)
+    check_lines(printed(evaluated[0], tmp_path), lines(evaluated[2]), within=0.011)
 
 
 @pytest.fixture(scope="module")
@@ -327,8 +322,9 @@ def installed(tmp_path_factory) -> dict[str, str]:
     assert {file.name for file in (folder / "source").iterdir()} == {"neighbours.py", "pyproject.toml"}
     pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(folder / "site")]
     subprocess.run([*pip, str(folder / "source")], check=True, capture_output=True)
-    ours = os.environ.get("PYTHONPATH", "")
-    return environment(PYTHONPATH=os.pathsep.join(filter(None, [str(folder / "site"), ours])))
+    programs = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    modules = os.pathsep.join(filter(None, [str(folder / "site"), os.environ.get("PYTHONPATH", "")]))
+    return {**os.environ, "PATH": programs, "PYTHONPATH": modules}
 
 
 @pytest.mark.slow
@@ -347,20 +343,6 @@ def test_an_installed_method_is_like_ours(installed, tmp_path):
         assert done.returncode == 1 and "call the entry point 'neighbours'" in done.stderr
     finally:
         entries.write_text(text)
-
-
-def test_the_added_method_is_what_the_page_says(tmp_path, monkeypatch):
-    name, _, text = blocks(PAGE)[0]
-    (tmp_path / name).write_text(text, encoding="utf-8")
-    spec = importlib.util.spec_from_file_location("docs_neighbours", tmp_path / name)
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "docs_neighbours", module)
-    spec.loader.exec_module(module)
-    method = module.Neighbours()
-    layout = method.layout(1, [1, 1, 1, 1], 1, 1)
-    seen = [[j for j in range(7) if layout.mask[i, j]] for i in range(7)]
-    assert seen == [[0], [0, 1], [0, 1, 2], [0, 2, 3], [0, 3, 4], [0, 1, 2, 3, 4, 5], [0, 1, 2, 3, 4, 5, 6]]
-    assert not method.treats_demonstrations_alike and method.name == "neighbours"
 
 
 # What is said of the code.

@@ -15,7 +15,6 @@ from torch.nn.functional import pad
 from transformers import DynamicCache
 
 from lm_eval_icl import cli
-from lm_eval_icl.cli import regression
 from lm_eval_icl.cli.regression import FIGURES
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.regression import evaluation, training
@@ -398,14 +397,3 @@ def test_bad_input_is_one_line(tmp_path: Path) -> None:
     assert "state.safetensors: cannot be gone on from" in refused_training(
         "--methods", "icl", "--seeds", "0", "--set", *SETTINGS, "stride=1", output=tmp_path
     )
-
-
-def test_commands_of_the_page_are_ones_that_there_are() -> None:
-    page = (Path(__file__).resolve().parents[2] / "docs" / "reports" / "regression.md").read_text(encoding="utf-8")
-    commands = re.findall(r"^ {4,}lm-eval-icl regression (.*)$", page, re.MULTILINE)
-    for command in commands:
-        options = regression.options(cli.OneLine(), command.split())
-        assert getattr(options, "figure", "figure3") in FIGURES
-        if hasattr(options, "config"):
-            configured(options.config, options.set)
-    assert {command.split()[0] for command in commands} == {"train", "evaluate", "plot"}
