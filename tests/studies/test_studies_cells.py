@@ -287,6 +287,7 @@ def test_cells_that_are_run_together_fail_one_by_one(tmp_path, study):
     _, failure = study(**keys)
     states = {path.split("/")[1].partition("T=")[2]: state for path, state in record(tmp_path)["cells"].items()}
     assert states == {"1": "done", "2": "failed"}, (failure, record(tmp_path)["failed"])
+    assert f"1 of 2 cells failed; the first: {model_path()}, deepthink,T=2: " in failure
 
 
 def test_a_full_disk_ends_the_study_at_once_and_leaves_no_half_cell(tmp_path, study, monkeypatch):
