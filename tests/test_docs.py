@@ -26,7 +26,7 @@ from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 from lm_eval.utils import simple_parse_args_string
 
-from lm_eval_icl import cli, methods, version
+from lm_eval_icl import methods, version
 from lm_eval_icl.cli import regression, train
 from lm_eval_icl.drawing import drawing, picture
 from lm_eval_icl.harness import patches, training
@@ -38,7 +38,7 @@ from lm_eval_icl.smoke import tiny
 from lm_eval_icl.smoke.demo import model_path
 from lm_eval_icl.smoke.smoke import Result, result_of
 from lm_eval_icl.training.train import Settings
-from tests import processes
+from tests import commands, processes
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -51,7 +51,7 @@ def blocks(page: Path) -> list[tuple[str, str, str]]:
     return [(match[1] or "", match[2], match[3]) for match in found]
 
 
-def commands(page: Path) -> list[str]:
+def commands_of(page: Path) -> list[str]:
     """The commands of a page, indented or fenced, that start one of our programs, from its name on."""
     text = page.read_text(encoding="utf-8").replace("\\\n", " ")
     shown = re.findall(r"^ {4,}(.*)$", text, re.MULTILINE)
@@ -136,7 +136,7 @@ def test_pictures_are_what_is_drawn_now(name, tmp_path):
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_commands_are_ones_that_we_take(page):
     """Methods, arguments and tasks exist; what the commands do is tested elsewhere."""
-    for command in commands(page):
+    for command in commands_of(page):
         words = shlex.split(command, comments=True)
         given = dict(itertools.pairwise(words))
         if words[:2] == ["lm-eval-icl", "show"]:
@@ -471,7 +471,6 @@ def test_the_choice_that_the_page_shows_is_what_is_chosen(tmp_path, monkeypatch,
     monkeypatch.setattr(training, "_manager", lambda *_: ours)  # lm-eval's index of all tasks takes seconds
     monkeypatch.chdir(tmp_path)
     (tmp_path / "lm_eval_icl").symlink_to(ROOT / "lm_eval_icl")
-    monkeypatch.setattr(sys, "argv", [*shlex.split(command), "--device", "cpu"])
-    cli.main()
+    commands.run(*shlex.split(command)[1:], "--device", "cpu")
     times = r"[\d.]+ s,"
     assert lines(re.sub(times, "#", capsys.readouterr().out)) == lines(re.sub(times, "#", expected))

@@ -13,7 +13,7 @@ from lm_eval.utils import simple_parse_args_string
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
-from lm_eval_icl import cli, methods
+from lm_eval_icl import methods
 from lm_eval_icl.drawing import drawing, terminal
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.inference.scoring import score_rows
@@ -22,7 +22,7 @@ from lm_eval_icl.methods.several import Several
 from lm_eval_icl.prompts.layouts import Layout
 from lm_eval_icl.prompts.tokens import Context
 from lm_eval_icl.smoke.demo import model_path
-from tests import tiny
+from tests import commands, tiny
 
 VARIANTS = [
     *((name, "") for name in NAMES),
@@ -37,18 +37,6 @@ VARIANTS = [
     ("deepthink", "T=3,restart_positions=True"),
     ("deepthink", "positions=symmetric,momentum=0.9"),
 ]
-
-
-def main(*arguments: str) -> None:
-    cli.run(["show", *arguments])
-
-
-def refusal(*arguments: str) -> str:
-    with pytest.raises(InputError) as error:
-        main(*arguments)
-    line = str(error.value)
-    assert line.startswith("lm-eval-icl: show: ") and "\n" not in line
-    return line
 
 
 def lengths(context: Context) -> tuple[int, tuple[int, ...]]:
@@ -211,7 +199,7 @@ def test_pictures(tmp_path, capsys):
     for kind, begins in (("svg", b"<?xml"), ("png", b"\x89PNG\r\n")):
         files = [tmp_path / f"{i}.{kind}" for i in range(2)]
         for file in files:
-            main("deepthink", "--shots", "2", "--output", str(file))
+            commands.run("show", "deepthink", "--shots", "2", "--output", str(file))
         assert files[0].read_bytes().startswith(begins)
         assert files[0].read_bytes() == files[1].read_bytes()
     root = ET.parse(tmp_path / "0.svg").getroot()
@@ -223,7 +211,7 @@ def test_pictures(tmp_path, capsys):
 
 @pytest.mark.parametrize("kind", ["svg", "png"])
 def test_the_largest_picture(tmp_path, kind):
-    main("invicl", "--shots", "32", "--output", str(tmp_path / f"large.{kind}"))
+    commands.run("show", "invicl", "--shots", "32", "--output", str(tmp_path / f"large.{kind}"))
     assert 10_000 < (tmp_path / f"large.{kind}").stat().st_size < 3_000_000
 
 
@@ -287,7 +275,7 @@ def test_labels_are_the_tokens(odd, name):
 @pytest.mark.parametrize("kind", ["svg", "png"])
 def test_labels_in_pictures(odd, words, tmp_path, kind, capsys, recwarn):
     file = tmp_path / f"odd.{kind}"
-    main("icl", "--prompt", str(odd), "--pretrained", str(words), "--output", str(file))
+    commands.run("show", "icl", "--prompt", str(odd), "--pretrained", str(words), "--output", str(file))
     assert not recwarn.list and not capsys.readouterr().err
     if kind == "svg":
         assert "<script>" not in file.read_text(encoding="utf-8")
@@ -306,7 +294,7 @@ def test_visible():
 
 def test_prompt_from_standard_input(odd, monkeypatch, capsys):
     monkeypatch.setattr(sys, "stdin", odd.open(encoding="utf-8"))
-    main("invicl", "--prompt", "-")
+    commands.run("show", "invicl", "--prompt", "-")
     out = capsys.readouterr().out
     assert "canonical order (sorted)" in out and "part of a character" in out
     assert "--output FILE.svg" in out
@@ -360,7 +348,7 @@ def test_no_answer_is_generation(tmp_path):
 )
 def test_bad_input_is_one_line(arguments, says, odd, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert says in refusal(*(str(odd) if argument == "PROMPT" else argument for argument in arguments))
+    assert says in commands.refused("show", *(str(odd) if argument == "PROMPT" else argument for argument in arguments))
 
 
 @pytest.mark.parametrize(
@@ -383,7 +371,7 @@ def test_bad_input_is_one_line(arguments, says, odd, tmp_path, monkeypatch):
 def test_bad_prompt_is_one_line(tmp_path, given, says):
     file = tmp_path / "prompt.json"
     file.write_text(given)
-    line = refusal("invicl", "--prompt", str(file))
+    line = commands.refused("show", "invicl", "--prompt", str(file))
     assert says in line
     assert str(file) in line or "drawn" in says
 
@@ -393,8 +381,8 @@ def test_a_method_of_your_own_file(tmp_path, monkeypatch, capsys):
     (tmp_path / "fine_for_show.py").write_text("from lm_eval_icl.methods import ICL\n\n\nclass Mine(ICL): ...\n")
     monkeypatch.chdir(tmp_path)
     before = list(sys.path)
-    assert "SyntaxError" in refusal("mine_for_show:Thing")
-    main("fine_for_show:Mine", "--args", "repeat=2")
+    assert "SyntaxError" in commands.refused("show", "mine_for_show:Thing")
+    commands.run("show", "fine_for_show:Mine", "--args", "repeat=2")
     assert sys.path == before
     assert capsys.readouterr().out.startswith("mine  positions=sequential, repeat=2\n")
 

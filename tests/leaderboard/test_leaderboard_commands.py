@@ -54,7 +54,7 @@ def test_leaderboard_prints_sentences_and_a_table_of_80_columns(command, results
     assert "left out" not in printed
 
 
-def test_leaderboard_names_what_it_left_out(command, results, tmp_path):
+def test_leaderboard_names_what_it_left_out(command, tmp_path):
     write(tmp_path / "run")
     (tmp_path / "run" / "results_half.json").write_text('{"results": {"a')
     printed = command("leaderboard", tmp_path)

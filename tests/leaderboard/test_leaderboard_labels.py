@@ -254,7 +254,7 @@ def numbers(lines):
 
 @pytest.mark.slow
 @pytest.mark.runs
-def test_printed_commands_give_the_results_of_their_rows(board, command, shell, tmp_path):
+def test_printed_commands_give_the_results_of_their_rows(board, shell, tmp_path):
     """Of plain runs with several seeds, choices of demonstrations and a chat template, and of a study with `hf`."""
     chat = shutil.copytree(model_path(), tmp_path / "chat")
     settings = json.loads((chat / "tokenizer_config.json").read_text())

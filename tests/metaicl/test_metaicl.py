@@ -17,7 +17,7 @@ from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from lm_eval_icl import cli, methods
+from lm_eval_icl import methods
 from lm_eval_icl.cli import train as train_command
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.harness import patches
@@ -32,7 +32,7 @@ from lm_eval_icl.results.settings import template
 from lm_eval_icl.training.episodes import EpisodePool, RowDraw
 from lm_eval_icl.training.metaicl import SettingTask
 from lm_eval_icl.training.rows import RowMaker
-from tests import evaluation
+from tests import commands, evaluation
 
 # Ten tasks that are there whole: both kinds, few and many options, long and short rows, one class among the
 # demonstrations (ethos-race), rows of different numbers of options (ai2_arc).
@@ -547,17 +547,16 @@ def test_every_row_is_drawn_once_an_epoch(made, model):
     assert len(kept.rows) == round(60 * draw.shares["invicl"])
 
 
-def test_the_command_trains_on_a_setting(made, model, tmp_path, monkeypatch, capsys):
+def test_the_command_trains_on_a_setting(made, model, tmp_path, capsys):
     def run(output, *more):
         line = f"train invicl --model_args pretrained={model[0]},max_length=900 --metaicl hr_to_lr --data {made}"
         line += f" --train_k 40 --steps 1 --batch_size 2 --num_fewshot 3 --device cpu --output {tmp_path / output}"
-        monkeypatch.setattr("sys.argv", ["lm-eval-icl", *line.split(), *more])
-        cli.main()
+        commands.run(*line.split(), *more)
         return (tmp_path / output / "log.jsonl").read_text(), capsys.readouterr().out
 
-    with pytest.raises(SystemExit, match=r"59 of the 61 training tasks of hr_to_lr .* or give --metadata missing=skip"):
+    with pytest.raises(InputError, match=r"59 of the 61 training tasks of hr_to_lr .* or give --metadata missing=skip"):
         run("refused")
-    with pytest.raises(SystemExit, match="--loss all: MetaICL's loss is that of the query"):
+    with pytest.raises(InputError, match="--loss all: MetaICL's loss is that of the query"):
         run("refused", "--loss", "all")
     skip = ["--metadata", "missing=skip", "--fits", "icl,invicl"]
     log, said = run("one", *skip)

@@ -21,7 +21,7 @@ from lm_eval_icl.studies.folder import StudyFolder
 from lm_eval_icl.studies.plan import Plan
 from lm_eval_icl.studies.progress import StudyProgress
 from lm_eval_icl.studies.run import Options
-from tests import processes
+from tests import commands, processes
 from tests.processes import Process, run_command
 from tests.studies import running
 from tests.studies.running import (
@@ -30,7 +30,6 @@ from tests.studies.running import (
     conduct,
     contents,
     opened,
-    refused,
     results,
     rows,
     samples,
@@ -273,10 +272,10 @@ def test_a_dev_set_needs_demonstrations_that_are_not_in_it(tmp_path):
     assert len(opened(tmp_path / "o", **keys, num_fewshot=0).dev["own"]) == 5
 
 
-def test_whole_texts_can_be_planned_and_run(tmp_path, monkeypatch):
+def test_whole_texts_can_be_planned_and_run(tmp_path):
     keys = {"tasks": own_task(tmp_path, "texts"), "seeds": 0, "num_fewshot": 0, "metric": "word_perplexity"}
     file = write(tmp_path / "s.yaml", **keys, methods=["hf", "icl"])
-    running.command([file, "--output", tmp_path / "o", "--device", "cpu"], monkeypatch)
+    commands.run("study", file, "--output", tmp_path / "o", "--device", "cpu")
     with (tmp_path / "o/study.csv").open() as rows:
         hf, icl = (float(row["score"]) for row in csv.DictReader(rows))
     assert hf == pytest.approx(icl, rel=1e-5) and hf > 1
@@ -537,7 +536,7 @@ def test_a_named_study_runs(name, hub, checkpoint, tmp_path, monkeypatch, capsys
     if len(study.demonstrations) > 1:  # of which most take thousands of documents and more
         arguments += ["--demonstrations", "k_center:pool=500"]
     monkeypatch.chdir(hub)
-    running.command([name, *arguments], monkeypatch)
+    commands.run("study", name, *arguments)
     said = capsys.readouterr().out
     record = json.loads((tmp_path / "o/study.json").read_text())
     assert record["cells"] and set(record["cells"].values()) == {"done"}
@@ -572,9 +571,9 @@ def test_a_named_study_runs(name, hub, checkpoint, tmp_path, monkeypatch, capsys
         ({"methods": "icl", "models": {"pretrained": "x", 1: 2}}, "models: {'pretrained': 'x', 1: 2}: must be arg"),
     ],
 )
-def test_a_file_that_cannot_be_is_refused_in_one_line(tmp_path, monkeypatch, keys, says):
+def test_a_file_that_cannot_be_is_refused_in_one_line(tmp_path, keys, says):
     file = write(tmp_path / "s.yaml", **keys)
-    assert refused([file, "--output", tmp_path / "o"], monkeypatch).startswith(f"{file}: {says}")
+    assert commands.refused("study", file, "--output", tmp_path / "o").startswith(f"{file}: {says}")
     assert not (tmp_path / "o").exists()
 
 
@@ -591,9 +590,9 @@ def test_a_file_that_cannot_be_is_refused_in_one_line(tmp_path, monkeypatch, key
         ({"metric": "accuracy"}, "metric: task 'icl_demo_short' has no 'accuracy', only acc"),
     ],
 )
-def test_a_study_that_cannot_be_run_is_refused_in_one_line(tmp_path, monkeypatch, keys, says):
+def test_a_study_that_cannot_be_run_is_refused_in_one_line(tmp_path, keys, says):
     file = write(tmp_path / "s.yaml", **{"methods": "icl", "seeds": 0, **keys})
-    said = refused([file, "--output", tmp_path / "o", "--device", "cpu"], monkeypatch)
+    said = commands.refused("study", file, "--output", tmp_path / "o", "--device", "cpu")
     assert said.startswith(says), said
     assert not any((tmp_path / "o/cells").iterdir())  # before anything is run
 
@@ -611,11 +610,11 @@ def test_a_study_that_cannot_be_run_is_refused_in_one_line(tmp_path, monkeypatch
         (["invicl-table7", "--output", "/proc/o"], "--output /proc/o: cannot be written"),
     ],
 )
-def test_options_that_cannot_be(monkeypatch, arguments, says):
-    assert refused(arguments, monkeypatch).startswith(says)
+def test_options_that_cannot_be(arguments, says):
+    assert commands.refused("study", *arguments).startswith(says)
 
 
-def test_a_task_without_a_training_split_has_no_dev_set(tmp_path):
+def test_a_task_without_a_training_split_has_no_dev_set():
     task = study_tasks.load(["icl_demo_short"], None)[0]
     task.task.config.training_split = None
     with pytest.raises(study_tasks.InputError, match="dev: task 'icl_demo_short' has no training split"):
@@ -624,7 +623,7 @@ def test_a_task_without_a_training_split_has_no_dev_set(tmp_path):
 
 def dry_run(capsys, monkeypatch, *arguments: object) -> str:
     monkeypatch.setenv("COLUMNS", "80")
-    running.command([*arguments, "--dry_run", "--limit", "6"], monkeypatch)
+    commands.run("study", *arguments, "--dry_run", "--limit", "6")
     return capsys.readouterr().out
 
 
@@ -644,13 +643,13 @@ def test_a_dry_run_is_one_screen_and_runs_nothing(tmp_path, capsys, monkeypatch)
     assert "No time" not in said and re.search(r"MB +\d+\.\d (s|min|h)\n", said)
 
 
-def test_a_dry_run_names_what_is_missing_and_says_the_rest(tmp_path, capsys, monkeypatch):
+def test_a_dry_run_names_what_is_missing_and_says_the_rest(tmp_path, capsys):
     """A tokenizer and a task that cannot be had; a script sees it by the exit status."""
     (tmp_path / "gated").mkdir()
     models = [DEMO["models"], f"pretrained={tmp_path / 'gated'}"]
     file = write(tmp_path / "s.yaml", models=models, methods="icl", tasks=["icl_demo_short", "icl_demo_shrt"])
-    assert "cannot be run as it is: 2 missing, as listed above" in refused(
-        [file, "--dry_run", "--limit", 6], monkeypatch
+    assert "cannot be run as it is: 2 missing, as listed above" in commands.refused(
+        "study", file, "--dry_run", "--limit", 6
     )
     said = " ".join(capsys.readouterr().out.split())
     assert "4 cells" in said and re.search(r"demo_model 2 [\d,]+ [\d,]+ ", said)
@@ -666,7 +665,7 @@ def test_the_plan_is_what_is_run(tmp_path):
     assert planned["tokens_one_by_one"] > 1.5 * planned["tokens"]
 
 
-def test_the_list_of_named_studies(capsys, monkeypatch):
-    running.command(["--list"], monkeypatch)
+def test_the_list_of_named_studies(capsys):
+    commands.run("study", "--list")
     said = capsys.readouterr().out
     assert all(f"{name}: " in said for name in grid.named()) and len(grid.named()) > 10

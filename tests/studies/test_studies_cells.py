@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 import lm_eval_icl
+from lm_eval_icl.errors import InputError
 from lm_eval_icl.smoke.demo import model_path
 from lm_eval_icl.studies import folder as study_folder
-from tests import processes
+from tests import commands, processes
 from tests.studies import running
 
 PACKAGE = Path(lm_eval_icl.__file__).parent
@@ -26,13 +27,13 @@ def study(tmp_path, monkeypatch, capsys):
 
     def run(*options: object, limit: int | None = 6, **keys: object) -> tuple[str, str]:
         file = running.write(tmp_path / "s.yaml", **{"seeds": 0, **keys})
-        arguments = [file, "--output", tmp_path / "o", "--device", "cpu", *options]
-        arguments += ["--limit", limit] if limit else []
+        line = ["study", file, "--output", tmp_path / "o", "--device", "cpu", *options]
+        line += ["--limit", limit] if limit else []
         failure = ""
         try:
-            running.command(arguments, monkeypatch)
-        except SystemExit as ended:
-            failure = str(ended.code)
+            commands.run(*line)
+        except InputError as refusal:
+            failure = str(refusal)
             assert "\n" not in failure
         return capsys.readouterr().out, failure
 

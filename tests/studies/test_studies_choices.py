@@ -13,6 +13,7 @@ from lm_eval_icl.methods import ICL, Predictor
 from lm_eval_icl.smoke.demo import model_path
 from lm_eval_icl.studies import tasks as study_tasks
 from lm_eval_icl.studies.run import Options
+from tests import commands
 from tests.studies import running
 from tests.studies.running import facts
 from tests.studies.test_studies import own_task
@@ -142,10 +143,10 @@ def test_what_cannot_be_chosen_is_refused_before_a_model_is_loaded(keys, says, t
     assert says in str(error.value) and "\n" not in str(error.value)
 
 
-def test_other_ways_by_the_command_and_a_plan(tmp_path, monkeypatch, capsys):
+def test_other_ways_by_the_command_and_a_plan(tmp_path, capsys):
     file = running.write(tmp_path / "s.yaml", methods="icl", demonstrations="lens")
     ways = ["--demonstrations", "random,herding:unit=True"]
-    running.command([file, *ways, "--dry_run", "--verbose", "--limit", 3], monkeypatch)
+    commands.run("study", file, *ways, "--dry_run", "--verbose", "--limit", 3)
     said = capsys.readouterr().out
     assert "demonstrations=herding-unit=True" in said and "demonstrations=random" in said and "lens" not in said
     assert "What the models take to choose demonstrations is not counted." in said

@@ -19,7 +19,7 @@ import yaml
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from lm_eval_icl import cli, methods
+from lm_eval_icl import methods
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.harness.training import HarnessTask, tasks_of
 from lm_eval_icl.metaicl.files import Row
@@ -31,7 +31,7 @@ from lm_eval_icl.training.episodes import EpisodePool, FileTask, draw_episode, r
 from lm_eval_icl.training.rows import RowMaker, collate, leaks, make_row, mean_loss, target_losses
 from lm_eval_icl.training.train import Settings, claim, train
 from lm_eval_icl.training.trainer import EpisodeRows, LayoutTrainer, OptionRows, read_log
-from tests import evaluation
+from tests import commands, evaluation
 from tests.methods import test_methods
 from tests.processes import Process, ranks, run_command
 
@@ -410,11 +410,11 @@ def test_bf16_and_lora(checkpoint, tmp_path):
     assert moved and not any("ln" in name or "wte" in name for name in moved)
 
 
-def test_adapters_without_their_library_are_refused_first(monkeypatch, capsys):
+def test_adapters_without_their_library_are_refused_first(monkeypatch):
     """Before tasks are read and a model is loaded, which is not there."""
     monkeypatch.setitem(sys.modules, "peft", None)
     line = ["icl", "--model_args", "pretrained=no/such", "--tasks", "no_such", "--lora", "--output", "out"]
-    assert refused(line, capsys) == "--lora: needs the library peft: pip install peft."
+    assert commands.refused("train", *line) == "--lora: needs the library peft: pip install peft."
 
 
 class Waiting(TorchDispatchMode):
@@ -650,15 +650,6 @@ def test_a_loss_that_is_not_finite(checkpoint, tmp_path):
         tiny_run(checkpoint, tmp_path / "out", learning_rate=1e30, max_grad_norm=1e30, eval_steps=0)
 
 
-def refused(line, capsys):
-    with pytest.raises(SystemExit) as stopped:
-        sys.argv = ["lm-eval-icl", "train", *map(str, line)]
-        cli.main()
-    said = str(stopped.value)
-    assert said.startswith("lm-eval-icl: train: ") and "\n" not in said
-    return said.removeprefix("lm-eval-icl: train: ")
-
-
 DEMO = ["--model_args", f"pretrained={model_path()}"]
 SHORT = ["--tasks", "icl_demo_short"]
 TWICE = ["--gradient_accumulation_steps", "2"]
@@ -691,10 +682,10 @@ TWICE = ["--gradient_accumulation_steps", "2"]
         (["--config", "none.yaml"], "--config none.yaml: cannot be read"),
     ],
 )  # fmt: skip
-def test_bad_input_is_one_line(line, says, tmp_path, monkeypatch, capsys):
+def test_bad_input_is_one_line(line, says, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     line = line if "--steps" in line else [*line, "--steps", "1"]
-    assert refused([*line, "--output", "out"], capsys).startswith(says)
+    assert commands.refused("train", *line, "--output", "out").startswith(says)
     assert not (tmp_path / "out").exists()
 
 
@@ -826,16 +817,13 @@ def test_a_folder_is_of_one_run(tmp_path):
         claim(tmp_path / "mine", identity, True)
 
 
-def test_arguments_from_a_file(checkpoint, episodes_file, tmp_path, monkeypatch, capsys):
+def test_arguments_from_a_file(checkpoint, episodes_file, tmp_path, capsys):
     """The command line goes before the file; a wrong name is refused."""
     file = tmp_path / "train.yaml"
     text = f"method: invicl\nmodel_args: {{pretrained: '{checkpoint('gpt2')}', positions: sequential}}\n"
     text += f"episodes: '{episodes_file}'\nnum_fewshot: 2\nsteps: 50\nlearning_rate: 1e-3\neval_steps: 0\ndevice: cpu\n"
     file.write_text(text)
-    monkeypatch.setattr(
-        sys, "argv", ["lm-eval-icl", "train", "--config", str(file), "--steps", "2", "--output", str(tmp_path / "o")]
-    )
-    cli.main()
+    commands.run("train", "--config", file, "--steps", 2, "--output", tmp_path / "o")
     assert "trained under invicl" in capsys.readouterr().out
     trained = json.loads((tmp_path / "o/config.json").read_text())["lm_eval_icl"]["trained"]
     assert (trained["steps"], trained["learning_rate"], trained["positions"]) == (2, 1e-3, "sequential")
@@ -844,4 +832,4 @@ def test_arguments_from_a_file(checkpoint, episodes_file, tmp_path, monkeypatch,
         ("step: 3", "--config: unknown argument 'step': did you mean 'steps'?"),
     ):
         file.write_text(text + line)
-        assert refused(["--config", file, "--output", tmp_path / "p"], capsys) == says
+        assert commands.refused("train", "--config", file, "--output", tmp_path / "p") == says
