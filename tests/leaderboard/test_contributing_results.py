@@ -3,14 +3,13 @@
 import csv
 import re
 import shlex
-import sys
 from pathlib import Path
 
 import pytest
 import yaml
 
-from lm_eval_icl import cli
-from tests import boards
+from lm_eval_icl.errors import InputError
+from tests import boards, commands
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs/contributing-results.md").read_text(encoding="utf-8")
 WORKFLOW = yaml.safe_load(re.search(r"```yaml\n(.*?)```", PAGE, re.DOTALL)[1])
@@ -26,8 +25,7 @@ def run(monkeypatch, capsys):
         monkeypatch.chdir(folder)
         for program, *arguments in map(shlex.split, lines):
             if program == "lm-eval-icl":
-                monkeypatch.setattr(sys, "argv", [program, *arguments])
-                cli.main()
+                commands.run(*arguments)
             else:
                 assert program in ("git", "mkdir", "pip")
         return capsys.readouterr().out
@@ -50,5 +48,5 @@ def test_results_of_two_people_become_one_page(run, tmp_path):
 
     file = next((board / "runs").iterdir())
     file.write_text(re.sub(r'"acc,none": [\d.]+', '"acc,none": 1.0', file.read_text(), count=1))
-    with pytest.raises(SystemExit, match="1 of 4 files cannot be used as they are"):
+    with pytest.raises(InputError, match="1 of 4 files cannot be used as they are"):
         run(CHECKING, board)

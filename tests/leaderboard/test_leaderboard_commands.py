@@ -164,6 +164,7 @@ def test_texts_and_names_of_strangers_do_not_reach_the_terminal(command, tmp_pat
         (["compare", "{file}", "{other}", "--documents", "-1"], "compare: --documents -1: must be 0 or more"),
         (["collect", "{empty}", "--output", "{empty}/out"], "collect: no results that can be used were found"),
         (["collect", "{results}", "--output", "{file}"], "collect: --output .*: cannot be written"),
+        (["leaderboard", "{results}", "--output", "{loop}"], "leaderboard: .*loop: cannot be written"),
         (["collect", "{results}"], "collect: one of the arguments --output --check is required"),
     ],
 )  # fmt: skip
@@ -172,7 +173,8 @@ def test_what_cannot_be_used_is_said_in_a_line(command, results, tmp_path, argum
         (tmp_path / name).mkdir()
     (tmp_path / "half" / "results_1.json").write_text('{"results"')
     write(tmp_path / "other", tasks=("third",))
-    places = {name: tmp_path / name for name in ("no", "empty", "half", "other")}
+    (tmp_path / "loop").symlink_to("loop")
+    places = {name: tmp_path / name for name in ("no", "empty", "half", "other", "loop")}
     places["file"] = next((results / "icl").glob("results_*.json"))
     places["samples"] = next((results / "icl").glob("samples_*.jsonl"))
     before = {path: path.read_bytes() for path in results.rglob("*") if path.is_file()}
