@@ -2,13 +2,11 @@
 
 import csv
 import io
-import itertools
 import json
 import math
 import random
 import re
 import shlex
-import time
 from dataclasses import replace
 
 import numpy as np
@@ -251,19 +249,6 @@ def test_differences_are_over_common_sets_and_orders_alone():
     assert found.sets == 3
 
 
-def test_pairs_and_differences_to_the_baseline_are_of_the_same_comparison():
-    board = build(grid("icl", "invicl", "deepthink", tasks=("a", "b")))
-    for first, second in itertools.combinations(board.entries, 2):
-        pair = board.pairs[first.name, second.name]
-        assert pair == compare(first.cells, second.cells, board.columns) and pair.keys() == {AVERAGE, "a", "b"}
-    baseline = named(board.entries, "icl")
-    for entry in (entry for entry in board.entries if entry is not baseline):
-        differences = {column: cell.difference for column, cell in entry.cells.items()}
-        assert differences == compare(entry.cells, baseline.cells, board.columns)
-        back = compare(baseline.cells, entry.cells, board.columns)
-        assert [-of.mean for of in back.values()] == pytest.approx([of.mean for of in differences.values()])
-
-
 def test_other_prompts_are_unpaired():
     board = build([make_run("icl"), make_run("invicl", template="f" * 32)])
     cell = named(board.entries, "invicl").cells["a"]
@@ -417,19 +402,10 @@ def test_one_entry_is_the_baseline_of_all():
     assert build(runs, baseline=entry.name).baseline == board.baseline
 
 
-@pytest.mark.parametrize(
-    ("baseline", "says"),
-    [
-        ("nobody", "--baseline nobody: there is no such entry. There are .*: icl, 4 shots on M"),
-        (
-            "icl, 4 shots",
-            "--baseline icl, 4 shots: several entries are called so. Give the name of one: .* on L; .* on M",
-        ),
-    ],
-)
-def test_a_baseline_that_is_none(baseline, says):
+def test_a_baseline_of_several_entries_is_refused():
+    says = "--baseline icl, 4 shots: several entries are called so. Give the name of one: .* on L; .* on M"
     with pytest.raises(InputError, match=says):
-        build([make_run("icl"), make_run("icl", pretrained="L")], baseline=baseline)
+        build([make_run("icl"), make_run("icl", pretrained="L")], baseline="icl, 4 shots")
 
 
 # Sentences.
@@ -613,11 +589,10 @@ def test_digests_that_claim_the_same_documents():
     assert not any(whole in pair for pair in board.pairs)
 
 
-@pytest.mark.parametrize("tasks", [["nothing"], ["g"]])
-def test_tasks_that_are_none(tasks):
+def test_what_no_board_can_be_made_of():
     mixed = (make_result("a", "icl", 0, 0), make_result("b", "icl", 0, 0, metric="f1"))
-    with pytest.raises(InputError, match=r"--tasks.*(no result of 'nothing'; there are a, b|different metrics)"):
-        build([make_run(tasks=mixed, groups={"g": {"a": 0.5, "b": 0.5}})], tasks=tasks)
+    with pytest.raises(InputError, match="--tasks g: the tasks have different metrics"):
+        build([make_run(tasks=mixed, groups={"g": {"a": 0.5, "b": 0.5}})], tasks=["g"])
     with pytest.raises(InputError, match="no results of lm-eval"):
         build([])
 
@@ -756,19 +731,3 @@ def test_documents_that_differ_most(tmp_path):
     assert found[3:] == ["  document 5: A 0, B 1"]
     assert differing(first, second, "a", 0) == []
     assert differing(first, first, "a", 5) == []
-
-
-# Speed.
-
-
-@pytest.mark.slow
-def test_a_board_of_20_rows_and_5_tasks_of_real_size():
-    sizes = {"sst2": 872, "sst5": 2210, "mr": 1066, "agnews": 7600, "trec": 500}
-    runs = []
-    for row, seed in itertools.product(range(20), range(10)):
-        made = [make_result(task, "m", seed, 0, scores=bits(row, seed, task, n=n)) for task, n in sizes.items()]
-        runs.append(make_run(f"m{row}", made, seed))
-    began = time.process_time()  # however busy the machine is
-    board = build(runs)
-    assert time.process_time() - began < 60
-    assert len(board.pairs) == 190

@@ -68,14 +68,6 @@ def test_costs_of_a_study_do_not_stand_beside_those_of_a_run_alone(board, tmp_pa
     assert {line["method"] for line in drawn if line["best"] == "True"} & {"invicl", "hf"}
 
 
-def test_equal_answers_could_not_have_found_every_difference(command, tmp_path):
-    for model in ("icl", "pcw"):
-        write(tmp_path / model, model)
-    printed = command("compare", tmp_path / "icl", tmp_path / "pcw")
-    (line,) = [line for line in printed.splitlines() if line.startswith("t ")]
-    assert line.split()[-6:] == ["answers", "1.00", "13.1%", "40", "x", "1"]
-
-
 def test_labels_say_in_words_what_separates_rows(board, tmp_path):
     root = tmp_path / "r"
     chat = {"chat_template": "{{messages}}", "fewshot_as_multiturn": True}
