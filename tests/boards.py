@@ -158,14 +158,8 @@ def make_result(task, model, seed, order, *, shots=4, scores=None, samples=True,
         predictions=np.nan_to_num(items[:, 0] if items.ndim == 2 else items).astype(int),
         chance=0.5,
     )
-    defaults = {
-        "metric": "acc",
-        "filter": "none",
-        "value": float(items.mean()),
-        "stderr": 0.05,
-        "higher_is_better": True,
-        "aggregation": "mean",
-    }
+    defaults = {"metric": "acc", "filter": "none", "higher_is_better": True, "aggregation": "mean"}
+    defaults |= {"value": float(items.mean()), "stderr": 0.05}
     return TaskResult(
         task=task, shots=shots, documents=len(items), answers=answers if samples else None, **defaults | given
     )

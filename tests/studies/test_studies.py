@@ -386,13 +386,9 @@ def test_what_somebody_has_removed_or_damaged(tmp_path):
 @pytest.mark.slow
 def test_killed_and_started_again(tmp_path):
     """kill -9 in the middle: file by file what it is undisturbed (LM_EVAL_ICL_KILLS=10 for ten)."""
-    file = write(
-        tmp_path / "s.yaml",
-        methods=["hf", "icl", "invicl", {"deepthink": {"T": "1..3", "eta": 0.5}}],
-        orders=2,
-        dev={"size": 6, "choose": ["T"]},
-        tasks=["icl_demo_short", "icl_demo_four"],
-    )
+    keys = {"methods": ["hf", "icl", "invicl", {"deepthink": {"T": "1..3", "eta": 0.5}}], "orders": 2}
+    keys |= {"dev": {"size": 6, "choose": ["T"]}, "tasks": ["icl_demo_short", "icl_demo_four"]}
+    file = write(tmp_path / "s.yaml", **keys)
     assert Process(run_command, command(file, tmp_path / "calm")).finish()[0] == 0
 
     def files_in(folder: str) -> int:
@@ -410,9 +406,7 @@ def test_killed_and_started_again(tmp_path):
     code, lines = Process(run_command, command(file, tmp_path / "killed")).finish()
     assert code == 0, lines[-20:]
     calm, killed = contents(tmp_path / "calm"), contents(tmp_path / "killed")
-    assert calm.keys() == killed.keys()
-    for name in calm:
-        assert calm[name] == killed[name], name
+    assert calm == killed
     assert not (tmp_path / "killed/work").exists()
 
 
@@ -494,17 +488,16 @@ def test_files_of_other_versions(tmp_path):
         assert file.read_text() == later[file]
 
 
+TIGHT = f"{DEMO['models']},overflow=drop,max_length=25"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "keys",
     [
         {"methods": ["hf", "icl", "invicl", {"deepthink": {"T": "1..2"}}], "orders": 2},
         # A document of the first process alone does not fit if T is more than 1.
-        {
-            "models": f"{DEMO['models']},overflow=drop,max_length=25",
-            "methods": {"deepthink": {"T": "1..2"}},
-            "num_fewshot": 1,
-        },
+        {"models": TIGHT, "methods": {"deepthink": {"T": "1..2"}}, "num_fewshot": 1},
     ],
 )
 def test_two_processes_of_one_launch(tmp_path, keys):
@@ -563,10 +556,7 @@ def test_a_named_study_runs(name, hub, checkpoint, tmp_path, monkeypatch, capsys
         ({"methods": "icl", "expected": {"modell": "x"}}, "expected: unknown key 'modell': did you mean 'model'?"),
         ({"methods": "icl", "figures": ["t"]}, "figures: 't': must be 'T', 'shots',"),
         ({"methods": "icl", "expected": {"values": {"a": "b"}}}, "expected: values: a: 'b': must be a valid number."),
-        (
-            {"methods": "icl", "expected": {"values": {}, "arguments": [1]}},
-            "expected: arguments: [1]: must be a valid dictionary.",
-        ),
+        ({"methods": "icl", "expected": {"values": {}, "arguments": [1]}}, "expected: arguments: [1]: must be a valid"),
         ({"methods": {"icl": {1: 2}}}, "methods: icl: {1: 2}: must be arguments and values."),
         ({"methods": "icl", "models": {"pretrained": "x", 1: 2}}, "models: {'pretrained': 'x', 1: 2}: must be arg"),
     ],
@@ -585,7 +575,7 @@ def test_a_file_that_cannot_be_is_refused_in_one_line(tmp_path, keys, says):
         ({"dev": {"size": 10**6}}, "dev: task 'icl_demo_short': its training split has "),
         (
             {"columns": "icl_demo_four"},
-            "columns: 'icl_demo_four' is no task of this study, and no group: icl_demo_short.",
+            "columns: 'icl_demo_four' is no task of this study, and no group: icl_demo_short",
         ),
         ({"metric": "accuracy"}, "metric: task 'icl_demo_short' has no 'accuracy', only acc"),
     ],
@@ -648,9 +638,7 @@ def test_a_dry_run_names_what_is_missing_and_says_the_rest(tmp_path, capsys):
     (tmp_path / "gated").mkdir()
     models = [DEMO["models"], f"pretrained={tmp_path / 'gated'}"]
     file = write(tmp_path / "s.yaml", models=models, methods="icl", tasks=["icl_demo_short", "icl_demo_shrt"])
-    assert "cannot be run as it is: 2 missing, as listed above" in commands.refused(
-        "study", file, "--dry_run", "--limit", 6
-    )
+    assert "as it is: 2 missing, as listed above" in commands.refused("study", file, "--dry_run", "--limit", 6)
     said = " ".join(capsys.readouterr().out.split())
     assert "4 cells" in said and re.search(r"demo_model 2 [\d,]+ [\d,]+ ", said)
     assert "missing: icl_demo_shrt: tasks: there is no task 'icl_demo_shrt'" in said

@@ -336,10 +336,7 @@ def test_a_run_leaves_a_checkpoint(checkpoint, tmp_path):
     names = {path.name for path in (tmp_path / "out").iterdir()}
     assert names >= {"model.safetensors", "config.json", "tokenizer.json", "log.jsonl", "loss.png", "training.json"}
     assert not [name for name in names if name.endswith((".bin", ".pt"))]
-    assert [path.name for path in sorted((tmp_path / "out/checkpoints").iterdir())] == [
-        "checkpoint-20",
-        "checkpoint-30",
-    ]
+    assert {path.name for path in (tmp_path / "out/checkpoints").iterdir()} == {"checkpoint-20", "checkpoint-30"}
     config = json.loads((tmp_path / "out/config.json").read_text())
     trained = config["lm_eval_icl"]["trained"]
     assert [trained[name] for name in ("method", "positions", "num_fewshot", "steps")] == ["invicl", "symmetric", 3, 30]
@@ -696,14 +693,8 @@ def test_bad_input_is_one_line(line, says, tmp_path, monkeypatch):
         ("[]", "must be an object with task, input, output and options."),
         ('{"task": "a", "input": "x"}', "'output' must be a text, and is None."),
         ('{"task": "a", "input": "", "output": "y"}', "'input' must not be empty."),
-        (
-            '{"task": "a", "input": "x", "output": "y", "options": ["z"]}',
-            "the output 'y' is none of the options ['z'].",
-        ),
-        (
-            '{"task": "a", "input": "x", "output": "y", "options": "y"}',
-            "'options' must be a list of texts, and is 'y'.",
-        ),
+        ('{"task": "a", "input": "x", "output": "y", "options": ["z"]}', "the output 'y' is none of the options ['z']"),
+        ('{"task": "a", "input": "x", "output": "y", "options": "y"}', "'options' must be a list of texts, and is 'y'"),
     ],
 )
 def test_a_bad_row_is_named_by_its_number(row, says, tmp_path):
