@@ -15,7 +15,7 @@ import yaml
 from datasets import Dataset
 
 from lm_eval_icl.smoke.demo import model_path
-from lm_eval_icl.studies import grid, run
+from lm_eval_icl.studies import grid, run, worker
 from lm_eval_icl.studies import tasks as study_tasks
 from lm_eval_icl.studies.folder import StudyFolder
 from lm_eval_icl.studies.plan import Plan
@@ -578,13 +578,20 @@ def test_a_file_that_cannot_be_is_refused_in_one_line(tmp_path, keys, says):
             "columns: 'icl_demo_four' is no task of this study, and no group: icl_demo_short",
         ),
         ({"metric": "accuracy"}, "metric: task 'icl_demo_short' has no 'accuracy', only acc"),
+        ({"demonstrations": "herdin"}, "demonstrations=herdin: must be"),
+        ({"demonstrations": {"lens": {"mm": 3}}}, "lens: unknown argument 'mm': did you mean 'm'?"),
+        ({"demonstrations": {"lens": {}, "cal": {}}}, "must be one method with its arguments"),
+        ({"demonstrations": {"lens": ["m"]}}, "must be one method with its arguments"),
+        ({"demonstrations": ["herding", {"herding": {"unit": False}}]}, "herding is there twice"),
+        ({"demonstrations": "herding", "num_fewshot": 300}, "300 demonstrations asked for, 200 there"),
+        ({"demonstrations": "herding", "orders": 7}, "has 3 demonstrations: give fewer orders"),
     ],
 )
-def test_a_study_that_cannot_be_run_is_refused_in_one_line(tmp_path, keys, says):
+def test_a_study_that_cannot_be_run_is_refused_before_a_model_is_loaded(tmp_path, monkeypatch, keys, says):
+    monkeypatch.setattr(worker, "Models", lambda *_: pytest.fail("a model was loaded"))
     file = write(tmp_path / "s.yaml", **{"methods": "icl", "seeds": 0, **keys})
-    said = commands.refused("study", file, "--output", tmp_path / "o", "--device", "cpu")
-    assert said.startswith(says), said
-    assert not any((tmp_path / "o/cells").iterdir())  # before anything is run
+    assert says in commands.refused("study", file, "--output", tmp_path / "o", "--device", "cpu")
+    assert not list(tmp_path.glob("o/cells/*"))
 
 
 @pytest.mark.parametrize(
