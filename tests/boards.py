@@ -52,7 +52,7 @@ def write(
     folder.mkdir(parents=True, exist_ok=True)
     number, shots = len(list(folder.glob("results_*"))), of_task.get("num_fewshot", shots)
     stamp = f"2026-11-22T10-{number // 60:02}-{number % 60:02}.5"
-    accuracy, under_rules = {}, {}
+    of_tasks: dict[str, dict[str, Any]] = {}
     for name in tasks:
         wanted = [i % 2 for i in range(n)] if gold is None else gold
         given = wanted if says is None else says
@@ -60,47 +60,41 @@ def write(
             draws = np.random.default_rng([seed, *map(ord, model + name)]).random(n)
             scores = draws < right if isinstance(right, float) else np.asarray(right, bool)
             wanted, given = [0] * len(scores), (~scores).astype(int).tolist()
-        accuracy[name] = [float(a == b) for a, b in zip(wanted, given, strict=True)]
         demonstrations = [f"Text: demonstration {seed} {which}\nLabel: good\n\n" for which in "ab"]
         before = evil + "".join(demonstrations[::-1] if order else demonstrations)
-        lines = [
-            {
-                "doc_id": first + i,
-                "doc": {"text": f"{name} document {first + i}"},
-                "target": str(wanted[i]),
-                "arguments": {
-                    f"gen_args_{j}": {"arg_0": f"{before}Text: document {first + i}\nLabel:", "arg_1": f" {label}"}
-                    for j, label in enumerate(("good", "bad"))
-                },
-                "filter": "none",
-                "resps": [[["-1.0", "False"]], [["-2.0", "False"]]],
-                "filtered_resps": [["-1.0" if option == given[i] else "-2.0", "False"] for option in range(2)],
-                "acc": score,
-            }
-            for i, score in enumerate(accuracy[name])
-        ]
-        under_rules[name] = {}
-        for rule, facts in (rules or {}).items():
-            scores = [float(a == b) for a, b in zip(wanted, facts["says"], strict=True)]
-            under_rules[name] |= {f"acc,{rule}": fmean(scores), f"acc_stderr,{rule}": 0.05}
+        of_tasks[name], lines = {}, []
+        for filter_, predicted in {"none": given, **{rule: of["says"] for rule, of in (rules or {}).items()}}.items():
+            scores = [float(a == b) for a, b in zip(wanted, predicted, strict=True)]
+            of_tasks[name] |= {f"acc,{filter_}": fmean(scores), f"acc_stderr,{filter_}": 0.05}
             lines += [
-                {**line, "filter": rule, "acc": score,
-                 "filtered_resps": [["0.5" if option == said else "-0.5", "False"] for option in range(2)]}
-                for line, score, said in zip(lines[: len(scores)], scores, facts["says"], strict=True)
-            ]  # fmt: skip
+                {
+                    "doc_id": first + i,
+                    "doc": {"text": f"{name} document {first + i}"},
+                    "target": str(wanted[i]),
+                    "arguments": {
+                        f"gen_args_{j}": {"arg_0": f"{before}Text: document {first + i}\nLabel:", "arg_1": f" {label}"}
+                        for j, label in enumerate(("good", "bad"))
+                    },
+                    "filter": filter_,
+                    "resps": [[["-1.0", "False"]], [["-2.0", "False"]]],
+                    "filtered_resps": [["-1.0" if option == predicted[i] else "-2.0", "False"] for option in range(2)],
+                    "acc": score,
+                }
+                for i, score in enumerate(scores)
+            ]
+        of_tasks[name]["sample_len"] = len(wanted)
         if samples:
             write_samples(folder / f"results_{stamp}.json", name, lines)
     config = {"output_type": "multiple_choice", "num_fewshot": shots, "fewshot_delimiter": "\n\n",
               "doc_to_text": "Text: {{text}}\nLabel:", "doc_to_choice": ["good", "bad"], "test_split": "test",
               **of_task}  # fmt: skip
     results = {
-        "results": {
-            name: {"acc,none": fmean(scores), "acc_stderr,none": 0.05, **under_rules[name], "sample_len": len(scores)}
-            for name, scores in accuracy.items()
-        },
+        "results": of_tasks,
         **{key: dict.fromkeys(tasks, value) for key, value in (
             ("configs", config), ("n-shot", shots), ("versions", 1.0), ("higher_is_better", {"acc": True}))},
-        "n-samples": {name: {"original": len(of), "effective": len(of)} for name, of in accuracy.items()},
+        "n-samples": {
+            name: {"original": of["sample_len"], "effective": of["sample_len"]} for name, of in of_tasks.items()
+        },
         "config": {"model": model, "model_args": {"pretrained": "org/model"}, "fewshot_seed": seed, "limit": None},
         "date": 1790000000.0 + number,
     }  # fmt: skip

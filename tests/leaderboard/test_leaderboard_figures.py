@@ -254,14 +254,10 @@ def test_curves_over_T_with_defaults_and_without_what_was_chosen(tmp_path: Path)
     kinds += [("deepthink", {"T": T, "eta": eta}, 8) for T in (1, 2, 10) for eta in (0.01, 0.1)]
     board = make(kinds, tasks=("a", "b"))
 
-    def change(entry: Entry) -> Entry:
-        if entry.arguments == "T=1, eta=0.01":
-            return replace(entry, arguments="")  # both by default: they are in the run's description
-        if entry.arguments == "T=2, eta=0.1":
-            return replace(entry, arguments="T=chosen on dev, eta=0.1")
-        return entry
-
-    lines = [line for line in drawn(changed(board, change), tmp_path, "T")["T"] if line["column"] == AVERAGE]
+    # Those by default are in the run's description.
+    others = {"T=1, eta=0.01": "", "T=2, eta=0.1": "T=chosen on dev, eta=0.1"}
+    board = changed(board, lambda entry: replace(entry, arguments=others.get(entry.arguments, entry.arguments)))
+    lines = [line for line in drawn(board, tmp_path, "T")["T"] if line["column"] == AVERAGE]
     expected = {"deepthink eta=0.01": [1, 2, 10], "deepthink eta=0.1": [1, 10], "baseline": [None]}
     found: dict[str, list[float | None]] = {}
     for line in lines:

@@ -21,7 +21,7 @@ from lm_eval_icl.regression.baselines import baselines
 from lm_eval_icl.regression.configuration import METHODS, Configuration, configured
 from lm_eval_icl.regression.evaluation import errors, interval, probes
 from lm_eval_icl.regression.functions import SHIFTS, draw_functions, generator, mean_square
-from lm_eval_icl.regression.model import Regressor, predicts_examples, reads_all_numbers
+from lm_eval_icl.regression.model import Regressor
 from lm_eval_icl.regression.training import begin, found_method, train
 from tests import commands
 
@@ -145,11 +145,6 @@ def test_predictions_are_those_of_the_definition(name: str) -> None:
     assert len(got) == len(want) == (6 if name in ("icl", "nope", "invicl") else 1)
     assert torch.allclose(got, want, rtol=0, atol=1e-10)
     assert (want - y.mean()).abs().max() > 1e-3
-
-
-def test_which_predictions_a_row_has() -> None:
-    assert [name for name in METHODS if predicts_examples(found_method(name))] == ["icl", "nope", "invicl"]
-    assert [name for name in METHODS if reads_all_numbers(found_method(name))] == ["icl", "nope"]
 
 
 @pytest.mark.parametrize("name", METHODS)
