@@ -445,11 +445,8 @@ def test_bad_folders_and_metadata(made, names, change, says):
     ("change", "says"),
     [
         ("no json", "line 2: not JSON"),
-        ("[]", "line 2: must be an object"),
-        ({"output": 3}, "line 2: 'output' must be a text, and is 3"),
-        ({"options": "no"}, "line 2: 'options' must be a list of texts, and is 'no'"),
+        ({"output": 3}, "line 2: 'output' must be a text, and is 3"),  # more of these: tests/training
         ({"options": None}, "line 2: has 0 options"),
-        ({"output": "else"}, "line 2: the output 'else' is none of the options"),
         ({"options": ["entailment", "no"], "output": "no"}, "line 2: the options .* are not those of glue-rte"),
     ],
 )

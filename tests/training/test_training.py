@@ -656,11 +656,9 @@ TWICE = ["--gradient_accumulation_steps", "2"]
     ("line", "says"),
     [
         (["deepthink", *DEMO, *SHORT], "deepthink is not trained under, since it is more"),
-        (["batchicl", *DEMO, *SHORT], "batchicl is not trained under, since it is more"),
         (["saicl", *DEMO, "--tasks", "x", "--loss", "all"], "loss=all: under saicl a demonstration sees its own"),
         (["icl", *DEMO, "--tasks", "x", "--loss", "some"], "loss='some': must be query or all."),
         (["ilc", *DEMO, "--tasks", "x"], "unknown method 'ilc': did you mean 'icl'?"),
-        (["icl", *DEMO], "--tasks, --episodes, --metaicl: give one of them."),
         (["icl", *DEMO, "--tasks", "x", "--episodes", "y"], "--tasks, --episodes, --metaicl: give one of them."),
         (["icl", "--tasks", "x"], "--model_args: has no pretrained=...: give the name or folder of a checkpoint."),
         (["icl", "--model_args", f"pretrained={model_path()},windw=3", "--tasks", "x"], "unknown model argument"),
