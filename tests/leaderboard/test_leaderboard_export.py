@@ -4,7 +4,6 @@ import argparse
 import hashlib
 import json
 import re
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,6 @@ from lm_eval_icl.results.read import read
 from lm_eval_icl.results.records import Run
 from lm_eval_icl.smoke.demo import model_path
 from tests import boards, processes
-from tests.boards import write_samples
 
 SCHEMAS = Path(__file__).parents[1] / "schemas"
 # A path that every_eval_ever 0.3.0's `validate` takes: validator/validation_core.py, check_path_structure.
@@ -30,7 +28,6 @@ EEE_PATH = re.compile(
     r"/[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}(\.json|_samples\.jsonl)",
     re.IGNORECASE,
 )
-OPTIONS = ["negative", "positive"]
 HOSTILE = [
     "../../../etc/passwd",
     "/etc/cron.d/x",
@@ -61,11 +58,10 @@ def make_run(
     task: str = "icl_sst2",
     model: str = "deepthink",
     dataset: Any = "stanfordnlp/sst2",
-    samples: Sequence[object] | None = None,
 ) -> Run:
-    """A run that was read from files, whose samples then are others."""
+    """A run that was read from files."""
     names = ("acc", "acc_norm")
-    of_task = {"test_split": "validation", "metadata": {"demonstrations": "stratified"}, "doc_to_choice": OPTIONS,
+    of_task = {"test_split": "validation", "metadata": {"demonstrations": "stratified"},
                "metric_list": [{"metric": name, "aggregation": "mean"} for name in names],
                "generation_kwargs": {"temperature": 0.0, "max_gen_toks": 32, "until": ["\n"]}}  # fmt: skip
     icl = {"version": "0.1", "commit": "c" * 40, "method": "deepthink", "T": 5, "eta": 0.01}
@@ -77,36 +73,22 @@ def make_run(
         "lm_eval_version": "0.4.13", "transformers_version": "5.23.0", "git_hash": "55329b1", "date": 1795387962.09,
     }  # fmt: skip
     of_task |= {"dataset_path": dataset} if dataset else {}
-    path = boards.write(folder, model, seed, task=task, right=[1, 0, 1, 1], put=put, **of_task)
-    write_samples(path, task, SAMPLES[::-1])
+    answers = {"gold": [0, 1, 0, 1], "says": [0, 0, 0, 1]}
+    path = boards.write(folder, model, seed, task=task, n=4, evil="Très bien\n\n", put=put, **answers, **of_task)
+    samples = [{**sample, "doc_hash": f"hash {sample['doc_id']}"} for sample in samples_of(path, task)]
+    boards.write_samples(path, task, samples[::-1])
     ((run,), left_out) = read([path], quiet=True)
     assert not left_out and run.tasks[task].answers is not None
-    if samples is not None:
-        write_samples(path, task, samples)
     return run
+
+
+def samples_of(results: Path, task: str = "icl_sst2") -> list[dict]:
+    return [json.loads(line) for line in boards.samples_of(results, task).open(encoding="utf-8")]
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
     return make_run(tmp_path / "in")
-
-
-def sample(doc_id: int, score: int) -> dict:
-    predicted = doc_id % 2 if score else 1 - doc_id % 2
-    prompt = f"Review: good\nSentiment: positive\n\nReview: number {doc_id} — très bien\nSentiment:"
-    return {
-        "doc_id": doc_id,
-        "target": str(doc_id % 2),
-        "arguments": {f"gen_args_{i}": {"arg_0": prompt, "arg_1": f" {text}"} for i, text in enumerate(OPTIONS)},
-        "resps": [[["-1.0", "False"]], [["-2.0", "False"]]],
-        "filtered_resps": [["-1.0" if i == predicted else "-2.0", "False"] for i in range(2)],
-        "filter": "none",
-        "doc_hash": f"hash {doc_id}",
-        "acc": score,
-    }
-
-
-SAMPLES = [sample(i, score) for i, score in enumerate((1, 0, 1, 1))]
 
 
 def change_result(run: Run, **changes: object) -> Run:
@@ -191,9 +173,9 @@ def test_a_log_says_what_the_run_was(run, tmp_path):
     assert [row["evaluation"]["score"] for row in rows] == [1, 0, 1, 1]
     assert [row["sample_id"] for row in rows] == ["0", "1", "2", "3"]
     second = rows[1]
-    assert second["input"]["raw"].endswith("Review: number 1 — très bien\nSentiment:")
-    assert second["input"]["choices"] == OPTIONS and second["input"]["reference"] == ["1"]
-    assert second["output"]["raw"] == ["negative"] and second["evaluation"]["is_correct"] is False
+    assert re.fullmatch("Très bien\n\n.*Text: document 1\nLabel:", second["input"]["raw"], re.DOTALL)
+    assert second["input"]["choices"] == ["good", "bad"] and second["input"]["reference"] == ["1"]
+    assert second["output"]["raw"] == ["good"] and second["evaluation"]["is_correct"] is False
     assert second["metadata"] == {"doc_hash": "hash 1", "predicted_option": "0"}
 
 
@@ -232,27 +214,28 @@ def test_without_samples_there_is_the_log_alone(run, tmp_path):
 @pytest.mark.parametrize(
     ("broken", "why"),
     [
-        (SAMPLES[:-1], "has 3 of the 4 documents"),
-        ([*SAMPLES, SAMPLES[0]], ".jsonl twice"),
-        ([{"doc_id": 1}], "KeyError: 'acc'"),
-        ([{**SAMPLES[0], "doc_id": 99}], "KeyError: 99"),
-        ([{**SAMPLES[0], "arguments": "x"}], "AttributeError"),
-        ([{**SAMPLES[0], "arguments": {}}], "IndexError"),
-        ([*SAMPLES[1:], {**SAMPLES[0], "acc": 0}], "is not that of the results"),
-        (["text"], "is no sample of lm-eval"),
+        (lambda first, *others: others, "has 3 of the 4 documents"),
+        (lambda first, *others: [first, *others, first], ".jsonl twice"),
+        (lambda *samples: [{"doc_id": 1}], "KeyError: 'acc'"),
+        (lambda first, *others: [{**first, "doc_id": 99}], "KeyError: 99"),
+        (lambda first, *others: [{**first, "arguments": "x"}], "AttributeError"),
+        (lambda first, *others: [{**first, "arguments": {}}], "IndexError"),
+        (lambda first, *others: [*others, {**first, "acc": 1 - first["acc"]}], "is not that of the results"),
+        (lambda *samples: ["text"], "is no sample of lm-eval"),
     ],
 )
-def test_samples_that_do_not_fit_are_left_out_and_named(tmp_path, broken, why):
-    run = make_run(tmp_path / "in", samples=broken)
+def test_samples_that_do_not_fit_are_left_out_and_named(run, tmp_path, broken, why):
+    boards.write_samples(run.path, "icl_sst2", broken(*samples_of(run.path)))
     (left_out,) = export([run], tmp_path / "out").left_out
     assert left_out.why.startswith("icl_sst2: its samples cannot be used: ") and why in left_out.why
     ((_, rows),) = check_logs(tmp_path / "out")
     assert not rows
 
 
-def test_pairs_of_gold_and_predicted_answers(tmp_path):
+def test_pairs_of_gold_and_predicted_answers(run, tmp_path):
     pairs = [[0, 0], [1, 0], [0, 0], [1, 1]]
-    run = make_run(tmp_path / "in", samples=[{**sample(i, 0), "f1": pair} for i, pair in enumerate(pairs)])
+    samples = [{**sample, "f1": pairs[sample["doc_id"]]} for sample in samples_of(run.path)]
+    boards.write_samples(run.path, "icl_sst2", samples)
     answers = replace(run.tasks["icl_sst2"].answers, items=np.array(pairs, dtype=float))
     run = change_result(run, metric="f1", aggregation="f1", value=0.66, answers=answers)
     export([run], tmp_path / "out")
@@ -276,7 +259,8 @@ def test_generated_texts(tmp_path):
         for i, n in enumerate((42, 43, 42, 42))
         for filter_ in ("flexible-extract", "strict-match")
     ]
-    run = make_run(tmp_path / "in", task="gsm", samples=texts)
+    run = make_run(tmp_path / "in", task="gsm")
+    boards.write_samples(run.path, "gsm", texts)
     answers = replace(run.tasks["gsm"].answers, predictions=None, chance=None)
     run = change_result(run, metric="exact_match", filter="strict-match", answers=answers)
     assert not export([run], tmp_path / "out").left_out

@@ -292,10 +292,6 @@ def test_weights_that_two_ways_give(tmp_path):
     results["groups"]["all"]["acc_stderr,none"] = math.hypot(0.03, 0.07) / 2
     assert one(write(tmp_path, results)).groups["all"] == {"a": 0.5, "b": 0.5}
     assert one(write(tmp_path, results_of(scores, errors=False))).groups["all"] == {"a": 0.25, "b": 0.75}
-
-
-def test_a_group_of_another_value_is_left_out(tmp_path):
-    results = results_of({"a": [0.0, 1.0], "b": [0.0, 1.0, 1.0]})
     results["groups"]["all"]["acc,none"] = 0.9
     (run,), (left,) = reading.read([write(tmp_path, results)], quiet=True)
     assert not run.groups and len(run.tasks) == 2
