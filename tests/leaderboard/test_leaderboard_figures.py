@@ -234,7 +234,6 @@ def test_orders_are_drawn_around_the_mean_of_their_demonstrations(tmp_path: Path
         assert found == pytest.approx([one.result.value - each.value for each in sets for one in each.answered])
         (line,) = [line for line in lines["sensitivity"] if line["name"] == entry.name]
         flips = entry.cells["a"].sensitivity
-        assert flips is not None
         assert [float(line[name]) for name in ("flip rate", "low", "high")] == [flips.mean, flips.low, flips.high]
 
 
@@ -281,13 +280,11 @@ def test_the_map_has_dots_where_holm_says_so_and_dashes_where_nothing_is_known(t
     said = texts(tmp_path / "differences.svg")
     for line in lines:
         cell = expected[line["name"], line["column"]]
-        assert cell.difference is not None and cell.p_holm is not None
         assert float(line["difference"]) == cell.difference.mean
         assert line["significant"] == str(cell.p_holm < 0.05)
         assert numbers.signed(cell.difference.mean, board.columns[0]) in said
     with style.styled():
         figure = figures._differences(board, 40)
-    assert figure is not None
     marks = [line.get_marker() for line in figure.figure.axes[0].get_lines()]
     assert marks.count("o") == sum(line["significant"] == "True" for line in lines) > 0
     assert marks.count("_") == len({line["name"] for line in lines}) * 4 - len(lines) > 0
@@ -300,7 +297,6 @@ def test_blue_is_better_also_where_less_is_better() -> None:
         signs = []
         for one in (board, replace(board, columns=tuple(columns))):
             found = figures._differences(one, 40)
-            assert found is not None
             signs.append(np.sign(found.figure.axes[0].images[0].get_array()))
     assert (signs[0] * signs[1] == [1, 1, -1]).all()
 
@@ -321,7 +317,6 @@ def test_there_are_a_few_ticks_whatever_the_tokens(low: float, high: float) -> N
     board = replace(board, entries=tuple(replace(e, tokens=t) for e, t in zip(board.entries, (low, high), strict=True)))
     with style.styled():
         made = figures._tokens(board, 40)
-        assert made is not None
         axes = made.figure.axes[0]
         left, right = axes.get_xlim()
         ticks = [tick for tick in axes.get_xticks() if left <= tick <= right]
@@ -453,5 +448,4 @@ def test_a_method_has_one_colour_and_marker_on_all_boards(tmp_path: Path) -> Non
             assert all(style.of_method(method)[0] in picture for method, _, _ in kinds)
     with style.styled():
         tokens = figures._tokens(make([(name, {}, 8) for name in sorted(known)]), 40)
-    assert tokens is not None
     assert known <= {text.get_text() for text in tokens.figure.legends[0].get_texts()}

@@ -166,7 +166,6 @@ def test_the_error_is_never_below_that_with_one_factor() -> None:
     """Where the rest has the largest mean square, as in a table whose rows and columns are nearly alike."""
     y = np.array([[1.0, 0, 0], [0, 1, 0], [0, 0, 1], [1, 0, 0]])
     found = estimate(y)
-    assert found.error_sets is not None and found.error_documents is not None
     # By hand: all documents have the mean 1/3, the sets 1/2, 1/4 and 1/4; 1/24 / 2 / 3 = 1/144.
     assert found.error_documents == pytest.approx(0, abs=1e-12)
     assert found.error == found.error_sets == pytest.approx(1 / 12) and found.df == 2
