@@ -344,9 +344,9 @@ MARKED = {
     "the acc of a document is not a finite number": of_two([1.0, math.nan]),
     "the acc of a document is not between 0 and 1": of_two([2.0, -1.0]),
     f"line 2 of {FILE} is damaged, half-written or no JSON": damaged(lambda text: text[:-9]),
-    f"line 1 of {FILE} is nested more than 64 deep": damaged(lambda text: "[" * 999),
+    f"line 1 of {FILE} is nested more than 64 deep": damaged(lambda text: "[" * 100_000),
     f"line 1 of {FILE} is no sample of lm-eval": damaged(lambda text: "[]\n" + text),
-    "has more than 1,000 bytes": damaged(lambda text: "[" * 1001),
+    "has more than 200,000 bytes": damaged(lambda text: "[" * 200_001),
     "document 1 is in the samples twice": damaged(lambda text: text + text.splitlines()[1]),
     "the samples file has no sample of the filter 'none'": damaged(lambda text: ""),
     "the sample of document 1 has no acc": damaged(lambda text: text.replace('"acc": 0.0', '"acc": "0.0"')),
@@ -358,7 +358,7 @@ MARKED = {
 
 @pytest.mark.parametrize("mark", MARKED)
 def test_samples_that_are_damaged_or_contradict_the_results_are_not_used(tmp_path, mark, monkeypatch):
-    monkeypatch.setattr(sampling, "LINE_BYTES", 1000)
+    monkeypatch.setattr(sampling, "LINE_BYTES", 200_000)
     results, samples = MARKED[mark]
     run = one(write(tmp_path, results, {"a": samples}))
     assert run.tasks["a"].value == results["results"]["a"]["acc,none"]
