@@ -52,7 +52,7 @@ def write(
     folder.mkdir(parents=True, exist_ok=True)
     number, shots = len(list(folder.glob("results_*"))), of_task.get("num_fewshot", shots)
     stamp = f"2026-11-22T10-{number // 60:02}-{number % 60:02}.5"
-    accuracy, under_rules = {}, {}
+    of_tasks: dict[str, dict[str, Any]] = {}
     for name in tasks:
         wanted = [i % 2 for i in range(n)] if gold is None else gold
         given = wanted if says is None else says
@@ -60,47 +60,41 @@ def write(
             draws = np.random.default_rng([seed, *map(ord, model + name)]).random(n)
             scores = draws < right if isinstance(right, float) else np.asarray(right, bool)
             wanted, given = [0] * len(scores), (~scores).astype(int).tolist()
-        accuracy[name] = [float(a == b) for a, b in zip(wanted, given, strict=True)]
         demonstrations = [f"Text: demonstration {seed} {which}\nLabel: good\n\n" for which in "ab"]
         before = evil + "".join(demonstrations[::-1] if order else demonstrations)
-        lines = [
-            {
-                "doc_id": first + i,
-                "doc": {"text": f"{name} document {first + i}"},
-                "target": str(wanted[i]),
-                "arguments": {
-                    f"gen_args_{j}": {"arg_0": f"{before}Text: document {first + i}\nLabel:", "arg_1": f" {label}"}
-                    for j, label in enumerate(("good", "bad"))
-                },
-                "filter": "none",
-                "resps": [[["-1.0", "False"]], [["-2.0", "False"]]],
-                "filtered_resps": [["-1.0" if option == given[i] else "-2.0", "False"] for option in range(2)],
-                "acc": score,
-            }
-            for i, score in enumerate(accuracy[name])
-        ]
-        under_rules[name] = {}
-        for rule, facts in (rules or {}).items():
-            scores = [float(a == b) for a, b in zip(wanted, facts["says"], strict=True)]
-            under_rules[name] |= {f"acc,{rule}": fmean(scores), f"acc_stderr,{rule}": 0.05}
+        of_tasks[name], lines = {}, []
+        for filter_, predicted in {"none": given, **{rule: of["says"] for rule, of in (rules or {}).items()}}.items():
+            scores = [float(a == b) for a, b in zip(wanted, predicted, strict=True)]
+            of_tasks[name] |= {f"acc,{filter_}": fmean(scores), f"acc_stderr,{filter_}": 0.05}
             lines += [
-                {**line, "filter": rule, "acc": score,
-                 "filtered_resps": [["0.5" if option == said else "-0.5", "False"] for option in range(2)]}
-                for line, score, said in zip(lines[: len(scores)], scores, facts["says"], strict=True)
-            ]  # fmt: skip
+                {
+                    "doc_id": first + i,
+                    "doc": {"text": f"{name} document {first + i}"},
+                    "target": str(wanted[i]),
+                    "arguments": {
+                        f"gen_args_{j}": {"arg_0": f"{before}Text: document {first + i}\nLabel:", "arg_1": f" {label}"}
+                        for j, label in enumerate(("good", "bad"))
+                    },
+                    "filter": filter_,
+                    "resps": [[["-1.0", "False"]], [["-2.0", "False"]]],
+                    "filtered_resps": [["-1.0" if option == predicted[i] else "-2.0", "False"] for option in range(2)],
+                    "acc": score,
+                }
+                for i, score in enumerate(scores)
+            ]
+        of_tasks[name]["sample_len"] = len(wanted)
         if samples:
             write_samples(folder / f"results_{stamp}.json", name, lines)
     config = {"output_type": "multiple_choice", "num_fewshot": shots, "fewshot_delimiter": "\n\n",
               "doc_to_text": "Text: {{text}}\nLabel:", "doc_to_choice": ["good", "bad"], "test_split": "test",
               **of_task}  # fmt: skip
     results = {
-        "results": {
-            name: {"acc,none": fmean(scores), "acc_stderr,none": 0.05, **under_rules[name], "sample_len": len(scores)}
-            for name, scores in accuracy.items()
-        },
+        "results": of_tasks,
         **{key: dict.fromkeys(tasks, value) for key, value in (
             ("configs", config), ("n-shot", shots), ("versions", 1.0), ("higher_is_better", {"acc": True}))},
-        "n-samples": {name: {"original": len(of), "effective": len(of)} for name, of in accuracy.items()},
+        "n-samples": {
+            name: {"original": of["sample_len"], "effective": of["sample_len"]} for name, of in of_tasks.items()
+        },
         "config": {"model": model, "model_args": {"pretrained": "org/model"}, "fewshot_seed": seed, "limit": None},
         "date": 1790000000.0 + number,
     }  # fmt: skip
@@ -158,14 +152,8 @@ def make_result(task, model, seed, order, *, shots=4, scores=None, samples=True,
         predictions=np.nan_to_num(items[:, 0] if items.ndim == 2 else items).astype(int),
         chance=0.5,
     )
-    defaults = {
-        "metric": "acc",
-        "filter": "none",
-        "value": float(items.mean()),
-        "stderr": 0.05,
-        "higher_is_better": True,
-        "aggregation": "mean",
-    }
+    defaults = {"metric": "acc", "filter": "none", "higher_is_better": True, "aggregation": "mean"}
+    defaults |= {"value": float(items.mean()), "stderr": 0.05}
     return TaskResult(
         task=task, shots=shots, documents=len(items), answers=answers if samples else None, **defaults | given
     )
@@ -257,55 +245,48 @@ def make(
         note: a mark of one cell.
     """
     random = np.random.default_rng(len(kinds) + 100 * len(checkpoints))
-    shares = list(tasks[:-1] if odd else tasks)
-    weights = {task: {task: 1.0} for task in tasks}
+    of_tasks = {task: Column(task, "task", "acc", True, True, {task: 1.0}) for task in tasks}
     if odd:
-        weights = {"first half": dict.fromkeys(tasks[: len(tasks) // 2], 1 / (len(tasks) // 2)), **weights}
+        of_tasks[tasks[-1]] = Column(tasks[-1], "task", "word_perplexity", False, False, {tasks[-1]: 1.0})
+    shares = [task for task, column in of_tasks.items() if column.percent]
+    means = []
     if len(tasks) > 1:
-        weights = {AVERAGE: dict.fromkeys(shares, 1 / len(shares)), **weights}
-    columns = []
-    for name, of_tasks in weights.items():
-        kind = "average" if name == AVERAGE else "task" if name in tasks else "group"
-        columns.append(Column(name, kind, "acc", True, True, of_tasks))
-        if kind == "task" and name not in shares:
-            columns[-1] = replace(columns[-1], metric="word_perplexity", percent=False, higher_is_better=False)
-    of_sets = random.normal(0, 0.02, (len(tasks), seeds))
+        means.append(Column(AVERAGE, "average", "acc", True, True, dict.fromkeys(shares, 1 / len(shares))))
+    if odd:
+        half = tasks[: len(tasks) // 2]
+        means.append(Column("first half", "group", "acc", True, True, dict.fromkeys(half, 1 / len(half))))
+
+    def random_cell(mean: float, error: float, sets: tuple[PromptSet, ...] = ()) -> BoardCell:
+        flips = estimate(random.uniform(0.02, 0.2), 0.01) if orders > 1 else None
+        return BoardCell(estimate(mean, error, seeds), sets=sets, sensitivity=flips, corrected=mean - 0.2)
+
     entries = []
     for checkpoint in checkpoints:
         level = random.uniform(0.55, 0.75)
         for method, arguments, shots in kinds:
-            of_kind = arguments if isinstance(arguments, Mapping) else {}
-            gain = random.normal(0, 0.03) + 0.02 * math.log2(shots + 1) - 0.01 * abs(of_kind.get("T", 5) - 5)
+            of_method = arguments if isinstance(arguments, Mapping) else {}
+            gain = random.normal(0, 0.03)
             values: dict[str, list[list[float]]] = {}
-            for i, task in enumerate(tasks):
+            for task in tasks:
                 if random.uniform() >= missing:
-                    value = level + gain + random.normal(0, 0.02)
-                    of_task = value + of_sets[i][:, None] + random.normal(0, 0.006, (seeds, orders))
+                    of_task = random.normal(level + gain, 0.02, (seeds, orders))
                     values[task] = (of_task if task in shares else 30 - 20 * of_task).tolist()
             runs = [
-                [_run(checkpoint, method, of_kind, seed, order, shots, values) for order in range(orders)]
+                [_run(checkpoint, method, of_method, seed, order, shots, values) for order in range(orders)]
                 for seed in range(seeds)
             ]
             cells: dict[str, BoardCell] = {}
-            for task, of_task in values.items():
+            for task, of_seeds in values.items():
                 sets = tuple(
-                    PromptSet(f"seed {s}", tuple(TaskRun(run, run.tasks[task]) for run in of), fmean(of_task[s]))
-                    for s, of in enumerate(runs)
+                    PromptSet(f"seed {seed}", tuple(TaskRun(run, run.tasks[task]) for run in of), fmean(of_seeds[seed]))
+                    for seed, of in enumerate(runs)
                 )
                 error = random.uniform(0.005, 0.02) * (1 if task in shares else 20)
-                flips = estimate(random.uniform(0.02, 0.2), 0.01) if orders > 1 else None
-                mean = fmean(one.value for one in sets)
-                cells[task] = BoardCell(
-                    estimate(mean, error, seeds), sets=sets, sensitivity=flips, corrected=mean - 0.2
-                )
-            for name in (name for name in weights if name not in tasks and weights[name].keys() <= values.keys()):
-                mean = math.fsum(weight * cells[task].estimate.mean for task, weight in weights[name].items())
-                flips = estimate(random.uniform(0.02, 0.2), 0.005) if orders > 1 else None
-                cells[name] = BoardCell(estimate(mean, 0.01, seeds), sensitivity=flips, corrected=mean - 0.2)
-            text = ", ".join(f"{key}={value}" for key, value in of_kind.items()) or str(arguments or "")
-            command = (
-                f"lm_eval --model {method} --model_args pretrained={checkpoint} --tasks {','.join(tasks)} --seed 0"
-            )
+                cells[task] = random_cell(fmean(map(fmean, of_seeds)), error, sets)
+            for column in (column for column in means if column.weights.keys() <= values.keys()):
+                cells[column.name] = random_cell(fmean(cells[task].estimate.mean for task in column.weights), 0.01)
+            text = ", ".join(f"{key}={value}" for key, value in of_method.items()) or str(arguments or "")
+            command = f"lm_eval --model {method} --model_args pretrained={checkpoint} --seed 0"
             spent = float(random.uniform(20, 60) * (shots + 1)) if tokens else None
             entries.append(Entry(
                 f"{len(entries):04x}", checkpoint, "", method, text, f"{shots} shots",
@@ -322,9 +303,10 @@ def make(
                 of = difference(cell.estimate.mean - base.cells[name].estimate.mean, 0.008 * scale, seeds)
                 cell = replace(cell, difference=of, p_holm=min(1, 3 * of.p))
                 entries[at] = replace(entries[at], cells={**entries[at].cells, name: cell})
+    columns = (*means, *of_tasks.values())
     first = columns[0].name
     entries.sort(key=lambda entry: -entry.cells[first].estimate.mean if first in entry.cells else 0)
-    board = Board(tuple(columns), tuple(entries), baseline, {}, (), (), len(entries))
+    board = Board(columns, tuple(entries), baseline, {}, (), (), len(entries))
     return _odd(board, note) if odd else board
 
 

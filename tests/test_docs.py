@@ -4,7 +4,6 @@ import argparse
 import ast
 import dataclasses
 import functools
-import importlib.util
 import inspect
 import itertools
 import json
@@ -27,18 +26,19 @@ from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 from lm_eval.utils import simple_parse_args_string
 
-from lm_eval_icl import cli, methods, version
+from lm_eval_icl import methods, version
 from lm_eval_icl.cli import regression, train
 from lm_eval_icl.drawing import drawing, picture
 from lm_eval_icl.harness import patches, training
 from lm_eval_icl.harness.arguments import CommonArguments
 from lm_eval_icl.metaicl.files import SETTINGS
 from lm_eval_icl.methods import NAMES
+from lm_eval_icl.regression.configuration import configured
 from lm_eval_icl.smoke import tiny
 from lm_eval_icl.smoke.demo import model_path
 from lm_eval_icl.smoke.smoke import Result, result_of
 from lm_eval_icl.training.train import Settings
-from tests import processes
+from tests import commands, processes
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -51,7 +51,7 @@ def blocks(page: Path) -> list[tuple[str, str, str]]:
     return [(match[1] or "", match[2], match[3]) for match in found]
 
 
-def commands(page: Path) -> list[str]:
+def commands_of(page: Path) -> list[str]:
     """The commands of a page, indented or fenced, that start one of our programs, from its name on."""
     text = page.read_text(encoding="utf-8").replace("\\\n", " ")
     shown = re.findall(r"^ {4,}(.*)$", text, re.MULTILINE)
@@ -136,13 +136,16 @@ def test_pictures_are_what_is_drawn_now(name, tmp_path):
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_commands_are_ones_that_we_take(page):
     """Methods, arguments and tasks exist; what the commands do is tested elsewhere."""
-    for command in commands(page):
+    for command in commands_of(page):
         words = shlex.split(command, comments=True)
         given = dict(itertools.pairwise(words))
         if words[:2] == ["lm-eval-icl", "show"]:
             methods.make(words[2], simple_parse_args_string(given.get("--args", "")))
         elif words[:2] == ["lm-eval-icl", "regression"]:
-            regression.options(argparse.ArgumentParser(), words[2:])
+            options = regression.options(argparse.ArgumentParser(), words[2:])
+            assert getattr(options, "figure", "figure3") in regression.FIGURES
+            if hasattr(options, "config"):
+                configured(options.config, options.set)
         elif "train" in words[:10]:
             options = train.read_options(argparse.ArgumentParser(), words[words.index("train") + 1 :])
             methods.find(options["method"])
@@ -199,22 +202,23 @@ def test_properties_are_those_of_the_layouts():
             continue
         parts = drawing.example(3)
         layout = method.layout(len(parts.context.prefix), parts.context.lengths, len(parts.query))
-        sees = reaches(layout.mask)
-        at = dict(drawing.columns(layout))
+        sees, at = reaches(layout.mask), dict(drawing.columns(layout))
         copies = ["", "'"] if "D1'" in at else [""]
-        last = {i: at[f"D{i}{copies[-1]}"] for i in (1, 2, 3)}
-
-        def seen(i: int, j: int, sees=sees, at=at, copies=copies, last=last) -> bool:
-            """Whether the first token of D_i sees the last of D_j, in any of its copies."""
-            return any(bool(sees[last[i][0], at[f"D{j}{copy}"][-1]]) for copy in copies)
-
-        assert no_leakage.startswith("no" if any(seen(i, i) for i in last) else "yes")
-        others = {(i, j) for i in last for j in last if i != j and seen(i, j)}
-        earlier = {(2, 1), (3, 1), (3, 2)}
-        first = {(2, 1), (3, 1)}
-        says = {0: "no", 2: "with the first window", 3: "with those before it", 6: "with all"}[len(others)]
-        assert len(others) not in (2, 3) or others == {2: first, 3: earlier}[len(others)]
-        assert interdependent.startswith(says)
+        # (i, j): the first token of D_i, in its last copy, sees the last token of D_j, in any of its copies.
+        seen = {
+            (i, j)
+            for i, j in itertools.product((1, 2, 3), repeat=2)
+            if any(sees[at[f"D{i}{copies[-1]}"][0], at[f"D{j}{copy}"][-1]] for copy in copies)
+        }
+        own, every = {(1, 1), (2, 2), (3, 3)}, set(itertools.permutations((1, 2, 3), 2))
+        assert no_leakage.startswith("no" if seen & own else "yes")
+        dependence = {
+            "no": set(),
+            "with the first window": {(2, 1), (3, 1)},
+            "with those before it": {(2, 1), (3, 1), (3, 2)},
+            "with all": every,
+        }
+        assert [seen - own] == [pairs for says, pairs in dependence.items() if interdependent.startswith(says)]
 
 
 # Code that runs as it is written.
@@ -237,6 +241,14 @@ def check_lines(printed: list[str], expected: list[str], within: float) -> None:
         assert mine == pytest.approx(theirs, abs=within), line
 
 
+def printed(command: str, folder: Path) -> list[str]:
+    """What a command of a page prints in a folder; of lm-eval's output the pages have the tables alone."""
+    program, *arguments = shlex.split(command.replace("$MODEL", str(model_path())))
+    done = processes.command(*arguments, program=program, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return [line for line in lines(done.stdout) if program != "lm_eval" or line.startswith("|")]
+
+
 @pytest.mark.slow
 def test_python_blocks_print_what_the_page_says(tmp_path):
     """All Python blocks of docs/python.md run in one process, in their order."""
@@ -251,7 +263,7 @@ def test_python_blocks_print_what_the_page_says(tmp_path):
 
 @pytest.mark.slow
 def test_the_tutorial_prints_what_it_says(tmp_path):
-    """Its files are written and its commands run, in their order; of lm-eval's output the page has the tables alone."""
+    """Its files are written and its commands run, in their order."""
     ran = []
     for name, language, text in blocks(DOCS / "tutorial.md"):
         if name:
@@ -259,15 +271,12 @@ def test_the_tutorial_prints_what_it_says(tmp_path):
         elif language == "console":
             for shown in text.removeprefix("$ ").split("\n$ "):
                 command, _, expected = shown.partition("\n")
-                program, *arguments = shlex.split(command.replace("$MODEL", str(model_path())))
+                program, *arguments = shlex.split(command)
                 ran.append(program)
                 if program == "python":
                     subprocess.run([sys.executable, *arguments], cwd=tmp_path, check=True)
-                    continue
-                done = processes.command(*arguments, program=program, cwd=tmp_path)
-                assert done.returncode == 0, done.stderr
-                printed = [line for line in lines(done.stdout) if program != "lm_eval" or line.startswith("|")]
-                check_lines(printed, lines(expected), within=2)
+                else:
+                    check_lines(printed(command, tmp_path), lines(expected), within=2)
     assert ran == ["lm_eval", "python", "lm_eval", *["lm-eval-icl"] * 3]
     assert (tmp_path / "results/compare/figures/sensitivity.svg").read_text(encoding="utf-8").startswith("<?xml")
 
@@ -289,12 +298,6 @@ def test_the_cells_of_the_notebook_run():
     assert names["evaluated"]["icl"]["acc,none"] == names["evaluated"]["hf"]["acc,none"]
 
 
-def environment(**variables: str) -> dict[str, str]:
-    """The environment of a shell that has our commands and the variable MODEL of the page."""
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    return {**os.environ, "PATH": path, "MODEL": str(model_path()), **variables}
-
-
 @pytest.mark.slow
 @pytest.mark.pinned
 def test_adding_a_method_works_as_written(tmp_path):
@@ -304,16 +307,9 @@ def test_adding_a_method_works_as_written(tmp_path):
     )
     name, _, text = blocks(PAGE)[0]
     (tmp_path / name).write_text(text, encoding="utf-8")
-
-    def printed(command: str) -> list[str]:
-        program, *arguments = shlex.split(command.replace("$MODEL", str(model_path())))
-        done = processes.command(*arguments, program=program, cwd=tmp_path)
-        assert done.returncode == 0, done.stderr
-        return lines(done.stdout)
-
-    assert printed(shown[0]) == lines(shown[2])
+    assert printed(shown[0], tmp_path) == lines(shown[2])
     assert (tmp_path / "neighbours.svg").read_bytes() == (DOCS / "concepts/neighbours.svg").read_bytes()
-    check_lines([line for line in printed(evaluated[0]) if line.startswith("|")], lines(evaluated[2]), within=0.011)
+    check_lines(printed(evaluated[0], tmp_path), lines(evaluated[2]), within=0.011)
 
 
 @pytest.fixture(scope="module")
@@ -327,8 +323,9 @@ def installed(tmp_path_factory) -> dict[str, str]:
     assert {file.name for file in (folder / "source").iterdir()} == {"neighbours.py", "pyproject.toml"}
     pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(folder / "site")]
     subprocess.run([*pip, str(folder / "source")], check=True, capture_output=True)
-    ours = os.environ.get("PYTHONPATH", "")
-    return environment(PYTHONPATH=os.pathsep.join(filter(None, [str(folder / "site"), ours])))
+    programs = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    modules = os.pathsep.join(filter(None, [str(folder / "site"), os.environ.get("PYTHONPATH", "")]))
+    return {**os.environ, "PATH": programs, "PYTHONPATH": modules}
 
 
 @pytest.mark.slow
@@ -347,20 +344,6 @@ def test_an_installed_method_is_like_ours(installed, tmp_path):
         assert done.returncode == 1 and "call the entry point 'neighbours'" in done.stderr
     finally:
         entries.write_text(text)
-
-
-def test_the_added_method_is_what_the_page_says(tmp_path, monkeypatch):
-    name, _, text = blocks(PAGE)[0]
-    (tmp_path / name).write_text(text, encoding="utf-8")
-    spec = importlib.util.spec_from_file_location("docs_neighbours", tmp_path / name)
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "docs_neighbours", module)
-    spec.loader.exec_module(module)
-    method = module.Neighbours()
-    layout = method.layout(1, [1, 1, 1, 1], 1, 1)
-    seen = [[j for j in range(7) if layout.mask[i, j]] for i in range(7)]
-    assert seen == [[0], [0, 1], [0, 1, 2], [0, 2, 3], [0, 3, 4], [0, 1, 2, 3, 4, 5], [0, 1, 2, 3, 4, 5, 6]]
-    assert not method.treats_demonstrations_alike and method.name == "neighbours"
 
 
 # What is said of the code.
@@ -489,7 +472,6 @@ def test_the_choice_that_the_page_shows_is_what_is_chosen(tmp_path, monkeypatch,
     monkeypatch.setattr(training, "_manager", lambda *_: ours)  # lm-eval's index of all tasks takes seconds
     monkeypatch.chdir(tmp_path)
     (tmp_path / "lm_eval_icl").symlink_to(ROOT / "lm_eval_icl")
-    monkeypatch.setattr(sys, "argv", [*shlex.split(command), "--device", "cpu"])
-    cli.main()
+    commands.run(*shlex.split(command)[1:], "--device", "cpu")
     times = r"[\d.]+ s,"
     assert lines(re.sub(times, "#", capsys.readouterr().out)) == lines(re.sub(times, "#", expected))

@@ -13,7 +13,7 @@ from lm_eval.utils import simple_parse_args_string
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
-from lm_eval_icl import cli, methods
+from lm_eval_icl import methods
 from lm_eval_icl.drawing import drawing, terminal
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.inference.scoring import score_rows
@@ -22,7 +22,7 @@ from lm_eval_icl.methods.several import Several
 from lm_eval_icl.prompts.layouts import Layout
 from lm_eval_icl.prompts.tokens import Context
 from lm_eval_icl.smoke.demo import model_path
-from tests import tiny
+from tests import commands, tiny
 
 VARIANTS = [
     *((name, "") for name in NAMES),
@@ -37,18 +37,6 @@ VARIANTS = [
     ("deepthink", "T=3,restart_positions=True"),
     ("deepthink", "positions=symmetric,momentum=0.9"),
 ]
-
-
-def main(*arguments: str) -> None:
-    cli.run(["show", *arguments])
-
-
-def refusal(*arguments: str) -> str:
-    with pytest.raises(InputError) as error:
-        main(*arguments)
-    line = str(error.value)
-    assert line.startswith("lm-eval-icl: show: ") and "\n" not in line
-    return line
 
 
 def lengths(context: Context) -> tuple[int, tuple[int, ...]]:
@@ -211,7 +199,7 @@ def test_pictures(tmp_path, capsys):
     for kind, begins in (("svg", b"<?xml"), ("png", b"\x89PNG\r\n")):
         files = [tmp_path / f"{i}.{kind}" for i in range(2)]
         for file in files:
-            main("deepthink", "--shots", "2", "--output", str(file))
+            commands.run("show", "deepthink", "--shots", "2", "--output", str(file))
         assert files[0].read_bytes().startswith(begins)
         assert files[0].read_bytes() == files[1].read_bytes()
     root = ET.parse(tmp_path / "0.svg").getroot()
@@ -223,7 +211,7 @@ def test_pictures(tmp_path, capsys):
 
 @pytest.mark.parametrize("kind", ["svg", "png"])
 def test_the_largest_picture(tmp_path, kind):
-    main("invicl", "--shots", "32", "--output", str(tmp_path / f"large.{kind}"))
+    commands.run("show", "invicl", "--shots", "32", "--output", str(tmp_path / f"large.{kind}"))
     assert 10_000 < (tmp_path / f"large.{kind}").stat().st_size < 3_000_000
 
 
@@ -270,9 +258,8 @@ def words(tmp_path_factory) -> Path:
 @pytest.mark.parametrize("name", ["icl", "invicl"])
 def test_labels_are_the_tokens(odd, name):
     """Tokens and their parts are those that run; every label is one safe line."""
-    method = methods.make(name)
-    parts = drawing.read_prompt(str(odd), AutoTokenizer.from_pretrained(model_path()), method)
-    tokenizer = AutoTokenizer.from_pretrained(model_path())
+    method, tokenizer = methods.make(name), AutoTokenizer.from_pretrained(model_path())
+    parts = drawing.read_prompt(str(odd), tokenizer, method)
     demonstrations = sorted(ODD["demonstrations"]) if method.invariant else ODD["demonstrations"]
     assert tokenizer.decode(parts.context.prefix) == ODD["prefix"]
     assert [tokenizer.decode(ids) for ids in parts.context.demonstrations] == demonstrations
@@ -288,7 +275,7 @@ def test_labels_are_the_tokens(odd, name):
 @pytest.mark.parametrize("kind", ["svg", "png"])
 def test_labels_in_pictures(odd, words, tmp_path, kind, capsys, recwarn):
     file = tmp_path / f"odd.{kind}"
-    main("icl", "--prompt", str(odd), "--pretrained", str(words), "--output", str(file))
+    commands.run("show", "icl", "--prompt", str(odd), "--pretrained", str(words), "--output", str(file))
     assert not recwarn.list and not capsys.readouterr().err
     if kind == "svg":
         assert "<script>" not in file.read_text(encoding="utf-8")
@@ -307,7 +294,7 @@ def test_visible():
 
 def test_prompt_from_standard_input(odd, monkeypatch, capsys):
     monkeypatch.setattr(sys, "stdin", odd.open(encoding="utf-8"))
-    main("invicl", "--prompt", "-")
+    commands.run("show", "invicl", "--prompt", "-")
     out = capsys.readouterr().out
     assert "canonical order (sorted)" in out and "part of a character" in out
     assert "--output FILE.svg" in out
@@ -316,9 +303,9 @@ def test_prompt_from_standard_input(odd, monkeypatch, capsys):
 def test_no_answer_is_generation(tmp_path):
     file = tmp_path / "prompt.json"
     file.write_text(json.dumps({"demonstrations": [], "query": "Review: dull \n"}))
-    parts = drawing.read_prompt(str(file), AutoTokenizer.from_pretrained(model_path()), methods.make("icl"))
-    assert AutoTokenizer.from_pretrained(model_path()).decode(parts.query) == "Review: dull \n"
-    assert parts.answer == ()
+    tokenizer = AutoTokenizer.from_pretrained(model_path())
+    parts = drawing.read_prompt(str(file), tokenizer, methods.make("icl"))
+    assert (tokenizer.decode(parts.query), parts.answer) == ("Review: dull \n", ())
 
 
 # Bad input.
@@ -331,7 +318,6 @@ def test_no_answer_is_generation(tmp_path):
         (["zzz"], "there are icl, "),
         ([], "METHOD"),
         (["icl", "--args", "foo=1"], "'foo' is no argument of icl, which takes positions, repeat."),
-        (["icl", "--args", "foo"], "'foo' is no argument"),
         (["icl", "--args", "repeat"], "'repeat' has no value"),
         (["icl", "--args", "T=3"], "'T' belongs to deepthink, not to icl"),
         (["icl", "--args", "positions=round"], "--args: icl: positions='round': must be"),
@@ -345,12 +331,13 @@ def test_no_answer_is_generation(tmp_path):
         (["pcw", "--args", "window_size=4"], "pcw: window_size=4: more than the 3 demonstrations"),
         (["pcw", "--args", "window_size=2", "--shots", "0"], "window_size=2"),
         (["icl", "--output", "a.pdf"], "--output a.pdf: must end in .svg or .png"),
-        (["icl", "--output", "a"], "must end in .svg or .png"),
         (["icl", "--output", "no/such/a.svg"], "there is no folder no/such"),
         (["icl", "--bogus"], "--bogus"),
         (["icl", "--prompt", "none.json"], "--prompt none.json: cannot be read"),
         (["icl", "--prompt", "none.json", "--shots", "2"], "--shots is for the example"),
         (["icl", "--pretrained", "x"], "--pretrained is the tokenizer of a --prompt"),
+        (["icl", "--prompt", "PROMPT", "--pretrained", "none"], "no tokenizer"),
+        (["icl", "--prompt", "PROMPT", "--pretrained", "."], "no tokenizer"),
         (["nowhere:Thing"], "'nowhere:Thing' cannot be imported (ModuleNotFoundError"),
         (["json:JSONDecoder"], "is not a class that derives from"),
         (["json:Nothing"], "is not a class that derives from lm_eval_icl.methods.Method; in "),
@@ -359,8 +346,9 @@ def test_no_answer_is_generation(tmp_path):
         (["lm_eval_icl.methods:Method"], "has no pattern"),
     ],
 )
-def test_bad_input_is_one_line(arguments, says):
-    assert says in refusal(*arguments)
+def test_bad_input_is_one_line(arguments, says, odd, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert says in commands.refused("show", *(str(odd) if argument == "PROMPT" else argument for argument in arguments))
 
 
 @pytest.mark.parametrize(
@@ -383,15 +371,9 @@ def test_bad_input_is_one_line(arguments, says):
 def test_bad_prompt_is_one_line(tmp_path, given, says):
     file = tmp_path / "prompt.json"
     file.write_text(given)
-    line = refusal("invicl", "--prompt", str(file))
+    line = commands.refused("show", "invicl", "--prompt", str(file))
     assert says in line
-    if "tokens" not in says and "drawn" not in says:
-        assert str(file) in line
-
-
-def test_bad_tokenizer_is_one_line(odd, tmp_path):
-    assert "no tokenizer" in refusal("icl", "--prompt", str(odd), "--pretrained", str(tmp_path / "none"))
-    assert "no tokenizer" in refusal("icl", "--prompt", str(odd), "--pretrained", str(tmp_path))
+    assert str(file) in line or "drawn" in says
 
 
 def test_a_method_of_your_own_file(tmp_path, monkeypatch, capsys):
@@ -399,26 +381,19 @@ def test_a_method_of_your_own_file(tmp_path, monkeypatch, capsys):
     (tmp_path / "fine_for_show.py").write_text("from lm_eval_icl.methods import ICL\n\n\nclass Mine(ICL): ...\n")
     monkeypatch.chdir(tmp_path)
     before = list(sys.path)
-    assert "SyntaxError" in refusal("mine_for_show:Thing")
-    main("fine_for_show:Mine", "--args", "repeat=2")
+    assert "SyntaxError" in commands.refused("show", "mine_for_show:Thing")
+    commands.run("show", "fine_for_show:Mine", "--args", "repeat=2")
     assert sys.path == before
     assert capsys.readouterr().out.startswith("mine  positions=sequential, repeat=2\n")
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_usual_terminal(name):
-    drawn = drawing.draw(methods.make(name), drawing.example(3))
-    assert max(map(len, terminal.as_text(drawn, width=80).plain.splitlines())) <= 80
-
-
-def test_narrow_terminal():
-    drawn = drawing.draw(methods.make("invicl"), drawing.example(3))
-    full = terminal.as_text(drawn)
-    assert full.plain == terminal.as_text(drawn, width=terminal.WIDTH).plain
-    narrow = [line for line in terminal.as_text(drawn, width=60).plain.splitlines() if "│" in line]
-    assert max(map(len, narrow)) <= 60
+def test_a_drawing_is_no_wider_than_the_terminal():
+    for width, names in ((80, NAMES), (60, ["invicl"])):
+        for name in names:
+            text = terminal.as_text(drawing.draw(methods.make(name), drawing.example(3)), width=width).plain
+            assert max(len(line) for line in text.splitlines() if "│" in line or width == 80) <= width
     with pytest.raises(InputError, match="columns are needed and the terminal has 20"):
-        terminal.as_text(drawn, width=20)
+        terminal.as_text(drawing.draw(methods.make("invicl"), drawing.example(3)), width=20)
 
 
 def test_terminals_without_unicode():

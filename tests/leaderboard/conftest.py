@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import csv
 import shutil
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from lm_eval_icl import cli
+from lm_eval_icl.errors import InputError
+from tests import commands
 
 try:
     from playwright.sync_api import Browser, sync_playwright
@@ -37,13 +37,11 @@ def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
     monkeypatch.setenv("TERM", "dumb")
 
     def run(*arguments: object) -> str:
-        monkeypatch.setattr(sys, "argv", ["lm-eval-icl", *map(str, arguments)])
         try:
-            cli.main()
-        except SystemExit as stopped:
-            assert isinstance(stopped.code, str)
-            assert "\n" not in stopped.code
-            return stopped.code
+            commands.run(*arguments)
+        except InputError as refusal:
+            assert "\n" not in str(refusal)
+            return str(refusal)
         return capsys.readouterr().out
 
     return run

@@ -15,6 +15,7 @@ import pytest
 from lm_eval_icl.leaderboard import figures, tables
 from lm_eval_icl.leaderboard.page import data, page
 from lm_eval_icl.results import documents, statistics
+from lm_eval_icl.results import read as reading
 from lm_eval_icl.results.board import Board, Entry
 from lm_eval_icl.results.build import build, named
 from lm_eval_icl.results.collect import KEY, collect
@@ -97,6 +98,7 @@ def test_each_rule_is_an_entry_with_what_it_decided(board):
     """Means, predictions and differences to the same runs, from the predictions themselves."""
     entries = by_rule(board)
     assert len(entries) == len(board.entries) == len(METHODS) * (1 + len(RULES))
+    assert named(board.entries, "icl").rule is None  # a method's name is that of its entry without a rule
     for (method, rule), entry in entries.items():
         predicted = np.array([said(method, seed, rule, right=right_of(method, rule)) for seed in (0, 1)])
         scores = (predicted == np.array(GOLD)).astype(float)
@@ -144,20 +146,20 @@ def test_transductive_entries_are_ranked_by_themselves(board, folder):
     runs, _ = read([folder], quiet=True)
     kinds = [entry.is_transductive for entry in board.entries]
     assert kinds == sorted(kinds) and sum(kinds) == 2 * len(METHODS)
-    inductive = build(
-        [replace(run, decided=tuple(of for of in run.decided if not of.rule.transductive)) for run in runs]
-    )
-    assert not any(entry.is_transductive for entry in inductive.entries)
-    for entry in inductive.entries:
-        same = next(other for other in board.entries if other.name == entry.name)
-        assert same.cells["t"].rank == entry.cells["t"].rank is not None
-    transductive = [
-        replace(run, tasks={}, decided=tuple(of for of in run.decided if of.rule.transductive)) for run in runs
-    ]
-    for entry in build(transductive).entries:
-        same = next(other for other in board.entries if other.name == entry.name)
-        assert same.cells["t"].rank == entry.cells["t"].rank is not None
-    best = min((entry for entry in board.entries), key=lambda entry: -entry.cells["t"].estimate.mean)
+    for transductive in (False, True):
+        of_kind = [
+            replace(
+                run,
+                tasks={} if transductive else run.tasks,
+                decided=tuple(result for result in run.decided if result.rule.transductive is transductive),
+            )
+            for run in runs
+        ]
+        for entry in build(of_kind).entries:
+            same = named(board.entries, entry.name)
+            assert same.is_transductive is entry.is_transductive is transductive
+            assert same.cells["t"].rank == entry.cells["t"].rank is not None
+    best = max(board.entries, key=lambda entry: entry.cells["t"].estimate.mean)
     assert best.is_transductive  # the rules that read more are better here
     highest = next(sentence for sentence in board.summary if "the highest value is" in sentence)
     assert "transductive" not in highest
@@ -182,11 +184,6 @@ def test_marks_are_seen_wherever_the_entry_is(board):
     # Sorted by rank, those that are transductive are behind all others.
     ranks = [(entry["extras"]["rank"], entry["transductive"]) for entry in of_page.values()]
     assert [kind for _, kind in sorted(ranks)] == sorted(kind for _, kind in ranks)
-
-
-def test_a_methods_name_is_its_entry_without_a_rule(board):
-    assert named(board.entries, "icl").rule is None
-    assert named(board.entries, "icl, 4 shots, decide: batch, transductive").rule == "batch"
 
 
 def test_a_baseline_that_is_asked_for_is_that_of_all(folder):
@@ -234,18 +231,12 @@ def test_files_that_were_collected_without_rules(folder, tmp_path):
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        (
-            {"config.icl.decided.t.batch.transductive": None},
-            "under the decision rule 'batch' is left out: transductive",
-        ),
-        ({"config.icl.decided.t.batch": "yes"}, "under the decision rule 'batch' is left out"),
+        ({"config.icl.decided.t.batch.transductive": None}, "the decision rule 'batch' is left out: transductive"),
+        ({"config.icl.decided.t.batch": "yes"}, "the decision rule 'batch' is left out"),
         ({"config.icl.decided.t.batch.labels": -1}, "left out: labels is -1"),
         ({"results.t.acc,batch": "N/A"}, "its acc is 'N/A', which is not a number"),
         ({"results.t.acc,batch": 3.0}, None),
-        (
-            {"config.icl.decided.t.other": RULES["batch"]},
-            "under the decision rule 'other' is left out: there is no acc",
-        ),
+        ({"config.icl.decided.t.other": RULES["batch"]}, "the decision rule 'other' is left out: there is no acc"),
     ],
 )
 def test_what_is_wrong_with_a_rule_stops_nothing_else(change, why, tmp_path):
@@ -281,11 +272,8 @@ def test_samples_of_a_rule_that_are_damaged(tmp_path):
 
 def test_samples_are_read_once(folder, monkeypatch):
     """However many rules a run has."""
-    from lm_eval_icl.results import read as reading
-
-    read_files = []
-    lines = reading.lines
-    monkeypatch.setattr(reading, "lines", lambda path: (read_files.append(path), lines(path))[1])
+    read_files, lines = [], reading.lines
+    monkeypatch.setattr(reading, "lines", lambda path: read_files.append(path) or lines(path))
     runs, _ = read([folder], quiet=True)
     assert len(read_files) == len(runs) == 2 * len(METHODS)
 

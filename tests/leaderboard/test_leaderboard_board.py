@@ -2,14 +2,12 @@
 
 import csv
 import io
-import itertools
 import json
 import math
 import random
 import re
 import shlex
-import time
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -35,21 +33,6 @@ def grid(*models, seeds=3, orders=2, **changes):
         for seed in range(seeds)
         for order in range(orders)
     ]
-
-
-def same(first, second):
-    """Whether two values are the same, field by field."""
-    if is_dataclass(first):
-        return type(first) is type(second) and all(
-            same(getattr(first, each.name), getattr(second, each.name)) for each in fields(first)
-        )
-    if isinstance(first, np.ndarray):
-        return np.array_equal(first, second, equal_nan=True)
-    if isinstance(first, dict):
-        return list(first) == list(second) and all(same(first[key], second[key]) for key in first)
-    if isinstance(first, (tuple, list)):
-        return len(first) == len(second) and all(map(same, first, second))
-    return first == second or (first != first and second != second)
 
 
 def labels(board):
@@ -93,6 +76,9 @@ def test_runs_that_are_one_row(changes):
          ["deepthink, 4 shots, demonstrations=drawn by the task", "deepthink, 4 shots, demonstrations=first"]),
         ({"arguments": {"T": 1}}, ["deepthink T=1, 4 shots", "deepthink, 4 shots"]),
         ({"arguments": {"max_length": 512}}, ["deepthink max_length=512, 4 shots", "deepthink, 4 shots"]),
+        # Hidden arguments are shown where rows would look the same.
+        ({"icl": {"method": "deepthink", "positions": "sequential", "T": 5, "eta": 0.01, "overflow": "drop"}},
+         ["deepthink overflow=drop, 4 shots", "deepthink overflow=error, 4 shots"]),
     ],
 )  # fmt: skip
 def test_runs_that_are_two_rows(changes, said):
@@ -113,12 +99,6 @@ def test_paths_are_shown_by_their_ends_where_these_differ():
     assert {entry.checkpoint for entry in board.entries} == {"one", "/x/two", "/y/two", "org/model"}
 
 
-def test_hidden_arguments_are_shown_where_rows_would_look_the_same():
-    icl = {"method": "icl", "positions": "sequential"}
-    board = build([make_run(icl={**icl, "overflow": "error"}), make_run(icl={**icl, "overflow": "drop"})])
-    assert labels(board) == ["icl overflow=drop, 4 shots", "icl overflow=error, 4 shots"]
-
-
 def test_a_row_of_several_tasks_stays_whole_where_templates_or_documents_change():
     runs = [make_run(tasks=("a", "b"), seed=seed) for seed in range(2)]
     new = [make_result(task, "icl", 2, 0, template=digest("new", task)) for task in ("a", "b")]
@@ -130,10 +110,8 @@ def test_a_row_of_several_tasks_stays_whole_where_templates_or_documents_change(
 
 def test_a_task_that_one_template_was_run_of_goes_with_the_first():
     runs = [make_run(tasks=("a",)), make_run(tasks=("b",), seed=1), make_run(template="f" * 32, seed=2)]
-    board = build(runs)
-    assert [sorted(set(entry.cells) - {AVERAGE}) for entry in sorted(board.entries, key=lambda e: e.runs[0].date)] == [
-        ["a", "b"], ["a"],
-    ]  # fmt: skip
+    first, second = sorted(build(runs).entries, key=lambda entry: entry.runs[0].date)
+    assert first.cells.keys() == {"a", "b", AVERAGE} and second.cells.keys() == {"a"}
 
 
 def test_tasks_of_several_numbers_of_demonstrations_are_one_row():
@@ -271,19 +249,6 @@ def test_differences_are_over_common_sets_and_orders_alone():
     assert found.sets == 3
 
 
-def test_pairs_and_differences_to_the_baseline_are_of_the_same_comparison():
-    board = build(grid("icl", "invicl", "deepthink", tasks=("a", "b")))
-    for first, second in itertools.combinations(board.entries, 2):
-        pair = board.pairs[first.name, second.name]
-        assert pair == compare(first.cells, second.cells, board.columns) and pair.keys() == {AVERAGE, "a", "b"}
-    baseline = named(board.entries, "icl")
-    for entry in (entry for entry in board.entries if entry is not baseline):
-        differences = {column: cell.difference for column, cell in entry.cells.items()}
-        assert differences == compare(entry.cells, baseline.cells, board.columns)
-        back = compare(baseline.cells, entry.cells, board.columns)
-        assert [-of.mean for of in back.values()] == pytest.approx([of.mean for of in differences.values()])
-
-
 def test_other_prompts_are_unpaired():
     board = build([make_run("icl"), make_run("invicl", template="f" * 32)])
     cell = named(board.entries, "invicl").cells["a"]
@@ -329,11 +294,8 @@ def test_the_average_is_over_tasks_that_half_of_the_rows_have():
     assert AVERAGE not in named(board.entries, "deepthink").cells
     assert named(board.entries, "deepthink") in board.entries[2:]  # those with an average are further up
     assert build(runs, tasks=["a"]).columns[0].name == "a"
-
-
-def test_a_group_that_is_the_average_stands_for_it():
     board = build([make_run(tasks=("a", "b"), groups={"g": {"a": 0.5, "b": 0.5}})])
-    assert [column.name for column in board.columns] == ["g", "a", "b"]
+    assert [column.name for column in board.columns] == ["g", "a", "b"]  # a group that is the average stands for it
 
 
 def test_holm_and_rank_ranges_are_over_the_column():
@@ -440,19 +402,10 @@ def test_one_entry_is_the_baseline_of_all():
     assert build(runs, baseline=entry.name).baseline == board.baseline
 
 
-@pytest.mark.parametrize(
-    ("baseline", "says"),
-    [
-        ("nobody", "--baseline nobody: there is no such entry. There are .*: icl, 4 shots on M"),
-        (
-            "icl, 4 shots",
-            "--baseline icl, 4 shots: several entries are called so. Give the name of one: .* on L; .* on M",
-        ),
-    ],
-)
-def test_a_baseline_that_is_none(baseline, says):
+def test_a_baseline_of_several_entries_is_refused():
+    says = "--baseline icl, 4 shots: several entries are called so. Give the name of one: .* on L; .* on M"
     with pytest.raises(InputError, match=says):
-        build([make_run("icl"), make_run("icl", pretrained="L")], baseline=baseline)
+        build([make_run("icl"), make_run("icl", pretrained="L")], baseline="icl, 4 shots")
 
 
 # Sentences.
@@ -468,7 +421,8 @@ def told(right, seeds=5, n=200, **changes):
     ("right", "summary"),
     [
         ({"icl": 0.5}, [r"On a, the highest value is 5\d\.\d%: icl, 4 shots on M \(95% interval .*% to .*%\)\."]),
-        ({"icl": 0.5, "hf": 0.5}, [None, "It cannot be told apart from icl.",
+        ({"icl": 0.5, "hf": 0.5}, [r"On a, the highest value is 5\d\.\d%, that of 2 entries: hf and icl\.",
+                                   "It cannot be told apart from icl.",
                                    "Against icl on the same checkpoint, 1 entry cannot be told apart from it (5%)."]),
         ({"icl": 0.9, "hf": 0.2}, [None, "1 entry is significantly worse.",
                                    "Against icl on the same checkpoint, hf is worse (5%)."]),
@@ -490,6 +444,12 @@ def test_what_is_said_on_top(right, summary):
     for sentence, expected in zip(found, summary, strict=True):
         if expected is not None:
             assert sentence == expected or re.fullmatch(expected, sentence), sentence
+
+
+def test_other_columns_have_their_sentence():
+    runs = [make_run(model, (task,), scores=[value] * 4) for task, model, value in (("a", "icl", 0), ("b", "pcw", 1))]
+    said = " ".join(build(runs).summary)
+    assert "On a, the highest value is 0.0%: icl" in said and "On b, the highest value is 100.0%: pcw" in said
 
 
 def test_checkpoints_are_named_where_there_are_several():
@@ -564,11 +524,14 @@ def test_the_order_of_runs_changes_nothing():
     runs += [make_run("hf", ("a", "b", "c")), make_run("hf", ("b",), seed=1, samples=False)]
     runs += [make_run("hf", ("a",), seed=2, template="f" * 32), make_run("icl", ("a",), scores=bits(3), date=1.0)]
     runs += [make_run("saicl", ("a",), samples=False, date=date, value=date / 3) for date in (1.0, 2.0)]
-    board = build(runs)
+
+    def content(board):
+        return tables.as_csv(board), board.summary, board.pairs, [entry.command for entry in board.entries]
+
+    expected = content(build(runs))
     for seed in range(3):
-        shuffled = list(runs)
-        random.Random(seed).shuffle(shuffled)
-        assert same(build(shuffled), board)
+        shuffled = random.Random(seed).sample(runs, len(runs))
+        assert content(build(shuffled)) == expected
 
 
 def test_results_that_cannot_stand_in_a_column_are_left_out():
@@ -626,11 +589,10 @@ def test_digests_that_claim_the_same_documents():
     assert not any(whole in pair for pair in board.pairs)
 
 
-@pytest.mark.parametrize("tasks", [["nothing"], ["g"]])
-def test_tasks_that_are_none(tasks):
+def test_what_no_board_can_be_made_of():
     mixed = (make_result("a", "icl", 0, 0), make_result("b", "icl", 0, 0, metric="f1"))
-    with pytest.raises(InputError, match=r"--tasks.*(no result of 'nothing'; there are a, b|different metrics)"):
-        build([make_run(tasks=mixed, groups={"g": {"a": 0.5, "b": 0.5}})], tasks=tasks)
+    with pytest.raises(InputError, match="--tasks g: the tasks have different metrics"):
+        build([make_run(tasks=mixed, groups={"g": {"a": 0.5, "b": 0.5}})], tasks=["g"])
     with pytest.raises(InputError, match="no results of lm-eval"):
         build([])
 
@@ -769,19 +731,3 @@ def test_documents_that_differ_most(tmp_path):
     assert found[3:] == ["  document 5: A 0, B 1"]
     assert differing(first, second, "a", 0) == []
     assert differing(first, first, "a", 5) == []
-
-
-# Speed.
-
-
-@pytest.mark.slow
-def test_a_board_of_20_rows_and_5_tasks_of_real_size():
-    sizes = {"sst2": 872, "sst5": 2210, "mr": 1066, "agnews": 7600, "trec": 500}
-    runs = []
-    for row, seed in itertools.product(range(20), range(10)):
-        made = [make_result(task, "m", seed, 0, scores=bits(row, seed, task, n=n)) for task, n in sizes.items()]
-        runs.append(make_run(f"m{row}", made, seed))
-    began = time.process_time()  # however busy the machine is
-    board = build(runs)
-    assert time.process_time() - began < 60
-    assert len(board.pairs) == 190

@@ -20,7 +20,6 @@ from lm_eval_icl.results.read import read
 from lm_eval_icl.results.records import Run
 from lm_eval_icl.smoke.demo import model_path
 from tests import boards, processes
-from tests.boards import write_samples
 
 SCHEMAS = Path(__file__).parents[1] / "schemas"
 # A path that every_eval_ever 0.3.0's `validate` takes: validator/validation_core.py, check_path_structure.
@@ -29,7 +28,6 @@ EEE_PATH = re.compile(
     r"/[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}(\.json|_samples\.jsonl)",
     re.IGNORECASE,
 )
-OPTIONS = ["negative", "positive"]
 HOSTILE = [
     "../../../etc/passwd",
     "/etc/cron.d/x",
@@ -59,13 +57,11 @@ def make_run(
     *,
     task: str = "icl_sst2",
     model: str = "deepthink",
-    texts: bool = True,
     dataset: Any = "stanfordnlp/sst2",
-    **changes: Any,
 ) -> Run:
-    """A run that was read from files; without `texts`, as if its samples were not there any more."""
+    """A run that was read from files."""
     names = ("acc", "acc_norm")
-    of_task = {"test_split": "validation", "metadata": {"demonstrations": "stratified"}, "doc_to_choice": OPTIONS,
+    of_task = {"test_split": "validation", "metadata": {"demonstrations": "stratified"},
                "metric_list": [{"metric": name, "aggregation": "mean"} for name in names],
                "generation_kwargs": {"temperature": 0.0, "max_gen_toks": 32, "until": ["\n"]}}  # fmt: skip
     icl = {"version": "0.1", "commit": "c" * 40, "method": "deepthink", "T": 5, "eta": 0.01}
@@ -77,28 +73,22 @@ def make_run(
         "lm_eval_version": "0.4.13", "transformers_version": "5.23.0", "git_hash": "55329b1", "date": 1795387962.09,
     }  # fmt: skip
     of_task |= {"dataset_path": dataset} if dataset else {}
-    path = boards.write(folder, model, seed, task=task, right=[1, 0, 1, 1], put=put, **of_task)
-    write_samples(path, task, [sample(i, score) for i, score in enumerate((1, 0, 1, 1))][::-1])
+    answers = {"gold": [0, 1, 0, 1], "says": [0, 0, 0, 1]}
+    path = boards.write(folder, model, seed, task=task, n=4, evil="Très bien\n\n", put=put, **answers, **of_task)
+    samples = [{**sample, "doc_hash": f"hash {sample['doc_id']}"} for sample in samples_of(path, task)]
+    boards.write_samples(path, task, samples[::-1])
     ((run,), left_out) = read([path], quiet=True)
     assert not left_out and run.tasks[task].answers is not None
-    if not texts:
-        boards.samples_of(path, task).unlink()
-    return replace(run, **changes)
+    return run
 
 
-def sample(doc_id: int, score: int) -> dict:
-    predicted = doc_id % 2 if score else 1 - doc_id % 2
-    prompt = f"Review: good\nSentiment: positive\n\nReview: number {doc_id} — très bien\nSentiment:"
-    return {
-        "doc_id": doc_id,
-        "target": str(doc_id % 2),
-        "arguments": {f"gen_args_{i}": {"arg_0": prompt, "arg_1": f" {text}"} for i, text in enumerate(OPTIONS)},
-        "resps": [[["-1.0", "False"]], [["-2.0", "False"]]],
-        "filtered_resps": [["-1.0" if i == predicted else "-2.0", "False"] for i in range(2)],
-        "filter": "none",
-        "doc_hash": f"hash {doc_id}",
-        "acc": score,
-    }
+def samples_of(results: Path, task: str = "icl_sst2") -> list[dict]:
+    return [json.loads(line) for line in boards.samples_of(results, task).open(encoding="utf-8")]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    return make_run(tmp_path / "in")
 
 
 def change_result(run: Run, **changes: object) -> Run:
@@ -106,14 +96,10 @@ def change_result(run: Run, **changes: object) -> Run:
     return replace(run, tasks={task: replace(result, **changes)})
 
 
-def validators() -> tuple[jsonschema.Draft7Validator, jsonschema.Draft7Validator]:
-    made = []
-    for name in ("eval", "instance_level_eval"):
-        schema = json.loads((SCHEMAS / f"{name}.schema.json").read_text(encoding="utf-8"))
-        assert schema["version"] == "0.3.0"
-        jsonschema.Draft7Validator.check_schema(schema)
-        made.append(jsonschema.Draft7Validator(schema))
-    return made[0], made[1]
+def validator(name: str) -> jsonschema.Draft7Validator:
+    schema = json.loads((SCHEMAS / f"{name}.schema.json").read_text(encoding="utf-8"))
+    assert schema["version"] == "0.3.0"
+    return jsonschema.Draft7Validator(schema)
 
 
 def strict(text: str) -> object:
@@ -127,7 +113,7 @@ def strict(text: str) -> object:
 
 def check_logs(folder: Path) -> list[tuple[dict, list[dict]]]:
     """Every log with its samples: valid by the schemas and by the rules of `every_eval_ever validate`."""
-    of_log, of_sample = validators()
+    of_log, of_sample = validator("eval"), validator("instance_level_eval")
     found = []
     files = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
     assert all(EEE_PATH.fullmatch(path) for path in files), files
@@ -157,8 +143,7 @@ def check_logs(folder: Path) -> list[tuple[dict, list[dict]]]:
 # Every Eval Ever.
 
 
-def test_a_log_says_what_the_run_was(tmp_path):
-    run = make_run(tmp_path / "in")
+def test_a_log_says_what_the_run_was(run, tmp_path):
     exported = export([run], tmp_path / "out", organization="Example Lab", relationship="first_party")
     assert not exported.left_out
     ((log, rows),) = check_logs(tmp_path / "out")
@@ -188,9 +173,9 @@ def test_a_log_says_what_the_run_was(tmp_path):
     assert [row["evaluation"]["score"] for row in rows] == [1, 0, 1, 1]
     assert [row["sample_id"] for row in rows] == ["0", "1", "2", "3"]
     second = rows[1]
-    assert second["input"]["raw"].endswith("Review: number 1 — très bien\nSentiment:")
-    assert second["input"]["choices"] == OPTIONS and second["input"]["reference"] == ["1"]
-    assert second["output"]["raw"] == ["negative"] and second["evaluation"]["is_correct"] is False
+    assert re.fullmatch("Très bien\n\n.*Text: document 1\nLabel:", second["input"]["raw"], re.DOTALL)
+    assert second["input"]["choices"] == ["good", "bad"] and second["input"]["reference"] == ["1"]
+    assert second["output"]["raw"] == ["good"] and second["evaluation"]["is_correct"] is False
     assert second["metadata"] == {"doc_hash": "hash 1", "predicted_option": "0"}
 
 
@@ -215,12 +200,11 @@ def test_run_again_it_writes_the_same_and_touches_nothing(tmp_path):
     assert set(before) | {other} == {path for path in folder.rglob("*") if path.is_file()}
 
 
-def test_without_samples_there_is_the_log_alone(tmp_path):
-    run = make_run(tmp_path / "in")
+def test_without_samples_there_is_the_log_alone(run, tmp_path):
     export([run], tmp_path / "out")
     assert len(list((tmp_path / "out").rglob("*.jsonl"))) == 1
-    collected = make_run(tmp_path / "collected", texts=False)
-    exported = export([replace(collected, digest=run.digest)], tmp_path / "out")
+    boards.samples_of(run.path, "icl_sst2").unlink()
+    exported = export([run], tmp_path / "out")
     ((log, rows),) = check_logs(tmp_path / "out")  # the samples that were there before are gone
     assert not rows and log["evaluation_results"][0]["score_details"]["score"] == 0.75
     (left_out,) = exported.left_out
@@ -230,30 +214,29 @@ def test_without_samples_there_is_the_log_alone(tmp_path):
 @pytest.mark.parametrize(
     ("broken", "why"),
     [
-        (lambda samples: samples[:-1], "has 3 of the 4 documents"),
-        (lambda samples: [*samples, samples[0]], ".jsonl twice"),
-        (lambda samples: [{"doc_id": 1}], "KeyError: 'acc'"),
-        (lambda samples: [{**samples[0], "doc_id": 99}], "KeyError: 99"),
-        (lambda samples: [{**samples[0], "arguments": "x"}], "AttributeError"),
-        (lambda samples: [{**samples[0], "arguments": {}}], "IndexError"),
-        (lambda samples: [*samples[1:], {**samples[0], "acc": 1 - samples[0]["acc"]}], "is not that of the results"),
-        (lambda samples: ["text"], "is no sample of lm-eval"),
+        (lambda first, *others: others, "has 3 of the 4 documents"),
+        (lambda first, *others: [first, *others, first], ".jsonl twice"),
+        (lambda *samples: [{"doc_id": 1}], "KeyError: 'acc'"),
+        (lambda first, *others: [{**first, "doc_id": 99}], "KeyError: 99"),
+        (lambda first, *others: [{**first, "arguments": "x"}], "AttributeError"),
+        (lambda first, *others: [{**first, "arguments": {}}], "IndexError"),
+        (lambda first, *others: [*others, {**first, "acc": 1 - first["acc"]}], "is not that of the results"),
+        (lambda *samples: ["text"], "is no sample of lm-eval"),
     ],
 )
-def test_samples_that_do_not_fit_are_left_out_and_named(tmp_path, broken, why):
-    run = make_run(tmp_path / "in")
-    write_samples(run.path, "icl_sst2", broken([sample(i, score) for i, score in enumerate((1, 0, 1, 1))]))
+def test_samples_that_do_not_fit_are_left_out_and_named(run, tmp_path, broken, why):
+    boards.write_samples(run.path, "icl_sst2", broken(*samples_of(run.path)))
     (left_out,) = export([run], tmp_path / "out").left_out
     assert left_out.why.startswith("icl_sst2: its samples cannot be used: ") and why in left_out.why
     ((_, rows),) = check_logs(tmp_path / "out")
     assert not rows
 
 
-def test_pairs_of_gold_and_predicted_answers(tmp_path):
-    run = make_run(tmp_path / "in")
+def test_pairs_of_gold_and_predicted_answers(run, tmp_path):
     pairs = [[0, 0], [1, 0], [0, 0], [1, 1]]
+    samples = [{**sample, "f1": pairs[sample["doc_id"]]} for sample in samples_of(run.path)]
+    boards.write_samples(run.path, "icl_sst2", samples)
     answers = replace(run.tasks["icl_sst2"].answers, items=np.array(pairs, dtype=float))
-    write_samples(run.path, "icl_sst2", [{**sample(i, 0), "f1": pair} for i, pair in enumerate(pairs)])
     run = change_result(run, metric="f1", aggregation="f1", value=0.66, answers=answers)
     export([run], tmp_path / "out")
     ((log, rows),) = check_logs(tmp_path / "out")
@@ -263,10 +246,6 @@ def test_pairs_of_gold_and_predicted_answers(tmp_path):
 
 
 def test_generated_texts(tmp_path):
-    run = make_run(tmp_path / "in", task="gsm")
-    ((_, result),) = run.tasks.items()
-    answers = replace(result.answers, predictions=None, chance=None)
-    run = change_result(run, metric="exact_match", filter="strict-match", answers=answers)
     texts = [
         {
             "doc_id": i,
@@ -280,7 +259,10 @@ def test_generated_texts(tmp_path):
         for i, n in enumerate((42, 43, 42, 42))
         for filter_ in ("flexible-extract", "strict-match")
     ]
-    write_samples(run.path, "gsm", texts)
+    run = make_run(tmp_path / "in", task="gsm")
+    boards.write_samples(run.path, "gsm", texts)
+    answers = replace(run.tasks["gsm"].answers, predictions=None, chance=None)
+    run = change_result(run, metric="exact_match", filter="strict-match", answers=answers)
     assert not export([run], tmp_path / "out").left_out
     ((log, rows),) = check_logs(tmp_path / "out")
     assert log["evaluation_results"][0]["evaluation_name"] == "gsm/strict-match" == rows[0]["evaluation_name"]
@@ -290,20 +272,17 @@ def test_generated_texts(tmp_path):
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -0.1, 75.0])
-def test_numbers_that_an_accuracy_cannot_be_are_left_out(tmp_path, value):
-    run = change_result(make_run(tmp_path / "in"), value=value)
-    exported = export([run], tmp_path / "none")
+def test_numbers_that_an_accuracy_cannot_be_are_left_out(run, tmp_path, value):
+    exported = export([change_result(run, value=value)], tmp_path / "none")
     assert not exported.files and f"acc is {value}" in exported.left_out[0].why
     # Another metric of the same task is only not there.
-    run = make_run(tmp_path / "in")
     run.results["results"]["icl_sst2"]["acc_norm,none"] = value
     export([run], tmp_path / "out")
     ((log, _),) = check_logs(tmp_path / "out")
     assert [each["evaluation_result_id"] for each in log["evaluation_results"]] == ["acc"]
 
 
-def test_a_perplexity_has_no_upper_bound_and_no_right_answers(tmp_path):
-    run = make_run(tmp_path / "in")
+def test_a_perplexity_has_no_upper_bound_and_no_right_answers(run, tmp_path):
     marks = ("The samples give 3.", "They are of 7 documents.")
     run = change_result(run, metric="word_perplexity", value=1e6, higher_is_better=False, stderr=None, marks=marks)
     export([run], tmp_path / "out")
@@ -349,21 +328,15 @@ def test_documents_of_no_hub_dataset_have_another_source(tmp_path, dataset):
 # Files come from strangers.
 
 
-def test_hostile_names_stay_in_the_folder(tmp_path):
-    runs = []
+def test_hostile_names_stay_in_the_folder(run, tmp_path):
+    runs, (result,), (config,) = [], run.tasks.values(), run.results["configs"].values()
     for i, name in enumerate(HOSTILE):
-        base = make_run(tmp_path / "in")
-        (result,) = base.tasks.values()
+        of_task = {"tasks": {name: replace(result, task=name)}, "results": {**run.results, "configs": {name: config}}}
         runs += [
-            replace(base, digest=f"p{i}", pretrained=name),
-            replace(base, digest=f"o{i}", pretrained=f"{name}/{name}"),
-            replace(base, digest=f"m{i}", model=name, arguments={name: name}),
-            replace(
-                base,
-                digest=f"t{i}",
-                tasks={name: replace(result, task=name)},
-                results={**base.results, "configs": {name: base.results["configs"]["icl_sst2"]}},
-            ),
+            replace(run, digest=f"p{i}", pretrained=name),
+            replace(run, digest=f"o{i}", pretrained=f"{name}/{name}"),
+            replace(run, digest=f"m{i}", model=name, arguments={name: name}),
+            replace(run, digest=f"t{i}", **of_task),
         ]
     before = sorted((tmp_path / "in").iterdir())
     out = tmp_path / "deep" / "out"
@@ -378,11 +351,9 @@ def test_hostile_names_stay_in_the_folder(tmp_path):
     assert len({log["evaluation_id"] for log, _ in check_logs(out)}) == len(runs)
 
 
-def test_links_out_of_the_folder_are_not_followed(tmp_path):
-    run = make_run(tmp_path / "in")
-    outside = tmp_path / "outside"
+def test_links_out_of_the_folder_are_not_followed(run, tmp_path):
+    outside, out = tmp_path / "outside", tmp_path / "out"
     outside.mkdir()
-    out = tmp_path / "out"
     out.mkdir()
     (out / "data").symlink_to(outside)
     with pytest.raises(InputError, match="leads out of the folder"):
@@ -390,24 +361,22 @@ def test_links_out_of_the_folder_are_not_followed(tmp_path):
     assert not list(outside.iterdir())
 
 
-def test_odd_results_do_not_stop_the_export(tmp_path):
+def test_odd_results_do_not_stop_the_export(run, tmp_path):
     """Parts of the results that reading does not look at may be anything."""
     values = [None, 3, "x", [], {}, [None, 1], {"icl_sst2": 1}, {"icl_sst2": {"acc": "yes", "x": [1]}}]
     values += [{"temperature": value, "max_gen_toks": value, "top_p": value} for value in (10**400, True, -1.5)]
     values += [{"icl_sst2": {"original": value, "acc_norm,none": value}} for value in (10**400, True, -1)]
+    config = run.results["configs"]["icl_sst2"]
     for i, odd in enumerate(values):
-        base = make_run(tmp_path / "in")
-        runs = [replace(base, digest=f"{i}-{key}", results={**base.results, key: odd}) for key in base.results]
-        config = base.results["configs"]["icl_sst2"]
+        runs = [replace(run, digest=f"{i}-{key}", results={**run.results, key: odd}) for key in run.results]
         for key in (*config, "dataset_name"):
-            changed = {**base.results, "configs": {"icl_sst2": {**config, key: odd}}}
-            runs.append(replace(base, digest=f"{i}-config-{key}", results=changed))
+            changed = {**run.results, "configs": {"icl_sst2": {**config, key: odd}}}
+            runs.append(replace(run, digest=f"{i}-config-{key}", results=changed))
         export(runs, tmp_path / "eee")
-    assert len(check_logs(tmp_path / "eee")) == len(values) * (len(base.results) + len(config) + 1)
+    assert len(check_logs(tmp_path / "eee")) == len(values) * (len(run.results) + len(config) + 1)
 
 
-def test_wrong_arguments(tmp_path):
-    run = make_run(tmp_path / "in")
+def test_wrong_arguments(run, tmp_path):
     with pytest.raises(InputError, match="--relationship friend: must be one of"):
         export([run], tmp_path / "out", relationship="friend")
     (tmp_path / "file").write_text("")

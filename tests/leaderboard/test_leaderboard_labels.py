@@ -68,33 +68,6 @@ def test_costs_of_a_study_do_not_stand_beside_those_of_a_run_alone(board, tmp_pa
     assert {line["method"] for line in drawn if line["best"] == "True"} & {"invicl", "hf"}
 
 
-def test_equal_answers_could_not_have_found_every_difference(command, tmp_path):
-    for model in ("icl", "pcw"):
-        write(tmp_path / model, model)
-    printed = command("compare", tmp_path / "icl", tmp_path / "pcw")
-    (line,) = [line for line in printed.splitlines() if line.startswith("t ")]
-    assert line.split()[-6:] == ["answers", "1.00", "13.1%", "40", "x", "1"]
-
-
-def test_entries_that_tie_are_all_named(board, tmp_path):
-    for model in ("icl", "pcw", "saicl"):
-        write(tmp_path / "r" / model, model, says=[0] * 20 + [1] * 20)
-    write(tmp_path / "r/nope", "nope", says=[1, 0] * 20)
-    printed = board(tmp_path / "r").printed
-    assert "the highest value is 50.0%, that of 3 entries: icl, pcw and saicl." in printed
-
-
-def test_other_columns_have_their_sentence(board, tmp_path):
-    write(tmp_path / "r/a", "icl", task="aaa", says=[1, 0] * 20)
-    write(tmp_path / "r/b", "pcw", task="bbb")
-    write(tmp_path / "r/c", "saicl", task="ccc")
-    write(tmp_path / "r/d", "nope", task="ddd", says=[0] * 40)
-    printed = board(tmp_path / "r").printed
-    assert "On aaa, the highest value is 0.0%: icl" in printed
-    assert "On bbb, the highest value is 100.0%: pcw" in printed
-    assert "On ddd, the highest value is 50.0%: nope" in printed
-
-
 def test_labels_say_in_words_what_separates_rows(board, tmp_path):
     root = tmp_path / "r"
     chat = {"chat_template": "{{messages}}", "fewshot_as_multiturn": True}
@@ -104,10 +77,8 @@ def test_labels_say_in_words_what_separates_rows(board, tmp_path):
     write(root / "single", "icl", put=chat | {"fewshot_as_multiturn": False})
     write(root / "chosen", "saicl", metadata={"demonstrations": "herding"})
     write(root / "system", "invicl", put={"system_instruction": "Be brief."})
-    for path, trained in (
-        ("a/b", {"method": "icl", "steps": 100}),
-        ("c/d", {"methods": ["icl", "pcw"], "steps": 30000}),
-    ):
+    trainings = {"a/b": {"method": "icl", "steps": 100}, "c/d": {"methods": ["icl", "pcw"], "steps": 30000}}
+    for path, trained in trainings.items():
         write(root / path, "nope", put={"config.icl": {"trained": trained}, "config.model_args": {"pretrained": path}})
     assert labels(board(root)) == [
         "icl, 4 shots", "icl, 4 shots, chat, multiturn", "icl, 4 shots, chat, one turn",
@@ -275,10 +246,9 @@ def numbers(lines):
 
 @pytest.mark.slow
 @pytest.mark.runs
-def test_printed_commands_give_the_results_of_their_rows(board, command, shell, tmp_path):
+def test_printed_commands_give_the_results_of_their_rows(board, shell, tmp_path):
     """Of plain runs with several seeds, choices of demonstrations and a chat template, and of a study with `hf`."""
-    chat = tmp_path / "chat"
-    shutil.copytree(model_path(), chat)
+    chat = shutil.copytree(model_path(), tmp_path / "chat")
     settings = json.loads((chat / "tokenizer_config.json").read_text())
     settings["chat_template"] = "{% for m in messages %}[{{ m['role'] }}] {{ m['content'] }}\n{% endfor %}"
     (chat / "tokenizer_config.json").write_text(json.dumps(settings))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import re
 from pathlib import Path
@@ -14,17 +15,15 @@ from torch import Tensor
 from torch.nn.functional import pad
 from transformers import DynamicCache
 
-from lm_eval_icl import cli
-from lm_eval_icl.cli import regression
 from lm_eval_icl.cli.regression import FIGURES
-from lm_eval_icl.errors import InputError
 from lm_eval_icl.regression import evaluation, training
 from lm_eval_icl.regression.baselines import baselines
 from lm_eval_icl.regression.configuration import METHODS, Configuration, configured
 from lm_eval_icl.regression.evaluation import errors, interval, probes
 from lm_eval_icl.regression.functions import SHIFTS, draw_functions, generator, mean_square
-from lm_eval_icl.regression.model import Regressor, predicts_examples, reads_all_numbers
+from lm_eval_icl.regression.model import Regressor
 from lm_eval_icl.regression.training import begin, found_method, train
+from tests import commands
 
 SMALL = Configuration(
     dimensions=3,
@@ -146,11 +145,6 @@ def test_predictions_are_those_of_the_definition(name: str) -> None:
     assert len(got) == len(want) == (6 if name in ("icl", "nope", "invicl") else 1)
     assert torch.allclose(got, want, rtol=0, atol=1e-10)
     assert (want - y.mean()).abs().max() > 1e-3
-
-
-def test_which_predictions_a_row_has() -> None:
-    assert [name for name in METHODS if predicts_examples(found_method(name))] == ["icl", "nope", "invicl"]
-    assert [name for name in METHODS if reads_all_numbers(found_method(name))] == ["icl", "nope"]
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -281,14 +275,8 @@ def test_methods_get_the_same_functions_and_every_seed_others(monkeypatch: pytes
 
 def test_the_curriculum() -> None:
     full = configured("linear")
-    assert [full.stage(step) for step in (0, 1999, 2000, 29_999, 30_000, 199_999)] == [
-        (5, 11),
-        (5, 11),
-        (6, 13),
-        (19, 39),
-        (20, 41),
-        (20, 41),
-    ]
+    stages = {0: (5, 11), 1999: (5, 11), 2000: (6, 13), 29_999: (19, 39), 30_000: (20, 41), 199_999: (20, 41)}
+    assert {step: full.stage(step) for step in stages} == stages
     assert configured("tree").stage(30_000) == (20, 101) and full.probed == [3, 6, 9, 12]
     assert full.kept[:2] == [10_000, 20_000] and set(full.shown) <= set(full.kept)
 
@@ -338,11 +326,11 @@ def test_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatc
     monkeypatch.setattr(evaluation, "PROBES_FITTED_ON", 32)
     train_command = ["regression", "train", "--config", "tiny", "--methods", "icl,invicl", "--device", "cpu"]
     linear, sparse = str(tmp_path / "linear"), str(tmp_path / "sparse")
-    cli.run([*train_command, "--seeds", "0,1", "--output", linear, "--set", *SETTINGS])
-    cli.run([*train_command, "--seeds", "0", "--output", sparse, "--set", *SETTINGS, "function=sparse"])
+    commands.run(*train_command, "--seeds", "0,1", "--output", linear, "--set", *SETTINGS)
+    commands.run(*train_command, "--seeds", "0", "--output", sparse, "--set", *SETTINGS, "function=sparse")
     tables = []
     for folder in (linear, linear, sparse):
-        cli.run(["regression", "evaluate", "--output", folder, "--device", "cpu"])
+        commands.run("regression", "evaluate", "--output", folder, "--device", "cpu")
         tables.append(capsys.readouterr().out)
     assert tables[0] == tables[1] and tables[0].count("| `invicl` |") == 6 and tables[2].count("| `invicl` |") == 3
     cells = re.findall(r"(\d\.\d+) \((\d\.\d+) to (\d\.\d+)\)", tables[0])
@@ -350,62 +338,55 @@ def test_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatc
     for figure in FIGURES:
         to = tmp_path / f"{figure}.svg"
         folders = [linear, sparse] if figure == "figure6" else [linear]
-        cli.run(["regression", "plot", figure, *folders, "--to", str(to)])
+        commands.run("regression", "plot", figure, *folders, "--to", str(to))
         drawn = to.read_text(encoding="utf-8")
         assert 5_000 < len(drawn) < 300_000 and "invicl" in drawn
 
 
-def test_bad_input_is_one_line(tmp_path: Path) -> None:
-    def refused(*arguments: str) -> str:
-        with pytest.raises(InputError) as refusal:
-            cli.run(["regression", *arguments])
-        line = str(refusal.value)
-        assert line.startswith("lm-eval-icl: regression: ") and "\n" not in line
-        return line
+refused = functools.partial(commands.refused, "regression")
 
-    def refused_training(*arguments: str, config: str = "tiny", output: Path = tmp_path / "new") -> str:
-        return refused("train", "--config", config, "--output", str(output), "--device", "cpu", *arguments)
 
-    assert "--config huge: there is none" in refused_training(config="huge")
-    assert "--methods saicl: there is no such method here" in refused_training("--methods", "saicl")
-    assert "learning_rate=-1.0: must be greater than 0" in refused_training("--set", "learning_rate=-1")
-    assert "there is no key 'depht': did you mean 'depth'?" in refused_training("--set", "depht=3")
-    assert "function='cubic': must be 'linear', 'sparse' or 'tree'" in refused_training("--set", "function=cubic")
-    assert "steps='many': must be a whole number, 1 or more" in refused_training("--set", "steps=many")
-    assert "width=30: must be a multiple of heads=4" in refused_training("--set", "width=30")
-    assert "sparsity=9: must be at most dimensions" in refused_training("--set", "sparsity=9")
-    assert "--seeds one" in refused_training("--seeds", "one")
-    assert "--device abacus" in refused_training("--device", "abacus")
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ("--config huge", "--config huge: there is none"),
+        ("--methods saicl", "--methods saicl: there is no such method here"),
+        ("--set learning_rate=-1", "learning_rate=-1.0: must be greater than 0"),
+        ("--set depht=3", "there is no key 'depht': did you mean 'depth'?"),
+        ("--set function=cubic", "function='cubic': must be 'linear', 'sparse' or 'tree'"),
+        ("--set steps=many", "steps='many': must be a whole number, 1 or more"),
+        ("--set width=30", "width=30: must be a multiple of heads=4"),
+        ("--set sparsity=9", "sparsity=9: must be at most dimensions"),
+        ("--seeds one", "--seeds one"),
+        ("--device abacus", "--device abacus"),
+    ],
+)
+def test_arguments_that_cannot_be_are_one_line(arguments: str, says: str, tmp_path: Path) -> None:
+    line = ["train", "--config", "tiny", "--output", str(tmp_path / "new"), "--device", "cpu", *arguments.split()]
+    assert says in refused(*line)
     assert not (tmp_path / "new").exists()
 
-    assert "there is no training in it" in refused("evaluate", "--output", str(tmp_path))
+
+def test_folders_that_cannot_be_used_are_one_line(tmp_path: Path) -> None:
+    output, to = ["--output", str(tmp_path), "--device", "cpu"], ["--to", str(tmp_path / "figure.svg")]
+    of_icl = ["train", "--config", "tiny", *output, "--methods", "icl", "--seeds", "0", "--set", *SETTINGS]
+    assert "there is no training in it" in refused("evaluate", *output)
     run = begin(tmp_path, SMALL, "icl", 0)
-    changed = [setting.replace("width=16", "width=32") for setting in SETTINGS]
-    assert "with width=16, and here it is 32" in refused_training(
-        "--methods", "icl", "--seeds", "0", "--set", *changed, output=tmp_path
+    assert "with width=16, and here it is 32" in refused(*of_icl, "width=32")
+    assert "step-0000006.safetensors: there is no such checkpoint" in commands.refused(
+        "regression", "evaluate", *output
     )
-    missing = refused("evaluate", "--output", str(tmp_path), "--device", "cpu")
-    assert "step-0000006.safetensors: there is no such checkpoint" in missing
     train(dataclasses.replace(run, configuration=SMALL.model_copy(update={"width": 32, "steps": 6})), "cpu")
-    other = refused("evaluate", "--output", str(tmp_path), "--device", "cpu")
-    assert "step-0000006.safetensors: is no checkpoint of this configuration" in other
-    to = ["--to", str(tmp_path / "figure.svg")]
+    assert "step-0000006.safetensors: is no checkpoint of this configuration" in commands.refused(
+        "regression", "evaluate", *output
+    )
     assert "is not evaluated" in refused("plot", "figure3", str(tmp_path), *to)
-    assert "plot figure4: there is no such figure" in refused("plot", "figure4", str(tmp_path), *to)
-    assert "must end in .svg or .png" in refused("plot", "figure3", str(tmp_path), "--to", "figure.gif")
+    assert "plot figure4: there is no such figure" in commands.refused(
+        "regression", "plot", "figure4", str(tmp_path), *to
+    )
+    assert "must end in .svg or .png" in commands.refused(
+        "regression", "plot", "figure3", str(tmp_path), "--to", "figure.gif"
+    )
     (run.folder / "state.safetensors").write_bytes(b"cut")
     run.weights(12).unlink(missing_ok=True)
-    assert "state.safetensors: cannot be gone on from" in refused_training(
-        "--methods", "icl", "--seeds", "0", "--set", *SETTINGS, "stride=1", output=tmp_path
-    )
-
-
-def test_commands_of_the_page_are_ones_that_there_are() -> None:
-    page = (Path(__file__).resolve().parents[2] / "docs" / "reports" / "regression.md").read_text(encoding="utf-8")
-    commands = re.findall(r"^ {4,}lm-eval-icl regression (.*)$", page, re.MULTILINE)
-    for command in commands:
-        options = regression.options(cli.OneLine(), command.split())
-        assert getattr(options, "figure", "figure3") in FIGURES
-        if hasattr(options, "config"):
-            configured(options.config, options.set)
-    assert {command.split()[0] for command in commands} == {"train", "evaluate", "plot"}
+    assert "state.safetensors: cannot be gone on from" in refused(*of_icl, "stride=1")

@@ -6,7 +6,7 @@ import json
 import math
 import os
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from lm_eval_icl.results import samples as sampling
 from lm_eval_icl.results.collect import KEY, collect
 from lm_eval_icl.results.records import Run, TaskResult
 from lm_eval_icl.smoke.demo import model_path
-from tests import evaluation
+from tests import boards, evaluation
 
 NESTED = {
     "outer": "[icl_demo_short, inner]\naggregate_metric_list: [{metric: acc, weight_by_size: false}]",
@@ -144,10 +144,7 @@ def test_a_run_as_lm_eval_wrote_it(made):
     assert (result.shots, result.documents, result.version, result.marks) == (3, 6, "1.0", ())
     assert result.drawn.endswith("order.json")
     assert result.stderr == run.results["results"]["icl_demo_short"]["acc_stderr,none"]
-    samples = [
-        json.loads(line)
-        for line in made["order"].with_name(f"samples_icl_demo_short_{made['order'].stem[8:]}.jsonl").open()
-    ]
+    samples = [json.loads(line) for line in boards.samples_of(made["order"], "icl_demo_short").open()]
     assert result.answers.items.tolist() == [sample["acc"] for sample in samples]
     assert result.answers.items.mean() == result.value
     right = result.answers.predictions == [int(sample["target"]) for sample in samples]
@@ -262,20 +259,18 @@ def results_of(scores: dict[str, list[float]], errors: bool = True) -> dict:
 
 
 def samples_of(scores: list[float]) -> str:
-    return "".join(
-        json.dumps(
-            {
-                "doc_id": number,
-                "doc": {"text": f"SECRET {number}"},
-                "target": "0",
-                "arguments": [["SECRET prompt", " no"], ["SECRET prompt", " yes"]],
-                "filtered_resps": [[-1.0, False], [-1.0 - (score == 1), False]],
-                "acc": score,
-            }
-        )
-        + "\n"
+    samples = [
+        {
+            "doc_id": number,
+            "doc": {"text": f"SECRET {number}"},
+            "target": "0",
+            "arguments": [["SECRET prompt", " no"], ["SECRET prompt", " yes"]],
+            "filtered_resps": [[-1.0, False], [-1.0 - (score == 1), False]],
+            "acc": score,
+        }
         for number, score in enumerate(scores)
-    )
+    ]
+    return "".join(json.dumps(sample) + "\n" for sample in samples)
 
 
 def write(
@@ -297,10 +292,6 @@ def test_weights_that_two_ways_give(tmp_path):
     results["groups"]["all"]["acc_stderr,none"] = math.hypot(0.03, 0.07) / 2
     assert one(write(tmp_path, results)).groups["all"] == {"a": 0.5, "b": 0.5}
     assert one(write(tmp_path, results_of(scores, errors=False))).groups["all"] == {"a": 0.25, "b": 0.75}
-
-
-def test_a_group_of_another_value_is_left_out(tmp_path):
-    results = results_of({"a": [0.0, 1.0], "b": [0.0, 1.0, 1.0]})
     results["groups"]["all"]["acc,none"] = 0.9
     (run,), (left,) = reading.read([write(tmp_path, results)], quiet=True)
     assert not run.groups and len(run.tasks) == 2
@@ -332,46 +323,47 @@ def test_a_run_counts_once(tmp_path):
     assert len(runs) == 1 and len(left_out) == 3 and all("is the same run as" in left.why for left in left_out)
 
 
-MARKED = {
-    "its acc of 1.5 is not between 0 and 1": ({"acc,none": 1.5}, [1.0, 2.0]),
-    "their mean acc is 0.5, in the results it is 0.75": ({"acc,none": 0.75}, [1.0, 0.0]),
-    "they are of 3 documents, the results of 2": ({}, [1.0, 0.0, 0.5]),
-    "the acc of a document is not a finite number": ({}, [1.0, math.nan]),
-    "the acc of a document is not between 0 and 1": ({}, [2.0, -1.0]),
-}
-
-
-@pytest.mark.parametrize("mark", MARKED)
-def test_marks(tmp_path, mark):
-    """What contradicts the results is not used."""
-    values, scores = MARKED[mark]
+def of_two(scores: list[float], **values: float) -> tuple[dict, str]:
+    """Results of two documents, with these values in place of the true ones, and the samples of these scores."""
     results = results_of({"a": [1.0, 0.0]})
     results["results"]["a"].update(values)
     results["group_subtasks"] = {}
-    run = one(write(tmp_path, results, {"a": samples_of(scores)}))
-    assert run.tasks["a"].answers is None and mark in run.tasks["a"].marks[0]
-    assert_same(run, one(*collect([run], tmp_path / "out")))
+    return results, samples_of(scores)
 
 
-DAMAGED = {
-    "line 2 of samples_a_2026-01-01T00-00-00.jsonl is damaged, half-written or no JSON": lambda text: text[:-9],
-    "line 1 of samples_a_2026-01-01T00-00-00.jsonl is nested more than 64 deep": lambda text: "[" * 100_000,
-    "line 1 of samples_a_2026-01-01T00-00-00.jsonl is no sample of lm-eval": lambda text: "[]\n" + text,
-    "document 1 is in the samples twice": lambda text: text + text.splitlines()[1],
-    "the samples file has no sample of the filter 'none'": lambda text: "",
-    "the sample of document 1 has no acc": lambda text: text.replace('"acc": 0.0', '"acc": "0.0"'),
-    "of lm-eval (doc_id is 1.5: input should be a valid integer)": lambda text: text.replace(
-        '"doc_id": 1', '"doc_id": 1.5'
+def damaged(change: Callable[[str], str]) -> tuple[dict, str]:
+    results, samples = of_two([1.0, 0.0])
+    return results, change(samples)
+
+
+FILE = "samples_a_2026-01-01T00-00-00.jsonl"
+MARKED = {
+    "its acc of 1.5 is not between 0 and 1": of_two([1.0, 2.0], **{"acc,none": 1.5}),
+    "their mean acc is 0.5, in the results it is 0.75": of_two([1.0, 0.0], **{"acc,none": 0.75}),
+    "they are of 3 documents, the results of 2": of_two([1.0, 0.0, 0.5]),
+    "the acc of a document is not a finite number": of_two([1.0, math.nan]),
+    "the acc of a document is not between 0 and 1": of_two([2.0, -1.0]),
+    f"line 2 of {FILE} is damaged, half-written or no JSON": damaged(lambda text: text[:-9]),
+    f"line 1 of {FILE} is nested more than 64 deep": damaged(lambda text: "[" * 100_000),
+    f"line 1 of {FILE} is no sample of lm-eval": damaged(lambda text: "[]\n" + text),
+    "has more than 200,000 bytes": damaged(lambda text: "[" * 200_001),
+    "document 1 is in the samples twice": damaged(lambda text: text + text.splitlines()[1]),
+    "the samples file has no sample of the filter 'none'": damaged(lambda text: ""),
+    "the sample of document 1 has no acc": damaged(lambda text: text.replace('"acc": 0.0', '"acc": "0.0"')),
+    "of lm-eval (doc_id is 1.5: input should be a valid integer)": damaged(
+        lambda text: text.replace('"doc_id": 1', '"doc_id": 1.5')
     ),
 }
 
 
-@pytest.mark.parametrize("mark", DAMAGED)
-def test_damaged_samples(tmp_path, mark):
-    text = DAMAGED[mark](samples_of([1.0, 0.0]))
-    run = one(write(tmp_path, results_of({"a": [1.0, 0.0]}), {"a": text}))
+@pytest.mark.parametrize("mark", MARKED)
+def test_samples_that_are_damaged_or_contradict_the_results_are_not_used(tmp_path, mark, monkeypatch):
+    monkeypatch.setattr(sampling, "LINE_BYTES", 200_000)
+    results, samples = MARKED[mark]
+    run = one(write(tmp_path, results, {"a": samples}))
+    assert run.tasks["a"].value == results["results"]["a"]["acc,none"]
     assert run.tasks["a"].answers is None and mark in run.tasks["a"].marks[0]
-    assert run.tasks["a"].value == 0.5
+    assert_same(run, one(*collect([run], tmp_path / "out")))
 
 
 LEFT_OUT = {
@@ -385,6 +377,10 @@ LEFT_OUT = {
     "has no result of a task.": '{"results": {}, "configs": {}, "config": {}}',
     "its acc is 'nan', which is not a number": json.dumps(results_of({"a": [math.nan]})),
     "its acc is 'inf', which is not a number": json.dumps(results_of({"a": [math.inf]})),
+    "(task 'a' is left out: its a bcccc": json.dumps(results_of({"a": [1.0]}))
+    .replace("acc,none", r"a\nb" + "c" * 5000 + ",none")
+    .replace("1.0", '"x"'),
+    "dev set": json.dumps({**results_of({"a": [1.0]}), "config": {"icl": {"study": {"split": "dev"}}}}),
     "has more than 1,000,000 bytes": '{"results": 1}' + " " * 1_000_000,
 }
 
@@ -396,7 +392,8 @@ def test_left_out(tmp_path, why, monkeypatch):
     bad = write(tmp_path, LEFT_OUT[why])
     (run,), left_out = reading.read([tmp_path], quiet=True)
     assert run.path == good and {left.path for left in left_out} == {bad}
-    assert why in left_out[-1].why and "\n" not in left_out[-1].why and left_out[-1].why.endswith(".")
+    said = left_out[-1].why
+    assert why in said and "\n" not in said and said.endswith(".") and len(said) < 700
 
 
 def test_a_task_of_several_is_left_out(tmp_path):
@@ -407,15 +404,9 @@ def test_a_task_of_several_is_left_out(tmp_path):
     ]
 
 
-def test_the_dev_set_of_a_study_is_left_out(tmp_path):
-    results = results_of({"a": [1.0]})
-    results["config"]["icl"] = {"study": {"split": "dev"}}
-    runs, (left,) = reading.read([write(tmp_path, results)], quiet=True)
-    assert not runs and "dev set" in left.why
-
-
 def test_what_a_folder_has_besides(tmp_path):
     """Other JSON files are passed over, links out of the folder are not followed; samples alone are named."""
+    tmp_path.joinpath("folder", *["d"] * 70).mkdir(parents=True)
     results = results_of({"a": [1.0, 0.0]})
     outside = write(tmp_path / "outside", results, {"a": samples_of([1.0, 0.0])})
     folder = tmp_path / "folder"
@@ -435,6 +426,7 @@ def test_what_a_folder_has_besides(tmp_path):
         "results_pipe.json": "not",
         "samples_a_x.jsonl": "results",
         "results_?.json": "name",
+        "d": "folders",  # more than 64 deep
     }
     runs, left_out = reading.read([folder / "config.json"], quiet=True)  # named itself
     assert not runs and "is no results file of lm-eval" in left_out[0].why
@@ -450,23 +442,11 @@ def test_a_task_name_leads_to_no_other_folder(tmp_path):
     assert run.tasks["../other/samples_a"].answers is None
 
 
-def test_deep_folders(tmp_path):
-    tmp_path.joinpath(*["d"] * 70).mkdir(parents=True)
-    runs, (left,) = reading.read([tmp_path], quiet=True)
-    assert not runs and left.why == "its folders are more than 64 deep."
-
-
 def test_a_path_that_does_not_exist(tmp_path):
     for path in (tmp_path / "none", tmp_path / ("x" * 5000), tmp_path / "\0"):
         with pytest.raises(InputError) as refused:
             reading.read([path], quiet=True)
         assert "\n" not in str(refused.value)
-
-
-def test_a_line_that_is_too_long(tmp_path, monkeypatch):
-    monkeypatch.setattr(sampling, "LINE_BYTES", 100)
-    run = one(write(tmp_path, results_of({"a": [1.0]}), {"a": samples_of([1.0])}))
-    assert run.tasks["a"].marks[0].endswith("has more than 100 bytes.")
 
 
 def test_names_that_cannot_be_printed(tmp_path):
@@ -495,34 +475,17 @@ def test_collected(made, tmp_path):
     for run in again:
         assert_same(run, next(other for other in runs if other.digest == run.digest))
     # Collected from collected files: the same bytes.
-    assert collect(again, tmp_path / "twice") and all(
-        (tmp_path / "twice/runs" / file.name).read_bytes() == text for file, text in before.items()
-    )
+    assert {file.name: file.read_bytes() for file in collect(again, tmp_path / "twice")} == {
+        file.name: text for file, text in before.items()
+    }
     for run, file in zip(runs, files, strict=True):
         whole = json.loads(file.read_text())
         scores = whole.pop(KEY)
         assert whole == json.loads(run.path.read_text())
         for task in run.tasks:
-            samples = run.path.with_name(f"samples_{task}_{run.path.stem[8:]}.jsonl")
-            for line in samples.open():
+            for line in boards.samples_of(run.path, task).open():
                 for text in json.loads(line)["doc"].values():
                     assert not isinstance(text, str) or len(text) < 6 or text not in json.dumps(scores)
-
-
-def test_sentences_are_lines(tmp_path):
-    """Whatever names a file has."""
-    text = (
-        json.dumps(results_of({"a": [1.0]})).replace("acc,none", r"a\nb" + "c" * 5000 + ",none").replace("1.0", '"x"')
-    )
-    runs, (left,) = reading.read([write(tmp_path, text)], quiet=True)
-    assert not runs and "\n" not in left.why and len(left.why) < 700
-
-
-def test_collected_has_no_samples_of_python(tmp_path):
-    """Results of `simple_evaluate` have the samples, and so the texts, in them."""
-    results = {**results_of({"a": [1.0]}), "samples": {"a": json.loads(samples_of([1.0]))}}
-    (file,) = collect([one(write(tmp_path, results))], tmp_path / "out")
-    assert "SECRET" not in file.read_text()
 
 
 PACKED = {
@@ -539,8 +502,11 @@ PACKED = {
 
 @pytest.mark.parametrize("key", PACKED)
 def test_damaged_scores(tmp_path, key):
-    run = one(write(tmp_path, results_of({"a": [1.0, 0.0]}), {"a": samples_of([1.0, 0.0])}))
+    results = results_of({"a": [1.0, 0.0]})
+    in_python = {**results, "samples": {"a": json.loads(samples_of([1.0]))}}  # as `simple_evaluate` has them
+    run = one(write(tmp_path, in_python, {"a": samples_of([1.0, 0.0])}))
     (file,) = collect([run], tmp_path / "out")
+    assert "SECRET" not in file.read_text()
     whole = json.loads(file.read_text())
     assert "doc_ids" not in whole[KEY]["a"] and whole[KEY]["a"]["items"]["dtype"] == "bit"
     whole[KEY]["a"][key] = PACKED[key]

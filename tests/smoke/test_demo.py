@@ -97,41 +97,11 @@ def test_parts_encode_as_the_whole_text() -> None:
         assert joined == tokenizer("".join(f"{before}{label}\n\n" for before, label in examples)).input_ids
 
 
-METHODS = SCRIPT["METHODS"]
-
-
-def example_row(name: str, queries: int) -> tuple[Any, list[int], list[int]]:
-    """A row of training under a method, the ids of the prompt that it is made of, and its demonstrations' lengths."""
-    demonstrations = [([10, 11, 12], [13]), ([20, 21], [22, 23]), ([30, 31, 32, 33], [13])]
-    asked = [([40 + 10 * i, 41 + 10 * i], [13]) for i in range(queries)]
-    row = SCRIPT["make_row"](make(name), demonstrations, asked, [1, 1])
-    prompt = [token for text, label in demonstrations for token in (*text, *label, 1, 1)]
-    return row, prompt + [token for text, label in asked for token in (*text, *label)], [6, 6, 7]
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_training_runs_the_method_s_own_layout(name: str) -> None:
-    row, prompt, lengths = example_row(name, 1)
-    layout = make(name).layout(0, lengths, 2, 1)
-    assert row.ids.tolist() == [prompt[i] for i in layout.source]
-    assert torch.equal(row.positions, layout.positions) and torch.equal(row.mask, layout.mask)
-
-
-@pytest.mark.parametrize("name", [name for name in METHODS if name != "saicl"])
-def test_queries_of_a_row_do_not_see_each_other(name: str) -> None:
-    one, several = example_row(name, 1)[0], example_row(name, 3)[0]
-    n = len(one.ids) - 3
-    for start in (n, n + 3, n + 6):
-        some = [*range(n), *range(start, start + 3)]
-        assert torch.equal(several.mask[some][:, some], one.mask)
-        assert torch.equal(several.positions[some], one.positions)
-        assert not several.mask[start : start + 3, [i for i in range(n, n + 9) if i not in some]].any()
-
-
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", SCRIPT["METHODS"])
 def test_training_predicts_no_label_that_is_seen(name: str) -> None:
     """Not even through other tokens, in later layers."""
-    row, _, _ = example_row(name, 1)
+    demonstrations = [([10, 11, 12], [13]), ([20, 21], [22, 23]), ([30, 31, 32, 33], [13])]
+    row = SCRIPT["make_row"](make(name), demonstrations, [([40, 41], [13])], [1, 1])
     sees = row.mask.float()
     for _ in range(3):
         sees = ((sees @ sees) > 0).float()

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import csv
 import json
-import sys
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import lm_eval
 import pandas as pd
-import pytest
 import yaml
 from lm_eval.tasks import TaskManager
 
-from lm_eval_icl import cli
 from lm_eval_icl.cli.train import training
 from lm_eval_icl.harness.plugin import task_dir
 from lm_eval_icl.smoke.demo import model_path
@@ -63,21 +60,6 @@ def conduct(output: Path, *args: Any, trainer: Any = training, **keys: Any) -> S
 def rows(progress: StudyProgress) -> pd.DataFrame:
     """What `study.csv` says of the finished cells."""
     return end.cells_table(progress, end.results_of(progress, end.columns_of(progress.study, progress.leaves)))
-
-
-def command(arguments: Sequence[object], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run `lm-eval-icl study` with these arguments in this process."""
-    monkeypatch.setattr(sys, "argv", ["lm-eval-icl", "study", *map(str, arguments)])
-    cli.main()
-
-
-def refused(arguments: Sequence[object], monkeypatch: pytest.MonkeyPatch) -> str:
-    """The one line with which the command ends."""
-    with pytest.raises(SystemExit) as ended:
-        command(arguments, monkeypatch)
-    line = str(ended.value)
-    assert "\n" not in line
-    return line.removeprefix("lm-eval-icl: study: ")
 
 
 def results(progress: StudyProgress, cell: Cell) -> dict[str, Any]:

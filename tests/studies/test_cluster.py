@@ -5,7 +5,6 @@ LM_EVAL_ICL_KILLS=5 kills the driver five times, and then workers five times.
 
 from __future__ import annotations
 
-import ast
 import errno
 import os
 import random
@@ -22,8 +21,6 @@ import pytest
 import yaml
 from rich.console import Console
 
-import lm_eval_icl
-from lm_eval_icl import cli
 from lm_eval_icl.cli.train import training
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.smoke.demo import model_path
@@ -33,9 +30,9 @@ from lm_eval_icl.studies.conduct import Conductor
 from lm_eval_icl.studies.folder import StudyFolder
 from lm_eval_icl.studies.order import Queue, Unit
 from lm_eval_icl.studies.run import Options
+from tests import commands
 from tests.processes import Process, run_command
 from tests.studies import running
-from tests.studies.running import refused
 
 ray = pytest.importorskip("ray")
 KILLS = int(os.environ.get("LM_EVAL_ICL_KILLS", "1"))
@@ -220,7 +217,7 @@ def test_dry_run_names_the_worker_that_has_no_such_model(nodes, tmp_path, monkey
     for model, number in ((here, 2), (tmp_path / "nobody", 3)):  # the plan lacks what nobody has, too
         (file := tmp_path / "s.yaml").write_text(yaml.safe_dump({**keys, "models": f"pretrained={model}"}))
         dry_run = [str(file), "--dry_run", "--device", "cpu", "--limit", "2", "--ray", nodes.address]
-        assert f"cannot be run as it is: {number} missing" in refused(dry_run, monkeypatch)
+        assert f"cannot be run as it is: {number} missing" in commands.refused("study", *dry_run)
         counted, *missing = capsys.readouterr().out.splitlines()[-3:]
         assert counted == "workers: 0 of 2 nodes can run the study"
         for line in missing:
@@ -235,7 +232,7 @@ def test_an_address_where_nothing_answers_is_refused_at_once():
         Sleepers(address)
 
 
-def test_what_a_worker_refuses(nodes, tmp_path, monkeypatch):
+def test_what_a_worker_refuses(nodes, tmp_path):
     conductor = opened(tmp_path / "o")
     ray.init(nodes.address, log_to_driver=False)
     try:
@@ -283,20 +280,13 @@ def test_the_status_of_a_study_that_runs_says_why_cells_have_failed(tmp_path):
 
 
 def test_ray_is_not_imported_without_the_option(tmp_path, monkeypatch, capsys):
-    """No module of the package imports it at its top, and a study that cannot import it runs."""
-    package = Path(lm_eval_icl.__file__).parent
-    for path in package.rglob("*.py"):
-        for node in ast.parse(path.read_text()).body:
-            names = [one.name for one in node.names] if isinstance(node, ast.Import) else [getattr(node, "module", "")]
-            assert not any((name or "").split(".")[0] == "ray" for name in names), path
     keys = {"methods": "icl", "dev": None, "train": None, "demonstrations": None, "tasks": "icl_demo_short", "seeds": 0}
     file = tmp_path / "s.yaml"
     file.write_text(yaml.safe_dump({**STUDY, **keys}))
     monkeypatch.setitem(sys.modules, "ray", None)
-    monkeypatch.setattr(sys, "argv", ["lm-eval-icl", "study", str(file), "--dry_run"])
-    cli.main()
+    commands.run("study", file, "--dry_run")
     assert "1 cells" in capsys.readouterr().out
-    said = refused([str(file), "--dry_run", "--ray"], monkeypatch)
+    said = commands.refused("study", str(file), "--dry_run", "--ray")
     assert said == "--ray: Ray is not installed: pip install 'lm-eval-icl[cluster]'."
 
 

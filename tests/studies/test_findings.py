@@ -12,8 +12,9 @@ import pandas as pd
 import pytest
 import yaml
 
-from lm_eval_icl import cli, results
+from lm_eval_icl import results
 from lm_eval_icl.studies import grid
+from tests import commands
 
 ROOT = Path(__file__).resolve().parents[2]
 FINDINGS = ROOT / "docs" / "findings"
@@ -44,10 +45,8 @@ def test_ten_documents_run_again_have_the_answers_that_are_kept(
     changed = {"models": f"pretrained={real_model}", "methods": ["pcw"], "tasks": "icl_trec", "columns": "icl_trec"}
     file = tmp_path / "pcw.yaml"
     file.write_text(yaml.safe_dump({**study, **changed, "seeds": 0, "orders": 1, "decide": ["none", "contextual"]}))
-    arguments = [str(file), "--limit", "10", "--device", "cpu", "--output", str(tmp_path / "o")]
-    monkeypatch.setattr(sys, "argv", ["lm-eval-icl", "study", *arguments])
     monkeypatch.chdir(hub)
-    cli.main()
+    commands.run("study", file, "--limit", 10, "--device", "cpu", "--output", tmp_path / "o")
     again = results.documents(tmp_path / "o/cells").sort_values("doc_id")
     table = kept()
     of_pcw = table[(table.task == "icl_trec") & (table.method == "pcw") & (table.seed == "0") & (table.order == "0")]
@@ -59,7 +58,7 @@ def test_ten_documents_run_again_have_the_answers_that_are_kept(
     assert "".join(map(str, again[again["filter"] == "none"].target)) == right[:10]
 
 
-def test_the_table_is_that_of_the_answers(tmp_path: Path) -> None:
+def test_the_table_is_that_of_the_answers() -> None:
     """Accuracies of a table that is made again are shares of right digits, counted here."""
     made = runpy.run_path(str(ROOT / "scripts/findings.py"))
     answers = kept()

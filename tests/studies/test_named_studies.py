@@ -6,7 +6,6 @@ import pytest
 import yaml
 from lm_eval.tasks import TaskManager
 
-from lm_eval_icl.demonstrations.select import SELECTORS
 from lm_eval_icl.harness.plugin import task_dir
 from lm_eval_icl.metaicl.files import SETTINGS
 from lm_eval_icl.studies import grid
@@ -66,24 +65,6 @@ def test_expected_numbers_are_of_cells_of_the_study(study, entry):
         assert [*row] == [name for average, columns in averages.items() for name in (*columns, average)]
         for average, columns in averages.items():
             assert row[average] == pytest.approx(sum(map(row.get, columns)) / len(columns), abs=0.0008)
-
-
-def test_the_methods_of_table_1_are_all_there():
-    without, with_dev = STUDIES["deep-thinking-table1-no-dev"], STUDIES["deep-thinking-table1"]
-    assert set(map(str, without.demonstrations)) == {"stratified", *SELECTORS}
-    assert set(map(str, with_dev.demonstrations)) == {"stratified", "lens"}
-
-
-def test_rows_of_a_table_are_complete():
-    """As many rows as the papers' tables have for these methods, none of them twice."""
-    counts = {"deep-thinking-table1": 3, "deep-thinking-table1-no-dev": 12}
-    counts |= {"deep-thinking-table2": 16, "deep-thinking-table3": 14}
-    counts |= {f"invicl-table{table}": count for table, count in {"2": 7, "5": 2, "6": 2, "7": 4, "8": 7}.items()}
-    rows = {name: study.expected for name, study in STUDIES.items() if "table" in name and study.expected}
-    assert {name: len(expected) for name, expected in rows.items()} == counts
-    keys = ("model", "method", "arguments", "demonstrations")
-    for expected in rows.values():
-        assert len({str([row.get(key) for key in keys]) for row in expected}) == len(expected)
 
 
 @pytest.mark.parametrize("table", [2, 5, 6])

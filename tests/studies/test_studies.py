@@ -14,15 +14,14 @@ import pytest
 import yaml
 from datasets import Dataset
 
-from lm_eval_icl.inference import memory
 from lm_eval_icl.smoke.demo import model_path
-from lm_eval_icl.studies import grid, run
+from lm_eval_icl.studies import grid, run, worker
 from lm_eval_icl.studies import tasks as study_tasks
 from lm_eval_icl.studies.folder import StudyFolder
 from lm_eval_icl.studies.plan import Plan
 from lm_eval_icl.studies.progress import StudyProgress
 from lm_eval_icl.studies.run import Options
-from tests import processes
+from tests import commands, processes
 from tests.processes import Process, run_command
 from tests.studies import running
 from tests.studies.running import (
@@ -31,7 +30,6 @@ from tests.studies.running import (
     conduct,
     contents,
     opened,
-    refused,
     results,
     rows,
     samples,
@@ -85,24 +83,8 @@ def test_invariant_methods_encode_and_score_orders_once(study):
         shared = study.facts(cell)["shared"]
         passes[cell.variant.method] = (shared.get("passes"), shared["cells"])
     assert passes["invicl"] == (2, 2) and passes["icl"] == (4, 2)
-
-
-def test_all_passes_in_one_thinking(tmp_path, monkeypatch):
-    """T of 1 to 5 takes five passes over the context."""
-    seen = []
-    forward = memory.encode_all, memory.causal_pass
-
-    def counted(number):
-        def call(*args, **kwargs):
-            seen.append(number)
-            return forward[number](*args, **kwargs)
-
-        return call
-
-    monkeypatch.setattr("lm_eval_icl.methods.deepthink.encode_all", counted(0))
-    monkeypatch.setattr("lm_eval_icl.methods.deepthink.causal_pass", counted(1))
-    conduct(tmp_path / "curve", methods={"deepthink": {"T": "1..5"}}, seeds=0)
-    assert sorted(seen) == [0, 1, 1, 1, 1]
+    # Of two orders, the context is read once for each T, since each goes on from the one before, and then scored.
+    assert passes["deepthink"] == (2 * (3 + 3), 2 * 3)
 
 
 def test_out_of_memory_in_the_middle_of_thinking(tmp_path, monkeypatch):
@@ -131,36 +113,17 @@ def test_out_of_memory_in_the_middle_of_thinking(tmp_path, monkeypatch):
         assert [each["resps"] for each in samples(found, cell)] == [each["resps"] for each in samples(calm, cell)]
 
 
-SAID = r"""
-task: said
-class: !function lm_eval_icl.harness.tasks.ICLTask
-dataset_path: json
-dataset_kwargs: {data_files: {train: FOLDER/train.json, test: FOLDER/test.json}}
-fewshot_split: train
-test_split: test
-output_type: generate_until
-doc_to_text: "Review: {{text}}\nSentiment:"
-doc_to_target: "{{other}}"
-generation_kwargs: {until: ["\n\n"], max_gen_toks: 4, do_sample: false}
-"""
-
-
 def test_the_number_of_passes_is_each_cells_own(tmp_path, checkpoint):
     """Also if texts are generated, if T of one pass has other prompts than that of several, and without some of T."""
-    from tests import evaluation
-
-    (tmp_path / "tasks").mkdir()
-    for split, first in (("train", 30), ("test", 3)):
-        (tmp_path / f"{split}.json").write_text("\n".join(json.dumps(doc) for doc in evaluation.documents(12, first)))
-    (tmp_path / "tasks/said.yaml").write_text(SAID.replace("FOLDER", str(tmp_path)))
+    folder = Path(own_task(tmp_path, "said")).parent
     model = f"pretrained={checkpoint('llama')},overflow=drop,max_length=360"
     methods = {"deepthink": {"T": [1, 3, 5], "eta": 0.9}}
     long = {"task": "icl_demo_long", "metric_list": [{"metric": "exact_match"}]}  # that of texts too
     keys = {"models": model, "methods": methods, "tasks": [long, "said"], "metric": "exact_match"}
-    progress = conduct(tmp_path / "o", Options("cpu", 4, 3), str(tmp_path / "tasks"), **keys)
+    progress = conduct(tmp_path / "o", Options("cpu", 4, 3), str(folder), **keys)
     for cell in progress.all_cells():
         found = results(progress, cell)
-        alone = running.evaluated(progress, cell, tmp_path / "tasks" if cell.task == "said" else "demo")
+        alone = running.evaluated(progress, cell, folder if cell.task == "said" else "demo")
         assert found["config"]["icl"]["T"] == alone["config"]["icl"]["T"] == cell.variant.arguments["T"]
         assert found["config"]["icl"]["left_out"] == alone["config"]["icl"]["left_out"]
         mine, theirs = samples(progress, cell), alone["samples"][cell.task]
@@ -239,25 +202,20 @@ def test_another_dev_set_is_measured_anew(tmp_path):
 
     def measured(seeds, size):
         dev = {"size": size, "choose": ["T"]}
-        progress = conduct(tmp_path / "o", Options("cpu", 8), methods=methods, seeds=seeds, dev=dev)
-        texts = [[each["doc"]["text"] for each in samples(progress, cell)] for cell in dev_cells(progress)]
-        assert all(each == texts[0] and len(each) == size for each in texts)
+        progress = conduct(
+            tmp_path / "o", Options("cpu", 8), methods={"deepthink": {"T": "1..2"}}, seeds=seeds, dev=dev
+        )
+        cells = [cell for cell in progress.all_cells() if cell.split == "dev"]
+        texts = [[sample["doc"]["text"] for sample in samples(progress, cell)] for cell in cells]
+        assert all(of_cell == texts[0] and len(of_cell) == size for of_cell in texts)
         return progress.dev["icl_demo_short"], texts[0]
 
-    def dev_cells(progress):
-        return [cell for cell in progress.all_cells() if cell.split == "dev"]
-
-    methods = {"deepthink": {"T": "1..2"}}
     rows, texts = measured(0, 40)
     assert len(measured(0, 30)[1]) == 30
-    seeds = next(n for n in range(1, 99) if drawn_by(n) & set(rows))
-    more, others = measured([0, seeds], 40)
-    assert more != rows and others != texts
-
-
-def drawn_by(seed: int) -> set[int]:
     (leaf,) = study_tasks.load(["icl_demo_short"], None)
-    return set(study_tasks.draw(leaf, 3, None, seed))
+    seed = next(n for n in range(1, 99) if set(study_tasks.draw(leaf, 3, None, n)) & set(rows))
+    more, others = measured([0, seed], 40)
+    assert more != rows and others != texts
 
 
 def test_of_a_metric_of_which_less_is_better_the_least_is_chosen(tmp_path):
@@ -279,8 +237,18 @@ def test_a_share_of_the_documents_is_the_same_share_on_dev(tmp_path):
     assert test == math.ceil(0.05 * there) and len(study_tasks.dev_rows(leaf, None, 10**6, [])) == there
 
 
+SAID = r"""
+class: !function lm_eval_icl.harness.tasks.ICLTask
+fewshot_split: train
+output_type: generate_until
+doc_to_text: "Review: {{text}}\nSentiment:"
+doc_to_target: "{{label}}"
+generation_kwargs: {until: ["\n\n"], max_gen_toks: 4, do_sample: false}
+"""
+
+
 def own_task(folder: Path, name: str) -> str:
-    """The file of a task of lm-eval's class: "own" with new demonstrations for every document, or "texts"."""
+    """The file of a task: lm-eval's, "own" with new demonstrations for every document or "texts"; or ours, "said"."""
     data = {"data_files": {"train": str(folder / "data.jsonl"), "test": str(folder / "test.jsonl")}}
     for file, first in (("data", 0), ("test", 20)):
         rows = [json.dumps({"text": f"film {i}", "label": i % 2}) for i in range(first, first + 20)]
@@ -293,6 +261,7 @@ def own_task(folder: Path, name: str) -> str:
     texts = {"doc_to_text": "", "doc_to_target": "{{text}}", "output_type": "loglikelihood_rolling", "task": "texts"}
     for each in (own, {**task, **texts, **metrics}):
         (folder / f"{each['task']}.yaml").write_text(yaml.safe_dump(each))
+    (folder / "said.yaml").write_text(yaml.safe_dump({**task, "task": "said"}) + SAID)
     return str(folder / f"{name}.yaml")
 
 
@@ -303,10 +272,10 @@ def test_a_dev_set_needs_demonstrations_that_are_not_in_it(tmp_path):
     assert len(opened(tmp_path / "o", **keys, num_fewshot=0).dev["own"]) == 5
 
 
-def test_whole_texts_can_be_planned_and_run(tmp_path, monkeypatch):
+def test_whole_texts_can_be_planned_and_run(tmp_path):
     keys = {"tasks": own_task(tmp_path, "texts"), "seeds": 0, "num_fewshot": 0, "metric": "word_perplexity"}
     file = write(tmp_path / "s.yaml", **keys, methods=["hf", "icl"])
-    running.command([file, "--output", tmp_path / "o", "--device", "cpu"], monkeypatch)
+    commands.run("study", file, "--output", tmp_path / "o", "--device", "cpu")
     with (tmp_path / "o/study.csv").open() as rows:
         hf, icl = (float(row["score"]) for row in csv.DictReader(rows))
     assert hf == pytest.approx(icl, rel=1e-5) and hf > 1
@@ -334,14 +303,6 @@ def test_one_model_is_there_at_a_time(tmp_path, checkpoint, monkeypatch):
     monkeypatch.setattr(run.Models, "__init__", load)
     conduct(tmp_path / "o", models=[DEMO["models"], f"pretrained={checkpoint('llama')}"], methods=["icl", "nope"])
     assert len(loaded) == 2
-
-
-def test_an_error_in_a_cell_names_the_model_and_the_method(tmp_path):
-    model = {"models": f"{DEMO['models']},max_length=40", "num_fewshot": 8}
-    with pytest.raises(
-        study_tasks.InputError, match=rf"1 of 1 .*: {re.escape(str(model_path()))}, icl,repeat=1: .*documents"
-    ):
-        conduct(tmp_path / "o", methods={"icl": {"repeat": 1}}, seeds=0, **model)
 
 
 # A study that is there, grows, or was stopped.
@@ -425,13 +386,9 @@ def test_what_somebody_has_removed_or_damaged(tmp_path):
 @pytest.mark.slow
 def test_killed_and_started_again(tmp_path):
     """kill -9 in the middle: file by file what it is undisturbed (LM_EVAL_ICL_KILLS=10 for ten)."""
-    file = write(
-        tmp_path / "s.yaml",
-        methods=["hf", "icl", "invicl", {"deepthink": {"T": "1..3", "eta": 0.5}}],
-        orders=2,
-        dev={"size": 6, "choose": ["T"]},
-        tasks=["icl_demo_short", "icl_demo_four"],
-    )
+    keys = {"methods": ["hf", "icl", "invicl", {"deepthink": {"T": "1..3", "eta": 0.5}}], "orders": 2}
+    keys |= {"dev": {"size": 6, "choose": ["T"]}, "tasks": ["icl_demo_short", "icl_demo_four"]}
+    file = write(tmp_path / "s.yaml", **keys)
     assert Process(run_command, command(file, tmp_path / "calm")).finish()[0] == 0
 
     def files_in(folder: str) -> int:
@@ -449,9 +406,7 @@ def test_killed_and_started_again(tmp_path):
     code, lines = Process(run_command, command(file, tmp_path / "killed")).finish()
     assert code == 0, lines[-20:]
     calm, killed = contents(tmp_path / "calm"), contents(tmp_path / "killed")
-    assert calm.keys() == killed.keys()
-    for name in calm:
-        assert calm[name] == killed[name], name
+    assert calm == killed
     assert not (tmp_path / "killed/work").exists()
 
 
@@ -508,43 +463,32 @@ def test_an_interrupted_study_says_what_is_kept_and_goes_on(tmp_path, number):
 # Files of other versions.
 
 
-def test_a_folder_of_before_there_were_forms_goes_on(tmp_path):
-    """Nothing of it is run again; and files of a later version are refused, and not written over."""
+def test_files_of_other_versions(tmp_path):
+    """Of files without a form nothing is run again; those of a later one are refused, and not written over."""
     keys = {"methods": "icl", "seeds": 0, "demonstrations": "herding:pool=30"}
     progress = conduct(tmp_path / "o", **keys)
     (cell,), (chosen,) = progress.all_cells(), (tmp_path / "o/choices").glob("*/*")
-    results = progress.folder.results(cell)
-
-    def form(file: Path, number: int | None) -> None:
-        found = json.loads(file.read_text())
-        facts = found["config"]["icl"]["study"] if file == results else found
-        assert facts.pop("form") == 1
-        file.write_text(json.dumps({**found, **({"form": number} if number and file != results else {})}))
-        if number and file == results:
-            facts["form"] = number
-            file.write_text(json.dumps(found))
-
+    results, study_json = progress.folder.results(cell), tmp_path / "o/study.json"
     whole = {file: file.read_text() for file in (results, chosen)}
-    for file in whole:
-        form(file, None)
+    for file, text in whole.items():
+        file.write_text(re.sub(r'"form": 1,\s*', "", text))
     before = {file: file.stat().st_mtime_ns for file in whole}
     conduct(tmp_path / "o", **keys)
     assert {file: file.stat().st_mtime_ns for file in whole} == before
-    for file in whole:
-        for each, text in whole.items():
-            each.write_text(text)
-        form(file, 2)
-        for options in ([], ["--rerun"]):
+    form = re.compile(r'((?:^|"study": ){\s*"form": )1')
+    later = {file: form.sub(r"\g<1>2", text) for file, text in whole.items()} | {study_json: '{"form": 2}'}
+    for file, option in ((results, "--rerun"), (chosen, "--rerun"), (study_json, "--status")):
+        for path, text in whole.items():
+            path.write_text(text)
+        file.write_text(later[file])
+        for options in ([], [option]):
             line = [*command(str(tmp_path / "o.yaml"), tmp_path / "o"), *options]
             code, lines = Process(run_command, line).finish()
             assert code == 1 and f"{file}: is of form 2, which a later version of lm-eval-icl has written" in lines[-1]
-    for each, text in whole.items():
-        each.write_text(text)
-    (tmp_path / "o/study.json").write_text('{"form": 2}')
-    for options in ([], ["--status"]):
-        code, (line,) = Process(run_command, [*command(str(tmp_path / "o.yaml"), tmp_path / "o"), *options]).finish()
-        assert code == 1 and "study.json: is of form 2, which a later version" in line
-    assert (tmp_path / "o/study.json").read_text() == '{"form": 2}'
+        assert file.read_text() == later[file]
+
+
+TIGHT = f"{DEMO['models']},overflow=drop,max_length=25"
 
 
 @pytest.mark.slow
@@ -553,11 +497,7 @@ def test_a_folder_of_before_there_were_forms_goes_on(tmp_path):
     [
         {"methods": ["hf", "icl", "invicl", {"deepthink": {"T": "1..2"}}], "orders": 2},
         # A document of the first process alone does not fit if T is more than 1.
-        {
-            "models": f"{DEMO['models']},overflow=drop,max_length=25",
-            "methods": {"deepthink": {"T": "1..2"}},
-            "num_fewshot": 1,
-        },
+        {"models": TIGHT, "methods": {"deepthink": {"T": "1..2"}}, "num_fewshot": 1},
     ],
 )
 def test_two_processes_of_one_launch(tmp_path, keys):
@@ -589,7 +529,7 @@ def test_a_named_study_runs(name, hub, checkpoint, tmp_path, monkeypatch, capsys
     if len(study.demonstrations) > 1:  # of which most take thousands of documents and more
         arguments += ["--demonstrations", "k_center:pool=500"]
     monkeypatch.chdir(hub)
-    running.command([name, *arguments], monkeypatch)
+    commands.run("study", name, *arguments)
     said = capsys.readouterr().out
     record = json.loads((tmp_path / "o/study.json").read_text())
     assert record["cells"] and set(record["cells"].values()) == {"done"}
@@ -616,17 +556,14 @@ def test_a_named_study_runs(name, hub, checkpoint, tmp_path, monkeypatch, capsys
         ({"methods": "icl", "expected": {"modell": "x"}}, "expected: unknown key 'modell': did you mean 'model'?"),
         ({"methods": "icl", "figures": ["t"]}, "figures: 't': must be 'T', 'shots',"),
         ({"methods": "icl", "expected": {"values": {"a": "b"}}}, "expected: values: a: 'b': must be a valid number."),
-        (
-            {"methods": "icl", "expected": {"values": {}, "arguments": [1]}},
-            "expected: arguments: [1]: must be a valid dictionary.",
-        ),
+        ({"methods": "icl", "expected": {"values": {}, "arguments": [1]}}, "expected: arguments: [1]: must be a valid"),
         ({"methods": {"icl": {1: 2}}}, "methods: icl: {1: 2}: must be arguments and values."),
         ({"methods": "icl", "models": {"pretrained": "x", 1: 2}}, "models: {'pretrained': 'x', 1: 2}: must be arg"),
     ],
 )
-def test_a_file_that_cannot_be_is_refused_in_one_line(tmp_path, monkeypatch, keys, says):
+def test_a_file_that_cannot_be_is_refused_in_one_line(tmp_path, keys, says):
     file = write(tmp_path / "s.yaml", **keys)
-    assert refused([file, "--output", tmp_path / "o"], monkeypatch).startswith(f"{file}: {says}")
+    assert commands.refused("study", file, "--output", tmp_path / "o").startswith(f"{file}: {says}")
     assert not (tmp_path / "o").exists()
 
 
@@ -636,18 +573,20 @@ def test_a_file_that_cannot_be_is_refused_in_one_line(tmp_path, monkeypatch, key
         ({"tasks": "icl_demo_shrt"}, "tasks: there is no task 'icl_demo_shrt': did you mean 'icl_demo_short'?"),
         ({"orders": 7}, "orders: 7: task 'icl_demo_short' has 3 demonstrations: give fewer orders."),
         ({"dev": {"size": 10**6}}, "dev: task 'icl_demo_short': its training split has "),
-        (
-            {"columns": "icl_demo_four"},
-            "columns: 'icl_demo_four' is no task of this study, and no group: icl_demo_short.",
-        ),
+        ({"columns": "icl_demo_four"}, "columns: 'icl_demo_four' is no task of this study, and no group: "),
         ({"metric": "accuracy"}, "metric: task 'icl_demo_short' has no 'accuracy', only acc"),
+        ({"demonstrations": "herdin"}, "demonstrations=herdin: must be"),
+        ({"demonstrations": {"lens": {}, "cal": {}}}, "must be one method with its arguments"),
+        ({"demonstrations": ["herding", {"herding": {"unit": False}}]}, "herding is there twice"),
+        ({"demonstrations": "herding", "num_fewshot": 300}, "300 demonstrations asked for, 200 there"),
+        ({"demonstrations": "herding", "orders": 7}, "has 3 demonstrations: give fewer orders"),
     ],
 )
-def test_a_study_that_cannot_be_run_is_refused_in_one_line(tmp_path, monkeypatch, keys, says):
+def test_a_study_that_cannot_be_run_is_refused_before_a_model_is_loaded(tmp_path, monkeypatch, keys, says):
+    monkeypatch.setattr(worker, "Models", lambda *_: pytest.fail("a model was loaded"))
     file = write(tmp_path / "s.yaml", **{"methods": "icl", "seeds": 0, **keys})
-    said = refused([file, "--output", tmp_path / "o", "--device", "cpu"], monkeypatch)
-    assert said.startswith(says), said
-    assert not any((tmp_path / "o/cells").iterdir())  # before anything is run
+    assert says in commands.refused("study", file, "--output", tmp_path / "o", "--device", "cpu")
+    assert not list(tmp_path.glob("o/cells/*"))
 
 
 @pytest.mark.parametrize(
@@ -663,11 +602,11 @@ def test_a_study_that_cannot_be_run_is_refused_in_one_line(tmp_path, monkeypatch
         (["invicl-table7", "--output", "/proc/o"], "--output /proc/o: cannot be written"),
     ],
 )
-def test_options_that_cannot_be(monkeypatch, arguments, says):
-    assert refused(arguments, monkeypatch).startswith(says)
+def test_options_that_cannot_be(arguments, says):
+    assert commands.refused("study", *arguments).startswith(says)
 
 
-def test_a_task_without_a_training_split_has_no_dev_set(tmp_path):
+def test_a_task_without_a_training_split_has_no_dev_set():
     task = study_tasks.load(["icl_demo_short"], None)[0]
     task.task.config.training_split = None
     with pytest.raises(study_tasks.InputError, match="dev: task 'icl_demo_short' has no training split"):
@@ -676,7 +615,7 @@ def test_a_task_without_a_training_split_has_no_dev_set(tmp_path):
 
 def dry_run(capsys, monkeypatch, *arguments: object) -> str:
     monkeypatch.setenv("COLUMNS", "80")
-    running.command([*arguments, "--dry_run", "--limit", "6"], monkeypatch)
+    commands.run("study", *arguments, "--dry_run", "--limit", "6")
     return capsys.readouterr().out
 
 
@@ -696,14 +635,12 @@ def test_a_dry_run_is_one_screen_and_runs_nothing(tmp_path, capsys, monkeypatch)
     assert "No time" not in said and re.search(r"MB +\d+\.\d (s|min|h)\n", said)
 
 
-def test_a_dry_run_names_what_is_missing_and_says_the_rest(tmp_path, capsys, monkeypatch):
+def test_a_dry_run_names_what_is_missing_and_says_the_rest(tmp_path, capsys):
     """A tokenizer and a task that cannot be had; a script sees it by the exit status."""
     (tmp_path / "gated").mkdir()
     models = [DEMO["models"], f"pretrained={tmp_path / 'gated'}"]
     file = write(tmp_path / "s.yaml", models=models, methods="icl", tasks=["icl_demo_short", "icl_demo_shrt"])
-    assert "cannot be run as it is: 2 missing, as listed above" in refused(
-        [file, "--dry_run", "--limit", 6], monkeypatch
-    )
+    assert "as it is: 2 missing, as listed above" in commands.refused("study", file, "--dry_run", "--limit", 6)
     said = " ".join(capsys.readouterr().out.split())
     assert "4 cells" in said and re.search(r"demo_model 2 [\d,]+ [\d,]+ ", said)
     assert "missing: icl_demo_shrt: tasks: there is no task 'icl_demo_shrt'" in said
@@ -718,7 +655,7 @@ def test_the_plan_is_what_is_run(tmp_path):
     assert planned["tokens_one_by_one"] > 1.5 * planned["tokens"]
 
 
-def test_the_list_of_named_studies(capsys, monkeypatch):
-    running.command(["--list"], monkeypatch)
+def test_the_list_of_named_studies(capsys):
+    commands.run("study", "--list")
     said = capsys.readouterr().out
     assert all(f"{name}: " in said for name in grid.named()) and len(grid.named()) > 10

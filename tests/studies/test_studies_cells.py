@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 import lm_eval_icl
+from lm_eval_icl.errors import InputError
 from lm_eval_icl.smoke.demo import model_path
 from lm_eval_icl.studies import folder as study_folder
-from tests import processes
+from tests import commands, processes
 from tests.studies import running
 
 PACKAGE = Path(lm_eval_icl.__file__).parent
@@ -26,13 +27,13 @@ def study(tmp_path, monkeypatch, capsys):
 
     def run(*options: object, limit: int | None = 6, **keys: object) -> tuple[str, str]:
         file = running.write(tmp_path / "s.yaml", **{"seeds": 0, **keys})
-        arguments = [file, "--output", tmp_path / "o", "--device", "cpu", *options]
-        arguments += ["--limit", limit] if limit else []
+        line = ["study", file, "--output", tmp_path / "o", "--device", "cpu", *options]
+        line += ["--limit", limit] if limit else []
         failure = ""
         try:
-            running.command(arguments, monkeypatch)
-        except SystemExit as ended:
-            failure = str(ended.code)
+            commands.run(*line)
+        except InputError as refusal:
+            failure = str(refusal)
             assert "\n" not in failure
         return capsys.readouterr().out, failure
 
@@ -287,6 +288,7 @@ def test_cells_that_are_run_together_fail_one_by_one(tmp_path, study):
     _, failure = study(**keys)
     states = {path.split("/")[1].partition("T=")[2]: state for path, state in record(tmp_path)["cells"].items()}
     assert states == {"1": "done", "2": "failed"}, (failure, record(tmp_path)["failed"])
+    assert f"1 of 2 cells failed; the first: {model_path()}, deepthink,T=2: " in failure
 
 
 def test_a_full_disk_ends_the_study_at_once_and_leaves_no_half_cell(tmp_path, study, monkeypatch):

@@ -13,6 +13,7 @@ from lm_eval_icl.methods import ICL, Predictor
 from lm_eval_icl.smoke.demo import model_path
 from lm_eval_icl.studies import tasks as study_tasks
 from lm_eval_icl.studies.run import Options
+from tests import commands
 from tests.studies import running
 from tests.studies.running import facts
 from tests.studies.test_studies import own_task
@@ -124,28 +125,10 @@ def test_other_weights_are_refused(tmp_path, checkpoint):
         conduct(tmp_path / "o", **keys)
 
 
-@pytest.mark.parametrize(
-    ("keys", "says"),
-    [
-        ({"demonstrations": "herdin"}, "demonstrations=herdin: must be"),
-        ({"demonstrations": {"lens": {"mm": 3}}}, "lens: unknown argument 'mm': did you mean 'm'?"),
-        ({"demonstrations": {"lens": {}, "cal": {}}}, "must be one method with its arguments"),
-        ({"demonstrations": {"lens": ["m"]}}, "must be one method with its arguments"),
-        ({"demonstrations": ["herding", {"herding": {"unit": False}}]}, "herding is there twice"),
-        ({"demonstrations": "herding", "num_fewshot": 300}, "300 demonstrations asked for, 200 there"),
-        ({"demonstrations": "herding", "orders": 7}, "has 3 demonstrations: give fewer orders"),
-    ],
-)
-def test_what_cannot_be_chosen_is_refused_before_a_model_is_loaded(keys, says, tmp_path):
-    with pytest.raises(InputError) as error:
-        conduct(tmp_path / "o", **keys)
-    assert says in str(error.value) and "\n" not in str(error.value)
-
-
-def test_other_ways_by_the_command_and_a_plan(tmp_path, monkeypatch, capsys):
+def test_other_ways_by_the_command_and_a_plan(tmp_path, capsys):
     file = running.write(tmp_path / "s.yaml", methods="icl", demonstrations="lens")
     ways = ["--demonstrations", "random,herding:unit=True"]
-    running.command([file, *ways, "--dry_run", "--verbose", "--limit", 3], monkeypatch)
+    commands.run("study", file, *ways, "--dry_run", "--verbose", "--limit", 3)
     said = capsys.readouterr().out
     assert "demonstrations=herding-unit=True" in said and "demonstrations=random" in said and "lens" not in said
     assert "What the models take to choose demonstrations is not counted." in said

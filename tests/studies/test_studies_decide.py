@@ -128,7 +128,6 @@ def test_the_dev_set_chooses_a_rule(tmp_path):
     ("keys", "said"),
     [
         ({"decide": "contextal"}, "decide=contextal: .* did you mean 'contextual'"),
-        ({"decide": ["batch", "batch:m=128"]}, "has an effect only with of=pool"),
         ({"decide": "knn:m=2"}, "decide: knn:m=2 reads what .* lm_eval --metadata decide=knn:m=2"),
         ({"decide": ["pmi", "pmi"]}, "decide: pmi is there twice"),
         ({"decide": "batch:of=pool:m=1000"}, "task 'icl_demo_short': decide=batch:m=1000:of=pool: m=1000: only"),

@@ -24,13 +24,8 @@ def test_cells_are_the_product_of_the_axes():
     study = grid(seeds="0..2", orders=2, models=["pretrained=m", "pretrained=n"], demonstrations=["random", "herding"])
     cells = known(study)
     assert len(cells) == len({cell.path for cell in cells}) == 2 * 3 * 2 * 2 * 3 * 2
-    (one,) = [
-        cell
-        for cell in cells
-        if "herding" in cell.path and cell.path.endswith("seed=2,order=1,limit=6") and "n-" in cell.path[:2]
-        if cell.task == "b" and cell.variant.name == "deepthink,T=2"
-    ]
-    assert one.path.partition("/")[2] == "deepthink,T=2/b,num_fewshot=2,demonstrations=herding,seed=2,order=1,limit=6"
+    path = "deepthink,T=2/b,num_fewshot=2,demonstrations=herding,seed=2,order=1,limit=6"
+    assert [cell.model.name for cell in cells if cell.path.partition("/")[2] == path] == ["m", "n"]
 
 
 def test_cells_on_the_test_set_are_known_when_they_are_chosen():
@@ -44,10 +39,8 @@ def test_cells_on_the_test_set_are_known_when_they_are_chosen():
         return DevChoice(*candidates[-1][:3], (), ("T", "seeds")) if cell.task == "b" else None
 
     chosen = known(study, choice)[len(dev) :]
-    assert {(cell.variant.name, cell.task, cell.seed) for cell in chosen} == {
-        ("icl", "b", 1),
-        ("deepthink,T=2", "b", 1),
-    }
+    assert {cell.variant.name for cell in chosen} == {"icl", "deepthink,T=2"}
+    assert {(cell.task, cell.seed) for cell in chosen} == {("b", 1)}
     assert all(cell.chosen == ("T", "seeds") and cell.split == "test" and not cell.rows for cell in chosen)
 
 
@@ -59,12 +52,7 @@ def test_batches_share_what_can_be_shared():
     ran = [(b.cells[0].model.name, b.cells[0].split, b.requests, b.cells[0].variant.method) for b in work]
     assert sorted(cell.path for batch in work for cell in batch.cells) == sorted(cell.path for cell in cells)
     assert len(work) == len(ran) == len(set(ran)) == 2 * 2 * 2 * 2 * 2
-    assert [key for i, key in enumerate(ran) if not i or key[:2] != ran[i - 1][:2]] == [
-        ran[0],
-        ran[8],
-        ran[16],
-        ran[24],
-    ]
+    assert [key for i, key in enumerate(ran) if not i or key[:2] != ran[i - 1][:2]] == ran[::8]
     assert [(name, split) for name, split, *_ in ran[::8]] == [(n, s) for n in "nm" for s in ("dev", "test")]
     assert all(ran[i][2] == ran[i + 1][2] for i in range(0, len(ran), 2))
     for batch in work:
