@@ -143,7 +143,7 @@ def whole(value: object, least: int = 1) -> int:
     """
     if not is_whole(value) or value < least:  # type: ignore[operator]
         raise ValueError(f"must be a whole number, {least} or more")
-    return int(value)  # type: ignore[call-overload,no-any-return]
+    return int(value)  # type: ignore[call-overload]
 
 
 def checked_whole(argument: str, value: object, least: int = 1) -> int:

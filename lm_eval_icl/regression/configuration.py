@@ -183,5 +183,5 @@ def configured(name: str, values: Sequence[str] = ()) -> Configuration:
     try:
         return Configuration.model_validate({**CONFIGURATIONS[name].model_dump(), **replaced})
     except ValidationError as error:
-        name, value, must = refusal(error)
-        raise InputError(f"{name}={value!r}: {must}." if name else f"{must}.") from error
+        setting, refused, must = refusal(error)
+        raise InputError(f"{setting}={refused!r}: {must}." if setting else f"{must}.") from error
