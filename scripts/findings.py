@@ -220,7 +220,9 @@ def draw_curves(lines: pd.DataFrame, x: str, by: str, label: str, path: Path) ->
         row[0].set_ylabel("accuracy, %")
     for axes in panels[-1]:
         axes.set_xlabel(label)
-    figure.legend(*panels[0][0].get_legend_handles_labels(), loc="outside upper center", ncols=5)
+    handles, labels = panels[0][0].get_legend_handles_labels()
+    ncols = 5 if max(map(len, labels)) < 12 else 2 * len(tasks)
+    figure.legend(handles, labels, loc="outside upper center", ncols=ncols)
     figure.savefig(path, metadata=METADATA["svg"])
 
 
