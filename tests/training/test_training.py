@@ -665,7 +665,7 @@ TWICE = ["--gradient_accumulation_steps", "2"]
         (["icl", *DEMO, "--tasks", "icl_demo_shrt"], "--tasks: there is no task 'icl_demo_shrt': did you mean "),
         (["icl", *DEMO, *SHORT, "--num_fewshot", "190"], "task 'icl_demo_short': 190 demonstrations"),
         (["icl", *DEMO, "--tasks", "x", "--steps", "0"], "--steps 0: must be a whole number, 1 or more."),
-        (["icl", *DEMO, "--tasks", "x", "--learning_rate", "-1"], "--learning_rate -1.0: must be a number, 0 or more."),
+        (["icl", *DEMO, "--tasks", "x", "--learning_rate", "-1"], "--learning_rate -1.0: must be greater than"),
         (["icl", *DEMO, "--tasks", "x", "--device", "tpu"], "--device tpu: here is"),
         (["icl", *DEMO, "--episodes", "none.jsonl"], "--episodes none.jsonl: cannot be read"),
         (["icl", "--model_args", "pretrained=/nowhere", *SHORT], "pretrained='/nowhere': "),
