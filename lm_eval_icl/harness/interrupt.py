@@ -60,7 +60,8 @@ def never_ignored(line: Callable[[], str], terminated: bool = False) -> None:
             if frame_above.f_code.co_filename.startswith("<frozen importlib"):
                 end(stopped(), line)
             if frame_above.f_code.co_name == "__del__":
-                again = threading.Timer(0.005, signal.raise_signal, [number])
+                # To the main thread, so that what it waits for is interrupted.
+                again = threading.Timer(0.005, signal.pthread_kill, [threading.main_thread().ident, number])
                 again.daemon = True
                 again.start()
                 return
