@@ -47,7 +47,7 @@ class Choice:
     tokens: int = field(default=0, compare=False)
 
 
-class Chooser(PoolReader):
+class Chooser:
     """Chooses demonstrations of a task by what a model says of its pool.
 
     Args:
@@ -57,7 +57,7 @@ class Chooser(PoolReader):
     """
 
     def __init__(self, pool: TaskPool, predictor: Predictor | None, most: int) -> None:
-        super().__init__(pool, cast(Predictor, predictor))
+        self.pool, self.reader = pool, PoolReader(pool, cast(Predictor, predictor))
         self.most = most
         self._read: dict[tuple[int, ...], tuple[list[np.ndarray], np.ndarray, list[int]]] = {}
 
@@ -72,9 +72,9 @@ class Chooser(PoolReader):
             checked(how, arguments, {})
             choice, tokens = self._drawn(how, n, seed), 0
         else:
-            before = self.predictor.runner.tokens_run
+            before = self.reader.predictor.runner.tokens_run
             choice = self._chosen(how, n, seed, balance, arguments)
-            tokens = self.predictor.runner.tokens_run - before
+            tokens = self.reader.predictor.runner.tokens_run - before
         return replace(choice, seconds=time.perf_counter() - begun, tokens=tokens)
 
     def _drawn(self, how: str, n: int, seed: int) -> Choice:
@@ -108,7 +108,7 @@ class Chooser(PoolReader):
             choice = self._searched(how, n, seed, rows, balance, checked(how, arguments, SEARCHES[how]))
             return replace(choice, evaluated=closed)
         if tuple(rows) not in self._read:  # seeds have the same rows, unless the pool is a part of the split
-            self._read = {tuple(rows): self._pass(rows)}
+            self._read = {tuple(rows): self.reader.read(rows)}
         probabilities, features, rows = self._read[tuple(rows)]
         labels = np.array([self.pool.query(row)[2] if fixed else 0 for row in rows], dtype=np.int64)
         # Documents with options of their own may have different numbers of them.
@@ -119,7 +119,7 @@ class Chooser(PoolReader):
             if not fixed:
                 raise InputError(f"{how}: calibrated=True: needs the same options for all documents.")
             prompt, options = self.pool.without_text()
-            (scores,) = self.predictor.score([], [str(prompt.query)], [options], prefix=prompt.prefix)
+            (scores,) = self.reader.predictor.score([], [str(prompt.query)], [options], prefix=prompt.prefix)
             without_text = softmax([value for value, _ in scores])
         picked = select(how, Pool(labels, features, padded, without_text), n, seed, balance, **arguments)
         chosen = tuple(rows[i] for i in picked)
@@ -142,7 +142,7 @@ class Chooser(PoolReader):
         """The accuracy of a set of demonstrations, and the mean log-probability of the right option. A set that does
         not fit the model with one of the documents is below all that do."""
         try:
-            correct, of_right = self._right(demonstrations, rows)
+            correct, of_right = self.reader.right(demonstrations, rows)
         except DoesNotFit as error:
             self._too_long.append(error.message)
             return -math.inf, -math.inf
@@ -188,7 +188,7 @@ class Chooser(PoolReader):
         fitting, pool = self._fitting(rows, balance)
         search = lens.LensSettings(**settings)
         with self._bar("lens", lens.cost(pool, n, search, balance), fitting) as bar:
-            alone = self._right((), fitting)[1]
+            alone = self.reader.right((), fitting)[1]
 
             def score(members: Sequence[int], documents: Sequence[int]) -> tuple[float, float]:
                 bar.update(len(documents))
@@ -199,7 +199,8 @@ class Chooser(PoolReader):
                 the least possible number, -1, if it does not fit the model with all of them."""
                 bar.update(len(others))
                 try:
-                    return self._right((fitting[candidate],), [fitting[i] for i in others])[1] - alone[list(others)]
+                    of_right = self.reader.right((fitting[candidate],), [fitting[i] for i in others])[1]
+                    return of_right - alone[list(others)]
                 except DoesNotFit:
                     return np.full(len(others), -1.0)
 
@@ -207,7 +208,7 @@ class Chooser(PoolReader):
 
     def _fitting(self, rows: Sequence[int], balance: bool) -> tuple[list[int], Pool]:
         """The rows that fit the model, with their labels; with one label for all if the choice is not balanced."""
-        fitting = [row for row in rows if self._fits(row)]
+        fitting = [row for row in rows if self.reader.fits(row)]
         labels = [self.pool.query(row)[2] if balance else 0 for row in fitting]
         return fitting, Pool(np.array(labels, dtype=np.int64))
 
@@ -219,14 +220,14 @@ class Chooser(PoolReader):
         kept = sorted(row for row in Random("dev").sample(pool, dev) if not self.pool.is_closed(row))
         texts = {str(self.pool.query(row)[0]) for row in kept}
         rest = [row for row in rows if str(self.pool.query(row)[0]) not in texts]
-        return [row for row in kept if self._fits(row)], rest
+        return [row for row in kept if self.reader.fits(row)], rest
 
     def _bar(self, how: str, cost: best_random.Cost, rows: Sequence[int]) -> Any:
         """A bar of a search's queries. Before, say what it costs: in queries, and in time as some queries take it."""
         sample = list(rows)[: min(64, len(rows))]
-        self._score((), sample)  # the first pass of a model is slow
+        self.reader.score((), sample)  # the first pass of a model is slow
         begun = time.perf_counter()
-        self._score((), sample)
+        self.reader.score((), sample)
         seconds = cost.queries * (time.perf_counter() - begun) / max(1, len(sample))
         log.warning(
             f"{self.pool.name}: {how} scores up to {cost.queries:,} queries behind {cost.contexts:,} lists of "

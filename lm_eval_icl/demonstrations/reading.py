@@ -69,10 +69,10 @@ class PoolReader:
     def __init__(self, pool: TaskPool, predictor: Predictor) -> None:
         self.pool, self.predictor = pool, predictor
 
-    def _pass(self, rows: Sequence[int]) -> tuple[list[np.ndarray], np.ndarray, list[int]]:
+    def read(self, rows: Sequence[int]) -> tuple[list[np.ndarray], np.ndarray, list[int]]:
         """The probabilities of each document's options, and the hidden states that they are predicted from, without
         demonstrations. Documents that do not fit the model are left out."""
-        fitting = [row for row in rows if self._fits(row)]
+        fitting = [row for row in rows if self.fits(row)]
         if len(fitting) < len(rows):
             log.warning(
                 "%s: %d documents of the pool are too long and left out.", self.pool.name, len(rows) - len(fitting)
@@ -84,7 +84,7 @@ class PoolReader:
         with tqdm(total=len(fitting), desc=f"{self.pool.name}: reading the pool", leave=False) as bar:
             for group in self._by_prefix(fitting):
                 with query_states(self.predictor.runner.model) as states:
-                    for row, scores in zip(group, self._score((), group), strict=True):
+                    for row, scores in zip(group, self.score((), group), strict=True):
                         probabilities[row] = softmax(scores)
                 for row in group:
                     prompt, options, _ = self.pool.query(row)
@@ -101,12 +101,12 @@ class PoolReader:
         for group in by_prefix.values():
             yield from (group[start : start + _AT_ONCE] for start in range(0, len(group), _AT_ONCE))
 
-    def _fits(self, row: int) -> bool:
+    def fits(self, row: int) -> bool:
         prompt, options, _ = self.pool.query(row)
         pairs = [self.predictor.tokenizer.pair(prompt, option) for option in options]
         return all(self.predictor.limits.too_long(tokens, len(answer) - 1) is None for tokens, answer in pairs)
 
-    def _score(self, demonstrations: Sequence[int], rows: Sequence[int]) -> list[np.ndarray]:
+    def score(self, demonstrations: Sequence[int], rows: Sequence[int]) -> list[np.ndarray]:
         """The log-probabilities of each document's options behind some demonstrations."""
         texts = [self.pool.demonstration(row) for row in demonstrations]
         scored: dict[int, np.ndarray] = {}
@@ -121,9 +121,9 @@ class PoolReader:
             scored |= {row: np.array([value for value, _ in pairs]) for row, pairs in zip(group, scores, strict=True)}
         return [scored[row] for row in rows]
 
-    def _right(self, demonstrations: Sequence[int], rows: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+    def right(self, demonstrations: Sequence[int], rows: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
         """Whether each document is answered rightly, and the probability of its right option among all."""
         right = [self.pool.query(row)[2] for row in rows]
-        scores = self._score(demonstrations, rows)
+        scores = self.score(demonstrations, rows)
         correct = [int(np.argmax(values)) == gold for values, gold in zip(scores, right, strict=True)]
         return np.array(correct), np.array([softmax(values)[gold] for values, gold in zip(scores, right, strict=True)])

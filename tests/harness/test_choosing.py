@@ -14,6 +14,7 @@ from lm_eval_icl import cli
 from lm_eval_icl.demonstrations import choices
 from lm_eval_icl.demonstrations.choosing import HOW, Chooser
 from lm_eval_icl.demonstrations.pool import Pool
+from lm_eval_icl.demonstrations.reading import PoolReader
 from lm_eval_icl.demonstrations.select import SELECTORS, in_prompt_order, select
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.harness.plugin import task_dir
@@ -80,7 +81,7 @@ def test_states_are_what_the_vocabulary_projection_reads(arch, pack_tokens, chec
 
 def test_a_pass_reads_what_hf_gives(predictor, pool):
     rows = [3, 0, 77]
-    probabilities, features, fitting = Chooser(pool, predictor, 5000)._pass(rows)
+    probabilities, features, fitting = PoolReader(pool, predictor).read(rows)
     assert fitting == rows and features.shape == (3, predictor.runner.model.config.hidden_size)
     model, tokenizer = predictor.runner.model, predictor.tokenizer.tokenizer
     for row, found in zip(rows, probabilities, strict=True):
@@ -97,12 +98,12 @@ def test_a_pass_reads_what_hf_gives(predictor, pool):
 def test_descriptions_may_depend_on_the_document(predictor):
     """A document's numbers are those with its own description, whichever others are read with it."""
     pool = PoolOfTask(evaluation.load_task(evaluation.TASKS["described"]))
-    chooser = Chooser(pool, predictor, 5000)
+    reader = PoolReader(pool, predictor)
     rows = list(range(len(pool.docs)))
     assert len({pool.query(row)[0].prefix for row in rows}) > 2
-    together, features, _ = chooser._pass(rows)
+    together, features, _ = reader.read(rows)
     for row in rows:
-        (alone,), feature, _ = chooser._pass([row])
+        (alone,), feature, _ = reader.read([row])
         assert np.allclose(alone, together[row], atol=1e-5) and np.allclose(feature[0], features[row], atol=1e-4)
 
 
@@ -115,7 +116,7 @@ def test_the_command_chooses_what_the_method_chooses(how, predictor, pool, capsy
     select_command(how, *MODEL, "--tasks", TASK, "--num_fewshot", 5, "--seeds", "2..3", "--output", file)
     assert str(file) in capsys.readouterr().out
     found = json.loads(file.read_text())
-    probabilities, features, rows = Chooser(pool, predictor, 5000)._pass(Chooser(pool, predictor, 5000)._rows(2))
+    probabilities, features, rows = PoolReader(pool, predictor).read(Chooser(pool, predictor, 5000)._rows(2))
     labels = np.array([pool.query(row)[2] for row in rows])
     assert found["about"]["how"] == how and found["tasks"][TASK]["n"] == 5
     for seed in (2, 3):
@@ -156,7 +157,7 @@ def test_best_random_is_the_best_of_its_sets(predictor, pool):
 
 def test_calibrated_by_what_the_model_says_without_a_text(predictor, pool):
     chooser = Chooser(pool, predictor, 40)
-    probabilities, features, rows = chooser._pass(chooser._rows(0))
+    probabilities, features, rows = chooser.reader.read(chooser._rows(0))
     prompt, options, _ = pool.query(rows[0])
     empty = prompt.query.replace(pool.docs[rows[0]]["text"], "N/A")
     assert empty != prompt.query
@@ -205,7 +206,7 @@ def test_a_set_that_does_not_fit_cannot_win(how, arguments, predictor, pool, cap
     too_long = [rows for rows, _, (accuracy, _) in tried if accuracy == -np.inf]
     assert 0 < len(too_long) < len(tried)
     for rows, dev, (accuracy, _) in tried:
-        assert (accuracy > -np.inf) == fits(pool, narrow.predictor, rows, dev)
+        assert (accuracy > -np.inf) == fits(pool, narrow.reader.predictor, rows, dev)
     assert choice.indices not in too_long and choice.accuracy == max(accuracy for _, _, (accuracy, _) in tried)
     assert f"{len(too_long)} sets of demonstrations do not fit the model" in caplog.text
     with pytest.raises(InputError, match=f"{how}: none of the .* sets that were tried fits the model .*Lower --num_"):
@@ -337,8 +338,8 @@ def test_what_a_search_costs_is_said_before_it_begins(tmp_path):
 
 def test_the_pool_is_read_once_for_all_seeds(predictor, pool, monkeypatch):
     chooser, asked = Chooser(pool, predictor, 5000), []
-    read = chooser._pass
-    monkeypatch.setattr(chooser, "_pass", lambda rows: asked.append(len(rows)) or read(rows))
+    read = chooser.reader.read
+    monkeypatch.setattr(chooser.reader, "read", lambda rows: asked.append(len(rows)) or read(rows))
     first, again = chooser.choose("herding", 4, 0), chooser.choose("herding", 4, 1)
     assert len(asked) == 1 and sorted(first.picked) == sorted(again.picked)
     smaller = Chooser(pool, predictor, 60)
