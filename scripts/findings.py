@@ -6,7 +6,8 @@
 Answers that are kept and that the folders do not have stay. Written: answers.csv, the option that every entry predicted
 for every document of the test set, a digit each, a line for each set of demonstrations and order, and a line with the
 right ones for each task; dev.csv, the accuracy of each T and eta on the dev set; findings.csv, a line for each task,
-method and decision rule; selection.csv, what choosing T and eta gains; and figures, of what there is.
+method and decision rule; selection.csv, what choosing T and eta gains; and figures, of what there is, those of curves
+with their points (thinking.csv, shots.csv), which are of what all points have.
 """
 
 from __future__ import annotations
@@ -201,7 +202,9 @@ def draw_dots(lines: pd.DataFrame, value: str, label: str, path: Path) -> None:
 
 def draw_curves(lines: pd.DataFrame, x: str, by: str, label: str, path: Path) -> None:
     """Accuracy against `x`, whose values stand at equal distances, a line for each value of `by`, a row of panels for
-    each of two decision rules."""
+    each of two decision rules. The points are written beside the figure."""
+    columns = [*ENTRY, "documents", "sets", "orders", "accuracy", "accuracy_low", "accuracy_high"]
+    lines.to_csv(path.with_suffix(".csv"), columns=columns, index=False, float_format="%.4f")
     tasks = [task for task in TITLES if task in set(lines.task)]
     figure = Figure(figsize=(3.8 * len(tasks) if len(tasks) > 1 else 5.2, 4.8), layout="constrained")
     panels = figure.subplots(2, len(tasks), squeeze=False, sharex=True, sharey="col")
@@ -238,8 +241,8 @@ def main() -> None:
         rows = [packed(options.studies), *([read_answers(answers)] if answers.exists() else [])]
         table = pd.concat(rows).sort_values("prediction", key=lambda digits: -digits.str.len(), kind="stable")
         table.drop_duplicates(SET).sort_values(SET, kind="stable").to_csv(answers, index=False)
-        if len(dev := on_dev(options.studies)):
-            dev.to_csv(output / "dev.csv", index=False)
+        dev, kept = on_dev(options.studies), [pd.read_csv(path) for path in [output / "dev.csv"] if path.exists()]
+        pd.concat([dev, *kept]).drop_duplicates(list(dev.columns[:-1])).to_csv(output / "dev.csv", index=False)
     table = unpacked(read_answers(answers))
     lines = lines_of(table)
     lines.to_csv(output / "findings.csv", index=False, float_format="%.4f")
