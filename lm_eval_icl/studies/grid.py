@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import re
 from collections.abc import Mapping
@@ -389,6 +390,7 @@ class Study(BaseModel):
 _KEYS = [field.alias or name for name, field in Study.model_fields.items()]
 
 
+@functools.cache
 def named() -> dict[str, str]:
     """The studies that ship with the package: name -> the paper's table or figure, or a title."""
     files = (resources.files(__package__) / _NAMED).iterdir()

@@ -18,6 +18,7 @@ from lm_eval_icl.demonstrations.lens import LensSettings, lens
 from lm_eval_icl.demonstrations.pool import Picks, Pool
 from lm_eval_icl.demonstrations.select import SELECTORS, in_prompt_order, quotas, select
 from lm_eval_icl.errors import InputError
+from tests import tiny
 
 NAMES = list(SELECTORS)
 DETERMINISTIC = [name for name in NAMES if name != "k_center"]
@@ -508,7 +509,7 @@ def slow_lens(pool, n, generator, worth, m, rho, l, beams, iterations, substitut
 SMALL = {"m": 24, "rho": 2.0, "l": 3, "beams": 4, "iterations": 3, "substitutions": 4, "shuffles": 2, "dev": 7}
 
 
-@pytest.mark.parametrize("n", [6, 8])
+@pytest.mark.parametrize("n", tiny.slow_but([6], [6, 8]))
 def test_lens_follows_the_search_of_its_authors(n):
     for seed in range(2):
         pool = make_pool(seed, size=110)

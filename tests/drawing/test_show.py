@@ -209,7 +209,7 @@ def test_pictures(tmp_path, capsys):
     assert f"deepthink: drawn in {tmp_path / '0.svg'}" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("kind", ["svg", "png"])
+@pytest.mark.parametrize("kind", tiny.slow_but(["svg"], ["svg", "png"]))
 def test_the_largest_picture(tmp_path, kind):
     commands.run("show", "invicl", "--shots", "32", "--output", str(tmp_path / f"large.{kind}"))
     assert 10_000 < (tmp_path / f"large.{kind}").stat().st_size < 3_000_000

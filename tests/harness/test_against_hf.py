@@ -31,9 +31,9 @@ def assert_as_hf(path, names, shots, tolerance=1e-5, args=None, **kwargs):
 # Without demonstrations, one for each way to read a prompt: by learned positions, with BOS, with a window, without
 # positions, and with other states.
 ZERO_SHOT = ["gpt2", "llama3", "mistral_window", "bloom", "qwen3_next"]
-FAST = itertools.product(["gpt2", "llama", "mistral_window", "bloom", "qwen3_next"], [3], [4])
+FAST = itertools.product(["gpt2", "llama", "bloom", "qwen3_next"], [3], [4])
 # Queries that cannot be packed are the rows of batches, in which texts are continued too.
-IN_BATCHES = [*itertools.product(["gpt2", "bloom", "qwen3_next", "jamba"], [3], [1, 3, 16]), ("mistral_window", 3, 3)]
+IN_BATCHES = [*itertools.product(["gpt2", "bloom", "qwen3_next"], [3], [1, 3, 16]), ("mistral_window", 3, 3)]
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ IN_BATCHES = [*itertools.product(["gpt2", "bloom", "qwen3_next", "jamba"], [3], 
     tiny.slow_but(
         FAST,
         [*itertools.product(tiny.ARCHITECTURES, [3], [4]), *itertools.product(ZERO_SHOT, [0], [4]), *IN_BATCHES]
-        + [(name, 3, "auto") for name in ("gpt2", "jamba")],
+        + [(name, 3, "auto") for name in ("gpt2", "bloom")],
     ),
 )
 def test_every_request(checkpoint, name, shots, batch_size):
@@ -82,7 +82,7 @@ def test_queries_that_are_too_long_by_themselves(checkpoint, name, bos):
 
 @pytest.mark.parametrize(
     "model",
-    tiny.slow_but(["icl", "invicl", "batchicl", "ape"], [name for name in methods.NAMES if name != "nope"]),
+    tiny.slow_but(["icl", "batchicl"], [name for name in methods.NAMES if name != "nope"]),
 )
 def test_every_method_is_plain_where_no_demonstration_is_left(checkpoint, model):
     path, names, args = checkpoint("mistral_window"), ["described", "generate"], {"dtype": "float64", "max_length": 30}
@@ -95,7 +95,10 @@ def test_every_method_is_plain_where_no_demonstration_is_left(checkpoint, model)
 # Eager attention adds the mask where sdpa may select by it.
 @pytest.mark.parametrize(
     "args",
-    [{"pack_tokens": 1}, {"pack_tokens": 60}, {"pack_tokens": 4096}, {"attn_implementation": "eager"}],
+    tiny.slow_but(
+        PACKED_OR_EAGER := [{"pack_tokens": 60}, {"attn_implementation": "eager"}],
+        [*PACKED_OR_EAGER, {"pack_tokens": 1}, {"pack_tokens": 4096}],
+    ),
     ids=str,
 )
 def test_how_it_is_computed_does_not_matter(checkpoint, args):

@@ -686,7 +686,7 @@ def two_long_queries_in_six(repetitions=1):
 
 @pytest.mark.runs
 @pytest.mark.parametrize("overflow", ["error", "drop"])
-@pytest.mark.parametrize("shots", [0, 3])
+@pytest.mark.parametrize("shots", tiny.slow_but([3], [0, 3]))
 def test_queries_that_are_too_long_are_named_and_can_be_left_out(small, overflow, shots, caplog):
     evaluation.TASKS["uneven"] = two_long_queries_in_six()
     args = {"max_length": 60, "overflow": overflow}

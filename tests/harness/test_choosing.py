@@ -214,7 +214,7 @@ def test_a_set_that_does_not_fit_cannot_win(how, arguments, predictor, pool, cap
 
 
 def test_lens_chooses_and_is_the_same_again(predictor, pool):
-    small = {"m": 24, "l": 3, "beams": 2, "iterations": 2, "dev": 12}
+    small = {"m": 16, "l": 2, "beams": 2, "iterations": 2, "dev": 12}
     first, second = (Chooser(pool, predictor, 80).choose("lens", 4, 5, **small) for _ in range(2))
     assert first == second and len(set(first.indices)) == 4
     assert sorted(pool.query(row)[2] for row in first.indices) == [0, 1, 2, 3]

@@ -201,6 +201,7 @@ def test_a_model_chooses_none_of_them(how, tmp_path, caplog):
 # Studies.
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("own_tasks")
 def test_a_dev_set_has_no_copies_of_demonstrations(tmp_path):
     from tests.studies.test_studies import conduct
@@ -217,6 +218,7 @@ def test_a_dev_set_has_no_copies_of_demonstrations(tmp_path):
 # Training.
 
 
+@pytest.mark.slow
 def test_no_demonstration_of_an_episode_says_what_the_query_says(tmp_path, capsys):
     """Of texts that are twice in a file, in drawn episodes, in those of every row, and in those held out."""
     rows = [

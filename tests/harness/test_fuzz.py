@@ -111,9 +111,9 @@ def assert_near(one: Any, other: Any, tolerance: float) -> None:
 slowly = settings(
     deadline=None,
     suppress_health_check=list(HealthCheck),
-    max_examples=max(1, settings.default.max_examples // 2),
+    max_examples=max(1, settings.default.max_examples // 4),
 )
-seldom = settings(slowly, max_examples=max(1, settings.default.max_examples // 10))
+seldom = settings(slowly, max_examples=max(1, settings.default.max_examples // 20))
 
 
 @pytest.mark.parametrize("architecture", tiny.slow_but(["gpt2"], TOLERANCE))

@@ -10,7 +10,7 @@ from lm_eval.models.huggingface import HFLM
 
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.harness.models import model_class
-from tests import evaluation, tiny
+from tests import evaluation
 
 # GPT-2 in float64 throughout; RMSNorm rounds to float32 in between.
 TOLERANCE = {"gpt2": 1e-9, "llama": 1e-4}
@@ -95,7 +95,8 @@ def evaluate(name, path, rows):
     return {row: evaluation.responses({"samples": {i: samples[f"{row}{i}"] for i in range(2)}}) for row in rows}
 
 
-@pytest.mark.parametrize("architecture", tiny.slow_but(["gpt2"], TOLERANCE))
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", TOLERANCE)
 @pytest.mark.parametrize("row", ROWS)
 def test_icl_gives_what_hf_gives(answers, architecture, row):
     expected = answers("hf", architecture)[row]

@@ -42,7 +42,7 @@ def test_cut_and_whole_score_alike(name, attention, context):
     assert [score for score, _ in cut] == pytest.approx([score for score, _ in whole], abs=error, rel=0)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", tiny.slow_but([torch.bfloat16], [torch.float32, torch.bfloat16]))
 @pytest.mark.parametrize("name", PACKING)
 @torch.no_grad()
 def test_all_these_architectures_cut(name, dtype):

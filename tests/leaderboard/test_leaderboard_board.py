@@ -625,7 +625,7 @@ ANY = st.recursive(
 )
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=50)
 @given(data=st.data())
 def test_no_value_stops_a_board(data):
     keys = ("T", "eta", "study", "left_out", "tokens_run", "overflow", "method")

@@ -148,7 +148,7 @@ def test_no_positions_behind_an_adapter(tmp_path, checkpoint):
     """PEFT's generate runs the model inside; an adapter that does nothing must change nothing."""
     path, names = checkpoint("llama"), ["one_token", "generate"]
     peft.get_peft_model(tiny.build("llama"), peft.LoraConfig(target_modules=["q_proj"], r=2)).save_pretrained(tmp_path)
-    for name in ("icl", "nope", "invicl", "batchicl", "deepthink", "ape", "nbce"):
+    for name in ("icl", "invicl", "batchicl", "deepthink"):
         adapted = evaluation.answers(name, path, names, 3, args={"peft": str(tmp_path)})
         evaluation.assert_same(adapted, evaluation.answers(name, path, names, 3), 1e-5)
 

@@ -33,7 +33,7 @@ load = functools.partial(tiny.load, dtype=torch.float64)
 
 
 @pytest.mark.parametrize("architecture", tiny.slow_but(["llama"], ["gpt2", "llama"]))
-@pytest.mark.parametrize("name", methods.NAMES)
+@pytest.mark.parametrize("name", tiny.slow_but(["icl", "invicl", "deepthink", "saicl", "nbce"], methods.NAMES))
 def test_it_gives_what_the_lm_eval_model_gives(checkpoint, name, architecture):
     path = checkpoint(architecture)
     predictor = Predictor(*load(path), methods.make(name))

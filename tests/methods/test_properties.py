@@ -29,7 +29,7 @@ EXAMPLES = st.lists(st.tuples(st.lists(TOKEN, min_size=1, max_size=4).map(tuple)
 PREFIX = st.lists(TOKEN, max_size=3).map(tuple)
 QUERY = st.lists(TOKEN, min_size=1, max_size=4).map(tuple)
 
-few = settings(max_examples=12, deadline=None)
+few = settings(max_examples=8, deadline=None)
 on_all_models = pytest.mark.parametrize("name", TOLERANCE)
 
 

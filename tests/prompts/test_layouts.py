@@ -32,7 +32,7 @@ def rows(method, prefix, demonstrations, query, answer):
 
 
 @pytest.mark.parametrize("method", METHODS, ids=str)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(lengths=LENGTHS)
 def test_the_mask_is_the_rule_for_every_pair(method, lengths):
     """The rule is said here token by token: a block sees the blocks that `sees` gives, and itself causally."""
@@ -52,7 +52,7 @@ def test_the_mask_is_the_rule_for_every_pair(method, lengths):
 
 
 @pytest.mark.parametrize("method", METHODS, ids=str)
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(lengths=LENGTHS)
 def test_what_is_read_off_blocks_is_so_token_by_token(method, lengths):
     prefix, demonstrations, query, answer = lengths
@@ -88,7 +88,7 @@ def test_what_is_read_off_blocks_is_so_token_by_token(method, lengths):
 
 
 @pytest.mark.parametrize("method", METHODS, ids=str)
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(lengths=LENGTHS)
 def test_the_footprint_is_what_the_rows_take(method, lengths):
     """Computed here from the tokens' positions in every row that encodes; without positions, those of a sequence."""

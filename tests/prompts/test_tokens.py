@@ -86,7 +86,7 @@ def pairs(tokenizer, by_part=False, by_line=True):
 
 
 @pytest.mark.parametrize("kind", tiny.slow_but(["sentencepiece", "llama3"], TOKENIZERS))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     prefix=TEXT,
     parts=st.lists(TEXT, max_size=3),
@@ -211,7 +211,7 @@ def where_parts_begin(tokenizer, ids, parts):
 
 
 @pytest.mark.parametrize("kind", tiny.slow_but(["sentencepiece", "llama3"], TOKENIZERS))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(parts=PARTS)
 def test_by_part_the_ids_are_those_of_the_whole_string_where_no_token_straddles(kind, parts):
     prefix, *parts, query = parts
@@ -228,7 +228,7 @@ def test_by_part_the_ids_are_those_of_the_whole_string_where_no_token_straddles(
 
 
 @pytest.mark.parametrize("kind", tiny.slow_but(["sentencepiece", "llama3"], TOKENIZERS))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     prefix=TEXT,
     parts=st.lists(TEXT.filter(bool), min_size=2, max_size=4),

@@ -23,7 +23,7 @@ from lm_eval_icl.regression.evaluation import errors, interval, probes
 from lm_eval_icl.regression.functions import SHIFTS, draw_functions, generator, mean_square
 from lm_eval_icl.regression.model import Regressor
 from lm_eval_icl.regression.training import begin, found_method, train
-from tests import commands
+from tests import commands, tiny
 
 SMALL = Configuration(
     dimensions=3,
@@ -281,7 +281,7 @@ def test_the_curriculum() -> None:
     assert full.kept[:2] == [10_000, 20_000] and set(full.shown) <= set(full.kept)
 
 
-@pytest.mark.parametrize("name", ["icl", "invicl"])
+@pytest.mark.parametrize("name", tiny.slow_but(["invicl"], ["icl", "invicl"]))
 def test_training_lowers_the_error_and_probes_of_the_last_layer_find_it(name: str, tmp_path: Path) -> None:
     """One dimension: the model has to learn that y is a multiple of x."""
     easy = SMALL.model_copy(

@@ -141,6 +141,7 @@ def accuracies(shots: int) -> dict[str, float]:
     return {name: results["results"][name]["acc,none"] for name in TASKS}
 
 
+@pytest.mark.slow
 def test_demonstrations_teach_the_labels() -> None:
     untaught, taught = accuracies(0), accuracies(8)
     chance = [1 / len(set(documents(name)["test"]["label"])) for name in TASKS]

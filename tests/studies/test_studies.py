@@ -520,16 +520,20 @@ def test_two_processes_of_one_launch(tmp_path, keys):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in grid.named() if not grid.read(name, {}).trainings])
 def test_a_named_study_runs(name, hub, checkpoint, tmp_path, monkeypatch, capsys):
-    """To its end, with a tiny model that has positions enough, and two documents a task."""
+    """To its end, with a tiny model that has positions enough, two documents a task, and two values of a range."""
     arguments = ["--model_args", f"pretrained={checkpoint('llama')},max_length=2048,overflow=truncate"]
     arguments += ["--limit", "2", "--device", "cpu", "--seeds", "0", "--output", str(tmp_path / "o")]
-    study = grid.read(name, {})
+    study, text = grid.read(name, {}), Path(grid.__file__).with_name("named").joinpath(f"{name}.yaml").read_text()
+    file = tmp_path / f"{name}.yaml"
+    file.write_text(text.replace("1..15", "1..2").replace("[0.001, 0.01, 0.1]", "[0.001, 0.1]"))
+    if study.tasks == ["icl_mmlu"]:  # of another study, too, in whole
+        arguments += ["--tasks", "icl_mmlu_stem"]
     if study.orders > 2:
         arguments += ["--orders", "2"]
     if len(study.demonstrations) > 1:  # of which most take thousands of documents and more
         arguments += ["--demonstrations", "k_center:pool=500"]
     monkeypatch.chdir(hub)
-    commands.run("study", name, *arguments)
+    commands.run("study", file, *arguments)
     said = capsys.readouterr().out
     record = json.loads((tmp_path / "o/study.json").read_text())
     assert record["cells"] and set(record["cells"].values()) == {"done"}

@@ -76,10 +76,11 @@ def another_accuracy(results: Path, samples: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "why"),
     [
-        pytest.param(cut, "of 4 documents, the results of 6", marks=pytest.mark.slow),
+        (cut, "of 4 documents, the results of 6"),
         (another_accuracy, "mean acc is"),
     ],
 )
+@pytest.mark.slow
 def test_a_damaged_cell_is_refused_and_the_others_are_there(tmp_path, study, damage, why):
     keys = {"methods": ["icl", "nope"]}
     study(**keys)

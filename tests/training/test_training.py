@@ -31,7 +31,7 @@ from lm_eval_icl.training.episodes import EpisodePool, FileTask, draw_episode, r
 from lm_eval_icl.training.rows import RowMaker, collate, leaks, make_row, mean_loss, target_losses
 from lm_eval_icl.training.train import Settings, claim, train
 from lm_eval_icl.training.trainer import EpisodeRows, LayoutTrainer, OptionRows, read_log
-from tests import commands, evaluation
+from tests import commands, evaluation, tiny
 from tests.methods import test_methods
 from tests.processes import Process, ranks, run_command
 
@@ -69,7 +69,10 @@ def loaded(folder, name="icl", **limits):
 
 
 @pytest.mark.parametrize(
-    ("name", "dtype"), [("gpt2", torch.float64), ("llama", torch.float64), ("gpt2", torch.float32)]
+    ("name", "dtype"),
+    tiny.slow_but(
+        [("llama", torch.float64)], [("gpt2", torch.float64), ("llama", torch.float64), ("gpt2", torch.float32)]
+    ),
 )
 @pytest.mark.parametrize("case", CASES, ids=test_methods.title)
 def test_training_forward_is_scoring(checkpoint, name, case, dtype):
@@ -347,7 +350,7 @@ def test_a_run_leaves_a_checkpoint(checkpoint, tmp_path):
 
 def test_the_accuracy_is_that_of_scoring(checkpoint, tmp_path):
     """Held-out accuracy of the trained checkpoint, by Predictor, option by option."""
-    measured = tiny_run(checkpoint, tmp_path / "out", tasks=[task(size=90)], steps=20, eval_steps=20)[-1]
+    measured = tiny_run(checkpoint, tmp_path / "out", tasks=[task(size=90)], steps=8, eval_steps=8)[-1]
     predictor = loaded(tmp_path / "out", "invicl")
     right, loss = [], []
     episodes = EpisodePool(task(size=90), 3, 64).evaluation()
@@ -429,7 +432,7 @@ class Waiting(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("method", ["icl", "invicl"])
+@pytest.mark.parametrize("method", tiny.slow_but(["invicl"], ["icl", "invicl"]))
 def test_a_step_waits_for_nothing(checkpoint, tmp_path, monkeypatch, method):
     """The numbers of steps are read when a second has gone by, and not in every step; all of them are logged, in order.
     What goes from the process that reads texts to the device grows with the tokens of a row, and not their square."""
@@ -611,6 +614,7 @@ def test_a_training_made_longer(checkpoint, tmp_path, monkeypatch):
     assert losses(again) == losses(whole) and weights(tmp_path / "longer") == weights(tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_a_full_disk_leaves_the_last_checkpoint(checkpoint, tmp_path, monkeypatch):
     """Files of the second checkpoint may only be small: one line names the first, from which the run goes on."""
     output = tmp_path / "out"
