@@ -16,7 +16,7 @@ import numpy as np
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.results import entries as folding
 from lm_eval_icl.results import statistics
-from lm_eval_icl.results.board import AVERAGE, Board, BoardCell, Column, Entry, Pairs
+from lm_eval_icl.results.board import AVERAGE, SIGNIFICANT, Board, BoardCell, Column, Entry, Pairs
 from lm_eval_icl.results.cells import HUGE, combined, common, compare, kind, measured
 from lm_eval_icl.results.commands import commands
 from lm_eval_icl.results.entries import EntryRuns, grouped, shown
@@ -381,6 +381,6 @@ def _ranks(entries: Sequence[Entry], column: Column, pairs: Pairs) -> dict[str, 
         if (difference := pairs.get((first.name, second.name), {}).get(column.name)) is not None:
             # On the prompts that both were asked the other may be better than over all that each was asked.
             p[i, j] = p[j, i] = difference.p if difference.mean * (means[i] - means[j]) >= 0 else 1.0
-    ranges = statistics.rank_ranges([column.sign * mean for mean in means], p)
+    ranges = statistics.rank_ranges([column.sign * mean for mean in means], p, SIGNIFICANT)
     paired = ~np.isnan(p).all(axis=1)
     return {entry.name: ranks for entry, ranks, is_paired in zip(entries, ranges, paired, strict=True) if is_paired}

@@ -77,9 +77,6 @@ class Queue:
         self._units: dict[str, list[tuple[int, int, Unit]]] = {}  # a heap for each model, by kind and place
         self._places = itertools.count(1)
 
-    def __len__(self) -> int:
-        return sum(map(len, self._units.values()))
-
     def add(self, unit: Unit, again: bool = False) -> None:
         """Put a unit behind those of its model and kind, or before them if it is run again."""
         folder, place = unit.model.folder, next(self._places)
