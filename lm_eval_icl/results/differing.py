@@ -18,8 +18,8 @@ _CHARACTERS = 60  # of a prompt, from its end
 def differing(first: Entry, second: Entry, task: str, most: int) -> list[str]:
     """Lines on the documents of a task with the largest difference of two entries' scores, the largest first.
 
-    With the end of a document's prompt, where the samples are still beside the results. There are no lines of metrics
-    that are no mean of documents' scores, nor where all scores are the same.
+    A line has the end of the document's prompt if the samples are still beside the results. There are no lines if the
+    metric is not a mean of documents' scores, or if all scores are equal.
 
     Args:
         most: how many documents.

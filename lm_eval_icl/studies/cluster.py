@@ -247,7 +247,8 @@ def versions() -> dict[str, str]:
 
 
 def contents_of(worker: Worker) -> dict[str, object]:
-    """Digests of what a study's numbers come from: by task its data, by method its code."""
+    """Digests of what a study's numbers come from: the data of each task, the code of each method, and the code that
+    chooses demonstrations."""
     progress, study = worker.progress, worker.progress.study
     data = {
         f"data of task {name}": (study_tasks.contents(leaf, study.seeds[0]), worker.grid.tasks[name].dev)

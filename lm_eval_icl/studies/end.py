@@ -36,7 +36,7 @@ from lm_eval_icl.studies.progress import StudyProgress
 from lm_eval_icl.studies.tasks import Leaf
 
 _TASKS = 8  # with more tasks, the columns are what the study's file calls its tasks
-_OWN_WAY = "as the task says"  # of which demonstrations are drawn
+_OWN_WAY = "as the task says"  # in place of the name of a way to draw demonstrations
 _RECORDED = ("chosen", "curve", "expected", "metric")
 _CELL = (
     *("path", "model", "method", "arguments", "task", "num_fewshot", "demonstrations", "seed", "order", "split"),
@@ -48,7 +48,7 @@ def conclude(progress: StudyProgress, console: Console) -> None:
     """Record in the results what only the study knows, then write and print what came out.
 
     Raises:
-        InputError: a file cannot be written, or a figure that the study names is not known.
+        InputError: a file cannot be written.
     """
     study, folder = progress.study, progress.folder
     columns = columns_of(study, progress.leaves)
@@ -74,7 +74,7 @@ def conclude(progress: StudyProgress, console: Console) -> None:
     for sentence in study.deviates:
         console.print(f"Deviates: {sentence}", markup=False, highlight=False)
     console.print(f"{folder.path}: {written}", markup=False, highlight=False)
-    if not progress.failed:  # whose responses are kept
+    if not progress.failed:  # the responses of cells that failed are kept
         folder.tidy()
 
 
@@ -155,8 +155,8 @@ def columns_of(study: Study, leaves: Mapping[str, Leaf]) -> Columns:
 def board_of(results: Sequence[tuple[Cell, Run]], columns: Columns) -> Board:
     """The board of a study's cells on the test set.
 
-    Models of several trainings stand in one row where no column is of two: a task that two of them are evaluated on
-    then has two names.
+    If every column belongs to one training alone, the models of all trainings are one row. A task that models of two
+    trainings are evaluated on then has a name for each.
     """
     documents = {_trained(cell): run.all_results[0].documents for cell, run in reversed(results)}
     trainings = list(dict.fromkeys(_trained(cell)[0] for cell, _ in results))
@@ -290,10 +290,10 @@ def cells_table(progress: StudyProgress, results: Sequence[tuple[Cell, Run]]) ->
     """One row a finished cell and decision rule, on the test set and on the dev set.
 
     Returns:
-        The columns of `study.csv`; the index is the path of the results file. The model is the checkpoint that the
-        study names; with `training`, that which the training began from. `chosen` is whether the arguments and the seed
-        are those that were chosen, or nothing was to be chosen; `seconds` are of scoring, of cells that share passes
-        each has its part.
+        The columns of `study.csv`; the index is the path of the results file. `model` is the checkpoint that the study
+        names; a model with a `training` was trained from it. `chosen` is true if the arguments and the seed were chosen
+        on the dev set, or if nothing was to be chosen. `seconds` are those of scoring; cells that share passes have
+        equal parts of them.
     """
     rows = []
     for cell, run in results:

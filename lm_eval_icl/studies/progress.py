@@ -178,8 +178,8 @@ class StudyProgress:
         return float(next(value for name, value in values.items() if name.startswith(f"{metric},")))
 
     def choice(self, cell: Cell) -> DevChoice | None:
-        """What was chosen on the dev set where this cell is one of those among which is chosen (`Grid.candidates`), by
-        the mean over orders (`choose.best`); None if a cell on the dev set is missing."""
+        """What the dev set chooses among the alternatives to this cell (`Grid.candidates`), by the mean over orders
+        (`choose.best`); None if a cell on the dev set is missing."""
         candidates, dev = self.grid.candidates(cell), self.study.dev
         key = candidates[0][-1][0].path
         if key in self._choices:
@@ -207,7 +207,8 @@ class StudyProgress:
     # What comes out.
 
     def record(self) -> dict[str, Any]:
-        """What `study.json` says: the grid, the cells, what was chosen, and how much was run."""
+        """What `study.json` says of the grid, the versions, the cells, what failed and what was chosen. The command
+        adds the form of the file and how much was run."""
         cells = self.all_cells()
         choices: dict[str, Any] = {}
         for cell in filter(self.is_done, cells):

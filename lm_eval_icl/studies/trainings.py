@@ -15,14 +15,20 @@ from lm_eval_icl.studies.grid import Study
 # Of lm-eval's model arguments, those that put other weights in place of a checkpoint's, or on top of them.
 _OTHER_WEIGHTS = {"peft", "delta", "gguf_file", "gptqmodel", "autogptq"}
 
-# Checks the options of `lm-eval-icl train`, and gives what trains.
+# Checks the options of `lm-eval-icl train`, and returns what trains.
 Trainer = Callable[[Mapping[str, Any]], Callable[[], None]]
 
 
 def check(
     study: Study, model: Model, folder: StudyFolder, device: str | None, include_path: str | None, trainer: Trainer
 ) -> Callable[[], None]:
-    """Check the options of a model's training, and give what trains it.
+    """Check the options of a model's training, and return what trains it.
+
+    Args:
+        folder: where the model is trained: the study's folder, or a worker's in its place.
+        device: the device of the study; None for the accelerator that is there.
+        include_path: a folder of further tasks.
+        trainer: checks the options of `lm-eval-icl train`, and returns what trains.
 
     Raises:
         InputError: an option cannot be used.
