@@ -37,13 +37,15 @@ def differing(first: Entry, second: Entry, task: str, most: int) -> list[str]:
         return []
     prompts = _endings(answered, {int(answers.doc_ids[i]) for i in order})
     sets = f"the mean over {len(mine)} sets of demonstrations" if len(mine) > 1 else "one set of demonstrations"
-    told = [f"{shown(task)}, documents that differ most ({sets if answers.demonstrations else 'no demonstrations'}):"]
+    printed = [
+        f"{shown(task)}, documents that differ most ({sets if answers.demonstrations else 'no demonstrations'}):"
+    ]
     for i in order:
         number = int(answers.doc_ids[i])
-        told.append(f"  document {number}: A {a[i]:.3g}, B {b[i]:.3g}")
+        printed.append(f"  document {number}: A {a[i]:.3g}, B {b[i]:.3g}")
         if number in prompts:
-            told.append(f"    {prompts[number]}")
-    return told
+            printed.append(f"    {prompts[number]}")
+    return printed
 
 
 def _endings(answered: TaskRun, numbers: set[int]) -> Mapping[int, str]:

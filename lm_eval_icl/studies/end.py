@@ -62,7 +62,7 @@ def conclude(progress: StudyProgress, console: Console) -> None:
         drawn = figures.draw(board, folder.path / "figures", study.figures)
         folder.write("board.html", page(board, figures.svgs(board), [folder.path]))
         written = f"board.html, study.csv, study.json, {len(drawn)} files of figures, cells"
-        flips = {entry.name: of for entry in board.entries if (of := flips_of(entry, columns)) is not None}
+        flips = {entry.name: rate for entry in board.entries if (rate := flips_of(entry, columns)) is not None}
         codes = {}  # by entry, how many cells are of other code, or of unknown code
         for entry in board.entries:
             of_entry = table.code[~table.index.duplicated()].loc[[run.path for run in entry.runs]]
@@ -149,7 +149,7 @@ def columns_of(study: Study, leaves: Mapping[str, Leaf]) -> Columns:
             names.append(f"{AVERAGE}, {part}" if part else AVERAGE)
             averages[names[-1]] = tuple(columns)
     alike = frozenset(group for leaf in leaves.values() for group in leaf.alike)
-    return Columns(tuple(names), {column: frozenset(of) for column, of in tasks.items()}, alike, averages)
+    return Columns(tuple(names), {column: frozenset(trained) for column, trained in tasks.items()}, alike, averages)
 
 
 def board_of(results: Sequence[tuple[Cell, Run]], columns: Columns) -> Board:
@@ -172,7 +172,9 @@ def board_of(results: Sequence[tuple[Cell, Run]], columns: Columns) -> Board:
         known = run.all_results[0].task
         if (name := names[_trained(cell)]) != known:
             counts = {
-                key: {name: of[known]} for key in ("left_out", "truncated") if known in (of := run.icl.get(key, {}))
+                key: {name: by_task[known]}
+                for key in ("left_out", "truncated")
+                if known in (by_task := run.icl.get(key, {}))
             }
             configs = {name: run.results["configs"][known]}
             run = replace(

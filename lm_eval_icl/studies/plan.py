@@ -138,8 +138,8 @@ class Plan:
         name = str(model.get("tokenizer", model["pretrained"]))
         if name not in self._tokenizers:
             with refusing(f"tokenizer={name!r}: the tokenizer cannot be loaded"):
-                given = {key: model[key] for key in ("revision", "subfolder", "trust_remote_code") if key in model}
-                self._tokenizers[name] = PromptTokenizer(AutoTokenizer.from_pretrained(name, **given))
+                arguments = {key: model[key] for key in ("revision", "subfolder", "trust_remote_code") if key in model}
+                self._tokenizers[name] = PromptTokenizer(AutoTokenizer.from_pretrained(name, **arguments))
         return self._tokenizers[name]
 
     def record(self) -> list[dict[str, Any]]:

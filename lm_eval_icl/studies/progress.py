@@ -91,7 +91,7 @@ class StudyProgress:
                 for cell in self.grid.cells("test", model, variant):
                     if cell.order > 0 or self.choice(cell) is not None:
                         continue
-                    on_dev = [each.path for *_, cells in self.grid.candidates(cell) for each in cells]
+                    on_dev = [dev_cell.path for *_, cells in self.grid.candidates(cell) for dev_cell in cells]
                     if on_dev[0] not in noted:
                         noted.add(on_dev[0])
                         failed = next((path for path in on_dev if path in self.failed), on_dev[0])
@@ -192,7 +192,7 @@ class StudyProgress:
         def documents(on_dev: Cell) -> int:
             return int(self.results(on_dev)["n-samples"][task.task_name]["effective"])
 
-        scores = [[(self.score(each, rule), documents(each)) for each in cells] for _, _, rule, cells in candidates]
+        scores = [[(self.score(on_dev, rule), documents(on_dev)) for on_dev in cells] for *_, rule, cells in candidates]
         index, means = best(scores, task.higher_is_better().get(dev.metric, True))
         variant, seed, rule, _ = candidates[index]
         curve: list[dict[str, Any]] = []

@@ -42,7 +42,7 @@ def check(
         if "metaicl" not in study.metadata:
             raise InputError(f"{where}: needs the folder of MetaICL's data: give --metadata metaicl=DATA_DIR.")
         options["data"] = study.metadata["metaicl"]
-    given = {
+    arguments = {
         **options,
         "method": model.under.method,
         "model_args": model.training_arguments,
@@ -53,7 +53,7 @@ def check(
         "device": device.removesuffix(":0") if device else None,
     }
     with naming(where):
-        return trainer({name: value for name, value in given.items() if value is not None})
+        return trainer({name: value for name, value in arguments.items() if value is not None})
 
 
 def check_beginning(grid: Grid, folder: StudyFolder, model: Model) -> None:
