@@ -28,7 +28,9 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
         "--results", nargs="+", type=Path, metavar="RESULTS", help="where the entries A and B are found"
     )
     parser.add_argument("--tasks", metavar="T,...", help="the tasks and groups to compare (default: all)")
-    parser.add_argument("--documents", type=int, default=3, metavar="N", help="to show of each task (default: 3)")
+    parser.add_argument(
+        "--documents", type=int, default=3, metavar="N", help="how many documents of each task to show (default: 3)"
+    )
     args = parser.parse_args(arguments)
     console = Console()
     if args.documents < 0:

@@ -17,7 +17,11 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     )
     parser.add_argument("--limit", type=int, default=100, help="documents a task; 0 for all (default: %(default)s)")
     parser.add_argument(
-        "--output", type=Path, default=Path("results/demo"), metavar="DIR", help="of results (default: %(default)s)"
+        "--output",
+        type=Path,
+        default=Path("results/demo"),
+        metavar="DIR",
+        help="the folder of the results (default: %(default)s)",
     )
     args = parser.parse_args(arguments)
     if args.limit < 0 or args.limit == 1:

@@ -24,10 +24,13 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
         "--relationship",
         default="third_party",
         metavar="KIND",
-        help=f"of them to the models' developers: {kinds} (default: third_party)",
+        help=f"what the organization is to the models' developers: {kinds} (default: third_party)",
     )
     parser.add_argument(
-        "--developer", default="local", metavar="NAME", help="of checkpoints whose name has no owner (default: local)"
+        "--developer",
+        default="local",
+        metavar="NAME",
+        help="the owner of checkpoints whose name has none (default: local)",
     )
     args = parser.parse_args(arguments)
     if args.format != "eee":

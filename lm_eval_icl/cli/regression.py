@@ -59,7 +59,7 @@ def options(parser: argparse.ArgumentParser, arguments: list[str]) -> argparse.N
 
 
 def _train(args: argparse.Namespace) -> None:
-    from lm_eval_icl.regression.training import begin, found_method, train
+    from lm_eval_icl.regression.training import begin, method_of, train
 
     configuration = configured(args.config, args.set)
     try:
@@ -68,7 +68,7 @@ def _train(args: argparse.Namespace) -> None:
         raise InputError(f"--seeds {args.seeds}: must be whole numbers, such as 0,1,2.") from None
     names = args.methods.split(",")
     for name in names:
-        found_method(name)
+        method_of(name)
     for run in [begin(args.output, configuration, name, seed) for seed, name in product(seeds, names)]:
         train(run, args.device)
 

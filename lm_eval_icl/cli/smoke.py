@@ -29,7 +29,11 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     parser.add_argument("--limit", type=int, default=3, help="documents a task (default: %(default)s)")
     parser.add_argument("--strict", action="store_true", help="a refusal counts as a failure")
     parser.add_argument(
-        "--time-limit", type=float, default=120, metavar="SECONDS", help="of several types, for each (default: 120)"
+        "--time-limit",
+        type=float,
+        default=120,
+        metavar="SECONDS",
+        help="how long each of several types may take (default: 120)",
     )
     parser.add_argument(
         "--record", type=Path, metavar="FILE", help="keep results here; types that are in it are not run again"

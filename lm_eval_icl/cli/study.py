@@ -37,8 +37,8 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     parser.add_argument(
         "--rerun",
         action="store_true",
-        help="run cells again, and choose demonstrations again, that other code has made than this, that do not say "
-        "which code, or that are damaged; each is replaced when the new one is there",
+        help="run cells again, and choose demonstrations again, if other code made them, if they do not say which code "
+        "did, or if they are damaged; each is replaced when the new one is there",
     )
     parser.add_argument("--model_args", metavar="K=V,...", help="another model (pretrained=...), or more for each")
     parser.add_argument("--tasks", metavar="T,...", help="other tasks")
@@ -56,7 +56,7 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
         nargs="?",
         const="",
         metavar="ADDRESS",
-        help="run on the cluster of Ray at this address, or without one on several workers of this machine",
+        help="run on the Ray cluster at this address; without an address, on several workers of this machine",
     )
     parser.add_argument("--metadata", metavar="K=V,...", help="metadata of the tasks, as for lm_eval")
     parser.add_argument("--include_path", metavar="DIR", help="a folder of further tasks")

@@ -159,7 +159,7 @@ def training(options: Mapping[str, Any]) -> Callable[[], None]:
 def read_options(parser: argparse.ArgumentParser, arguments: list[str]) -> dict[str, Any]:
     """The arguments of the command line, and those of the --config file that the command line does not have."""
     parser.argument_default = argparse.SUPPRESS
-    trained = "icl, nope, prefixicl, pcw, saicl, invicl, or MODULE:CLASS"
+    trained = "icl, nope, prefixicl, pcw, saicl, invicl, sbp, star, or MODULE:CLASS"
     parser.add_argument("method", metavar="METHOD", nargs="?", help=trained)
     parser.add_argument("--config", type=Path, metavar="FILE.yaml", help="arguments, by name")
     parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint in --output")

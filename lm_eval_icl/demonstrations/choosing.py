@@ -16,14 +16,12 @@ from tqdm import tqdm
 from lm_eval_icl.demonstrations import best_random, lens
 from lm_eval_icl.demonstrations.best_random import ScoredSet
 from lm_eval_icl.demonstrations.draw import draw
-from lm_eval_icl.demonstrations.how import METHODS, SEARCHES
+from lm_eval_icl.demonstrations.how import SEARCHES
 from lm_eval_icl.demonstrations.pool import Pool
 from lm_eval_icl.demonstrations.reading import PoolReader, TaskPool
 from lm_eval_icl.demonstrations.select import SELECTORS, checked, in_prompt_order, select
 from lm_eval_icl.errors import InputError, log, naming
 from lm_eval_icl.methods.predictor import DoesNotFit, Predictor
-
-HOW = ("random", "stratified", *METHODS)
 
 
 @dataclass(frozen=True)

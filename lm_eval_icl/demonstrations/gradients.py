@@ -68,6 +68,6 @@ def cover(pool: Pool, n: int, nearness: np.ndarray) -> list[int]:
     return picks.rows
 
 
-def parts(rows: int, size: int = 256) -> list[slice]:
-    """The rows of a large matrix in parts, so that what is made on the way stays small."""
-    return [slice(start, start + size) for start in range(0, rows, size)]
+def parts(rows: int) -> list[slice]:
+    """The rows of a large matrix in parts of 256, so that what is made on the way stays small."""
+    return [slice(start, start + 256) for start in range(0, rows, 256)]

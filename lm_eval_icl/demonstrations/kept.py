@@ -163,7 +163,7 @@ def about(how: How, model: Mapping[str, Any] | None) -> dict[str, Any]:
 
 @cache
 def code() -> str | None:
-    """A digest of the code that choices depend on (`identity.code_of_numbers`)."""
+    """A digest of the code that choices depend on (`methods.code.code_of_numbers`)."""
     return code_of_numbers("demonstrations/choosing.py", "harness/pools.py", method=ICL)
 
 

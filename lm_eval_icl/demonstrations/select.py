@@ -31,12 +31,10 @@ class Selector:
             n rows at least, and n is 1 at least.
         needs: which attributes of the pool it reads. One that reads "labels" means the same C labels for every
             document, as class balance does for any method.
-        paper: where it is from.
     """
 
     function: Callable[..., list[int]]
     needs: tuple[str, ...]
-    paper: str
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -46,19 +44,17 @@ class Selector:
 
 
 _ALL = ("labels", "features", "probabilities")
-_COLEMAN = "Coleman et al. 2019, https://arxiv.org/abs/1906.11829"
-_IYER = "Iyer et al. 2021, https://arxiv.org/abs/2006.15412"
 SELECTORS = {
-    "herding": Selector(herding, ("features",), "Chen, Welling and Smola 2010, https://arxiv.org/abs/1203.3472"),
-    "k_center": Selector(k_center, ("features",), "Sener and Savarese 2018, https://arxiv.org/abs/1708.00489"),
-    "entropy": Selector(entropy, ("probabilities",), _COLEMAN),
-    "least_confidence": Selector(least_confidence, ("probabilities",), _COLEMAN),
-    "margin": Selector(margin, ("probabilities",), _COLEMAN),
-    "cal": Selector(cal, _ALL, "Margatina et al. 2021, https://arxiv.org/abs/2109.03764"),
-    "craig": Selector(craig, _ALL, "Mirzasoleiman et al. 2020, https://arxiv.org/abs/1906.01827"),
-    "gradmatch": Selector(gradmatch, _ALL, "Killamsetty et al. 2021, https://arxiv.org/abs/2103.00123"),
-    "facility_location": Selector(facility_location, _ALL, _IYER),
-    "graph_cut": Selector(graph_cut, _ALL, _IYER),
+    "herding": Selector(herding, ("features",)),
+    "k_center": Selector(k_center, ("features",)),
+    "entropy": Selector(entropy, ("probabilities",)),
+    "least_confidence": Selector(least_confidence, ("probabilities",)),
+    "margin": Selector(margin, ("probabilities",)),
+    "cal": Selector(cal, _ALL),
+    "craig": Selector(craig, _ALL),
+    "gradmatch": Selector(gradmatch, _ALL),
+    "facility_location": Selector(facility_location, _ALL),
+    "graph_cut": Selector(graph_cut, _ALL),
 }
 
 

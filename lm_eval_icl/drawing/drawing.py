@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 # How many tokens a row may have; with more, single cells could not be told apart.
 LIMIT = 200
+_LABEL = 24  # the most characters of a token's label
 
 
 @dataclass(frozen=True)
@@ -137,8 +138,8 @@ def _parts(where: str, contents: Any) -> tuple[FewShotPrompt, str]:
     return prompt, parts["answer"]
 
 
-def visible(text: str, limit: int = 24) -> str:
-    """A token's text as a label on one line, of at most `limit` characters and a "…".
+def visible(text: str) -> str:
+    """A token's text as a label on one line. What is longer than `_LABEL` characters is cut, and ends with "…".
 
     Blanks, and characters that are invisible or that control a terminal or the direction of the text, are replaced by
     visible ones.
@@ -155,8 +156,8 @@ def visible(text: str, limit: int = 24) -> str:
     if text and unicodedata.category(text[0]).startswith("M"):
         pieces.insert(0, "◌")  # a combining accent would be drawn on the character before the label
     ends = list(itertools.accumulate(map(len, pieces)))
-    whole = not ends or ends[-1] <= limit
-    return "".join(pieces if whole else [*pieces[: bisect.bisect_left(ends, limit)], "…"])
+    whole = not ends or ends[-1] <= _LABEL
+    return "".join(pieces if whole else [*pieces[: bisect.bisect_left(ends, _LABEL)], "…"])
 
 
 def draw(method: Method, parts: Parts) -> Drawing:

@@ -116,7 +116,7 @@ class CheckedHFLM(DividedDocuments):
         self._check_config(self._config)
 
     def _check_device(self) -> None:
-        """Refuse a device that is not there, and for which `HFLM` takes another one."""
+        """Refuse a device that is not there: `HFLM` would take another one in its place."""
         device, placed = self._forwarded.get("device"), ("parallelize", "tp_plan", "device_map")
         if device is None or isinstance(device, Unasked):
             return

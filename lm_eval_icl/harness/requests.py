@@ -128,8 +128,8 @@ def fit_requests(
         quiet: show no progress bar.
 
     Raises:
-        InputError: documents do not fit, whatever `overflow` allows to leave out, or the method's arguments do not
-            allow the number of demonstrations that a prompt has, or of those that would be left.
+        InputError: documents do not fit even without all that `overflow` allows to leave out, or the method's arguments
+            do not allow as many demonstrations as a prompt has, or as few as would be left of them.
     """
     prompts = ((i.task_name, i.args[0]) for i in instances)
     numbers = {(task, len(prompt.demonstrations)) for task, prompt in prompts if isinstance(prompt, FewShotPrompt)}

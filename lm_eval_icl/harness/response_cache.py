@@ -91,9 +91,6 @@ class Responses:
         # Writes the remaining responses when the run ends in any way, unless the process is killed.
         weakref.finalize(self, _save_at_last, path, self._unsaved)
 
-    def __len__(self) -> int:
-        return len(self._known)
-
     def __contains__(self, key: str) -> bool:
         return key in self._known
 

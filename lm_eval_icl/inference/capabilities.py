@@ -33,7 +33,7 @@ class Capabilities:
 
     Attributes:
         has_other_states: the model keeps more of the tokens it has read than keys and values
-            (`inference.memory.has_other_states`). No mask and no given position has an effect on such states.
+            (`inference.caches.has_other_states`). No mask and no given position has an effect on such states.
         stepwise: behind a memory, the model reads tokens only one by one.
         obeys_mask: a token that is hidden by a 4-D mask does not influence the result.
         sees_ahead: a token attends to tokens behind it if a 4-D mask shows them.

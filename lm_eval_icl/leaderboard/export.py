@@ -215,8 +215,8 @@ def _evaluation(run: Run, result: TaskResult) -> dict[str, Any]:
     uncertainty = _uncertainty(run, result)
     # Of lm-eval's arguments of the generation, those that the schema has a name for.
     names = {"temperature": "temperature", "top_p": "top_p", "top_k": "top_k", "max_gen_toks": "max_tokens"}
-    given = {name: at(config, "generation_kwargs", theirs) for theirs, name in names.items()}
-    generation = {name: value for name, value in given.items() if number(value) is not None}
+    arguments = {name: at(config, "generation_kwargs", theirs) for theirs, name in names.items()}
+    generation = {name: value for name, value in arguments.items() if number(value) is not None}
     if type(most := generation.get("max_tokens", 1)) is not int or most <= 0:
         del generation["max_tokens"]
     return {

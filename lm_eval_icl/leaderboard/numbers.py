@@ -106,5 +106,5 @@ def verdict(cell: BoardCell, column: Column) -> str:
 
 
 def _minus(text: str) -> str:
-    """With a minus sign for a hyphen in front; zero has none."""
+    """The text of a number with a minus sign in place of a hyphen in front; zero has neither."""
     return text.lstrip("-") if re.fullmatch(r"-[0.]+", text) else re.sub("^-", MINUS, text)

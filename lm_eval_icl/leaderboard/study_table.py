@@ -132,7 +132,7 @@ def _legend(board: Board, entries: Sequence[Entry], common: Sequence[str], flips
         )
     if codes:
         sentences.append(
-            "Cells by other code were made before the code that their numbers come from has changed, those by unknown "
-            "code do not say which made them; --rerun runs both again."
+            "Cells by other code were made before their code was changed, and cells by unknown code do not say which "
+            "code made them; --rerun runs both again."
         )
     return " ".join(filter(None, [*sentences, shown(note)]))

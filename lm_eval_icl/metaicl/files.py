@@ -89,7 +89,7 @@ class MetaICLFolder:
         return [task for task in tasks if not any(self.file(task, SHOTS, seed, "test").is_file() for seed in SEEDS)]
 
     def without_train(self, tasks: Iterable[str], k: int) -> list[str]:
-        """The tasks among these that have no training file of at most k rows."""
+        """The tasks among these that have no file TASK_k_100_train.jsonl, which has k rows at most."""
         return [task for task in tasks if not self.file(task, k, SEEDS[0], "train").is_file()]
 
     def shown(self, task: str, seed: int) -> tuple[Row, ...]:

@@ -52,7 +52,7 @@ class Method(ABC):
     # Some tokens must not see all tokens before them, so the model must obey a 4-D mask.
     needs_mask: ClassVar[bool] = True
     # Context, query and answer are one forward pass over `layout`, so that models can be trained under the method.
-    # Methods that are more run on models that were trained under `icl`.
+    # Methods that are more run on models that were trained under another one, `trained_under`.
     one_pass: ClassVar[bool] = True
     # The memory to which a query attends depends on the query, so two queries never share one.
     memory_depends_on_query: ClassVar[bool] = False

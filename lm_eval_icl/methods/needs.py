@@ -126,7 +126,7 @@ def check_residual_stream(method: Method, model: PreTrainedModel, layer: int) ->
 
 
 def check_memories(method: Method, memories: Sequence[Memory]) -> None:
-    """Check what a method's `encode` has returned: contexts side by side cannot have residuals.
+    """Check what a method's `encode` has returned: only `encode_queries` may return memories with residuals.
 
     Raises:
         InputError: a memory has a residual.

@@ -54,13 +54,13 @@ class RegressionRun:
         file = self.weights(step)
         if not file.is_file():
             raise InputError(f"{file}: there is no such checkpoint: train {self.name} to the end first.")
-        model = Regressor(self.configuration, found_method(self.method))
+        model = Regressor(self.configuration, method_of(self.method))
         with refusing(f"{file}: is no checkpoint of this configuration", "Train again, in another folder."):
             model.load_state_dict(load_file(file))
         return model.to(device).eval()
 
 
-def found_method(name: str) -> Method:
+def method_of(name: str) -> Method:
     """The method of this name.
 
     Raises:
@@ -77,7 +77,7 @@ def begin(output: Path, configuration: Configuration, method: str, seed: int) ->
     Raises:
         InputError: the method is unknown; the folder holds another run, or cannot be written.
     """
-    found_method(method)
+    method_of(method)
     run = RegressionRun(configuration, method, seed, output / f"{method}-{seed}")
     record = run.folder / "run.json"
     if record.is_file():
@@ -139,7 +139,7 @@ def train(run: RegressionRun, device: str) -> None:
         return
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(run.seed)
-        model = Regressor(configuration, found_method(run.method)).to(device).train()
+        model = Regressor(configuration, method_of(run.method)).to(device).train()
     weights = [weight for weight in model.parameters() if weight.requires_grad]
     optimizer = torch.optim.Adam(weights, configuration.learning_rate, fused=True)
     begun, log = _restore(run, model, optimizer)

@@ -134,7 +134,7 @@ class Entry:
         details: revision, dtype and what else tells checkpoints of one name apart; "" if nothing does.
         method: "hf", "icl", ...
         arguments: as text: "T=5, eta=0.01".
-        conditions: what else tells rows apart: "8 shots", "prompts 3fa2", "limit 100"; "" if nothing does.
+        conditions: what else tells rows apart: "8 shots", "prompts 3fa2c1", "limit=100"; "" if nothing does.
         runs: all of its runs, by date.
         cells: by the column's name; those without a result are missing. The tasks of a column that are no columns
             themselves are there too, not compared with anything.

@@ -16,7 +16,7 @@ import numpy as np
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.results import entries as folding
 from lm_eval_icl.results import statistics
-from lm_eval_icl.results.board import AVERAGE, Board, BoardCell, Column, Entry, Pairs
+from lm_eval_icl.results.board import AVERAGE, SIGNIFICANT, Board, BoardCell, Column, Entry, Pairs
 from lm_eval_icl.results.cells import HUGE, combined, common, compare, kind, measured
 from lm_eval_icl.results.commands import commands
 from lm_eval_icl.results.entries import EntryRuns, grouped, shown
@@ -255,7 +255,7 @@ def _entries(rows: Sequence[tuple[EntryRuns, Cells]]) -> dict[Entry, EntryRuns]:
             reads=row.reads,
         )
         row_of[entry] = row
-    # Of rows with the same label, the arguments that they differ in, defaults and quiet ones too.
+    # Rows with the same label show the arguments in which they differ, defaults and quiet ones too.
     labeled: dict[Entry, EntryRuns] = {}
     for alike in grouped(row_of, lambda entry: (entry.checkpoint, entry.details, entry.label)).values():
         resolved = [json.loads(row_of[entry].resolved) for entry in alike]
@@ -336,7 +336,7 @@ def _compared(
                 tied_with_best=rank is not None and rank[0] == 1,
                 marks=tuple(marks),
             )
-    # In the order of the columns; behind them the tasks that are no columns.
+    # Cells stand in the order of the columns, and behind them those of tasks that are no columns.
     ordered = (cells[entry.name] | {**entry.cells, **cells[entry.name]} for entry in entries)
     return tuple(replace(entry, cells=of_row) for entry, of_row in zip(entries, ordered, strict=True)), baselines
 
@@ -344,9 +344,11 @@ def _compared(
 def _rivals(
     entries: Sequence[Entry], row_of: Mapping[Entry, EntryRuns], baseline: str | None
 ) -> dict[str, list[Entry]]:
-    """By an entry's name, the entries that it may be compared with: all of the baseline on its checkpoint, those of the
-    same conditions first, and of these those with fewer arguments. An entry under a decision rule is compared with its
-    own method without it: with the same runs."""
+    """The entries that each entry may be compared with, by its name: all entries of the baseline on its checkpoint.
+
+    Those of the same conditions come first, and among these the ones with fewer arguments. An entry under a decision
+    rule is compared with the same runs without the rule.
+    """
     methods = {row.method for row in row_of.values()}
     if baseline is not None and baseline not in methods:
         one = named(entries, baseline, "--baseline ")
@@ -379,8 +381,8 @@ def _ranks(entries: Sequence[Entry], column: Column, pairs: Pairs) -> dict[str, 
     means = [entry.cells[column.name].estimate.mean for entry in entries]
     for (i, first), (j, second) in itertools.combinations(enumerate(entries), 2):
         if (difference := pairs.get((first.name, second.name), {}).get(column.name)) is not None:
-            # On the prompts that both were asked the other may be better than over all that each was asked.
+            # The entry that is worse over all of its prompts may be better on those that both were asked.
             p[i, j] = p[j, i] = difference.p if difference.mean * (means[i] - means[j]) >= 0 else 1.0
-    ranges = statistics.rank_ranges([column.sign * mean for mean in means], p)
+    ranges = statistics.rank_ranges([column.sign * mean for mean in means], p, SIGNIFICANT)
     paired = ~np.isnan(p).all(axis=1)
     return {entry.name: ranks for entry, ranks, is_paired in zip(entries, ranges, paired, strict=True) if is_paired}

@@ -161,7 +161,8 @@ def matrix(sets: Sequence[PromptSet], features: Callable[[np.ndarray], np.ndarra
 
 
 def values_by_set(cells: Mapping[str, BoardCell], column: Column) -> dict[str, list[float]]:
-    """By set of demonstrations, the values of its orders; over several tasks, of the sets and orders that all have."""
+    """The values of each order of each set of demonstrations, by set. If the column has several tasks, they are
+    weighted means over these, of the sets and orders that all of them have."""
     if not column.weights.keys() <= cells.keys():
         return {}
     by_task = []

@@ -182,19 +182,19 @@ def _allowed(what: str, arguments: Mapping[str, Any], names: set[str], left_out:
         return value is None or isinstance(value, (bool, int)) or (isinstance(value, float) and math.isfinite(value))
 
     allowed = {name: value for name, value in arguments.items() if name in names and is_plain(name, value)}
-    left_out |= {f"{_said(name)} of {what}": None for name in arguments if name not in allowed}
+    left_out |= {f"{_in_comment(name)} of {what}": None for name in arguments if name not in allowed}
     return allowed
 
 
 def _safe(names: Iterable[str], pattern: str, what: str, left_out: dict[str, None]) -> list[str]:
     """The names that are plain names."""
     names = list(names)
-    left_out |= {f"the {what} {_said(name)}": None for name in names if not re.fullmatch(pattern, name)}
+    left_out |= {f"the {what} {_in_comment(name)}": None for name in names if not re.fullmatch(pattern, name)}
     return [name for name in names if re.fullmatch(pattern, name)]
 
 
-def _said(name: str) -> str:
-    """A name for the comment, which some shells do not take for one."""
+def _in_comment(name: str) -> str:
+    """A name as the comment has it: some shells would run what else stands there."""
     return name if re.fullmatch(r"[\w.-]{1,50}", name) else "of another name"
 
 

@@ -18,8 +18,8 @@ _CHARACTERS = 60  # of a prompt, from its end
 def differing(first: Entry, second: Entry, task: str, most: int) -> list[str]:
     """Lines on the documents of a task with the largest difference of two entries' scores, the largest first.
 
-    With the end of a document's prompt, where the samples are still beside the results. There are no lines of metrics
-    that are no mean of documents' scores, nor where all scores are the same.
+    A line has the end of the document's prompt if the samples are still beside the results. There are no lines if the
+    metric is not a mean of documents' scores, or if all scores are equal.
 
     Args:
         most: how many documents.
@@ -37,13 +37,15 @@ def differing(first: Entry, second: Entry, task: str, most: int) -> list[str]:
         return []
     prompts = _endings(answered, {int(answers.doc_ids[i]) for i in order})
     sets = f"the mean over {len(mine)} sets of demonstrations" if len(mine) > 1 else "one set of demonstrations"
-    told = [f"{shown(task)}, documents that differ most ({sets if answers.demonstrations else 'no demonstrations'}):"]
+    printed = [
+        f"{shown(task)}, documents that differ most ({sets if answers.demonstrations else 'no demonstrations'}):"
+    ]
     for i in order:
         number = int(answers.doc_ids[i])
-        told.append(f"  document {number}: A {a[i]:.3g}, B {b[i]:.3g}")
+        printed.append(f"  document {number}: A {a[i]:.3g}, B {b[i]:.3g}")
         if number in prompts:
-            told.append(f"    {prompts[number]}")
-    return told
+            printed.append(f"    {prompts[number]}")
+    return printed
 
 
 def _endings(answered: TaskRun, numbers: set[int]) -> Mapping[int, str]:

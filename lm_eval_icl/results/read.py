@@ -179,8 +179,8 @@ def _printable(text: str) -> str:
 
 
 def _load(file: _File) -> dict[str, Any] | None:
-    """The JSON of a results file; None for that of something else, of which nobody would think that it has results.
-    `Unusable` is raised if it is damaged or too large."""
+    """The JSON of a results file. None for another kind of file, which was found in a folder and has neither the name
+    nor the key of results. `Unusable` is raised if the file is damaged or too large."""
     try:
         with file.path.open("rb") as opened:
             data = opened.read(RESULTS_BYTES + 1)

@@ -144,7 +144,7 @@ class Run:
 
     @property
     def all_results(self) -> tuple[TaskResult, ...]:
-        """Of all tasks, without and under decision rules."""
+        """The results of all tasks, first those of the model itself and then those under decision rules."""
         return *self.tasks.values(), *self.decided
 
     @property

@@ -139,12 +139,12 @@ def _texts(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
 
 
 def _without_addresses(text: str) -> str:
-    """Without where an object was in memory: lm-eval writes a function as "<function clean at 0x7f08c8b1>"."""
+    """The text without the addresses of objects in memory: lm-eval writes "<function clean at 0x7f08c8b1>"."""
     return re.sub(r" at 0x[0-9a-fA-F]+", "", text)
 
 
 def _portable(value: Any) -> Any:
-    """With the last name alone of paths that begin at the root of somebody's machine."""
+    """The value with only the last name of each path that begins at the root of somebody's machine."""
     if isinstance(value, dict):
         return {name: _portable(inner) for name, inner in value.items()}
     if isinstance(value, list):

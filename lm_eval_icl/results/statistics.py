@@ -225,7 +225,7 @@ def _crossed(a: float, b: float, e: float, n: int, sets: int) -> _Spread:
 
 
 def _estimate(mean: float, spread: _Spread, documents: int, sets: int, bounds: Bounds | None, how: str) -> Estimate:
-    """With the interval from t, cut at the bounds; it has the mean in it."""
+    """An estimate with the interval from t, which is cut at the bounds and contains the mean."""
     error = half = math.sqrt(spread.variance)
     if 0 < error < math.inf:
         half *= _t_quantile((1 + CONFIDENCE) / 2, spread.df)

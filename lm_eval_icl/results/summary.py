@@ -170,11 +170,12 @@ def _number(value: float, column: Column) -> str:
     return f"{100 * value:.1f}%" if column.percent else f"{value:.4g}"
 
 
-def _list(parts: Iterable[str], most: int = 4) -> str:
-    """Words with commas and an "and"; of many, the first ones. Semicolons where there are commas in the words."""
+def _list(parts: Iterable[str]) -> str:
+    """Words joined by commas and an "and", or by semicolons if a word has a comma. Of more than four, the first three
+    stand, and how many more there are."""
     words = list(parts)
     comma = ";" if any("," in word for word in words) else ","
-    if len(words) > most:
-        words = [*words[: most - 1], f"{len(words) - most + 1} more"]
+    if len(words) > 4:
+        words = [*words[:3], f"{len(words) - 3} more"]
     *before, last = words
     return f"{f'{comma} '.join(before)}{';' if comma == ';' else ''} and {last}" if before else last

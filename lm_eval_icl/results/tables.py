@@ -150,7 +150,8 @@ def _which(run: Run, result: TaskResult) -> dict[str, Any]:
 
 
 def _of_documents(run: Run, result: TaskResult, answers: Answers) -> Iterator[dict[str, Any]]:
-    """From the samples beside the results, or else what `collect` has kept: one metric, and no texts."""
+    """The rows of a result's documents: from the samples beside the results, or else from what `collect` has kept,
+    which is one metric and no texts."""
     path = samples_file(run.path, result.task)
     if path.is_file():
         if result.rule is not None:  # the rows of all filters are those of the task itself

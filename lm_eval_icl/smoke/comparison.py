@@ -139,7 +139,8 @@ def measure(
     begun = time.perf_counter()
     with quiet():
         runs = [evaluate(model, load(model), task, shots, order, output, limit) for order in orders]
-    predicted, right = (np.array(each).T for each in zip(*map(answers, runs), strict=True))  # (documents, orders)
+    # Both are (documents, orders).
+    predicted, right = (np.array(by_order).T for by_order in zip(*map(answers, runs), strict=True))
     flips = order_sensitivity([predicted])
     assert flips is not None
     accuracy = right.mean(axis=1)

@@ -203,10 +203,11 @@ class Grid:
         return [cell for variant in variants for cell in self.cells("dev", model, variant)]
 
     def test_cells(self, model: Model, choice: Callable[[Cell], DevChoice | None]) -> list[Cell]:
-        """The cells on the test set; of those that depend on the dev set, those that are chosen so far.
+        """The cells on the test set. If the dev set chooses among cells, only those that it has chosen are there.
 
         Args:
-            choice: what was chosen where a cell is one of those among which is chosen; None if it is not yet.
+            choice: returns what the dev set has chosen among the alternatives to a cell (`candidates`); None as long
+                as nothing is chosen.
         """
         known = []
         for variant in self.variants(model):
@@ -218,12 +219,12 @@ class Grid:
         return known
 
     def candidates(self, cell: Cell) -> list[tuple[Variant, int, str, list[Cell]]]:
-        """Among what is chosen where this cell is one of those that may be: each method with its arguments, each seed,
-        each decision rule (empty for none), and their cells on the dev set, one an order.
+        """The alternatives that the dev set chooses among, this cell's own included: a method with its arguments, a
+        seed and a decision rule (empty for none), with their cells on the dev set, one for each order.
 
-        The arguments that `dev.choose` names are chosen for every set of demonstrations; if it names seeds, one set of
-        demonstrations is chosen too, and if it names decide, a rule. Arguments that it does not name are not chosen
-        among; without decide, all is chosen by what the model says by itself.
+        The arguments that `dev.choose` names are chosen for every set of demonstrations by itself; the others stay. If
+        it names seeds, a set of demonstrations is chosen too, and if it names decide, a rule. Without decide, the
+        model's own decisions are what is compared.
         """
         dev = self.study.dev
         assert dev is not None

@@ -22,11 +22,11 @@ Key = tuple[str, str, int, int, str]
 
 
 class Choices:
-    """The choices of a study: none of a document of its dev set.
+    """The demonstrations that the models of a study have chosen. No document of its dev set is among them.
 
     Args:
-        progress: the study as it stands. If it is rerun, what other code has chosen is chosen again, and what is
-            damaged.
+        progress: the study as it stands. With `rerun`, choices that other code has made, or that are damaged, are made
+            again.
 
     Attributes:
         failed: why a choice could not be made, or its file not be read.
@@ -57,13 +57,14 @@ class Choices:
 
     @staticmethod
     def key(cell: Cell) -> Key | None:
-        """Which choice a cell needs; None if nobody is to choose."""
+        """The key of the choice that a cell needs; None if no model is to choose."""
         if not isinstance(cell.demonstrations, How) or not cell.num_fewshot:
             return None
         return cell.model.folder, cell.task, cell.num_fewshot, cell.seed, str(cell.demonstrations)
 
     def of(self, cell: Cell) -> dict[str, Any] | None:
-        """What was chosen for a cell; None if it is not yet, if its file is damaged, or if nobody is to choose."""
+        """What a model has chosen for a cell. None if no model is to choose, if none has chosen yet, or if the file of
+        the choice is damaged."""
         return None if (key := self.key(cell)) is None else self._read(key)
 
     def _read(self, key: Key) -> dict[str, Any] | None:

@@ -247,7 +247,8 @@ def versions() -> dict[str, str]:
 
 
 def contents_of(worker: Worker) -> dict[str, object]:
-    """Digests of what a study's numbers come from: by task its data, by method its code."""
+    """Digests of what a study's numbers come from: the data of each task, the code of each method, and the code that
+    chooses demonstrations."""
     progress, study = worker.progress, worker.progress.study
     data = {
         f"data of task {name}": (study_tasks.contents(leaf, study.seeds[0]), worker.grid.tasks[name].dev)
@@ -318,13 +319,13 @@ class Actor:
         return located
 
     def run(
-        self, unit: Unit, weights: Mapping[str, str], given: Mapping[str, bytes], trained: list[Any]
+        self, unit: Unit, weights: Mapping[str, str], needed: Mapping[str, bytes], trained: list[Any]
     ) -> dict[str, Any]:
         """Run a unit.
 
         Args:
             weights: as of `Worker`, for the unit's model.
-            given: files of the study's folder that the unit needs.
+            needed: files of the study's folder that the unit needs.
             trained: a reference to the files of the model's checkpoint, which are fetched if they are not here.
 
         Returns:
@@ -337,8 +338,8 @@ class Actor:
 
         worker, root = self.worker, self.folder.path
         if trained and not self.sees and not (self.folder.checkpoints / unit.model.checkpoint).is_dir():
-            given = {**given, **ray.get(trained[0])}
-        for name, content in given.items():
+            needed = {**needed, **ray.get(trained[0])}
+        for name, content in needed.items():
             (root / name).parent.mkdir(parents=True, exist_ok=True)
             (root / name).write_bytes(content)
         worker.weights[unit.model.folder] = dict(weights)
@@ -350,7 +351,7 @@ class Actor:
                 raise
             broken, log = reason(error), traceback.format_exc()
         made = {"train": "checkpoints", "choose": "choices"}.get(unit.kind, "cells")
-        files = {name: content for name, content in _files(root / made, root).items() if given.get(name) != content}
+        files = {name: content for name, content in _files(root / made, root).items() if needed.get(name) != content}
         shutil.rmtree(self.folder.cells)
         self.folder.cells.mkdir()
         return {
@@ -444,12 +445,12 @@ class StudyCluster(Cluster):
         model, root = unit.model, self.folder.path
         choices = self.worker.choices
         paths = [choices.path(key) for key in choices.keys(model.folder, unit.task)] if unit.task else []
-        given = {str(path.relative_to(root)): path.read_bytes() for path in paths if path.is_file()}
+        needed = {str(path.relative_to(root)): path.read_bytes() for path in paths if path.is_file()}
         if model.training and unit.kind != "train" and model.checkpoint not in self._trained:
             files = _files(self.folder.checkpoints / model.checkpoint, root)
             self._trained = {model.checkpoint: self.ray.put(files)}
         trained = [self._trained[model.checkpoint]] if model.checkpoint in self._trained else []
-        return actor.run.remote(unit, self.worker.weights.get(model.folder, {}), given, trained)
+        return actor.run.remote(unit, self.worker.weights.get(model.folder, {}), needed, trained)
 
     def receive(self, unit: Unit, result: Mapping[str, Any]) -> None:
         progress, model = self.progress, unit.model

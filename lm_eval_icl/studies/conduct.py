@@ -147,7 +147,7 @@ class Conductor:
 
         for split in ("dev", "test"):
             of_split = batches(of_first(functools.partial(missing, split)))
-            yield [Unit(model, split, task, tuple(same)) for _, same in groupby(of_split, lambda each: each.requests)]
+            yield [Unit(model, split, task, tuple(same)) for _, same in groupby(of_split, lambda batch: batch.requests)]
 
     def _check_tasks(self) -> None:
         """Refuse to go on with cells of a task that had other documents, demonstrations or prompts."""

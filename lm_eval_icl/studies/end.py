@@ -36,7 +36,7 @@ from lm_eval_icl.studies.progress import StudyProgress
 from lm_eval_icl.studies.tasks import Leaf
 
 _TASKS = 8  # with more tasks, the columns are what the study's file calls its tasks
-_OWN_WAY = "as the task says"  # of which demonstrations are drawn
+_OWN_WAY = "as the task says"  # in place of the name of a way to draw demonstrations
 _RECORDED = ("chosen", "curve", "expected", "metric")
 _CELL = (
     *("path", "model", "method", "arguments", "task", "num_fewshot", "demonstrations", "seed", "order", "split"),
@@ -48,7 +48,7 @@ def conclude(progress: StudyProgress, console: Console) -> None:
     """Record in the results what only the study knows, then write and print what came out.
 
     Raises:
-        InputError: a file cannot be written, or a figure that the study names is not known.
+        InputError: a file cannot be written.
     """
     study, folder = progress.study, progress.folder
     columns = columns_of(study, progress.leaves)
@@ -62,7 +62,7 @@ def conclude(progress: StudyProgress, console: Console) -> None:
         drawn = figures.draw(board, folder.path / "figures", study.figures)
         folder.write("board.html", page(board, figures.svgs(board), [folder.path]))
         written = f"board.html, study.csv, study.json, {len(drawn)} files of figures, cells"
-        flips = {entry.name: of for entry in board.entries if (of := flips_of(entry, columns)) is not None}
+        flips = {entry.name: rate for entry in board.entries if (rate := flips_of(entry, columns)) is not None}
         codes = {}  # by entry, how many cells are of other code, or of unknown code
         for entry in board.entries:
             of_entry = table.code[~table.index.duplicated()].loc[[run.path for run in entry.runs]]
@@ -74,7 +74,7 @@ def conclude(progress: StudyProgress, console: Console) -> None:
     for sentence in study.deviates:
         console.print(f"Deviates: {sentence}", markup=False, highlight=False)
     console.print(f"{folder.path}: {written}", markup=False, highlight=False)
-    if not progress.failed:  # whose responses are kept
+    if not progress.failed:  # the responses of cells that failed are kept
         folder.tidy()
 
 
@@ -149,14 +149,14 @@ def columns_of(study: Study, leaves: Mapping[str, Leaf]) -> Columns:
             names.append(f"{AVERAGE}, {part}" if part else AVERAGE)
             averages[names[-1]] = tuple(columns)
     alike = frozenset(group for leaf in leaves.values() for group in leaf.alike)
-    return Columns(tuple(names), {column: frozenset(of) for column, of in tasks.items()}, alike, averages)
+    return Columns(tuple(names), {column: frozenset(trained) for column, trained in tasks.items()}, alike, averages)
 
 
 def board_of(results: Sequence[tuple[Cell, Run]], columns: Columns) -> Board:
     """The board of a study's cells on the test set.
 
-    Models of several trainings stand in one row where no column is of two: a task that two of them are evaluated on
-    then has two names.
+    If every column belongs to one training alone, the models of all trainings are one row. A task that models of two
+    trainings are evaluated on then has a name for each.
     """
     documents = {_trained(cell): run.all_results[0].documents for cell, run in reversed(results)}
     trainings = list(dict.fromkeys(_trained(cell)[0] for cell, _ in results))
@@ -172,7 +172,9 @@ def board_of(results: Sequence[tuple[Cell, Run]], columns: Columns) -> Board:
         known = run.all_results[0].task
         if (name := names[_trained(cell)]) != known:
             counts = {
-                key: {name: of[known]} for key in ("left_out", "truncated") if known in (of := run.icl.get(key, {}))
+                key: {name: by_task[known]}
+                for key in ("left_out", "truncated")
+                if known in (by_task := run.icl.get(key, {}))
             }
             configs = {name: run.results["configs"][known]}
             run = replace(
@@ -290,10 +292,10 @@ def cells_table(progress: StudyProgress, results: Sequence[tuple[Cell, Run]]) ->
     """One row a finished cell and decision rule, on the test set and on the dev set.
 
     Returns:
-        The columns of `study.csv`; the index is the path of the results file. The model is the checkpoint that the
-        study names; with `training`, that which the training began from. `chosen` is whether the arguments and the seed
-        are those that were chosen, or nothing was to be chosen; `seconds` are of scoring, of cells that share passes
-        each has its part.
+        The columns of `study.csv`; the index is the path of the results file. `model` is the checkpoint that the study
+        names; a model with a `training` was trained from it. `chosen` is true if the arguments and the seed were chosen
+        on the dev set, or if nothing was to be chosen. `seconds` are those of scoring; cells that share passes have
+        equal parts of them.
     """
     rows = []
     for cell, run in results:

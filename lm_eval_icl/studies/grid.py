@@ -383,7 +383,7 @@ class Study(BaseModel):
         return [None if way is None else str(way) for way in demonstrations]
 
     @field_serializer("decide")
-    def _rules_said(self, decide: tuple[Rule | None, ...]) -> list[Any]:
+    def _rules_as_written(self, decide: tuple[Rule | None, ...]) -> list[Any]:
         return ["none" if rule is None else written([rule]) for rule in decide]
 
 
@@ -419,19 +419,19 @@ def read(source: str, overrides: Mapping[str, Any]) -> Study:
         what = did_you_mean(source, known) or "`lm-eval-icl study --list` lists those there are."
         raise InputError(f"{source}: neither a file nor a named study: {what}")
     with refusing(f"{source}: not YAML"):
-        given = yaml.safe_load(text)
-    if not isinstance(given, dict):
+        content = yaml.safe_load(text)
+    if not isinstance(content, dict):
         raise InputError(f"{source}: must be keys and values, such as `methods: [icl, invicl]`.")
     replaced = {key: value for key, value in overrides.items() if key not in ("model_args", "train", "metadata")}
-    given = {str(key): value for key, value in {**given, **replaced}.items() if value is not None}
-    for key in given:  # before the methods are looked at, which are slow to import
+    content = {str(key): value for key, value in {**content, **replaced}.items() if value is not None}
+    for key in content:  # before the methods are looked at, which are slow to import
         if key not in _KEYS:
             near = did_you_mean(key, _KEYS) or f"the keys are {', '.join(_KEYS)}."
             raise InputError(f"{source}: unknown key {key!r}: {near}")
-    if isinstance(given.get("dev"), Mapping):
-        given["dev"] = {"metric": given.get("metric", "acc"), **given["dev"]}
+    if isinstance(content.get("dev"), Mapping):
+        content["dev"] = {"metric": content.get("metric", "acc"), **content["dev"]}
     try:
-        study = Study.model_validate(given, context=overrides)
+        study = Study.model_validate(content, context=overrides)
     except ValidationError as error:
         raise InputError(f"{source}: {_fault(error)}") from error
     if "tasks" not in overrides:

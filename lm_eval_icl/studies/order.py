@@ -47,8 +47,8 @@ class Unit:
 
     Attributes:
         kind: "train", "choose", "dev" or "test".
-        task: the task, but for a training.
-        batches: with the same requests; none but for cells.
+        task: the name of the task; empty for a training.
+        batches: the cells, in batches with the same requests; empty for a training and a choice.
     """
 
     model: Model
@@ -77,9 +77,6 @@ class Queue:
         self._units: dict[str, list[tuple[int, int, Unit]]] = {}  # a heap for each model, by kind and place
         self._places = itertools.count(1)
 
-    def __len__(self) -> int:
-        return sum(map(len, self._units.values()))
-
     def add(self, unit: Unit, again: bool = False) -> None:
         """Put a unit behind those of its model and kind, or before them if it is run again."""
         folder, place = unit.model.folder, next(self._places)
@@ -100,10 +97,10 @@ class Queue:
         return heapq.heappop(self._units[model])[2]
 
     def best(self, held: str | None, workers: Mapping[str, int], fits: Callable[[Model], bool]) -> str | None:
-        """Of which model a worker that is idle takes a unit; None if there is none that it can run.
+        """The model of which an idle worker takes a unit; None if no unit waits that it can run.
 
-        Trainings come first, as all of a model waits for them. Then the worker goes on with the model that it holds.
-        Another model costs it the loading: it takes one whose cells others wait for, and that few workers hold.
+        Trainings come first, because everything else of a model waits for them. Then the worker goes on with the model
+        that it holds. If that has no units, it loads a model whose units others wait for, and which few workers hold.
         """
         waiting = {model: kind for model, kind in self.waiting().items() if fits(self.models[model])}
         return min(

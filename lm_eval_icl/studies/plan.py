@@ -89,8 +89,8 @@ class Plan:
         return together, alone
 
     def _run_together(self, cells: Sequence[Cell]) -> Counter[str]:
-        """What cells take that differ in nothing but the order and the number of passes: the contexts of each order
-        with most passes, and behind each of their memories the queries."""
+        """The passes and tokens of cells that differ only in the order and the number of passes: for each order the
+        contexts, run with the largest number of passes, and for each number of passes the queries."""
         numbers = {passes_of(cell.variant)[1] for cell in cells}
         largest = max(cells, key=lambda cell: passes_of(cell.variant)[1])
         method = model_class(largest.variant.method).method_class.from_arguments(largest.variant.arguments)
@@ -138,8 +138,8 @@ class Plan:
         name = str(model.get("tokenizer", model["pretrained"]))
         if name not in self._tokenizers:
             with refusing(f"tokenizer={name!r}: the tokenizer cannot be loaded"):
-                given = {key: model[key] for key in ("revision", "subfolder", "trust_remote_code") if key in model}
-                self._tokenizers[name] = PromptTokenizer(AutoTokenizer.from_pretrained(name, **given))
+                arguments = {key: model[key] for key in ("revision", "subfolder", "trust_remote_code") if key in model}
+                self._tokenizers[name] = PromptTokenizer(AutoTokenizer.from_pretrained(name, **arguments))
         return self._tokenizers[name]
 
     def record(self) -> list[dict[str, Any]]:

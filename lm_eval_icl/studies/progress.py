@@ -91,7 +91,7 @@ class StudyProgress:
                 for cell in self.grid.cells("test", model, variant):
                     if cell.order > 0 or self.choice(cell) is not None:
                         continue
-                    on_dev = [each.path for *_, cells in self.grid.candidates(cell) for each in cells]
+                    on_dev = [dev_cell.path for *_, cells in self.grid.candidates(cell) for dev_cell in cells]
                     if on_dev[0] not in noted:
                         noted.add(on_dev[0])
                         failed = next((path for path in on_dev if path in self.failed), on_dev[0])
@@ -178,8 +178,8 @@ class StudyProgress:
         return float(next(value for name, value in values.items() if name.startswith(f"{metric},")))
 
     def choice(self, cell: Cell) -> DevChoice | None:
-        """What was chosen on the dev set where this cell is one of those among which is chosen (`Grid.candidates`), by
-        the mean over orders (`choose.best`); None if a cell on the dev set is missing."""
+        """What the dev set chooses among the alternatives to this cell (`Grid.candidates`), by the mean over orders
+        (`choose.best`); None if a cell on the dev set is missing."""
         candidates, dev = self.grid.candidates(cell), self.study.dev
         key = candidates[0][-1][0].path
         if key in self._choices:
@@ -192,7 +192,7 @@ class StudyProgress:
         def documents(on_dev: Cell) -> int:
             return int(self.results(on_dev)["n-samples"][task.task_name]["effective"])
 
-        scores = [[(self.score(each, rule), documents(each)) for each in cells] for _, _, rule, cells in candidates]
+        scores = [[(self.score(on_dev, rule), documents(on_dev)) for on_dev in cells] for *_, rule, cells in candidates]
         index, means = best(scores, task.higher_is_better().get(dev.metric, True))
         variant, seed, rule, _ = candidates[index]
         curve: list[dict[str, Any]] = []
@@ -207,7 +207,8 @@ class StudyProgress:
     # What comes out.
 
     def record(self) -> dict[str, Any]:
-        """What `study.json` says: the grid, the cells, what was chosen, and how much was run."""
+        """What `study.json` says of the grid, the versions, the cells, what failed and what was chosen. The command
+        adds the form of the file and how much was run."""
         cells = self.all_cells()
         choices: dict[str, Any] = {}
         for cell in filter(self.is_done, cells):

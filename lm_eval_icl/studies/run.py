@@ -128,8 +128,8 @@ class Models:
 
     def __init__(self, arguments: Mapping[str, Any], options: Options, located: Mapping[str, Any]) -> None:
         self.arguments, loaded = arguments, {**arguments, **located}
-        given = {"device": options.device, "batch_size": options.batch_size}
-        self.first: ICLModel = model_class("icl").create_from_arg_obj(loaded, given)
+        where = {"device": options.device, "batch_size": options.batch_size}
+        self.first: ICLModel = model_class("icl").create_from_arg_obj(loaded, where)
         if self.first._is_tensor_parallel:
             raise InputError("models: tp_plan: a study does not divide the passes of a model: leave it out.")
         self.rank, self.world_size, self.loaded = self.first.rank, self.first.world_size, Loaded(self.first)
@@ -221,7 +221,7 @@ def run_cells(
     """
     variant = max((cell.variant for cell in cells), key=lambda variant: passes_of(variant)[1])
     tasks = {cell.order: prepared(cell.order) for cell in cells}
-    kinds = {instance.request_type for each in tasks.values() for instance in each.task.instances}
+    kinds = {instance.request_type for ready in tasks.values() for instance in ready.task.instances}
     if variant.method == HF or kinds != {"loglikelihood"}:
         for cell in cells:
             number = passes_of(cell.variant)[1]
@@ -241,7 +241,7 @@ def run_cells(
         model = _with_passes(models, variant, max(numbers))
         with models.naming(variant):
             model.begin([])  # so that its limits are those of this number of passes
-            deciding = {order: _with_rules(each.task, model) for order, each in tasks.items()}
+            deciding = {order: _with_rules(ready.task, model) for order, ready in tasks.items()}
             instances = [instance for task in deciding.values() for instance in task.instances]
             scores = score(model, list(deciding.values()), instances, numbers, path)
             model.finish()
@@ -278,7 +278,7 @@ def _together(model: ICLModel, tasks: Iterable[Prepared], wanted: set[int]) -> l
     of them, the cells of one pass are scored by themselves, as they have other prompts.
     """
     if len(wanted) > 1 and 1 in wanted and model.common.overflow != "error":
-        model.begin([each.task for each in tasks])
+        model.begin([ready.task for ready in tasks])
         model.run.check()
         if in_any(bool(model.run.left_out or model.run.truncated)):  # each process has other documents
             return [{1}, wanted - {1}]

@@ -119,8 +119,8 @@ def _time_left(progress: StudyProgress, cells: Sequence[Cell], left: Sequence[Ce
             measured[cell.model.folder, cell.variant.method].append(seconds)
     if not measured:
         return f"{len(left)} left; no cell is done that was timed, from which their time could be estimated"
-    every = fmean(seconds for some in measured.values() for seconds in some)
-    means = {key: fmean(some) for key, some in measured.items()}
+    every = fmean(seconds for of_method in measured.values() for seconds in of_method)
+    means = {key: fmean(of_method) for key, of_method in measured.items()}
     total = sum(means.get((cell.model.folder, cell.variant.method), every) for cell in left)
     return f"{len(left)} left: about {_duration(total)} of scoring, by the cells that are done"
 

@@ -59,8 +59,8 @@ class Leaf:
 
     def groups(self, asked: Collection[str] | None = None) -> tuple[str, ...]:
         """The groups that contain it, of those names in the study's `tasks`, or of all."""
-        of = [groups for name, groups in self.inside.items() if asked is None or name in asked]
-        return tuple(dict.fromkeys(group for groups in of for group in groups))
+        containing = [groups for name, groups in self.inside.items() if asked is None or name in asked]
+        return tuple(dict.fromkeys(group for groups in containing for group in groups))
 
     def shots(self, num_fewshot: int | None) -> int:
         """How many demonstrations it has, as lm-eval decides it: a task with 0 in its configuration keeps 0."""

@@ -15,14 +15,20 @@ from lm_eval_icl.studies.grid import Study
 # Of lm-eval's model arguments, those that put other weights in place of a checkpoint's, or on top of them.
 _OTHER_WEIGHTS = {"peft", "delta", "gguf_file", "gptqmodel", "autogptq"}
 
-# Checks the options of `lm-eval-icl train`, and gives what trains.
+# Checks the options of `lm-eval-icl train`, and returns what trains.
 Trainer = Callable[[Mapping[str, Any]], Callable[[], None]]
 
 
 def check(
     study: Study, model: Model, folder: StudyFolder, device: str | None, include_path: str | None, trainer: Trainer
 ) -> Callable[[], None]:
-    """Check the options of a model's training, and give what trains it.
+    """Check the options of a model's training, and return what trains it.
+
+    Args:
+        folder: where the model is trained: the study's folder, or a worker's in its place.
+        device: the device of the study; None for the accelerator that is there.
+        include_path: a folder of further tasks.
+        trainer: checks the options of `lm-eval-icl train`, and returns what trains.
 
     Raises:
         InputError: an option cannot be used.
@@ -36,7 +42,7 @@ def check(
         if "metaicl" not in study.metadata:
             raise InputError(f"{where}: needs the folder of MetaICL's data: give --metadata metaicl=DATA_DIR.")
         options["data"] = study.metadata["metaicl"]
-    given = {
+    arguments = {
         **options,
         "method": model.under.method,
         "model_args": model.training_arguments,
@@ -47,7 +53,7 @@ def check(
         "device": device.removesuffix(":0") if device else None,
     }
     with naming(where):
-        return trainer({name: value for name, value in given.items() if value is not None})
+        return trainer({name: value for name, value in arguments.items() if value is not None})
 
 
 def check_beginning(grid: Grid, folder: StudyFolder, model: Model) -> None:

@@ -36,8 +36,8 @@ class Worker:
 
     Attributes:
         weights: the weights that cells of a model already have: its folder -> their digest -> a cell.
-        arguments: with which a model is named in its results and messages.
-        located: those that differ where this process loads it.
+        arguments: returns a model's arguments, as its results and messages have them.
+        located: returns those of them that are different where this process loads the model.
         trains_in: the folder in which models are trained.
 
     Raises:
@@ -203,7 +203,7 @@ class Worker:
 
 
 def other_weights(output: object, model: Model, path: str) -> InputError:
-    """Refuses to add cells to one that another checkpoint of the same name has given."""
+    """The error about a model whose cell was run with other weights under the same name."""
     return InputError(
         f"--output {output}: the weights or the tokenizer of {model.title} have changed since "
         f"{path} was run: give another folder."

@@ -11,8 +11,9 @@ import torch
 from lm_eval.tasks import TaskManager
 
 from lm_eval_icl import cli
+from lm_eval_icl.cli.select import HOW
 from lm_eval_icl.demonstrations import choices
-from lm_eval_icl.demonstrations.choosing import HOW, Chooser
+from lm_eval_icl.demonstrations.choosing import Chooser
 from lm_eval_icl.demonstrations.pool import Pool
 from lm_eval_icl.demonstrations.reading import PoolReader
 from lm_eval_icl.demonstrations.select import SELECTORS, in_prompt_order, select

@@ -22,7 +22,7 @@ from lm_eval_icl.regression.configuration import METHODS, Configuration, configu
 from lm_eval_icl.regression.evaluation import errors, interval, probes
 from lm_eval_icl.regression.functions import SHIFTS, draw_functions, generator, mean_square
 from lm_eval_icl.regression.model import Regressor
-from lm_eval_icl.regression.training import begin, found_method, train
+from lm_eval_icl.regression.training import begin, method_of, train
 from tests import commands, tiny
 
 SMALL = Configuration(
@@ -50,7 +50,7 @@ SMALL = Configuration(
 def regressor(method: str) -> Regressor:
     """A model with random weights in float64; those of the positions are as large as the others."""
     torch.manual_seed(0)
-    model = Regressor(SMALL, found_method(method)).double().eval()
+    model = Regressor(SMALL, method_of(method)).double().eval()
     for name, weight in model.named_parameters():
         if weight.requires_grad and "ln_" not in name:
             torch.nn.init.normal_(weight, std=0.3)
@@ -269,7 +269,7 @@ def test_methods_get_the_same_functions_and_every_seed_others(monkeypatch: pytes
         training, "draw_functions", lambda *of: (seen.append((drawn := draw_functions(*of))[1]), drawn)[1]
     )
     for name, seed in (("icl", 0), ("pcw", 0), ("icl", 1)):
-        training.step_loss(Regressor(SMALL, found_method(name)), seed, 5)
+        training.step_loss(Regressor(SMALL, method_of(name)), seed, 5)
     assert torch.equal(seen[0], seen[1]) and not torch.equal(seen[0], seen[2])
 
 
@@ -289,7 +289,7 @@ def test_training_lowers_the_error_and_probes_of_the_last_layer_find_it(name: st
     )
     run = begin(tmp_path, easy.model_copy(update={"steps": 150, "early": 150, "learning_rate": 5e-3}), name, 0)
     torch.manual_seed(0)
-    before = errors(Regressor(run.configuration, found_method(name)))
+    before = errors(Regressor(run.configuration, method_of(name)))
     train(run, "cpu")
     model = run.load(150, "cpu")
     after = errors(model)
