@@ -16,7 +16,7 @@ from lm_eval_icl.demonstrations import choices
 from lm_eval_icl.demonstrations.choosing import Chooser
 from lm_eval_icl.demonstrations.pool import Pool
 from lm_eval_icl.demonstrations.reading import PoolReader
-from lm_eval_icl.demonstrations.select import SELECTORS, in_prompt_order, select
+from lm_eval_icl.demonstrations.select import in_prompt_order, select
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.harness.plugin import task_dir
 from lm_eval_icl.harness.pools import PoolOfTask
@@ -111,7 +111,7 @@ def test_descriptions_may_depend_on_the_document(predictor):
 # Choices.
 
 
-@pytest.mark.parametrize("how", tiny.slow_but(["herding", "entropy", "lens"], SELECTORS))
+@pytest.mark.parametrize("how", tiny.slow_but(["herding", "entropy"], ["herding", "entropy", "cal", "gradmatch"]))
 def test_the_command_chooses_what_the_method_chooses(how, predictor, pool, capsys, tmp_path):
     file = tmp_path / "chosen.json"
     select_command(how, *MODEL, "--tasks", TASK, "--num_fewshot", 5, "--seeds", "2..3", "--output", file)
