@@ -215,6 +215,13 @@ def test_the_largest_picture(tmp_path, kind):
     assert 10_000 < (tmp_path / f"large.{kind}").stat().st_size < 3_000_000
 
 
+def test_as_many_tokens_are_drawn_as_can_be_told_apart():
+    drawn = drawing.draw(methods.make("icl"), drawing.example(65))
+    assert [len(layout) for _, layout in drawn.passes] == [drawing.LIMIT]
+    with pytest.raises(InputError, match="204 tokens in a row, and 200 at most are drawn"):
+        drawing.draw(methods.make("icl"), drawing.example(66))
+
+
 def test_a_value_that_the_model_decides_is_left_out():
     drawn = drawing.draw(methods.make("batchicl"), drawing.example(3))
     assert drawn.arguments == "positions=sequential, repeat=1"

@@ -226,6 +226,8 @@ def test_copies_and_documents_outside_the_pool_are_not_chosen(predictor, pool, m
     doubled.docs[100:] = doubled.docs[:100]
     chooser = Chooser(doubled, predictor, 5000)
     assert max(chooser._rows(0)) < 100
+    dev, rest = chooser._apart(chooser._rows(0), 40)
+    assert max(dev) >= 100 and {row % 100 for row in dev}.isdisjoint(rest) and rest
     some = Chooser(pool, predictor, 50)
     assert len(some._rows(0)) == 50 and some._rows(0) != some._rows(1)
     assert set(some.choose("herding", 4, 1).indices) <= set(some._rows(1))

@@ -359,6 +359,15 @@ def test_structured_is_icl_with_one_window_and_pcw_with_equal_ones(name):
     assert ours(model, one, alike) == ours(model, other, alike)
 
 
+@pytest.mark.parametrize("name", MODELS)
+def test_structured_counts_the_windows_of_all_repetitions(name):
+    """Repeating the demonstrations is giving them twice."""
+    model, twice = model_of(name), Context(CONTEXT.prefix, CONTEXT.demonstrations * 2)
+    repeated, given = methods.make("structured", {"repeat": 2}), methods.make("structured")
+    for found, wanted in zip(ours(model, repeated), ours(model, given, twice), strict=True):
+        assert_close(found, wanted)
+
+
 def scores(model, method, contexts=(CONTEXT,), own=False, **options):
     """The runner's scores: {(context, query, answer): score}."""
     runner, found = MethodRunner(model, method, **options), {}

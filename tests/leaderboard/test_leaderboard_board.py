@@ -677,6 +677,11 @@ def test_csv_has_the_numbers_of_the_board():
             assert named(board.entries, line["baseline"]).method == "icl"
 
 
+def test_a_text_is_no_formula_in_csv():
+    rows = [{"text": text} for text in ("=a", "+a", " -a", "@a", "a@b", -1.5)]
+    assert tables.csv_text(rows).splitlines() == ["text", "'=a", "'+a", "' -a", "'@a", "a@b", "-1.5"]
+
+
 def test_hostile_names_in_tables():
     board = hostile_board()
     lines = list(csv.reader(io.StringIO(tables.as_csv(board))))

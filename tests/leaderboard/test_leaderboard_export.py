@@ -179,6 +179,15 @@ def test_a_log_says_what_the_run_was(run, tmp_path):
     assert second["metadata"] == {"doc_hash": "hash 1", "predicted_option": "0"}
 
 
+def test_demonstrations_that_were_left_out_were_not_used(run, tmp_path):
+    """Of four demonstrations, two of each of two documents, and so one of each of four."""
+    left_out = {"icl_sst2": {"documents": 2, "demonstrations": 4}}
+    export([replace(run, icl={**run.icl, "left_out": left_out})], tmp_path / "out")
+    ((log, _),) = check_logs(tmp_path / "out")
+    details = log["evaluation_results"][0]["generation_config"]["additional_details"]
+    assert (details["num_fewshot"], float(details["num_fewshot_used"])) == ("4", 3)
+
+
 def test_seeds_and_methods_have_their_own_logs_and_copies_do_not(tmp_path):
     runs = [make_run(tmp_path / "in", seed, model=method) for method in ("icl", "deepthink") for seed in range(3)]
     copy = replace(runs[0], path=tmp_path / "elsewhere" / "results_x.json")

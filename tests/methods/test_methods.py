@@ -438,13 +438,14 @@ def test_thinking_behind_a_window(name):
 
 @torch.no_grad()
 def test_half_precision_keeps_small_steps():
-    """In bfloat16 a step of eta=0.001 is below half a unit in the last place; the running sum is not."""
+    """In bfloat16 a step of eta=0.001 is below half a unit in the last place, mostly; the running sum is not."""
     model, context = tiny.build("llama", torch.bfloat16), CONTEXTS["prefix"]
     (start,) = methods.ICL().encode(model, [context])
     (moved,) = methods.DeepThink(T=30, eta=0.001).encode(model, [context])
     assert moved.layers[0][0].dtype == torch.bfloat16
-    pairs = zip(itertools.chain(*start.layers), itertools.chain(*moved.layers), strict=True)
-    assert not all(torch.equal(one, other) for one, other in pairs)
+    # What the first layer is given does not change.
+    pairs = zip(itertools.chain(*start.layers[1:]), itertools.chain(*moved.layers[1:]), strict=True)
+    assert all((one != other).float().mean() > 0.5 for one, other in pairs)
 
 
 # Algorithm 1 as it stands, layer by layer from GPT-2's weights.

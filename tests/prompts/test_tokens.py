@@ -359,6 +359,12 @@ def test_scores_of_a_tokenizer_whose_words_reach_over_line_breaks_are_those_of_h
     check_scores_are_those_of_hf(tmp_path, tokenizer, FewShotPrompt("", ["Qd\n"], "a\nb"), ("cdddd",))
 
 
+def test_scores_of_an_answer_that_begins_with_bos_behind_nothing_are_those_of_hf(tmp_path):
+    """The token then stands for the empty prompt, and is not scored."""
+    answers = ("<|endoftext|>a film", "a film")
+    check_scores_are_those_of_hf(tmp_path, tiny.byte_level(), FewShotPrompt("", (), ""), answers)
+
+
 def test_a_line_break_that_is_scored_with_every_option_is_said_once(chat_checkpoint, caplog):
     """A chat template ends in one, and lm-eval moves it to the options."""
     path = chat_checkpoint("gpt2")

@@ -63,6 +63,7 @@ def test_runs(folder):
     table = results.runs(folder)
     assert sorted(table.model) == ["hf", "hf", "icl", "icl"] and table.run.is_unique
     assert table.date.is_monotonic_increasing and str(table.date.dt.tz) == "UTC"
+    assert list(results.runs([*table.path][::-1]).path) == list(table.path)  # in the order of the dates
     assert set(table.seed.dropna()) == {7, 8, 1234} and set(table.order) == {0}
     assert table.merge(results.documents(folder), on="run").pretrained_x.nunique() == 1
     assert set(table.cost) == {"alone"} and table.tokens.isna().eq(table.model == "hf").all()

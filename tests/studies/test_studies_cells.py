@@ -10,6 +10,7 @@ import pytest
 
 import lm_eval_icl
 from lm_eval_icl.errors import InputError
+from lm_eval_icl.methods.runner import MethodRunner
 from lm_eval_icl.smoke.demo import model_path
 from lm_eval_icl.studies import folder as study_folder
 from tests import commands, processes
@@ -290,6 +291,25 @@ def test_cells_that_are_run_together_fail_one_by_one(tmp_path, study):
     states = {path.split("/")[1].partition("T=")[2]: state for path, state in record(tmp_path)["cells"].items()}
     assert states == {"1": "done", "2": "failed"}, (failure, record(tmp_path)["failed"])
     assert f"1 of 2 cells failed; the first: {model_path()}, deepthink,T=2: " in failure
+
+
+def test_what_is_stopped_between_two_passes_goes_on_with_the_second(tmp_path, monkeypatch):
+    keys = {"methods": {"deepthink": {"T": [1, 2], "eta": 0.5}}, "seeds": 0}
+    calm, score = running.conduct(tmp_path / "calm", **keys), MethodRunner.score_memories
+
+    def once(*args):
+        yield next(score(*args))
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("lm_eval_icl.harness.response_cache.SECONDS", 0)  # what is finished is written
+        patch.setattr(MethodRunner, "score_memories", once)
+        with pytest.raises(KeyboardInterrupt):
+            running.conduct(tmp_path / "o", **keys)
+    again = running.conduct(tmp_path / "o", **keys)
+    for cell in calm.all_cells():
+        assert running.samples(again, cell) == running.samples(calm, cell)
+    assert [each["shared"]["cells"] for each in running.facts(again)] == [2, 2]  # neither was run again by itself
 
 
 def test_a_full_disk_ends_the_study_at_once_and_leaves_no_half_cell(tmp_path, study, monkeypatch):
