@@ -16,8 +16,9 @@ from lm_eval_icl import methods
 from lm_eval_icl.errors import InputError, Unsupported
 from lm_eval_icl.harness.models import model_class
 from lm_eval_icl.methods import Predictor, deepthink
+from lm_eval_icl.methods.limits import PromptLimits
 from lm_eval_icl.prompts.prompt import FewShotPrompt
-from lm_eval_icl.prompts.tokens import Context
+from lm_eval_icl.prompts.tokens import Context, TokenizedPrompt
 from tests import processes, tiny
 
 DEMONSTRATIONS = [
@@ -124,6 +125,15 @@ def test_a_query_longer_than_a_piece_of_a_pass(checkpoint, name):
     ours, whole = (predictor.score(DEMONSTRATIONS, [query], OPTIONS)[0] for predictor in predictors)
     assert [score for score, _ in ours] == pytest.approx([score for score, _ in whole], abs=1e-5)
     assert predictors[0].generate(DEMONSTRATIONS, [query], max_new_tokens=2)
+
+
+@pytest.mark.parametrize(("name", "needed"), [("icl", 11), ("pcw", 9), ("invicl", 9)])
+def test_a_prompt_may_take_every_position_of_the_model(name, needed):
+    """Beside the prefix and the query, symmetric positions take those of the longest demonstration."""
+    prompt = TokenizedPrompt(Context((1,), ((5, 6, 7), (8, 9))), (3, 4))
+    for positions in (needed, needed - 1):
+        limits = PromptLimits(methods.make(name), "GPT2", positions, None, None, "")
+        assert (limits.too_long(prompt, 3) is None) == (positions == needed)
 
 
 def test_options_of_each_query_and_no_demonstrations(checkpoint):
