@@ -214,6 +214,7 @@ def test_a_set_that_does_not_fit_cannot_win(how, arguments, predictor, pool, cap
         chooser(NARROW - 24).choose(how, 4, 0, **arguments)
 
 
+@pytest.mark.slow
 def test_lens_chooses_and_is_the_same_again(predictor, pool):
     small = {"m": 16, "l": 2, "beams": 2, "iterations": 2, "dev": 12}
     first, second = (Chooser(pool, predictor, 80).choose("lens", 4, 5, **small) for _ in range(2))

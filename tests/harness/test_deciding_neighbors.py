@@ -16,7 +16,7 @@ BOTH = evaluation.task(
 PAIR = {"two": {**TASKS["described"]}, "both": BOTH}
 
 
-@pytest.mark.parametrize(("name", "args"), [("two", {}), ("both", {}), ("both", {"pack_tokens": 4})])
+@pytest.mark.parametrize(("name", "args"), [("two", {}), ("both", {"pack_tokens": 4})])
 def test_neighbors_against_transformers(name, args, checkpoint):
     """Each text is read as a whole, and by itself, in float64."""
     path, task = checkpoint("llama"), PAIR[name]

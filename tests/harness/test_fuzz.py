@@ -116,7 +116,8 @@ slowly = settings(
 seldom = settings(slowly, max_examples=max(1, settings.default.max_examples // 20))
 
 
-@pytest.mark.parametrize("architecture", tiny.slow_but(["gpt2"], TOLERANCE))
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", TOLERANCE)
 @slowly
 @given(arguments=requests(refused=True), data=st.data())
 def test_any_prompt(loaded, architecture, arguments, data):

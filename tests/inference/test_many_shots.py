@@ -67,7 +67,7 @@ def rows(monkeypatch):
 @pytest.mark.parametrize(
     ("name", "dtype", "methods"),
     [
-        *((name, torch.float64, METHODS) for name in ("gpt2", "llama", "opt", "mistral_window")),
+        *((name, torch.float64, METHODS) for name in ("llama", "opt", "mistral_window")),
         ("llama", torch.bfloat16, [methods.make("invicl"), methods.make("pcw")]),
     ],
 )

@@ -132,6 +132,7 @@ def test_how_many_passes_run():
         assert (runner.passes_run, runner.store.encoded) == (passes + 2, encoded)
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_another_context_changes_no_bit():
     """Not even through rounding: what is hidden is not a number of any weight."""

@@ -32,7 +32,7 @@ from lm_eval_icl.results.settings import template
 from lm_eval_icl.training.episodes import EpisodePool, RowDraw
 from lm_eval_icl.training.metaicl import SettingTask
 from lm_eval_icl.training.rows import RowMaker
-from tests import commands, evaluation
+from tests import commands, evaluation, tiny
 
 # Ten tasks that are there whole: both kinds, few and many options, long and short rows, one class among the
 # demonstrations (ethos-race), rows of different numbers of options (ai2_arc).
@@ -378,7 +378,7 @@ def test_a_leaderboard_has_the_tasks_own_decisions(made, model):
     assert template(results, config) != template(results, {**config, "metadata": {**config["metadata"], "pmi": False}})
 
 
-@pytest.mark.parametrize("name", methods.NAMES)
+@pytest.mark.parametrize("name", tiny.slow_but(["icl", "invicl", "deepthink", "saicl", "nbce"], methods.NAMES))
 def test_every_method_runs_them(made, model, name):
     """With what was cut in the results."""
     arguments = {"layer": 1} if name == "batchicl" else {"T": 2} if name == "deepthink" else {}
@@ -541,6 +541,7 @@ def test_every_row_is_drawn_once_an_epoch(made, model):
     assert len(kept.rows) == round(60 * draw.shares["invicl"])
 
 
+@pytest.mark.slow
 def test_the_command_trains_on_a_setting(made, model, tmp_path, capsys):
     def run(output, *more):
         line = f"train invicl --model_args pretrained={model[0]},max_length=900 --metaicl hr_to_lr --data {made}"

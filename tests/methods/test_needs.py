@@ -134,7 +134,9 @@ def test_abilities(architecture):
     assert abilities.window == {"gpt_neo": 24, "gemma2_window": 24}.get(architecture)
 
 
-@pytest.mark.parametrize("architecture", ["gpt2", "opt", "llama", "qwen3", "phi", "gpt_neo"])
+@pytest.mark.parametrize(
+    "architecture", tiny.slow_but(["gpt2", "llama"], ["gpt2", "opt", "llama", "qwen3", "phi", "gpt_neo"])
+)
 def test_without_positions_none_is_left(checkpoint, architecture):
     """Inside `_forward` a given position changes not a bit; outside the model is as it was."""
     lm = model_class("nope")(str(checkpoint(architecture)), device="cpu", dtype="float64")
@@ -144,6 +146,7 @@ def test_without_positions_none_is_left(checkpoint, architecture):
     assert probe(lm.model).obeys_positions
 
 
+@pytest.mark.slow
 def test_no_positions_behind_an_adapter(tmp_path, checkpoint):
     """PEFT's generate runs the model inside; an adapter that does nothing must change nothing."""
     path, names = checkpoint("llama"), ["one_token", "generate"]

@@ -261,6 +261,7 @@ def test_a_model_that_somebody_owns_is_left_as_it_was(checkpoint):
     assert torch.equal(model(ids).logits, before)
 
 
+@pytest.mark.slow
 def test_threads_share_models(checkpoint):
     """Methods that change a model while it runs, on two models, with long queries, whose attention is computed in
     parts: from many threads, the scores of one thread."""

@@ -109,7 +109,7 @@ def test_ids_are_those_of_the_whole_string(kind, prefix, parts, query, answers):
 
 
 @pytest.mark.parametrize("kind", OF_EVERY_KIND)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(
     prefix=TEXT,
     parts=st.lists(TEXT.map(lambda text: text + "\nA: b\n\n"), min_size=1, max_size=2),

@@ -287,6 +287,7 @@ def test_results_say_what_only_the_study_knows(study: tuple[StudyProgress, str])
     assert text.count("(57.9)") == 1 and "eta=0.5" in text and "T chosen on dev" in " ".join(text.split())
 
 
+@pytest.mark.slow
 def test_an_older_folder_and_a_corrected_file(study: tuple[StudyProgress, str]) -> None:
     """Results that do not say it, or say something else, say it afterwards; what is said is not written again."""
     progress, text = study
