@@ -294,8 +294,8 @@ def cells_table(progress: StudyProgress, results: Sequence[tuple[Cell, Run]]) ->
     Returns:
         The columns of `study.csv`; the index is the path of the results file. `model` is the checkpoint that the study
         names; a model with a `training` was trained from it. `chosen` is true if the arguments and the seed were chosen
-        on the dev set, or if nothing was to be chosen. `seconds` are those of scoring; cells that share passes have
-        equal parts of them.
+        on the dev set, or if nothing was to be chosen. `seconds` are those of scoring, missing where they were not
+        measured (`hf`, texts); cells that share passes have equal parts of them.
     """
     rows = []
     for cell, run in results:
@@ -323,7 +323,7 @@ def cells_table(progress: StudyProgress, results: Sequence[tuple[Cell, Run]]) ->
                     "chosen": rule in chosen_rules,
                     "documents": of_rules[rule].documents,
                     "score": of_rules[rule].value,
-                    "seconds": progress.seconds(cell) or 0.0,
+                    "seconds": progress.seconds(cell),
                     "training": _trained(cell)[0],
                     "code": progress.state(cell).partition(" by ")[2],
                     "decide": rule,

@@ -334,6 +334,12 @@ def test_the_table_has_the_studys_metric(tmp_path: Path, own_tasks: None) -> Non
     assert f"{sum(scores) / 2:.3g}" in text and "percent" not in text
 
 
+def test_seconds_that_were_not_measured_are_missing(tmp_path: Path, own_tasks: None) -> None:
+    concluded(tmp_path / "o", methods=["hf", "icl"], dev=None, expected=None)
+    seconds = pd.read_csv(tmp_path / "o/study.csv").set_index("method").seconds
+    assert seconds["hf"].isna().all() and (seconds["icl"] > 0).all()
+
+
 def test_a_study_without_results_says_so(tmp_path: Path, own_tasks: None) -> None:
     """On the test set there is nothing yet, as all cells have failed."""
     progress = running.opened(tmp_path / "o", OPTIONS, **KEYS)
