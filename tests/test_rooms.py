@@ -133,7 +133,7 @@ def modules_of(room: str) -> list[str]:
     [
         # lm-eval registers the names of our methods when its list of models is imported.
         (["methods"], {"torch"}),
-        (["methods", "methods.predictor", "inference.scoring"], FOREIGN),
+        pytest.param(["methods", "methods.predictor", "inference.scoring"], FOREIGN, marks=pytest.mark.slow),
         # A board is made from result files, also where no model could be run.
         ([*modules_of("results"), *modules_of("leaderboard")], {"lm_eval", "torch", "transformers"}),
         # What a command can say at once does not wait for what runs models.

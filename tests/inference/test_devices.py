@@ -51,16 +51,14 @@ def spread(model, first=FIRST, second=SECOND):
     return dispatch_model(model, places, main_device=first)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "method"),
-    tiny.slow_but(
-        [("llama", "deepthink")],
-        [
-            *itertools.product(["llama"], ["invicl", "nope", "saicl", "batchicl", "deepthink", "ape", "nbce"]),
-            ("gpt2", "icl"),
-            ("gpt2", "invicl"),
-        ],
-    ),
+    [
+        *itertools.product(["llama"], ["invicl", "nope", "saicl", "batchicl", "deepthink", "ape", "nbce"]),
+        ("gpt2", "icl"),
+        ("gpt2", "invicl"),
+    ],
 )
 @torch.no_grad()
 def test_a_model_over_two_devices(checkpoint, name, method):

@@ -157,6 +157,7 @@ def test_a_model_with_attention_of_its_own_runs_under_the_whole_mask(spoil, rows
     assert (model in memory._with_other_attention) == (spoil == "other")
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_nothing_waits_for_the_device_until_results_are_read(rows):
     """The meta device raises where a number would have to come to the host: `item`, `tolist`, a boolean index."""

@@ -284,6 +284,7 @@ def test_a_bad_cell_fails_alone_and_is_tried_again(tmp_path, study, monkeypatch)
     assert {file: file.stat().st_mtime_ns for file in times} == times
 
 
+@pytest.mark.slow
 def test_cells_that_are_run_together_fail_one_by_one(tmp_path, study):
     """Thinking twice takes more positions than the model is given, thinking once does not."""
     keys = {"models": f"{running.MODEL},max_length=58", "methods": {"deepthink": {"T": [1, 2]}}, "seeds": 0}

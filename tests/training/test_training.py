@@ -348,6 +348,7 @@ def test_a_run_leaves_a_checkpoint(checkpoint, tmp_path):
         evaluation.run(model, tmp_path / "out", ["one_token"], 2)
 
 
+@pytest.mark.slow
 def test_the_accuracy_is_that_of_scoring(checkpoint, tmp_path):
     """Held-out accuracy of the trained checkpoint, by Predictor, option by option."""
     measured = tiny_run(checkpoint, tmp_path / "out", tasks=[task(size=90)], steps=8, eval_steps=8)[-1]
@@ -432,7 +433,8 @@ class Waiting(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("method", tiny.slow_but(["invicl"], ["icl", "invicl"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["icl", "invicl"])
 def test_a_step_waits_for_nothing(checkpoint, tmp_path, monkeypatch, method):
     """The numbers of steps are read when a second has gone by, and not in every step; all of them are logged, in order.
     What goes from the process that reads texts to the device grows with the tokens of a row, and not their square."""
