@@ -241,8 +241,9 @@ def main() -> None:
         rows = [packed(options.studies), *([read_answers(answers)] if answers.exists() else [])]
         table = pd.concat(rows).sort_values("prediction", key=lambda digits: -digits.str.len(), kind="stable")
         table.drop_duplicates(SET).sort_values(SET, kind="stable").to_csv(answers, index=False)
-        dev, kept = on_dev(options.studies), [pd.read_csv(path) for path in [output / "dev.csv"] if path.exists()]
-        pd.concat([dev, *kept]).drop_duplicates(list(dev.columns[:-1])).to_csv(output / "dev.csv", index=False)
+        if len(dev := on_dev(options.studies)):
+            kept = [pd.read_csv(path) for path in [output / "dev.csv"] if path.exists()]
+            pd.concat([dev, *kept]).drop_duplicates(list(dev.columns[:-1])).to_csv(output / "dev.csv", index=False)
     table = unpacked(read_answers(answers))
     lines = lines_of(table)
     lines.to_csv(output / "findings.csv", index=False, float_format="%.4f")
