@@ -27,7 +27,6 @@ COMMANDS = {
     "leaderboard": "results files into a table, a page and figures",
     "compare": "two runs, or two rows of a leaderboard",
     "collect": "one small file a run, for a leaderboard that is shared",
-    "export": "results in others' formats",
     "regression": "transformers that learn functions in context, and the figures of it",
 }
 # The advice after a Ctrl-C, by command; these go on where they were stopped.

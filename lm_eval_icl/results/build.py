@@ -31,7 +31,7 @@ from lm_eval_icl.results.board import (
 )
 from lm_eval_icl.results.cells import HUGE, combined, common, compare, measured, unused
 from lm_eval_icl.results.fields import CHOSEN
-from lm_eval_icl.results.records import LeftOutFile, Run, count, number
+from lm_eval_icl.results.records import LeftOutFile, RuleFacts, Run, TaskResult, count, number
 from lm_eval_icl.results.statistics import Difference
 from lm_eval_icl.results.summary import summarize
 
@@ -95,7 +95,7 @@ def build(
     """
     left_out = list(left_out)
     runs = sorted(runs, key=lambda run: (run.date, run.digest))
-    units = _usable([TaskRun(run, result) for run in runs for result in run.all_results], left_out)
+    units = _usable([TaskRun(run, result) for run in runs for result in _results(run)], left_out)
     if not units:
         raise InputError("no results of lm-eval that can be used were found.")
     keys = _keys(units, columns_by)
@@ -104,7 +104,7 @@ def build(
     columns = _columns(units, by_column, {unit: names[keys[unit][1]] for unit in units}, tasks, groups)
     of_columns = {task for column in columns for task in column.weights}
     shares = {task for column in columns if column.percent for task in column.weights}
-    rows: list[tuple[RowKey, Mapping[str, list[TaskRun]], Cells]] = []
+    rows: list[tuple[RowKey, dict[str, list[TaskRun]], Cells]] = []
     for key, of_row in grouped(units, lambda unit: keys[unit][0]).items():
         by_task = grouped(of_row, lambda unit: names[keys[unit][1]])
         cells = {task: measured(of, task in shares) for task, of in by_task.items() if task in of_columns}
@@ -175,6 +175,17 @@ def named(entries: Sequence[Entry], name: str, what: str = "") -> Entry:
 # Keys.
 
 
+def _results(run: Run) -> tuple[TaskResult, ...]:
+    """The results of a run; of a study that has chosen a decision rule, those under this one in place of all rules'.
+    What the model says by itself stays beside them, unless other arguments were chosen for the rule."""
+    if "decide" not in (study := run.study).chosen:
+        return run.all_results
+    rule = RuleFacts(CHOSEN, transductive=any(r.rule.transductive for r in run.decided if r.rule is not None))
+    of_rule = [r for r in run.all_results if (r.rule.name if r.rule is not None else None) == study.rule]
+    kept = run.tasks.values() if study.chosen == ("decide",) else ()
+    return *kept, *(replace(result, rule=rule) for result in of_rule)
+
+
 def _usable(units: Sequence[TaskRun], left_out: list[LeftOutFile]) -> list[TaskRun]:
     """The results whose numbers can be shown; the reasons for the others are added to `left_out`."""
     usable = []
@@ -205,7 +216,8 @@ def _keys(units: Sequence[TaskRun], columns_by: Sequence[str]) -> dict[TaskRun, 
     for unit in units:
         rule, parts = unit.result.rule, of_runs[unit.run]
         of_rule = () if rule is None else ((_RULE, rule.name), *_fields(rule.arguments))
-        rows[unit] = RowKey(*(parts.get(part, ()) for part in ("model", "method", "setting")), of_rule, ())
+        model, method, setting = (parts.get(part, ()) for part in ("model", "method", "setting"))
+        rows[unit] = RowKey(model, method, setting, of_rule, ())
         always = {name: unit.result.switches.get(name) or "" for name in columns_by}
         columns[unit] = _fields({"task": unit.result.task, **unit.result.column, **always})
     for name in (n for n in units[0].result.switches if n not in columns_by):
@@ -280,10 +292,10 @@ def _columns(
     if groups is None:
         of_groups: dict[str, dict[Fields, dict[str, float]]] = defaultdict(dict)
         for run, of_run in reversed(grouped(units, lambda unit: unit.run).items()):
-            columns = {unit.result.task: names[unit] for unit in of_run}
+            of_task = {unit.result.task: names[unit] for unit in of_run}
             for group, of_tasks in run.groups.items():
-                if group != AVERAGE and of_tasks.keys() <= columns.keys():
-                    of_group = {columns[task]: weight for task, weight in of_tasks.items()}
+                if group != AVERAGE and of_tasks.keys() <= of_task.keys():
+                    of_group = {of_task[task]: weight for task, weight in of_tasks.items()}
                     rounded = {name: f"{weight:.9g}" for name, weight in of_group.items()}
                     of_groups[group].setdefault(_fields(rounded), of_group)
         for group, variants in of_groups.items():
@@ -292,11 +304,11 @@ def _columns(
     else:
         weights = {name: dict(of) for name, of in groups.items() if of and of.keys() <= by_column.keys()}
     weights |= {name: {name: 1.0} for name in sorted(by_column)}
-    of_task = {name: of[0].result.task for name, of in by_column.items()}
+    task_of = {name: of[0].result.task for name, of in by_column.items()}
     if tasks is not None:
         chosen: dict[str, dict[str, float]] = {}
         for wanted in tasks:
-            found = [n for n in weights if n == wanted or of_task.get(n) == wanted or n.startswith(f"{wanted} (")]
+            found = [n for n in weights if n == wanted or task_of.get(n) == wanted or n.startswith(f"{wanted} (")]
             if not found:
                 known = ", ".join(shown(name) for name in sorted(weights)[:_LISTED])
                 more = f" and {len(weights) - _LISTED} more" if len(weights) > _LISTED else ""
@@ -310,7 +322,7 @@ def _columns(
         if all((part.metric, part.higher_is_better) == (metric, higher_is_better) for part in parts):  # else no mean
             percent = metric in _SHARES and all(0 <= part.value <= 1 for part in parts)
             kind = "task" if name in by_column else "average" if name == AVERAGE else "group"
-            columns.append(Column(name, kind, metric, percent, higher_is_better, of_tasks, of_task.get(name, "")))
+            columns.append(Column(name, kind, metric, percent, higher_is_better, of_tasks, task_of.get(name, "")))
     if not columns:
         raise InputError(
             f"--tasks {','.join(tasks or ())}: the tasks have different metrics, of which there is no mean."
@@ -397,7 +409,8 @@ def _entries(
         alike = [dict(other.model) for other, _, _ in rows if dict(other.model).get("checkpoint", "") == checkpoint]
         fields = ["revision", "dtype", *sorted({n for m in alike for n in m} - {"checkpoint", "revision", "dtype"})]
         differing = [n for n in fields if len({other.get(n) for other in alike}) > 1]
-        details = [v if n in fields[:2] else _words(n, v) for n in differing if (v := model.get(n)) or n not in fields[:2]]
+        known = [n for n in differing if model.get(n) or n not in fields[:2]]
+        details = [model[n] if n in fields[:2] else _words(n, model.get(n)) for n in known]
         runs = tuple({unit.run.digest: unit.run for unit in units}.values())
         given = min(({n: v for n, v in run.arguments.items() if n in method and method[n] != CHOSEN} for run in runs),
                     key=lambda values: (len(values), str(values)))  # fmt: skip
@@ -432,8 +445,8 @@ def _entries(
         differing = [n for n in sorted({n for m in methods for n in m}) if len({m.get(n) for m in methods}) > 1]
         for entry, values in zip(of_label, methods, strict=True):
             more = [f"{n}={values[n]}" for n in differing if n in values]
-            arguments = shown(", ".join(filter(None, [entry.arguments, *more])))
-            labeled[replace(entry, arguments=arguments)] = key_of[entry]
+            text = shown(", ".join(filter(None, [entry.arguments, *more])))
+            labeled[replace(entry, arguments=text)] = key_of[entry]
     return labeled, tuple(shared)
 
 
@@ -447,7 +460,9 @@ def _recorded(runs: Sequence[Run]) -> str:
                  "limit": run.limit, "gen_kwargs": config.get("gen_kwargs") or None,
                  "chat_template": bool(run.results.get("chat_template")) or None,
                  "system_instruction": run.results.get("system_instruction")}  # fmt: skip
-        lines.append("; ".join(f"{name}: {json.dumps(v, ensure_ascii=False)}" for name, v in facts.items() if v is not None))
+        lines.append(
+            "; ".join(f"{name}: {json.dumps(v, ensure_ascii=False)}" for name, v in facts.items() if v is not None)
+        )
     by_line = grouped(zip(lines, runs, strict=True), lambda pair: pair[0])
     texts = []
     for line, pairs in by_line.items():
@@ -503,13 +518,11 @@ def _compared(
             rivals[entry.name] = [] if entry is only else [only]
         else:
             of_entry = (e for e in alike[key.rival] if dict(key_of[e].method).get("method") == baseline != entry.method)
-            rivals[entry.name] = sorted(
-                of_entry, key=lambda e: (key_of[e].switches != key.switches, len(e.arguments))  # noqa: B023
-            )
+            rivals[entry.name] = sorted(of_entry, key=lambda e: (key_of[e].switches != key.switches, len(e.arguments)))
         firsts[entry.name] = {}
         for task, cell in entry.cells.items():
             sets = {r: len(common(cell.sets, r.cells[task].sets)) for r in rivals[entry.name] if task in r.cells}
-            order = sorted(sets, key=lambda r: (key_of[r].switches != key.switches, -sets[r]))  # noqa: B023
+            order = sorted(sets, key=lambda r: (key_of[r].switches != key.switches, -sets[r]))
             if asked := [rival for rival in order if sets[rival]]:
                 firsts[entry.name][task] = asked[0]
         other = {task: rival.cells[task] for task, rival in firsts[entry.name].items()}
@@ -517,7 +530,9 @@ def _compared(
         counts = Counter(rival.name for rival in firsts[entry.name].values())
         same = [rival for rival in rivals[entry.name] if key_of[rival].switches == key.switches]
         if counts:
-            baselines[entry.name] = max((r.name for r in rivals[entry.name]), key=lambda name: counts[name])  # the first
+            baselines[entry.name] = max(
+                (r.name for r in rivals[entry.name]), key=lambda name: counts[name]
+            )  # the first
         elif len(alone := same if len(same) == 1 else rivals[entry.name]) == 1:  # which of several would be a guess
             baselines[entry.name] = alone[0].name
         if key.rule and (base := raw.get((key.model, key.method, key.setting, key.switches))) is not None:

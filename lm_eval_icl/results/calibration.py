@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -45,7 +46,7 @@ def _of_the_right(logprobs: Logprobs, golds: Sequence[int]) -> np.ndarray:
     return np.array([x[g] - x.max() - np.log(np.exp(x - x.max()).sum()) for x, g in zip(values, golds, strict=True)])
 
 
-def binned(items: np.ndarray) -> np.ndarray:
+def binned(items: ArrayLike) -> np.ndarray:
     """(documents, 2 bins): what is summed for the expected calibration error: by bin of confidence, whether the
     prediction is right less its confidence, and 1 for each document. Bins are open below and closed above."""
     values = np.asarray(items, dtype=float)

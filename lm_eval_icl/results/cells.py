@@ -235,8 +235,10 @@ def varied(units: Sequence[TaskRun]) -> list[str]:
     texts: dict[str, set[str]] = {}
     for run in (unit.run for unit in units):
         machine = str(run.results.get("pretty_env_info") or "")
-        found = {what: re.findall(rf"^{name}:(.*)$", machine, re.MULTILINE)[:1]
-                 for what, name in (("torch", "PyTorch version"), ("the GPU", "GPU 0"), ("the CPU", "Model name"))}
+        found = {
+            what: re.findall(rf"^{name}:(.*)$", machine, re.MULTILINE)[:1]
+            for what, name in (("torch", "PyTorch version"), ("the GPU", "GPU 0"), ("the CPU", "Model name"))
+        }
         found |= {"the code of lm-eval-icl": [run.icl.get("commit") or run.icl.get("version")]}
         found |= {what: [run.results.get(f"{what.replace('-', '_')}_version")] for what in ("lm-eval", "transformers")}
         found |= {"their training": [run.study.training]}

@@ -200,9 +200,7 @@ def row_fields(results: Mapping[str, Any], study: StudyFacts) -> dict[str, dict[
     return rows
 
 
-def column_fields(
-    results: Mapping[str, Any], task: str, metric: str, of_filter: str, documents: int
-) -> dict[str, str]:
+def column_fields(results: Mapping[str, Any], task: str, metric: str, of_filter: str, documents: int) -> dict[str, str]:
     """What was asked, as texts by name."""
     config, arguments = mapping(at(results, "configs", task)), mapping(at(results, "config"))
     values = declared("column", {"config": arguments, "file": results, "task": config}, task)

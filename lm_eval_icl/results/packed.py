@@ -57,5 +57,7 @@ def load(path: Path) -> tuple[dict[str, Any], Documents]:
     except (pa.ArrowException, OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         if isinstance(error, Unusable):
             raise
-        raise Unusable(f"is damaged, or no file of `lm-eval-icl collect` ({' '.join(str(error).split())[:200]})") from None
+        raise Unusable(
+            f"is damaged, or no file of `lm-eval-icl collect` ({' '.join(str(error).split())[:200]})"
+        ) from None
     return results, documents

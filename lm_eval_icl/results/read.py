@@ -291,8 +291,6 @@ def _run(
                 weights[group] = of_group
         except Unusable as error:
             notes.append(f"group {group!r} is left out: {error}")
-    if "decide" in study.chosen:
-        tasks, decided = _under_chosen_rule(study, tasks, decided)
     rows = row_fields(results, study)
     arguments = model_arguments(config.get("model_args"))
     for name in ("pretrained", "revision", "dtype"):
@@ -337,18 +335,6 @@ def _time(text: Any) -> float | None:
         return None
 
 
-def _under_chosen_rule(
-    study: StudyFacts, tasks: dict[str, TaskResult], decided: Sequence[TaskResult]
-) -> tuple[dict[str, TaskResult], list[TaskResult]]:
-    """The values of the decision rule that was chosen in place of those of all rules. What the model says by itself
-    stays beside them, unless other arguments were chosen for the rule."""
-    transductive = any(result.rule is not None and result.rule.transductive for result in decided)
-    rule = RuleFacts("chosen on dev", transductive=transductive)
-    of_rules = [*tasks.values()] if study.rule is None else [r for r in decided if r.rule and r.rule.name == study.rule]
-    kept = tasks if study.chosen == ("decide",) else {}
-    return kept, [replace(result, rule=rule) for result in of_rules]
-
-
 def _leaves(group: str, groups: Mapping[str, Sequence[str]]) -> list[str]:
     """The tasks in a group and in the groups in it."""
     tasks: dict[str, None] = {}
@@ -380,7 +366,9 @@ def _weights(
         return {}
     if missing := [task for task in members if task not in tasks]:
         raise Unusable(f"it has no result of its task {missing[0]!r}")
-    n = np.array([count(at(results, "results", task, "sample_len")) or tasks[task].documents for task in members], float)
+    n = np.array(
+        [count(at(results, "results", task, "sample_len")) or tasks[task].documents for task in members], float
+    )
     key = min((tasks[task].metric, tasks[task].filter) for task in members)
     if wanted is not None and key[0] in calibration.METRICS:  # of which lm-eval's own group has no value
         key = next((m, f) for m, _, f in (k.partition(",") for k in values) if f and not m.endswith("_stderr"))

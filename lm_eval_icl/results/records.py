@@ -125,7 +125,7 @@ class StudyFacts:
         """From the two objects of JSON; what has another type is as if it were missing. `study.json` comes first."""
         texts = ("split", "demonstrations", "model", "training", "weights", "rule", "metric")
         both = {**cell, **study}
-        points = both.get("curve") if isinstance(both.get("curve"), list) else []
+        points = both["curve"] if isinstance(both.get("curve"), list) else []
         return cls(
             **{name: value for name in texts if isinstance(value := cell.get(name), str)},
             order=count(cell.get("order")) or 0,

@@ -139,6 +139,7 @@ def rows_of(samples: Iterable[Mapping[str, Any]], asked: Asked) -> Iterator[Docu
     for sample in samples:
         try:
             prompt = first_prompt(sample.get("arguments"))
+            prediction: int | str | None
             prediction, options, gold, logprobs = _choice(sample, asked)
             texts = sample.get("filtered_resps")
             if prediction is None and isinstance(texts, list) and len(texts) == 1 and isinstance(texts[0], str):

@@ -88,7 +88,9 @@ def _verdicts(entries: Sequence[Entry], verdict: Callable[[Entry], str], words: 
     """By verdict, which entries."""
     by_verdict = grouped(entries, verdict)
     phrases = {"better": "better", "worse": "worse", "same": "no difference found"}
-    return [f"{phrase}: {_list(map(words, by_verdict[kind]))}" for kind, phrase in phrases.items() if kind in by_verdict]
+    return [
+        f"{phrase}: {_list(map(words, by_verdict[kind]))}" for kind, phrase in phrases.items() if kind in by_verdict
+    ]
 
 
 def _against_baseline(
@@ -107,14 +109,14 @@ def _against_baseline(
         cell = entry.cells[column.name]
         return column.judged(cell.difference.mean, cell.p_holm) if cell.difference else "same"
 
-    parts = _verdicts(compared, verdict, lambda entry: f"{full(entry)} ({_signed(entry.cells[column.name].difference, column)})")
+    parts = _verdicts(
+        compared, verdict, lambda entry: f"{full(entry)} ({_signed(entry.cells[column.name].difference, column)})"
+    )
     adjusted = f"; p adjusted for {in_all} comparisons" if in_all > 1 else ""
     return f"Compared with {name} (paired, 5%{adjusted}): {'; '.join(parts)}."
 
 
-def _all_pairs(
-    entries: Sequence[Entry], column: Column, pairs: Pairs, told: set[str], full: Words
-) -> list[str]:
+def _all_pairs(entries: Sequence[Entry], column: Column, pairs: Pairs, told: set[str], full: Words) -> list[str]:
     """How the others compare with the best entry of a column under one rule, but those that were spoken of."""
     best, *others = entries
     if len(others) < 2 or best.cells[column.name].rank is None:
@@ -124,7 +126,11 @@ def _all_pairs(
     rest = [entry for entry in others if entry.name not in told]
     from_best = grouped(rest, lambda e: "unpaired" if (best.name, e.name) not in pairs
                         else "tied" if not e.cells[column.name].is_worse else "worse")  # fmt: skip
-    phrases = {"tied": "not significantly worse", "worse": "significantly worse than another", "unpaired": "not asked the same"}
+    phrases = {
+        "tied": "not significantly worse",
+        "worse": "significantly worse than another",
+        "unpaired": "not asked the same",
+    }
     parts = [f"{phrase}: {_list(map(full, from_best[kind]))}" for kind, phrase in phrases.items() if kind in from_best]
     if not parts:
         return []
