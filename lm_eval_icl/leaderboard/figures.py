@@ -296,7 +296,9 @@ def _heatmap(board: Board, most: int) -> _Drawn | None:
         for column in columns
         if (cell := entry.cells.get(column.name)) is not None and cell.difference is not None
     }
-    columns = [column for column in columns if any((entry.name, column.name) in found for entry in board.entries)][:_TASKS]
+    columns = [column for column in columns if any((entry.name, column.name) in found for entry in board.entries)][
+        :_TASKS
+    ]
     entries = [entry for entry in board.entries if any((entry.name, column.name) in found for column in columns)][:most]
     if len(entries) * len(columns) < 2:  # one difference is no map
         return None

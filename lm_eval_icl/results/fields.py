@@ -195,7 +195,7 @@ def row_fields(results: Mapping[str, Any], study: StudyFacts) -> dict[str, dict[
     of_icl = undeclared("icl", icl)
     # What a model of this package says of itself, it says of its arguments too, defaults among them.
     given = {name: text for name, text in undeclared("model_args", arguments).items() if name not in of_icl}
-    on_dev = {name: CHOSEN for name in study.chosen if name in of_icl | given or name in ("seeds", "decide")}
+    on_dev = {name: CHOSEN for name in study.chosen if name in of_icl | given or name == "seeds"}
     rows["method"] |= given | of_icl | on_dev
     return rows
 

@@ -49,7 +49,7 @@ def load(path: Path) -> tuple[dict[str, Any], Documents]:
         if not isinstance(results, dict) or not isinstance(results.get("results"), dict):
             raise Unusable("is no file of `lm-eval-icl collect`")
         documents: Documents = {}
-        values = table.select(["task", *(name for name in DocumentRow._fields)]).to_pydict()
+        values = table.select(["task", *DocumentRow._fields[:-1]]).to_pydict()
         values["metrics"] = [json.loads(metrics) for metrics in values["metrics"]]
         values["logprobs"] = [tuple(logprobs) for logprobs in values["logprobs"]]
         for task, *row in zip(*values.values(), strict=True):

@@ -40,6 +40,7 @@ class DocumentRow(NamedTuple):
         gold: the option that is right; None where that is not known.
         logprobs: the options' log-likelihoods, or what a decision rule makes of them.
         metrics: by lm-eval's name, the value that it aggregates.
+        target: the right answer, as lm-eval writes it; `collect` keeps no such text.
     """
 
     filter: str
@@ -52,6 +53,7 @@ class DocumentRow(NamedTuple):
     gold: int | None
     logprobs: tuple[float, ...]
     metrics: Mapping[str, Any]
+    target: str = ""
 
 
 @dataclass(frozen=True)
@@ -157,7 +159,8 @@ def rows_of(samples: Iterable[Mapping[str, Any]], asked: Asked) -> Iterator[Docu
                 prediction,
                 gold,
                 logprobs,
-                {name: sample[name] for name in names if name in sample},
+                {name: sample[name] for name in names if isinstance(name, str) and name in sample},
+                str(sample.get("target")),
             )
         except RecursionError:
             raise Unusable(f"the sample of document {sample['doc_id']} is nested too deeply") from None

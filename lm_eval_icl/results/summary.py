@@ -33,22 +33,22 @@ def summarize(
         return f"{label} on {entry.on}" if len(checkpoints) > 1 else label
 
     first, *others = columns
-    sentences = []
+    sentences: list[str] = []
     for rule, of_rule in grouped(entries, lambda entry: entry.rule).items():
         in_first = [entry for entry in of_rule if first.name in entry.cells]
         if not in_first:
             continue
         words = "" if not several_rules else "as the models say" if rule is None else f"under the rule {rule}"
-        sentences.append(_highest(in_first, first, full, words))
         of_baseline = _against_baseline(in_first, first, baselines, entries, full)
-        sentences += [of_baseline] if of_baseline else []
         told = set(baselines.values()) if of_baseline else set()
-        sentences += _all_pairs(in_first, first, pairs, told, full)
-    sentences += _against_raw(entries, first, full)
+        parts = [_highest(in_first, first, full, words, constant=not sentences), of_baseline]
+        parts.append(_all_pairs(in_first, first, pairs, told, full))
+        parts.append(_against_raw(in_first, first, full))
+        sentences.append(" ".join(filter(None, parts)))
     others = [column for column in others if not column.weights.keys() <= first.weights.keys()]
     for column in others[: _COLUMNS - 1]:
         of_column = [entry for entry in entries if column.name in entry.cells and entry.rule is None]
-        sentences += [_highest(of_column, column, full, "")] if of_column else []
+        sentences += [_highest(of_column, column, full, "", constant=True)] if of_column else []
     if (rest := len(others) - (_COLUMNS - 1)) > 0:
         sentences.append(f"{rest} more {'columns are' if rest > 1 else 'column is'} not spoken of here.")
     collapsed = []
@@ -63,8 +63,8 @@ def summarize(
     return tuple(sentences)
 
 
-def _highest(entries: Sequence[Entry], column: Column, full: Words, words: str) -> str:
-    """The best value of a column and all entries that have it, beside the score of always giving one answer."""
+def _highest(entries: Sequence[Entry], column: Column, full: Words, words: str, constant: bool) -> str:
+    """The best value of a column and all that have it; with `constant`, the score of always giving one answer."""
     cells = {entry: entry.cells[column.name] for entry in entries}
     best = max(cells, key=lambda entry: column.sign * cells[entry].estimate.mean)
     estimate, majority = cells[best].estimate, cells[best].majority
@@ -79,18 +79,28 @@ def _highest(entries: Sequence[Entry], column: Column, full: Words, words: str) 
         sentence += f": {full(best)}"
         if estimate.low < estimate.high and math.isfinite(estimate.error):
             sentence += f" (95% interval {_number(estimate.low, column)} to {_number(estimate.high, column)})"
-    if majority is None:
+    if majority is None or not constant:
         return f"{sentence}."
     return f"{sentence}. Always giving the most frequent right answer would have {_number(majority, column)}."
 
 
-def _verdicts(entries: Sequence[Entry], verdict: Callable[[Entry], str], words: Words) -> list[str]:
-    """By verdict, which entries."""
+def _verdicts(entries: Sequence[Entry], column: Column, name: str, p_name: str, words: Words) -> str:
+    """Which entries are better or worse, by the difference and the p-value of these names; the others by name alone."""
+
+    def verdict(entry: Entry) -> str:
+        cell = entry.cells[column.name]
+        return column.judged(getattr(cell, name).mean, getattr(cell, p_name))
+
+    def with_difference(entry: Entry) -> str:
+        mean = getattr(entry.cells[column.name], name).mean
+        return f"{words(entry)} ({f'{100 * mean:+.1f} points' if column.percent else f'{mean:+.3g}'})"
+
     by_verdict = grouped(entries, verdict)
-    phrases = {"better": "better", "worse": "worse", "same": "no difference found"}
-    return [
-        f"{phrase}: {_list(map(words, by_verdict[kind]))}" for kind, phrase in phrases.items() if kind in by_verdict
-    ]
+    if list(by_verdict) == ["same"] and len(entries) > 1:
+        return f"no difference was found for any of {len(entries)}"
+    parts = [f"{of} {_list(map(with_difference, by_verdict[of]))}" for of in ("better", "worse") if of in by_verdict]
+    parts += [f"no difference was found for {_list(map(words, by_verdict['same']))}"] if "same" in by_verdict else []
+    return "; ".join(parts)
 
 
 def _against_baseline(
@@ -102,60 +112,30 @@ def _against_baseline(
         return ""
     bases = {baselines[entry.name] for entry in compared}
     base = next(entry for entry in every if entry.name in bases)
-    name = full(base) if len(bases) == 1 else f"{base.method} on the same checkpoint"
+    name = full(base) if len(bases) == 1 else f"{base.method} on the same checkpoint and prompts"
     in_all = sum(e.cells[column.name].difference is not None for e in every if column.name in e.cells)
-
-    def verdict(entry: Entry) -> str:
-        cell = entry.cells[column.name]
-        return column.judged(cell.difference.mean, cell.p_holm) if cell.difference else "same"
-
-    parts = _verdicts(
-        compared, verdict, lambda entry: f"{full(entry)} ({_signed(entry.cells[column.name].difference, column)})"
-    )
-    adjusted = f"; p adjusted for {in_all} comparisons" if in_all > 1 else ""
-    return f"Compared with {name} (paired, 5%{adjusted}): {'; '.join(parts)}."
+    adjusted = f", p adjusted for {in_all} comparisons" if in_all > 1 else ""
+    return f"Compared with {name} (5%{adjusted}): {_verdicts(compared, column, 'difference', 'p_holm', full)}."
 
 
-def _all_pairs(entries: Sequence[Entry], column: Column, pairs: Pairs, told: set[str], full: Words) -> list[str]:
-    """How the others compare with the best entry of a column under one rule, but those that were spoken of."""
-    best, *others = entries
-    if len(others) < 2 or best.cells[column.name].rank is None:
-        return []
+def _all_pairs(entries: Sequence[Entry], column: Column, pairs: Pairs, told: set[str], full: Words) -> str:
+    """Which others are significantly worse than another, of all pairs of a column's entries under one rule; but those
+    that were spoken of. "" if none is, or none was asked the same."""
+    worse = [entry for entry in entries if entry.cells[column.name].is_worse and entry.name not in told]
+    if len(entries) < 3 or not worse:
+        return ""
     names = {entry.name for entry in entries}
     number = sum(column.name in of_pair and names.issuperset(pair) for pair, of_pair in pairs.items())
-    rest = [entry for entry in others if entry.name not in told]
-    from_best = grouped(rest, lambda e: "unpaired" if (best.name, e.name) not in pairs
-                        else "tied" if not e.cells[column.name].is_worse else "worse")  # fmt: skip
-    phrases = {
-        "tied": "not significantly worse",
-        "worse": "significantly worse than another",
-        "unpaired": "not asked the same",
-    }
-    parts = [f"{phrase}: {_list(map(full, from_best[kind]))}" for kind, phrase in phrases.items() if kind in from_best]
-    if not parts:
-        return []
-    return [f"Compared with all others (p adjusted for {number} pairs), beside {full(best)}, {'; '.join(parts)}."]
+    return f"Of all {number} pairs (5%, p adjusted), significantly worse than another: {_list(map(full, worse))}."
 
 
-def _against_raw(entries: Sequence[Entry], column: Column, full: Words) -> list[str]:
-    """How the entries under rules compare with the same runs without the rule."""
-    compared = [e for e in entries if column.name in e.cells and e.cells[column.name].to_raw is not None]
-    sentences = []
-    for rule, of_rule in grouped(compared, lambda entry: entry.rule).items():
-
-        def verdict(entry: Entry) -> str:
-            cell = entry.cells[column.name]
-            return column.judged(cell.to_raw.mean, cell.p_raw) if cell.to_raw else "same"
-
-        parts = _verdicts(of_rule, verdict, lambda e: f"{full(e)} ({_signed(e.cells[column.name].to_raw, column)})")
-        adjusted = f"; p adjusted for {len(compared)} comparisons" if len(compared) > 1 else ""
-        sentences.append(f"{rule}, compared with the same runs without a rule (5%{adjusted}): {'; '.join(parts)}.")
-    return sentences
-
-
-def _signed(difference: object, column: Column) -> str:
-    mean = getattr(difference, "mean", 0.0)
-    return f"{100 * mean:+.1f} points" if column.percent else f"{mean:+.3g}"
+def _against_raw(entries: Sequence[Entry], column: Column, full: Words) -> str:
+    """How the entries under a rule compare with the same runs without it; "" for what the models say themselves."""
+    compared = [entry for entry in entries if entry.cells[column.name].to_raw is not None]
+    if not compared:
+        return ""
+    verdicts = _verdicts(compared, column, "to_raw", "p_raw", full)
+    return f"Compared with the same runs without the rule (5%, p adjusted over the column): {verdicts}."
 
 
 def _number(value: float, column: Column) -> str:

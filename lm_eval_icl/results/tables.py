@@ -25,7 +25,7 @@ _WHICH = ["run", "model", "pretrained", "seed", "order", "task"]
 _RUN = "run path date model pretrained revision dtype arguments chat seed order limit tasks tokens seconds cost".split()
 _SCORE = [*_WHICH, "metric", "filter", "value", "stderr", "shots", "documents"]
 _DOCUMENT = [*_WHICH, "filter", "shots", "arguments", "options", "doc_id", "document", "prompt", "demonstrations"]
-_DOCUMENT += ["gold", "prediction", "loglikelihoods", "probabilities"]
+_DOCUMENT += ["target", "gold", "prediction", "loglikelihoods", "probabilities"]
 
 Paths = str | Path | Sequence[str | Path]
 
@@ -119,6 +119,7 @@ def documents(paths: Paths) -> pd.DataFrame:
         document: a digest of the document and its right answer: the same in runs that asked the same.
         prompt: a digest of the prompt.
         demonstrations: a digest of the prompt's demonstrations, whatever their order; "" without any.
+        target: the right answer, as lm-eval writes it.
         gold: the number of the option that is right; missing where that is not known.
         prediction: the number of the option that is predicted, or the text that the filter left.
         loglikelihoods: of the options, a tuple, or what a decision rule makes of them; empty without options.
@@ -148,6 +149,7 @@ def documents(paths: Paths) -> pd.DataFrame:
                     values["probabilities"] = tuple(map(float, probabilities(row.logprobs))) if row.logprobs else ()
                     metrics = values.pop("metrics")
                     del values["logprobs"]
+                    values["target"] = row.target or (None if row.gold is None else str(row.gold))
                     pairs = {name: tuple(x) if isinstance(x, list) else x for name, x in metrics.items()}
                     rows.append({**which, **values, **pairs})
             except Unusable as error:

@@ -15,6 +15,7 @@ import torch
 from lm_eval.api.model import LM
 from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
+from lm_eval_icl.results.settings import template
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lm_eval_icl import methods
@@ -28,7 +29,6 @@ from lm_eval_icl.metaicl.metric import decision, macro_f1, mean_losses
 from lm_eval_icl.metaicl.reading import Reader, reader
 from lm_eval_icl.metaicl.strings import Sequences, texts
 from lm_eval_icl.results.samples import Asked, read_answers
-from lm_eval_icl.results.settings import template
 from lm_eval_icl.training.episodes import EpisodePool, RowDraw
 from lm_eval_icl.training.metaicl import SettingTask
 from lm_eval_icl.training.rows import RowMaker
