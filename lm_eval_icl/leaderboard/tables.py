@@ -169,7 +169,7 @@ def overview(board: Board, most: int) -> Table:
             )
     if (majority := board.majority(column)) is not None:
         names = (
-            ["always the most frequent answer"] if len(checkpoints) == 1 else ["", "always the most frequent answer"]
+            ["always one answer"] if len(checkpoints) == 1 else ["", "always the most frequent answer"]
         )
         table.add_row(*names, numbers.value(majority, column, unit=True), style="dim")
     return table

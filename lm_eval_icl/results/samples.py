@@ -152,7 +152,7 @@ def rows_of(samples: Iterable[Mapping[str, Any]], asked: Asked) -> Iterator[Docu
             yield DocumentRow(
                 str(sample.get("filter", asked.filter)),
                 sample["doc_id"],
-                digest([_document_hash(sample, asked), target])[:_HASH],
+                _document_hash(sample, asked)[:_HASH] + target[:8],
                 _hash(sample, "prompt_hash", lambda prompt=prompt: prompt)[:_HASH],  # type: ignore[misc]
                 _demonstrations(prompt, asked.front, asked.delimiter)[:_HASH] if asked.shots else "",
                 options,

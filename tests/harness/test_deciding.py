@@ -12,7 +12,6 @@ from lm_eval.api.instance import Instance
 from lm_eval.loggers.evaluation_tracker import EvaluationTracker
 from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
-from lm_eval_icl.results.form import reads_in_words
 
 from lm_eval_icl import decisions
 from lm_eval_icl.decisions import how
@@ -21,6 +20,7 @@ from lm_eval_icl.harness import deciding, rules
 from lm_eval_icl.harness.content_free import Queries
 from lm_eval_icl.harness.tasks import ICLTask
 from lm_eval_icl.methods import Predictor, make
+from lm_eval_icl.results.board import reads_in_words
 from lm_eval_icl.results.build import build
 from lm_eval_icl.results.read import read
 from tests import evaluation, tiny
