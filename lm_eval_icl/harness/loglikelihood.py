@@ -32,7 +32,8 @@ def score(lm: HFLM, run: PreparedRun, runner: MethodRunner, instances: list[Inst
     """The summed log-probability of every continuation, and whether greedy decoding would produce it."""
     requests, hook = run.take(instances), lm.cache_hook
     if runner.capabilities.no_memory:
-        whole = [(request.key, [*request.prompt.tokens], [*request.answer]) for request in requests]
+        rows = [[*request.prompt.context.tokens, *request.prompt.query] for request in requests]
+        whole = [(request.key, ids, [*request.answer]) for request, ids in zip(requests, rows, strict=True)]
         with runner.counting():
             of_whole: list[Score] = lm._loglikelihood_tokens(whole, quiet)
         for instance, (logprob, _) in zip(instances, of_whole, strict=True):

@@ -63,11 +63,6 @@ class TokenizedPrompt:
     context: Context
     query: tuple[int, ...]
 
-    @property
-    def tokens(self) -> tuple[int, ...]:
-        """The whole prompt."""
-        return (*self.context.tokens, *self.query)
-
     def __len__(self) -> int:
         return len(self.context.tokens) + len(self.query)
 
