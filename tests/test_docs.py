@@ -27,17 +27,18 @@ from lm_eval.tasks import TaskManager
 from lm_eval.utils import simple_parse_args_string
 
 from lm_eval_icl import methods, version
-from lm_eval_icl.cli import regression, train
+from lm_eval_icl.cli import train
 from lm_eval_icl.drawing import drawing, picture
 from lm_eval_icl.harness import patches, training
 from lm_eval_icl.harness.arguments import CommonArguments
 from lm_eval_icl.metaicl.files import SETTINGS
 from lm_eval_icl.methods import NAMES
-from lm_eval_icl.regression.configuration import configured
 from lm_eval_icl.smoke import tiny
 from lm_eval_icl.smoke.demo import model_path
 from lm_eval_icl.smoke.smoke import Result, result_of
 from lm_eval_icl.training.train import Settings
+from scripts.regression import __main__ as regression
+from scripts.regression.configuration import configured
 from tests import commands, processes
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -57,7 +58,8 @@ def commands_of(page: Path) -> list[str]:
     shown = re.findall(r"^ {4,}(.*)$", text, re.MULTILINE)
     for block in re.findall(r"```bash\n(.*?)```", text, re.DOTALL):
         shown += [line.strip() for line in block.splitlines()]
-    pattern = r"(?:(?:\w+=\w+ )?(?:accelerate launch|torchrun) .*-m )?((lm_eval_icl|lm_eval|lm-eval-icl) .*)"
+    programs = r"lm_eval_icl|lm_eval|lm-eval-icl|python -m scripts\.regression"
+    pattern = rf"(?:(?:\w+=\w+ )?(?:accelerate launch|torchrun) .*-m )?(({programs}) .*)"
     return [found[1] for line in shown if (found := re.match(pattern, line))]
 
 
@@ -141,8 +143,8 @@ def test_commands_are_ones_that_we_take(page):
         given = dict(itertools.pairwise(words))
         if words[:2] == ["lm-eval-icl", "show"]:
             methods.make(words[2], simple_parse_args_string(given.get("--args", "")))
-        elif words[:2] == ["lm-eval-icl", "regression"]:
-            options = regression.options(argparse.ArgumentParser(), words[2:])
+        elif words[:3] == ["python", "-m", "scripts.regression"]:
+            options = regression.options(argparse.ArgumentParser(), words[3:])
             assert getattr(options, "figure", "figure3") in regression.FIGURES
             if hasattr(options, "config"):
                 configured(options.config, options.set)

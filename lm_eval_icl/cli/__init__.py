@@ -28,13 +28,11 @@ COMMANDS = {
     "compare": "two runs, or two rows of a leaderboard",
     "collect": "one small file a run, for a leaderboard that is shared",
     "export": "results in others' formats",
-    "regression": "transformers that learn functions in context, and the figures of it",
 }
 # The advice after a Ctrl-C, by command; these go on where they were stopped.
 _GO_ON = {
     "train": " With --resume, the same command goes on from the last checkpoint.",
     "study": " The same command goes on from what is in its folder.",
-    "regression": " The same command goes on from what is in its folder.",
 }
 
 
