@@ -13,8 +13,6 @@ from pathlib import Path
 
 # The version of a release; after the release, the next one's with ".dev0".
 VERSION = "0.1.0.dev0"
-# The form of `config.icl` in results files. It rises when readers of the form before would misread it.
-FORM = 1
 
 
 def version() -> str:

@@ -33,9 +33,7 @@ from lm_eval_icl.harness import patches, training
 from lm_eval_icl.harness.arguments import CommonArguments
 from lm_eval_icl.metaicl.files import SETTINGS
 from lm_eval_icl.methods import NAMES
-from lm_eval_icl.smoke import tiny
 from lm_eval_icl.smoke.demo import model_path
-from lm_eval_icl.smoke.smoke import Result, result_of
 from lm_eval_icl.training.train import Settings
 from scripts.regression import __main__ as regression
 from scripts.regression.configuration import configured
@@ -421,36 +419,6 @@ def test_the_version_is_one():
     given += re.findall(r"^version: (.*)$", (ROOT / "CITATION.cff").read_text(), re.MULTILINE)
     given += re.findall(r"^## \[(.*?)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)[:1]
     assert len(given) == 3 and len(set(given)) == 1, given
-
-
-# The table of model types. Made again by: python scripts/make_models_table.py
-
-ROW = runpy.run_path(str(ROOT / "scripts/make_models_table.py"))["row"]
-TYPE_ROWS = [
-    line
-    for line in (DOCS / "reports" / "model-types.md").read_text(encoding="utf-8").splitlines()
-    if line.count("|") == 4
-]
-# Of every kind: plain, without positions, with windows, experts, latent and linear attention, refused.
-SAMPLE = "bart bert deepseek_v3 gemma3 gpt2 zamba2".split()
-
-
-@pytest.mark.pinned
-def test_every_model_type_has_a_row():
-    types = [line.split("`")[1] for line in TYPE_ROWS if line.startswith("| `")]
-    assert sorted(types) == sorted(tiny.types()) and len(types) > 180
-
-
-@pytest.mark.slow
-@pytest.mark.pinned
-@pytest.mark.parametrize("arch", SAMPLE)
-def test_rows_of_model_types_are_what_is_found_now(arch):
-    assert ROW(result_of(arch)) in TYPE_ROWS
-
-
-def test_a_row_of_what_is_wrong():
-    why = "smoke test on llama: icl: a log-likelihood is -1.0, with hf -2.0 (5.0e-01 of its size)"
-    assert ROW(Result("llama", "WRONG", why)).startswith("| `llama` | WRONG | smoke test on llama: icl: a log")
 
 
 # Tests.

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from lm_eval_icl.errors import InputError, LaterForm
+from lm_eval_icl.errors import InputError
 from lm_eval_icl.harness.arguments import check_folders, pairs
 from lm_eval_icl.harness.interrupt import Terminated
 from lm_eval_icl.studies.grid import Study, named, read
@@ -149,17 +149,10 @@ def _run(study: Study, folder: StudyFolder, args: argparse.Namespace, options: O
     from lm_eval_icl.cli.train import training
     from lm_eval_icl.studies.conduct import CellsFailed, Conductor
     from lm_eval_icl.studies.end import conclude
-    from lm_eval_icl.studies.folder import FORM
     from lm_eval_icl.studies.plan import Plan
     from lm_eval_icl.studies.progress import open_study
 
     first = os.environ.get("RANK", "0") == "0"
-    try:
-        folder.record()
-    except LaterForm:
-        raise
-    except InputError:
-        pass  # it is damaged, and written anew
     progress = open_study(study, folder, options, args.include_path, args.rerun)
     conductor = Conductor(progress, args.include_path, training)
     plan: list[dict[str, Any]] = []
@@ -189,7 +182,7 @@ def _run(study: Study, folder: StudyFolder, args: argparse.Namespace, options: O
         ) from stopped
     finally:
         if first:
-            record = {"form": FORM, **progress.record(), "work": {"planned": plan, "done": progress.work()}}
+            record = {**progress.record(), "work": {"planned": plan, "done": progress.work()}}
             folder.write("study.json", json.dumps(record, indent=2, default=str) + "\n")
     if first:
         conclude(progress, console)

@@ -22,14 +22,11 @@ from lm_eval_icl.demonstrations import choices
 from lm_eval_icl.demonstrations.choosing import Choice, Chooser
 from lm_eval_icl.demonstrations.how import How
 from lm_eval_icl.demonstrations.reading import TaskPool
-from lm_eval_icl.errors import InputError, check_form, log, naming
+from lm_eval_icl.errors import InputError, log, naming
 from lm_eval_icl.files import write_atomically
 from lm_eval_icl.methods.code import code_of_numbers
 from lm_eval_icl.methods.icl import ICL
 from lm_eval_icl.methods.predictor import Predictor
-
-# The form of the files. Those without a number are of form 1.
-FORM = 1
 
 
 @dataclass(frozen=True)
@@ -69,7 +66,6 @@ def read(path: Path, pool: TaskPool, n: int, seed: int) -> dict[str, Any] | None
 
     Raises:
         InputError: the file is damaged, or of another pool.
-        LaterForm: a later version has written it.
     """
     try:
         contents = json.loads(path.read_text(encoding="utf-8"))
@@ -79,7 +75,6 @@ def read(path: Path, pool: TaskPool, n: int, seed: int) -> dict[str, Any] | None
         raise InputError(f"{path}: cannot be read ({error}).") from error
     if not choices.is_file_of_choices(contents):
         raise InputError(f"{path}: no file of choices.")
-    check_form(contents.get("form"), FORM, path)
     rows = choices.indices(contents, n, pool.docs, pool.name, seed, pool.sha256)
     if any(map(pool.is_closed, rows)):
         raise InputError(f"{path}: has a document that is evaluated among the demonstrations.")
@@ -94,7 +89,7 @@ def write(path: Path, how: How, pool: TaskPool, n: int, seed: int, choice: Choic
         OSError: it cannot be written.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    contents = {"form": FORM, "about": about(how, model), "tasks": {pool.name: as_json(pool, n, {seed: choice})}}
+    contents = {"about": about(how, model), "tasks": {pool.name: as_json(pool, n, {seed: choice})}}
     write_atomically(path, json.dumps(contents, indent=1) + "\n")
 
 

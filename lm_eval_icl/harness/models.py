@@ -182,7 +182,6 @@ class ICLModel(CheckedHFLM):
         """What lm-eval writes under "config" in the results file: `HFLM`'s information, and what was run ("icl")."""
         return super().get_model_info() | {
             "icl": {
-                "form": version.FORM,
                 **self._origin,
                 "method": self.method.name,
                 **dataclasses.asdict(self.method),

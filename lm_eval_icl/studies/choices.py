@@ -9,7 +9,7 @@ from typing import Any
 from lm_eval_icl.demonstrations import kept
 from lm_eval_icl.demonstrations.choosing import Chooser
 from lm_eval_icl.demonstrations.how import How
-from lm_eval_icl.errors import CannotWrite, InputError, LaterForm, log, reason, writing
+from lm_eval_icl.errors import CannotWrite, InputError, log, reason, writing
 from lm_eval_icl.harness.choosing import predictor
 from lm_eval_icl.harness.pools import PoolOfTask
 from lm_eval_icl.studies import tasks as study_tasks
@@ -72,8 +72,6 @@ class Choices:
             _, task, shots, seed, _ = key
             try:
                 choice = kept.read(self.path(key), self._pools[task], shots, seed)
-            except LaterForm:
-                raise
             except InputError as error:
                 if not self.rerun:
                     self.failed[key] = error.message

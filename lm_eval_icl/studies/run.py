@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, fields, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +45,7 @@ from lm_eval_icl.methods.code import code_of_numbers
 from lm_eval_icl.methods.limits import Request
 from lm_eval_icl.methods.runner import grouped
 from lm_eval_icl.studies.cells import Cell, digest
-from lm_eval_icl.studies.folder import FORM, StudyFolder
+from lm_eval_icl.studies.folder import StudyFolder
 from lm_eval_icl.studies.grid import HF, Variant
 from lm_eval_icl.studies.order import passes_of
 from lm_eval_icl.studies.tasks import Prepared
@@ -141,12 +140,7 @@ class Models:
     @property
     def weights(self) -> str:
         """A digest of the weights, the configuration and the tokenizer: of the files, if they are here."""
-        return self._of_files or self.weights_in_memory
-
-    @cached_property
-    def weights_in_memory(self) -> str:
-        """That digest of what was loaded, which studies wrote before they had that of the files."""
-        return digest(json.dumps(self.loaded.fingerprint, sort_keys=True, default=str))
+        return self._of_files or digest(json.dumps(self.loaded.fingerprint, sort_keys=True, default=str))
 
     def under(self, variant: Variant) -> ICLModel:
         """The model of a method, which is refused if the model does not do what it needs."""
@@ -389,7 +383,6 @@ def save(
     of_model = {name: value for name, value in models.arguments.items() if name not in ours}
     arguments = {**of_model, **cell.variant.arguments}
     study = {
-        "form": FORM,
         "model": cell.model.name,
         **({"training": cell.model.training.name, "checkpoint": cell.model.checkpoint} if cell.model.training else {}),
         "arguments": dict(cell.variant.arguments),

@@ -14,15 +14,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoTokenizer
+from transformers import AutoTokenizer
 
 from lm_eval_icl import cli, methods, version
-from lm_eval_icl.cli import smoke as smoke_command
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.methods import NAMES, PrefixICL
 from lm_eval_icl.smoke import smoke, tiny
 from lm_eval_icl.smoke.demo import model_path
-from lm_eval_icl.smoke.smoke import Result, sweep
 from tests import evaluation
 from tests.processes import Process, command, refusal
 from tests.tiny import slow_but
@@ -52,7 +50,6 @@ def test_smoke_runs_every_method(arch):
         ("t5", "it is an encoder-decoder model"),
         ("clip", "transformers has no causal language model of this type"),
         ("lama", "transformers has no such model type .did you mean 'llama'"),
-        ("musicgen", "it generates sound"),
         ("blt", "lm-eval's hf fails on it .AttributeError: 'BltConfig'"),
     ],
 )
@@ -100,66 +97,6 @@ def test_prompts_are_shorter_and_longer_than_windows():
             assert (length <= tiny.WINDOW) == (copies == 2), (length, query)
 
 
-# Tiny models.
-
-
-@pytest.mark.parametrize("arch", ["llama", "gemma3n_text", "deepseek_v32", "qwen3_next", "jamba", "gpt_oss"])
-@torch.no_grad()
-def test_every_weight_of_a_tiny_model_makes_a_difference(arch):
-    model = tiny.build(arch)
-    ids = torch.arange(5, 105)[None] * 7
-    expected = model(ids).logits
-    for name, weight in model.named_parameters():
-        before = weight.clone()
-        weight.add_(torch.randn_like(weight) * 0.3)
-        assert (model(ids).logits - expected).abs().max() > 1e-5, name
-        weight.copy_(before)
-
-
-@pytest.mark.slow
-@pytest.mark.pinned
-def test_a_tiny_model_has_every_kind_of_layer():
-    for arch in set(tiny.types()) - set(tiny.NONE) - {"gemma3n"}:  # which needs a package more
-        model = tiny.build(arch)
-        default, config = (each.get_text_config() for each in (AutoConfig.for_model(arch), model.config))
-        for name in ("layer_types", "mlp_layer_types"):
-            kinds = set(getattr(default, name, None) or ())
-            assert kinds <= set(getattr(config, name, None) or ()), arch
-        assert sum(weight.numel() for weight in model.parameters()) < 5_000_000, arch
-
-
-# Several model types.
-
-
-@pytest.mark.slow
-def test_sweep_goes_on_after_what_is_wrong(tmp_path, monkeypatch):
-    """After a method that ends the process, and after a type that takes too long."""
-    (tmp_path / "crash.py").write_text(
-        "import os\nfrom lm_eval_icl.methods import ICL\n\n\nclass Crash(ICL):\n    def bind(self, model):\n"
-        "        return os._exit(3) if model.config.model_type == 'gpt2' else self\n"
-    )
-    (tmp_path / "crash-1.dist-info").mkdir()
-    (tmp_path / "crash-1.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: crash\nVersion: 1\n")
-    entry = "[lm_eval_icl.methods]\ncrash = crash:Crash\n"
-    (tmp_path / "crash-1.dist-info" / "entry_points.txt").write_text(entry)
-    monkeypatch.syspath_prepend(tmp_path)  # which the other process gets too
-    record = tmp_path / "results.jsonl"
-    died, fine, none = sweep(["gpt2", "llama", "musicgen"], limit=1, record=record)
-    assert (died.status, died.why) == ("WRONG", "the process died (exit code 3)")
-    assert (fine.status, fine.ran) == ("exact", [*NAMES, "crash"]) and fine.seconds > 0
-    assert (none.status, none.why) == ("none", "it generates sound")
-    (slow,) = sweep(["llama"], time_limit=0.1)
-    assert (slow.status, slow.why) == ("WRONG", "not done after 0.1 seconds")
-    # What is recorded is not run again.
-    monkeypatch.setattr(smoke, "_Worker", None)
-    assert list(sweep(["llama", "gpt2"], record=record)) == [fine, died]
-    record.write_text("no")
-    with pytest.raises(InputError, match=r"results.jsonl: not a record of results .*Remove it"):
-        list(sweep(["llama"], record=record))
-    with pytest.raises(InputError, match=r"nowhere.x: results cannot be kept there .*Name another file"):
-        list(sweep(["llama"], record=tmp_path / "nowhere" / "x"))
-
-
 @pytest.mark.slow
 def test_command_line(tmp_path):
     """As it is started by a user."""
@@ -174,25 +111,10 @@ def test_command_line(tmp_path):
     assert "Running" not in done.stderr  # lm-eval's progress bars
 
 
-@pytest.mark.slow
-def test_command_line_of_several_types():
-    done = command("smoke", "--arch", "bloom,bart,musicgen", "--limit", "1", "--strict")
-    assert done.returncode == 1 and not done.stderr
-    lines = [re.sub(r" +\d+\.\d s", "", line) for line in done.stdout.splitlines()]
-    refused = ", ".join(name for name in NAMES if name not in ("icl", "batchicl", "deepthink"))
-    assert lines[0].split(maxsplit=2) == ["exact", "bloom", f"refused: {refused}"]
-    assert lines[1].startswith("refused  bart") and "'bart' is an encoder-decoder model" in lines[1]
-    assert lines[2].split(maxsplit=2) == ["none", "musicgen", "it generates sound"]
-    assert lines[3] == "3 types: 1 exact, 1 refused, 1 without a tiny model, 0 wrong"
-    assert lines[4] == "methods: 3 ran, 25 refusals"
-
-
 @pytest.mark.parametrize(
     ("options", "says"),
     [
         (["--limit", "0"], "smoke: --limit 0: must be 1 or more"),
-        (["--arch", "gpt2,llama", "--time-limit", "-1"], "smoke: --time-limit -1: must be above 0"),
-        (["--record", "/nowhere/x"], "smoke: /nowhere/x: results cannot be kept there"),
         (["--arch", "llama,nonsense"], "smoke --arch: no tiny model of 'nonsense': transformers has no such model"),
     ],
 )
@@ -204,26 +126,30 @@ def test_options_of_the_smoke_test_that_cannot_be(options, says):
 @pytest.mark.slow
 def test_weights_for_pictures_are_not_listed(capfd):
     """transformers lists the weights of a checkpoint that the text model does not take, each time it is loaded."""
-    assert smoke_command.one_type("mllama", 1)["methods"] == len(NAMES)
-    assert "vision" not in capfd.readouterr().err
+    cli.run(["smoke", "--arch", "mllama", "--limit", "1"])
+    printed = capfd.readouterr()
+    assert "vision" not in printed.err and printed.out.splitlines()[-1] == f"methods: {len(NAMES)} ran, 0 refusals"
 
 
-@pytest.mark.parametrize(
-    ("result", "options", "status"),
-    [
-        (Result("gpt2", "WRONG", "-1.0, with hf -2.0"), [], 1),
-        (Result("gpt2", "exact", ran=["icl"], refused={"nope": "why"}), [], None),
-        (Result("gpt2", "exact", ran=["icl"], refused={"nope": "why"}), ["--strict"], 1),
-        (Result("gpt2", "none", "why"), ["--strict"], None),
-    ],
-)
-def test_exit_status_of_several_types(monkeypatch, capsys, result, options, status):
-    monkeypatch.setattr(smoke, "sweep", lambda *_: [Result("llama", "exact", ran=["icl"]), result])
-    monkeypatch.setattr(sys, "argv", ["lm-eval-icl", "smoke", "--arch", "llama,gpt2", *options])
-    with pytest.raises(SystemExit) if status else nullcontext() as exited:
-        cli.main()
-    assert status is None or exited.value.code == status
-    assert f"{result.status:8} gpt2" in capsys.readouterr().out
+@pytest.mark.parametrize("options", [[], ["--strict"]])
+def test_a_refusal_fails_a_strict_smoke_test(monkeypatch, capsys, options):
+    scores = {"llama": {"icl": {"t": 1.0}}, "gpt2": {"icl": {"t": 1.0, "g": "no texts"}, "nope": "why"}}
+    monkeypatch.setattr(smoke, "smoke", lambda arch, limit: scores[arch])
+    with pytest.raises(SystemExit) if options else nullcontext() as exited:
+        cli.run(["smoke", "--arch", "llama,gpt2", *options])
+    assert not options or exited.value.code == 1
+    assert capsys.readouterr().out.splitlines() == [
+        "icl on llama: ok (t)",
+        "icl on gpt2: ok (t)",
+        "icl (texts) on gpt2: refused (no texts)",
+        "nope on gpt2: refused (why)",
+        "methods: 2 ran, 2 refusals",
+    ]
+
+
+def test_the_smoke_test_of_a_checkpoint(capsys):
+    cli.run(["smoke", "--arch", str(model_path()), "--limit", "1"])
+    assert capsys.readouterr().out.splitlines()[-1] == f"methods: {len(NAMES)} ran, 0 refusals"
 
 
 # lm-eval's own commands.

@@ -9,8 +9,8 @@ from lm_eval_icl.inference import caches, capabilities
 from lm_eval_icl.inference.capabilities import probe
 from lm_eval_icl.methods.runner import MethodRunner
 from lm_eval_icl.prompts.tokens import Context
-from lm_eval_icl.smoke import tiny as smoke_models
 from tests import tiny
+from tests.smoke import model_types as smoke_models
 
 HYBRIDS = ["qwen3_5", "qwen3_next", "jamba"]
 CONTEXT = Context((1, 5), (tuple(range(10, 60)), tuple(range(80, 150, 2))))
