@@ -42,7 +42,8 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
 
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     transformers.logging.set_verbosity_error()  # or it would list, for every method, the weights for pictures
-    ran, refused = 0, {}
+    ran = 0
+    refused: dict[str, str] = {}
     try:
         archs = [options.arch] if Path(options.arch).is_dir() else options.arch.split(",")
         for arch in archs:  # before the work on the others
