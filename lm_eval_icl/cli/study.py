@@ -16,7 +16,6 @@ from rich.console import Console
 
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.harness.arguments import check_folders, pairs
-from lm_eval_icl.harness.interrupt import Terminated
 from lm_eval_icl.studies.grid import Study, named, read
 
 if TYPE_CHECKING:  # what runs a study takes seconds to import: --list, and a fault of the study's file, do not need it
@@ -25,7 +24,7 @@ if TYPE_CHECKING:  # what runs a study takes seconds to import: --list, and a fa
 
 
 def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
-    """Run `lm-eval-icl study`. If it is interrupted, the message of the `KeyboardInterrupt` says what is kept."""
+    """Run `lm-eval-icl study`."""
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     parser.description = "Run a grid of models, methods, tasks, seeds and orders: a table or figure of a paper."
     parser.add_argument("study", nargs="?", metavar="FILE|NAME", help="a study's file, or a study of --list")
@@ -172,14 +171,6 @@ def _run(study: Study, folder: StudyFolder, args: argparse.Namespace, options: O
                 conductor.run(cluster.ended)
     except CellsFailed as error:
         failure = error
-    except KeyboardInterrupt as stopped:
-        cells = progress.all_cells()
-        done = sum(map(progress.is_done, cells))
-        how = "terminated" if isinstance(stopped, Terminated) else "interrupted"
-        raise type(stopped)(
-            f"study: {how}: {done} of {len(cells)} known cells, and the responses of those begun, are kept in "
-            f"{folder.path}. The same command goes on from there."
-        ) from stopped
     finally:
         if first:
             record = {**progress.record(), "work": {"planned": plan, "done": progress.work()}}

@@ -15,7 +15,6 @@ import transformers
 
 from lm_eval_icl.errors import InputError, is_whole, one_line, refusing
 from lm_eval_icl.harness.distributed import DividedDocuments
-from lm_eval_icl.harness.interrupt import Unasked
 from lm_eval_icl.inference.checkpoints import WholeCheckpoints, refuse_vision
 from lm_eval_icl.inference.fingerprint import fingerprint
 from lm_eval_icl.inference.memory import vocabulary_of
@@ -116,9 +115,10 @@ class CheckedHFLM(DividedDocuments):
         self._check_config(self._config)
 
     def _check_device(self) -> None:
-        """Refuse a device that is not there: `HFLM` would take another one in its place."""
+        """Refuse a device that is not there: `HFLM` would take another one. (lm-eval's command gives cuda:0
+        if no device is asked for, which stands for the CPU where there is no GPU.)"""
         device, placed = self._forwarded.get("device"), ("parallelize", "tp_plan", "device_map")
-        if device is None or isinstance(device, Unasked):
+        if device in (None, "cuda:0"):
             return
         if hasattr(self, "accelerator") or any(self._forwarded.get(name) for name in placed):
             return

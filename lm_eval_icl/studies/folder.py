@@ -30,7 +30,6 @@ from lm_eval.loggers import EvaluationTracker
 
 from lm_eval_icl.errors import CannotWrite, InputError, one_line, refusing, writing
 from lm_eval_icl.files import write_atomically
-from lm_eval_icl.harness.saving import whole_lines
 from lm_eval_icl.results import read as reader
 from lm_eval_icl.studies.cells import Cell, Model
 
@@ -270,3 +269,13 @@ class StudyFolder:
     def tidy(self) -> None:
         """Remove what was kept of cells that were not finished."""
         shutil.rmtree(self.work, ignore_errors=True)
+
+
+def whole_lines(path: Path, number: int, together: bool = False) -> bool:
+    """Whether a file has `number` lines that are each JSON; with `together`, whether the whole file is JSON."""
+    try:
+        with path.open(encoding="utf-8") as file:
+            entries = [json.load(file)] if together else [json.loads(line) for line in file]
+    except (OSError, ValueError):
+        return False
+    return len(entries) == number

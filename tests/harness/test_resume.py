@@ -11,9 +11,7 @@ import random
 import re
 import resource
 import shutil
-import signal
 import sqlite3
-import subprocess
 import sys
 import time
 from contextlib import closing
@@ -38,8 +36,7 @@ from lm_eval_icl.inference import fingerprint as fingerprints
 from lm_eval_icl.inference.fingerprint import fingerprint, weights_digest
 from lm_eval_icl.methods import runner
 from lm_eval_icl.prompts.prompt import FewShotPrompt
-from lm_eval_icl.smoke import demo
-from tests import evaluation, processes, tiny
+from tests import evaluation, tiny
 from tests.evaluation import ICL
 from tests.processes import Process
 
@@ -146,115 +143,6 @@ def intact(where, copy):
         return 0
     finally:
         shutil.rmtree(copy)
-
-
-LM_EVAL = str(Path(sys.executable).parent / "lm_eval")
-
-
-def arguments(*further, model="batchicl"):
-    """The slowest: it runs for longer than what is finished may wait."""
-    line = ["--model", model, "--model_args", f"pretrained={demo.model_path()},pack_tokens=64", "--device", "cpu"]
-    return [*line, "--tasks", "icl_demo_pieces", "--limit", "120", *map(str, further)]
-
-
-def interrupted(line, when, imported=False, env=None):
-    """What a command says on standard error if Ctrl-C follows as soon as `when` is true of what it has said before: the
-    real one, or one that has everything imported."""
-    if imported:
-        process = Process(errors_of_command, line)
-        said, pid = process.said.fileno(), process.process.pid
-    else:
-        program, nothing = [LM_EVAL, *line], subprocess.DEVNULL
-        process = subprocess.Popen(program, stdout=nothing, stderr=subprocess.PIPE, env=os.environ | (env or {}))
-        said, pid = process.stderr.fileno(), process.pid
-    before = b""
-    while not when(before):
-        more = os.read(said, 4096)
-        assert more, before.decode()
-        before += more
-    os.kill(pid, signal.SIGINT)
-    if imported:
-        code, after = process.finish()
-    else:
-        after = process.communicate()[1].decode().splitlines()
-        code = process.returncode
-    assert code == -signal.SIGINT  # 130 in a shell, whose loops end
-    return [*before.decode().splitlines(), *after]
-
-
-def errors_of_command(line):
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    processes.run_command(["lm_eval", *line])
-
-
-@pytest.mark.slow
-def test_ctrl_c_says_what_was_kept(tmp_path):
-    """And the same command goes on, to the results of a run that nobody interrupts."""
-    where, task = tmp_path / "c_rank0.db", "icl_demo_pieces"
-    line = arguments("--use_cache", tmp_path / "c", "--output_path", tmp_path / "out", "--log_samples")
-    *before, last = interrupted(line, lambda said: stored(where) > 0, imported=True)
-    kept = stored(where)
-    assert last == (
-        f"lm-eval-icl: interrupted: {kept} responses are kept in {where}. The same command, with --use_cache "
-        f"{tmp_path / 'c'}, goes on."
-    )
-    assert not any("Traceback" in line for line in before)
-    again = processes.command(*line, program="lm_eval")
-    assert again.returncode == 0 and f"{kept} of 360 responses are in {where}" in again.stderr
-
-    args = {"pack_tokens": 64}
-    expected = evaluation.run("batchicl", demo.model_path(), [task], None, args=args, batch_size=1, limit=120)
-    (file,) = (tmp_path / "out").rglob("samples_*.jsonl")
-    samples = [json.loads(sample) for sample in file.read_text().splitlines()]
-    assert evaluation.responses({"samples": {task: samples}}) == evaluation.responses(expected)
-    (file,) = (tmp_path / "out").rglob("results_*.json")
-    results = json.loads(file.read_text())["results"][task]
-    for metric in ("acc,none", "acc_norm,none"):
-        assert results[metric] == expected["results"][task][metric]
-
-
-NONE_KEPT = "lm-eval-icl: interrupted, and no responses were kept. With --use_cache PATH"
-NONE_YET = "lm-eval-icl: interrupted before there was a response to keep in c_rank0.db: the same"
-
-
-@pytest.mark.parametrize(
-    ("when", "line", "env", "says"),
-    [
-        (b"Running loglikelihood requests:  ", arguments(), {}, NONE_KEPT),
-        (b"--limit", arguments(), {}, NONE_KEPT),  # it imports torch then
-        (b"Initializing", arguments("--use_cache", "c"), {}, NONE_YET),
-        (b"--limit", ["run", "--config", "run.yaml"], {}, NONE_YET),
-        (b"--limit", arguments(), {"RANK": "1"}, ""),  # one process says it
-        (b"--limit", arguments(model="hf"), {}, ""),  # another model's run ends as lm-eval ends it
-    ],
-)
-def test_ctrl_c_at_other_times(tmp_path, monkeypatch, when, line, env, says):
-    monkeypatch.chdir(tmp_path)
-    config = {"model": "icl", "tasks": ["icl_demo_pieces"], "use_cache": "c", "limit": 9}
-    (tmp_path / "run.yaml").write_text(json.dumps(config))
-    lines = interrupted(line, lambda said: when in said, imported=when != b"--limit", env=env)
-    assert lines[-1].startswith(says)
-    assert any("lm-eval-icl" in text for text in lines) == bool(says)
-    assert ("Traceback (most recent call last):" in lines) == ("hf" in line)
-
-
-@pytest.mark.slow
-def test_ctrl_c_while_results_are_saved(tmp_path):
-    """A file may then be cut short, which the line says."""
-    code = (
-        "import os, signal, types, lm_eval.loggers.evaluation_tracker as tracker\n"
-        "interrupt = lambda *args, **kwargs: os.kill(os.getpid(), signal.SIGINT)\n"
-        "tracker.json = types.SimpleNamespace(dumps=interrupt)\n"
-        "from lm_eval.__main__ import cli_evaluate; cli_evaluate()"
-    )
-    done = processes.python(
-        code, *arguments()[:-1], "9", "--use_cache", tmp_path / "c", "--output_path", tmp_path / "out"
-    )
-    assert done.returncode == -signal.SIGINT and "Traceback" not in done.stderr
-    assert done.stderr.splitlines()[-1].startswith(
-        f"lm-eval-icl: interrupted while the results were saved: a file in {tmp_path / 'out'} may be incomplete: 27 "
-        f"responses are kept in {tmp_path / 'c'}_rank0.db."
-    )
 
 
 @pytest.mark.slow
