@@ -2,8 +2,8 @@
 
 Importing this module imports neither lm-eval nor torch: patched functions and wrappers are given by name, and are
 looked up when they are needed. `lm_eval --model hf` behaves as if this package were not installed, except that it finds
-this package's tasks, reads `--metadata demonstrations=...`, `shuffle=SEED` and `decide=...`, and records a digest of
-the model's files. (For MetaICL's tasks, which bring token ids, it runs these.)
+this package's tasks, and reads `--metadata demonstrations=...`, `shuffle=SEED` and `decide=...`. (For MetaICL's tasks,
+which bring token ids, it runs these.)
 """
 
 from __future__ import annotations
@@ -99,22 +99,6 @@ PATCHES = (
         "--metadata decide=... gives tasks a decision rule as a further filter, and the requests that it needs; "
         "MetaICL's tasks are told the model, whose tokenizer cuts their sequences and counts tokens.",
         "lm-eval has scorers that may ask a model (version 0.5), and tells a task which model is evaluated.",
-        early=True,
-    ),
-    Patch(
-        "lm_eval.models.huggingface:HFLM.__init__",
-        "identity:with_digest_of_files",
-        EVERYBODY,
-        "A digest of the files that a model is loaded from is noted, when they are loaded.",
-        "lm-eval records what tells a local model from another in the same place.",
-        early=True,
-    ),
-    Patch(
-        "lm_eval.models.huggingface:HFLM.get_model_info",
-        "identity:said_in_results",
-        EVERYBODY,
-        "The digest, and offline the commit of a model of the Hub, are written into the results.",
-        "lm-eval records what tells a local model from another in the same place.",
         early=True,
     ),
     Patch(

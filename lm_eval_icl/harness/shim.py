@@ -39,7 +39,6 @@ class _Finder:
         {
             "lm_eval.__main__",
             "lm_eval.models",
-            "lm_eval.models.huggingface",
             "lm_eval.tasks.manager",
             "lm_eval.api.task",
             "lm_eval.api.model",

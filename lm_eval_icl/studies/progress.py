@@ -14,7 +14,6 @@ from tqdm import tqdm
 
 from lm_eval_icl import version
 from lm_eval_icl.decisions.how import written
-from lm_eval_icl.demonstrations import kept
 from lm_eval_icl.demonstrations.how import How
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.harness.deciding import check_options, give_rules, meaningless
@@ -154,7 +153,7 @@ class StudyProgress:
         facts = results["config"]["icl"]["study"]
         pairs = [(facts.get("code"), code_of(cell.variant.method))]
         if "choice" in facts:
-            pairs.append((facts["choice"].get("code"), kept.code()))
+            pairs.append((facts["choice"].get("version"), version.version()))
         if any(None in pair for pair in pairs):
             return "unknown code"
         return "" if all(theirs == ours for theirs, ours in pairs) else "other code"

@@ -34,7 +34,7 @@ Doc = dict[str, Any]
 # The dev set is the same for all seeds of the demonstrations.
 _DEV_SEED = 0
 # What a cell says of a choice, besides the rows that were chosen.
-_OF_CHOICE = ("picked", "accuracy", "evaluated", "seconds", "tokens", "code")
+_OF_CHOICE = ("picked", "accuracy", "evaluated", "seconds", "tokens", "version")
 
 
 @dataclass(frozen=True)

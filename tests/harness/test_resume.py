@@ -17,7 +17,6 @@ import time
 from contextlib import closing
 from pathlib import Path
 
-import accelerate
 import peft
 import pytest
 import torch
@@ -32,8 +31,6 @@ from lm_eval_icl.harness import generate
 from lm_eval_icl.harness import response_cache as cache
 from lm_eval_icl.harness.models import model_class
 from lm_eval_icl.harness.response_cache import Responses, ResumableLM
-from lm_eval_icl.inference import fingerprint as fingerprints
-from lm_eval_icl.inference.fingerprint import fingerprint, weights_digest
 from lm_eval_icl.methods import runner
 from lm_eval_icl.prompts.prompt import FewShotPrompt
 from tests import evaluation, tiny
@@ -244,16 +241,16 @@ def change_tokenizer(path):
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (change_weight, r"\(weights=[0-9a-f]{16} there, [0-9a-f]{16} here\)"),
-        (change_file("config.json", "layer_norm_epsilon", 1e-3), r"\(config.layer_norm_epsilon=.* there, 0.001 here\)"),
+        (change_weight, r"\(files=[0-9a-f]{16} there, [0-9a-f]{16} here\)"),
+        (change_file("config.json", "layer_norm_epsilon", 1e-3), r"config.layer_norm_epsilon=.* there, 0.001 here"),
         (change_file("generation_config.json", "repetition_penalty", 1.5), r"repetition_penalty=None there, 1.5 here"),
-        (change_tokenizer, r"\(tokenizer=[0-9a-f]{16} there, [0-9a-f]{16} here\)"),
+        (change_tokenizer, r"\(files=[0-9a-f]{16} there, [0-9a-f]{16} here\)"),
         ({"dtype": "bfloat16"}, r"dtype=torch.float32 there, torch.bfloat16 here"),
         ({"add_bos_token": True}, r"add_bos_token=None there, True here"),
         ({"softmax_dtype": "float64"}, r"softmax_dtype=None there, float64 here"),
         ({"overflow": "drop"}, r"overflow=error there, drop here"),
         ({"positions": "none"}, r"icl.positions=sequential there, none here"),
-        ("version", r"\(version=.* there, 99 here\)"),
+        ("version", r"version=.* there, 99.* here"),
     ],
 )
 def test_what_is_refused(tmp_path, monkeypatch, change, says):
@@ -287,75 +284,14 @@ def test_an_adapter_changed_in_place(gpt2, tmp_path):
     for _ in range(2):
         ResumableLM(ICL(str(gpt2), device="cpu", peft=str(tmp_path / "a")), where)
     change_file("adapter_config.json", "lora_alpha", 8)(tmp_path / "a")
-    with pytest.raises(InputError, match=r"\(peft.default.lora_alpha=4 there, 8 here\)"):
+    with pytest.raises(InputError, match=r"\(files="):
         ResumableLM(ICL(str(gpt2), device="cpu", peft=str(tmp_path / "a")), where)
     change_file("adapter_config.json", "lora_alpha", 4)(tmp_path / "a")
     with torch.no_grad():
         next(p for n, p in adapted.named_parameters() if "lora_B" in n)[0, 0] += 1e-3
     adapted.save_pretrained(tmp_path / "a")
-    with pytest.raises(InputError, match=r"\(weights="):
+    with pytest.raises(InputError, match=r"\(files="):
         ResumableLM(ICL(str(gpt2), device="cpu", peft=str(tmp_path / "a")), where)
-
-
-@pytest.mark.parametrize("offload", [accelerate.cpu_offload, accelerate.disk_offload])
-def test_weights_that_accelerate_keeps_elsewhere(gpt2, tmp_path, offload):
-    found = []
-    for number, change in enumerate((0, 0, 1e-3)):
-        model, tokenizer = tiny.load(gpt2)
-        with torch.no_grad():
-            model.transformer.h[1].mlp.c_fc.weight[7, 11] += change
-        here = fingerprint(model, tokenizer)
-        folder = {"offload_dir": str(tmp_path / str(number))} if offload is accelerate.disk_offload else {}
-        model = offload(model, execution_device="cpu", **folder)
-        assert all(parameter.is_meta for parameter in model.parameters())
-        found.append(fingerprint(model, tokenizer))
-        assert found[-1] == here
-    assert found[0] == found[1] != found[2]
-
-
-def test_weights_made_of_other_things_are_in_the_digest():
-    from torch.testing._internal.two_tensor import TwoTensor
-
-    def of_tensors(scale):
-        model = torch.nn.Linear(2, 2, bias=False)
-        model.weight = torch.nn.Parameter(TwoTensor(torch.ones(2, 2), scale * torch.eye(2)))
-        return weights_digest(model)
-
-    def quantized(scale):
-        torch.manual_seed(0)
-        model = torch.nn.Sequential(torch.nn.Linear(4, 4))
-        with torch.no_grad():
-            model[0].weight.mul_(scale)
-        return weights_digest(torch.ao.quantization.quantize_dynamic(model, {torch.nn.Linear}))
-
-    for digest in (of_tensors, quantized):
-        assert digest(1.0) == digest(1.0) != digest(2.0)
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.int8, torch.bool, torch.float8_e4m3fn])
-@pytest.mark.parametrize("n", [0, 1, 5000, 40001])
-def test_every_number_is_in_the_digest(dtype, n, monkeypatch):
-    monkeypatch.setattr(fingerprints, "_PART", 1000)  # so that a tensor is read in several parts
-
-    def digest(values):
-        model = torch.nn.Module()
-        model.register_buffer("w", values.to(dtype)[1:])  # at an odd place in memory
-        return weights_digest(model)
-
-    base = torch.zeros(n + 1, dtype=torch.float32)
-    rng = random.Random(n)
-    seen = {digest(base)}
-    places = rng.sample(range(n), min(n, 20))
-    for place in places:
-        changed = base.clone()
-        changed[1 + place] = 1
-        seen.add(digest(changed))
-    assert len(seen) == 1 + len(places)
-
-
-def test_weights_that_cannot_be_read_have_no_digest():
-    with pytest.raises(InputError, match="the weights 'weight' of this model cannot be read"):
-        weights_digest(torch.nn.Linear(2, 2, device="meta"))
 
 
 METHOD = """
@@ -386,7 +322,7 @@ def test_an_edited_method_is_another_one(gpt2, tmp_path, monkeypatch):
 
     ResumableLM(lm("before"), where)
     ResumableLM(lm("before"), where)
-    with pytest.raises(InputError, match=r"\(code=[0-9a-f]{16} there, [0-9a-f]{16} here\)"):
+    with pytest.raises(InputError, match=r"\(source=[0-9a-f]{16} there, [0-9a-f]{16} here\)"):
         ResumableLM(lm("nothing"), where)
     with pytest.raises(InputError, match=r"\(edited.dtype=round there, square here\)"):
         ResumableLM(lm("before", dtype="square"), where)
