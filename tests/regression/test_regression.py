@@ -15,6 +15,7 @@ from torch.nn.functional import pad
 from transformers import DynamicCache
 
 from lm_eval_icl.errors import InputError
+from lm_eval_icl.inference.caches import behind_cache
 from scripts.regression import evaluation, training
 from scripts.regression.__main__ import FIGURES, main
 from scripts.regression.baselines import baselines
@@ -86,9 +87,8 @@ class Literal:
             )
         before = cache.get_seq_length()
         positions = torch.arange(start, start + len(tokens))[None]
-        output = self.model.transformer(
-            inputs_embeds=tokens[None], position_ids=positions, past_key_values=cache, use_cache=True
-        )
+        behind = behind_cache(self.model.transformer, cache)
+        output = self.model.transformer(inputs_embeds=tokens[None], position_ids=positions, **behind)
         own = DynamicCache()
         for layer, entries in enumerate(cache.layers):
             own.update(entries.keys[:, :, before:], entries.values[:, :, before:], layer)
