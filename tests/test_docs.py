@@ -382,7 +382,7 @@ def test_messages_are_those_of_the_programs(tmp_path):
     theirs = Path(lm_eval.__file__).parent
     files = [theirs / "evaluator.py", Path(transformers.__file__).parent / "utils/hub.py"]
     files.append(Path(datasets.__file__).parent / "load.py")
-    for folder in (ROOT / "lm_eval_icl", *(theirs / name for name in ("api", "config", "models"))):
+    for folder in (ROOT / "lm_eval_icl", *(theirs / name for name in ("api", "config", "loggers", "models"))):
         files += sorted(folder.rglob("*.py"))
     texts = texts_of(files)
     outside = {**os.environ, "GIT_CEILING_DIRECTORIES": str(tmp_path.parent), "LC_ALL": "C"}

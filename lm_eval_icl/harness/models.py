@@ -211,7 +211,7 @@ class ICLModel(CheckedHFLM):
                 f"{self.method.name} and --use_cache do not go together: the code of this method is in no file, so "
                 "that the cache could not tell it from an edited one. Put it into a file, or leave --use_cache out."
             )
-        if not (model["files"] or model["commit"]):
+        if not (model["model_files_digest"] or model["model_sha"]):
             raise InputError(
                 "--use_cache: this model was loaded neither from files nor from the Hub, so that the cache could not "
                 "tell its weights from others: leave --use_cache out."

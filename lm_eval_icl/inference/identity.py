@@ -41,7 +41,7 @@ def model_identity(model: Any, files: str | None, commit: str | None) -> dict[st
         files: `files_digest` of what it was loaded from.
         commit: `hub_commit` of it.
     """
-    facts: dict[str, Any] = {"files": files, "commit": commit}
+    facts: dict[str, Any] = {"model_files_digest": files, "model_sha": commit}
     for name in ("config", "generation_config"):
         if (settings := getattr(model, name, None)) is not None:
             facts |= {f"{name}.{key}": value for key, value in settings.to_diff_dict().items()}

@@ -241,10 +241,10 @@ def change_tokenizer(path):
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (change_weight, r"\(files=[0-9a-f]{16} there, [0-9a-f]{16} here\)"),
+        (change_weight, r"\(model_files_digest=[0-9a-f]{16} there, [0-9a-f]{16} here\)"),
         (change_file("config.json", "layer_norm_epsilon", 1e-3), r"config.layer_norm_epsilon=.* there, 0.001 here"),
         (change_file("generation_config.json", "repetition_penalty", 1.5), r"repetition_penalty=None there, 1.5 here"),
-        (change_tokenizer, r"\(files=[0-9a-f]{16} there, [0-9a-f]{16} here\)"),
+        (change_tokenizer, r"\(model_files_digest=[0-9a-f]{16} there, [0-9a-f]{16} here\)"),
         ({"dtype": "bfloat16"}, r"dtype=torch.float32 there, torch.bfloat16 here"),
         ({"add_bos_token": True}, r"add_bos_token=None there, True here"),
         ({"softmax_dtype": "float64"}, r"softmax_dtype=None there, float64 here"),
@@ -284,13 +284,13 @@ def test_an_adapter_changed_in_place(gpt2, tmp_path):
     for _ in range(2):
         ResumableLM(ICL(str(gpt2), device="cpu", peft=str(tmp_path / "a")), where)
     change_file("adapter_config.json", "lora_alpha", 8)(tmp_path / "a")
-    with pytest.raises(InputError, match=r"\(files="):
+    with pytest.raises(InputError, match=r"\(model_files_digest="):
         ResumableLM(ICL(str(gpt2), device="cpu", peft=str(tmp_path / "a")), where)
     change_file("adapter_config.json", "lora_alpha", 4)(tmp_path / "a")
     with torch.no_grad():
         next(p for n, p in adapted.named_parameters() if "lora_B" in n)[0, 0] += 1e-3
     adapted.save_pretrained(tmp_path / "a")
-    with pytest.raises(InputError, match=r"\(files="):
+    with pytest.raises(InputError, match=r"\(model_files_digest="):
         ResumableLM(ICL(str(gpt2), device="cpu", peft=str(tmp_path / "a")), where)
 
 

@@ -39,7 +39,7 @@ def test_a_digest_is_of_what_is_loaded(model, tmp_path):
     loaded = CheckedHFLM(str(model), device="cpu")
     other_weights(model)
     # Not of what is there when the run ends.
-    assert loaded.get_model_info()["model_files_digest"] == loaded.model_identity()["files"] == first
+    assert loaded.get_model_info()["model_files_digest"] == loaded.model_identity()["model_files_digest"] == first
     second = files_digest(str(model))
     weights = transformers.AutoModelForCausalLM.from_pretrained(model)
     weights.save_pretrained(model, max_shard_size="20KB")
