@@ -41,12 +41,14 @@ def model_identity(model: Any, files: str | None, commit: str | None) -> dict[st
         files: `files_digest` of what it was loaded from.
         commit: `hub_commit` of it.
     """
-    facts: dict[str, Any] = {"model_files_digest": files, "model_sha": commit}
+    facts: dict[str, Any] = {}
     for name in ("config", "generation_config"):
         if (settings := getattr(model, name, None)) is not None:
             facts |= {f"{name}.{key}": value for key, value in settings.to_diff_dict().items()}
     # The checkpoint's path, and the version of transformers that wrote it, are left out.
     facts = {name: value for name, value in facts.items() if not name.endswith(("version", "_name_or_path"))}
+    # The configuration comes first, since a refusal says the first difference.
+    facts |= {"model_files_digest": files, "model_sha": commit}
     return dict(json.loads(json.dumps(facts, default=str)))  # as JSON reads it back
 
 
