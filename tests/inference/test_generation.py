@@ -29,8 +29,8 @@ from lm_eval_icl.inference.generation import continue_from
 from lm_eval_icl.inference.memory import read_causally
 from lm_eval_icl.methods import Predictor
 from lm_eval_icl.prompts.prompt import FewShotPrompt
-from lm_eval_icl.smoke import tiny as smoke_models
 from tests import evaluation, tiny
+from tests.smoke import model_types as smoke_models
 
 CONTEXT = [5 + 3 * i % 90 for i in range(30)]
 QUERIES = [[7, 8, 9, 10, 11, 12, 13], [20, 21], [30, 31, 32], [40, 41, 42, 43, 44]]

@@ -26,8 +26,8 @@ from lm_eval_icl.methods.icl import ICL
 from lm_eval_icl.methods.runner import MethodRunner
 from lm_eval_icl.prompts.layouts import POSITIONS, Pattern, lay_out, side_by_side
 from lm_eval_icl.prompts.tokens import Context, TokenizedPrompt
-from lm_eval_icl.smoke import tiny as smoke_models
 from tests import tiny
+from tests.smoke import model_types as smoke_models
 
 METHODS = [
     *(
