@@ -144,11 +144,12 @@ def overview(board: Board, most: int) -> Table:
     sections = {rule: [e for e in of if column.name in e.cells][:most] for rule, of in board.sections().items()}
     bases = {entry.method for entry in board.entries if entry.name in board.baseline.values()}
     base = bases.pop() if len(bases) == 1 else "baseline"
+    points = ",\npoints" if column.percent else ""
     has_rules = any(rule is not None for rule in sections)
     head = ["method"] if len(checkpoints) == 1 else ["checkpoint", "method"]
-    to_raw = ["less raw"] if has_rules else []
+    to_raw = [f"less raw{points}"] if has_rules else []
     table = _table(shown(column.name) + (f" ({', '.join(map(shown, common))})" if common else ""), head,
-                   ["mean", "interval", f"less {shown(base)}", "p (Holm)", *to_raw, "rank"])  # fmt: skip
+                   ["mean", "interval", f"less {shown(base)}{points}", "p (Holm)", *to_raw, "rank"])  # fmt: skip
     for rule, entries in sections.items():
         if has_rules and entries:
             name = "as the models say" if rule is None else f"decide: {rule}"
@@ -157,12 +158,12 @@ def overview(board: Board, most: int) -> Table:
         for entry in entries:
             cell = entry.cells[column.name]
             label = replace(entry, rule=None).label
-            raw = [numbers.signed(cell.to_raw.mean, column, unit=True) if cell.to_raw else ""] if has_rules else []
+            raw = [numbers.signed(cell.to_raw.mean, column) if cell.to_raw else ""] if has_rules else []
             table.add_row(
                 *map(escape, [entry.on, label] if len(checkpoints) > 1 else [label]),
                 f"{'[bold]' if cell.is_best else ''}{numbers.value(cell.estimate.mean, column, unit=True)}",
                 numbers.interval(cell.estimate, column, unit=True),
-                numbers.signed(cell.difference.mean, column, unit=True) if cell.difference else "",
+                numbers.signed(cell.difference.mean, column) if cell.difference else "",
                 numbers.p_value(cell.p_holm) if cell.p_holm is not None else "",
                 *raw,
                 numbers.rank(cell.rank) if cell.rank else "",

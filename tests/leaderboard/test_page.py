@@ -73,8 +73,9 @@ def test_the_terminal(tmp_path, capsys):
         "t (org/model, 4 shots)",
         "less icl",
         "less raw",
-        "+45.0 points",
-        "always one answer",
+        "points",
+        "+45.0",
+        "always one",
         "50.0%",
     ):
         assert text in said, text
