@@ -117,7 +117,9 @@ def test_trainings_of_one_column_have_rows_of_their_own() -> None:
     trainings = tuple(Training(name, {}, ("a", "b")) for name in ("one", "two"))
     board = end.board_of(of_two_trainings("a", "b"), columns_of(leaf("a"), leaf("b"), train=trainings))
     assert means(board) == [{"average": 0.65, "a": 0.5, "b": 0.8}, {"average": 0.15, "a": 0.1, "b": 0.2}]
-    assert all(training in entry.on for entry, training in zip(board.entries, ("two", "one"), strict=True))
+    assert all(
+        f"trained: {training}" in entry.label for entry, training in zip(board.entries, ("two", "one"), strict=True)
+    )
 
 
 def test_order_sensitivity_is_that_of_the_average_or_the_mean_of_several() -> None:
@@ -164,13 +166,12 @@ def test_of_two_entries_the_first_counts() -> None:
 # The table as it is printed.
 
 
-def printed(found: Results, columns: end.Columns, title: str = "Title", **codes: list[str]) -> str:
+def printed(found: Results, columns: end.Columns, title: str = "Title", note: str = "") -> str:
     board = end.board_of(found, columns)
     flips = {entry.name: of for entry in board.entries if (of := end.flips_of(entry, columns)) is not None}
-    marks = {entry.name: codes.get(entry.method, []) for entry in board.entries}
     console = Console(width=80, file=io.StringIO(), color_system=None)
     with console.capture() as captured:
-        console.print(study_table.table(board, columns.names, end.in_order(board, found), flips, marks, title))
+        console.print(study_table.table(board, columns.names, end.in_order(board, found), flips, title, note))
     return captured.get()
 
 
@@ -186,7 +187,7 @@ def test_five_tasks_fit_eighty_columns() -> None:
         for order in range(2)
     ]
     columns = columns_of(*map(leaf, names))
-    text = printed(found, columns, deepthink=["2 of 30 cells by other code"])
+    text = printed(found, columns, note="2 of 30 cells are by other code.")
     assert max(map(len, text.splitlines())) <= 80
     board = end.board_of(found, columns)
     assert [entry.method for entry in end.in_order(board, found)] == ["icl", "deepthink"], "what was chosen is one row"
@@ -198,7 +199,7 @@ def test_five_tasks_fit_eighty_columns() -> None:
         assert flips is not None and f"{100 * flips.low:.1f}–{100 * flips.high:.1f}" in text.split()  # noqa: RUF001
     words = " ".join(text.split())
     assert text.count("(59.6)") == 1 and text.count("icl_sst2") == 1 and "flips" in text and "chosen on" in words
-    assert "2 of 30 cells by other code" in " ".join(line[:16].strip() for line in text.splitlines())
+    assert words.endswith("2 of 30 cells are by other code.")
     assert "4 shots. Means ± half of the 95% interval over documents and sets of demonstrations, in percent;" in words
 
 
@@ -262,7 +263,11 @@ def concluded(folder: Path, **keys: Any) -> tuple[StudyProgress, str]:
 def said(progress: StudyProgress, method: str) -> list[dict[str, Any]]:
     """What the results of a method's cells on the test set say of the study."""
     runs, _ = read([progress.folder.cells], quiet=True)
-    return [run.icl["study"] for run in runs if run.model == method]
+    read_beside = [{"curve": run.study.curve, "expected": run.study.expected} for run in runs]
+    facts = [
+        {**run.icl["study"], **{k: v for k, v in of.items() if v}} for run, of in zip(runs, read_beside, strict=True)
+    ]
+    return [of for run, of in zip(runs, facts, strict=True) if run.model == method]
 
 
 @pytest.fixture(scope="module")
