@@ -9,6 +9,7 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.task import Task
 
 from lm_eval_icl.errors import log
+from lm_eval_icl.harness import overflow as too_long
 from lm_eval_icl.harness.distributed import total
 from lm_eval_icl.harness.overflow import Documents
 from lm_eval_icl.harness.requests import RequestTokenizer, by_document, fit_requests
@@ -111,9 +112,13 @@ class PreparedRun:
             return
         tasks, self._unchecked = self._unchecked, []
         instances = [instance for task in tasks for instance in task.instances or ()]
+        prepared: list[tuple[Instance, Request]] = []
         for kind in ("loglikelihood", "generate_until"):
             apart = [[item for item in group if item.request_type == kind] for group in _apart(tasks)]
-            self.contexts.add(kind, [request for group in apart for request in self.requests(group)])
+            of_kind = [pair for group in apart for pair in self._prepare(group)]
+            self.contexts.add(kind, [request for _, request in of_kind])
+            prepared += of_kind
+        self._warn(prepared)
         for instance in instances:
             if instance.request_type == "loglikelihood_rolling":
                 self.tokenize.check_text(instance)
@@ -125,24 +130,30 @@ class PreparedRun:
             InputError: a request cannot be run.
         """
         self.check()
-        new = list({id(i): i for i in instances if id(i) not in self._prepared}.values())
-        if new:
-            requests = fit_requests(new, self.tokenize, self.limits, self.overflow, self.documents, quiet=not self.logs)
-            self._prepared |= {id(i): (i, request) for i, request in zip(new, requests, strict=True)}
-            left_out, truncated = _count(new, requests)
-            for task_name in left_out | truncated:  # every process, for its own documents
-                done = []
-                if number := left_out.get(task_name):
-                    done.append("left out {demonstrations} demonstrations of {documents} documents".format(**number))
-                if number := truncated.get(task_name):
-                    done.append("cut {tokens} tokens off the beginning of {documents} documents".format(**number))
-                what = " and ".join(done)
-                log.warning("%s: overflow=%s %s, which would not have fitted.", task_name, self.overflow, what)
-            if self.logs:
-                _warn(self.method, new, requests)
-            self.left_out = total([self.left_out, left_out])  # a task may have requests of two kinds
-            self.truncated = total([self.truncated, truncated])
+        self._warn(self._prepare(instances))
         return [self._prepared[id(instance)][1] for instance in instances]
+
+    def _prepare(self, instances: Sequence[Instance]) -> list[tuple[Instance, Request]]:
+        """Tokenize, check and count those of these instances, all of one kind, that are new."""
+        new = list({id(i): i for i in instances if id(i) not in self._prepared}.values())
+        requests = fit_requests(
+            new, self.tokenize, self.limits, self.overflow, self.documents, quiet=not self.logs or not new
+        )
+        self._prepared |= {id(i): (i, request) for i, request in zip(new, requests, strict=True)}
+        left_out, truncated = _count(new, requests)
+        self.left_out = total([self.left_out, left_out])  # a task may have requests of two kinds
+        self.truncated = total([self.truncated, truncated])
+        return list(zip(new, requests, strict=True))
+
+    def _warn(self, prepared: Sequence[tuple[Instance, Request]]) -> None:
+        """Warn about requests that are new, in one line for all tasks."""
+        if prepared:
+            instances, requests = zip(*prepared, strict=True)
+            too_long.warn(
+                self.limits, len(by_document(instances)), *_count(instances, requests)
+            )  # each process its own
+            if self.logs:
+                _warn(self.method, instances, requests)
 
     def take(self, instances: Sequence[Instance]) -> list[Request]:
         """`requests`, for whoever runs them: they are counted, and not stored any more."""
@@ -185,14 +196,25 @@ def _count(instances: Sequence[Instance], requests: Sequence[Request]) -> tuple[
 
 
 def _warn(method: Method, instances: Sequence[Instance], requests: Sequence[Request]) -> None:
-    """Warn, once for each task, about prompts that end in a line break, and about a task without demonstrations."""
+    """Warn about prompts that end in a line break, and tasks without demonstrations: one line each for all tasks."""
     scored = [i for i in instances if i.request_type == "loglikelihood"]
     prompts = ((i.task_name, i.args[0]) for i in scored if not isinstance(i.args[0], EncodedPrompt))
-    for task_name, why in {task: why for task, prompt in prompts if (why := line_break_at_end(prompt))}.items():
-        log.warning("%s: %s", task_name, why)
+    if breaks := {task: why for task, prompt in prompts if (why := line_break_at_end(prompt))}:
+        log.warning("%s: %s", too_long.some(breaks), next(iter(breaks.values())))
     if without := method.without_demonstrations:
         shots: Counter[str | None] = Counter()
         for instance, request in zip(instances, requests, strict=True):
             shots[instance.task_name] += len(request.prompt.context.demonstrations) + len(request.left_out)
-        for task_name in [name for name, number in shots.items() if not number]:
-            log.warning("%s: no demonstrations: %s. Give some with --num_fewshot.", task_name, without)
+        if bare := [str(name) for name, number in shots.items() if not number]:
+            n = f"{len(bare)} of {len(shots)} tasks have" if len(shots) > 1 else "The task has"
+            log.warning("%s no demonstrations (%s): %s. %s", n, too_long.some(bare), without, _give_some(bare, shots))
+
+
+def _give_some(bare: Sequence[str], tasks: Iterable[str | None]) -> str:
+    """How tasks without demonstrations get some: what to type for the papers' settings, if they have the task."""
+    papers = [f"icl_{name}" for name in ("mmlu", "bbh") if any(str(task).startswith(name) for task in tasks)]
+    if not papers:
+        return "Give some with --num_fewshot."
+    chains = any(str(task).startswith("bbh_cot") for task in tasks)
+    bbh = " (lm-eval's bbh generates chains of thought, and has three demonstrations at most)" if chains else ""
+    return f"Give some with --num_fewshot 5, or take --tasks {','.join(papers)}, the setting of the papers{bbh}."

@@ -141,6 +141,10 @@ class Method(ABC):
         """Why these arguments do not allow a prompt of n demonstrations; empty if they do."""
         return ""
 
+    def may_keep(self, n: int) -> bool:
+        """Whether n demonstrations may be left of a prompt that does not fit. A window may then have fewer."""
+        return True
+
     def bind(self, model: PreTrainedModel) -> Method:
         """The method with the arguments filled in that depend on the model."""
         return self
