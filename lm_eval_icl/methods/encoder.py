@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -13,7 +14,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from lm_eval_icl.errors import InputError, checked_whole
+from lm_eval_icl.errors import InputError, checked_whole, log
 from lm_eval_icl.inference.budget import MemoryBudget, room_for_trials
 from lm_eval_icl.inference.caches import without_adapter
 from lm_eval_icl.inference.capabilities import Capabilities, probe
@@ -29,6 +30,8 @@ from lm_eval_icl.methods.limits import PromptLimits
 from lm_eval_icl.prompts.tokens import Context
 
 T = TypeVar("T")
+# After how many seconds the trials of what a model can do are mentioned.
+_LONG = 5.0
 # One lock for each model: see `Encoder.inference_mode`.
 _locks: weakref.WeakKeyDictionary[nn.Module, threading.RLock] = weakref.WeakKeyDictionary()
 _making_locks = threading.Lock()
@@ -88,7 +91,10 @@ class Encoder:
         self.without_positions: list[nn.Embedding] | None = None
         self._gelus, self._inside, self._counting = gelus(model), False, False
         with self.inference_mode(), room_for_trials(model):
+            begun = time.monotonic()
             self.capabilities = capabilities or probe(model)
+            if (seconds := time.monotonic() - begun) > _LONG:
+                log.info("%.0f s were spent on trials of what %s can do.", seconds, type(model).__name__)
             self._learned_positions = learned_positions(model)
             needs.check(method, model, self.capabilities)
             if method.reads_in_parts:
