@@ -48,7 +48,7 @@ def warn(limits: PromptLimits, documents: int, left_out: Counts, truncated: Coun
             limits.positions,
             documents,
             ", and ".join(done),
-            some({**left_out, **truncated}),
+            some(sorted(set(left_out) | set(truncated))),
             limits.hint if dropped else "",
         )
 
