@@ -13,51 +13,13 @@ from lm_eval_icl.harness import overflow as too_long
 from lm_eval_icl.harness.distributed import total
 from lm_eval_icl.harness.overflow import Documents
 from lm_eval_icl.harness.requests import RequestTokenizer, by_document, fit_requests
-from lm_eval_icl.inference.prefix_cache import PrefixCache
 from lm_eval_icl.methods.base import Method
 from lm_eval_icl.methods.limits import PromptLimits, Request
 from lm_eval_icl.prompts.encoded import EncodedPrompt
-from lm_eval_icl.prompts.tokens import Context, line_break_at_end
+from lm_eval_icl.prompts.tokens import line_break_at_end
 
 # Task -> name of a number -> number.
 Counts = dict[str, dict[str, int]]
-
-
-class ContextUses:
-    """Tells which contexts of a run come up again."""
-
-    def __init__(self) -> None:
-        self._kinds: Counter[Context] = Counter()  # how many kinds of requests are still to come with a context
-        self._first: dict[Context, tuple[str, tuple[int, ...]]] = {}  # the first query behind it, and its kind
-        self._shared: set[Context] = set()  # those with other queries as well
-
-    def add(self, kind: str, requests: Iterable[Request]) -> None:
-        """Add all requests of a kind (log-likelihood, generation)."""
-        contexts: set[Context] = set()
-        for request in requests:
-            context, use = request.prompt.context, (kind, request.prompt.query)
-            contexts.add(context)
-            if self._first.setdefault(context, use) != use:
-                self._shared.add(context)
-        self._kinds.update(contexts)
-
-    def own(self, context: Context) -> bool:
-        """Whether a single query of the run has this context. (Only such contexts run side by side with others: the
-        memory of one that several queries have must be the same to the bit if a run is stopped after some of these.)"""
-        return context in self._kinds and context not in self._shared
-
-    def release(self, context: Context, store: PrefixCache) -> None:
-        """Note that one kind of request no longer needs a context. After the last kind in this run, the memory is
-        freed: if every document has new demonstrations, the cache would fill with memories that are not used again.
-        (`batchicl` stores one memory for each demonstration, which other contexts may share; these memories stay until
-        the cache is full.)
-        """
-        if context not in self._kinds:  # outside a run nobody knows what is asked next
-            return
-        self._kinds[context] -= 1
-        if self._kinds[context] == 0:
-            del self._kinds[context]
-            store.forget(context)
 
 
 class PreparedRun:
@@ -72,7 +34,6 @@ class PreparedRun:
         documents: which documents of a task the run is over; None if this is not known.
 
     Attributes:
-        contexts: which contexts come up again.
         left_out: task -> {"documents": n, "demonstrations": n}: how many demonstrations were left out, and in how many
             documents.
         truncated: task -> {"documents": n, "tokens": n}: how many documents without a demonstration left were cut at
@@ -91,7 +52,6 @@ class PreparedRun:
     ) -> None:
         self.tokenize, self.limits, self.overflow, self.logs = tokenize, limits, overflow, logs
         self.method, self.documents = limits.method, documents
-        self.contexts = ContextUses()
         self.left_out: Counts = {}
         self.truncated: Counts = {}
         self.tokens_alone = 0
@@ -115,9 +75,7 @@ class PreparedRun:
         prepared: list[tuple[Instance, Request]] = []
         for kind in ("loglikelihood", "generate_until"):
             apart = [[item for item in group if item.request_type == kind] for group in _apart(tasks)]
-            of_kind = [pair for group in apart for pair in self._prepare(group)]
-            self.contexts.add(kind, [request for _, request in of_kind])
-            prepared += of_kind
+            prepared += [pair for group in apart for pair in self._prepare(group)]
         self._warn(prepared)
         for instance in instances:
             if instance.request_type == "loglikelihood_rolling":
