@@ -130,13 +130,14 @@ class MethodRunner(Encoder):
 
     def _score(self, batch: Batch, in_use: tuple[list[Memory], Ids | None] | None) -> Sequence[Score]:
         """Run a batch; if its memory is there already, behind that."""
-        if in_use is not None and (several := self._several(batch.queries[0][0])):
-            options = [(query, answer) for _, query, answer in batch.asked]
-            trim = self.capabilities.can_trim_last_block
-            how = (several.combined, several.score, self.softmax_dtype, trim, bool(batch.tokens))
-            return score_together(self.model, in_use[0], options, *how)
         if in_use is not None:
-            [memory], rest = in_use
+            memories, rest = in_use
+            if several := self._several(batch.queries[0][0]):
+                options = [(query, answer) for _, query, answer in batch.asked]
+                trim = self.capabilities.can_trim_last_block
+                how = (several.combined, several.score, self.softmax_dtype, trim, bool(batch.tokens))
+                return score_together(self.model, memories, options, *how)
+            [memory] = memories
             queries = [(rest or query, answers) for _, query, answers in batch.queries]
             if not batch.tokens:
                 return score_rows(self.model, memory, queries, self.softmax_dtype, batch.rows)
@@ -239,19 +240,19 @@ class MethodRunner(Encoder):
         if several:
             needs.check_generates_together(several, self.model, can, settings)
 
-        def alone(context: Context) -> bool:
-            """Whether the context's memory is for one row, beside rows with memories of other contexts. (Rows read in
-            parts only a memory that they share, and a text behind several memories has several rows.)"""
-            apart = isinstance(self.method, Several) or self.method.reads_in_parts
-            return (context in single or not can.can_generate) and not apart
+        # Rows read in parts only a memory that they share, and a text behind several memories has several rows.
+        shared = isinstance(self.method, Several) or self.method.reads_in_parts
 
         def first() -> list[Text]:
             texts = [
-                Text(prompt, self.method.footprint(prompt.context).kept, alone(prompt.context))
+                Text(
+                    prompt,
+                    self.method.footprint(prompt.context).kept,
+                    single=not shared and (prompt.context in single or not can.can_generate),
+                )
                 for prompt in prompts[: self.budget.sizes.texts]
             ]
-            n = first_texts(texts, max_new_tokens, self.budget.sizes, can, settings, by_query)
-            return texts[:n]
+            return texts[: first_texts(texts, max_new_tokens, self.budget.sizes, can, settings, by_query)]
 
         def run() -> list[list[int]]:
             texts = first()
