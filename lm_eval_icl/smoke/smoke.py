@@ -104,7 +104,7 @@ def _check(name: str, folder: str, limit: int, expected: dict[str, Responses]) -
             continue
         if name == "icl":
             _compare(task, responses[task], expected[task], "hf")
-    if lm.method.invariant:
+    if lm.runner.invariant:
         lm = _load(name, folder, canonical_order=False)
         _, permuted = _run(lm, "smoke_permuted", limit)
         _compare("smoke_permuted", permuted, responses["smoke_loglikelihood"], "the first order of demonstrations")

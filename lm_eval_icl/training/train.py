@@ -18,12 +18,12 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainingArguments
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
-from lm_eval_icl.errors import InputError, Unsupported, one_line, refusing, writing
+from lm_eval_icl.errors import InputError, Unsupported, log, one_line, refusing, writing
 from lm_eval_icl.files import HALF, write_atomically
 from lm_eval_icl.methods import ICL, InvICL
 from lm_eval_icl.methods.base import Method
 from lm_eval_icl.methods.predictor import Predictor
-from lm_eval_icl.training.episodes import Episode, EpisodePool, RowDraw, Task, draw_episode
+from lm_eval_icl.training.episodes import ATTEMPTS_OF_A_TASK, Episode, EpisodePool, RowDraw, Task, draw_episode
 from lm_eval_icl.training.metaicl import SettingTask
 from lm_eval_icl.training.record import write
 from lm_eval_icl.training.rows import RowMaker, check_trainable, collate, target_losses
@@ -38,6 +38,7 @@ from lm_eval_icl.training.trainer import (
     quiet,
     read_log,
     step_of,
+    why_not,
 )
 
 # The modules that get adapters, as peft names them: all linear ones but the output layer.
@@ -147,6 +148,7 @@ def train(
     add_bos_token: bool | None = None,
     resume: bool = False,
     cpu: bool = False,
+    dry_run: bool = False,
 ) -> None:
     """Train a model under a method, and save it as a checkpoint.
 
@@ -168,6 +170,7 @@ def train(
         resume: go on from the last checkpoint in `output`, if there is one. With more steps than before, the
             training is made longer: from there on, the learning rate is that of a training of so many steps.
         cpu: train on the CPU even if there is an accelerator.
+        dry_run: print what there is to train on and what is left out, and train nothing.
 
     Raises:
         InputError: the method cannot be trained under, the model or a task cannot be used, or training fails.
@@ -188,21 +191,24 @@ def train(
     # MetaICL cuts rows that are too long. All other tasks' episodes are used whole or not at all.
     cut = all(isinstance(task, SettingTask) for task in tasks)
     rival = InvICL() if method.name == "icl" else ICL()
-    draw: Callable[[int, int], Episode] = partial(draw_episode, pools, settings.seed)
+    draw: Callable[[int, int], Episode]
     if settings.draw == "row":
         draw = RowDraw(pools, settings.seed, (named or [method, rival]) if cut else (), all_remain=bool(fits))
+    else:
+        pools = _with_room(pools, make, others)
+        draw = partial(draw_episode, pools, settings.seed)
     other = None
     if not fits and not cut and not rival.why_not(settings.num_fewshot):
         with contextlib.suppress(Unsupported):  # the model is not for it
             other = RowMaker(make_predictor(rival))
     rows = EpisodeRows(draw, make, others, settings.steps * settings.batch_size, other)
-    for pool in pools:
-        # raises an error if nothing of a task fits
-        EpisodeRows(partial(draw_episode, [pool], settings.seed), make, others, 1)[0]
-    _check_forward(predictor, pools[0].draw(Random(0)), make)
+    _check_forward(predictor, rows.episode(0)[0], make)
     held_out = OptionRows([episode for pool in pools for episode in pool.evaluation()], make, others)
 
     record = _record(method, tasks, settings, fits, source)
+    if dry_run:
+        print(_summary(method, pools, held_out, settings, None), _remaining(draw), sep="\n")
+        return
     with quiet():
         arguments = _arguments(output, settings, cpu, getattr(model.config, "use_cache", True), len(held_out) > 0)
     known = {
@@ -213,6 +219,7 @@ def train(
         "rows": {task.name: _digest(task) for task in tasks},
         "weights": _fingerprint(model),
         "processes": arguments.world_size,
+        **({"kept": draw.shares} if isinstance(draw, RowDraw) and draw.shares else {}),
     }
     with arguments.main_process_first(local=False):
         first = arguments.process_index == 0
@@ -225,10 +232,7 @@ def train(
                 f"made longer than {lengthened[-1]['of']:,} steps: after step {lengthened[-1]['step']:,}, the learning "
                 f"rate of a step is that of a training of {settings.steps:,} steps from its beginning"
             )
-        if isinstance(draw, RowDraw) and draw.shares:
-            fitting = ", ".join(f"{name} {share:.0%}" for name, share in draw.shares.items())
-            what = "rows of which nothing is cut, by the tokens that they have under a method"
-            print(f"{what}: {fitting}; {len(draw.rows):,} rows are used")
+        print(_remaining(draw))
     write(model.config, {**record, **({"lengthened": lengthened} if lengthened else {})})
     with quiet(), predictor.runner.own_positions():
         unused = [table.weight for table in predictor.runner.without_positions or () if table.weight.requires_grad]
@@ -256,6 +260,42 @@ def train(
         _print_counts(counts, method, rows, not cut)
         with refusing(f"--output {output}: the picture of the loss could not be written", kinds=(OSError,)):
             draw_loss(read_log(output / "log.jsonl"), output / "loss.png", method.name)
+
+
+def _with_room(pools: Sequence[EpisodePool], make: RowMaker, others: Sequence[RowMaker]) -> list[EpisodePool]:
+    """The tasks of which at least one of a hundred random episodes fits (`why_not`). The others are warned of.
+
+    Raises:
+        InputError: there is no such task.
+    """
+    fitting = []
+    for pool in pools:
+        reasons = (why_not(pool.draw(Random(i)), make, others) for i in range(ATTEMPTS_OF_A_TASK))
+        if all(why := reason for reason in reasons):
+            none = f"of {ATTEMPTS_OF_A_TASK} episodes none fits ({why})"
+            log.warning("training goes on without task %r: %s.", pool.task.name, none)
+        else:
+            fitting.append(pool)
+    if not fitting:
+        raise InputError(f"no task is left: {none}: lower --num_fewshot, or give tasks with shorter texts.")
+    return fitting
+
+
+def _remaining(draw: Callable[[int, int], Episode]) -> str:
+    """What is said of the rows that are drawn, and of those that are left out."""
+    if not isinstance(draw, RowDraw):
+        return "episodes that do not fit are drawn again, and log.jsonl counts them (left_out)"
+    remaining = dict.fromkeys((pool.task.name for pool in draw.pools), 0)
+    for pool, _ in draw.rows:
+        remaining[pool.task.name] += 1
+    total = sum(len(pool.rows) for pool in draw.pools)
+    lines = [f"{len(draw.rows):,} of {total:,} rows are used"]
+    if draw.shares:
+        fitting = ", ".join(f"{name} {share:.1%}" for name, share in draw.shares.items())
+        lines.append(f"rows of which nothing is cut, by the tokens that they have under a method: {fitting}")
+    if none := [name for name, rows in remaining.items() if not rows]:
+        lines.append(f"no row is used of {len(none)} tasks: {', '.join(none)}")
+    return "\n".join(lines)
 
 
 def _print_counts(counts: Sequence[int], method: Method, rows: EpisodeRows, replaced: bool) -> None:

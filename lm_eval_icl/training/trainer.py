@@ -25,22 +25,27 @@ from transformers.utils import logging
 from lm_eval_icl.errors import InputError, one_line, refusing
 from lm_eval_icl.files import write_atomically
 from lm_eval_icl.inference.devices import on_device
-from lm_eval_icl.training.episodes import Episode
+from lm_eval_icl.training.episodes import ATTEMPTS_OF_A_TASK, Episode
 from lm_eval_icl.training.rows import RowMaker, TrainingRow, mean_loss, target_losses
 
 # So many episodes of one number are drawn until it is said that none fits.
-_ATTEMPTS = 100
+_ATTEMPTS = 10 * ATTEMPTS_OF_A_TASK
 # The seconds between two looks at what the device has computed.
 _PATIENCE = 1.0
 # What helps where a log cannot be written.
 _GO_ON = "--resume goes on from the last checkpoint when there is room."
 
 
-def usable(episode: Episode, make: RowMaker, fits: Sequence[RowMaker], option: int | None = None) -> bool:
-    """Whether an episode fits the model under a method, and under all of `fits` with all tokens of its row."""
-    return make.fits(episode, option) and all(
-        maker.fits(episode, option) and maker.has_room(episode, option) for maker in fits
-    )
+def why_not(episode: Episode, make: RowMaker, fits: Sequence[RowMaker], option: int | None = None) -> str:
+    """Why an episode does not fit the model under a method, or, with all tokens of its row, under one of `fits`; empty
+    if it fits."""
+    for maker in (make, *fits):
+        if why := maker.why_not(episode, option):
+            return f"under {maker.method.name}, its rows {why}"
+    for maker in fits:
+        if not maker.has_room(episode, option):
+            return f"under {maker.method.name}, its rows have more tokens than the {maker.limits.positions:,} positions"
+    return ""
 
 
 @dataclass(eq=False)
@@ -50,14 +55,14 @@ class EpisodeRows(Dataset[TrainingRow]):
     Attributes:
         draw: the episode of a number, and of an attempt if those before it did not fit.
         make: makes the rows.
-        fits: for the methods under which the tokens of a row have to fit too (`usable`).
+        fits: for the methods under which the tokens of a row have to fit too (`why_not`).
         size: how many episodes there are.
         other: for a method of which is counted how many episodes it would leave out; None for none.
         made: how many rows were made, how many of these `other` has no room for, and how many of their demonstrations
             were copies of the query (`Episode.copies`).
 
     Raises:
-        InputError: (when a row is made) of a hundred draws none fits.
+        InputError: (when a row is made) of a thousand draws none fits.
     """
 
     draw: Callable[[int, int], Episode]
@@ -71,16 +76,20 @@ class EpisodeRows(Dataset[TrainingRow]):
         return self.size
 
     def __getitem__(self, number: int) -> TrainingRow:
+        episode, left_out = self.episode(number)
+        beyond = self.other is not None and not self.other.has_room(episode)
+        self.made += torch.tensor([1, beyond, episode.copies])
+        return replace(self.make.row(episode), number=number, left_out=left_out)
+
+    def episode(self, number: int) -> tuple[Episode, int]:
+        """The episode of a number, and how many were drawn before it and did not fit."""
         for attempt in range(_ATTEMPTS):
             episode = self.draw(number, attempt)
-            if usable(episode, self.make, self.fits):
-                beyond = self.other is not None and not self.other.has_room(episode)
-                self.made += torch.tensor([1, beyond, episode.copies])
-                return replace(self.make.row(episode), number=number, left_out=attempt)
-        methods = ", ".join(dict.fromkeys(maker.method.name for maker in (self.make, *self.fits)))
+            if not (why := why_not(episode, self.make, self.fits)):
+                return episode, attempt
         raise InputError(
-            f"task {episode.task.name!r}: none of {_ATTEMPTS} episodes fits the model's {self.make.limits.positions} "
-            f"positions under {methods}: lower --num_fewshot, or give tasks with shorter texts."
+            f"task {episode.task.name!r}: none of {_ATTEMPTS:,} episodes fits the model ({why}): lower --num_fewshot, "
+            "or give tasks with shorter texts."
         )
 
 
@@ -97,7 +106,7 @@ class OptionRows(Dataset[TrainingRow]):
         self._options: list[tuple[int, int]] = []  # the number of an episode among these, and of an option
         for episode in episodes:
             options = range(len(episode.example.options))
-            if all(usable(episode, make, fits, option) for option in options):
+            if not any(why_not(episode, make, fits, option) for option in options):
                 self._options += [(len(self.episodes), option) for option in options]
                 self.episodes.append(episode)
 

@@ -282,8 +282,35 @@ def test_only_what_fits_every_method_is_used(checkpoint):
         tried = [draw_episode(pools, 0, number, attempt) for attempt in range(row.left_out + 1)]
         fits = [make.fits(episode) and tokens(icl, episode, 2) <= 330 for episode in tried]
         assert fits == [False] * row.left_out + [True] and row.ids == make.row(tried[-1]).ids
-    with pytest.raises(InputError, match=r"'t': none of 100 episodes fits the model's 20 positions under icl, invicl"):
+    says = r"'t': none of 1,000 episodes fits the model \(under icl, its rows do not fit the model's 20 positions\)"
+    with pytest.raises(InputError, match=says):
         rows(True, 20)
+
+
+def test_a_task_of_which_nothing_fits_is_left_out(checkpoint, tmp_path, capsys, caplog):
+    """Training goes on with the others, and is refused only if nothing fits at all."""
+    model, tokenizer = model_of(checkpoint("gpt2"))
+    long = FileTask("long", tuple(Row(f"{row.input} " * 12, row.output, row.options) for row in task().rows))
+    settings = Settings(num_fewshot=4, steps=1, batch_size=2, eval_steps=0)
+    invicl, kept = methods.make("invicl"), {"fits": [methods.make("icl")], "max_length": 500, "cpu": True}
+    train(model, tokenizer, invicl, [long, task()], tmp_path / "none", settings, **kept, dry_run=True)
+    assert "1 tasks with 30 rows" in capsys.readouterr().out and not (tmp_path / "none").exists()
+    assert (
+        "without task 'long': of 100 episodes none fits (under invicl, its rows do not fit the model's 500 pos"
+        in caplog.text
+    )
+    train(model, tokenizer, invicl, [long, task()], tmp_path / "one", settings, **kept)
+    assert (tmp_path / "one/model.safetensors").is_file()
+    with pytest.raises(InputError, match=r"no task is left: of 100 episodes none fits .*: lower --num_fewshot"):
+        train(model, tokenizer, invicl, [long], tmp_path / "two", settings, **kept)
+
+
+def test_another_task_takes_the_place_of_one_that_hardly_fits():
+    pools = [EpisodePool(task(name), 4, 0) for name in "abcdefgh"]
+    drawn = [
+        [draw_episode(pools, 0, 3, attempt).task.name for attempt in range(100 * i, 100 * i + 100)] for i in (0, 1, 2)
+    ]
+    assert [len(set(names)) for names in drawn] == [1, 1, 1] and len({names[0] for names in drawn}) > 1
 
 
 def test_the_training_questions_of_mmlu(tmp_path, monkeypatch):
