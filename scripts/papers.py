@@ -20,7 +20,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -103,8 +103,14 @@ def options(study: dict[str, Any], metaicl: Path | None, limit: int) -> list[str
     return small
 
 
-def run(name: str, study: dict[str, Any], out: Path, metaicl: Path | None, limit: int) -> tuple[int, int, str]:
+def run(
+    name: str, study: dict[str, Any], out: Path, metaicl: Path | None, limit: int, more: Sequence[str] = ()
+) -> tuple[int, int, str]:
     """Run a study.
+
+    Args:
+        name: its name, or its file in the folder `out`.
+        more: further options of the command.
 
     Returns:
         How many cells it has a result of, how many failed (1 if the study ended with another error), and what it said
@@ -117,7 +123,7 @@ def run(name: str, study: dict[str, Any], out: Path, metaicl: Path | None, limit
     if TOOLS.is_dir():
         environment["HF_HUB_OFFLINE"] = "1"
     with (out / f"{name}.log").open("w", encoding="utf-8") as log:
-        command += options(study, metaicl, limit)
+        command += [*options(study, metaicl, limit), *more]
         said = subprocess.run(
             command, cwd=out, env=environment, stdout=log, stderr=subprocess.PIPE, text=True, check=False
         )
