@@ -37,7 +37,6 @@ from lm_eval_icl.training.trainer import (
     checkpoints,
     quiet,
     read_log,
-    step_of,
     why_not,
 )
 
@@ -72,65 +71,42 @@ def per_pass(settings: Settings, processes: int) -> int:
     return settings.batch_size // parts
 
 
-def claim(output: Path, identity: dict[str, Any], resume: bool) -> tuple[Path | None, list[dict[str, int]]]:
+def claim(output: Path, identity: dict[str, Any], resume: bool) -> Path | None:
     """Take a folder for a run, and find the checkpoint that the run goes on from.
 
     Args:
         output: the folder.
-        identity: what the weights depend on; it is written to the folder, and must be the same if the run resumes,
-            except for `steps`, of which there may be more.
+        identity: what the weights depend on; it is written to the folder, and must be the same if the run resumes.
         resume: go on from the last checkpoint, or begin if there is none.
 
     Returns:
-        The checkpoint, None to begin; and each time that the run was made longer, {"step": the step of the checkpoint
-        that it went on from, "of": how many steps it had until then}.
+        The checkpoint; None to begin.
 
     Raises:
         InputError: the folder holds another run, or one that is not to be resumed, or cannot be written.
     """
     record = output / "training.json"
     known, saved = json.loads(json.dumps(identity)), checkpoints(output / "checkpoints")
-    last = saved[-1] if saved else None
     if not record.is_file():
         if output.is_dir() and any(path.name != "checkpoints" and HALF not in path.name for path in output.iterdir()):
             raise InputError(f"--output {output}: there are other files in it: give an empty or a new folder.")
-        _write(record, known)
-        return None, []
+        with writing(f"--output {output}"):
+            (output / "checkpoints").mkdir(parents=True, exist_ok=True)
+            write_atomically(record, json.dumps(known, indent=1) + "\n")
+        return None
     try:
         recorded = json.loads(record.read_text(encoding="utf-8"))
     except ValueError as error:
         raise InputError(f"--output {output}: training.json cannot be read ({error}).") from error
-    lengthened: list[dict[str, int]] = recorded.pop("lengthened", [])
-    differing = [name for name in {**known, **recorded} if recorded.get(name) != known.get(name)]
-    for name in differing:
-        if name != "steps":
+    for name in {**known, **recorded}:
+        if recorded.get(name) != known.get(name):
             raise InputError(
                 f"--output {output}: holds another run, which has {name}={recorded.get(name)!r} where this one has "
                 f"{known.get(name)!r}: give another folder."
             )
-    if differing:
-        if recorded["steps"] > known["steps"]:
-            raise InputError(
-                f"--steps {known['steps']}: the training in {output} has {recorded['steps']} steps: it can be made "
-                "longer, not shorter."
-            )
-        if not resume:
-            raise InputError(
-                f"--output {output}: holds this run, of {recorded['steps']} steps: give --resume to make it longer, or "
-                "another folder."
-            )
-        if last is not None:
-            lengthened.append({"step": step_of(last), "of": recorded["steps"]})
-        _write(record, {**known, "lengthened": lengthened})
-    elif not resume and (last is not None or (output / "config.json").is_file()):
+    if not resume and (saved or (output / "config.json").is_file()):
         raise InputError(f"--output {output}: holds this run already: give --resume to go on, or another folder.")
-    return last, lengthened
-
-
-def _write(record: Path, known: Mapping[str, Any]) -> None:
-    with writing(f"--output {record.parent}"):
-        (record.parent / "checkpoints").mkdir(parents=True, exist_ok=True)
-        write_atomically(record, json.dumps(known, indent=1) + "\n")
+    return saved[-1] if saved else None
 
 
 def train(
@@ -167,8 +143,7 @@ def train(
         source: the name or folder of the model, for the record.
         identity: what else the model and the tasks were made with: a run resumes only if it is the same.
         max_length, add_bos_token: as for `Predictor`.
-        resume: go on from the last checkpoint in `output`, if there is one. With more steps than before, the
-            training is made longer: from there on, the learning rate is that of a training of so many steps.
+        resume: go on from the last checkpoint in `output`, if there is one.
         cpu: train on the CPU even if there is an accelerator.
         dry_run: print what there is to train on and what is left out, and train nothing.
 
@@ -223,17 +198,12 @@ def train(
     }
     with arguments.main_process_first(local=False):
         first = arguments.process_index == 0
-        resume_from, lengthened = claim(output, known, resume or not first)
+        resume_from = claim(output, known, resume or not first)
     arguments.eval_on_start = arguments.do_eval and resume_from is None
     if first:
         print(_summary(method, pools, held_out, settings, resume_from))
-        if lengthened:
-            print(
-                f"made longer than {lengthened[-1]['of']:,} steps: after step {lengthened[-1]['step']:,}, the learning "
-                f"rate of a step is that of a training of {settings.steps:,} steps from its beginning"
-            )
         print(_remaining(draw))
-    write(model.config, {**record, **({"lengthened": lengthened} if lengthened else {})})
+    write(model.config, record)
     with quiet(), predictor.runner.own_positions():
         unused = [table.weight for table in predictor.runner.without_positions or () if table.weight.requires_grad]
         for weight in unused:  # several processes would wait for its gradient

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import Dataset, Sampler, SequentialSampler
 from transformers import ProgressCallback, Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_callback import ExportableState
@@ -158,7 +157,6 @@ class LayoutTrainer(Trainer):
             callbacks=callbacks,
             **kwargs,
         )
-        self._saving_to: str | None = None
         # The losses and the episodes of the current step's passes, and the steps whose numbers were not read.
         self._losses: list[Tensor] = []
         self._episodes: list[int] = []
@@ -172,18 +170,6 @@ class LayoutTrainer(Trainer):
     def left_out(self) -> LeftOut:
         """The count. (A run that resumes gets another object, with the count of its checkpoint.)"""
         return next(callback for callback in self.callback_handler.callbacks if isinstance(callback, LeftOut))
-
-    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        """Load as Trainer does, but with this run's learning rate for the next step: the run that wrote the checkpoint
-        may have had fewer steps."""
-        super()._load_optimizer_and_scheduler(checkpoint)
-        optimizer: Any = self.optimizer
-        schedule = self.lr_scheduler
-        if checkpoint is not None and isinstance(schedule, LambdaLR):
-            rates = zip(schedule.base_lrs, schedule.lr_lambdas, strict=True)
-            schedule._last_lr = [base * factor(schedule.last_epoch) for base, factor in rates]
-            for group, rate in zip(optimizer.param_groups, schedule._last_lr, strict=True):
-                group["lr"] = rate
 
     # The loss and the measurements. Nothing in a step waits for the device: its numbers are read for the log later.
 
@@ -286,51 +272,30 @@ class LayoutTrainer(Trainer):
             logs = logs | {"left_out": self.left_out.everywhere(self)}
         super().log(logs, start_time)
 
-    # Checkpoints. A folder that is called a checkpoint is whole: it is written under another name, and then moved.
-
-    def _get_output_dir(self, trial: Any) -> str:
-        return self._saving_to or super()._get_output_dir(trial)
-
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        """Save as Trainer does, with the count of all processes.
+
+        Raises:
+            InputError: the checkpoint cannot be written; what there is of it is removed.
+        """
         folder = Path(str(self.args.output_dir))
-        unfinished = folder / "unfinished"
         self.left_out.settle(self)
-        if self.args.should_save:
-            shutil.rmtree(unfinished, ignore_errors=True)
-        self.accelerator.wait_for_everyone()
-        self._saving_to = str(unfinished)
         try:
             super()._save_checkpoint(model, trial)
         except Exception as error:
-            shutil.rmtree(unfinished, ignore_errors=True)
+            shutil.rmtree(folder / f"checkpoint-{self.state.global_step}", ignore_errors=True)
             last = checkpoints(folder)
             kept = f"the last one, {last[-1]}, is kept: --resume goes on from it" if last else "there is none before it"
             raise InputError(
                 f"the checkpoint of step {self.state.global_step} could not be written to {folder} "
                 f"({one_line(error)}): {kept} when there is room."
             ) from error
-        finally:
-            self._saving_to = None
-        self.accelerator.wait_for_everyone()
-        if self.args.should_save:
-            name = f"checkpoint-{self.state.global_step}"
-            shutil.rmtree(folder / name, ignore_errors=True)
-            (unfinished / name).rename(folder / name)
-            unfinished.rmdir()
-            keep = self.args.save_total_limit
-            for old in checkpoints(folder)[: -keep if keep else 0]:
-                shutil.rmtree(old)
-        self.accelerator.wait_for_everyone()
 
 
 def checkpoints(folder: Path) -> list[Path]:
-    """The checkpoints in a folder, the last one last."""
-    return sorted((path for path in folder.glob("checkpoint-*") if path.name.rpartition("-")[2].isdigit()), key=step_of)
-
-
-def step_of(checkpoint: Path) -> int:
-    """The number of steps after which a checkpoint was written."""
-    return int(checkpoint.name.rpartition("-")[2])
+    """The whole checkpoints in a folder, the last one last. Trainer writes its state at the end."""
+    whole = [path.parent for path in folder.glob("checkpoint-*/trainer_state.json")]
+    return sorted(whole, key=lambda path: int(path.name.rpartition("-")[2]))
 
 
 class LeftOut(TrainerCallback, ExportableState):

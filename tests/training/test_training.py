@@ -615,35 +615,6 @@ def test_two_processes_do_what_one_does(checkpoint, episodes_file, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_training_made_longer(checkpoint, tmp_path, monkeypatch):
-    """From 10 steps to 20, with dropout: the same weights and losses, bit for bit, as 20 steps in one go of which the
-    first 10 have the learning rates of a training of 10, and the others those of one of 20."""
-    given = {"eval_steps": 0, "save_steps": 5, "learning_rate": 1e-3, "warmup_steps": 4}
-    tiny_run(checkpoint, tmp_path / "longer", steps=10, **given)
-    longer = tiny_run(checkpoint, tmp_path / "longer", steps=20, resume=True, **given)
-    create = LayoutTrainer.create_scheduler
-
-    def in_two_parts(self, *args, **kwargs):
-        schedule = create(self, *args, **kwargs)
-        of_20 = schedule.lr_lambdas[0]
-        in_parts = lambda step: of_20(step) if step < 4 or step >= 10 else (10 - step) / 6  # noqa: E731
-        schedule.lr_lambdas = [in_parts] * len(schedule.lr_lambdas)
-        return schedule
-
-    monkeypatch.setattr(LayoutTrainer, "create_scheduler", in_two_parts)
-    whole = tiny_run(checkpoint, tmp_path / "whole", steps=20, **given)
-    monkeypatch.undo()
-    assert losses(longer) == losses(whole) and len(losses(whole)) == 20
-    rates = [[entry["learning_rate"] for entry in log if "loss" in entry] for log in (longer, whole)]
-    assert rates[0][:9] == rates[1][:9] and rates[0][10:] == rates[1][10:] and rates[0][10] > rates[0][8]
-    assert weights(tmp_path / "longer") == weights(tmp_path / "whole")
-    trained = json.loads((tmp_path / "longer/config.json").read_text())["lm_eval_icl"]["trained"]
-    assert (trained["steps"], trained["lengthened"]) == (20, [{"step": 10, "of": 10}])
-    again = tiny_run(checkpoint, tmp_path / "longer", steps=20, resume=True, **given)  # there is nothing left to do
-    assert losses(again) == losses(whole) and weights(tmp_path / "longer") == weights(tmp_path / "whole")
-
-
-@pytest.mark.slow
 def test_a_full_disk_leaves_the_last_checkpoint(checkpoint, tmp_path, monkeypatch):
     """Files of the second checkpoint may only be small: one line names the first, from which the run goes on."""
     output = tmp_path / "out"
@@ -811,25 +782,18 @@ def test_a_folder_is_of_one_run(tmp_path):
     def claimed(resume=False, **changes):
         return claim(output, identity | changes, resume)
 
-    assert claimed() == (None, [])
-    with pytest.raises(InputError, match="holds another run, which has model='m' where this one has 'n': give another"):
-        claimed(resume=True, model="n", steps=20)
-    with pytest.raises(InputError, match="holds another run, which has rows="):
-        claimed(resume=True, rows={"t": "abd"})
-    for step in (5, 10):
+    assert claimed() is None
+    for name, value in (("model", "n"), ("steps", 20), ("rows", {"t": "abd"})):
+        with pytest.raises(InputError, match=f"holds another run, which has {name}=.*: give another folder"):
+            claimed(resume=True, **{name: value})
+    for step in (5, 10, 15):
         (output / f"checkpoints/checkpoint-{step}").mkdir()
+    assert claimed() is None  # a checkpoint is whole with Trainer's state, which is written last
+    for step in (5, 10):
+        (output / f"checkpoints/checkpoint-{step}/trainer_state.json").write_text("{}")
     with pytest.raises(InputError, match="holds this run already: give --resume"):
         claimed()
-    last = output / "checkpoints/checkpoint-10"
-    assert claimed(resume=True) == (last, [])
-    with pytest.raises(InputError, match="holds this run, of 10 steps: give --resume to make it longer, or another"):
-        claimed(steps=20)
-    with pytest.raises(InputError, match=r"--steps 5: the training in .* has 10 steps: it can be made longer, not sh"):
-        claimed(resume=True, steps=5)
-    # Made longer, killed before another checkpoint, and behind one.
-    assert claimed(resume=True, steps=20) == claimed(resume=True, steps=20) == (last, [{"step": 10, "of": 10}])
-    (output / "checkpoints/checkpoint-15").mkdir()
-    assert claimed(resume=True, steps=20) == (output / "checkpoints/checkpoint-15", [{"step": 10, "of": 10}])
+    assert claimed(resume=True) == output / "checkpoints/checkpoint-10"
     (output / "training.json").write_text("{")
     with pytest.raises(InputError, match=r"training\.json cannot be read"):
         claimed(resume=True)
