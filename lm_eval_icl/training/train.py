@@ -382,7 +382,7 @@ def _arguments(output: Path, settings: Settings, cpu: bool, use_cache: bool, eva
             seed=settings.seed,
             bf16=settings.bf16,
             use_cpu=cpu or not torch.accelerator.is_available(),
-            logging_strategy="no",  # `LayoutTrainer` logs, a little later, what Trainer would wait for
+            logging_steps=1,
             logging_nan_inf_filter=False,
             save_steps=settings.save_steps,
             save_total_limit=2,

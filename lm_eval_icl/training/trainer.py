@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -29,8 +29,6 @@ from lm_eval_icl.training.rows import RowMaker, TrainingRow, mean_loss, target_l
 
 # So many episodes of one number are drawn until it is said that none fits.
 _ATTEMPTS = 10 * ATTEMPTS_OF_A_TASK
-# The seconds between two looks at what the device has computed.
-_PATIENCE = 1.0
 # What helps where a log cannot be written.
 _GO_ON = "--resume goes on from the last checkpoint when there is room."
 
@@ -117,19 +115,6 @@ class OptionRows(Dataset[TrainingRow]):
         return replace(self.make.row(self.episodes[number], option), number=number)
 
 
-class _Step(NamedTuple):
-    """A step whose numbers the device may not have computed yet."""
-
-    number: int
-    epoch: float | None
-    learning_rate: float
-    grad_norm: Tensor | float
-    here: Tensor  # the loss of this process's episodes, []
-    loss: Tensor  # that of all processes, [processes]
-    left_out: Tensor  # the counts since the last checkpoint, [processes]
-    episodes: list[int]
-
-
 class LayoutTrainer(Trainer):
     """Trains a model on rows of episodes.
 
@@ -157,11 +142,7 @@ class LayoutTrainer(Trainer):
             callbacks=callbacks,
             **kwargs,
         )
-        # The losses and the episodes of the current step's passes, and the steps whose numbers were not read.
-        self._losses: list[Tensor] = []
-        self._episodes: list[int] = []
-        self._unread: list[_Step] = []
-        self._read_at = 0.0
+        self._episodes: list[int] = []  # of the current step
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Sampler[int]:
         return SequentialSampler(self.train_dataset)  # type: ignore[arg-type]  # the draw is random already
@@ -171,7 +152,7 @@ class LayoutTrainer(Trainer):
         """The count. (A run that resumes gets another object, with the count of its checkpoint.)"""
         return next(callback for callback in self.callback_handler.callbacks if isinstance(callback, LeftOut))
 
-    # The loss and the measurements. Nothing in a step waits for the device: its numbers are read for the log later.
+    # The loss and the measurements.
 
     def compute_loss(
         self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
@@ -179,53 +160,6 @@ class LayoutTrainer(Trainer):
         self._episodes += inputs["number"]
         self.left_out.here += sum(inputs["left_out"])
         return mean_loss(model, inputs)
-
-    def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
-        loss = super().training_step(*args, **kwargs)
-        self._losses.append(loss)
-        return loss
-
-    def _maybe_log_save_evaluate(self, tr_loss: Tensor, grad_norm: Any, *args: Any, **kwargs: Any) -> None:
-        if self._losses:  # this is called once more when an epoch ends
-            loss = torch.zeros((), device=self._losses[0].device)
-            for of_pass in self._losses:
-                loss += of_pass
-            left_out = self.accelerator.gather(on_device([self.left_out.here], loss.device))
-            self._unread.append(
-                _Step(
-                    *(self.state.global_step, self.state.epoch, kwargs["learning_rate"], grad_norm),
-                    *(loss, self.accelerator.gather(loss), left_out, self._episodes),
-                )
-            )
-            self._losses, self._episodes = [], []
-        waits = self.control.should_evaluate or self.control.should_save
-        if waits or self.state.global_step >= self.state.max_steps or time.perf_counter() - self._read_at >= _PATIENCE:
-            self._log_steps()
-        super()._maybe_log_save_evaluate(tr_loss, grad_norm, *args, **kwargs)
-
-    def _log_steps(self) -> None:
-        """Log the steps whose numbers were not read yet, which waits for the device.
-
-        Raises:
-            InputError: a loss or the norm of a gradient is not finite.
-        """
-        state: Any = self.state
-        now, unread = (state.global_step, state.epoch), self._unread
-        self._unread = []
-        try:
-            for step in unread:
-                state.global_step, state.epoch = step.number, step.epoch
-                episodes = f", episodes {step.episodes[0]} to {step.episodes[-1]}"
-                loss, norm = step.loss.mean().item(), float(step.grad_norm)
-                self._check_finite("loss", step.here.item(), episodes)
-                self._check_finite("loss", loss)
-                self._check_finite("norm of the gradient", norm)
-                left_out = self.left_out.before + int(step.left_out.sum())
-                rate = step.learning_rate
-                self.log({"loss": loss, "grad_norm": norm, "learning_rate": rate, "left_out": left_out})
-        finally:
-            state.global_step, state.epoch = now
-            self._read_at = time.perf_counter()
 
     def _check_finite(self, what: str, value: float, where: str = "") -> None:
         if not math.isfinite(value):
@@ -268,9 +202,18 @@ class LayoutTrainer(Trainer):
         return {"accuracy": right / len(rows), "held_out_loss": sum(losses) / len(losses)}
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        if "left_out" not in logs:
-            logs = logs | {"left_out": self.left_out.everywhere(self)}
-        super().log(logs, start_time)
+        """Log as Trainer does, with the count of episodes that were left out.
+
+        Raises:
+            InputError: a loss or the norm of a gradient is not finite. Nothing is saved of such a step.
+        """
+        if "loss" in logs:
+            # Of several processes, another's episodes may be the cause.
+            episodes = f", episodes {self._episodes[0]} to {self._episodes[-1]}" if self.args.world_size == 1 else ""
+            self._check_finite("loss", logs["loss"], episodes)
+            self._check_finite("norm of the gradient", logs.get("grad_norm", 0.0))
+            self._episodes = []
+        super().log(logs | {"left_out": self.left_out.everywhere(self)}, start_time)
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         """Save as Trainer does, with the count of all processes.
@@ -327,10 +270,6 @@ class Log(TrainerCallback):
 
     def __init__(self, path: Path) -> None:
         self.path, self._start = path, time.perf_counter()
-        self._ends: dict[int, float] = {}  # of the steps that are not logged yet
-
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        self._ends[state.global_step] = time.perf_counter()
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -355,8 +294,7 @@ class Log(TrainerCallback):
         values = {name.removeprefix("eval_"): value for name, value in logs.items()}
         names = ("loss", "learning_rate", "grad_norm", "accuracy", "held_out_loss", "left_out")
         entry = {"step": state.global_step, **{name: values[name] for name in names if name in values}}
-        ended = self._ends.pop(state.global_step, None) or time.perf_counter()
-        entry["seconds"] = round(ended - self._start, 3)
+        entry["seconds"] = round(time.perf_counter() - self._start, 3)
         refused = refusing(f"{self.path}: cannot be written", _GO_ON, (OSError,))
         with refused, self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(entry) + "\n")

@@ -9,14 +9,12 @@ import resource
 import signal
 import sys
 import time
-import traceback
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
-from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lm_eval_icl import methods
@@ -443,56 +441,6 @@ def test_adapters_without_their_library_are_refused_first(monkeypatch):
     monkeypatch.setitem(sys.modules, "peft", None)
     line = ["icl", "--model_args", "pretrained=no/such", "--tasks", "no_such", "--lora", "--output", "out"]
     assert commands.refused("train", *line) == "--lora: needs the library peft: pip install peft."
-
-
-class Waiting(TorchDispatchMode):
-    """Collects the operations for whose result Python would have to wait for a GPU; not that of transformers itself,
-    which looks at the positions of every pass without a mask (`find_packed_sequence_indices`)."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names = []
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        waits = function._opname in ("_local_scalar_dense", "equal", "nonzero", "_unique2", "masked_select")
-        if waits and not any(frame.name == "find_packed_sequence_indices" for frame in traceback.extract_stack()):
-            self.names.append(function._opname)
-        return function(*args, **(kwargs or {}))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("method", ["icl", "invicl"])
-def test_a_step_waits_for_nothing(checkpoint, tmp_path, monkeypatch, method):
-    """The numbers of steps are read when a second has gone by, and not in every step; all of them are logged, in order.
-    What goes from the process that reads texts to the device grows with the tokens of a row, and not their square."""
-    waited, sizes, tolist = [], [], torch.Tensor.tolist
-
-    def counting(original):
-        def count(*args, **kwargs):
-            with Waiting() as waiting:
-                monkeypatch.setattr(torch.Tensor, "tolist", lambda x: waiting.names.append("tolist") or tolist(x))
-                found = original(*args, **kwargs)
-                monkeypatch.setattr(torch.Tensor, "tolist", tolist)
-            waited[-1] += waiting.names
-            return found
-
-        return count
-
-    def begin(self, model, inputs, *args, original=LayoutTrainer.training_step, **kwargs):
-        waited.append([])
-        ids = inputs["input_ids"].numel()
-        sizes.append(max(each.numel() for each in inputs.values() if isinstance(each, torch.Tensor)) / ids)
-        return counting(original)(self, model, inputs, *args, **kwargs)
-
-    monkeypatch.setattr(LayoutTrainer, "training_step", begin)
-    monkeypatch.setattr(LayoutTrainer, "_maybe_log_save_evaluate", counting(LayoutTrainer._maybe_log_save_evaluate))
-    start = time.monotonic()
-    log = tiny_run(checkpoint, tmp_path / "out", method=method, steps=30, eval_steps=0, save_steps=100, loss="query")
-    assert [entry["step"] for entry in log] == list(range(1, 31))
-    assert [entry["seconds"] for entry in log] == sorted(entry["seconds"] for entry in log)
-    assert len(waited) == 30 and max(sizes) <= 1
-    # The first step, the last one, the checkpoint at the end; and one a second.
-    assert sum(map(bool, waited)) <= 3 + (time.monotonic() - start), waited
 
 
 def test_a_method_of_the_users(checkpoint, tmp_path, monkeypatch):
