@@ -118,6 +118,8 @@ class RowMaker:
             return "have an answer of no tokens"
         if (reason := self.limits.too_long(prompt, len(ids) - 1)) is not None:
             return reason.why
+        if self.limits.keeps_window and not self.has_room(episode, option):  # its masks are no longer than that
+            return f"have more tokens than the {self.limits.positions:,} that a row of {self.limits.model} has at most"
         # From the switch on, rotary angles depend on the longest row of a batch.
         switch = self.limits.switch
         if switch is not None and make_row(self.method, prompt, ids).layout.reach > switch[0]:
