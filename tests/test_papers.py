@@ -32,7 +32,7 @@ KINDS = {
 OTHERS = ("M", "YOURS", "SmolLM2-135M-Instruct")
 # What this machine cannot run, and what is run elsewhere.
 NOT_HERE = (
-    "accelerate|torchrun|srun|load_in_8bit|parallelize|tp_plan|--arch|--lora|--ray|^lm-eval-icl regression|"
+    "accelerate|torchrun|srun|load_in_8bit|parallelize|tp_plan|--arch|--lora|--ray|"
     "^lm-eval-icl (leaderboard|compare|collect|export|demo|findings)"  # test_docs and others run what reads results
 )
 # They run for minutes even here: every cell of a whole table; `make papers` runs them.
