@@ -106,7 +106,7 @@ def _check(name: str, folder: str, limit: int, expected: dict[str, Responses]) -
             _compare(task, responses[task], expected[task], "hf")
         if _tasks()[task].OUTPUT_TYPE == "generate_until" and not lm.runner.capabilities.no_memory:
             _compare(task, responses[task], _likeliest(lm, task), "one row at a time")
-    if lm.method.invariant:
+    if lm.runner.invariant:
         lm = _load(name, folder, canonical_order=False)
         _, permuted = _run(lm, "smoke_permuted", limit)
         _compare("smoke_permuted", permuted, responses["smoke_loglikelihood"], "the first order of demonstrations")
