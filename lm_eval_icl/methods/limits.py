@@ -207,14 +207,10 @@ def fits(limits: PromptLimits, requests: Iterable[Request]) -> bool:
     return all(limits.too_long(request.prompt, request.answer_positions) is None for request in requests)
 
 
-def shortened(requests: list[Request], tokenize: Tokenize, limits: PromptLimits, overflow: str) -> list[Request]:
+def shortened(requests: list[Request], tokenize: Tokenize, limits: PromptLimits) -> list[Request]:
     """The requests of a document that does not fit, with as few demonstrations left out as makes them fit, in the order
-    of `PromptLimits.leaves_out`. All its prompts lose the same ones, so that its options stay comparable.
-
-    If nothing that `overflow` allows to leave out makes them fit, they are without demonstrations, and not cut.
-
-    Args:
-        overflow: "drop" or "truncate" (`CommonArguments.overflow`).
+    of `PromptLimits.leaves_out`. All its prompts lose the same ones, so that its options stay comparable. What does not
+    fit without any is cut from the left (`truncated`).
     """
     longest_answers: dict[TokenizedPrompt, int] = {}  # prompt -> the positions of its longest answer
     for request in requests:
@@ -227,24 +223,24 @@ def shortened(requests: list[Request], tokenize: Tokenize, limits: PromptLimits,
         # The prompts are tokenized again, since tokens at a boundary may become others, but only when the numbers of
         # tokens say that enough is left out.
         fewer = [(prompt.keeping(kept), answer) for prompt, answer in longest_answers.items()]
-        if not kept or all(limits.too_long(*prompt) is None for prompt in fewer):
+        enough = limits.method.may_keep(len(kept)) and all(limits.too_long(*prompt) is None for prompt in fewer)
+        if not kept or enough:
             requests = tokenize(tuple(sorted(left_out)))
     while len(left_out) > 1 and fits(limits, requests):  # and they may become fewer
         more = tokenize(tuple(sorted(left_out[:-1])))
-        if not fits(limits, more):
+        if not (limits.method.may_keep(len(kept) + 1) and fits(limits, more)):
             break
         requests = more
-        left_out.pop()
-    if overflow == "truncate" and not fits(limits, requests):
-        cut = [truncated(request, limits) for request in requests]
-        requests = cut if fits(limits, cut) else requests
-    return requests
+        kept.append(left_out.pop())
+    return requests if fits(limits, requests) else [truncated(request, limits) for request in requests]
 
 
 def truncated(request: Request, limits: PromptLimits) -> Request:
-    """A request without demonstrations, with only the last tokens of its prompt that fit, as `hf` keeps them."""
+    """A request without demonstrations, with only the last tokens of its prompt that fit, as `hf` keeps them: BOS and
+    description go first. One token stays at least, and an answer is never cut."""
     tokens = (*request.prompt.context.tokens, *request.prompt.query)
-    cut = min(len(tokens) + request.answer_positions - limits.positions, len(tokens) - 1)
+    positions = limits.positions if limits.switch is None else min(limits.positions, limits.switch[0])
+    cut = min(len(tokens) + request.answer_positions - positions, len(tokens) - 1)
     if cut <= 0:
         return request
     return replace(request, prompt=TokenizedPrompt(Context((), ()), tokens[cut:]), cut=cut)
