@@ -100,7 +100,7 @@ class Encoder:
             needs.check(method, model, self.capabilities)
             if method.reads_in_parts:
                 needs.check_parts(method, model)
-            needs.warn(model, self.capabilities)
+            needs.warn(method, model, self.capabilities)
             embeddings = list(position_embeddings(model)) if method.positions == "none" else None
         self.without_positions = embeddings
         with self.inference_mode(), room_for_trials(model):
@@ -136,7 +136,13 @@ class Encoder:
             )
         hint = self.method.overflow_hint if can.obeys_positions else ""
         window = needs.longest_row(self.method, can)
-        return PromptLimits(self.method, name, max_length, window, can.position_switch, hint)
+        keeps_window = needs.keeps_window(self.method, can)
+        return PromptLimits(self.method, name, max_length, window, can.position_switch, hint, keeps_window)
+
+    @property
+    def invariant(self) -> bool:
+        """Whether the order of the demonstrations makes no difference with this model, but for rounding."""
+        return self.method.invariant and not needs.keeps_window(self.method, self.capabilities)
 
     # The model while it runs.
 

@@ -84,6 +84,7 @@ class PromptLimits:
         switch: the position from which on rotary angles of all positions change, and whether they change again with
             every longer sequence (`inference.positions.position_switch`); None if they do not change.
         hint: advice for the error, in addition to fewer demonstrations, if encoding takes too many positions.
+        keeps_window: rows may be longer than the window, which the model keeps to by itself (`needs.keeps_window`).
     """
 
     method: Method
@@ -92,6 +93,7 @@ class PromptLimits:
     window: int | None
     switch: tuple[int, bool] | None
     hint: str
+    keeps_window: bool = False
 
     def too_long(self, prompt: TokenizedPrompt, answer: int) -> TooLong | None:
         """Why a prompt with an answer of `answer` positions does not fit; None if it fits."""
@@ -115,7 +117,13 @@ class PromptLimits:
         # Without demonstrations there is nothing to hide, so that the model's own mask is used, window and all.
         if not why and self.window is not None and context.demonstrations:
             terms = self._takes(prompt, answer, tokens=True)
-            if sum(terms) > self.window:
+            footprint = self.method.footprint(context)
+            # The window counts the entries of a memory. If some tokens before them are not kept, a prefix would come
+            # nearer than it is in one pass over everything.
+            keeps = self.keeps_window and (not context.prefix or footprint.kept == footprint.tokens)
+            if keeps and sum(terms) > self.positions:
+                why = f"do not fit the {self.positions} tokens that a row of {self.model} has at most"
+            elif not keeps and sum(terms) > self.window:
                 why = (
                     f"do not fit the {self.window} tokens that {self.model} looks back at most (a sliding window or "
                     f"local attention layers; or attention that depends on a token's index from there on), and "
