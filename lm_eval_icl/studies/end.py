@@ -1,12 +1,15 @@
 """How a study ends: its results as a board, with the table, page, figures and CSV file of any results.
 
-What only the study knows is recorded in the results of its cells first, under `config.icl.study`:
+What only the study knows is read with the results of its cells:
 
     chosen    the arguments (or "seeds") whose values were chosen on the dev set
+    rule      the decision rule that was chosen
+    metric    what stands for the task, if that is not accuracy
     curve     what was measured on the dev set for this cell and for those that it was chosen among: a list of
               {"arguments", "seed", "score"}, the score being the mean over orders
     expected  the paper's numbers for the columns that the cell counts in, by column
-    metric    what stands for the task, if that is not accuracy
+
+The first three are recorded in the results, under `config.icl.study`; the last two in `cells` of `study.json`.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from __future__ import annotations
 import json
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +29,6 @@ from lm_eval_icl.leaderboard.page import page
 from lm_eval_icl.results import statistics
 from lm_eval_icl.results.board import AVERAGE, Board, Entry
 from lm_eval_icl.results.build import build
-from lm_eval_icl.results.form import RuleFacts
 from lm_eval_icl.results.read import read
 from lm_eval_icl.results.records import Run
 from lm_eval_icl.results.statistics import Estimate
@@ -37,7 +39,7 @@ from lm_eval_icl.studies.tasks import Leaf
 
 _TASKS = 8  # with more tasks, the columns are what the study's file calls its tasks
 _OWN_WAY = "as the task says"  # in place of the name of a way to draw demonstrations
-_RECORDED = ("chosen", "curve", "expected", "metric")
+_RECORDED = ("chosen", "rule", "metric")
 _CELL = (
     *("path", "model", "method", "arguments", "task", "num_fewshot", "demonstrations", "seed", "order", "split"),
     *("chosen", "documents", "score", "seconds", "training", "code", "decide"),
@@ -56,21 +58,19 @@ def conclude(progress: StudyProgress, console: Console) -> None:
     table = cells_table(progress, results)
     folder.write("study.csv", table.to_csv(index=False))
     written = "study.json, study.csv; there are no results on the test set"
-    tested = [(cell, _under_chosen_rule(progress, cell, run)) for cell, run in results if cell.split == "test"]
+    tested = [(cell, run) for cell, run in results if cell.split == "test"]
     if tested:
         board = board_of(tested, columns)
         drawn = figures.draw(board, folder.path / "figures", study.figures)
-        folder.write("board.html", page(board, figures.svgs(board), [folder.path]))
+        folder.write("board.html", page(board, figures.svgs(board)))
         written = f"board.html, study.csv, study.json, {len(drawn)} files of figures, cells"
         flips = {entry.name: rate for entry in board.entries if (rate := flips_of(entry, columns)) is not None}
-        codes = {}  # by entry, how many cells are of other code, or of unknown code
-        for entry in board.entries:
-            of_entry = table.code[~table.index.duplicated()].loc[[run.path for run in entry.runs]]
-            counts = of_entry[of_entry != ""].value_counts().sort_index()
-            codes[entry.name] = [f"{number} of {len(of_entry)} cells by {code}" for code, number in counts.items()]
+        other = table.code[~table.index.duplicated()].loc[[run.path for _, run in tested]]
+        counts = other[other != ""].value_counts().sort_index()
+        codes = "".join(f" {number} of {len(other)} cells are by {code}." for code, number in counts.items())
         title = " ".join(filter(None, [study.paper, study.title]))
         entries = in_order(board, tested)
-        console.print(study_table.table(board, columns.names, entries, flips, codes, title, _about_training(study)))
+        console.print(study_table.table(board, columns.names, entries, flips, title, _about_training(study) + codes))
     for sentence in study.deviates:
         console.print(f"Deviates: {sentence}", markup=False, highlight=False)
     console.print(f"{folder.path}: {written}", markup=False, highlight=False)
@@ -167,31 +167,9 @@ def board_of(results: Sequence[tuple[Cell, Run]], columns: Columns) -> Board:
         (training, task): f"{task} [{training}]" if together and often[task] > 1 else task
         for training, task in documents
     }
-    runs = []
-    for cell, run in results:
-        known = run.all_results[0].task
-        if (name := names[_trained(cell)]) != known:
-            counts = {
-                key: {name: by_task[known]}
-                for key in ("left_out", "truncated")
-                if known in (by_task := run.icl.get(key, {}))
-            }
-            configs = {name: run.results["configs"][known]}
-            run = replace(
-                run,
-                tasks={name: replace(run.tasks[known], task=name)} if run.tasks else {},
-                decided=tuple(replace(result, task=name) for result in run.decided),
-                icl={**run.icl, **counts},
-                results={**run.results, "configs": configs},
-            )
-        if together:
-            every = ", ".join(trainings)
-            icl = {**run.icl, "study": {**run.icl["study"], "training": every}}
-            run = replace(run, icl=icl, model_facts={"study.weights": every})
-        runs.append(run)
     groups = columns.groups(documents, names)
     tasks = [column for column in columns.names if column in groups or column in names.values()]
-    return build(runs, tasks=tasks, groups=groups)
+    return build([run for _, run in results], tasks=tasks, groups=groups, columns_by=["training"] if together else [])
 
 
 def _trained(cell: Cell) -> Trained:
@@ -225,21 +203,10 @@ def results_of(progress: StudyProgress, columns: Columns) -> list[tuple[Cell, Ru
     paths = {progress.folder.results(cell): cell for cell in in_order}
     for path, cell in paths.items():
         record(progress, path, facts(progress, cell, columns))
+    about = {str(path.relative_to(progress.folder.path)): known(progress, c, columns) for path, c in paths.items()}
+    progress.folder.record_cells({path: facts for path, facts in about.items() if facts})
     runs = {run.path: run for run in read(list(paths), quiet=True, dev=True)[0]}
     return [(cell, runs[path]) for path, cell in paths.items() if path in runs]
-
-
-def _under_chosen_rule(progress: StudyProgress, cell: Cell, run: Run) -> Run:
-    """A run with the values of the decision rule that was chosen for its cell in place of those of all rules, if rules
-    are chosen among. What the model says by itself stays beside them, unless other arguments were chosen for the rule.
-    """
-    if "decide" not in cell.chosen or (choice := progress.choice(cell)) is None:
-        return run
-    ((task, raw),) = run.tasks.items()
-    of_rules = {"" if result.rule is None else result.rule.name: result for result in run.all_results}
-    transductive = any(rule.is_transductive for rule in progress.study.rules)
-    result = replace(of_rules[choice.rule], rule=RuleFacts(name="chosen on dev", transductive=transductive))
-    return replace(run, tasks={task: raw} if cell.chosen == ("decide",) else {}, decided=(result,))
 
 
 def record(progress: StudyProgress, path: Path, facts: Mapping[str, Any]) -> None:
@@ -255,19 +222,27 @@ def record(progress: StudyProgress, path: Path, facts: Mapping[str, Any]) -> Non
 
 
 def facts(progress: StudyProgress, cell: Cell, columns: Columns) -> dict[str, Any]:
-    """What only the study knows of a cell, by the names at the beginning of this file."""
+    """What is recorded in the results of a cell, by the names at the beginning of this file."""
     study, dev = progress.study, progress.study.dev
     metric = dev.metric if dev and cell.split == "dev" else study.metric
-    known: dict[str, Any] = {} if metric == "acc" else {"metric": metric}
+    recorded: dict[str, Any] = {} if metric == "acc" else {"metric": metric}
+    if cell.chosen and cell.split == "test":
+        recorded["chosen"] = list(cell.chosen)
+        if "decide" in cell.chosen and (choice := progress.choice(cell)) is not None:
+            recorded["rule"] = choice.rule or None
+    return recorded
+
+
+def known(progress: StudyProgress, cell: Cell, columns: Columns) -> dict[str, Any]:
+    """What `study.json` says of a cell: see the beginning of this file."""
+    of_cell: dict[str, Any] = {}
     if cell.split == "dev":
-        return known
-    if cell.chosen:
-        known["chosen"] = list(cell.chosen)
-    if dev and (choice := progress.choice(cell)) is not None:
-        known["curve"] = choice.curve
-    if expected := expected_of(study, cell, columns.having(_trained(cell))):
-        known["expected"] = expected
-    return known
+        return of_cell
+    if progress.study.dev and (choice := progress.choice(cell)) is not None:
+        of_cell["curve"] = choice.curve
+    if expected := expected_of(progress.study, cell, columns.having(_trained(cell))):
+        of_cell["expected"] = expected
+    return of_cell
 
 
 def expected_of(study: Study, cell: Cell, columns: set[str]) -> dict[str, float]:

@@ -31,6 +31,7 @@ from lm_eval.loggers import EvaluationTracker
 from lm_eval_icl.errors import CannotWrite, InputError, one_line, refusing, writing
 from lm_eval_icl.files import write_atomically
 from lm_eval_icl.results import read as reader
+from lm_eval_icl.results.statistics import AGGREGATIONS
 from lm_eval_icl.studies.cells import Cell, Model
 
 # How long, in seconds, a lock is waited for, which `--status` may hold for a moment.
@@ -80,6 +81,18 @@ class StudyFolder:
         """Note what is run now, for `running`, and why cells have failed so far, for `failed`."""
         facts = {"process": os.getpid(), "machine": socket.gethostname(), "runs": what, "failed": failed or {}}
         self.write(self._running.name, json.dumps(facts) + "\n")
+
+    def record_cells(self, facts: Mapping[str, Any]) -> None:
+        """Add what is known of cells to `study.json`, for whoever reads the results.
+
+        Args:
+            facts: by the path of a results file.
+        """
+        before: dict[str, Any] = {}
+        with suppress(OSError, ValueError):
+            before = json.loads((self.path / "study.json").read_text(encoding="utf-8"))
+        cells = {**before.get("cells", {}), **facts}
+        self.write("study.json", json.dumps({**before, "cells": cells}, indent=2, default=str) + "\n")
 
     def running(self) -> str:
         """Which process runs a study in this folder, and what; empty if none does."""
@@ -180,7 +193,7 @@ class StudyFolder:
                 raise self._damaged(cell, left_out[0].why)
             result, results = runs[0].tasks[task], runs[0].results
             if result.answers is None:
-                if result.aggregation in reader.AGGREGATIONS:
+                if result.aggregation in AGGREGATIONS:
                     raise self._damaged(cell, " ".join(result.marks) or "its samples are missing.")
                 # Such a metric is not computed from numbers of single documents: only these can be counted.
                 documents = {sample["doc_id"] for sample in self.samples(cell, task)}

@@ -50,10 +50,8 @@ def result(task: str, scores: Sequence[float], seed: int = 0, order: int = 0, tr
     facts = {"model": checkpoint, "task": task, "chosen": list(chosen), "shared": {"cells": 1}}
     facts |= {"expected": keys.pop("expected", {})} | ({"training": training} if training else {})
     made = make_result(task, method, seed, order, scores=scores, **keys)
-    at = {"path": Path(f"/nowhere/{training},{method},{arguments},{task},{seed},{order}"), "pretrained": checkpoint}
-    icl = {"method": method, **arguments, "study": facts}
-    run = make_run(method, (made,), seed, order, arguments, icl, {"configs": {task: {}}}, **at)
-    return cell, run
+    path = Path(f"/nowhere/{training},{method},{arguments},{task},{seed},{order}")
+    return cell, make_run(method, made, seed, order, arguments, facts, path, checkpoint)
 
 
 def means(board: Board) -> list[dict[str, float]]:
