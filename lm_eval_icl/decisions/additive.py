@@ -81,6 +81,8 @@ def batch(scores: ArrayLike, of: ArrayLike | None = None, by: str = "division") 
             f"scores of shapes {scores.shape} and {of.shape}: must be a document a row, an option a column."
         )
     _same_options(scores, of)
+    if of is scores and len(scores) < 2:
+        raise InputError("the mean over one document is the document itself: give more documents.")
     log_mean = log_mean_exp(log_normalized(of))
     if by == "division":
         shifted: np.ndarray = scores - log_mean

@@ -18,6 +18,7 @@ from lm_eval_icl import methods
 from lm_eval_icl.decisions import how as deciding_how
 from lm_eval_icl.demonstrations import how
 from lm_eval_icl.errors import InputError, checked_whole
+from lm_eval_icl.harness.interrupt import Unasked
 
 if TYPE_CHECKING:  # transformers and torch take seconds to import, and a refusal should not
     import transformers
@@ -82,6 +83,10 @@ def read_arguments(cls: type[Method], arguments: Mapping[str, Any]) -> tuple[Met
     from lm_eval_icl.harness.hf_arguments import check_effects, check_values
 
     own, ours = methods.arguments_of(cls), {field.name for field in dataclasses.fields(CommonArguments)}
+    if "method" in own:
+        raise InputError(
+            f"{cls.__name__}: results files have its name under 'method': rename its argument of that name."
+        )
     common = CommonArguments(**{name: value for name, value in arguments.items() if name in ours - own})
     method = cls.from_arguments({name: value for name, value in arguments.items() if name in own})
     common.is_canonical(method)
@@ -109,6 +114,10 @@ def checked_first(original: Callable[..., Any], config: Any, *args: Any, **kwarg
             how.read(drawn_by)
         if (rules := (config.metadata or {}).get("decide")) is not None:
             deciding_how.read(rules)
+        if isinstance(config.device, Unasked):
+            import torch
+
+            config.device = Unasked("cuda:0" if torch.cuda.is_available() else "cpu")  # lm-eval records it
     return original(config, *args, **kwargs)
 
 

@@ -66,8 +66,8 @@ def score_texts(
     """
     run.check()
     if without := run.method.without_demonstrations:
-        for task_name in {instance.task_name for instance in instances}:
-            log.warning("%s: rolling log-likelihood has no demonstrations: %s.", task_name, without)
+        tasks = named({str(instance.task_name) for instance in instances})
+        log.warning("%s: rolling log-likelihood has no demonstrations: %s.", tasks, without)
     for instance in instances:
         run.tokenize.check_text(instance)
     # `HFLM.loglikelihood_rolling` returns nothing before its last text is done, so it is called with one batch of texts

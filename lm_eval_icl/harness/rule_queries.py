@@ -48,6 +48,7 @@ class RuleQueries:
         self.task, self.model, self.arguments, self.name = task, model, arguments, str(task.config.task)
         self.documents: dict[int, list[Instance]] = {}
         self.prompts: dict[tuple[Behind, str], dict[str, Instance]] = {}
+        self._shuffled, self._is_evaluated = dict[str, list[int]](), evaluated(task)
         self._instances: list[Instance] = task._instances or []
         is_ours = isinstance(model, ICLModel)
         if not is_ours:  # the prompts become plain texts, and a study has the requests for other models too
@@ -158,10 +159,11 @@ class RuleQueries:
 
     def drawn(self, name: str, place: Behind) -> Iterator[tuple[int, str]]:
         """The few-shot documents that are no demonstrations and not evaluated in random order, with their queries."""
-        rows, queries = list(self.pool), set[str]()
-        Random(f"{name} {self.seed}").shuffle(rows)
-        options, is_evaluated = self._choices(self.task.eval_docs[0]), evaluated(self.task)
-        for row in rows:
+        if name not in self._shuffled:  # once for all contexts
+            self._shuffled[name] = list(self.pool)
+            Random(f"{name} {self.seed}").shuffle(self._shuffled[name])
+        queries, options, is_evaluated = set[str](), self._choices(self.task.eval_docs[0]), self._is_evaluated
+        for row in self._shuffled[name]:
             doc = self.pool[row]
             query = self.queries.of(doc)
             if query in queries or any(query in demonstration for demonstration in place[1]) or is_evaluated(doc):

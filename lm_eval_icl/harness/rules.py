@@ -112,6 +112,8 @@ class OverDocuments(RuleFilter):
 
     def ask(self) -> None:
         self.queries.check_fixed_options("a mean over documents")
+        if sum(of_all(len(self.queries.documents))) < 2:
+            raise InputError("the mean over one document is the document itself: raise --limit, or give of=pool.")
 
     def values(self, scores: Scores) -> dict[int, np.ndarray]:
         """Over the documents of all processes, in their order: the same bits however many processes there are."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
 from lm_eval.api.instance import Instance
 from lm_eval.api.task import Task
 
-from lm_eval_icl.errors import log
+from lm_eval_icl.errors import log, named
 from lm_eval_icl.harness.distributed import total
 from lm_eval_icl.harness.overflow import Documents
 from lm_eval_icl.harness.requests import RequestTokenizer, by_document, fit_requests
@@ -185,14 +185,28 @@ def _count(instances: Sequence[Instance], requests: Sequence[Request]) -> tuple[
 
 
 def _warn(method: Method, instances: Sequence[Instance], requests: Sequence[Request]) -> None:
-    """Warn, once for each task, about prompts that end in a line break, and about a task without demonstrations."""
+    """Warn, in one line for all tasks, about prompts that end in a line break, about tasks without demonstrations, and
+    about those that draw demonstrations for each document."""
     scored = [i for i in instances if i.request_type == "loglikelihood"]
     prompts = ((i.task_name, i.args[0]) for i in scored if not isinstance(i.args[0], EncodedPrompt))
-    for task_name, why in {task: why for task, prompt in prompts if (why := line_break_at_end(prompt))}.items():
-        log.warning("%s: %s", task_name, why)
+    breaks = {str(task): why for task, prompt in prompts if (why := line_break_at_end(prompt))}
+    if breaks:
+        log.warning("%s: %s", named(breaks), next(iter(breaks.values())))
     if without := method.without_demonstrations:
         shots: Counter[str | None] = Counter()
         for instance, request in zip(instances, requests, strict=True):
             shots[instance.task_name] += len(request.prompt.context.demonstrations) + len(request.left_out)
-        for task_name in [name for name, number in shots.items() if not number]:
-            log.warning("%s: no demonstrations: %s. Give some with --num_fewshot.", task_name, without)
+        if none := [str(name) for name, number in shots.items() if not number]:
+            log.warning("%s: no demonstrations: %s. Give some with --num_fewshot.", named(none), without)
+    contexts, documents = defaultdict[str, set[Context]](set), defaultdict[str, set[int | None]](set)
+    for instance, request in zip(instances, requests, strict=True):
+        if request.prompt.context.demonstrations and not request.left_out:
+            contexts[str(instance.task_name)].add(request.prompt.context)
+            documents[str(instance.task_name)].add(instance.doc_id)
+    if drawn := [name for name in contexts if len(contexts[name]) > 1]:
+        log.warning(
+            "%s: lm-eval draws other demonstrations for each document (%d contexts for %d documents), so that nearly "
+            "nothing is shared, and orders cannot be compared. Add --metadata demonstrations=random (or stratified, "
+            "first) to draw them once for all documents.",
+            *(named(drawn), sum(len(contexts[name]) for name in drawn), sum(len(documents[name]) for name in drawn)),
+        )

@@ -464,3 +464,12 @@ def test_a_board_has_the_raw_values_of_such_a_run_and_those_of_each_rule(model, 
         f"{model}, 2 shots, demonstrations=first_n" in entries
         and f"{model}, 2 shots, demonstrations=first_n, decide: batch, transductive" in entries
     )
+
+
+def test_batch_over_one_document_is_refused(checkpoint):
+    """Less its own mean, a document has the same value for each option, and rounding would decide."""
+    with pytest.raises(InputError, match="task 'three': decide=batch: the mean over one document is the document its"):
+        run("icl", checkpoint("gpt2"), TASKS["three"], "batch", limit=1)
+    with pytest.raises(InputError, match="the mean over one document"):
+        decisions.batch([[-1.0, -2.0]])
+    run("icl", checkpoint("gpt2"), TASKS["three"], "batch:of=pool:m=5", limit=1)
