@@ -438,7 +438,8 @@ def test_models_that_do_not_read_in_parts_are_refused(name, attention, says):
         ("ape", {"temperature": 0}), ("ape", {"scale": -1}), ("ape", {"weight": "a"}), ("structured", {"factor": 0}),
         ("ape", {"temperature": 1e-40}), ("ape", {"scale": 1e30}), ("ape", {"weight": 1e300}),
         ("structured", {"align": "middle"}), ("ensemble", {"combine": "mean"}),
-        ("ensemble", {"window_method": "saicl"}), ("ensemble", {"window_method": "nbce"}), ("ensemble", {"weights": [1, -1]}), ("nbce", {"beta": -1}),
+        ("ensemble", {"window_method": "saicl"}), ("ensemble", {"window_method": "nbce"}),
+        ("ensemble", {"weights": [1, -1]}), ("nbce", {"beta": -1}),
         ("nbce", {"top_p": 0}), ("nbce", {"truncate": "none"}), ("nbce", {"choose": "all"}), ("nbce", {"eta": True}),
     ],
 )  # fmt: skip
