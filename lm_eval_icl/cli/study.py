@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from lm_eval_icl.errors import InputError, LaterForm
+from lm_eval_icl.errors import InputError
 from lm_eval_icl.harness.arguments import check_folders, pairs
-from lm_eval_icl.harness.interrupt import Terminated
 from lm_eval_icl.studies.grid import Study, named, read
 
 if TYPE_CHECKING:  # what runs a study takes seconds to import: --list, and a fault of the study's file, do not need it
@@ -25,7 +24,7 @@ if TYPE_CHECKING:  # what runs a study takes seconds to import: --list, and a fa
 
 
 def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
-    """Run `lm-eval-icl study`. If it is interrupted, the message of the `KeyboardInterrupt` says what is kept."""
+    """Run `lm-eval-icl study`."""
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     parser.description = "Run a grid of models, methods, tasks, seeds and orders: a table or figure of a paper."
     parser.add_argument("study", nargs="?", metavar="FILE|NAME", help="a study's file, or a study of --list")
@@ -149,17 +148,10 @@ def _run(study: Study, folder: StudyFolder, args: argparse.Namespace, options: O
     from lm_eval_icl.cli.train import training
     from lm_eval_icl.studies.conduct import CellsFailed, Conductor
     from lm_eval_icl.studies.end import conclude
-    from lm_eval_icl.studies.folder import FORM
     from lm_eval_icl.studies.plan import Plan
     from lm_eval_icl.studies.progress import open_study
 
     first = os.environ.get("RANK", "0") == "0"
-    try:
-        folder.record()
-    except LaterForm:
-        raise
-    except InputError:
-        pass  # it is damaged, and written anew
     progress = open_study(study, folder, options, args.include_path, args.rerun)
     conductor = Conductor(progress, args.include_path, training)
     plan: list[dict[str, Any]] = []
@@ -179,17 +171,9 @@ def _run(study: Study, folder: StudyFolder, args: argparse.Namespace, options: O
                 conductor.run(cluster.ended)
     except CellsFailed as error:
         failure = error
-    except KeyboardInterrupt as stopped:
-        cells = progress.all_cells()
-        done = sum(map(progress.is_done, cells))
-        how = "terminated" if isinstance(stopped, Terminated) else "interrupted"
-        raise type(stopped)(
-            f"study: {how}: {done} of {len(cells)} known cells, and the responses of those begun, are kept in "
-            f"{folder.path}. The same command goes on from there."
-        ) from stopped
     finally:
         if first:
-            record = {"form": FORM, **progress.record(), "work": {"planned": plan, "done": progress.work()}}
+            record = {**progress.record(), "work": {"planned": plan, "done": progress.work()}}
             folder.write("study.json", json.dumps(record, indent=2, default=str) + "\n")
     if first:
         conclude(progress, console)

@@ -18,7 +18,6 @@ from lm_eval_icl import methods
 from lm_eval_icl.decisions import how as deciding_how
 from lm_eval_icl.demonstrations import how
 from lm_eval_icl.errors import InputError, checked_whole
-from lm_eval_icl.harness.interrupt import Unasked
 
 if TYPE_CHECKING:  # transformers and torch take seconds to import, and a refusal should not
     import transformers
@@ -114,10 +113,10 @@ def checked_first(original: Callable[..., Any], config: Any, *args: Any, **kwarg
             how.read(drawn_by)
         if (rules := (config.metadata or {}).get("decide")) is not None:
             deciding_how.read(rules)
-        if isinstance(config.device, Unasked):
+        if config.device == "cuda:0":  # the default, which stands for the CPU where there is no GPU; it is recorded
             import torch
 
-            config.device = Unasked("cuda:0" if torch.cuda.is_available() else "cpu")  # lm-eval records it
+            config.device = "cuda:0" if torch.cuda.is_available() else "cpu"
     return original(config, *args, **kwargs)
 
 
@@ -134,16 +133,6 @@ def check_folders(include: object, output: str | None) -> None:
         except OSError as error:
             why = f"{existing}: {error.strerror}"
             raise InputError(f"--output_path {output}: the results could not be saved there ({why}).") from error
-
-
-def one_line(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Wrapper of `EvaluatorConfig.from_cli`: what lm-eval refuses of a command's arguments is one line."""
-    try:
-        return original(*args, **kwargs)
-    except InputError:
-        raise
-    except (ValueError, TypeError, OSError) as error:
-        raise InputError(f"the arguments are refused: {' '.join(str(error).split())}") from error
 
 
 # Arguments that transformers' `from_pretrained` takes, but that are not in its signature.

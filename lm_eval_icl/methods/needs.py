@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from lm_eval_icl.errors import InputError, Unsupported, log, one_line
 from lm_eval_icl.inference.attention import Reading
 from lm_eval_icl.inference.blocks import residual_stream
-from lm_eval_icl.inference.capabilities import Capabilities
+from lm_eval_icl.inference.capabilities import Capabilities, tells_positions_apart
 from lm_eval_icl.inference.generation import GenerationSettings
 from lm_eval_icl.inference.memory import Memory, causal_pass, read_causally
 from lm_eval_icl.inference.scoring import score_packed, score_rows
@@ -27,6 +27,11 @@ def check(method: Method, model: PreTrainedModel, can: Capabilities) -> None:
         Unsupported: it does not.
     """
     name, attention = type(model).__name__, model.config._attn_implementation
+    if can.no_memory and not method.is_ordinary(Context((0,), ((0,), (0,)))):
+        raise Unsupported(
+            f"{method.name} continues from a memory of the demonstrations, and {name} does not continue from its cache "
+            f"({can.no_memory}). icl works with this model."
+        )
     needs = "computes keys and values anew" if not method.one_pass or method.memory_depends_on_query else ""
     if method.needs_positions:
         needs = "gives tokens positions of its own"
@@ -90,16 +95,13 @@ def check_parts(method: Method, model: PreTrainedModel) -> None:
         raise Unsupported(f"{refusal} (not all layers attend by sdpa). Use attn_implementation=sdpa, or pcw.")
 
 
-def check_no_positions(method: Method, model: PreTrainedModel, can: Capabilities) -> None:
+def check_no_positions(method: Method, model: PreTrainedModel) -> None:
     """Check a model whose positions were taken away.
-
-    Args:
-        can: what the model can do without them.
 
     Raises:
         Unsupported: it still tells positions apart.
     """
-    if can.obeys_positions:
+    if tells_positions_apart(model):
         raise Unsupported(
             f"{method.name} needs a model whose positions can be taken away, and {type(model).__name__} still tells "
             "them apart with rotary angles and learned positions switched off."
@@ -183,6 +185,12 @@ def longest_row(method: Method, can: Capabilities) -> int | None:
 def warn(model: PreTrainedModel, can: Capabilities) -> None:
     """Warn about a model with which all methods are slower."""
     name = type(model).__name__
+    if can.no_memory:
+        log.warning(
+            "%s does not continue from its cache (%s): every prompt is read as a whole, as --model hf does it.",
+            *(name, can.no_memory),
+        )
+        return
     if not can.can_pack and not can.has_other_states:
         log.warning(
             "%s (attn_implementation=%s) does not take a mask or positions given by hand: queries are scored in "

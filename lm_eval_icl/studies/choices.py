@@ -6,10 +6,11 @@ import logging
 from pathlib import Path
 from typing import Any
 
+from lm_eval_icl import version
 from lm_eval_icl.demonstrations import kept
 from lm_eval_icl.demonstrations.choosing import Chooser
 from lm_eval_icl.demonstrations.how import How
-from lm_eval_icl.errors import CannotWrite, InputError, LaterForm, log, reason, writing
+from lm_eval_icl.errors import CannotWrite, InputError, log, reason, writing
 from lm_eval_icl.harness.choosing import predictor
 from lm_eval_icl.harness.pools import PoolOfTask
 from lm_eval_icl.studies import tasks as study_tasks
@@ -72,13 +73,11 @@ class Choices:
             _, task, shots, seed, _ = key
             try:
                 choice = kept.read(self.path(key), self._pools[task], shots, seed)
-            except LaterForm:
-                raise
             except InputError as error:
                 if not self.rerun:
                     self.failed[key] = error.message
                 return None
-            if choice is None or (self.rerun and choice["code"] != kept.code()):
+            if choice is None or (self.rerun and choice["version"] != version.version()):
                 return None
             self._known[key] = choice
         return self._known[key]
@@ -105,8 +104,8 @@ class Choices:
         Raises:
             InputError: another checkpoint of the same name has chosen before.
         """
-        name, fingerprint = str(models.arguments["pretrained"]), models.loaded.fingerprint
-        about = kept.about_model(name, fingerprint)
+        name, identity = str(models.arguments["pretrained"]), models.first.model_identity()
+        about = kept.about_model(name, identity)
         missing = []
         for key, how in self.keys(model.folder, task).items():
             choice = self._read(key)

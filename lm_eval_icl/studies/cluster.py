@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Any, Self
 
 from lm_eval_icl import version
-from lm_eval_icl.demonstrations import kept
 from lm_eval_icl.errors import InputError, one_line, reason
 from lm_eval_icl.studies import tasks as study_tasks
 from lm_eval_icl.studies.cells import Model, digest
@@ -255,7 +254,7 @@ def contents_of(worker: Worker) -> dict[str, object]:
         for name, leaf in progress.leaves.items()
     }
     code = {f"code of {variant.method}": code_of(variant.method) for variant in study.variants}
-    return {**data, **code, "code that chooses demonstrations": kept.code()}
+    return {**data, **code}
 
 
 def stamp(folder: Path) -> tuple[int, int]:

@@ -28,14 +28,11 @@ from typing import Any
 from filelock import FileLock, Timeout
 from lm_eval.loggers import EvaluationTracker
 
-from lm_eval_icl.errors import CannotWrite, InputError, check_form, one_line, refusing, writing
+from lm_eval_icl.errors import CannotWrite, InputError, one_line, refusing, writing
 from lm_eval_icl.files import write_atomically
-from lm_eval_icl.harness.saving import whole_lines
 from lm_eval_icl.results import read as reader
 from lm_eval_icl.studies.cells import Cell, Model
 
-# The form of `study.json` and of what cells say under `config.icl.study`. Files without a number are of form 1.
-FORM = 1
 # How long, in seconds, a lock is waited for, which `--status` may hold for a moment.
 _WAIT = 2.0
 
@@ -176,7 +173,6 @@ class StudyFolder:
 
         Raises:
             InputError: somebody has changed or removed them.
-            LaterForm: a later version has written them.
         """
         with self._whole(cell):
             runs, left_out = reader.read([self.results(cell)], quiet=True, dev=True)
@@ -192,7 +188,6 @@ class StudyFolder:
                     why = f"its samples are of {len(documents)} documents, its results of {result.documents}."
                     raise self._damaged(cell, why)
             study = results["config"]["icl"]["study"]
-            check_form(study.get("form"), FORM, self.results(cell))
             study["contents"]  # which every cell has
             return {key: results[key] for key in ("results", "config", "n-samples")}
 
@@ -259,15 +254,12 @@ class StudyFolder:
 
         Raises:
             InputError: somebody has damaged it.
-            LaterForm: a later version has written it.
         """
         path = self.path / "study.json"
         if not path.is_file():
             return {}
         with refusing(f"{path} cannot be read"):
-            record = dict(json.loads(path.read_text(encoding="utf-8")))
-            check_form(record.get("form"), FORM, path)
-            return record
+            return dict(json.loads(path.read_text(encoding="utf-8")))
 
     def write(self, name: str, content: str) -> None:
         """Write a file of the folder, whole or not at all."""
@@ -276,5 +268,14 @@ class StudyFolder:
 
     def tidy(self) -> None:
         """Remove what was kept of cells that were not finished."""
-        for folder in (self.work, self.path / "claims"):  # earlier versions had claims of several processes
-            shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(self.work, ignore_errors=True)
+
+
+def whole_lines(path: Path, number: int, together: bool = False) -> bool:
+    """Whether a file has `number` lines that are each JSON; with `together`, whether the whole file is JSON."""
+    try:
+        with path.open(encoding="utf-8") as file:
+            entries = [json.load(file)] if together else [json.loads(line) for line in file]
+    except (OSError, ValueError):
+        return False
+    return len(entries) == number

@@ -14,9 +14,8 @@ from tqdm import tqdm
 
 from lm_eval_icl import version
 from lm_eval_icl.decisions.how import written
-from lm_eval_icl.demonstrations import kept
 from lm_eval_icl.demonstrations.how import How
-from lm_eval_icl.errors import InputError, LaterForm
+from lm_eval_icl.errors import InputError
 from lm_eval_icl.harness.deciding import check_options, give_rules, meaningless
 from lm_eval_icl.harness.metaicl import MetaICLTask
 from lm_eval_icl.studies import tasks as study_tasks
@@ -114,8 +113,6 @@ class StudyProgress:
         if now != stamp:  # otherwise it has been looked at, and is damaged, or of other code
             try:
                 results = self.folder.read(cell, self.leaves[cell.task].task.task_name)
-            except LaterForm:
-                raise
             except InputError as error:
                 if not self.rerun:
                     self.fail([cell], error.message)
@@ -156,7 +153,7 @@ class StudyProgress:
         facts = results["config"]["icl"]["study"]
         pairs = [(facts.get("code"), code_of(cell.variant.method))]
         if "choice" in facts:
-            pairs.append((facts["choice"].get("code"), kept.code()))
+            pairs.append((facts["choice"].get("version"), version.version()))
         if any(None in pair for pair in pairs):
             return "unknown code"
         return "" if all(theirs == ours for theirs, ours in pairs) else "other code"

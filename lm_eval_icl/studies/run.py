@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, fields, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +29,7 @@ from lm_eval.api.task import ConfigurableTask
 from lm_eval.tasks import TaskManager
 from tqdm import tqdm
 
+from lm_eval_icl import version
 from lm_eval_icl.errors import CannotWrite, InputError, naming
 from lm_eval_icl.harness.arguments import CommonArguments
 from lm_eval_icl.harness.deciding import give_rules
@@ -39,14 +39,13 @@ from lm_eval_icl.harness.loglikelihood import check_finite
 from lm_eval_icl.harness.models import ICLModel, model_class
 from lm_eval_icl.harness.requests import RequestTokenizer
 from lm_eval_icl.harness.response_cache import Responses, response_key
-from lm_eval_icl.inference.fingerprint import files_digest
+from lm_eval_icl.inference.identity import source_digest
 from lm_eval_icl.inference.schedule import Ids
 from lm_eval_icl.inference.scoring import Score
-from lm_eval_icl.methods.code import code_of_numbers
 from lm_eval_icl.methods.limits import Request
 from lm_eval_icl.methods.runner import grouped
 from lm_eval_icl.studies.cells import Cell, digest
-from lm_eval_icl.studies.folder import FORM, StudyFolder
+from lm_eval_icl.studies.folder import StudyFolder
 from lm_eval_icl.studies.grid import HF, Variant
 from lm_eval_icl.studies.order import passes_of
 from lm_eval_icl.studies.tasks import Prepared
@@ -133,7 +132,6 @@ class Models:
         if self.first._is_tensor_parallel:
             raise InputError("models: tp_plan: a study does not divide the passes of a model: leave it out.")
         self.rank, self.world_size, self.loaded = self.first.rank, self.first.world_size, Loaded(self.first)
-        self._of_files = self.first.model_files_digest or files_digest(**loaded)  # not every process has noted it
         self._tokenizers: dict[tuple[bool, bool], OneTokenizer] = {}
         self._models: dict[str, ICLModel] = {}
         self._latest = self.first
@@ -141,12 +139,7 @@ class Models:
     @property
     def weights(self) -> str:
         """A digest of the weights, the configuration and the tokenizer: of the files, if they are here."""
-        return self._of_files or self.weights_in_memory
-
-    @cached_property
-    def weights_in_memory(self) -> str:
-        """That digest of what was loaded, which studies wrote before they had that of the files."""
-        return digest(json.dumps(self.loaded.fingerprint, sort_keys=True, default=str))
+        return self.first.model_files_digest or digest(json.dumps(self.first.model_identity(), sort_keys=True))
 
     def under(self, variant: Variant) -> ICLModel:
         """The model of a method, which is refused if the model does not do what it needs."""
@@ -177,19 +170,10 @@ class Models:
 
 
 @functools.cache
-def code_of(method: str) -> str | None:
-    """A digest of the code that a method's cells depend on (`methods.code.code_of_numbers`). The code that draws
-    demonstrations is not in it, since the rows that are drawn are compared; nor that by which a model chooses them,
-    which is recorded with each choice."""
-    without = ("demonstrations/", "harness/training.py")
-    if method == HF:
-        ours = ("inference/", "methods/", "harness/models.py")
-        return code_of_numbers(
-            *("studies/tasks.py", "harness/loading.py", "harness/distributed.py", "harness/deciding.py"),
-            without=without + ours,
-        )
-    cls = model_class(method).method_class
-    return code_of_numbers("studies/run.py", "studies/tasks.py", method=cls, without=without)
+def code_of(method: str) -> str:
+    """Which code a method's cells are of: version and commit, and for a class of the user's a digest of its file."""
+    source = None if method == HF else source_digest(model_class(method).method_class)
+    return "+".join(filter(None, [version.version(), source]))
 
 
 def ends_all(error: BaseException | None) -> bool:
@@ -389,7 +373,6 @@ def save(
     of_model = {name: value for name, value in models.arguments.items() if name not in ours}
     arguments = {**of_model, **cell.variant.arguments}
     study = {
-        "form": FORM,
         "model": cell.model.name,
         **({"training": cell.model.training.name, "checkpoint": cell.model.checkpoint} if cell.model.training else {}),
         "arguments": dict(cell.variant.arguments),

@@ -123,7 +123,7 @@ class Worker:
                 with self.noting(functools.partial(cells_like, like)), models.naming(variant):
                     models.under(variant)
         for weights, path in self.weights.get(model.folder, {}).items():
-            if weights not in (models.weights, models.weights_in_memory):
+            if weights != models.weights:
                 raise other_weights(self.folder.path, model, path)
         self._model, self._models = model, models
         return models

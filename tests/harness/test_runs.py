@@ -14,7 +14,6 @@ from lm_eval_icl import methods
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.harness import patches
 from lm_eval_icl.harness.arguments import checked_first, read_arguments
-from lm_eval_icl.harness.interrupt import Unasked
 from lm_eval_icl.harness.run import PreparedRun
 from lm_eval_icl.inference.capabilities import probe
 from lm_eval_icl.prompts.prompt import FewShotPrompt
@@ -219,9 +218,8 @@ def test_one_line_for_all_tasks_of_a_group(checkpoint, caplog):
 
 @pytest.mark.parametrize("gpu", [True, False])
 def test_the_device_that_is_recorded_is_the_one_that_is_used(gpu, monkeypatch):
-    """lm-eval's command records the device that it is given, and gives the first GPU if none is asked for."""
+    """lm-eval's command records what it is given, by default cuda:0, and not what runs."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
     none = dict.fromkeys(("include_path", "output_path", "batch_size", "max_batch_size", "metadata"))
-    config = SimpleNamespace(model="icl", model_args={"pretrained": "gpt2"}, device=Unasked("cuda:0"), **none)
+    config = SimpleNamespace(model="icl", model_args={"pretrained": "gpt2"}, device="cuda:0", **none)
     assert checked_first(lambda config: config.device, config) == ("cuda:0" if gpu else "cpu")
-    assert isinstance(config.device, Unasked)  # which is not checked

@@ -460,34 +460,6 @@ def test_an_interrupted_study_says_what_is_kept_and_goes_on(tmp_path, number):
     assert Process(run_command, command(file, tmp_path / "o")).finish()[0] == 0
 
 
-# Files of other versions.
-
-
-def test_files_of_other_versions(tmp_path):
-    """Of files without a form nothing is run again; those of a later one are refused, and not written over."""
-    keys = {"methods": "icl", "seeds": 0, "demonstrations": "herding:pool=30"}
-    progress = conduct(tmp_path / "o", **keys)
-    (cell,), (chosen,) = progress.all_cells(), (tmp_path / "o/choices").glob("*/*")
-    results, study_json = progress.folder.results(cell), tmp_path / "o/study.json"
-    whole = {file: file.read_text() for file in (results, chosen)}
-    for file, text in whole.items():
-        file.write_text(re.sub(r'"form": 1,\s*', "", text))
-    before = {file: file.stat().st_mtime_ns for file in whole}
-    conduct(tmp_path / "o", **keys)
-    assert {file: file.stat().st_mtime_ns for file in whole} == before
-    form = re.compile(r'((?:^|"study": ){\s*"form": )1')
-    later = {file: form.sub(r"\g<1>2", text) for file, text in whole.items()} | {study_json: '{"form": 2}'}
-    for file, option in ((results, "--rerun"), (chosen, "--rerun"), (study_json, "--status")):
-        for path, text in whole.items():
-            path.write_text(text)
-        file.write_text(later[file])
-        for options in ([], [option]):
-            line = [*command(str(tmp_path / "o.yaml"), tmp_path / "o"), *options]
-            code, lines = Process(run_command, line).finish()
-            assert code == 1 and f"{file}: is of form 2, which a later version of lm-eval-icl has written" in lines[-1]
-        assert file.read_text() == later[file]
-
-
 TIGHT = f"{DEMO['models']},overflow=drop,max_length=25"
 
 

@@ -3,7 +3,6 @@
 import csv
 import json
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ from lm_eval_icl.errors import InputError
 from lm_eval_icl.methods.runner import MethodRunner
 from lm_eval_icl.smoke.demo import model_path
 from lm_eval_icl.studies import folder as study_folder
-from tests import commands, processes
+from tests import commands
 from tests.studies import running
 
 PACKAGE = Path(lm_eval_icl.__file__).parent
@@ -113,128 +112,6 @@ def test_what_needs_a_damaged_cell_fails_for_that_reason(tmp_path, study):
     assert f"nothing can be chosen on the dev set, as {damaged} failed" in why and "not whole" in why
     (choice,) = record(tmp_path)["choices"]
     assert "icl_demo_unseen" in choice
-
-
-# Other code.
-
-
-def by_the_code_here(line: list[str]) -> None:
-    """A command for which the code of numbers is in the copy of the package in the working directory."""
-    from lm_eval_icl.methods import code
-
-    code._PACKAGE = Path.cwd() / PACKAGE.name
-    sys.dont_write_bytecode = True  # a module that changes twice in a second would be taken for the one before
-    sys.path.insert(0, str(Path.cwd()))
-    processes.run_command(line)
-
-
-def launched(folder: Path, *command: str) -> str:
-    """A command by the copy of the package that is in a folder."""
-    env = {"LM_EVAL_ICL_CACHE": str(folder / "cache")}
-    done = processes.completed(by_the_code_here, list(command), cwd=folder, env=env)
-    assert done.returncode == 0, done.stderr[-2000:]
-    return done.stdout
-
-
-MINE = '''"""A method."""
-from dataclasses import dataclass
-from lm_eval_icl.methods.icl import ICL
-from beside import REPEAT
-
-@dataclass(frozen=True)
-class Mine(ICL):
-    """Twice."""
-    repeat: int = REPEAT
-'''
-
-
-@pytest.mark.slow
-def test_cells_of_other_code_are_marked_and_run_again_when_asked(tmp_path):
-    """Of an installed package and a file of the user's: a comment changes nothing, what a number comes from does."""
-    shutil.copytree(PACKAGE, tmp_path / "lm_eval_icl", ignore=shutil.ignore_patterns("__pycache__"))
-    (tmp_path / "mine.py").write_text(MINE)
-    (tmp_path / "beside.py").write_text("REPEAT = 1\n")
-    keys = {"methods": ["hf", "icl", "mine:Mine"], "demonstrations": ["stratified", "herding:pool=20"]}
-    running.write(tmp_path / "s.yaml", seeds=0, **keys)
-
-    def run(*options: str) -> str:
-        return launched(
-            tmp_path, "lm-eval-icl", "study", "s.yaml", "--output", "o", "--device", "cpu", "--limit", "4", *options
-        )
-
-    def states() -> dict[str, set[str]]:
-        run("--status")  # which writes nothing
-        run()
-        found: dict[str, set[str]] = {}
-        for path, state in record(tmp_path)["cells"].items():
-            how = "chosen" if "herding" in path else "drawn"
-            found.setdefault(f"{path.split('/')[1].split('-')[0]} {how}", set()).add(state)
-        return {name: of.pop() for name, of in found.items() if len(of) == 1}
-
-    def replace(file: str, old: str, new: str) -> None:
-        text = (tmp_path / file).read_text()
-        assert old in text
-        (tmp_path / file).write_text(text.replace(old, new, 1))
-
-    every = [f"{method} {how}" for method in ("hf", "icl", "mine") for how in ("chosen", "drawn")]
-    run()
-    before = {file: file.read_bytes() for file in tmp_path.glob("o/cells/**/*.json*")}
-    # What is said is changed, and a figure.
-    for file in ("lm_eval_icl/inference/memory.py", "lm_eval_icl/demonstrations/herding.py", "mine.py"):
-        replace(file, '"""', '"""Once more: ')
-        (tmp_path / file).write_text((tmp_path / file).read_text() + "\n# no code\n")
-    replace("lm_eval_icl/leaderboard/figures.py", "\nimport ", "\nCOLOUR = 1\nimport ")
-    assert states() == dict.fromkeys(every, "done")
-    # What the user's file imports, and the code that chooses.
-    (tmp_path / "beside.py").write_text("REPEAT = 2\n")
-    (tmp_path / "lm_eval_icl/demonstrations/herding.py").open("a").write("\nCODE = 1\n")
-    other = {name for name in every if name.startswith("mine") or name.endswith("chosen")}
-    assert states() == {name: "done by other code" if name in other else "done" for name in every}
-    # Every method's own, but not hf's.
-    (tmp_path / "lm_eval_icl/inference/scoring.py").open("a").write("\nCODE = 1\n")
-    said = run("--status")
-    assert "5 done by other code" in said and "1 done\n" in said
-    said = run()
-    assert "1 of 1 cells by other code" in said and "--rerun runs both again" in " ".join(said.split())
-    assert {file: file.read_bytes() for file in tmp_path.glob("o/cells/**/*.json*")} == before  # nothing is thrown away
-    with (tmp_path / "o/study.csv").open() as rows:
-        assert sorted(row["code"] for row in csv.DictReader(rows)) == [""] + ["other code"] * 5
-    said = run("--rerun")
-    assert "by other code" not in said and set(record(tmp_path)["cells"].values()) == {"done"}
-    after = {file: file.read_bytes() for file in tmp_path.glob("o/cells/**/*.json*")}
-    assert after.keys() == before.keys() and {f for f in after if after[f] != before[f] and "results" in f.name} == {
-        file for file in after if "results" in file.name and not ("/hf/" in str(file) and "stratified" in str(file))
-    }
-
-    # A cell of before does not say which code has made it.
-    def forget(found):
-        del found["config"]["icl"]["study"]["code"]
-
-    edit(next(file for file in after if "results" in file.name and "/icl/" in str(file)), forget)
-    assert "1 done by unknown code" in run("--status")
-
-
-@pytest.mark.slow
-def test_a_kept_choice_is_of_the_code_that_chooses(tmp_path):
-    shutil.copytree(PACKAGE, tmp_path / "lm_eval_icl", ignore=shutil.ignore_patterns("__pycache__"))
-
-    def made_now() -> bool:
-        launched(
-            tmp_path,
-            *("lm_eval", "--model", "icl", "--model_args", f"pretrained={model_path()}", "--tasks", "icl_demo_short"),
-            *("--num_fewshot", "2", "--limit", "2", "--device", "cpu", "--metadata", "demonstrations=herding:pool=20"),
-            *("--output_path", "out"),
-        )
-        latest = max(tmp_path.glob("out/**/results_*.json"))
-        return json.loads(latest.read_text())["config"]["icl"]["chosen"]["icl_demo_short"]["made_now"]
-
-    assert made_now()
-    for file in ("demonstrations/herding.py", "leaderboard/figures.py"):
-        (tmp_path / "lm_eval_icl" / file).open("a").write("\n# a remark\n")
-    (tmp_path / "lm_eval_icl/leaderboard/figures.py").open("a").write("\nCODE = 1\n")
-    assert not made_now()
-    (tmp_path / "lm_eval_icl/demonstrations/herding.py").open("a").write("\nCODE = 1\n")
-    assert made_now()
 
 
 # What fails.
