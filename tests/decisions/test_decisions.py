@@ -54,7 +54,7 @@ def test_batch_by_division_and_by_difference(options):
     same(decisions.batch(scores[:1], of=others), decisions.batch(scores, of=others)[:1])
 
 
-@given(st.integers(1, 40), st.integers(2, 5), st.integers(0, 99))
+@given(st.integers(2, 40), st.integers(2, 5), st.integers(0, 99))
 def test_what_all_options_of_a_document_share_changes_no_decision(n, options, seed):
     scores, shift = logs(n, options, seed), np.linspace(-700, 700, n)[:, None]
     for rule in (decisions.batch, lambda scores: decisions.batch(scores, by="difference")):
