@@ -18,7 +18,7 @@ from lm_eval_icl.harness.content_free import Queries
 from lm_eval_icl.harness.models import ICLModel
 from lm_eval_icl.harness.prompts import structure_error
 from lm_eval_icl.harness.requests import fit_requests
-from lm_eval_icl.harness.tasks import as_row, evaluated, pool_of
+from lm_eval_icl.harness.tasks import as_row, evaluated, pool_of, texts_in
 from lm_eval_icl.methods.limits import Request
 from lm_eval_icl.prompts.prompt import FewShotPrompt
 
@@ -49,6 +49,7 @@ class RuleQueries:
         self.documents: dict[int, list[Instance]] = {}
         self.prompts: dict[tuple[Behind, str], dict[str, Instance]] = {}
         self._shuffled, self._is_evaluated = dict[str, list[int]](), evaluated(task)
+        self._words = dict[tuple[str, bool], tuple[list[str], int]]()
         self._instances: list[Instance] = task._instances or []
         is_ours = isinstance(model, ICLModel)
         if not is_ours:  # the prompts become plain texts, and a study has the requests for other models too
@@ -141,6 +142,25 @@ class RuleQueries:
     def queries(self) -> Queries:
         """Renders queries of the task."""
         return Queries(self.task, self.arguments)
+
+    def content_free(self, doc: Any, texts: Any) -> str:
+        """As `decisions.rule.TaskQueries` has it, and so are the next ones."""
+        return self.queries.content_free(doc, texts)
+
+    def premise(self, doc: Any) -> str:
+        return self.queries.premise(doc)
+
+    def fields(self, doc: Any) -> tuple[str, ...]:
+        return tuple(self.queries.read_by_template(doc))
+
+    def words(self, field: str, evaluated: bool) -> tuple[list[str], int]:
+        if (field, evaluated) not in self._words:
+            corpus = list(self.task.eval_docs if evaluated else self.pool.values())
+            words = [word for row in corpus for word in " ".join(texts_in(row.get(field))).lower().split()]
+            if not words:
+                raise InputError(f"the field {field!r} of the documents that words are drawn from has none.")
+            self._words[field, evaluated] = words, len(corpus)
+        return self._words[field, evaluated]
 
     @cached_property
     def pool(self) -> dict[int, Any]:
