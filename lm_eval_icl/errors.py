@@ -89,12 +89,6 @@ def writing(where: object, kind: type[InputError] = InputError) -> Iterator[None
         raise kind(f"{where}: cannot be written ({error.strerror or error}).") from error
 
 
-def named(tasks: Iterable[str]) -> str:
-    """Tasks in a line that is about all of them: those of a large group by the first two and their number."""
-    names = sorted(tasks)
-    return ", ".join(names) if len(names) <= 3 else f"{names[0]}, {names[1]} and {len(names) - 2} more tasks"
-
-
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """The question whether the most similar of the known names was meant; empty if none is similar."""
     near = difflib.get_close_matches(name, list(known), n=1)

@@ -284,7 +284,7 @@ def expected_of(study: Study, cell: Cell, columns: set[str]) -> dict[str, float]
     for entry in study.expected:
         matches = all(entry.get(name) in (None, value) for name, value in own.items())
         if matches and (entry.get("arguments") or {}).items() <= cell.variant.arguments.items():
-            values = {name: float(value) for name, value in entry["values"].items() if name in columns} | values
+            values = {name: float(value) for name, value in entry.get("values", {}).items() if name in columns} | values
     return values
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, Literal, Required
+from typing import Annotated, Any, Literal
 
 import yaml
 from lm_eval.utils import simple_parse_args_string
@@ -93,7 +93,8 @@ class Dev(BaseModel):
 
 
 class Expected(TypedDict, total=False):
-    """Numbers of a paper: `values` by column, for the rows that agree with all that the other keys say."""
+    """Numbers of a paper for the rows that agree with all that the other keys say: `values` by column, and `measures`
+    that are no scores of tasks ("milliseconds" of an inference, "order flips", "kept" rows of a training)."""
 
     __pydantic_config__ = ConfigDict(extra="forbid", strict=True)  # type: ignore[misc]
     model: str
@@ -103,7 +104,8 @@ class Expected(TypedDict, total=False):
     num_fewshot: int
     demonstrations: str
     chosen: bool
-    values: Required[dict[str, FiniteFloat]]
+    values: dict[str, FiniteFloat]
+    measures: dict[str, FiniteFloat]
 
 
 class Resources(TypedDict, total=False):
@@ -440,7 +442,7 @@ def read(source: str, overrides: Mapping[str, Any]) -> Study:
 
     expected = []
     for entry in study.expected:
-        values = {name: value for name, value in entry["values"].items() if not name.startswith(AVERAGE)}
+        values = {name: value for name, value in entry.get("values", {}).items() if not name.startswith(AVERAGE)}
         expected.append({**entry, "values": values})
     return study.model_copy(update={"expected": tuple(expected)})
 

@@ -323,15 +323,12 @@ def score(
                                 if number in numbers:
                                     scores[number].setdefault(id(instances[i]), value)
                                     responses[f"{number} {keys[i]}"] = value
-                        responses.finished()
             for number, i in asked:
                 # Without demonstrations there is one memory, after however many passes.
                 if id(instances[i]) not in scores[number]:
                     scores[number][id(instances[i])] = responses[f"{number} {keys[i]}"] = last[i]
-            responses.finished()
             bar.update(len(asked))
-            run.contexts.release(context, runner.store)
-    responses.save()
+            runner.forget(context)
     return scores
 
 

@@ -493,7 +493,7 @@ def test_two_processes_of_one_launch(tmp_path, keys):
 @pytest.mark.parametrize("name", [name for name in grid.named() if not grid.read(name, {}).trainings])
 def test_a_named_study_runs(name, hub, checkpoint, tmp_path, monkeypatch, capsys):
     """To its end, with a tiny model that has positions enough, two documents a task, and two values of a range."""
-    arguments = ["--model_args", f"pretrained={checkpoint('llama')},max_length=2048,overflow=truncate"]
+    arguments = ["--model_args", f"pretrained={checkpoint('llama')},max_length=2048"]
     arguments += ["--limit", "2", "--device", "cpu", "--seeds", "0", "--output", str(tmp_path / "o")]
     study, text = grid.read(name, {}), Path(grid.__file__).with_name("named").joinpath(f"{name}.yaml").read_text()
     file = tmp_path / f"{name}.yaml"
