@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from lm_eval_icl.decisions.rule import Doc, Shift, TaskQueries, log_mean_exp, log_normalized
+from lm_eval_icl.decisions.rule import Doc, Shift, log_mean_exp, log_normalized
 from lm_eval_icl.errors import InputError
 
 
@@ -52,7 +52,7 @@ class Batch(Shift):
     def is_logarithmic(self) -> bool:  # type: ignore[override]
         return self.by == "division"
 
-    def queries(self, task: TaskQueries, doc: Doc, place: Any, facts: dict[str, Any]) -> list[str]:
+    def queries(self, task: Any, doc: Doc, place: Any, facts: dict[str, Any]) -> list[str]:
         queries = [query for _, query in islice(task.drawn(self.name, place), self.m)]
         if len(queries) < self.m:
             raise InputError(

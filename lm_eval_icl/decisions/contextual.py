@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from lm_eval_icl.decisions.rule import Doc, Shift, TaskQueries, log_mean_exp
+from lm_eval_icl.decisions.rule import Doc, Shift, log_mean_exp
 from lm_eval_icl.errors import InputError
 
 
@@ -27,7 +27,7 @@ class Contextual(Shift):
 
     texts: tuple[str, ...] = ("N/A", "", "[MASK]")
 
-    def queries(self, task: TaskQueries, doc: Doc, place: Any, facts: dict[str, Any]) -> list[str]:
+    def queries(self, task: Any, doc: Doc, place: Any, facts: dict[str, Any]) -> list[str]:
         return rendered(task, doc, self.texts, facts)
 
     def constants(self, asked: np.ndarray) -> np.ndarray:
@@ -50,7 +50,7 @@ class Domain(Shift):
     def is_transductive(self) -> bool:  # type: ignore[override]
         return self.of == "test"
 
-    def queries(self, task: TaskQueries, doc: Doc, place: Any, facts: dict[str, Any]) -> list[str]:
+    def queries(self, task: Any, doc: Doc, place: Any, facts: dict[str, Any]) -> list[str]:
         generator = np.random.RandomState(task.seed)
         texts: list[dict[str, str]] = [{} for _ in range(self.n)]
         for name in task.fields(doc):
@@ -65,7 +65,7 @@ class Domain(Shift):
         return log_mean_exp(asked)
 
 
-def rendered(task: TaskQueries, doc: Doc, texts: Sequence[Any], facts: dict[str, Any]) -> list[str]:
+def rendered(task: Any, doc: Doc, texts: Sequence[Any], facts: dict[str, Any]) -> list[str]:
     """The queries with these texts in place of the document's. Behind an empty one nothing can be scored."""
     queries = [task.content_free(doc, text) for text in texts]
     kept = [query for query in queries if query.strip()]

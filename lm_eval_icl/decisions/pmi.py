@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from lm_eval_icl.decisions.rule import Doc, Shift, TaskQueries
+from lm_eval_icl.decisions.rule import Doc, Shift
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class PMI(Shift):
 
     premise: str | None = ":"
 
-    def queries(self, task: TaskQueries, doc: Doc, place: Any, facts: dict[str, Any]) -> list[str]:
+    def queries(self, task: Any, doc: Doc, place: Any, facts: dict[str, Any]) -> list[str]:
         return [self.premise or task.premise(doc)]
 
     def constants(self, asked: np.ndarray) -> np.ndarray:

@@ -11,30 +11,13 @@ import hashlib
 import json
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import numpy as np
 
 Doc = Mapping[str, Any]
-
-
-class TaskQueries(Protocol):
-    """What a rule may ask of a task: the run's few-shot seed; the few-shot documents that are not evaluated; a
-    document's query with other texts, all alike or by field; what its template puts behind the text; the fields that
-    the query is made from; the words in lower case of a field of all few-shot (or evaluated) documents, with their
-    number; and rows and queries of few-shot documents that are no demonstrations and not evaluated, in random order."""
-
-    @property
-    def seed(self) -> int: ...
-    @property
-    def pool(self) -> Mapping[int, Any]: ...
-    def content_free(self, doc: Doc, texts: Any) -> str: ...
-    def premise(self, doc: Doc) -> str: ...
-    def fields(self, doc: Doc) -> tuple[str, ...]: ...
-    def words(self, field: str, evaluated: bool) -> tuple[Sequence[str], int]: ...
-    def drawn(self, name: str, place: Any) -> Iterator[tuple[int, str]]: ...
 
 
 @dataclass(frozen=True)
@@ -99,8 +82,9 @@ class Shift(Rule):
     asks = True
 
     @abstractmethod
-    def queries(self, task: TaskQueries, doc: Doc, place: Any, facts: dict[str, Any]) -> list[str]:
-        """The queries for a document that stands behind `place`. What the results say of them is added to `facts`."""
+    def queries(self, task: Any, doc: Doc, place: Any, facts: dict[str, Any]) -> list[str]:
+        """The queries for a document that stands behind `place`, made by `task` (`harness.rule_queries.RuleQueries`).
+        What the results say of them is added to `facts`."""
 
     @abstractmethod
     def constants(self, asked: np.ndarray) -> np.ndarray:

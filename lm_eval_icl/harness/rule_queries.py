@@ -144,16 +144,19 @@ class RuleQueries:
         return Queries(self.task, self.arguments)
 
     def content_free(self, doc: Any, texts: Any) -> str:
-        """As `decisions.rule.TaskQueries` has it, and so are the next ones."""
+        """The query of a document with other texts, all alike or by field, in place of its own."""
         return self.queries.content_free(doc, texts)
 
     def premise(self, doc: Any) -> str:
+        """What the template puts behind a document's text."""
         return self.queries.premise(doc)
 
     def fields(self, doc: Any) -> tuple[str, ...]:
+        """The fields that the query of a document is made from."""
         return tuple(self.queries.read_by_template(doc))
 
     def words(self, field: str, evaluated: bool) -> tuple[list[str], int]:
+        """The words, in lower case, of a field of all few-shot (or evaluated) documents, and how many these are."""
         if (field, evaluated) not in self._words:
             corpus = list(self.task.eval_docs if evaluated else self.pool.values())
             words = [word for row in corpus for word in " ".join(texts_in(row.get(field))).lower().split()]
