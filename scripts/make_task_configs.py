@@ -53,8 +53,8 @@ BBH_ANSWERS = {
     "web_of_lies": ["No", "Yes"],
 }
 
-# The pairs of sentences of Batch-ICL (Zhang et al. 2024), which InvICL's Figure 1 has, with the templates, the arrows and
-# the instructions of its released code: the names of the columns in the template, the answers by label, the instruction.
+# The pairs of sentences of Batch-ICL (Zhang et al. 2024), which InvICL's Figure 1 has, with the templates, arrows and
+# instructions of its released code: the columns by their names in the template, the answers by label, the instruction.
 PAIRS: dict[str, tuple[dict[str, str], list[str], str]] = {
     "rte": (
         {"Premise": "sentence1", "Hypothesis": "sentence2"},

@@ -167,7 +167,7 @@ def _warn(method: Method, instances: Sequence[Instance], requests: Sequence[Requ
         if bare := [str(name) for name, number in shots.items() if not number]:
             n = f"{len(bare)} of {len(shots)} tasks have" if len(shots) > 1 else "The task has"
             log.warning("%s no demonstrations (%s): %s. %s", n, too_long.some(bare), without, _give_some(bare, shots))
-    contexts, documents = defaultdict[str, set[Context]](set), defaultdict[str, set[int | None]](set)
+    contexts, documents = defaultdict[str, set[object]](set), defaultdict[str, set[object]](set)
     for instance, request in zip(instances, requests, strict=True):
         if request.prompt.context.demonstrations and not request.left_out:
             contexts[str(instance.task_name)].add(request.prompt.context)
