@@ -1,12 +1,13 @@
 """How a study ends: its results as a board, with the table, page, figures and CSV file of any results.
 
-What only the study knows is recorded in the results of its cells first, under `config.icl.study`:
+What only the study knows stands in `study.json`, beside the cells:
 
-    chosen    the arguments (or "seeds") whose values were chosen on the dev set
-    curve     what was measured on the dev set for this cell and for those that it was chosen among: a list of
-              {"arguments", "seed", "score"}, the score being the mean over orders
-    expected  the paper's numbers for the columns that the cell counts in, by column
-    metric    what stands for the task, if that is not accuracy
+    study     its name
+    cells     by the path of each results file: "expected" (the paper's numbers for the columns that the cell counts in,
+              by column), "curve" (the dev set's scores for this cell and those that it was chosen among: a list of
+              {"arguments", "seed", "score"}, the mean over orders), "shared" (the costs of the cells that were scored
+              together)
+    failures  why cells, checkpoints and choices of demonstrations could not be made, by their paths
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import json
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pandas as pd
@@ -30,52 +31,65 @@ from lm_eval_icl.results.form import RuleFacts
 from lm_eval_icl.results.read import read
 from lm_eval_icl.results.records import Run
 from lm_eval_icl.results.statistics import Estimate
-from lm_eval_icl.studies.cells import Cell
+from lm_eval_icl.studies.cells import Cell, Grid
+from lm_eval_icl.studies.conduct import DONE, READY, WAITING, states
+from lm_eval_icl.studies.folder import StudyFolder
 from lm_eval_icl.studies.grid import Study, Training, trained_under
-from lm_eval_icl.studies.progress import StudyProgress
+from lm_eval_icl.studies.opening import Opened
 from lm_eval_icl.studies.tasks import Leaf
 
 _TASKS = 8  # with more tasks, the columns are what the study's file calls its tasks
 _OWN_WAY = "as the task says"  # in place of the name of a way to draw demonstrations
-_RECORDED = ("chosen", "curve", "expected", "metric")
 _CELL = (
     *("path", "model", "method", "arguments", "task", "num_fewshot", "demonstrations", "seed", "order", "split"),
-    *("chosen", "documents", "score", "seconds", "training", "code", "decide"),
+    *("chosen", "documents", "score", "seconds", "training", "commit", "decide"),
 )
 
 
-def conclude(progress: StudyProgress, console: Console) -> None:
-    """Record in the results what only the study knows, then write and print what came out.
+def conclude(opened: Opened, folder: StudyFolder, name: str, failed: Mapping[str, str], console: Console) -> None:
+    """Write `study.json`, and write and print what came out.
+
+    Args:
+        failed: why targets could not be made, by path.
 
     Raises:
         InputError: a file cannot be written.
     """
-    study, folder = progress.study, progress.folder
-    columns = columns_of(study, progress.leaves)
-    results = results_of(progress, columns)
-    table = cells_table(progress, results)
-    folder.write("study.csv", table.to_csv(index=False))
+    grid, study = opened.grid, opened.grid.study
+    columns = columns_of(study, opened.leaves)
+    results = results_of(grid, folder, columns)
+    says = {str(run.path.relative_to(folder.path)): run.icl["study"] for _, run in results}
+    known = {
+        path: {key: facts[key] for key in ("expected", "curve", "shared") if key in facts}
+        for path, facts in says.items()
+    }
+    record = {"study": name, "cells": known, "failures": failures(grid, folder, failed)}
+    folder.write_file("study.json", json.dumps(record, indent=2, default=str) + "\n")
+    table = cells_table(grid, folder, results)
+    folder.write_file("study.csv", table.to_csv(index=False))
     written = "study.json, study.csv; there are no results on the test set"
-    tested = [(cell, _under_chosen_rule(progress, cell, run)) for cell, run in results if cell.split == "test"]
+    tested = [(cell, _under_chosen_rule(study, cell, run)) for cell, run in results if cell.split == "test"]
     if tested:
         board = board_of(tested, columns)
         drawn = figures.draw(board, folder.path / "figures", study.figures)
-        folder.write("board.html", page(board, figures.svgs(board), [folder.path]))
+        folder.write_file("board.html", page(board, figures.svgs(board), [folder.path]))
         written = f"board.html, study.csv, study.json, {len(drawn)} files of figures, cells"
         flips = {entry.name: rate for entry in board.entries if (rate := flips_of(entry, columns)) is not None}
-        codes = {}  # by entry, how many cells are of other code, or of unknown code
-        for entry in board.entries:
-            of_entry = table.code[~table.index.duplicated()].loc[[run.path for run in entry.runs]]
-            counts = of_entry[of_entry != ""].value_counts().sort_index()
-            codes[entry.name] = [f"{number} of {len(of_entry)} cells by {code}" for code, number in counts.items()]
         title = " ".join(filter(None, [study.paper, study.title]))
         entries = in_order(board, tested)
-        console.print(study_table.table(board, columns.names, entries, flips, codes, title, _about_training(study)))
+        codes: dict[str, Sequence[str]] = {entry.name: () for entry in entries}
+        console.print(study_table.table(board, columns.names, entries, flips, codes, title, _about(study, table)))
+        for line in measures(study, folder, tested, entries, flips):
+            console.print(line, markup=False, highlight=False)
     for sentence in study.deviates:
         console.print(f"Deviates: {sentence}", markup=False, highlight=False)
     console.print(f"{folder.path}: {written}", markup=False, highlight=False)
-    if not progress.failed:  # the responses of cells that failed are kept
-        folder.tidy()
+
+
+def failures(grid: Grid, folder: StudyFolder, failed: Mapping[str, str]) -> dict[str, str]:
+    """Why targets could not be made, and all that need them, by path."""
+    known = states(grid, folder, failed)
+    return {target.path: state for target, state in known if state not in (DONE, READY, WAITING)}
 
 
 # Columns.
@@ -216,62 +230,46 @@ def in_order(board: Board, results: Sequence[tuple[Cell, Run]]) -> list[Entry]:
 # Cells.
 
 
-def results_of(progress: StudyProgress, columns: Columns) -> list[tuple[Cell, Run]]:
+def results_of(grid: Grid, folder: StudyFolder, columns: Columns) -> list[tuple[Cell, Run]]:
     """Every finished cell with its results, in the order of the study's models and methods. What only the study knows
-    is recorded in the results first."""
-    models, variants = list(progress.study.models), list(progress.study.variants)
-    cells = filter(progress.is_done, progress.all_cells())
-    in_order = sorted(cells, key=lambda cell: (models.index(cell.model.arguments), variants.index(cell.variant)))
-    paths = {progress.folder.results(cell): cell for cell in in_order}
-    for path, cell in paths.items():
-        record(progress, path, facts(progress, cell, columns))
-    runs = {run.path: run for run in read(list(paths), quiet=True, dev=True)[0]}
-    return [(cell, runs[path]) for path, cell in paths.items() if path in runs]
+    is added to what the results say of it."""
+    study = grid.study
+    models, variants = list(study.models), list(study.variants)
+    done = [target for target, state in states(grid, folder, {}) if state == DONE and isinstance(target, Cell)]
+    done.sort(key=lambda cell: (models.index(cell.model.arguments), variants.index(cell.variant)))
+    cells = {folder.results_path(cell): cell for cell in done}
+    curves: dict[str, Any] = {}
+    for candidates in grid.alternatives if study.dev else ():
+        if all(folder.has(cell) for candidate in candidates for cell in candidate.dev):
+            choice = folder.choice(grid, candidates)
+            curves |= {cell.path: choice.curve for cell in choice.cells}
+    found = []
+    for run in read(list(cells), quiet=True, dev=True)[0]:
+        cell = cells[run.path]
+        facts = dict(run.icl["study"])
+        if cell.path in curves:
+            facts["curve"] = curves[cell.path]
+        if cell.split == "test" and (expected := expected_of(study, cell, columns.having(_trained(cell)))):
+            facts["expected"] = expected
+        found.append((cell, replace(run, icl={**run.icl, "study": facts})))
+    return found
 
 
-def _under_chosen_rule(progress: StudyProgress, cell: Cell, run: Run) -> Run:
+def _under_chosen_rule(study: Study, cell: Cell, run: Run) -> Run:
     """A run with the values of the decision rule that was chosen for its cell in place of those of all rules, if rules
     are chosen among. What the model says by itself stays beside them, unless other arguments were chosen for the rule.
     """
-    if "decide" not in cell.chosen or (choice := progress.choice(cell)) is None:
+    if "decide" not in cell.chosen:
         return run
     ((task, raw),) = run.tasks.items()
     of_rules = {"" if result.rule is None else result.rule.name: result for result in run.all_results}
-    transductive = any(rule.is_transductive for rule in progress.study.rules)
-    result = replace(of_rules[choice.rule], rule=RuleFacts(name="chosen on dev", transductive=transductive))
+    transductive = any(rule.is_transductive for rule in study.rules)
+    result = replace(of_rules[cell.rule], rule=RuleFacts(name="chosen on dev", transductive=transductive))
     return replace(run, tasks={task: raw} if cell.chosen == ("decide",) else {}, decided=(result,))
 
 
-def record(progress: StudyProgress, path: Path, facts: Mapping[str, Any]) -> None:
-    """Write what only the study knows into a cell's results, if it is not there yet, or has changed."""
-    results = json.loads(path.read_text(encoding="utf-8"))
-    before = results["config"]["icl"]["study"]
-    facts = json.loads(json.dumps(facts, default=str))
-    now = {name: value for name, value in {**before, **facts}.items() if name not in _RECORDED or name in facts}
-    if now != before:
-        results["config"]["icl"]["study"] = now
-        text = json.dumps(results, indent=2, ensure_ascii=False)  # as lm-eval writes it
-        progress.folder.write(str(path.relative_to(progress.folder.path)), text)
-
-
-def facts(progress: StudyProgress, cell: Cell, columns: Columns) -> dict[str, Any]:
-    """What only the study knows of a cell, by the names at the beginning of this file."""
-    study, dev = progress.study, progress.study.dev
-    metric = dev.metric if dev and cell.split == "dev" else study.metric
-    known: dict[str, Any] = {} if metric == "acc" else {"metric": metric}
-    if cell.split == "dev":
-        return known
-    if cell.chosen:
-        known["chosen"] = list(cell.chosen)
-    if dev and (choice := progress.choice(cell)) is not None:
-        known["curve"] = choice.curve
-    if expected := expected_of(study, cell, columns.having(_trained(cell))):
-        known["expected"] = expected
-    return known
-
-
-def expected_of(study: Study, cell: Cell, columns: set[str]) -> dict[str, float]:
-    """The paper's number for each of these columns: that of the first entry of `expected` which matches the cell."""
+def matching(study: Study, cell: Cell) -> list[Mapping[str, Any]]:
+    """The entries of `expected` that agree with a cell in all that they say."""
     own = {
         "model": cell.model.name,
         "training": _trained(cell)[0],
@@ -280,15 +278,55 @@ def expected_of(study: Study, cell: Cell, columns: set[str]) -> dict[str, float]
         "demonstrations": cell.drawn or _OWN_WAY,
         "chosen": bool(cell.chosen),
     }
+    return [
+        entry
+        for entry in study.expected
+        if all(entry.get(name) in (None, value) for name, value in own.items())
+        and (entry.get("arguments") or {}).items() <= cell.variant.arguments.items()
+    ]
+
+
+def expected_of(study: Study, cell: Cell, columns: set[str]) -> dict[str, float]:
+    """The paper's number for each of these columns: that of the first entry of `expected` which matches the cell."""
     values: dict[str, float] = {}
-    for entry in study.expected:
-        matches = all(entry.get(name) in (None, value) for name, value in own.items())
-        if matches and (entry.get("arguments") or {}).items() <= cell.variant.arguments.items():
-            values = {name: float(value) for name, value in entry["values"].items() if name in columns} | values
+    for entry in matching(study, cell):
+        given = entry.get("values", {})
+        values = {name: float(value) for name, value in given.items() if name in columns} | values
     return values
 
 
-def cells_table(progress: StudyProgress, results: Sequence[tuple[Cell, Run]]) -> pd.DataFrame:
+def measures(
+    study: Study,
+    folder: StudyFolder,
+    results: Sequence[tuple[Cell, Run]],
+    entries: Sequence[Entry],
+    flips: Mapping[str, Estimate],
+) -> list[str]:
+    """A line for each of the paper's numbers that are no scores (`grid.Expected`), beside ours."""
+    lines = []
+    entry_of = {run.path: entry for entry in entries for run in entry.runs}
+    for expected in study.expected:
+        alike = [(cell, run) for cell, run in results if expected in matching(study, cell)]
+        for name, value in expected.get("measures", {}).items():
+            ours: list[float] = []
+            for cell, run in alike:
+                shared = run.icl["study"]["shared"]
+                if name == "order flips" and (flip := flips.get(entry_of[run.path].name)) is not None:
+                    ours.append(flip.mean)
+                elif name == "milliseconds" and "seconds" in shared:
+                    ours.append(1000 * shared["seconds"] / shared["cells"] / run.all_results[0].documents)
+                elif name == "gigabytes" and "gigabytes" in shared:
+                    ours.append(shared["gigabytes"])
+                elif name == "kept" and (kept := folder.training_record(cell.model).get("kept")) is not None:
+                    ours.append(kept)
+            if alike:
+                here = f"{fmean(ours):.3g}" if ours else "not measured"
+                label = entry_of[alike[0][1].path].label
+                lines.append(f"{label}: {name} {here} (the paper: {value:g})")
+    return list(dict.fromkeys(lines))
+
+
+def cells_table(grid: Grid, folder: StudyFolder, results: Sequence[tuple[Cell, Run]]) -> pd.DataFrame:
     """One row a finished cell and decision rule, on the test set and on the dev set.
 
     Returns:
@@ -297,16 +335,22 @@ def cells_table(progress: StudyProgress, results: Sequence[tuple[Cell, Run]]) ->
         on the dev set, or if nothing was to be chosen. `seconds` are those of scoring, missing where they were not
         measured (`hf`, texts); cells that share passes have equal parts of them.
     """
+    chosen = set()  # the paths of cells with the rules that were chosen, or that are not chosen among
+    rules = [str(rule or "none") for rule in grid.study.decide]
+    for candidates in grid.alternatives:
+        on_dev = [cell for candidate in candidates for cell in candidate.dev]
+        if len(candidates) == 1:
+            chosen |= {(cell.path, rule) for cell in (*on_dev, *candidates[0].test) for rule in rules}
+        elif all(folder.has(cell) for cell in on_dev):
+            tested = folder.choice(grid, candidates).cells
+            first = replace(tested[0], chosen=(), rule="").path
+            best = next(candidate for candidate in candidates if candidate.test[0].path == first)
+            of_rule = [tested[0].rule or "none"] if "decide" in tested[0].chosen else rules
+            chosen |= {(cell.path, rule) for cell in (*best.dev, *tested) for rule in of_rule}
     rows = []
     for cell, run in results:
         of_rules = {"none" if result.rule is None else result.rule.name: result for result in run.all_results}
-        rules = chosen_rules = [str(rule or "none") for rule in progress.study.decide]
-        if progress.study.chooses(cell.variant):
-            choice = progress.choice(cell)
-            if choice is None or (choice.variant, choice.seed) != (cell.variant, cell.seed):
-                chosen_rules = []
-            elif "decide" in choice.names:
-                chosen_rules = [choice.rule or "none"]
+        shared = run.icl["study"]["shared"]
         for rule in rules:
             rows.append(
                 {
@@ -320,23 +364,28 @@ def cells_table(progress: StudyProgress, results: Sequence[tuple[Cell, Run]]) ->
                     "seed": cell.seed,
                     "order": cell.order,
                     "split": cell.split,
-                    "chosen": rule in chosen_rules,
+                    "chosen": (cell.path, rule) in chosen,
                     "documents": of_rules[rule].documents,
                     "score": of_rules[rule].value,
-                    "seconds": progress.seconds(cell),
+                    "seconds": shared["seconds"] / shared["cells"] if "seconds" in shared else None,
                     "training": _trained(cell)[0],
-                    "code": progress.state(cell).partition(" by ")[2],
+                    "commit": run.icl.get("commit"),
                     "decide": rule,
                 }
             )
     return pd.DataFrame(rows, columns=_CELL).set_index("path")
 
 
-def _about_training(study: Study) -> str:
-    """What the table says about training; "" if nothing is trained."""
-    if not study.trainings:
-        return ""
-    under = {variant.method: trained_under(variant).method for variant in study.variants}
-    others = sorted(name for name, trained in under.items() if name != trained)
-    but = f" ({', '.join(others)}: under {under[others[0]]})" if others else ""
-    return f"Each line's model was trained from the one above it under the line's method{but}."
+def _about(study: Study, cells: pd.DataFrame) -> str:
+    """What the table says about training and about the code; "" if there is nothing to say."""
+    sentences = []
+    if study.trainings:
+        under = {variant.method: trained_under(variant).method for variant in study.variants}
+        others = sorted(name for name, trained in under.items() if name != trained)
+        but = f" ({', '.join(others)}: under {under[others[0]]})" if others else ""
+        sentences.append(f"Each line's model was trained from the one above it under the line's method{but}.")
+    commits = cells.loc[~cells.index.duplicated()].commit.fillna("unknown").value_counts()
+    if len(commits) > 1:
+        counts = ", ".join(f"{commit[:7]} {number}" for commit, number in commits.items())
+        sentences.append(f"The cells are of several commits of lm-eval-icl: {counts}.")
+    return " ".join(sentences)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import functools
 import itertools
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, Literal, Required
+from typing import Annotated, Any, Literal
 
 import yaml
 from lm_eval.utils import simple_parse_args_string
@@ -93,7 +93,8 @@ class Dev(BaseModel):
 
 
 class Expected(TypedDict, total=False):
-    """Numbers of a paper: `values` by column, for the rows that agree with all that the other keys say."""
+    """Numbers of a paper, for the rows that agree with all that the other keys say: scores by column (`values`), and
+    others: "order flips", "milliseconds" of an inference, "gigabytes", the share of training rows "kept"."""
 
     __pydantic_config__ = ConfigDict(extra="forbid", strict=True)  # type: ignore[misc]
     model: str
@@ -103,7 +104,8 @@ class Expected(TypedDict, total=False):
     num_fewshot: int
     demonstrations: str
     chosen: bool
-    values: Required[dict[str, FiniteFloat]]
+    values: dict[str, FiniteFloat]
+    measures: dict[Literal["order flips", "milliseconds", "gigabytes", "kept"], FiniteFloat]
 
 
 class Resources(TypedDict, total=False):
@@ -192,6 +194,9 @@ class Study(BaseModel):
         for mapping in (common, *own):
             if not isinstance(mapping, Mapping):
                 raise InputError(f"resources: {mapping!r}: must be a mapping, such as {{num_gpus: 2}}.")
+            needs = {**common, **mapping}
+            if needs.get("num_cpus") == 0 and not needs.get("num_gpus"):
+                raise InputError("resources: num_cpus=0: a worker needs a core or a GPU: give num_gpus, or a core.")
         if "pretrained=" in str((info.context or {}).get("model_args", "")):  # another model, in place of all
             own = [{}]
         arguments = [
@@ -403,7 +408,8 @@ def read(source: str, overrides: Mapping[str, Any]) -> Study:
     """Read the study of this file or name.
 
     Args:
-        overrides: values by key, which replace those of the file. `model_args` with `pretrained` replaces the models,
+        overrides: values by key, which replace those of the file; `methods` are names, of which the file's entries stay
+            as they are. `model_args` with `pretrained` replaces the models,
             without it is added to each. `train` and `metadata` are added to those of the file. With other `tasks`,
             those of the file's columns stay that are among them, and averages of the paper go.
 
@@ -423,6 +429,8 @@ def read(source: str, overrides: Mapping[str, Any]) -> Study:
     if not isinstance(content, dict):
         raise InputError(f"{source}: must be keys and values, such as `methods: [icl, invicl]`.")
     replaced = {key: value for key, value in overrides.items() if key not in ("model_args", "train", "metadata")}
+    if "methods" in replaced:
+        replaced["methods"] = _entries_of(replaced["methods"], content.get("methods"))
     content = {str(key): value for key, value in {**content, **replaced}.items() if value is not None}
     for key in content:  # before the methods are looked at, which are slow to import
         if key not in _KEYS:
@@ -440,9 +448,24 @@ def read(source: str, overrides: Mapping[str, Any]) -> Study:
 
     expected = []
     for entry in study.expected:
-        values = {name: value for name, value in entry["values"].items() if not name.startswith(AVERAGE)}
+        values = {name: value for name, value in entry.get("values", {}).items() if not name.startswith(AVERAGE)}
         expected.append({**entry, "values": values})
     return study.model_copy(update={"expected": tuple(expected)})
+
+
+def _entries_of(names: Iterable[str], given: Any) -> list[Any]:
+    """The entries of a file's methods that have these names; the name itself where it has none."""
+    entries = (
+        given
+        if isinstance(given, list)
+        else [{key: value} for key, value in given.items()]
+        if isinstance(given, dict)
+        else [given]
+    )
+    by_name: dict[str, list[Any]] = {}
+    for entry in entries:
+        by_name.setdefault(next(iter(entry)) if isinstance(entry, Mapping) else entry, []).append(entry)
+    return [entry for name in names for entry in by_name.get(name, [name])]
 
 
 def _fault(error: ValidationError) -> str:
