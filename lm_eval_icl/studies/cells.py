@@ -116,8 +116,8 @@ class Cell:
     Attributes:
         task: the name of the leaf task.
         split: "test" or "dev".
-        data: a digest of the task's documents, prompts and pool of demonstrations, and of the dev set's documents where
-            these are evaluated or kept from being chosen.
+        data: a digest of the task's documents, prompts and demonstrations, and of the dev set's documents where these
+            are evaluated or kept from being chosen.
         chosen: the names of what was chosen on the dev set: arguments, "seeds", "decide".
         rule: the decision rule that was chosen; empty for the raw values, and if rules are not chosen among.
         alone: its task makes the requests for one method, so that it shares none with cells of others.
@@ -188,7 +188,7 @@ class GridTask:
         asked: the names in the study's `tasks` that it comes from.
         alone: as of `Cell`.
         reported: its name in results, where a study has a task twice.
-        data: a digest of its documents, prompts and pool; by seed for those of which each seed has its own.
+        data: a digest of its documents, prompts, pool and drawn demonstrations, by number, way and seed of these.
         dev: a digest of its dev set; empty without one.
         higher_is_better: of the dev set's metric.
     """
@@ -198,13 +198,13 @@ class GridTask:
     asked: tuple[str, ...]
     alone: bool = False
     reported: str = ""
-    data: str | Mapping[int, str] = ""
+    data: Mapping[tuple[int, str, int], str] = field(default_factory=dict)
     dev: str = ""
     higher_is_better: bool = True
 
-    def data_of(self, seed: int, how: Any, on_dev: bool = False) -> str:
-        """As of `Cell.data`, for a way to draw or choose demonstrations."""
-        data = self.data if isinstance(self.data, str) else self.data[seed]
+    def data_of(self, shots: int, how: Any, seed: int, on_dev: bool = False) -> str:
+        """As of `Cell.data`."""
+        data = self.data.get((shots, str(how), seed), "")
         return digest(data + self.dev) if self.dev and (on_dev or isinstance(how, How)) else data
 
 
@@ -277,13 +277,13 @@ class Grid:
                         key = model.folder, variant.entry, fixed, task.name, shots, str(how), "seeds" in choose or seed
                         first = Cell(
                             *(model, variant, task.name, shots, how, seed),
-                            data=task.data_of(seed, how),
+                            data=task.data_of(shots, how, seed),
                             limit=self.limit,
                             alone=task.alone,
                             decide="+".join(map(str, study.rules)),
                         )
                         test = tuple(replace(first, order=order) for order in range(study.orders))
-                        data = task.data_of(seed, how, on_dev=True)
+                        data = task.data_of(shots, how, seed, on_dev=True)
                         dev = tuple(replace(cell, split="dev", data=data) for cell in test) if study.dev else ()
                         groups[key] += [Candidate(variant, seed, rule, dev, test) for rule in rules]
         return [tuple(candidates) for candidates in groups.values()]

@@ -248,7 +248,7 @@ def results_of(grid: Grid, folder: StudyFolder, columns: Columns) -> list[tuple[
         cell = cells[run.path]
         facts = dict(run.icl["study"])
         if cell.path in curves:
-            facts["curve"] = curves[cell.path]
+            facts["curve"] = list(curves[cell.path])
         if cell.split == "test" and (expected := expected_of(study, cell, columns.having(_trained(cell)))):
             facts["expected"] = expected
         found.append((cell, replace(run, icl={**run.icl, "study": facts})))

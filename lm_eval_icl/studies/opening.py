@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -76,15 +77,17 @@ def open_study(
                 raise InputError(
                     f"task {name!r}: {max(shots)} demonstrations asked for, {number} there: lower num_fewshot."
                 )
-        alone = isinstance(leaf.task, MetaICLTask)  # each seed has its files
-        data = {seed: study_tasks.contents(leaf, seed) for seed in (study.seeds if alone else study.seeds[:1])}
+        data = {}
+        for n, how, seed in itertools.product(shots, study.demonstrations, study.seeds):
+            drawn = study_tasks.draw(leaf, n, how, seed)
+            data[n, str(how), seed] = study_tasks.digest_of([study_tasks.contents(leaf, seed), drawn])
         tasks[name] = GridTask(
             name,
             shots,
             asked=tuple(leaf.inside),
-            alone=alone,
+            alone=isinstance(leaf.task, MetaICLTask),
             reported=leaf.task.task_name,
-            data=data if alone else data[study.seeds[0]],
+            data=data,
             dev=of_dev,
             higher_is_better=leaf.task.higher_is_better().get((study.dev or study).metric, True),
         )

@@ -318,7 +318,7 @@ def recorded(
         "split": cell.split,
         **({"changes": prepared.changes} if prepared.changes else {}),
         **({"chosen": list(cell.chosen)} if cell.chosen else {}),
-        **({"rule": cell.rule or "none"} if "decide" in cell.chosen else {}),
+        **({"rule": cell.rule or None} if "decide" in cell.chosen else {}),
         **({} if metric == "acc" else {"metric": metric}),
         "weights": models.weights,
         "shared": dict(shared),
