@@ -160,8 +160,8 @@ def _run(study: Study, folder: StudyFolder, args: argparse.Namespace, options: O
         of_cells = [state for target, state in states(grid, folder, failed) if isinstance(target, Cell)]
         how = "terminated" if isinstance(stopped, Terminated) else "interrupted"
         raise type(stopped)(
-            f"study: {how}: {of_cells.count(DONE)} of {len(of_cells)} cells are kept in {folder.path}. The same command "
-            "goes on from there."
+            f"study: {how}: {of_cells.count(DONE)} of {len(of_cells)} cells are kept in {folder.path}. The same "
+            "command goes on from there."
         ) from stopped
     conclude(opened, folder, args.study, failed, console)
     if not_made := failures(grid, folder, failed):

@@ -17,7 +17,8 @@ from lm_eval_icl import methods
 from lm_eval_icl.demonstrations.how import How
 from lm_eval_icl.inference.checkpoints import ARGUMENTS
 from lm_eval_icl.metaicl.metadata import skips
-from lm_eval_icl.studies.grid import HF, Demonstrations, Study, Training, Variant, trained_under
+from lm_eval_icl.studies.grid import HF, Demonstrations, Study, trained_under
+from lm_eval_icl.studies.parts import Training, Variant
 
 
 @dataclass(frozen=True)

@@ -137,15 +137,14 @@ class OnRay:
             answer = self.ray.get(call)
         except self.ray.exceptions.RayError as error:  # it was killed too often, or its node is gone
             self._dismiss(worker)
-            why = " ".join(str(error).rpartition("is dead because ")[2].split())[:300]
+            log = str(error).strip()
+            why = " ".join(log.rpartition("is dead because ")[2].split())[:300]
             if unit is not None:
                 failure = Failure(f"its worker was lost {_TRIES} times; the last time: {why}")
                 return [(target, failure) for target in unit.targets]
             self._lost += 1
-            if "creation task" in str(error) or self._lost > _TRIES:
-                raise InputError(
-                    f"--ray: a worker cannot begin ({why}): install the same lm-eval-icl on every node."
-                ) from error
+            if "creation task" in log or self._lost > _TRIES:
+                raise InputError(f"--ray: a worker cannot begin ({log.splitlines()[-1]}).") from error
             return []
         if unit is not None:
             outcomes: Sequence[Outcome] = answer
@@ -228,12 +227,11 @@ class StudyWorker:
         import ray
 
         here = f"worker on {socket.gethostname()} (node {ray.get_runtime_context().get_node_id()[:8]})"
-        other = [f"{name} {ours}" for name, ours in versions().items() if ours != theirs[name]]
-        self._refusal = f"{here}: has {other[0]}, and the study was started with another: install the same." * bool(
-            other
-        )
-        if other:
-            return
+        self._refusal = ""
+        for name, ours in versions().items():
+            if ours != theirs[name]:
+                self._refusal = f"{here}: has {name} {ours}, and the study was started with {theirs[name]}."
+                return
         known: Setup = ray.get(setup[0])
         if Path(known.directory).is_dir():
             os.chdir(known.directory)

@@ -34,8 +34,9 @@ from lm_eval_icl.results.statistics import Estimate
 from lm_eval_icl.studies.cells import Cell, Grid
 from lm_eval_icl.studies.conduct import DONE, READY, WAITING, states
 from lm_eval_icl.studies.folder import StudyFolder
-from lm_eval_icl.studies.grid import Study, Training, trained_under
+from lm_eval_icl.studies.grid import Study, trained_under
 from lm_eval_icl.studies.opening import Opened
+from lm_eval_icl.studies.parts import Training
 from lm_eval_icl.studies.tasks import Leaf
 
 _TASKS = 8  # with more tasks, the columns are what the study's file calls its tasks

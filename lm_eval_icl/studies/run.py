@@ -39,7 +39,8 @@ from lm_eval_icl.inference.scoring import Score
 from lm_eval_icl.methods.limits import Request
 from lm_eval_icl.methods.runner import grouped
 from lm_eval_icl.studies.cells import Cell, digest, passes_of
-from lm_eval_icl.studies.grid import HF, Study, Variant
+from lm_eval_icl.studies.grid import HF, Study
+from lm_eval_icl.studies.parts import Variant
 from lm_eval_icl.studies.tasks import Prepared
 
 # The number of a memory -> id(instance) -> its score.

@@ -27,8 +27,9 @@ from lm_eval_icl.studies import tasks as study_tasks
 from lm_eval_icl.studies.cells import Cell, Model, batches, passes_of, together
 from lm_eval_icl.studies.conduct import DONE, READY, WAITING, states
 from lm_eval_icl.studies.folder import StudyFolder
-from lm_eval_icl.studies.grid import HF, Variant
+from lm_eval_icl.studies.grid import HF
 from lm_eval_icl.studies.opening import Opened
+from lm_eval_icl.studies.parts import Variant
 from lm_eval_icl.studies.run import Models, OneTokenizer, Options
 
 _MODELS = 6  # rows of the table of models that fit on a screen with all else
@@ -70,7 +71,7 @@ class Estimate:
         return sum((self._batch(alike) for same in batches(cells) for alike in together(same)), Counter[str]())
 
     def _batch(self, cells: Sequence[Cell]) -> Counter[str]:
-        """Of cells that are scored together: for each order the contexts with the largest number of passes, and for each
+        """Of cells that are scored together: each order runs the contexts, with the largest number of passes, and for each
         number the queries. lm-eval's own model runs every prompt as a whole."""
         numbers = {passes_of(cell.variant)[1] for cell in cells}
         largest = max(cells, key=lambda cell: passes_of(cell.variant)[1])
@@ -229,13 +230,14 @@ def print_plan(
         _print(console, f"and {len(models) - _MODELS} more models (--verbose)")
     chooses = any(isinstance(how, How) for how in study.demonstrations)
     for sentence in (
-        "Tokens of the study, and of its cells run one by one. Times are by a few passes under icl on this machine.",
+        "Tokens of the study, and of its cells run one by one.",
+        "Times are by a few passes that were measured here, under icl." if any(speeds.values()) else "",
         "Cells that depend on the dev set are counted with the values that take most." if study.dev else "",
         "What the models take to choose demonstrations is not counted." if chooses else "",
         f"Every cell has the decision rules {', '.join(map(str, study.rules))}; their queries are not counted."
         if study.rules
         else "",
-        "" if any(speeds.values()) else "No time is estimated: the weights of no model are here.",
+        "" if any(speeds.values()) else "No time is estimated: it needs a model's weights, to measure a few passes.",
     ):
         if sentence:
             _print(console, sentence)

@@ -20,7 +20,7 @@ from lm_eval_icl.smoke.demo import model_path
 from lm_eval_icl.studies import cluster, grid
 from lm_eval_icl.studies.cells import Cell, Checkpoint, Grid, Model
 from lm_eval_icl.studies.conduct import Outcome, Queue, Unit
-from lm_eval_icl.studies.grid import Variant
+from lm_eval_icl.studies.parts import Variant
 from lm_eval_icl.studies.run import Options
 from tests import commands
 from tests.processes import Process, run_command
@@ -174,7 +174,7 @@ def test_a_worker_with_other_versions_is_refused(nodes, tmp_path):
     study = running.opened(tmp_path / "o", OPTIONS, **STUDY)
     pool = on_ray(study, nodes.address)
     pool._arguments = ({**cluster.versions(), "torch": "0.1"}, pool._arguments[1])
-    with pool, pytest.raises(InputError, match=r"--ray: worker on \S+ \(node \w+\): has torch .*: install the same"):
+    with pool, pytest.raises(InputError, match=r"--ray: worker on \S+ \(node \w+\): has torch .*started with 0.1\."):
         pool.submit(Unit((Checkpoint(study.opened.grid.models[0]),)))
         pool.wait()
 

@@ -18,7 +18,7 @@ from lm_eval_icl.results.board import Board
 from lm_eval_icl.results.records import Run
 from lm_eval_icl.studies import end, grid
 from lm_eval_icl.studies.cells import Cell, Model
-from lm_eval_icl.studies.grid import Training, Variant
+from lm_eval_icl.studies.parts import Training, Variant
 from lm_eval_icl.studies.run import Options
 from lm_eval_icl.studies.tasks import Leaf
 from tests.boards import make_result, make_run

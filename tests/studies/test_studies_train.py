@@ -15,7 +15,8 @@ from lm_eval_icl.results import read as reader
 from lm_eval_icl.smoke.demo import model_path
 from lm_eval_icl.studies import end, grid, run
 from lm_eval_icl.studies.cells import Model
-from lm_eval_icl.studies.grid import Variant, trained_under
+from lm_eval_icl.studies.grid import trained_under
+from lm_eval_icl.studies.parts import Training, Variant
 from lm_eval_icl.studies.run import Options
 from lm_eval_icl.training.trainer import LayoutTrainer
 from tests import commands
@@ -218,7 +219,7 @@ def test_which_arguments_are_trained_with():
 def test_a_checkpoint_is_named_by_what_its_weights_depend_on():
     def name(model="pretrained=m", **options):
         arguments = dict(pair.split("=") for pair in model.split(","))
-        return Model(arguments, grid.Training("t", {"steps": 3, **options}, ()), Variant("pcw", {}, 0)).checkpoint
+        return Model(arguments, Training("t", {"steps": 3, **options}, ()), Variant("pcw", {}, 0)).checkpoint
 
     assert name() == name(save_steps=7) == name("pretrained=m,overflow=drop") and name().startswith("m,t,pcw-")
     others = [name(steps=4), name(seed=1), name("pretrained=m,dtype=bfloat16"), name("pretrained=n"), name()]
