@@ -12,6 +12,7 @@ import logging
 import os
 import signal
 import socket
+import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -96,9 +97,11 @@ class OnRay:
                 if worker.call is None:
                     self._give_unit(worker)
             calls = {worker.call: worker for worker in self.workers if worker.call is not None}
-            answered, _ = self.ray.wait(list(calls), timeout=1.0) if calls else ([], [])
-            if answered:  # and all others that have answered
-                answered, _ = self.ray.wait(list(calls), num_returns=len(calls), timeout=0)
+            if not calls:  # until there is a node
+                time.sleep(0.2)
+                continue
+            self.ray.wait(list(calls), timeout=1.0)
+            answered, _ = self.ray.wait(list(calls), num_returns=len(calls), timeout=0)
             if outcomes := [outcome for call in answered for outcome in self._answer(calls[call])]:
                 self.running -= {target.path for target, _ in outcomes}
                 return outcomes

@@ -38,6 +38,9 @@ class Folder(Protocol):
     def write(self, target: Target, outcome: Any) -> None:
         """Write a target, whole or not at all."""
 
+    def note(self, failed: Mapping[str, str]) -> None:
+        """Note why targets could not be made, by path."""
+
 
 @dataclass(frozen=True)
 class Failure:
@@ -111,6 +114,7 @@ def conduct(grid: Grid, folder: Folder, executor: Executor, failed: dict[str, st
             for target, outcome in executor.wait():
                 if isinstance(outcome, Failure):
                     failed[target.path] = outcome.why
+                    folder.note(failed)
                     tqdm.write(f"failed: {target.path}: {outcome.why}", file=sys.stderr)
                 else:
                     folder.write(target, outcome)

@@ -169,6 +169,9 @@ class StudyFolder:
             elif isinstance(target, ChosenRows):
                 (self.path / target.path).parent.mkdir(parents=True, exist_ok=True)
                 write_atomically(self.path / target.path, json.dumps(outcome, indent=1) + "\n")
+            elif not self.unfinished(target.model).is_dir():
+                why = "was trained where this process does not see it: put the study's folder on a disk that all share"
+                raise InputError(f"--output {self.path}: {target.path} {why}.")
             else:
                 self.unfinished(target.model).rename(self.path / target.path)
                 # The training's own checkpoints have the optimizer's state too.
@@ -203,6 +206,9 @@ class StudyFolder:
             half.rename(place)
         finally:
             shutil.rmtree(half, ignore_errors=True)
+
+    def note(self, failed: Mapping[str, str]) -> None:
+        self.write_file("study.json", json.dumps({**self.record(), "failures": failed}, indent=2) + "\n")
 
     def write_file(self, name: str, content: str) -> None:
         """Write a file of the folder, whole or not at all."""

@@ -66,11 +66,7 @@ class Answered(LM):
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[Score]:
         return [self.scores[id(instance)] for instance in requests]
 
-    def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
-        return self.model.loglikelihood_rolling(requests, disable_tqdm)
-
-    def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        return self.model.generate_until(requests, disable_tqdm)
+    loglikelihood_rolling = generate_until = None  # nothing else is asked
 
     def __getattr__(self, name: str) -> Any:
         """What lm-eval asks of a model beyond its interface: the tokenizer, the device, `get_model_info`, ..."""
@@ -117,8 +113,8 @@ class Models:
         if self.first._is_tensor_parallel:
             raise InputError("models: tp_plan: a study does not divide the passes of a model: leave it out.")
         self.loaded = Loaded(self.first)
-        facts = lambda: digest(json.dumps(self.loaded.fingerprint, sort_keys=True, default=str))  # noqa: E731
-        self.weights: str = self.first.model_files_digest or files_digest(**arguments) or facts()
+        files = self.first.model_files_digest or files_digest(**arguments)
+        self.weights = files or digest(json.dumps(self.loaded.fingerprint, sort_keys=True, default=str))
         self._tokenizers: dict[tuple[bool, bool], OneTokenizer] = {}
         self._models: dict[str, ICLModel] = {}
         self._latest = self.first
@@ -305,25 +301,30 @@ def recorded(
     ours = {field.name for field in fields(CommonArguments)} if cell.variant.method == HF else set()
     of_model = {name: value for name, value in models.arguments.items() if name not in ours}
     metric = study.dev.metric if study.dev and cell.split == "dev" else study.metric
-    facts = {
+    facts: dict[str, Any] = {
         "model": cell.model.name,
-        **({"training": cell.model.training.name, "checkpoint": cell.model.checkpoint} if cell.model.training else {}),
         "arguments": dict(cell.variant.arguments),
         "task": cell.task,
         "num_fewshot": cell.num_fewshot,
         "demonstrations": cell.drawn,
         "indices": prepared.demonstrations,
-        **({"choice": prepared.choice} if prepared.choice else {}),
         "seed": cell.seed,
         "order": cell.order,
         "split": cell.split,
-        **({"changes": prepared.changes} if prepared.changes else {}),
-        **({"chosen": list(cell.chosen)} if cell.chosen else {}),
-        **({"rule": cell.rule or None} if "decide" in cell.chosen else {}),
-        **({} if metric == "acc" else {"metric": metric}),
         "weights": models.weights,
         "shared": dict(shared),
     }
+    where_there_are_some = {
+        "training": cell.model.training.name if cell.model.training else "",
+        "checkpoint": cell.model.checkpoint,
+        "choice": prepared.choice,
+        "changes": prepared.changes,
+        "chosen": list(cell.chosen),
+        "metric": metric if metric != "acc" else "",
+    }
+    facts |= {name: value for name, value in where_there_are_some.items() if value}
+    if "decide" in cell.chosen:
+        facts["rule"] = cell.rule or None
     config = results["config"]
     config |= {"model": cell.variant.method, "model_args": {**of_model, **cell.variant.arguments}}
     config["icl"] = {**origin(), **config.get("icl", {}), "study": facts}

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub import snapshot_download
 from lm_eval.models.utils import resolve_max_length
-from rich import filesize
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -35,7 +35,7 @@ from lm_eval_icl.studies.run import Models, OneTokenizer, Options
 _MODELS = 6  # rows of the table of models that fit on a screen with all else
 _NAME = 26  # characters of a model's name in it
 _LINE = 150  # characters of a list of methods or tasks
-_PASSES = 3  # that are measured, besides a first one
+_PASSES = 4  # that are measured
 
 
 class Estimate:
@@ -71,8 +71,8 @@ class Estimate:
         return sum((self._batch(alike) for same in batches(cells) for alike in together(same)), Counter[str]())
 
     def _batch(self, cells: Sequence[Cell]) -> Counter[str]:
-        """Of cells that are scored together: each order runs the contexts, with the largest number of passes, and for each
-        number the queries. lm-eval's own model runs every prompt as a whole."""
+        """The work of cells that are scored together: each order runs the contexts, with the largest number of passes, and
+        for each number the queries. lm-eval's own model runs every prompt as a whole."""
         numbers = {passes_of(cell.variant)[1] for cell in cells}
         largest = max(cells, key=lambda cell: passes_of(cell.variant)[1])
         orders = len({cell.order for cell in cells})
@@ -143,33 +143,22 @@ class Estimate:
 
     def tokens_per_second(self, model: Model) -> float | None:
         """How fast a model is, by a few passes under plain ICL; None if its weights are not here."""
-        if weights_of(model) is None:
-            return None
-        cells = self.cells(model)
-        requests = max((self.requests(cell) for cell in cells[:_PASSES]), key=lambda r: r[0].length if r else 0)
-        lm = Models(model.arguments, self.options).first
+        if not Path(model.name).is_dir():
+            try:
+                snapshot_download(model.name, local_files_only=True)
+            except Exception:  # of many kinds
+                return None
+        requests = self.requests(self.cells(model)[0])
         prompts = [(request.prompt, request.answer) for request in requests[:8] if request.answer]
+        lm = Models(model.arguments, self.options).first
         speeds = []
-        for _ in range(_PASSES + 1 if prompts else 0):
+        for _ in range(_PASSES if prompts else 0):
             lm.begin([])
             begun = time.perf_counter()
             for _ in lm.runner.score_prompts(prompts):
                 pass
             speeds.append(lm.runner.tokens_run / (time.perf_counter() - begun))
         return max(speeds, default=None)
-
-
-def weights_of(model: Model) -> list[Path] | None:
-    """The files of a model's weights; None if they are not here."""
-    from huggingface_hub import snapshot_download
-
-    folder = Path(model.name)
-    if not folder.is_dir():
-        try:
-            folder = Path(snapshot_download(model.name, local_files_only=True))
-        except Exception:  # of many kinds
-            return None
-    return [*folder.glob("*.safetensors")] or [*folder.glob("*.bin")] or None
 
 
 def print_plan(
@@ -199,38 +188,28 @@ def print_plan(
         _print(console, f"to be trained first, which is not counted: {len(trained)} checkpoints")
     table = Table(title="estimate of forward passes and tokens", title_justify="left", box=None, pad_edge=False)
     table.add_column("model", width=_NAME, no_wrap=True)
-    for column in ("cells", "passes", "tokens", "one by one", "weights", "time"):
+    for column in ("cells", "passes", "tokens", "time"):
         table.add_column(column, justify="right")
     speeds: dict[str, float | None] = {}
     lacking = dict(lacking)
-    for model in models:
-        of_model, numbers, time_left = estimate.cells(model), ["?"] * 3, "?"
+    for number, model in enumerate(models):
+        shown = ["?"] * 3
         try:
-            work = estimate.work(of_model)
-            alone = sum((estimate.work([cell]) for cell in of_model), Counter[str]())
-            numbers = [f"{work['passes']:,}", f"{work['tokens']:,}", f"{alone['tokens']:,}"]
-            if model.name not in speeds and (verbose or len(speeds) < _MODELS):
+            work = estimate.work(estimate.cells(model))
+            if model.name not in speeds and (verbose or number < _MODELS):
                 speeds[model.name] = estimate.tokens_per_second(model)
-            if speed := speeds.get(model.name):
-                time_left = _duration(work["tokens"] / speed)
+            speed = speeds.get(model.name)
+            shown = [f"{work['passes']:,}", f"{work['tokens']:,}", _duration(work["tokens"] / speed) if speed else "?"]
         except InputError as error:
             lacking.setdefault(model.name, error.message)
-        files = weights_of(model)
-        if verbose or models.index(model) < _MODELS:
-            name = model.title
-            table.add_row(
-                Text(name if len(name) <= _NAME else f"...{name[3 - _NAME :]}"),
-                f"{len(of_model):,}",
-                *numbers,
-                filesize.decimal(sum(file.stat().st_size for file in files)) if files else "?",
-                time_left,
-            )
+        if verbose or number < _MODELS:
+            name = model.title if len(model.title) <= _NAME else f"...{model.title[3 - _NAME :]}"
+            table.add_row(Text(name), f"{len(estimate.cells(model)):,}", *shown)
     console.print(table)
     if not verbose and len(models) > _MODELS:
         _print(console, f"and {len(models) - _MODELS} more models (--verbose)")
     chooses = any(isinstance(how, How) for how in study.demonstrations)
     for sentence in (
-        "Tokens of the study, and of its cells run one by one.",
         "Times are by a few passes that were measured here, under icl." if any(speeds.values()) else "",
         "Cells that depend on the dev set are counted with the values that take most." if study.dev else "",
         "What the models take to choose demonstrations is not counted." if chooses else "",

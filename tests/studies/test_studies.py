@@ -605,7 +605,7 @@ def test_a_dry_run_is_one_screen_and_runs_nothing(tmp_path, capsys, monkeypatch)
     assert len(said.splitlines()) <= 24 and max(map(len, said.splitlines())) <= 80
     assert "168 cells: 168 on the test set, 0 on the dev set" in said
     assert "methods: deepthink 160, hf 4, icl 4" in said and "tasks: icl_demo_short 84, icl_demo_four 84" in said
-    assert "No time" not in said and re.search(r"MB +\d+\.\d (s|min|h) *\n", said)
+    assert "No time" not in said and re.search(r"[\d,]+ +[\d,]+ +\d+\.\d (s|min|h) *\n", said)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["s.yaml"]
     assert dry_run(capsys, monkeypatch, file, "--verbose").count("deepthink,T=") == 160
 
@@ -617,7 +617,7 @@ def test_a_dry_run_names_what_is_missing_and_says_the_rest(tmp_path, capsys):
     file = write(tmp_path / "s.yaml", models=models, methods="icl", tasks=["icl_demo_short", "icl_demo_shrt"])
     assert "as it is: 2 missing, as listed above" in commands.refused("study", file, "--dry_run", "--limit", 6)
     said = " ".join(capsys.readouterr().out.split())
-    assert "4 cells" in said and re.search(r"demo_model 2 [\d,]+ [\d,]+ ", said)
+    assert "4 cells" in said and re.search(r"demo_model 2 [\d,]+ [\d,]+ \d", said)
     assert "missing: icl_demo_shrt: tasks: there is no task 'icl_demo_shrt'" in said
     assert f"missing: {tmp_path / 'gated'}: tokenizer='{tmp_path / 'gated'}': the tokenizer cannot be loaded" in said
 
