@@ -39,6 +39,7 @@ from lm_eval_icl.studies.opening import Opened
 from lm_eval_icl.studies.parts import Training
 from lm_eval_icl.studies.tasks import Leaf
 
+Results = Sequence[tuple[Cell, Run]]
 _TASKS = 8  # with more tasks, the columns are what the study's file calls its tasks
 _OWN_WAY = "as the task says"  # in place of the name of a way to draw demonstrations
 _CELL = (
@@ -167,7 +168,7 @@ def columns_of(study: Study, leaves: Mapping[str, Leaf]) -> Columns:
     return Columns(tuple(names), {column: frozenset(trained) for column, trained in tasks.items()}, alike, averages)
 
 
-def board_of(results: Sequence[tuple[Cell, Run]], columns: Columns) -> Board:
+def board_of(results: Results, columns: Columns) -> Board:
     """The board of a study's cells on the test set.
 
     If every column belongs to one training alone, the models of all trainings are one row. A task that models of two
@@ -222,7 +223,7 @@ def flips_of(entry: Entry, columns: Columns) -> Estimate | None:
     return flips[0] if len(flips) == 1 else statistics.estimate_group(flips, [1] * len(flips), bounds=(0.0, 1.0))
 
 
-def in_order(board: Board, results: Sequence[tuple[Cell, Run]]) -> list[Entry]:
+def in_order(board: Board, results: Results) -> list[Entry]:
     """The board's entries in the order of the study's models and methods."""
     places = {run.path: place for place, (_, run) in enumerate(results)}
     return sorted(board.entries, key=lambda entry: min(places[run.path] for run in entry.runs))
@@ -231,7 +232,7 @@ def in_order(board: Board, results: Sequence[tuple[Cell, Run]]) -> list[Entry]:
 # Cells.
 
 
-def results_of(grid: Grid, folder: StudyFolder, columns: Columns) -> list[tuple[Cell, Run]]:
+def results_of(grid: Grid, folder: StudyFolder, columns: Columns) -> Results:
     """Every finished cell with its results, in the order of the study's models and methods. What only the study knows
     is added to what the results say of it."""
     study = grid.study
@@ -244,7 +245,7 @@ def results_of(grid: Grid, folder: StudyFolder, columns: Columns) -> list[tuple[
         if all(folder.has(cell) for candidate in candidates for cell in candidate.dev):
             choice = folder.choice(grid, candidates)
             curves |= {cell.path: choice.curve for cell in choice.cells}
-    found = []
+    found: list[tuple[Cell, Run]] = []
     for run in read(list(cells), quiet=True, dev=True)[0]:
         cell = cells[run.path]
         facts = dict(run.icl["study"])
@@ -297,83 +298,63 @@ def expected_of(study: Study, cell: Cell, columns: set[str]) -> dict[str, float]
 
 
 def measures(
-    study: Study,
-    folder: StudyFolder,
-    results: Sequence[tuple[Cell, Run]],
-    entries: Sequence[Entry],
-    flips: Mapping[str, Estimate],
+    study: Study, folder: StudyFolder, results: Results, entries: Sequence[Entry], flips: Mapping[str, Estimate]
 ) -> list[str]:
-    """A line for each of the paper's numbers that are no scores (`grid.Expected`), beside ours."""
+    """A line for each of the paper's numbers that are no scores (`parts.Expected`), beside ours."""
     lines = []
     entry_of = {run.path: entry for entry in entries for run in entry.runs}
     for expected in study.expected:
         alike = [(cell, run) for cell, run in results if expected in matching(study, cell)]
-        for name, value in expected.get("measures", {}).items():
+        for name, value in expected.get("measures", {}).items() if alike else ():
             ours: list[float] = []
             for cell, run in alike:
-                shared = run.icl["study"]["shared"]
-                if name == "order flips" and (flip := flips.get(entry_of[run.path].name)) is not None:
+                flip, shared = flips.get(entry_of[run.path].name), run.icl["study"]["shared"]
+                if name == "order flips" and flip is not None:
                     ours.append(flip.mean)
                 elif name == "milliseconds" and "seconds" in shared:
                     ours.append(1000 * shared["seconds"] / shared["cells"] / run.all_results[0].documents)
-                elif name == "gigabytes" and "gigabytes" in shared:
-                    ours.append(shared["gigabytes"])
-                elif name == "kept" and (kept := folder.training_record(cell.model).get("kept")) is not None:
-                    ours.append(kept)
-            if alike:
-                here = f"{fmean(ours):.3g}" if ours else "not measured"
-                label = entry_of[alike[0][1].path].label
-                lines.append(f"{label}: {name} {here} (the paper: {value:g})")
-    return list(dict.fromkeys(lines))
+                elif name == "kept":
+                    kept = folder.training_record(cell.model).get("kept", {})
+                    ours += [kept[cell.variant.method]] if cell.variant.method in kept else []
+            here = f"{fmean(ours):.3g}" if ours else "not measured"
+            lines.append(f"{entry_of[alike[0][1].path].label}: {name} {here} (the paper: {value:g})")
+    return lines
 
 
-def cells_table(grid: Grid, folder: StudyFolder, results: Sequence[tuple[Cell, Run]]) -> pd.DataFrame:
+def cells_table(grid: Grid, folder: StudyFolder, results: Results) -> pd.DataFrame:
     """One row a finished cell and decision rule, on the test set and on the dev set.
 
     Returns:
-        The columns of `study.csv`; the index is the path of the results file. `model` is the checkpoint that the study
-        names; a model with a `training` was trained from it. `chosen` is true if the arguments and the seed were chosen
-        on the dev set, or if nothing was to be chosen. `seconds` are those of scoring, missing where they were not
-        measured (`hf`, texts); cells that share passes have equal parts of them.
+        The columns of `study.csv`; the index is the path of the results file. `chosen` is true if the arguments and the
+        seed were chosen on the dev set, or if nothing was to be chosen. `seconds` are those of scoring, missing where
+        they were not measured (`hf`, texts); cells that share passes have equal parts of them.
     """
     chosen = set()  # the paths of cells with the rules that were chosen, or that are not chosen among
     rules = [str(rule or "none") for rule in grid.study.decide]
     for candidates in grid.alternatives:
-        on_dev = [cell for candidate in candidates for cell in candidate.dev]
-        if len(candidates) == 1:
-            chosen |= {(cell.path, rule) for cell in (*on_dev, *candidates[0].test) for rule in rules}
-        elif all(folder.has(cell) for cell in on_dev):
+        best, tested, of_rule = candidates[0], candidates[0].test, rules
+        if len(candidates) > 1:
+            if not all(folder.has(cell) for candidate in candidates for cell in candidate.dev):
+                continue
             tested = folder.choice(grid, candidates).cells
             first = replace(tested[0], chosen=(), rule="").path
             best = next(candidate for candidate in candidates if candidate.test[0].path == first)
             of_rule = [tested[0].rule or "none"] if "decide" in tested[0].chosen else rules
-            chosen |= {(cell.path, rule) for cell in (*best.dev, *tested) for rule in of_rule}
+        chosen |= {(cell.path, rule) for cell in (*best.dev, *tested) for rule in of_rule}
     rows = []
     for cell, run in results:
         of_rules = {"none" if result.rule is None else result.rule.name: result for result in run.all_results}
-        shared = run.icl["study"]["shared"]
+        facts = run.icl["study"]
+        own = {name: facts[name] for name in ("model", "task", "num_fewshot", "seed", "order", "split")}
+        own |= {"path": run.path, "method": cell.variant.method, "demonstrations": cell.drawn or _OWN_WAY}
+        own |= {"arguments": json.dumps(facts["arguments"], ensure_ascii=False, default=str)}
+        own |= {"training": facts.get("training", ""), "commit": run.icl.get("commit")}
+        if "seconds" in facts["shared"]:
+            own["seconds"] = facts["shared"]["seconds"] / facts["shared"]["cells"]
         for rule in rules:
-            rows.append(
-                {
-                    "path": run.path,
-                    "model": cell.model.name,
-                    "method": cell.variant.method,
-                    "arguments": json.dumps(dict(cell.variant.arguments), ensure_ascii=False, default=str),
-                    "task": cell.task,
-                    "num_fewshot": cell.num_fewshot,
-                    "demonstrations": cell.drawn or _OWN_WAY,
-                    "seed": cell.seed,
-                    "order": cell.order,
-                    "split": cell.split,
-                    "chosen": (cell.path, rule) in chosen,
-                    "documents": of_rules[rule].documents,
-                    "score": of_rules[rule].value,
-                    "seconds": shared["seconds"] / shared["cells"] if "seconds" in shared else None,
-                    "training": _trained(cell)[0],
-                    "commit": run.icl.get("commit"),
-                    "decide": rule,
-                }
-            )
+            result = of_rules[rule]
+            score = {"documents": result.documents, "score": result.value}
+            rows.append({**own, **score, "decide": rule, "chosen": (cell.path, rule) in chosen})
     return pd.DataFrame(rows, columns=_CELL).set_index("path")
 
 

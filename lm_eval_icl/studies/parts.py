@@ -61,7 +61,7 @@ class Dev(BaseModel):
 
 class Expected(TypedDict, total=False):
     """Numbers of a paper, for the rows that agree with all that the other keys say: scores by column (`values`), and
-    others: "order flips", "milliseconds" of an inference, "gigabytes", the share of training rows "kept"."""
+    others (`measures`): "order flips", "milliseconds" of an inference, the share of training rows "kept"."""
 
     __pydantic_config__ = ConfigDict(extra="forbid", strict=True)  # type: ignore[misc]
     model: str
@@ -72,7 +72,7 @@ class Expected(TypedDict, total=False):
     demonstrations: str
     chosen: bool
     values: dict[str, FiniteFloat]
-    measures: dict[Literal["order flips", "milliseconds", "gigabytes", "kept"], FiniteFloat]
+    measures: dict[Literal["order flips", "milliseconds", "kept"], FiniteFloat]
 
 
 class Resources(TypedDict, total=False):

@@ -19,7 +19,6 @@ from typing import Any
 
 import lm_eval
 import lm_eval.evaluator
-import torch
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import LM
 from lm_eval.api.task import ConfigurableTask
@@ -173,8 +172,6 @@ def run_cells(
         rounds = _together(model, tasks.values(), wanted)
     for numbers in rounds:
         begun = time.perf_counter()
-        if torch.cuda.is_available():
-            torch.cuda.reset_peak_memory_stats()
         of_these = [cell for cell in cells if passes_of(cell.variant)[1] in numbers]
         model = _with_passes(models, variant, max(numbers))
         with models.naming(variant):
@@ -185,8 +182,6 @@ def run_cells(
             model.finish()
         seconds = round(time.perf_counter() - begun, 3)
         counts = {"cells": len(of_these), "orders": len(tasks), "passes": model.runner.passes_run, "seconds": seconds}
-        if torch.cuda.is_available():
-            counts["gigabytes"] = round(torch.cuda.max_memory_allocated() / 1e9, 2)
         for cell in of_these:
             number = passes_of(cell.variant)[1]
             answered = Answered(_with_passes(models, variant, number), scores[number])

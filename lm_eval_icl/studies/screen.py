@@ -71,8 +71,8 @@ class Estimate:
         return sum((self._batch(alike) for same in batches(cells) for alike in together(same)), Counter[str]())
 
     def _batch(self, cells: Sequence[Cell]) -> Counter[str]:
-        """The work of cells that are scored together: each order runs the contexts, with the largest number of passes, and
-        for each number the queries. lm-eval's own model runs every prompt as a whole."""
+        """The work of cells that are scored together: for each order the contexts, in the largest number of passes, and
+        the queries for each number. lm-eval's own model runs whole prompts."""
         numbers = {passes_of(cell.variant)[1] for cell in cells}
         largest = max(cells, key=lambda cell: passes_of(cell.variant)[1])
         orders = len({cell.order for cell in cells})
