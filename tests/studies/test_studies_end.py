@@ -222,17 +222,6 @@ def test_names_are_no_markup_and_cannot_command_a_terminal() -> None:
     assert "\x1b" not in text and "\x07" not in text
 
 
-def test_a_metric_that_is_no_share_is_not_in_percent() -> None:
-    keys = {"metric": "perplexity"}
-    found = [
-        result("a", [12.25] * 9, **keys),
-        result("a", [15.25] * 9, 1, **keys),
-        result("a", [0.5], method="nope", **keys),
-    ]
-    text = printed(found, columns_of(leaf("a")))
-    assert {"13.8", "0.5"} <= set(text.split()) and "percent" not in text
-
-
 # Of a study that was run.
 
 KEYS: dict[str, Any] = {
@@ -325,17 +314,3 @@ def test_the_table_has_the_studys_metric(tmp_path: Path, own_tasks: None) -> Non
     scores = [progress.score(cell) for cell in progress.cells()]
     assert list(pd.read_csv(tmp_path / "o/study.csv").score) == scores
     assert f"{sum(scores) / 2:.3g}" in text and "percent" not in text
-
-
-def test_seconds_that_were_not_measured_are_missing(tmp_path: Path, own_tasks: None) -> None:
-    concluded(tmp_path / "o", methods=["hf", "icl"], dev=None, expected=None)
-    seconds = pd.read_csv(tmp_path / "o/study.csv").set_index("method").seconds
-    assert seconds["hf"].isna().all() and (seconds["icl"] > 0).all()
-
-
-def test_a_study_without_results_says_so(tmp_path: Path, own_tasks: None) -> None:
-    """On the test set there is nothing yet, as all cells have failed."""
-    progress = running.opened(tmp_path / "o", OPTIONS, **KEYS)
-    progress.folder.path.mkdir()
-    assert "there are no results on the test set" in " ".join(end_of(progress).split())
-    assert len((tmp_path / "o/study.csv").read_text().splitlines()) == 1

@@ -10,8 +10,6 @@ import pytest
 from lm_eval_icl.demonstrations.choosing import Chooser
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.metaicl.files import SEEDS
-from lm_eval_icl.metaicl.metric import macro_f1
-from lm_eval_icl.results import read as reader
 from lm_eval_icl.smoke.demo import model_path
 from lm_eval_icl.studies import end, grid, run
 from lm_eval_icl.studies.cells import Model
@@ -233,15 +231,11 @@ def test_a_checkpoint_is_named_by_what_its_weights_depend_on():
         ({"train": {"tasks": "x", "output": "y"}}, "train: output: the study gives this itself: leave it out."),
         ({"train": {"a": {"tasks": "x", "targets": "y"}}}, "train: a: targets: 'y' is none of the study's tasks: icl_"),
         ({"tasks": [*TASKS], "train": {"targets": TASKS[1]}}, "train: no training has 'icl_demo_short' among its"),
-        ({"train": {"tasks": "x", "learning_rate": "fast"}}, "train: learning_rate: 'fast': must be a number."),
         ({**WINDOWS, "dev": {"size": 4, "choose": "window_size"}}, "dev: choose: 'window_size': `train` trains"),
-        ({"metadata": "x"}, "metadata: 'x': must be a mapping"),
         ({"metadata": {"demonstrations": "herding"}}, "metadata: demonstrations=herding: a method by which the model"),
         ({"train": {"step": 3}}, "train: trained: unknown argument 'step': did you mean 'steps'?"),
         ({"train": {"tasks": "icl_demo_short", "steps": 0}}, "train: icl_demo_short: --steps 0: must be a whole"),
-        ({"train": {"steps": 3}}, "train: trained: --tasks, --episodes, --metaicl: give one of them."),
         ({"train": {"tasks": "icl_demo_short", "fits": "incl"}}, "train: icl_demo_short: unknown method 'incl'"),
-        ({"train": {"metaicl": "hr_lr", "data": "/"}}, "train: hr_lr: MetaICL has no setting 'hr_lr'"),
         ({"models": "pretrained=m,peft=n"}, "models: peft: train: icl_demo_short makes weights of its own"),
     ],
 )
@@ -312,22 +306,9 @@ def test_a_study_on_metaicl(data, tmp_path, checkpoint):
         theirs = alone["samples"][cell.task]
         assert [sample["prompt_hash"] for sample in mine] == [sample["prompt_hash"] for sample in theirs]
         running.assert_alike(mine, theirs)
-    said = {}  # by task and seed of hf, the right and the predicted option of each document in both orders
-    for cell in cells:
-        answers = reader.read([progress.folder.results_path(cell)])[0][0].tasks[cell.task].answers
-        for guess, sample in zip(answers.predictions, progress.samples(cell), strict=True):
-            assert float(sample["doc"]["options"][guess] == sample["doc"]["output"]) == sample["acc"]
-            if cell.variant.method == "hf":
-                said.setdefault((cell.task, cell.seed), []).append(sample["metaicl"])
     hf, invicl = lines(progress)
     assert (hf.method, invicl.method) == ("hf", "invicl")
     for column in (f"metaicl_{setting}", f"metaicl_{setting}_unseen"):
-        of_column = [
-            macro_f1(pairs)
-            for (task, _), pairs in said.items()
-            if column == f"metaicl_{setting}" or task == "metaicl_medical_questions_pairs"
-        ]
-        assert hf.cells[column].estimate.mean == pytest.approx(sum(of_column) / len(of_column))
         assert hf.cells[column].sensitivity is not None and invicl.cells[column].sensitivity.mean == 0
     assert set(table.score) == {progress.score(cell) for cell in cells}
 
