@@ -1,4 +1,4 @@
-"""Results and a study's folder that an earlier version wrote are read, and the study is continued.
+"""Results that an earlier version wrote are read.
 
 `files/written_before.tar.xz` was made on 2026-11-23, by the last version whose files did not carry the version of their
 form: `runs` by `lm_eval --model hf|icl|deepthink` on two tasks of the demonstration model (2 shots, 8 documents),
@@ -9,27 +9,14 @@ import json
 import tarfile
 from pathlib import Path
 
-import pandas
 import pytest
-import yaml
 
-from lm_eval_icl import cli, results
+from lm_eval_icl import results
 from lm_eval_icl.results.read import read
 from lm_eval_icl.version import FORM
 from tests import evaluation
 
 ROOT = Path(__file__).resolve().parent.parent
-STUDY = {
-    "models": "pretrained=lm_eval_icl/demo_model",
-    "methods": ["hf", "icl", {"deepthink": {"T": [1, 2], "eta": 0.1}}],
-    "tasks": ["icl_demo_unseen"],
-    "num_fewshot": 2,
-    "seeds": "0..1",
-    "orders": 2,
-    "dev": {"size": 4, "choose": ["T"]},
-    "title": "A small study",
-    "expected": [{"model": "lm_eval_icl/demo_model", "method": "icl", "values": {"icl_demo_unseen": 0.5}}],
-}
 
 
 @pytest.fixture
@@ -50,26 +37,6 @@ def test_runs_are_read_with_all_of_their_numbers(written):
     assert set(results.runs(written / "runs").seed) == {1234}
     (theirs, left_out), (mine, _) = (read([written / name], quiet=True) for name in ("collected", "runs"))
     assert not left_out and {run.digest for run in theirs} == {run.digest for run in mine}
-
-
-@pytest.mark.filterwarnings("ignore:.*is of the dev set of a study")
-def test_a_study_is_continued(written, capsys, monkeypatch):
-    """No cell is run again; T was chosen on the dev set for each seed, which the cells say from now on."""
-    monkeypatch.chdir(ROOT)
-    file, folder = written / "study.yaml", written / "study"
-    file.write_text(yaml.safe_dump(STUDY))
-    samples = {path: path.stat().st_mtime_ns for path in folder.rglob("samples_*.jsonl")}
-    scores = results.scores(folder / "cells").drop(columns="run")
-    for more in (["--status"], []):
-        command = ["study", file, "--output", folder, "--limit", 8, "--device", "cpu", "--batch_size", 8, *more]
-        cli.run([*map(str, command)])
-        said = capsys.readouterr().out
-        assert ("28 done by other code" in said) if more else ("T chosen on dev" in said)
-    assert samples == {path: path.stat().st_mtime_ns for path in folder.rglob("samples_*.jsonl")}
-    assert scores.equals(results.scores(folder / "cells").drop(columns="run"))
-    table = pandas.read_csv(folder / "study.csv")
-    means = table[table.split == "test"].groupby("method").score.sum() / 4
-    assert means.to_dict() == {"hf": 0.84375, "icl": 0.84375, "deepthink": 0.84375}
 
 
 def test_what_a_later_version_has_written_is_left_out(written, checkpoint):
