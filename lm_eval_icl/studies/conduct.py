@@ -12,34 +12,12 @@ from typing import Any, Protocol
 
 from tqdm import tqdm
 
-from lm_eval_icl.studies.cells import Candidate, Cell, Checkpoint, ChosenRows, Grid, Model, Target, batches
-from lm_eval_icl.studies.choose import DevChoice
+from lm_eval_icl.studies.cells import Cell, Checkpoint, ChosenRows, Grid, Model, Target, batches
+from lm_eval_icl.studies.folder import StudyFolder
 
 # States of a target. Any other text is the reason why it cannot be made.
 DONE, READY, WAITING = "done", "ready", "waiting"
 KINDS = ("train", "choose", "dev", "test")
-
-
-class Folder(Protocol):
-    """What is there of a study."""
-
-    def has(self, target: Target) -> bool:
-        """Whether a target's file is there."""
-
-    def choice(self, grid: Grid, candidates: Sequence[Candidate]) -> DevChoice:
-        """What the dev set chooses, whose cells are all there."""
-
-    def rows(self, chosen: ChosenRows) -> Mapping[str, Any]:
-        """What the file of a choice of demonstrations says, which is there."""
-
-    def weights(self, model: Model) -> str:
-        """The digest of a model's files that a cell says which is there; empty if none is."""
-
-    def write(self, target: Target, outcome: Any) -> None:
-        """Write a target, whole or not at all."""
-
-    def note(self, failed: Mapping[str, str]) -> None:
-        """Note why targets could not be made, by path."""
 
 
 @dataclass(frozen=True)
@@ -75,12 +53,6 @@ class Unit:
         first = self.targets[0]
         return first.split if isinstance(first, Cell) else "train" if isinstance(first, Checkpoint) else "choose"
 
-    @property
-    def title(self) -> str:
-        """What is run, for people."""
-        task = getattr(self.targets[0], "task", "")
-        return f"{self.model.title}, {task} ({self.kind})" if task else f"the training of {self.model.title}"
-
 
 class Executor(Protocol):
     """Runs units, here or elsewhere.
@@ -98,7 +70,7 @@ class Executor(Protocol):
         """What was made since, or has failed; at least one target."""
 
 
-def conduct(grid: Grid, folder: Folder, executor: Executor, failed: dict[str, str]) -> None:
+def conduct(grid: Grid, folder: StudyFolder, executor: Executor, failed: dict[str, str]) -> None:
     """Make what is missing of a study.
 
     Args:
@@ -121,7 +93,7 @@ def conduct(grid: Grid, folder: Folder, executor: Executor, failed: dict[str, st
                 bar.update(isinstance(target, Cell))
 
 
-def ready(grid: Grid, folder: Folder, running: Collection[str], failed: Mapping[str, str]) -> list[Unit]:
+def ready(grid: Grid, folder: StudyFolder, running: Collection[str], failed: Mapping[str, str]) -> list[Unit]:
     """The units whose inputs are there and whose outputs are not: trainings, choices of demonstrations, and cells.
 
     Args:
@@ -145,7 +117,7 @@ def ready(grid: Grid, folder: Folder, running: Collection[str], failed: Mapping[
     return units
 
 
-def states(grid: Grid, folder: Folder, failed: Mapping[str, str]) -> list[tuple[Target, str]]:
+def states(grid: Grid, folder: StudyFolder, failed: Mapping[str, str]) -> list[tuple[Target, str]]:
     """The cells of a study and all that they need, each with its state: `DONE`, `READY` (its inputs are there),
     `WAITING` (for others), or the reason why it cannot be made.
 

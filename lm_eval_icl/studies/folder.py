@@ -117,17 +117,20 @@ class StudyFolder:
         return dict(self.results(cell)["config"]["icl"]["study"])
 
     def choice(self, grid: Grid, candidates: Sequence[Candidate]) -> DevChoice:
+        """What the dev set chooses, whose cells are all there."""
         key = candidates[0].dev[0].path
         if key not in self._choices:
             self._choices[key] = choose(grid, candidates, self.results)
         return self._choices[key]
 
     def rows(self, chosen: ChosenRows) -> dict[str, Any]:
+        """What the file of a choice of demonstrations says, which is there."""
         path = self.path / chosen.path
         with refusing(f"{path}: is not whole", "Remove it, and the same command chooses again."):
             return dict(json.loads(path.read_text(encoding="utf-8")))
 
     def weights(self, model: Model) -> str:
+        """The digest of a model's files that a cell says which is there; empty if none is."""
         name = self._examples.get(model.folder)
         if name is not None and model.folder not in self._weights:
             path = self.path / name / f"results_{digest(name)}.json"
@@ -208,6 +211,7 @@ class StudyFolder:
             shutil.rmtree(half, ignore_errors=True)
 
     def note(self, failed: Mapping[str, str]) -> None:
+        """Note why targets could not be made, by path."""
         self.write_file("study.json", json.dumps({**self.record(), "failures": failed}, indent=2) + "\n")
 
     def write_file(self, name: str, content: str) -> None:
