@@ -38,7 +38,7 @@ _LINE = 150  # characters of a list of methods or tasks
 _PASSES = 4  # that are measured
 
 
-class Estimate:
+class Plan:
     """What a study would run.
 
     Attributes:
@@ -173,7 +173,7 @@ def print_plan(
     Returns:
         What is missing, or would be refused, by name, with the reason.
     """
-    estimate, study = Estimate(opened, options), opened.grid.study
+    estimate, study = Plan(opened, options), opened.grid.study
     models = opened.grid.models
     cells = [cell for model in models for cell in estimate.cells(model)]
     trained = [model.checkpoint for model in models if model.training]

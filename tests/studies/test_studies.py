@@ -20,7 +20,7 @@ from lm_eval_icl.studies import grid, run, units
 from lm_eval_icl.studies import tasks as study_tasks
 from lm_eval_icl.studies.folder import StudyFolder
 from lm_eval_icl.studies.run import Options
-from lm_eval_icl.studies.screen import Estimate
+from lm_eval_icl.studies.screen import Plan
 from tests import commands
 from tests.processes import Process, run_command
 from tests.studies import running
@@ -560,7 +560,7 @@ def test_a_dry_run_names_what_is_missing_and_says_the_rest(tmp_path, capsys):
 
 def test_the_plan_is_what_is_run(tmp_path):
     progress = conduct(tmp_path / "o", methods=["icl", "invicl", {"deepthink": {"T": "1..4"}}], orders=2)
-    estimate = Estimate(progress.opened, progress.options)
+    estimate = Plan(progress.opened, progress.options)
     cells = estimate.cells(*progress.opened.grid.models)
     planned, alone = estimate.work(cells), sum(estimate.work([cell])["tokens"] for cell in cells)
     ran = [progress.results(cell)["config"]["icl"] for cell in progress.cells()]
