@@ -7,6 +7,7 @@ opened, and not before.
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import logging
 import os
@@ -269,11 +270,13 @@ def study_on_ray(address: str, setup: Setup, models: Sequence[Model]) -> OnRay:
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     gpus = float((setup.options.device or "cuda") != "cpu" and any(node.get("GPU", 0) >= 1 for node in nodes))
 
+    @functools.cache
+    def memory(name: str) -> int:
+        return 2 * sum(file.stat().st_size for file in Path(name).glob("*.safetensors"))
+
     def needs(model: Model) -> dict[str, float]:
         """Those of the study's file; else one core, a GPU if the cluster has any, and memory for the weights twice."""
-        files = Path(model.name).glob("*.safetensors") if Path(model.name).is_dir() else ()
-        memory = 2 * sum(file.stat().st_size for file in files)
-        return {"num_cpus": 1, "num_gpus": gpus, "memory": memory, **model.resources}
+        return {"num_cpus": 1, "num_gpus": gpus, "memory": memory(model.name), **model.resources}
 
     for model in models:
         asked = {name: number for name, number in needs(model).items() if number}
