@@ -185,8 +185,8 @@ def prepare(
     Raises:
         InputError: the demonstrations cannot be drawn, or there are not as many orders.
     """
-    task: Any = copy.copy(leaf.task)
-    task.__class__ = _prepared_class(leaf.task.__class__)
+    task: Any = object.__new__(_prepared_class(type(leaf.task)))
+    task.__dict__.update(leaf.task.__dict__)
     task._config = copy.deepcopy(leaf.task.config)
     task.set_config("num_fewshot", shots)
     if decide is not None:

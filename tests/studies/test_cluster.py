@@ -84,7 +84,8 @@ class Sabotaged(cluster.OnRay):
 
     def _answer(self, worker: cluster.Hired) -> Sequence[Outcome]:
         outcomes = super()._answer(worker)
-        mine = [p for p in psutil.Process().children(recursive=True) if p.name().startswith("ray::StudyWorker.run")]
+        names = {process: process.name() for process in psutil.Process().children(recursive=True)}
+        mine = [process for process, name in names.items() if name in ("ray::StudyWorker", "ray::StudyWorker.run")]
         if outcomes and self.kills and mine:
             random.choice(mine).kill()
             self.kills -= 1
