@@ -37,7 +37,7 @@ def choose(grid: Grid, candidates: Sequence[Candidate], results: Callable[[Cell]
     assert dev is not None
     task = grid.tasks[candidates[0].dev[0].task]
     scores = [
-        [(score(found := results(cell), task.reported, dev.metric, candidate.rule), _documents(found, task.reported))
+        [(score(found := results(cell), task.reported, dev.metric, candidate.rule), documents(found, task.reported))
          for cell in candidate.dev]
         for candidate in candidates
     ]  # fmt: skip
@@ -63,7 +63,8 @@ def score(results: Mapping[str, Any], task: str, metric: str, rule: str = "") ->
     return float(next(value for name, value in values.items() if name.startswith(f"{metric},")))
 
 
-def _documents(results: Mapping[str, Any], task: str) -> int:
+def documents(results: Mapping[str, Any], task: str) -> int:
+    """How many documents a cell has."""
     return int(results["n-samples"][task]["effective"])
 
 
@@ -84,11 +85,11 @@ def best(candidates: Sequence[Sequence[tuple[float, int]]], higher: bool) -> tup
     all_are_counts = True
     for orders in candidates:
         total: Fraction | float = Fraction(0)
-        for value, documents in orders:
+        for value, number in orders:
             if not math.isfinite(value):
                 total += -math.inf if higher else math.inf
                 continue
-            count = Fraction(round(value * documents), documents)
+            count = Fraction(round(value * number), number)
             is_count = float(count) == value
             total += count if is_count else Fraction(value)
             all_are_counts &= is_count

@@ -32,6 +32,7 @@ from lm_eval_icl.results.read import read
 from lm_eval_icl.results.records import Run
 from lm_eval_icl.results.statistics import Estimate
 from lm_eval_icl.studies.cells import Cell, Grid
+from lm_eval_icl.studies.choose import documents, score
 from lm_eval_icl.studies.conduct import DONE, READY, WAITING, states
 from lm_eval_icl.studies.folder import StudyFolder
 from lm_eval_icl.studies.grid import Study, trained_under
@@ -304,7 +305,7 @@ def measures(
     lines = []
     entry_of = {run.path: entry for entry in entries for run in entry.runs}
     for expected in study.expected:
-        alike = [(cell, run) for cell, run in results if expected in matching(study, cell)]
+        alike = [(cell, run) for cell, run in results if run.path in entry_of and expected in matching(study, cell)]
         for name, value in expected.get("measures", {}).items() if alike else ():
             ours: list[float] = []
             for cell, run in alike:
@@ -343,7 +344,8 @@ def cells_table(grid: Grid, folder: StudyFolder, results: Results) -> pd.DataFra
         chosen |= {(cell.path, rule) for cell in (*best.dev, *tested) for rule in of_rule}
     rows = []
     for cell, run in results:
-        of_rules = {"none" if result.rule is None else result.rule.name: result for result in run.all_results}
+        task, dev = grid.tasks[cell.task].reported, grid.study.dev
+        metric = dev.metric if dev and cell.split == "dev" else grid.study.metric
         facts = run.icl["study"]
         own = {name: facts[name] for name in ("model", "task", "num_fewshot", "seed", "order", "split")}
         own |= {"path": run.path, "method": cell.variant.method, "demonstrations": cell.drawn or _OWN_WAY}
@@ -352,9 +354,9 @@ def cells_table(grid: Grid, folder: StudyFolder, results: Results) -> pd.DataFra
         if "seconds" in facts["shared"]:
             own["seconds"] = facts["shared"]["seconds"] / facts["shared"]["cells"]
         for rule in rules:
-            result = of_rules[rule]
-            score = {"documents": result.documents, "score": result.value}
-            rows.append({**own, **score, "decide": rule, "chosen": (cell.path, rule) in chosen})
+            value = score(run.results, task, metric, "" if rule == "none" else rule)
+            line = {"decide": rule, "score": value, "chosen": (cell.path, rule) in chosen}
+            rows.append({**own, **line, "documents": documents(run.results, task)})
     return pd.DataFrame(rows, columns=_CELL).set_index("path")
 
 

@@ -185,7 +185,7 @@ def prepare(
     Raises:
         InputError: the demonstrations cannot be drawn, or there are not as many orders.
     """
-    task: Any = object.__new__(_prepared_class(type(leaf.task)))
+    task: Any = object.__new__(_prepared_class(leaf.task.__class__))
     task.__dict__.update(leaf.task.__dict__)
     task._config = copy.deepcopy(leaf.task.config)
     task.set_config("num_fewshot", shots)
