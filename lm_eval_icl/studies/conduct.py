@@ -77,13 +77,16 @@ def conduct(grid: Grid, folder: StudyFolder, executor: Executor, failed: dict[st
         failed: why targets could not be made, by path; those that fail are added.
     """
     left = sum(isinstance(target, Cell) for target, state in states(grid, folder, failed) if state != DONE)
+    more = True  # may be ready: what is done on the test set, nothing waits for
     with tqdm(total=left, desc="cells") as bar:
         while True:
-            for unit in ready(grid, folder, executor.running, failed):
+            for unit in ready(grid, folder, executor.running, failed) if more else ():
                 executor.submit(unit)
             if not executor.running:
                 return
-            for target, outcome in executor.wait():
+            outcomes = executor.wait()
+            more = any(not isinstance(target, Cell) or target.split == "dev" for target, _ in outcomes)
+            for target, outcome in outcomes:
                 if isinstance(outcome, Failure):
                     failed[target.path] = outcome.why
                     folder.note(failed)
