@@ -115,7 +115,7 @@ def _try_rules(study: Study, leaf: Leaf, shots: int, limit: float | None) -> Non
     how = "random" if isinstance(how, How) else how  # drawn ones stand for those that a model will choose
     some = min(get_sample_size(leaf.task, limit) or _DOCUMENTS, _DOCUMENTS)
     decide = written(study.rules)
-    task = study_tasks.prepare(leaf, shots, how, study.seeds[0], 0, None, some, decide=decide).task
+    task = study_tasks.prepare(leaf, shots, how, study.seeds[0], 0, None, some, decide=decide)
     give_rules(task, None)
     task.build_all_requests()
 

@@ -40,7 +40,6 @@ from lm_eval_icl.methods.runner import grouped
 from lm_eval_icl.studies.cells import Cell, digest, passes_of
 from lm_eval_icl.studies.grid import HF, Study
 from lm_eval_icl.studies.parts import Variant
-from lm_eval_icl.studies.tasks import Prepared
 
 # The number of a memory -> id(instance) -> its score.
 Scores = dict[int, dict[int, Score]]
@@ -145,7 +144,7 @@ class Models:
 
 
 def run_cells(
-    models: Models, cells: Sequence[Cell], prepared: Callable[[int], Prepared], study: Study, options: Options
+    models: Models, cells: Sequence[Cell], prepared: Callable[[int], Any], study: Study, options: Options
 ) -> Iterator[tuple[Cell, dict[str, Any]]]:
     """Run cells that differ in nothing but the order of the demonstrations and the number of passes.
 
@@ -157,13 +156,13 @@ def run_cells(
     """
     variant = max((cell.variant for cell in cells), key=lambda variant: passes_of(variant)[1])
     tasks = {cell.order: prepared(cell.order) for cell in cells}
-    kinds = {instance.request_type for ready in tasks.values() for instance in ready.task.instances}
+    kinds = {instance.request_type for task in tasks.values() for instance in task.instances}
     if variant.method == HF or kinds != {"loglikelihood"}:
         for cell in cells:
             number = passes_of(cell.variant)[1]
             lm: LM = models.hf() if variant.method == HF else _with_passes(models, cell.variant, number)
             with models.naming(cell.variant):
-                results = evaluate(lm, cell, _with_rules(tasks[cell.order].task, lm), options)
+                results = evaluate(lm, cell, _with_rules(tasks[cell.order], lm), options)
             yield cell, recorded(cell, results, tasks[cell.order], models, study, {"cells": 1})
         return
     wanted = {passes_of(cell.variant)[1] for cell in cells}
@@ -176,7 +175,7 @@ def run_cells(
         model = _with_passes(models, variant, max(numbers))
         with models.naming(variant):
             model.begin([])  # so that its limits are those of this number of passes
-            deciding = {order: _with_rules(ready.task, model) for order, ready in tasks.items()}
+            deciding = {order: _with_rules(task, model) for order, task in tasks.items()}
             instances = [instance for task in deciding.values() for instance in task.instances]
             scores = score(model, list(deciding.values()), instances, numbers)
             model.finish()
@@ -206,14 +205,14 @@ def _with_rules(task: ConfigurableTask, model: LM) -> ConfigurableTask:
     return task
 
 
-def _together(model: ICLModel, tasks: Iterable[Prepared], wanted: set[int]) -> list[set[int]]:
+def _together(model: ICLModel, tasks: Iterable[Any], wanted: set[int]) -> list[set[int]]:
     """The numbers of passes that are scored together.
 
     One pass takes fewer positions than several. Where the prompts of several do not fit, so that something is left out
     of them, the cells of one pass are scored by themselves, as they have other prompts.
     """
     if len(wanted) > 1 and 1 in wanted and model.common.overflow != "error":
-        model.begin([ready.task for ready in tasks])
+        model.begin(list(tasks))
         model.run.check()
         if model.run.left_out or model.run.truncated:
             return [{1}, wanted - {1}]
@@ -281,7 +280,7 @@ def evaluate(lm: LM, cell: Cell, task: ConfigurableTask, options: Options) -> di
 def recorded(
     cell: Cell,
     results: dict[str, Any],
-    prepared: Prepared,
+    task: Any,
     models: Models,
     study: Study,
     shared: Mapping[str, Any],
@@ -302,7 +301,7 @@ def recorded(
         "task": cell.task,
         "num_fewshot": cell.num_fewshot,
         "demonstrations": cell.drawn,
-        "indices": prepared.demonstrations,
+        "indices": task.demonstrations,
         "seed": cell.seed,
         "order": cell.order,
         "split": cell.split,
@@ -312,8 +311,8 @@ def recorded(
     where_there_are_some = {
         "training": cell.model.training.name if cell.model.training else "",
         "checkpoint": cell.model.checkpoint,
-        "choice": prepared.choice,
-        "changes": prepared.changes,
+        "choice": task.choice,
+        "changes": task.changes,
         "chosen": list(cell.chosen),
         "metric": metric if metric != "acc" else "",
     }

@@ -120,7 +120,7 @@ class Plan:
                 self.opened.leaves[cell.task],
                 *(cell.num_fewshot, drawn, cell.seed, 0, None, cell.limit),
                 bind=lambda task: task.read_by(reader(tokenizer, arguments.get("add_bos_token"), positions)),
-            ).task
+            )
         instances = [i for i in self._tasks[which].instances if i.request_type != "loglikelihood_rolling"]
         limits = PromptLimits(method, model, positions, None, None, method.overflow_hint)
         overflow = "drop" if cell.variant.method == HF else common.overflow

@@ -67,24 +67,6 @@ class Leaf:
         return int(own or 0) if num_fewshot is None or own == 0 else num_fewshot
 
 
-@dataclass
-class Prepared:
-    """A task with its demonstrations and requests, which several models answer one after another.
-
-    Attributes:
-        task: builds its requests no more, whatever asks for it.
-        demonstrations: the indices of the demonstrations in the task's pool, in their order; None if every document has
-            its own.
-        choice: how good and how costly the choice was, if a model has chosen the demonstrations.
-        changes: what the study changes of the task's configuration.
-    """
-
-    task: ConfigurableTask
-    demonstrations: list[int] | None
-    choice: Mapping[str, Any]
-    changes: Mapping[str, Any]
-
-
 def load(
     specs: Sequence[str | Mapping[str, Any]],
     include_path: str | None,
@@ -171,8 +153,8 @@ def prepare(
     choice: Mapping[str, Any] | None = None,
     bind: Callable[[MetaICLTask], None] | None = None,
     decide: Any = None,
-) -> Prepared:
-    """A task with its demonstrations and requests.
+) -> Any:
+    """A task (`_prepared_class`) with its demonstrations and requests, which several models answer in turn.
 
     Args:
         how: how the demonstrations are drawn (`demonstrations.draw`); None for the task's own way.
@@ -212,8 +194,9 @@ def prepare(
         limit = None  # the dev set is as large as it should be
     with recording(), _quiet():
         task.build_all_requests(limit=get_sample_size(task, limit))
-    of_choice = {key: choice[key] for key in _OF_CHOICE if key in choice} if choice else {}
-    return Prepared(task, indices, of_choice, leaf.changes)
+    task.demonstrations, task.changes = indices, leaf.changes
+    task.choice = {key: choice[key] for key in _OF_CHOICE if key in choice} if choice else {}
+    return task
 
 
 @functools.cache
@@ -226,10 +209,17 @@ def _prepared_class(cls: type[ConfigurableTask]) -> type[ConfigurableTask]:
         Attributes:
             documents: those that are evaluated; None for the test set.
             pool: the few-shot documents, if they have been read.
+            demonstrations: the indices of the demonstrations in the pool, in their order; None if every document has
+                its own.
+            choice: how good and how costly the choice was, if a model has chosen the demonstrations.
+            changes: what the study changes of the task's configuration.
         """
 
         documents: Sequence[Doc] | None = None
         pool: Sequence[Doc] | None = None
+        demonstrations: list[int] | None
+        choice: Mapping[str, Any]
+        changes: Mapping[str, Any]
         _is_built = False
 
         def has_test_docs(self) -> bool:

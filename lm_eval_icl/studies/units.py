@@ -22,7 +22,6 @@ from lm_eval_icl.studies.folder import StudyFolder
 from lm_eval_icl.studies.grid import HF
 from lm_eval_icl.studies.opening import Opened
 from lm_eval_icl.studies.run import Models, Options, run_cells
-from lm_eval_icl.studies.tasks import Prepared
 
 # Checks the options of `lm-eval-icl train`, and returns what trains.
 Trainer = Callable[[Mapping[str, Any]], Callable[[], None]]
@@ -176,9 +175,7 @@ class UnitRunner:
                 if cell.path not in done:
                     yield from self._attempting(models, [cell], prepared)
 
-    def _attempting(
-        self, models: Models, cells: Sequence[Cell], prepared: Callable[[int], Prepared]
-    ) -> Iterator[Outcome]:
+    def _attempting(self, models: Models, cells: Sequence[Cell], prepared: Callable[[int], Any]) -> Iterator[Outcome]:
         """The cells that are run together, and if that fails, the first with the reason."""
         running = run_cells(models, cells, prepared, self.opened.grid.study, self.options)
         while (outcome := self._attempt(lambda: next(running, None))) is not None:
@@ -187,7 +184,7 @@ class UnitRunner:
                 return
             yield outcome
 
-    def _prepare(self, models: Models, cell: Cell, rows: Mapping[str, Any] | None, order: int) -> Prepared:
+    def _prepare(self, models: Models, cell: Cell, rows: Mapping[str, Any] | None, order: int) -> Any:
         """The task of an order, with demonstrations that are drawn or that a model has chosen."""
         opened, choice = self.opened, None
         if rows is not None and (chosen := cell.chosen_rows) is not None:
