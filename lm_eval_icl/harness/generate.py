@@ -90,7 +90,7 @@ def generate_first(
     names = list(map(named, first))
     settings = settings_in_force(runner.model, kwargs)
     rows = runner.generate(prompts, names, max_gen_toks, generate, settings, _stopped, own)
-    return [_text(lm, row, until) for row in rows]
+    return [text_of(lm, row, until) for row in rows]
 
 
 def _stopped(criteria: StoppingCriteriaList) -> list[bool]:
@@ -99,7 +99,7 @@ def _stopped(criteria: StoppingCriteriaList) -> list[bool]:
     return [any(of_row) for of_row in zip(*trackers, strict=True)]
 
 
-def _text(lm: HFLM, tokens: list[int], until: list[str]) -> str:
+def text_of(lm: HFLM, tokens: list[int], until: list[str]) -> str:
     """Decode generated ids as `HFLM` does, without the stop sequence and the text after it."""
     end = lm.think_end_token
     if isinstance(end, int) and end in tokens:

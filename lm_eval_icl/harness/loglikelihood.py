@@ -10,7 +10,6 @@ from functools import partial
 from math import isfinite
 
 from lm_eval.api.instance import Instance
-from lm_eval.api.model import CacheHook
 from lm_eval.models.huggingface import HFLM
 from tqdm import tqdm
 from transformers import PreTrainedModel
@@ -29,11 +28,17 @@ def check_finite(instance: Instance, logprob: float, model: PreTrainedModel) -> 
         raise not_finite(f"{named(instance)}, option {instance.idx}", logprob, model)
 
 
-def score(
-    run: PreparedRun, runner: MethodRunner, hook: CacheHook, instances: list[Instance], quiet: bool
-) -> list[Score]:
+def score(lm: HFLM, run: PreparedRun, runner: MethodRunner, instances: list[Instance], quiet: bool) -> list[Score]:
     """The summed log-probability of every continuation, and whether greedy decoding would produce it."""
-    requests = run.take(instances)
+    requests, hook = run.take(instances), lm.cache_hook
+    if runner.capabilities.no_memory:
+        rows = [[*request.prompt.context.tokens, *request.prompt.query] for request in requests]
+        whole = [(request.key, ids, [*request.answer]) for request, ids in zip(requests, rows, strict=True)]
+        with runner.counting():
+            of_whole: list[Score] = lm._loglikelihood_tokens(whole, quiet)
+        for instance, (logprob, _) in zip(instances, of_whole, strict=True):
+            check_finite(instance, logprob, runner.model)
+        return of_whole
     scores: dict[int, Score] = {}
     with (
         tqdm(total=len(instances), desc="Running loglikelihood requests", disable=quiet) as bar,

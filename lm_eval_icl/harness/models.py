@@ -164,7 +164,7 @@ class ICLModel(CheckedHFLM):
         if self.enable_thinking:
             return super().loglikelihood(requests, disable_tqdm)  # raises an error about thinking
         quiet = self.runner.quiet = disable_tqdm or self.rank != 0
-        return loglikelihood.score(self.run, self.runner, self.cache_hook, requests, quiet)
+        return loglikelihood.score(self, self.run, self.runner, requests, quiet)
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
         """The log-probability of whole texts, in rolling windows, as `HFLM` has it. There are no demonstrations."""

@@ -257,7 +257,7 @@ class Compared(RuleFilter):
                 f"icl has those of hf), or leave {rule.name} out."
             )
         method = model.method
-        if method.memory_depends_on_query or isinstance(method, Several) or model.runner.capabilities.stepwise:
+        if method.memory_depends_on_query or isinstance(method, Several) or model.runner.capabilities.no_memory:
             raise InputError(f"a query has no single state under {method.name} with this model: leave {rule.name} out.")
         options = options_of(next(iter(queries.documents.values())))
         groups: dict[Behind, Group] = {}

@@ -61,6 +61,8 @@ class AttentionCall:
         """Whether `FLASH`, which gives the log-sum-exps that `join` needs, computes attention as the model does."""
         fits = FLASH is not None and self.query.device.type == "cpu"
         fits = fits and self.query.dtype in (torch.float32, torch.float64)
+        # In mixed precision, keys are rotated in float32 and values are not.
+        fits = fits and self.query.dtype == self.key.dtype == self.value.dtype
         return fits and not self.has("position_bias", "softcap", "cache") and self.query.shape[3] == self.value.shape[3]
 
     def attend(

@@ -1,28 +1,18 @@
-"""transformers' caches: layers that begin with a memory, what a model keeps in its cache, and going on from a cache.
-
-Most models keep keys and values of the tokens they have read. Some keep more: hybrid models with linear attention or
-state-space layers keep a state that every token is mixed into.
-"""
+"""transformers' caches: layers that begin with a memory, and how a model takes its cache."""
 
 from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor, nn
-from transformers import DynamicCache, PreTrainedModel
-from transformers.cache_utils import (
-    CacheLayerMixin,
-    DynamicLayer,
-    DynamicSlidingWindowLayer,
-    LinearAttentionCacheLayerMixin,
-)
+from transformers import PreTrainedModel
+from transformers.cache_utils import DynamicLayer
 
 from lm_eval_icl.inference.attention import Reading
-from lm_eval_icl.inference.devices import device_of_states, on_device, once_a_model
+from lm_eval_icl.inference.devices import once_a_model
 from lm_eval_icl.inference.shared_attention import behind, behind_copies
 
 
@@ -101,30 +91,16 @@ class MemoryLayer(DynamicLayer):
 
 
 @once_a_model
-def has_other_states(model: PreTrainedModel) -> bool:
-    """Whether a model keeps more of the tokens it has read than one key and one value for each token and layer: the
-    state of linear attention, of a state-space layer or of a convolution, or the keys of an indexer that chooses what
-    is attended to. The cache that transformers makes for the model says so."""
-    if not _has_usual_cache(model):
-        return True
-    try:
-        layers = DynamicCache(config=model.config).layers
-    except Exception:  # a configuration without layers; `inference.capabilities` tries whether the model continues
-        return False
-    kept = [layer for layer in layers if isinstance(layer, (CacheLayerMixin, LinearAttentionCacheLayerMixin))]
-    return any(type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer) for layer in kept)
-
-
-def _has_usual_cache(model: PreTrainedModel) -> bool:
-    """Whether the model takes a `DynamicCache`. Others make a cache of a class of their own."""
-    supports: bool = getattr(model, "_supports_default_dynamic_cache", lambda: True)()
-    return supports
-
-
-def cache_argument(model: PreTrainedModel) -> str:
-    """The name under which a model takes its cache and returns it."""
+def cache_name(model: PreTrainedModel) -> str:
+    """The name under which a model takes its cache and returns it: `cache` from transformers 5.24 on, and before that
+    `past_key_values`, or `cache_params` if it has no attention. Nothing else in the package knows these names."""
     taken = _arguments(model)
-    return next((name for name in ("past_key_values", "cache_params", "state") if name in taken), "past_key_values")
+    return next((name for name in ("cache", "past_key_values", "cache_params") if name in taken), "past_key_values")
+
+
+def behind_cache(model: PreTrainedModel, cache: Any) -> dict[str, Any]:
+    """The arguments with which a forward pass reads a cache, and writes to it."""
+    return {cache_name(model): cache, "use_cache": True}
 
 
 @once_a_model
@@ -141,78 +117,3 @@ def without_adapter(model: Any) -> nn.Module:
     """The model inside an adapter of PEFT, which shares its modules; any other model itself."""
     inner: nn.Module = model.get_base_model() if hasattr(model, "get_base_model") else model
     return inner
-
-
-def run_rows(
-    model: PreTrainedModel,
-    cache: Any,
-    ids: Tensor,
-    read: Sequence[int],
-    positions: Tensor | None = None,
-    stepwise: bool = False,
-) -> tuple[Tensor, Any]:
-    """Run a batch of tokens through the model behind a cache, each row causally.
-
-    Args:
-        cache: what was read before, a batch of as many rows; None if nothing was.
-        ids: [rows, n] the tokens.
-        read: the indices of the tokens whose logits are returned, in ascending order.
-        positions: [rows, n] the positions of the tokens; None if they follow those in the cache.
-        stepwise: run the tokens one by one, for models that go on from a cache in no other way.
-
-    Returns:
-        The logits [rows, len(read), vocabulary], and the cache after the tokens.
-    """
-    if stepwise and cache is not None and ids.shape[1] > 1:
-        steps = []
-        for i in range(ids.shape[1]):
-            at = None if positions is None else positions[:, i : i + 1]
-            logits, cache = run_rows(model, cache, ids[:, i : i + 1], [0], at)
-            steps += [logits] if i in read else []
-        return torch.cat(steps, dim=1), cache
-    name, n = cache_argument(model), ids.shape[1]
-    if cache is None and _has_usual_cache(model):
-        cache = DynamicCache(config=model.config) if has_other_states(model) else DynamicCache()
-    inputs = {} if cache is None else {name: cache}
-    if positions is not None:
-        inputs["position_ids"] = positions
-    at_end = list(read) == list(range(n - len(read), n))
-    keep = len(read) if at_end else on_device(read, device_of_states(model))
-    output = model(input_ids=ids, use_cache=True, logits_to_keep=keep, **inputs)
-    logits = output.logits if output.logits.shape[1] == len(read) else output.logits[:, list(read)]
-    # A model that is given a cache writes to it, and some do not return it.
-    after = getattr(output, name, None)
-    return logits, cache if after is None else after
-
-
-def select_rows(cache: Any, batch: int, rows: Sequence[int]) -> Any:
-    """A copy of a cache that consists of these rows of its batch, in this order; a row may occur several times.
-
-    Everything is copied, since the states of linear attention are updated in place. (Each of
-    transformers' own ways to select rows, `reorder_cache` and `batch_select_indices`, leaves out some kinds of layers.)
-    `lm_eval_icl.inference.capabilities` tests whether a model goes on from such a copy as from the cache itself.
-
-    Args:
-        batch: how many rows the cache has.
-    """
-    copies: dict[int, Any] = {}
-    for tensor in tensors(cache):
-        of_rows = tensor.dim() > 1 and len(tensor) == batch
-        copies[id(tensor)] = tensor[list(rows)] if of_rows else tensor.clone()
-    return copy.deepcopy(cache, copies)
-
-
-def tensors(part: Any) -> Iterator[Tensor]:
-    """The tensors of a cache or of a part of it, without those of a memory that several caches share."""
-    if isinstance(part, Tensor):
-        yield part
-    elif isinstance(part, Mapping):
-        for inner in part.values():
-            yield from tensors(inner)
-    elif isinstance(part, (list, tuple)):
-        for inner in part:
-            yield from tensors(inner)
-    elif isinstance(part, MemoryLayer):
-        yield from tensors([part.keys, part.values])
-    elif type(part).__module__.startswith("transformers."):
-        yield from tensors(vars(part))

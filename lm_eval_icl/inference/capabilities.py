@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,10 +15,11 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from lm_eval_icl.errors import InputError, log, one_line
 from lm_eval_icl.inference.attention import additive
-from lm_eval_icl.inference.caches import has_other_states, run_rows, takes_positions, tensors, without_adapter
+from lm_eval_icl.inference.caches import behind_cache, takes_positions, without_adapter
 from lm_eval_icl.inference.devices import device_of
 from lm_eval_icl.inference.generation import Stopped, continue_from
-from lm_eval_icl.inference.memory import Memory, read_causally
+from lm_eval_icl.inference.hybrids import check_states, empty_cache, has_other_states
+from lm_eval_icl.inference.memory import Memory, read_behind, read_causally, run_rows
 from lm_eval_icl.inference.positions import position_switch
 from lm_eval_icl.inference.scoring import score_packed, score_rows
 
@@ -32,9 +32,10 @@ class Capabilities:
     """What a model can do.
 
     Attributes:
-        has_other_states: the model keeps more of the tokens it has read than keys and values
-            (`inference.caches.has_other_states`). No mask and no given position has an effect on such states.
-        stepwise: behind a memory, the model reads tokens only one by one.
+        no_memory: why the model does not continue from its cache as it reads in one pass; empty if it does. Then every
+            prompt is read as a whole.
+        has_other_states: the model is a hybrid (`inference.hybrids`). No mask and no given position has an effect on
+            its states.
         obeys_mask: a token that is hidden by a 4-D mask does not influence the result.
         sees_ahead: a token attends to tokens behind it if a 4-D mask shows them.
         obeys_positions: a token's position is the one given in `position_ids`, whatever its index.
@@ -53,20 +54,20 @@ class Capabilities:
         can_leave: it goes on so after some rows of a batch have left it.
     """
 
-    has_other_states: bool
-    stepwise: bool
-    obeys_mask: bool
-    sees_ahead: bool
-    obeys_positions: bool
-    window: int | None
-    scaled_from: int | None
-    position_switch: tuple[int, bool] | None
-    can_trim_last_block: bool
-    can_batch: bool
-    can_generate: bool
-    can_pad: bool
-    can_share: bool
-    can_leave: bool
+    no_memory: str = ""
+    has_other_states: bool = False
+    obeys_mask: bool = False
+    sees_ahead: bool = False
+    obeys_positions: bool = False
+    window: int | None = None
+    scaled_from: int | None = None
+    position_switch: tuple[int, bool] | None = None
+    can_trim_last_block: bool = False
+    can_batch: bool = False
+    can_generate: bool = False
+    can_pad: bool = False
+    can_share: bool = False
+    can_leave: bool = False
 
     @property
     def can_pack(self) -> bool:
@@ -96,44 +97,30 @@ def probe(model: PreTrainedModel) -> Capabilities:
     that rounding is allowed in a mixture of experts, which multiplies all tokens of one expert at once.
 
     Raises:
-        InputError: the model is bidirectional or cannot continue from its cache, or its log-probabilities are NaN or
-            infinite.
+        InputError: the model does not run, is bidirectional, or its log-probabilities are NaN or infinite.
         RuntimeError: the device ran out of memory (`inference.budget.room_for_trials` makes it an `InputError`).
     """
-    name, trial = type(model).__name__, _Trial(model)
-    with _refusing(f"{name} cannot be used: it does not run on a row of tokens"):
-        trial.run_in_one_pass()
+    name, trial, other_states = type(model).__name__, _Trial(model), has_other_states(model)
+    if error := _failure(trial.run_in_one_pass):
+        raise InputError(f"{name} cannot be used: it does not run on a row of tokens ({error}).")
     if trial.ahead > trial.rounding:
         raise InputError(
             f"{name} is bidirectional: a token's result changes with the tokens behind it, so it does not predict the "
             "next token. These methods need a causal language model (a decoder). If this checkpoint was trained as "
             "one, its config.json must say so (is_decoder: true)."
         )
-    other_states = has_other_states(model)
-    kept = "the cache after them" if other_states else "keys and values of every layer"
-    kept = f"the demonstrations are kept as {kept}, which this model does not continue from"
-    with _refusing(f"{name} cannot be used: {kept}"):
-        trial.memory = read_causally(model, trial.context)
-        if other_states:
-            trial.stepwise = trial.must_step()
-        else:
-            # Every layer that ran has kept an entry for each token, and at least one has.
-            entries = {entry.shape[-2] for layer in trial.memory.layers for entry in layer}
-            if not any(entries) or not entries <= {0, len(trial.memory)}:
-                raise ValueError("its cache does not hold one key and one value a token")
-        trial.go_on()
     if not math.isfinite(trial.expected[0]):
         raise InputError(
             f"{name} cannot be used: the log-probability of a few tokens is {trial.expected[0]} ({model.dtype}). The "
             "checkpoint is broken, or its numbers overflow: try --model_args dtype=float32."
         )
+    if error := _failure(trial.go_on):
+        return Capabilities(no_memory=error, has_other_states=other_states)
     positions = not other_states and _succeeds(trial.obeys_positions)
     mask = not other_states and _succeeds(trial.obeys_mask)
-    pads = positions and takes_positions(model)
-    pads = pads and _succeeds(lambda: trial.generates(trial.query, [*trial.query, *trial.other]))
+    pads = positions and takes_positions(model) and _succeeds(trial.pads)
     return Capabilities(
         has_other_states=other_states,
-        stepwise=trial.stepwise,
         obeys_mask=mask,
         sees_ahead=mask and _succeeds(trial.sees_ahead),
         obeys_positions=positions,
@@ -142,32 +129,33 @@ def probe(model: PreTrainedModel) -> Capabilities:
         position_switch=position_switch(model),
         can_trim_last_block=mask and positions and _succeeds(trial.trims_last_block),
         can_batch=_succeeds(trial.batches),
-        can_generate=pads or _succeeds(lambda: trial.counts_from_zero() and trial.generates(trial.query)),
+        can_generate=pads or _succeeds(trial.generates_one),
         can_pad=pads,
         can_share=pads and _succeeds(trial.shares_memory),
-        can_leave=not trial.stepwise and _succeeds(lambda: trial.leaves(pads)),
+        can_leave=_succeeds(trial.leaves_padded if pads else trial.leaves),
     )
 
 
-@contextmanager
-def _refusing(what: str) -> Iterator[None]:
-    """Turn any exception into an `InputError` that begins with `what`, except that of a device out of memory."""
+def _failure(test: Callable[[], None]) -> str:
+    """The exception that a test raises, in one line; empty if none. Running out of memory is still raised."""
     try:
-        yield
+        test()
     except Exception as error:
         if should_reduce_batch_size(error):
             raise
-        raise InputError(f"{what} ({one_line(error)[:200]}).") from error
+        return one_line(error)[:200]
+    return ""
 
 
 def _succeeds(test: Callable[[], bool]) -> bool:
-    """The result of a test; False if the model does not take its arguments. Running out of memory is still raised."""
+    """The result of a test; False, and a line in the log, if the model does not take its arguments. Running out of
+    memory is still raised."""
     try:
         return test()
     except _REFUSALS as error:
         if should_reduce_batch_size(error):
             raise
-        log.debug("%s: %s", test, one_line(error))
+        log.info("what the model can do: the trial %r ends in %s", test.__name__, one_line(error)[:200])
         return False
 
 
@@ -180,11 +168,9 @@ class _Trial:
         rounding: how much of a difference is rounding.
         ahead: how much a log-probability changes with the tokens behind it.
         memory: the context's memory.
-        stepwise: tokens behind the memory are run one by one.
     """
 
     memory: Memory
-    stepwise = False
 
     def __init__(self, model: PreTrainedModel) -> None:
         vocabulary = model.config.get_text_config().vocab_size
@@ -200,7 +186,8 @@ class _Trial:
 
     def in_one_pass(self, before: Sequence[int], answer: Sequence[int], behind: Sequence[int] = ()) -> float:
         ids = torch.tensor([[*before, *answer, *behind]], device=self.device)
-        logits, _ = run_rows(self.model, None, ids, range(len(before) - 1, len(before) + len(answer) - 1))
+        read = range(len(before) - 1, len(before) + len(answer) - 1)
+        logits = run_rows(self.model, ids, read, empty_cache(self.model))
         logprobs = logits[0].log_softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32))
         return float(logprobs.gather(-1, torch.tensor(answer, device=logits.device)[:, None]).sum())
 
@@ -220,46 +207,30 @@ class _Trial:
         return not math.isfinite(wanted) or abs(score - wanted) <= self.noise
 
     def go_on(self) -> None:
-        """Check that answers have the scores behind the memory that they have in one pass; raises `ValueError`."""
-        scores = score_rows(self.model, self.memory, [self.asked], stepwise=self.stepwise)
-        for (score, _), wanted in zip(scores, self.expected, strict=True):
-            if not self.same(score, wanted):
-                raise ValueError(f"continued from it, it gives {score:.4f}, in one pass {wanted:.4f}")
-
-    def must_step(self) -> bool:
-        """Whether the model continues from its cache only token by token.
-
-        Some layers drop their state if they are given several tokens at once. A score may show little of that, so the
-        states after the query are compared with those after one pass.
+        """Check that the model continues from its cache.
 
         Raises:
-            ValueError: they differ in both ways.
+            ValueError: answers behind the memory do not have the scores of one pass, or states differ from those after
+                one pass.
         """
-        at_once, one_by_one = (self.difference(stepwise) for stepwise in (False, True))
-        # Half of the digits. Such layers compute in float32 at most.
-        most = max(torch.finfo(dtype).eps for dtype in (self.model.dtype, torch.float32)) ** 0.5
-        # In a low precision, the noise of the one way shows what is more than noise in the other.
-        if at_once <= min(most, max(2 * one_by_one, 1e-3)):
-            return False
-        if one_by_one <= most:
-            return True
-        raise ValueError("the states of its layers are then not those after one pass")
-
-    def difference(self, stepwise: bool) -> float:
-        """How far the states after the query, continued from the memory, are from those after one pass: the largest
-        relative difference of a tensor; infinite if the model fails."""
-        ids = torch.tensor([self.query], device=self.device)
-        at = len(self.context) + torch.arange(len(self.query), device=self.device)[None]
-        positions = at if takes_positions(self.model) else None
-        try:
-            expected = read_causally(self.model, [*self.context, *self.query]).state
+        if empty_cache(self.model) is None:
+            raise ValueError("its cache is of a class of its own")
+        self.memory = memory = read_causally(self.model, self.context)
+        if memory.state is not None:
+            few = self.query[:3]
+            whole = read_causally(self.model, [*self.context, *few]).state
+            assert whole is not None
             read_causally(self.model, self.another)  # a state that is kept in the model, not in the cache, is lost here
-            _, continued = run_rows(self.model, self.memory.cache(), ids, [ids.shape[1] - 1], positions, stepwise)
-            return max(_relative(a, b) for a, b in zip(tensors(continued), tensors(expected), strict=True))
-        except _REFUSALS as error:
-            if should_reduce_batch_size(error):
-                raise
-            return math.inf
+            read_behind(self.model, memory, continued := memory.cache(), [few], 0, [len(few) - 1])
+            check_states(continued, whole, self.model.dtype)
+        else:
+            # Every layer that ran has kept an entry for each token, and at least one has.
+            entries = {entry.shape[-2] for layer in memory.layers for entry in layer}
+            if not any(entries) or not entries <= {0, len(memory)}:
+                raise ValueError("its cache does not hold one key and one value a token")
+        for (score, _), wanted in zip(score_rows(self.model, memory, [self.asked]), self.expected, strict=True):
+            if not self.same(score, wanted):
+                raise ValueError(f"continued from its cache, it gives {score:.4f}, in one pass {wanted:.4f}")
 
     def obeys_positions(self) -> bool:
         if not self.counts_from_zero():
@@ -274,8 +245,9 @@ class _Trial:
             return True
         ids = torch.tensor([[*self.context, *self.query]], device=self.device)
         counted = torch.arange(ids.shape[1], device=self.device)[None]
-        by_itself, from_zero = (run_rows(self.model, None, ids, [ids.shape[1] - 1], at)[0] for at in (None, counted))
-        return not _differ(by_itself, from_zero)
+        last = [ids.shape[1] - 1]
+        by_itself = run_rows(self.model, ids, last, empty_cache(self.model))
+        return not _differ(by_itself, run_rows(self.model, ids, last, empty_cache(self.model), counted))
 
     def packed(self, beside: Sequence[int], trim: bool = False) -> float:
         pairs = [(beside, self.answers[0]), (self.query, self.answers[0])]
@@ -301,16 +273,16 @@ class _Trial:
 
     def batches(self) -> bool:
         """Whether rows of different lengths, and answers of several rows, have the scores they have in one pass. Behind
-        the query, one token of an answer is run, or several: transformers' RWKV mixes rows of a single token."""
+        the query, one token of an answer is run, or several."""
         queries, answer = (self.query, [*self.query, *self.other]), self.answers[0][:1]
         wanted = [self.in_one_pass([*self.context, *query], answer) for query in queries]
         rows = [(tuple(query), [answer]) for query in queries]
-        scores = score_rows(self.model, self.memory, rows, rows=2, stepwise=self.stepwise)
+        scores = score_rows(self.model, self.memory, rows, rows=2)
         for length in (2, 4):
             answers = [answer[:length] for answer in self.answers]
             wanted += [self.in_one_pass([*self.context, *self.query], answer) for answer in answers] * 2
             rows = [(self.asked[0], answers)] * 2
-            scores += score_rows(self.model, self.memory, rows, rows=4, stepwise=self.stepwise)
+            scores += score_rows(self.model, self.memory, rows, rows=4)
         return all(map(self.same, (score for score, _ in scores), wanted))
 
     def shares_memory(self) -> bool:
@@ -321,22 +293,33 @@ class _Trial:
         mask[0, len(self.memory) : len(self.memory) + 3] = 0
 
         def logits(shared: bool) -> Tensor:
-            cache, options = self.memory.cache(2, shared=shared), {"use_cache": True}
-            first = self.model(input_ids=ids, attention_mask=mask[:, :-1], past_key_values=cache, **options)
-            second = self.model(input_ids=ids[:, :1], attention_mask=mask, past_key_values=cache, **options)
+            behind = behind_cache(self.model, self.memory.cache(2, shared=shared))
+            first = self.model(input_ids=ids, attention_mask=mask[:, :-1], **behind)
+            second = self.model(input_ids=ids[:, :1], attention_mask=mask, **behind)
             return torch.cat([first.logits[:, 3:], second.logits], dim=1)
 
         # In half precision, too, since attention is then not divided, and the two ways compute the same.
         rounding = min(torch.finfo(dtype).eps for dtype in (self.model.dtype, torch.float32))
         return _relative(logits(shared=True), logits(shared=False)) <= 1000 * rounding
 
-    def leaves(self, pads: bool) -> bool:
+    def pads(self) -> bool:
+        """Whether `generates` is true of rows of different lengths."""
+        return self.generates(self.query, [*self.query, *self.other])
+
+    def generates_one(self) -> bool:
+        return self.counts_from_zero() and self.generates(self.query)
+
+    def leaves_padded(self) -> bool:
+        """`leaves`, of two rows of different lengths."""
+        return self.leaves([*self.query, *self.other])
+
+    def leaves(self, other: Sequence[int] = ()) -> bool:
         """Whether `generates` is true of a batch of two rows that the first row leaves after its first token.
 
         Args:
-            pads: the rows may have different lengths.
+            other: the second row; empty for one as long as the first.
         """
-        other = [*self.query, *self.other] if pads else self.other[: len(self.query)]
+        other = other or self.other[: len(self.query)]
         return self.generates(self.query, other, stopped=lambda criteria: [True, False])
 
     def generates(self, *queries: Sequence[int], stopped: Stopped | None = None) -> bool:
@@ -355,14 +338,15 @@ class _Trial:
 
         def short(query: Sequence[int], generated: list[int]) -> float:
             ids = torch.tensor([[*self.context, *query, *generated[:-1]]], device=self.device)
-            logits, _ = run_rows(self.model, None, ids, range(ids.shape[1] - len(generated), ids.shape[1]))
+            read = range(ids.shape[1] - len(generated), ids.shape[1])
+            logits = run_rows(self.model, ids, read, empty_cache(self.model))
             return float((logits[0].amax(-1) - logits[0, range(len(generated)), generated]).max())
 
-        ways = {"stepwise": self.stepwise, "leaving": stopped is not None}
         checkpoint, plain = inner.generation_config, GenerationConfig(max_new_tokens=4, do_sample=False, pad_token_id=0)
         inner.generation_config = plain
         try:
-            generated = continue_from(model, generate, [self.memory], queries, stopped=stopped, **ways)
+            leaving = stopped is not None
+            generated = continue_from(model, generate, [self.memory], queries, leaving=leaving, stopped=stopped)
         finally:
             inner.generation_config = checkpoint
         return all(short(query, row) <= self.noise for query, row in zip(queries, generated, strict=True))

@@ -13,9 +13,10 @@ from transformers import Cache, GenerationConfig, PreTrainedModel, StoppingCrite
 from transformers.generation import GenerationMode
 
 from lm_eval_icl.errors import InputError, checked_whole
-from lm_eval_icl.inference.caches import cache_argument, select_rows, without_adapter
+from lm_eval_icl.inference.caches import cache_name, without_adapter
 from lm_eval_icl.inference.devices import device_of
-from lm_eval_icl.inference.memory import Memory, cache_of_rows, read_behind
+from lm_eval_icl.inference.hybrids import select_rows
+from lm_eval_icl.inference.memory import Memory, cache_of_rows
 
 # Tells which rows a stopping criterion has ended; empty if there is no such criterion.
 Stopped = Callable[[StoppingCriteriaList], Sequence[bool]]
@@ -94,7 +95,6 @@ def continue_from(
     memories: Sequence[Memory],
     queries: Sequence[Sequence[int]],
     beams: int = 1,
-    stepwise: bool = False,
     shared: bool = False,
     leaving: bool = False,
     stopped: Stopped | None = None,
@@ -107,7 +107,6 @@ def continue_from(
         memories: one for all rows, or one of keys and values for each.
         queries: the ids of each row's query, at least one.
         beams: how many rows `generate` makes of each row (beam search).
-        stepwise: the model reads tokens behind a memory only one by one. Then there is only one query.
         shared: attention can read a memory once for all rows (`Memory.cache`).
         leaving: in greedy search, a row leaves the batch when it is finished (`_Leaving`).
         stopped: tells which rows are finished by stopping criteria that end only all rows together.
@@ -115,19 +114,12 @@ def continue_from(
     Returns:
         The generated ids of each row, in the order of `queries`. Unless rows leave, all are as long as the longest.
     """
-    if stepwise and len(memories[0]) and len(queries[0]) > 1:
-        (memory,), (*before, last) = memories, queries[0]
-        _, state = read_behind(model, memory, memory.cache(), [before], 0, [len(before) - 1], stepwise=True)
-        memories = [Memory([], [*memory.tokens, *before], len(memory) + len(before), state=state)]
-        queries = [[last]]
     inputs = _inputs(memories, queries, device_of(model))
     rows, width = inputs["context"].shape
     cut: AbstractContextManager[None] = nullcontext()
     if entries := max(map(len, memories)):  # for an empty memory `generate` makes its own cache
-        name = cache_argument(model)
-        inputs[name] = _cache(memories, rows * beams, shared)
-        if name != "past_key_values":
-            cut = _unread_only(model, entries)
+        inputs[cache_name(model)] = _cache(memories, rows * beams, shared)
+        cut = _unread_only(model, entries, width)
     batch = _Leaving(model, rows, stopped)
     leave = batch.running() if leaving and rows > 1 else nullcontext()
     with _own_cache(model), memories[0].reading(model), cut, leave:
@@ -165,7 +157,7 @@ def _inputs(memories: Sequence[Memory], queries: Sequence[Sequence[int]], device
     return inputs
 
 
-def _cache(memories: Sequence[Memory], rows: int, shared: bool) -> Any:
+def _cache(memories: Sequence[Memory], rows: int, shared: bool) -> Cache:
     """The cache of a batch behind these memories, at least one of which is not empty.
 
     Args:
@@ -176,10 +168,7 @@ def _cache(memories: Sequence[Memory], rows: int, shared: bool) -> Any:
         beams = rows // len(memories)
         return cache_of_rows([memory for memory in memories for _ in range(beams)])
     (memory,) = memories
-    cache = memory.cache(rows, shared=shared and rows * memory.nbytes >= SHARED_FROM * len(memory.layers))
-    if not isinstance(cache, (Cache, list)):
-        cache.is_compileable = False  # `generate` asks caches of every class, and xLSTM's does not say
-    return cache
+    return memory.cache(rows, shared=shared and rows * memory.nbytes >= SHARED_FROM * len(memory.layers))
 
 
 @contextmanager
@@ -241,7 +230,7 @@ class _Leaving:
         places = [place for place, row in enumerate(self.staying) if self.ends[row] is None]
         # The entries of the rows that stay are copied, which is not worth it for one row of many.
         if places and len(self.staying) <= 8 * (len(self.staying) - len(places)):
-            name = cache_argument(self.model)
+            name = cache_name(self.model)
             kwargs[name] = select_rows(kwargs[name], len(self.staying), places)
             self.staying = [self.staying[place] for place in places]
             self.index = torch.tensor(self.staying, device=kwargs["input_ids"].device)
@@ -277,12 +266,14 @@ class _Watched(StoppingCriteriaList):
 
 
 @contextmanager
-def _unread_only(model: PreTrainedModel, read: int) -> Iterator[None]:
-    """Inside this context, the next forward pass gets only the tokens behind the first `read`, which the cache has read
-    already. `generate` itself leaves them out only if the cache is called `past_key_values`."""
+def _unread_only(model: PreTrainedModel, read: int, width: int) -> Iterator[None]:
+    """Inside this context, the next forward pass gets only the tokens behind the first `read` of all `width`, which the
+    cache has read already. (`generate` itself leaves them out, but not of a cache without attention.)"""
 
     def cut(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
         handle.remove()
+        if kwargs["input_ids"].shape[1] < width:
+            return None
         names = [name for name in ("input_ids", "attention_mask") if kwargs.get(name) is not None]
         return args, kwargs | {name: kwargs[name][:, read:] for name in names}
 

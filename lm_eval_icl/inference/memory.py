@@ -1,8 +1,6 @@
 """Memories: demonstrations run through a model once, and kept as keys and values for queries to attend to.
 
-Some models keep more than keys and values of the tokens they have read: hybrid models with linear attention or
-state-space layers keep a state that every token is mixed into. Their memory is the whole cache after the context, and
-each query goes on from a copy of it.
+The memory of a hybrid, which keeps more than keys and values, is its whole cache (`inference.hybrids`).
 """
 
 from __future__ import annotations
@@ -22,16 +20,10 @@ from transformers import Cache, DynamicCache, PreTrainedModel
 from lm_eval_icl.inference import attention
 from lm_eval_icl.inference.attention import Reading, additive, attention_by
 from lm_eval_icl.inference.blocks import hidden, replaced_stream, transformer_blocks
-from lm_eval_icl.inference.caches import (
-    MemoryLayer,
-    has_other_states,
-    run_rows,
-    select_rows,
-    takes_positions,
-    tensors,
-)
+from lm_eval_icl.inference.caches import MemoryLayer, behind_cache, takes_positions
 from lm_eval_icl.inference.context_attention import ROWS, RowsAtATime
-from lm_eval_icl.inference.devices import device_of, on_device, to_device
+from lm_eval_icl.inference.devices import device_of, device_of_states, on_device, to_device
+from lm_eval_icl.inference.hybrids import empty_cache, has_other_states, select_rows, tensors
 from lm_eval_icl.inference.positions import position_switch
 from lm_eval_icl.inference.shared_attention import reads_shared_memory
 from lm_eval_icl.prompts.layouts import Layout
@@ -70,8 +62,8 @@ class Memory:
         query_start: the position of a query's first token.
         residual: (k, i, [1, width]): the vector that replaces the residual stream of the token i behind the memory,
             counted from 0, after block k, counted from 1 (see `reading`); None if nothing is replaced.
-        state: the cache of a model that keeps more than keys and values (`has_other_states`), as it is after the
-            context, as a batch of one row; None for an empty context and for other models.
+        state: the cache of a hybrid after the context, as a batch of one row; None for an empty context and for other
+            models.
         parts: further entries, which attention reads in parts. Those of `layers` are read as usual.
     """
 
@@ -214,37 +206,61 @@ def read_causally(model: PreTrainedModel, tokens: Sequence[int]) -> Memory:
     """The memory of these tokens, which the model reads in one ordinary causal pass."""
     if not has_other_states(model):
         return Memory(causal_pass(model, tokens), list(tokens), len(tokens))
-    _, state = run_rows(model, None, on_device([tokens], device_of(model)), read=[len(tokens) - 1])
+    state = empty_cache(model)
+    run_rows(model, on_device([tokens], device_of(model)), [len(tokens) - 1], state)
     return Memory([], list(tokens), len(tokens), state=state)
+
+
+def run_rows(
+    model: PreTrainedModel,
+    ids: Tensor,
+    read: Sequence[int],
+    cache: Cache | None = None,
+    positions: Tensor | None = None,
+) -> Tensor:
+    """Run a batch of tokens through the model, each row causally and without a mask.
+
+    Args:
+        ids: [rows, n] the tokens.
+        read: the indices of the tokens whose logits are returned, in ascending order.
+        cache: what was read before, a batch of as many rows; the tokens are added to it. None to keep nothing.
+        positions: [rows, n] the positions of the tokens; None if they follow those in the cache.
+
+    Returns:
+        The logits [rows, len(read), vocabulary].
+    """
+    n = ids.shape[1]
+    inputs: dict[str, Any] = {"use_cache": False} if cache is None else behind_cache(model, cache)
+    if positions is not None:
+        inputs["position_ids"] = positions
+    at_end = list(read) == list(range(n - len(read), n))
+    keep = len(read) if at_end else on_device(read, device_of_states(model))
+    logits: Tensor = model(input_ids=ids, logits_to_keep=keep, **inputs).logits
+    return logits if logits.shape[1] == len(read) else logits[:, list(read)]
 
 
 def read_behind(
     model: PreTrainedModel,
     memory: Memory,
-    cache: Any,
+    cache: Cache,
     rows: Sequence[Sequence[int]],
     depth: int,
     read: Sequence[int],
-    stepwise: bool = False,
-) -> tuple[Tensor, Any]:
-    """Run tokens behind a memory as the rows of a batch, each causally and without a mask. Shorter rows are filled up
-    at their end, where a causal model does not see it.
+) -> Tensor:
+    """Run tokens behind a memory as the rows of a batch (`run_rows`). Shorter rows are filled up at their end, where a
+    causal model does not see it.
 
     Args:
-        cache: the memory's, or one that goes on from it; None for an empty memory.
+        cache: the memory's, or one that goes on from it.
         rows: the ids of each row.
         depth: how many tokens behind the memory the cache has read.
-        read, stepwise: as for `inference.caches.run_rows`.
-
-    Returns:
-        The logits [rows, len(read), vocabulary], and the cache after the longest row.
     """
     longest = max(map(len, rows))
     ids = torch.tensor([[*row, *[row[-1]] * (longest - len(row))] for row in rows], device=device_of(model))
-    # Some of the models with other states count the tokens that they have read by a layer that does not know.
+    # Some hybrids count the tokens that they have read by a layer that does not know.
     counts = memory.in_sequence and not (has_other_states(model) and takes_positions(model))
     depths = depth + torch.arange(longest, device=ids.device).expand(len(rows), -1)
-    return run_rows(model, cache, ids, read, None if counts else memory.query_start + depths, stepwise)
+    return run_rows(model, ids, read, cache, None if counts else memory.query_start + depths)
 
 
 def _take(entries: Tensor, kept: Sequence[int]) -> Tensor:
@@ -287,9 +303,8 @@ def masked_pass(
             input_ids=on_device([[token for row in rows for token in row]], device),
             position_ids=to_device(layout.positions[None, layout.entries :], device),
             attention_mask=mask,
-            past_key_values=cache,
-            use_cache=True,
             logits_to_keep=1,
+            **behind_cache(model, cache),
         )
         return _own(cache)
 
@@ -385,7 +400,7 @@ def causal_pass(
     for piece, at_positions in zip(ids, at, strict=True):
         position_ids = {} if at_positions is None else {"position_ids": at_positions}
         # No logits are needed, but transformers computes them for at least one token.
-        model(input_ids=piece, past_key_values=cache, use_cache=True, logits_to_keep=1, **position_ids)
+        model(input_ids=piece, logits_to_keep=1, **position_ids, **behind_cache(model, cache))
     return _own(cache)
 
 

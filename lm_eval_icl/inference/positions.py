@@ -11,7 +11,7 @@ from accelerate.utils.memory import should_reduce_batch_size
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from lm_eval_icl.inference.caches import without_adapter
+from lm_eval_icl.inference.caches import cache_name, without_adapter
 from lm_eval_icl.inference.devices import device_of
 
 
@@ -76,7 +76,7 @@ def no_positions(model: PreTrainedModel, embeddings: Iterable[nn.Embedding]) -> 
     def at_zero(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         ids = kwargs["input_ids"] if "input_ids" in kwargs else args[0]
         kwargs = {**kwargs, "position_ids": torch.zeros_like(ids)}
-        if kwargs.get("past_key_values") is None and kwargs.get("attention_mask") is None:
+        if kwargs.get(cache_name(model)) is None and kwargs.get("attention_mask") is None:
             # Without either, transformers takes a repeated position for the start of another packed sequence.
             kwargs["attention_mask"] = torch.ones_like(ids)
         return args, kwargs

@@ -201,7 +201,7 @@ def first_texts(
         by_query: what a query attends to depends on the query.
     """
     first = texts[0]
-    if by_query or sizes.texts == 1 or not can.can_batch or can.stepwise:
+    if by_query or sizes.texts == 1 or not can.can_batch:
         return 1
     alike = takewhile(lambda text: text.own if first.own else text.prompt.context == first.prompt.context, texts)
     batch = list(alike)[: sizes.texts]

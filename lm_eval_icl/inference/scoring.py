@@ -12,13 +12,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import Cache, PreTrainedModel
 
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.inference.attention import additive
 from lm_eval_icl.inference.blocks import last_block_at, replaced_stream, residual_stream
-from lm_eval_icl.inference.caches import select_rows
+from lm_eval_icl.inference.caches import behind_cache
 from lm_eval_icl.inference.devices import device_of, device_of_states, on_device, to_device
+from lm_eval_icl.inference.hybrids import empty_cache, select_rows
 from lm_eval_icl.inference.memory import Memory, cache_of, read_behind
 from lm_eval_icl.inference.packed_attention import in_parts
 from lm_eval_icl.inference.packing import QueryAnswers, TokenTree
@@ -185,9 +186,8 @@ class PackedRow:
                 input_ids=on_device([self.tree.tokens], device),
                 position_ids=to_device(torch.cat(self._positions)[None], device),
                 attention_mask=mask[None, None],
-                past_key_values=cache,
-                use_cache=True,
                 logits_to_keep=read_at if logits else 1,
+                **behind_cache(model, cache),
             ).logits[0]
         if logits and len(output) != len(read):  # the model ignores logits_to_keep
             output = output[read_at.to(output.device)]
@@ -305,26 +305,24 @@ def score_rows(
     queries: Sequence[QueryAnswers],
     softmax_dtype: torch.dtype | None = None,
     rows: int = 1,
-    stepwise: bool = False,
 ) -> list[Score]:
     """Score the answers of some queries by ordinary causal passes: one in which every query is a row of the batch, and
     then passes in which every answer of several tokens is a row, behind its query.
 
-    This is for models that do not obey a 4-D mask or `position_ids` (ALiBi, flash attention), for those that keep more
-    than keys and values (linear attention, state-space layers), and for rows longer than the window of local attention
-    layers. No mask is passed. Shorter rows are filled up at their end, where a causal model does not see it.
+    This is for models that do not obey a 4-D mask or `position_ids` (ALiBi, flash attention), for hybrids, and for rows
+    longer than the window of local attention layers. No mask is passed. Shorter rows are filled up at their end, where
+    a causal model does not see it.
 
     Args:
         queries: queries with their answers. If any answer has several tokens, all queries have the same length, since
             answers go on from the end of the row.
         softmax_dtype: the dtype of the softmax over the vocabulary; if None, at least float32.
         rows: how many answers run in one batch.
-        stepwise: run tokens behind a memory one by one (`inference.caches.run_rows`).
 
     Returns:
         The score of each answer of each query, in order.
     """
-    first, after = _after_queries(model, memory, [query for query, _ in queries], stepwise)
+    first, after = _after_queries(model, memory, [query for query, _ in queries])
     pairs = [(row, query, answer) for row, (query, answers) in enumerate(queries) for answer in answers]
     short = [i for i, (_, _, answer) in enumerate(pairs) if len(answer) == 1]
     long = [i for i, (_, _, answer) in enumerate(pairs) if len(answer) > 1]
@@ -334,7 +332,7 @@ def score_rows(
         if longest := max(map(len, inputs)):
             cache = select_rows(after, len(queries), [pairs[i][0] for i in batch])
             depth = len(pairs[batch[0]][1])
-            following, _ = read_behind(model, memory, cache, inputs, depth, range(longest), stepwise)
+            following = read_behind(model, memory, cache, inputs, depth, range(longest))
             logits = torch.cat([first, following.flatten(0, 1)])
         # Behind the rows of the queries' logits come those of the answers, `longest` for each.
         paths = [
@@ -345,29 +343,23 @@ def score_rows(
     return [scores[i] for i in range(len(pairs))]
 
 
-def _after_queries(
-    model: PreTrainedModel, memory: Memory, queries: Sequence[tuple[int, ...]], stepwise: bool
-) -> tuple[Tensor, Any]:
+def _after_queries(model: PreTrainedModel, memory: Memory, queries: Sequence[tuple[int, ...]]) -> tuple[Tensor, Cache]:
     """Run queries behind a memory, as the rows of a batch.
 
     Returns:
         The logits after each query, [queries, vocabulary], and the cache after the longest query.
     """
-    cache = memory.cache(len(queries)) if len(memory) else None
+    cache = memory.cache(len(queries)) if len(memory) else empty_cache(model)
+    assert cache is not None  # or the model has no memory
     ends = sorted({len(query) - 1 for query in queries})
     with memory.reading(model):
-        logits, after = read_behind(model, memory, cache, queries, 0, ends, stepwise)
+        logits = read_behind(model, memory, cache, queries, 0, ends)
     last = range(len(queries)), [ends.index(len(query) - 1) for query in queries]
     if (states := _collecting.get()) is not None:
-        if stepwise and cache is not None:
-            raise InputError(
-                f"{type(model).__name__} goes on from a cache token by token, so that the states of queries behind a "
-                "description cannot be read: choose best_random or lens, which need none."
-            )
         read = logits if states.log_probs else states.latest
         read = read if read.shape[1] == len(ends) else read[:, ends]
         states.keep(queries, read[last])
-    return logits[last], after
+    return logits[last], cache
 
 
 def _scores(logits: Tensor, rows: Sequence[Sequence[int]], pairs: Sequence[Pair], dtype: torch.dtype | None) -> Scores:

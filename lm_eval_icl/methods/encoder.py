@@ -170,7 +170,7 @@ class Encoder:
 
     def _count(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         if self._counting:
-            self.tokens_run += kwargs["input_ids"].numel()
+            self.tokens_run += (args[0] if args else kwargs["input_ids"]).numel()
             self.passes_run += 1
 
     def own_positions(self) -> AbstractContextManager[None]:

@@ -27,6 +27,11 @@ def check(method: Method, model: PreTrainedModel, can: Capabilities) -> None:
         Unsupported: it does not.
     """
     name, attention = type(model).__name__, model.config._attn_implementation
+    if can.no_memory and not method.is_ordinary(Context((0,), ((0,), (0,)))):
+        raise Unsupported(
+            f"{method.name} continues from a memory of the demonstrations, and {name} does not continue from its cache "
+            f"({can.no_memory}). icl works with this model."
+        )
     needs = "computes keys and values anew" if not method.one_pass or method.memory_depends_on_query else ""
     if method.needs_positions:
         needs = "gives tokens positions of its own"
@@ -183,6 +188,12 @@ def longest_row(method: Method, can: Capabilities) -> int | None:
 def warn(model: PreTrainedModel, can: Capabilities) -> None:
     """Warn about a model with which all methods are slower."""
     name = type(model).__name__
+    if can.no_memory:
+        log.warning(
+            "%s does not continue from its cache (%s): every prompt is read as a whole, as --model hf does it.",
+            *(name, can.no_memory),
+        )
+        return
     if not can.can_pack and not can.has_other_states:
         log.warning(
             "%s (attn_implementation=%s) does not take a mask or positions given by hand: queries are scored in "

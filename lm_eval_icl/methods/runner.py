@@ -10,6 +10,7 @@ from itertools import count, islice
 
 from torch import Tensor
 
+from lm_eval_icl.errors import Unsupported
 from lm_eval_icl.inference.generation import GenerationSettings, Stopped, combining, continue_from, stop_on_nonfinite
 from lm_eval_icl.inference.memory import Memory, progress
 from lm_eval_icl.inference.packing import Queries
@@ -84,8 +85,14 @@ class MethodRunner(Encoder):
             For each forward pass, what it scored, and the scores in the same order.
 
         Raises:
+            Unsupported: the model does not continue from its cache.
             InputError: the device's memory does not suffice.
         """
+        if reason := self.capabilities.no_memory:
+            raise Unsupported(
+                f"{type(self.model).__name__} does not continue from its cache ({reason}): only lm-eval's --model icl, "
+                "which reads every prompt as a whole, scores with it."
+            )
         begun: list[tuple[list[Asked], Sequence[Score]]] = []
         for batch in self._batches(work, done, own):
             begun.append(batch)
@@ -140,8 +147,7 @@ class MethodRunner(Encoder):
             memory, rest = in_use
             queries = [(rest or query, answers) for _, query, answers in batch.queries]
             if not batch.tokens:
-                stepwise = self.capabilities.stepwise
-                return score_rows(self.model, memory, queries, self.softmax_dtype, batch.rows, stepwise)
+                return score_rows(self.model, memory, queries, self.softmax_dtype, batch.rows)
             work = [(memory, [(query, answer) for query, answers in queries for answer in answers])]
         elif batch.encoding == "never":
             work = [
@@ -273,7 +279,7 @@ class MethodRunner(Encoder):
             longest = max(map(len, memories)) + max(map(len, queries)) + max_new_tokens
             rows_of_text = len(queries) // len(texts)
             together = combining(self.model, rows_of_text, several.next_token) if several else nullcontext()
-            ways = {"stepwise": can.stepwise, "shared": can.can_share_to(longest), "leaving": can.can_leave}
+            ways = {"shared": can.can_share_to(longest), "leaving": can.can_leave}
             with stop_on_nonfinite(self.model, names[: len(texts)]), together:
                 rows = continue_from(self.model, generate, memories, queries, settings.beams, stopped=stopped, **ways)
             return rows[::rows_of_text]

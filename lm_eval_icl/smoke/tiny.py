@@ -85,6 +85,14 @@ _VOCABULARIES = ("vocab_size", "vocab_size_per_layer_input", "unpadded_vocab_siz
 _KINDS = ("layer_types", "mlp_layer_types")
 
 _WINDOWED = {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": WINDOW}
+_INKLING2 = {
+    "swa_num_attention_heads": 4,
+    "swa_num_key_value_heads": 2,
+    "swa_head_dim": 8,
+    "rel_extent": 32,
+    "log_scaling_n_floor": 16,
+    "n_layers_per_attn_res_block": 1,
+}
 _MAMBA_AND_HYBRID = {"layer_types": ["linear_attention", "hybrid"] * 2, "num_key_value_heads": 4}
 
 # Further settings of single types, parts of models included.
@@ -213,13 +221,13 @@ TYPES: dict[str, dict[str, Any]] = {
         "log_scaling_n_floor": 16,
         "logits_mup_width_multiplier": 1.0,  # it is for a wide model
     },
-    "inkling2_text": {
-        "swa_num_attention_heads": 4,
-        "swa_num_key_value_heads": 2,
-        "swa_head_dim": 8,
-        "rel_extent": 32,
-        "log_scaling_n_floor": 16,
-        "n_layers_per_attn_res_block": 1,
+    "inkling2_text": _INKLING2,
+    "inkling2_loop_text": {**_INKLING2, "loop_layer_index_start": 1, "loop_layer_index_end": 2, "loop_num_passes": 2},
+    # Layers between the first and the last one run twice.
+    "dory": {
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "n_input_layers": 1,
+        "n_output_layers": 1,
     },
     # Windows as long as the context, as published. (With shorter ones, transformers' own `generate` differs from greedy
     # decoding by forward passes of Moshi, and which of two equal tokens Doge keeps is left to chance.)

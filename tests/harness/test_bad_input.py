@@ -159,20 +159,15 @@ def t5():
     ("make", "says"),
     [
         (t5, "'t5' is an encoder-decoder model"),
-        # It keeps a state in its modules, which a copy of the cache does not have.
-        (
-            lambda: causal("recurrent_gemma", num_hidden_layers=3, lru_width=32, attention_window_size=64),
-            "RecurrentGemmaForCausalLM cannot be used.*which this model does not cont",
-        ),
         # transformers loads encoders as causal models, too. Their tokens see those behind them.
         (
             lambda: causal("bert", pad_token_id=0),
             "is bidirectional: a token's result changes with the tokens behind it",
         ),
     ],
-    ids=["t5", "recurrent_gemma", "bert"],
+    ids=["t5", "bert"],
 )
-def test_models_that_are_no_decoders_with_a_cache(tmp_path, make, says):
+def test_models_that_are_no_decoders(tmp_path, make, says):
     with pytest.raises(InputError, match=says):
         ICL(saved(make(), tmp_path), device="cpu")
 

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from lm_eval_icl.inference.blocks import last_block_at, transformer_blocks
+from lm_eval_icl.inference.caches import behind_cache, cache_name
 from lm_eval_icl.inference.capabilities import probe
 from lm_eval_icl.inference.memory import Memory, causal_pass
 from lm_eval_icl.inference.scoring import score_packed
@@ -77,7 +78,7 @@ def test_a_pass_leaves_model_and_cache_as_they_were():
     cache = Memory(causal_pass(model, CONTEXT), CONTEXT, len(CONTEXT)).cache()
     block.attn = Broken()
     with pytest.raises(RuntimeError, match="broken"), last_block_at(model, cache, torch.tensor([0]), 1):
-        model(input_ids=torch.tensor([[3]]), past_key_values=cache, use_cache=True)
+        model(input_ids=torch.tensor([[3]]), **behind_cache(model, cache))
     assert "forward" not in vars(block)
 
     block.forward = mine = lambda *args, **kwargs: None  # as accelerate does with a module it moves
@@ -108,8 +109,9 @@ def test_a_block_that_keeps_nothing_is_not_cut():
     first, last = model.model.layers[-2:]
     forward = last.self_attn.forward
 
-    def without_cache(*args, past_key_values=None, **kwargs):
-        return forward(*args, past_key_values=past_key_values and Shared(past_key_values), **kwargs)
+    def without_cache(*args, **kwargs):
+        name = cache_name(model)
+        return forward(*args, **kwargs | {name: kwargs[name] and Shared(kwargs[name])})
 
     class Shared:
         """Reads what the layer before has written."""
@@ -127,7 +129,7 @@ def test_a_block_that_keeps_nothing_is_not_cut():
         pytest.raises(LookupError, match="the last block of LlamaForCausalLM does not update the cache"),
         last_block_at(model, cache, torch.tensor([1]), 2),
     ):
-        model(input_ids=torch.tensor([[3, 4]]), past_key_values=cache, use_cache=True)
+        model(input_ids=torch.tensor([[3, 4]]), **behind_cache(model, cache))
 
 
 @torch.no_grad()

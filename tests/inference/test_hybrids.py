@@ -5,14 +5,16 @@ import torch
 
 from lm_eval_icl import methods
 from lm_eval_icl.errors import Unsupported
-from lm_eval_icl.inference import caches, capabilities
+from lm_eval_icl.inference import capabilities, hybrids
 from lm_eval_icl.inference.capabilities import probe
+from lm_eval_icl.inference.memory import run_rows
 from lm_eval_icl.methods.runner import MethodRunner
 from lm_eval_icl.prompts.tokens import Context
+from lm_eval_icl.smoke import smoke
 from lm_eval_icl.smoke import tiny as smoke_models
 from tests import tiny
 
-HYBRIDS = ["qwen3_5", "qwen3_next", "jamba"]
+HYBRIDS = ["qwen3_5_text", "qwen3_next", "granitemoehybrid", "mamba2"]
 CONTEXT = Context((1, 5), (tuple(range(10, 60)), tuple(range(80, 150, 2))))
 QUERIES = {
     (60, 61, 62): [(7,), (8, 9), (11, 12, 13)],
@@ -38,24 +40,16 @@ def assert_scored_as_in_one_pass(runner, queries=QUERIES):
 @torch.no_grad()
 def test_every_query_goes_on_from_the_same_state(name, rows):
     """Twice, in two orders: no query changes what the next one starts from."""
-    runner = MethodRunner(tiny.build(name), methods.make("icl"), batch_size=rows)
+    runner = MethodRunner(smoke_models.build(name), methods.make("icl"), batch_size=rows)
     for queries in (QUERIES, dict(reversed(QUERIES.items()))):
         assert_scored_as_in_one_pass(runner, queries)
     assert runner.store.encoded == 1
 
 
-@torch.no_grad()
-def test_rows_that_a_model_mixes_run_one_by_one():
-    """transformers' RWKV mixes the rows of a batch as soon as a single token of each is run."""
-    runner = MethodRunner(smoke_models.build("rwkv"), methods.make("icl"), batch_size=4)
-    assert not runner.capabilities.can_batch
-    assert_scored_as_in_one_pass(runner)
-
-
 @pytest.mark.parametrize("name", HYBRIDS)
 @torch.no_grad()
 def test_the_demonstrations_are_run_once(name):
-    runner = MethodRunner(tiny.build(name), methods.make("icl"))
+    runner = MethodRunner(smoke_models.build(name), methods.make("icl"))
     list(runner.score({CONTEXT: {query: [(7,)] for query in QUERIES}}))
     assert runner.tokens_run == len(CONTEXT.tokens) + sum(map(len, QUERIES))
 
@@ -78,33 +72,45 @@ def test_methods_that_work_on_keys_and_values_are_refused(method, arguments, nee
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(("name", "stepwise"), [("qwen3_5", False), ("qwen3_next", False), ("jamba", True)])
+@pytest.mark.parametrize(("name", "continues"), [("qwen3_5", True), ("qwen3_next", True), ("jamba", False)])
 @torch.no_grad()
-def test_how_models_go_on(name, stepwise, dtype):
+def test_which_models_continue_from_their_states(name, continues, dtype):
     """Selective state spaces drop their state if they get several tokens at once, of which scores show little."""
     found = probe(tiny.build(name, dtype))
-    assert found.has_other_states and found.can_batch and found.can_generate and found.stepwise == stepwise
-    assert not found.obeys_mask and not found.obeys_positions
+    assert found.has_other_states and not (found.obeys_mask or found.obeys_positions)
+    assert found.can_batch == found.can_generate == (not found.no_memory) == continues
+
+
+@pytest.mark.parametrize(
+    "kind", tiny.slow_but(["mamba"], ["xlstm", "falcon_mamba", "rwkv", "jamba", "recurrent_gemma"])
+)
+def test_a_model_without_a_memory_runs_icl_as_hf_does(kind, caplog):
+    """The smoke test compares log-likelihoods and texts with those of `hf`."""
+    scores = smoke.smoke(kind)
+    assert {name for name, by_task in scores.items() if not isinstance(by_task, str)} == {"icl"}
+    assert "does not continue from its cache" in scores["deepthink"]
+    (said,) = [record.message for record in caplog.records if "does not continue from its cache" in record.message]
+    assert "every prompt is read as a whole, as --model hf does it" in said
 
 
 @torch.no_grad()
 def test_states_that_are_not_copied_are_noticed(monkeypatch):
     """One cache for all queries, whose state the first query changes."""
     monkeypatch.setattr(capabilities.Memory, "cache", lambda memory, rows=1: memory.state)
-    with pytest.raises(ValueError, match="Qwen3NextForCausalLM cannot be used"):
-        probe(tiny.build("qwen3_next"))
+    assert probe(tiny.build("qwen3_next")).no_memory
 
 
 @torch.no_grad()
 def test_rows_are_copied_with_every_kind_of_state():
     model = tiny.build("qwen3_next")
-    _, cache = caches.run_rows(model, None, torch.tensor([[5, 6, 7], [8, 9, 10]]), [2])
-    before = [tensor.clone() for tensor in caches.tensors(cache)]
-    picked = caches.select_rows(cache, 2, [1, 0, 1])
-    caches.run_rows(model, picked, torch.tensor([[11], [12], [13]]), [0])
-    assert all(map(torch.equal, before, caches.tensors(cache)))
-    assert {len(tensor) for tensor in caches.tensors(picked) if tensor.dim() > 2} == {3}
-    again = caches.select_rows(cache, 2, [1])
-    _, alone = caches.run_rows(model, None, torch.tensor([[8, 9, 10]]), [2])
-    for one, other in zip(caches.tensors(again), caches.tensors(alone), strict=True):
+    cache = hybrids.empty_cache(model)
+    run_rows(model, torch.tensor([[5, 6, 7], [8, 9, 10]]), [2], cache)
+    before = [tensor.clone() for tensor in hybrids.tensors(cache)]
+    picked = hybrids.select_rows(cache, 2, [1, 0, 1])
+    run_rows(model, torch.tensor([[11], [12], [13]]), [0], picked)
+    assert all(map(torch.equal, before, hybrids.tensors(cache)))
+    assert {len(tensor) for tensor in hybrids.tensors(picked) if tensor.dim() > 2} == {3}
+    again, alone = hybrids.select_rows(cache, 2, [1]), hybrids.empty_cache(model)
+    run_rows(model, torch.tensor([[8, 9, 10]]), [2], alone)
+    for one, other in zip(hybrids.tensors(again), hybrids.tensors(alone), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from lm_eval_icl import methods
 from lm_eval_icl.inference import context_attention, memory
-from lm_eval_icl.inference.caches import run_rows
+from lm_eval_icl.inference.memory import run_rows
 from lm_eval_icl.inference.scoring import score_packed
 from lm_eval_icl.methods import runner
 from lm_eval_icl.methods.runner import MethodRunner
@@ -171,7 +171,7 @@ def test_nothing_waits_for_the_device_until_results_are_read(rows):
                 score_packed(model, [(found, pairs)], trim_last_block=trim)
             assert raised.traceback[-1].name == "__init__"  # where `Scores` are sent to the host
         ids = torch.zeros(3, 1, dtype=torch.long, device="meta")
-        logits, _ = run_rows(model, found.cache(3), ids, [0], found.query_start + torch.zeros_like(ids))
+        logits = run_rows(model, ids, [0], found.cache(3), found.query_start + torch.zeros_like(ids))
         assert logits.shape[:2] == (3, 1)
         assert logits.is_meta
 

@@ -15,6 +15,7 @@ from transformers import AttentionInterface, DynamicCache
 from lm_eval_icl import methods
 from lm_eval_icl.errors import InputError, Unsupported
 from lm_eval_icl.inference.attention import AttentionCall
+from lm_eval_icl.inference.caches import behind_cache
 from lm_eval_icl.inference.capabilities import probe
 from lm_eval_icl.inference.generation import settings_in_force
 from lm_eval_icl.inference.scoring import score_packed, score_rows
@@ -92,6 +93,7 @@ AttentionInterface.register("literal_of_tests", literal)
 def run(model, tokens, positions, spec, behind=None):
     """Keys and values of the tokens [(keys, values)], and their logits [n, vocabulary]."""
     before, SPEC[:] = model.config._attn_implementation, [spec]
+    cache = DynamicCache(behind) if behind else DynamicCache()
     model.config._attn_implementation = "literal_of_tests"
     try:
         with torch.no_grad():
@@ -99,13 +101,12 @@ def run(model, tokens, positions, spec, behind=None):
                 torch.tensor([tokens]),
                 position_ids=torch.tensor([positions]),
                 attention_mask=torch.zeros(1, 1, *spec.sees.shape, dtype=torch.float64),
-                past_key_values=DynamicCache(behind) if behind else DynamicCache(),
-                use_cache=True,
+                **behind_cache(model, cache),
             )
     finally:
         model.config._attn_implementation = before
     n = len(tokens)
-    new = [(layer.keys[:, :, -n:], layer.values[:, :, -n:]) for layer in out.past_key_values.layers]
+    new = [(layer.keys[:, :, -n:], layer.values[:, :, -n:]) for layer in cache.layers]
     return new, out.logits[0].log_softmax(-1)
 
 

@@ -16,6 +16,7 @@ from lm_eval.api.instance import Instance
 from lm_eval_icl import methods
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.harness.models import ICLModel, model_class
+from lm_eval_icl.inference.caches import cache_name
 from lm_eval_icl.inference.memory import Memory
 from lm_eval_icl.inference.packing import first_packed_batch
 from lm_eval_icl.inference.prefix_cache import PrefixCache
@@ -47,7 +48,7 @@ def device_of(lm: ICLModel, tokens: float) -> Iterator[dict[str, float]]:
 
     def limit(module: Any, args: Any, kwargs: dict[str, Any]) -> None:
         ids = (kwargs["input_ids"] if "input_ids" in kwargs else args[0]).numel()
-        cache = kwargs.get("past_key_values")
+        cache = kwargs.get(cache_name(lm.model))
         used = 0 if cache is None else int(cache.get_seq_length())
         held = ids + max(used, sum(len(memory) for memory in lm.runner.store._kept.values()))
         if held > tokens:

@@ -16,7 +16,7 @@ from lm_eval_icl.inference.prefix_cache import PrefixCache
 from lm_eval_icl.inference.schedule import Batch, Sizes, Text, first_texts, schedule, side_by_side
 from lm_eval_icl.prompts.tokens import Context, TokenizedPrompt
 
-WITHOUT = {"has_other_states": False, "stepwise": False, "window": None, "scaled_from": None, "position_switch": None}
+WITHOUT = {"no_memory": "", "has_other_states": False, "window": None, "scaled_from": None, "position_switch": None}
 CAN = Capabilities(**{field.name: WITHOUT.get(field.name, True) for field in fields(Capabilities)})
 CANNOT = replace(CAN, obeys_mask=False, obeys_positions=False)
 SIZES = Sizes(pack_tokens=24, queries=1, texts=2)
@@ -146,7 +146,7 @@ def test_how_many_texts_are_continued_at_once():
     for case in [*without_padding, {"settings": GenerationSettings(reads_rows=True)}]:
         assert first(own, **case) == 1 and first(shared, **case) == 2
     assert first(own, replace(CAN, position_switch=(64, False))) == 1
-    for case in ({"by_query": True}, {"can": replace(CAN, stepwise=True)}, {"can": replace(CAN, can_batch=False)}):
+    for case in ({"by_query": True}, {"can": replace(CAN, can_batch=False)}):
         assert first(shared, **case) == 1
 
 

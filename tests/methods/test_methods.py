@@ -17,6 +17,7 @@ from torch.nn.functional import layer_norm
 from transformers import DynamicCache
 
 from lm_eval_icl import methods
+from lm_eval_icl.inference.caches import behind_cache
 from lm_eval_icl.inference.generation import continue_from
 from lm_eval_icl.inference.positions import no_positions, position_embeddings
 from lm_eval_icl.inference.scoring import score_packed, score_rows
@@ -90,15 +91,10 @@ def run(model, tokens, positions, behind=None):
     and its logits."""
     if not tokens:
         return None, None
-    out = model(
-        torch.tensor([tokens]),
-        position_ids=torch.tensor([positions]),
-        past_key_values=DynamicCache(behind) if behind else DynamicCache(),
-        use_cache=True,
-    )
-    new = [
-        (layer.keys[:, :, -len(tokens) :], layer.values[:, :, -len(tokens) :]) for layer in out.past_key_values.layers
-    ]
+    cache = DynamicCache(behind) if behind else DynamicCache()
+    inputs = {"position_ids": torch.tensor([positions]), **behind_cache(model, cache)}
+    out = model(torch.tensor([tokens]), **inputs)
+    new = [(layer.keys[:, :, -len(tokens) :], layer.values[:, :, -len(tokens) :]) for layer in cache.layers]
     return new, out.logits[0]
 
 

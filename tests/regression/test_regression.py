@@ -16,6 +16,7 @@ from torch.nn.functional import pad
 from transformers import DynamicCache
 
 from lm_eval_icl.cli.regression import FIGURES
+from lm_eval_icl.inference.caches import behind_cache
 from lm_eval_icl.regression import evaluation, training
 from lm_eval_icl.regression.baselines import baselines
 from lm_eval_icl.regression.configuration import METHODS, Configuration, configured
@@ -86,9 +87,8 @@ class Literal:
             )
         before = cache.get_seq_length()
         positions = torch.arange(start, start + len(tokens))[None]
-        output = self.model.transformer(
-            inputs_embeds=tokens[None], position_ids=positions, past_key_values=cache, use_cache=True
-        )
+        behind = behind_cache(self.model.transformer, cache)
+        output = self.model.transformer(inputs_embeds=tokens[None], position_ids=positions, **behind)
         own = DynamicCache()
         for layer, entries in enumerate(cache.layers):
             own.update(entries.keys[:, :, before:], entries.values[:, :, before:], layer)
