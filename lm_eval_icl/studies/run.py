@@ -157,7 +157,8 @@ def run_cells(
     variant = max((cell.variant for cell in cells), key=lambda variant: passes_of(variant)[1])
     tasks = {cell.order: prepared(cell.order) for cell in cells}
     kinds = {instance.request_type for task in tasks.values() for instance in task.instances}
-    if variant.method == HF or kinds != {"loglikelihood"}:
+    whole = models.first.runner.capabilities.no_memory  # prompts are read as a whole
+    if variant.method == HF or kinds != {"loglikelihood"} or whole:
         for cell in cells:
             number = passes_of(cell.variant)[1]
             lm: LM = models.hf() if variant.method == HF else _with_passes(models, cell.variant, number)
