@@ -31,6 +31,7 @@ from lm_eval_icl.studies.grid import HF
 from lm_eval_icl.studies.opening import Opened
 from lm_eval_icl.studies.parts import Variant
 from lm_eval_icl.studies.run import Models, OneTokenizer, Options
+from lm_eval_icl.studies.units import make_room
 
 _MODELS = 6  # rows of the table of models that fit on a screen with all else
 _NAME = 26  # characters of a model's name in it
@@ -150,6 +151,7 @@ class Plan:
                 return None
         requests = self.requests(self.cells(model)[0])
         prompts = [(request.prompt, request.answer) for request in requests[:8] if request.answer]
+        make_room()  # which the model before may have taken
         lm = Models(model.arguments, self.options).first
         speeds = []
         for _ in range(_PASSES if prompts else 0):

@@ -430,32 +430,6 @@ def test_an_interrupted_study_says_what_is_kept_and_goes_on(tmp_path, number):
 # Named studies, and what cannot be.
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in grid.named() if not grid.read(name, {}).trainings])
-def test_a_named_study_runs(name, hub, checkpoint, tmp_path, monkeypatch, capsys):
-    """To its end, with a tiny model that has positions enough, two documents a task, and two values of a range."""
-    arguments = ["--model_args", f"pretrained={checkpoint('llama')},max_length=2048,overflow=truncate"]
-    arguments += ["--limit", "2", "--device", "cpu", "--seeds", "0", "--output", str(tmp_path / "o")]
-    study, text = grid.read(name, {}), Path(grid.__file__).with_name("named").joinpath(f"{name}.yaml").read_text()
-    file = tmp_path / f"{name}.yaml"
-    shorter = {"1..15": "1..2", "[0.001, 0.01, 0.1]": "[0.001, 0.1]", "[0, 2, 4, 8, 16, 32, 64]": "[0, 4]"}
-    for many, few in shorter.items():
-        text = text.replace(many, few)
-    file.write_text(text)
-    if name == "deep-thinking-figure3":  # all tasks are those of table 3, too
-        arguments += ["--tasks", "icl_mmlu_stem"]
-    if study.orders > 2:
-        arguments += ["--orders", "2"]
-    if len(study.demonstrations) > 1:  # of which most take thousands of documents and more
-        arguments += ["--demonstrations", "k_center:pool=500"]
-    monkeypatch.chdir(hub)
-    commands.run("study", file, *arguments)
-    said = capsys.readouterr().out
-    record = json.loads((tmp_path / "o/study.json").read_text())
-    assert record["cells"] and not record["failures"]
-    assert (study.paper or study.title).split()[0] in said and (tmp_path / "o/study.csv").exists()
-
-
 @pytest.mark.parametrize(
     ("keys", "says"),
     [

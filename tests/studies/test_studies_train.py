@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from lm_eval_icl.demonstrations.choosing import Chooser
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.metaicl.files import SEEDS
 from lm_eval_icl.smoke.demo import model_path
@@ -125,26 +124,6 @@ def test_each_column_has_the_training_that_it_is_a_target_of(study):
         mine = cells[cells.method == entry.method].set_index("task").score
         for task in TASKS:
             assert entry.cells[task].estimate.mean == mine[task]
-
-
-def test_each_trained_model_chooses_for_its_own_targets(tmp_path, monkeypatch):
-    """Once for all methods that run on it."""
-    chosen, choose = [], Chooser.choose
-
-    def counted(self, *args, **kwargs):
-        chosen.append(self.pool.name)
-        return choose(self, *args, **kwargs)
-
-    monkeypatch.setattr(Chooser, "choose", counted)
-    train = {task: {**FEW, "steps": 1, "tasks": "icl_demo_short", "targets": task} for task in TASKS}
-    train["icl_demo_four"]["learning_rate"] = 0.1
-    progress = conduct(tmp_path / "o", methods=["hf", "icl"], tasks=[*TASKS], train=train, demonstrations="herding")
-    assert sorted(chosen) == sorted(TASKS) and len(progress.cells()) == 4
-    for cell in progress.cells():
-        said = progress.facts(cell)
-        (file,) = (tmp_path / "o/choices" / cell.model.folder).iterdir()
-        (of_task,) = json.loads(file.read_text())["tasks"].values()
-        assert said["indices"] == of_task["seeds"]["0"]["indices"]
 
 
 def test_what_was_interrupted_goes_on(tmp_path, study, steps, monkeypatch):
