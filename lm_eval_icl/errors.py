@@ -40,10 +40,6 @@ class Unsupported(InputError):
     """The loaded model does not do what the method needs; another method may work on it."""
 
 
-class LaterForm(InputError):
-    """A later version of this package has written a file, in a form that this version does not know."""
-
-
 def one_line(error: BaseException) -> str:
     """The type and the message of another package's error, on one line of at most 600 characters."""
     text = " ".join(re.sub(r"\x1b\[[0-9;]*m", "", str(error)).split())
@@ -97,24 +93,6 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     """The question whether the most similar of the known names was meant; empty if none is similar."""
     near = difflib.get_close_matches(name, list(known), n=1)
     return f"did you mean {near[0]!r}?" if near else ""
-
-
-def check_form(form: object, known: int, where: object) -> None:
-    """Refuse a file of a later version of this package, whose form this version does not know.
-
-    Args:
-        form: the number of the file's form; None in files from before there were numbers, which are of form 1.
-        known: the latest form that this version reads.
-        where: the file, for the message.
-
-    Raises:
-        LaterForm: the form is later.
-    """
-    if isinstance(form, int) and form > known:
-        raise LaterForm(
-            f"{where}: is of form {form}, which a later version of lm-eval-icl has written; this one reads forms up "
-            f"to {known}: update lm-eval-icl, or give another folder."
-        )
 
 
 def refusal(error: Any) -> tuple[str, object, str]:

@@ -13,19 +13,17 @@ from pathlib import Path
 
 # The version of a release; after the release, the next one's with ".dev0".
 VERSION = "0.1.0.dev0"
-# The form of `config.icl` in results files. It rises when readers of the form before would misread it.
-FORM = 1
 
 
 def version() -> str:
     """`VERSION`; unless this is a release, also the commit, and "dirty" if files have been changed since."""
-    hash_, _, dirty = (commit() or "").partition("-")
+    hash_, _, dirty = (commit() or "").partition("+")
     local = [f"g{hash_[:7]}", dirty] if dirty or ".dev" in VERSION else []
     return "+".join(filter(None, [VERSION, ".".join(filter(None, local if hash_ else []))]))
 
 
 def commit(package: Path = Path(__file__).parent) -> str | None:
-    """The hash of the commit that the package is from, with "-dirty" if files have been changed; None if it is unknown.
+    """The hash of the commit that the package is from, with "+dirty" if files have been changed; None if it is unknown.
 
     It is in the file `commit.txt` if that was written when a wheel or a source distribution was built (hatch_build.py),
     or by `git archive` (.gitattributes). In a checkout it is that of HEAD at this moment.
@@ -34,7 +32,7 @@ def commit(package: Path = Path(__file__).parent) -> str | None:
         return written
     # If the file is not tracked, the package may be installed in an environment inside another project's repository.
     if _git(package, "ls-files", "--error-unmatch", "__init__.py"):
-        return _git(package, "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty")
+        return _git(package, "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty=+dirty")
     return _logged(package.parent)
 
 
@@ -57,7 +55,7 @@ def _written(package: Path) -> str | None:
         text = (package / "commit.txt").read_text(encoding="utf-8").strip()
     except OSError:
         return None
-    return text if re.fullmatch("[0-9a-f]{40,}(-dirty)?", text) else None
+    return text if re.fullmatch("[0-9a-f]{40,}(\\+dirty)?", text) else None
 
 
 def _logged(root: Path) -> str | None:

@@ -27,17 +27,16 @@ from lm_eval.tasks import TaskManager
 from lm_eval.utils import simple_parse_args_string
 
 from lm_eval_icl import methods, version
-from lm_eval_icl.cli import regression, train
+from lm_eval_icl.cli import train
 from lm_eval_icl.drawing import drawing, picture
 from lm_eval_icl.harness import patches, training
 from lm_eval_icl.harness.arguments import CommonArguments
 from lm_eval_icl.metaicl.files import SETTINGS
 from lm_eval_icl.methods import NAMES
-from lm_eval_icl.regression.configuration import configured
-from lm_eval_icl.smoke import tiny
 from lm_eval_icl.smoke.demo import model_path
-from lm_eval_icl.smoke.smoke import Result, result_of
 from lm_eval_icl.training.train import Settings
+from scripts.regression import __main__ as regression
+from scripts.regression.configuration import configured
 from tests import commands, processes
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -57,7 +56,8 @@ def commands_of(page: Path) -> list[str]:
     shown = re.findall(r"^ {4,}(.*)$", text, re.MULTILINE)
     for block in re.findall(r"```bash\n(.*?)```", text, re.DOTALL):
         shown += [line.strip() for line in block.splitlines()]
-    pattern = r"(?:(?:\w+=\w+ )?(?:accelerate launch|torchrun) .*-m )?((lm_eval_icl|lm_eval|lm-eval-icl) .*)"
+    programs = r"lm_eval_icl|lm_eval|lm-eval-icl|python -m scripts\.regression"
+    pattern = rf"(?:(?:\w+=\w+ )?(?:accelerate launch|torchrun) .*-m )?(({programs}) .*)"
     return [found[1] for line in shown if (found := re.match(pattern, line))]
 
 
@@ -141,8 +141,8 @@ def test_commands_are_ones_that_we_take(page):
         given = dict(itertools.pairwise(words))
         if words[:2] == ["lm-eval-icl", "show"]:
             methods.make(words[2], simple_parse_args_string(given.get("--args", "")))
-        elif words[:2] == ["lm-eval-icl", "regression"]:
-            options = regression.options(argparse.ArgumentParser(), words[2:])
+        elif words[:3] == ["python", "-m", "scripts.regression"]:
+            options = regression.options(argparse.ArgumentParser(), words[3:])
             assert getattr(options, "figure", "figure3") in regression.FIGURES
             if hasattr(options, "config"):
                 configured(options.config, options.set)
@@ -382,7 +382,7 @@ def test_messages_are_those_of_the_programs(tmp_path):
     theirs = Path(lm_eval.__file__).parent
     files = [theirs / "evaluator.py", Path(transformers.__file__).parent / "utils/hub.py"]
     files.append(Path(datasets.__file__).parent / "load.py")
-    for folder in (ROOT / "lm_eval_icl", *(theirs / name for name in ("api", "config", "models"))):
+    for folder in (ROOT / "lm_eval_icl", *(theirs / name for name in ("api", "config", "loggers", "models"))):
         files += sorted(folder.rglob("*.py"))
     texts = texts_of(files)
     outside = {**os.environ, "GIT_CEILING_DIRECTORIES": str(tmp_path.parent), "LC_ALL": "C"}
@@ -419,36 +419,6 @@ def test_the_version_is_one():
     given += re.findall(r"^version: (.*)$", (ROOT / "CITATION.cff").read_text(), re.MULTILINE)
     given += re.findall(r"^## \[(.*?)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)[:1]
     assert len(given) == 3 and len(set(given)) == 1, given
-
-
-# The table of model types. Made again by: python scripts/make_models_table.py
-
-ROW = runpy.run_path(str(ROOT / "scripts/make_models_table.py"))["row"]
-TYPE_ROWS = [
-    line
-    for line in (DOCS / "reports" / "model-types.md").read_text(encoding="utf-8").splitlines()
-    if line.count("|") == 4
-]
-# Of every kind: plain, without positions, with windows, experts, latent and linear attention, refused.
-SAMPLE = "bart bert deepseek_v3 gemma3 gpt2 zamba2".split()
-
-
-@pytest.mark.pinned
-def test_every_model_type_has_a_row():
-    types = [line.split("`")[1] for line in TYPE_ROWS if line.startswith("| `")]
-    assert sorted(types) == sorted(tiny.types()) and len(types) > 180
-
-
-@pytest.mark.slow
-@pytest.mark.pinned
-@pytest.mark.parametrize("arch", SAMPLE)
-def test_rows_of_model_types_are_what_is_found_now(arch):
-    assert ROW(result_of(arch)) in TYPE_ROWS
-
-
-def test_a_row_of_what_is_wrong():
-    why = "smoke test on llama: icl: a log-likelihood is -1.0, with hf -2.0 (5.0e-01 of its size)"
-    assert ROW(Result("llama", "WRONG", why)).startswith("| `llama` | WRONG | smoke test on llama: icl: a log")
 
 
 # Tests.

@@ -16,6 +16,7 @@ from lm_eval_icl.inference.memory import Memory
 from lm_eval_icl.methods import Method
 from lm_eval_icl.prompts.tokens import Context
 from lm_eval_icl.smoke.tiny import configuration
+from tests.smoke.model_types import TYPES
 
 # Enough English, layout and punctuation for merges that straddle words, blanks and line breaks.
 CORPUS = [
@@ -161,7 +162,7 @@ def build(name: str, dtype: torch.dtype = torch.float32, **overrides: object) ->
     kind, settings, tokenizer = ARCHITECTURES[name]
     tok = TOKENIZERS[tokenizer]()
     tokens = {"bos_token_id": tok.bos_token_id, "eos_token_id": tok.eos_token_id, "pad_token_id": None}
-    config = configuration(kind, **{"vocabulary": len(tok), **tokens, **settings, **overrides})
+    config = configuration(kind, len(tok), TYPES, **{**tokens, **settings, **overrides})
     torch.manual_seed(1)
     model = AutoModelForCausalLM.from_config(config)
     with torch.no_grad():

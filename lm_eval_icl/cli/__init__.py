@@ -1,20 +1,22 @@
 """The console command `lm-eval-icl`. Each of its commands is the file here of that name, with the function `command`,
-which takes a parser without arguments and the command line. It raises an `InputError` for what it refuses.
+which takes a parser without arguments and the command line.
 
-Other commands are lm-eval's own (lm_eval.py), with this package's models and tasks.
+Other commands are lm-eval's own, with this package's models and tasks registered even without the `.pth` file.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib
+import importlib.metadata
 import os
 import signal
 import sys
+from types import FrameType
 from typing import NoReturn
 
-from lm_eval_icl.errors import InputError
-from lm_eval_icl.harness import interrupt
+from lm_eval_icl import version
+from lm_eval_icl.errors import InputError, one_line_with_place
 from lm_eval_icl.harness.shim import give_way  # which also registers our models and tasks, without the `.pth` file
 
 COMMANDS = {
@@ -28,52 +30,74 @@ COMMANDS = {
     "compare": "two runs, or two rows of a leaderboard",
     "collect": "one small file a run, for a leaderboard that is shared",
     "export": "results in others' formats",
-    "regression": "transformers that learn functions in context, and the figures of it",
 }
-# The advice after a Ctrl-C, by command; these go on where they were stopped.
-_GO_ON = {
-    "train": " With --resume, the same command goes on from the last checkpoint.",
-    "study": " The same command goes on from what is in its folder.",
-    "regression": " The same command goes on from what is in its folder.",
-}
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, by which a scheduler warns a process before it kills it."""
 
 
 def main() -> None:
-    """Run a command. An `InputError` becomes one line on standard error, and exit status 1."""
+    """Run a command, ours or lm-eval's. An error in ours is one line on standard error and exit status 1, or 130 after
+    Ctrl-C and 143 after SIGTERM; with --debug, an error that is no `InputError` has its traceback."""
     give_way()
     name = "".join(sys.argv[1:2])
-    line = f"{name}: interrupted.{_GO_ON.get(name, '')}"
-    if name in COMMANDS:
-        interrupt.never_ignored(lambda: line, terminated=name == "study")
+    if name not in COMMANDS:
+        lm_eval(sys.argv[1:])
+        return
+    arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
+    signal.signal(signal.SIGTERM, _terminate)
     try:
         try:
-            run(sys.argv[1:])
-        except KeyboardInterrupt as stopped:
-            if name not in COMMANDS:
-                raise
-            kept = str(stopped) or line  # what is kept, if the command knows
-            interrupt.end(stopped, lambda: kept)
+            run(arguments)
         finally:
             sys.stdout.flush()
     except InputError as error:
         sys.exit(str(error))
+    except KeyboardInterrupt as stopped:
+        terminated = isinstance(stopped, Terminated)
+        if os.environ.get("RANK", "0") == "0":  # of several processes, which all get the signal, one says so
+            print(f"\nlm-eval-icl: {name}: {'terminated' if terminated else 'interrupted'}.", file=sys.stderr)
+        sys.exit(128 + (signal.SIGTERM if terminated else signal.SIGINT))
     except BrokenPipeError:  # `lm-eval-icl show invicl | head` closes the pipe; Python would print an error on exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(128 + signal.SIGPIPE)  # as a shell says of a program that this signal ended
+    except Exception as error:
+        if "--debug" in sys.argv:
+            raise
+        sys.exit(f"lm-eval-icl: {name}: {one_line_with_place(error)} (--debug shows the traceback)")
+
+
+def _terminate(number: int, frame: FrameType | None) -> NoReturn:
+    raise Terminated
+
+
+def lm_eval(arguments: list[str]) -> None:
+    """Run lm-eval's command line; before its --help and in place of --version, print what is ours."""
+    if arguments == ["--version"]:
+        print(f"lm-eval-icl {version.version()} (commit {version.commit() or 'unknown'})")
+        for name in ("lm-eval", "transformers", "torch"):  # without importing them, which takes seconds
+            print(name, importlib.metadata.version(name))
+        return
+    if arguments in ([], ["-h"], ["--help"]):
+        for name, what in COMMANDS.items():
+            print(f"lm-eval-icl {name} --help: {what}")
+        print("lm-eval-icl --version: the versions of this package, lm-eval, transformers and torch")
+        print("All other arguments are lm-eval's own:\n")
+    from lm_eval.__main__ import cli_evaluate
+
+    cli_evaluate()
 
 
 def run(arguments: list[str]) -> None:
-    """Run a command, ours or lm-eval's.
+    """Run one of our commands.
 
     Raises:
         InputError: it is refused; the message begins with the command's name.
     """
-    name = arguments[0] if arguments else ""
-    if name not in COMMANDS:
-        importlib.import_module("lm_eval_icl.cli.lm_eval").command(arguments)
-        return
+    name = arguments[0]
     try:
-        parser = OneLine(prog=f"lm-eval-icl {name}", allow_abbrev=False)
+        parser = OneLine(prog=f"lm-eval-icl {name}", allow_abbrev=False, epilog="--debug shows an error's traceback.")
         importlib.import_module(f"lm_eval_icl.cli.{name}").command(parser, arguments[1:])
     except InputError as error:
         begins = error.message.startswith((f"{name}: ", f"{name} "))

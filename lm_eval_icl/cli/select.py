@@ -107,7 +107,7 @@ def _load(args: argparse.Namespace) -> tuple[Predictor, dict[str, str]]:
 
     from lm_eval_icl.demonstrations.kept import about_model
     from lm_eval_icl.inference.checkpoints import ARGUMENTS, load_model
-    from lm_eval_icl.inference.fingerprint import fingerprint
+    from lm_eval_icl.inference.identity import files_digest, hub_commit, model_identity
     from lm_eval_icl.methods import ICL, Predictor
 
     arguments: Mapping[str, Any] = pairs("model_args", args.model_args)
@@ -123,4 +123,6 @@ def _load(args: argparse.Namespace) -> tuple[Predictor, dict[str, str]]:
         raise InputError(f"--device {args.device}: {str(error).splitlines()[0]}") from error
     limits = {name: arguments[name] for name in ("max_length", "add_bos_token") if name in arguments}
     predictor = Predictor(model, tokenizer, ICL(), batch_size=args.batch_size, **limits)
-    return predictor, about_model(str(arguments["pretrained"]), fingerprint(model, tokenizer))
+    commit = hub_commit(arguments["pretrained"], arguments.get("revision"))
+    identity = model_identity(model, files_digest(**arguments), commit)
+    return predictor, about_model(str(arguments["pretrained"]), identity)

@@ -13,7 +13,6 @@ from rich.console import Console
 
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.harness.arguments import check_folders, pairs
-from lm_eval_icl.harness.interrupt import Terminated
 from lm_eval_icl.studies.grid import Study, named, read
 
 if TYPE_CHECKING:  # what runs a study takes seconds to import: --list, and a fault of the study's file, do not need it
@@ -22,7 +21,7 @@ if TYPE_CHECKING:  # what runs a study takes seconds to import: --list, and a fa
 
 
 def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
-    """Run `lm-eval-icl study`. If it is interrupted, the message of the `KeyboardInterrupt` says what is kept."""
+    """Run `lm-eval-icl study`."""
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     parser.description = "Run a grid of models, methods, tasks, seeds and orders: a table or figure of a paper."
     parser.add_argument("study", nargs="?", metavar="FILE|NAME", help="a study's file, or a study of --list")
@@ -132,7 +131,7 @@ def _run(study: Study, folder: StudyFolder, args: argparse.Namespace, options: O
     """Run a study, and write and print its results."""
     from lm_eval_icl.cli.train import training
     from lm_eval_icl.studies.cells import Cell
-    from lm_eval_icl.studies.conduct import DONE, Here, conduct, states
+    from lm_eval_icl.studies.conduct import Here, conduct, states
     from lm_eval_icl.studies.end import conclude, failures
     from lm_eval_icl.studies.opening import open_study
     from lm_eval_icl.studies.units import UnitRunner
@@ -147,22 +146,14 @@ def _run(study: Study, folder: StudyFolder, args: argparse.Namespace, options: O
         removed = folder.remove(grid, args.rerun)
         console.print(f"--rerun {args.rerun}: {len(removed)} are made again", markup=False, highlight=False)
     failed: dict[str, str] = {}
-    try:
-        if args.ray is None:
-            conduct(grid, folder, Here(runner.run), failed)
-        else:
-            from lm_eval_icl.studies.cluster import Setup, study_on_ray
+    if args.ray is None:
+        conduct(grid, folder, Here(runner.run), failed)
+    else:
+        from lm_eval_icl.studies.cluster import Setup, study_on_ray
 
-            setup = Setup(study, options, args.include_path, training, folder.path)
-            with study_on_ray(args.ray, setup, grid.models) as executor:
-                conduct(grid, folder, executor, failed)
-    except KeyboardInterrupt as stopped:
-        of_cells = [state for target, state in states(grid, folder, failed) if isinstance(target, Cell)]
-        how = "terminated" if isinstance(stopped, Terminated) else "interrupted"
-        raise type(stopped)(
-            f"study: {how}: {of_cells.count(DONE)} of {len(of_cells)} cells are kept in {folder.path}. The same "
-            "command goes on from there."
-        ) from stopped
+        setup = Setup(study, options, args.include_path, training, folder.path)
+        with study_on_ray(args.ray, setup, grid.models) as executor:
+            conduct(grid, folder, executor, failed)
     conclude(opened, folder, args.study, failed, console)
     if not_made := failures(grid, folder, failed):
         cells = [target for target, _ in states(grid, folder, failed) if isinstance(target, Cell)]

@@ -13,7 +13,6 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +21,9 @@ from lm_eval_icl.demonstrations import choices
 from lm_eval_icl.demonstrations.choosing import Choice, Chooser
 from lm_eval_icl.demonstrations.how import How
 from lm_eval_icl.demonstrations.reading import TaskPool
-from lm_eval_icl.errors import InputError, check_form, log, naming
+from lm_eval_icl.errors import InputError, log, naming
 from lm_eval_icl.files import write_atomically
-from lm_eval_icl.methods.code import code_of_numbers
-from lm_eval_icl.methods.icl import ICL
 from lm_eval_icl.methods.predictor import Predictor
-
-# The form of the files. Those without a number are of form 1.
-FORM = 1
 
 
 @dataclass(frozen=True)
@@ -51,7 +45,7 @@ class Wanted:
     def file(self) -> str:
         """The name of the file that the choice is kept in."""
         parts = [self.pool.name, str(self.how), self.n, self.seed, self.pool.sha256, self.pool.prompts]
-        parts += [code(), {key: value for key, value in self.model.items() if key != "pretrained"}]
+        parts += [version.version(), {key: value for key, value in self.model.items() if key != "pretrained"}]
         key = hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:16]
         plain = re.sub(r"[^\w.=-]+", "-", f"{self.pool.name}-{self.how}", flags=re.ASCII)[:100]
         return f"{plain}-{self.n}-seed{self.seed}-{key}.json"
@@ -69,7 +63,6 @@ def read(path: Path, pool: TaskPool, n: int, seed: int) -> dict[str, Any] | None
 
     Raises:
         InputError: the file is damaged, or of another pool.
-        LaterForm: a later version has written it.
     """
     try:
         contents = json.loads(path.read_text(encoding="utf-8"))
@@ -84,16 +77,15 @@ def of_seed(contents: Any, path: object, pool: TaskPool, n: int, seed: int) -> d
     """What the contents of a file say of a seed.
 
     Raises:
-        InputError, LaterForm: as for `read`.
+        InputError: as for `read`.
     """
     if not choices.is_file_of_choices(contents):
         raise InputError(f"{path}: no file of choices.")
-    check_form(contents.get("form"), FORM, path)
     rows = choices.indices(contents, n, pool.docs, pool.name, seed, pool.sha256)
     if any(map(pool.is_closed, rows)):
         raise InputError(f"{path}: has a document that is evaluated among the demonstrations.")
     entry: dict[str, Any] = contents["tasks"][pool.name]["seeds"][str(seed)]
-    return {**entry, **{name: contents["about"].get(name) for name in ("model", "code")}}
+    return {**entry, **{name: contents["about"].get(name) for name in ("model", "version")}}
 
 
 def write(path: Path, how: How, pool: TaskPool, n: int, seed: int, choice: Choice, model: Mapping[str, Any]) -> None:
@@ -103,12 +95,14 @@ def write(path: Path, how: How, pool: TaskPool, n: int, seed: int, choice: Choic
         OSError: it cannot be written.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, json.dumps(contents(how, pool, n, seed, choice, model), indent=1) + "\n")
+    write_atomically(path, json.dumps(contents_of(how, pool, n, seed, choice, model), indent=1) + "\n")
 
 
-def contents(how: How, pool: TaskPool, n: int, seed: int, choice: Choice, model: Mapping[str, Any]) -> dict[str, Any]:
+def contents_of(
+    how: How, pool: TaskPool, n: int, seed: int, choice: Choice, model: Mapping[str, Any]
+) -> dict[str, Any]:
     """What a file of one choice says."""
-    return {"form": FORM, "about": about(how, model), "tasks": {pool.name: as_json(pool, n, {seed: choice})}}
+    return {"about": about(how, model), "tasks": {pool.name: as_json(pool, n, {seed: choice})}}
 
 
 def chosen(wanted: Wanted, predictor: Predictor) -> dict[str, Any]:
@@ -128,7 +122,7 @@ def chosen(wanted: Wanted, predictor: Predictor) -> dict[str, Any]:
         log.warning("%s The demonstrations are chosen again.", error.message)
         kept = None
     if kept is not None:
-        kept = {name: value for name, value in kept.items() if name not in ("model", "code")}
+        kept = {name: value for name, value in kept.items() if name not in ("model", "version")}
         log.info("%s: demonstrations that %s chose before: %s", pool.name, how, path)
         return {**request, **kept, "made_now": False}
     with naming(f"task {pool.name!r}: demonstrations={how}"):
@@ -170,21 +164,14 @@ def about(how: How, model: Mapping[str, Any] | None) -> dict[str, Any]:
         "pool": how.pool,
         **({} if model is None else {"model": dict(model)}),
         "version": version.version(),
-        "code": code(),
     }
-
-
-@cache
-def code() -> str | None:
-    """A digest of the code that choices depend on (`methods.code.code_of_numbers`)."""
-    return code_of_numbers("demonstrations/choosing.py", "harness/pools.py", method=ICL)
 
 
 def about_model(pretrained: str, of_model: Mapping[str, Any]) -> dict[str, str]:
     """What a file of choices says of the model.
 
     Args:
-        of_model: `inference.fingerprint.fingerprint` of it.
+        of_model: `inference.identity.model_identity` of it.
     """
     text = json.dumps(of_model, sort_keys=True, default=str)
     return {"pretrained": pretrained, "sha256": hashlib.sha256(text.encode()).hexdigest()}

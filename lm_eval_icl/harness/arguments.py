@@ -127,16 +127,6 @@ def check_folders(include: object, output: str | None) -> None:
             raise InputError(f"--output_path {output}: the results could not be saved there ({why}).") from error
 
 
-def one_line(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Wrapper of `EvaluatorConfig.from_cli`: what lm-eval refuses of a command's arguments is one line."""
-    try:
-        return original(*args, **kwargs)
-    except InputError:
-        raise
-    except (ValueError, TypeError, OSError) as error:
-        raise InputError(f"the arguments are refused: {' '.join(str(error).split())}") from error
-
-
 # Arguments that transformers' `from_pretrained` takes, but that are not in its signature.
 _FROM_PRETRAINED = set(
     "adapter_kwargs adapter_name attn_implementation commit_hash device_map device_mesh disable_mmap "

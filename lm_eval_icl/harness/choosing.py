@@ -59,7 +59,7 @@ def give_chosen(model: ICLModel, tasks: Iterable[Task]) -> dict[str, Any]:
     def choose() -> dict[str, Any]:
         name = str(getattr(model.pretrained, "name_or_path", model.pretrained))
         limits = {"max_length": model.max_length, "add_bos_token": model.add_bos_token}
-        under_icl, about = predictor(model), {**about_model(name, model.fingerprint()), **limits}
+        under_icl, about = predictor(model), {**about_model(name, model.model_identity()), **limits}
         choices = {}
         for task, sampler, how in waiting:
             seed = 1234 if sampler.seed is None else sampler.seed  # lm-eval's, if a run has set none

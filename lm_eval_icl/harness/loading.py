@@ -6,7 +6,6 @@ import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +14,8 @@ import transformers
 
 from lm_eval_icl.errors import InputError, is_whole, one_line, refusing
 from lm_eval_icl.harness.distributed import DividedDocuments
-from lm_eval_icl.harness.interrupt import Unasked
 from lm_eval_icl.inference.checkpoints import WholeCheckpoints, refuse_vision
-from lm_eval_icl.inference.fingerprint import fingerprint
+from lm_eval_icl.inference.identity import files_digest, hub_commit, model_identity
 from lm_eval_icl.inference.memory import vocabulary_of
 
 # The arguments of `HFLM` that have an effect if it is given a model that is loaded already.
@@ -51,11 +49,6 @@ class Loaded:
 
     lm: CheckedHFLM
 
-    @cached_property
-    def fingerprint(self) -> dict[str, Any]:
-        """`inference.fingerprint` of the model. It reads all weights, and is computed once."""
-        return fingerprint(self.lm.model, self.lm.tokenizer)
-
 
 class CheckedHFLM(DividedDocuments):
     """A causal language model with its tokenizer, both checked when they are loaded.
@@ -67,6 +60,7 @@ class CheckedHFLM(DividedDocuments):
 
     Attributes:
         loaded: the checkpoint that other models share; None if this model has loaded its own.
+        model_files_digest: a digest of the files that were loaded; None if there are none here.
 
     Raises:
         InputError: the checkpoint, the tokenizer or an argument cannot be used.
@@ -97,6 +91,22 @@ class CheckedHFLM(DividedDocuments):
             # the CPU. (From Python, `HFLM` would take a GPU that is not there.)
             super().__init__(pretrained, **{"device": "cuda:0", **kwargs})
         self._check_tokenizer()
+        files = self.loaded.lm.model_files_digest if self.loaded else files_digest(pretrained, **kwargs)
+        self.model_files_digest: str | None = files
+
+    def get_model_info(self) -> dict[str, Any]:
+        """What lm-eval writes under "config" in the results file, with the digest of the model's files; and the commit
+        of a model's files in the Hub's cache, where lm-eval could not ask the Hub."""
+        info: dict[str, Any] = super().get_model_info()
+        if self.model_files_digest:
+            info["model_files_digest"] = self.model_files_digest
+        if not info.get("model_sha") and (commit := hub_commit(self.pretrained, self.revision)):
+            info["model_sha"] = commit
+        return info
+
+    def model_identity(self) -> dict[str, Any]:
+        """What tells the model from others, by name (`inference.identity.model_identity`)."""
+        return model_identity(self.model, self.model_files_digest, hub_commit(self.pretrained, self.revision))
 
     def _check_config(self, config: transformers.PreTrainedConfig) -> None:
         """For subclasses: refuse a model by its configuration, before its weights are loaded."""
@@ -116,9 +126,10 @@ class CheckedHFLM(DividedDocuments):
         self._check_config(self._config)
 
     def _check_device(self) -> None:
-        """Refuse a device that is not there: `HFLM` would take another one in its place."""
+        """Refuse a device that is not there: `HFLM` would take another one. (lm-eval's command gives cuda:0
+        if no device is asked for, which stands for the CPU where there is no GPU.)"""
         device, placed = self._forwarded.get("device"), ("parallelize", "tp_plan", "device_map")
-        if device is None or isinstance(device, Unasked):
+        if device in (None, "cuda:0"):
             return
         if hasattr(self, "accelerator") or any(self._forwarded.get(name) for name in placed):
             return

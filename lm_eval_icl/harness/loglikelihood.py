@@ -38,6 +38,7 @@ def score(lm: HFLM, run: PreparedRun, runner: MethodRunner, instances: list[Inst
             of_whole: list[Score] = lm._loglikelihood_tokens(whole, quiet)
         for instance, (logprob, _) in zip(instances, of_whole, strict=True):
             check_finite(instance, logprob, runner.model)
+        finished(hook)
         return of_whole
     scores: dict[int, Score] = {}
     with (

@@ -26,11 +26,10 @@ from lm_eval_icl.harness.loading import CheckedHFLM, Loaded
 from lm_eval_icl.harness.overflow import Documents
 from lm_eval_icl.harness.requests import RequestTokenizer
 from lm_eval_icl.harness.run import PreparedRun
-from lm_eval_icl.inference.fingerprint import fingerprint
+from lm_eval_icl.inference.identity import source_digest
 from lm_eval_icl.inference.memory import vocabulary_of
 from lm_eval_icl.inference.scoring import Score
 from lm_eval_icl.methods.base import Method
-from lm_eval_icl.methods.code import code_digest
 from lm_eval_icl.methods.runner import MethodRunner
 from lm_eval_icl.prompts.tokens import PromptTokenizer
 from lm_eval_icl.training import record
@@ -64,8 +63,6 @@ class ICLModel(CheckedHFLM):
     _origin: dict[str, Any]
 
     def __init__(self, pretrained: str | transformers.PreTrainedModel | Loaded | None = None, **kwargs: Any) -> None:
-        # Now: files may be edited while the model is loaded and run.
-        self._code = code_digest(self.method_class)
         capabilities = None
         if isinstance(pretrained, Loaded):
             assert isinstance(pretrained.lm, ICLModel)
@@ -73,6 +70,8 @@ class ICLModel(CheckedHFLM):
             kwargs = {**dataclasses.asdict(pretrained.lm.common), **kwargs}
         else:
             self._origin = {"version": version.version(), "commit": version.commit()}
+            if source := source_digest(self.method_class):  # now: the file may be edited while the model runs
+                self._origin["source"] = source
         method, self.common, forwarded = read_arguments(self.method_class, {**kwargs, "pretrained": pretrained})
         super().__init__(**forwarded)
         self.trained = record.read(self.config)
@@ -182,7 +181,6 @@ class ICLModel(CheckedHFLM):
         """What lm-eval writes under "config" in the results file: `HFLM`'s information, and what was run ("icl")."""
         return super().get_model_info() | {
             "icl": {
-                "form": version.FORM,
                 **self._origin,
                 "method": self.method.name,
                 **dataclasses.asdict(self.method),
@@ -200,17 +198,23 @@ class ICLModel(CheckedHFLM):
         identity is refused.
 
         Raises:
-            InputError: the run is tensor-parallel or the method's code cannot be read, so it cannot have a cache.
+            InputError: the run is tensor-parallel, or nothing tells the model or the method from others.
         """
         if self._is_tensor_parallel:
             raise InputError(
                 "tp_plan and --use_cache do not go together: the processes share every pass, and each has a cache of "
                 "its own, which may hold other responses after an interruption. Leave one of them out."
             )
-        if self._code is None:
+        model, ours = self.model_identity(), self.method_class.__module__.partition(".")[0] == "lm_eval_icl"
+        if not (ours or "source" in self._origin):
             raise InputError(
                 f"{self.method.name} and --use_cache do not go together: the code of this method is in no file, so "
                 "that the cache could not tell it from an edited one. Put it into a file, or leave --use_cache out."
+            )
+        if not (model["model_files_digest"] or model["model_sha"]):
+            raise InputError(
+                "--use_cache: this model was loaded neither from files nor from the Hub, so that the cache could not "
+                "tell its weights from others: leave --use_cache out."
             )
         return {
             "pretrained": str(getattr(self.pretrained, "name_or_path", self.pretrained)),
@@ -219,16 +223,11 @@ class ICLModel(CheckedHFLM):
             "canonical_order": self.canonical_order,
             "overflow": self.common.overflow,
             **{name: str(value) for name, value in self._forwarded.items() if name not in _NOT_IDENTITY},
-            "version": version.VERSION,
-            "code": self._code,
+            **self._origin,
             "method": self.method.name,
             **{f"{self.method.name}.{name}": value for name, value in dataclasses.asdict(self.method).items()},
-            **self.fingerprint(),
+            **model,
         }
-
-    def fingerprint(self) -> dict[str, Any]:
-        """Digests of the weights and the tokenizer, and the settings of the configuration, by name."""
-        return self.loaded.fingerprint if self.loaded else fingerprint(self.model, self.tokenizer)
 
 
 @functools.cache

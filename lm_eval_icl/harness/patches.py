@@ -2,8 +2,8 @@
 
 Importing this module imports neither lm-eval nor torch: patched functions and wrappers are given by name, and are
 looked up when they are needed. `lm_eval --model hf` behaves as if this package were not installed, except that it finds
-this package's tasks, reads `--metadata demonstrations=...`, `shuffle=SEED` and `decide=...`, and records a digest of
-the model's files. (For MetaICL's tasks, which bring token ids, it runs these.)
+this package's tasks, and reads `--metadata demonstrations=...`, `shuffle=SEED` and `decide=...`. (For MetaICL's tasks,
+which bring token ids, it runs these.)
 """
 
 from __future__ import annotations
@@ -12,13 +12,12 @@ import functools
 import importlib
 import inspect
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
-OURS, EVERYBODY, COMMANDS = "our models", "all models", "our commands"
+OURS, EVERYBODY = "our models", "all models"
 
 
 @dataclass(frozen=True)
@@ -28,12 +27,11 @@ class Patch:
     Attributes:
         place: the function of lm-eval, as MODULE:CLASS.FUNCTION, MODULE:OBJECT.FUNCTION or MODULE:FUNCTION.
         wrapper: MODULE:FUNCTION below `lm_eval_icl.harness`, called as `wrapper(original, *args, **kwargs)`.
-        concerns: the runs that the patch affects: `OURS`, `EVERYBODY` or `COMMANDS`.
+        concerns: the runs that the patch affects: `OURS` or `EVERYBODY`.
         what: what the patch does.
         until: what would make the patch unnecessary.
         early: the patch is put in as soon as lm-eval imports the module (`lm_eval_icl.harness.shim`), for what happens
-            before a model is made. The others are put in when one of this package's models is imported, or while one
-            of its commands runs.
+            before a model is made. The others are put in when one of this package's models is imported.
     """
 
     place: str
@@ -60,15 +58,6 @@ PATCHES = (
         "--metadata demonstrations=... gives lm-eval's own tasks, too, the demonstrations that it names, and "
         "shuffle=SEED documents in random order.",
         "lm-eval takes indices of demonstrations for every task, and a seed for a sample of its documents.",
-        early=True,
-    ),
-    Patch(
-        "lm_eval._cli.run:Run._execute",
-        "interrupt:run_until_interrupted",
-        OURS,
-        "Ctrl-C ends a run in one line that says what was kept and how to go on; a device that was asked for is told "
-        "from lm-eval's default.",
-        "lm-eval ends without a traceback and lets a model say something.",
         early=True,
     ),
     Patch(
@@ -113,22 +102,6 @@ PATCHES = (
         early=True,
     ),
     Patch(
-        "lm_eval.models.huggingface:HFLM.__init__",
-        "identity:with_digest_of_files",
-        EVERYBODY,
-        "A digest of the files that a model is loaded from is noted, when they are loaded.",
-        "lm-eval records what tells a local model from another in the same place.",
-        early=True,
-    ),
-    Patch(
-        "lm_eval.models.huggingface:HFLM.get_model_info",
-        "identity:said_in_results",
-        EVERYBODY,
-        "The digest, and offline the commit of a model of the Hub, are written into the results.",
-        "lm-eval records what tells a local model from another in the same place.",
-        early=True,
-    ),
-    Patch(
         "lm_eval.api.model:TemplateLM._encode_pair",
         "metaicl:own_ids",
         EVERYBODY,
@@ -164,48 +137,6 @@ PATCHES = (
         "--use_cache keeps JSON, by run and by the parts of a prompt, in place of pickles by its text alone.",
         "lm-eval lets a model bring its own cache.",
     ),
-    Patch(
-        "lm_eval.config.evaluate_config:EvaluatorConfig.from_cli",
-        "arguments:one_line",
-        COMMANDS,
-        "Arguments that lm-eval refuses, and a file of arguments that it cannot read, are one line.",
-        "lm-eval says so itself.",
-    ),
-    Patch(
-        "lm_eval.api.task:ConfigurableTask.download",
-        "task_errors:named_dataset",
-        COMMANDS,
-        "A dataset that cannot be loaded is one line that names the task.",
-        "lm-eval says so itself.",
-    ),
-    Patch(
-        "lm_eval.api.task:ConfigurableTask.__init__",
-        "task_errors:usable_task",
-        COMMANDS,
-        "A task without documents, with an empty option, or with a template of other fields is one line that names it.",
-        "lm-eval says so itself.",
-    ),
-    Patch(
-        "lm_eval.api.task:ConfigurableTask.fewshot_context",
-        "task_errors:readable_templates",
-        COMMANDS,
-        "A template that names a field which a later document or a demonstration does not have is one line.",
-        "lm-eval says so itself.",
-    ),
-    Patch(
-        "lm_eval.loggers.evaluation_tracker:EvaluationTracker.save_results_aggregated",
-        "saving:results_saved",
-        COMMANDS,
-        "Results that were not written to --output_path are an error; lm-eval warns and reports success.",
-        "lm-eval fails itself.",
-    ),
-    Patch(
-        "lm_eval.loggers.evaluation_tracker:EvaluationTracker.save_results_samples",
-        "saving:samples_saved",
-        COMMANDS,
-        "The same for samples.",
-        "lm-eval fails itself.",
-    ),
 )
 
 
@@ -226,17 +157,6 @@ def install_early(module: str) -> None:
         if patch.early and patch.place.startswith(f"{module}:"):
             _put_in(patch)
     _show_refusals_as_lines()  # our tasks refuse too, in a run of `hf` for example
-
-
-@contextmanager
-def of_our_commands() -> Iterator[None]:
-    """Inside this context, the patches for this package's own commands are installed."""
-    undo = [_put_in(patch) for patch in PATCHES if patch.concerns == COMMANDS]
-    try:
-        yield
-    finally:
-        for restore in reversed(undo):
-            restore()
 
 
 def _put_in(patch: Patch) -> Callable[[], None]:

@@ -7,7 +7,7 @@ lets threads of PyTorch that wait give way.
 
 lm-eval after 0.4.13 finds our models by the entry points in pyproject.toml, when a model is made. The hook is still
 needed then, since lm-eval reads its tasks before: for the folder of our tasks, `--metadata demonstrations=...`, the
-checks of arguments that come before hours of work, names MODULE:CLASS, Ctrl-C, and what all models record and read
+checks of arguments that come before hours of work, names MODULE:CLASS, and what all models record and read
 (`patches.PATCHES`, those that are early). Only `plugin.register_models` goes: for methods of other packages, these then
 declare entry points of both groups.
 """
@@ -39,14 +39,12 @@ class _Finder:
         {
             "lm_eval.__main__",
             "lm_eval.models",
-            "lm_eval.models.huggingface",
             "lm_eval.tasks.manager",
             "lm_eval.api.task",
             "lm_eval.api.model",
             "lm_eval.evaluator",
             "lm_eval.api.registry",
             "lm_eval.config.evaluate_config",
-            "lm_eval._cli.run",
         }
     )
 

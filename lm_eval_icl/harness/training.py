@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +13,8 @@ from lm_eval.api.task import ConfigurableTask
 from lm_eval.tasks import TaskManager
 from tqdm import tqdm
 
-from lm_eval_icl.errors import InputError, refusing
-from lm_eval_icl.harness import patches
+from lm_eval_icl.errors import InputError, did_you_mean, refusing
 from lm_eval_icl.harness.prompts import recording, structure_error
-from lm_eval_icl.harness.task_errors import unknown_task
 from lm_eval_icl.harness.tasks import These, label_of, text_of
 from lm_eval_icl.prompts.prompt import FewShotPrompt
 from lm_eval_icl.training.episodes import Example
@@ -111,9 +109,25 @@ def tasks_of(names: Sequence[str], include_path: str | None, metadata: Mapping[s
     manager = task_manager(include_path, metadata)
     tasks: dict[str, ConfigurableTask] = {}
     for name in names:
-        with refusing(f"--tasks {name}: the task cannot be loaded"), patches.of_our_commands():
+        with refusing(f"--tasks {name}: the task cannot be loaded"):
             tasks |= {key: task for key, task in manager.load([name])["tasks"].items() if key not in tasks}
     return list(tasks.values())
+
+
+def unknown_task(name: str, known: Iterable[str], include_path: str | None) -> str:
+    """The line about the name of a task or group that does not exist.
+
+    Args:
+        known: the names of all tasks and groups.
+        include_path: the folder of further tasks, if one was given.
+    """
+    near = did_you_mean(name, known)
+    own = f" --include_path {include_path}" if include_path else ""
+    advice = "" if include_path else " For tasks in a folder of your own, give --include_path DIR."
+    return (
+        f"there is no task {name!r}{f': {near}' if near else '.'} `lm-eval-icl ls tasks{own}` lists "
+        f"those there are.{advice}"
+    )
 
 
 def check_tasks(names: Sequence[str], include_path: str | None, metadata: Mapping[str, Any]) -> None:

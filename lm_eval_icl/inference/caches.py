@@ -11,9 +11,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
-from lm_eval_icl.inference.attention import Reading
+from lm_eval_icl.inference.attention import Reading, behind, behind_copies
 from lm_eval_icl.inference.devices import once_a_model
-from lm_eval_icl.inference.shared_attention import behind, behind_copies
 
 
 class MemoryLayer(DynamicLayer):
@@ -25,7 +24,7 @@ class MemoryLayer(DynamicLayer):
     Args:
         keys, values: the memory.
         once: the cache is for a single forward pass, so that the entries the pass adds are not stored.
-        shared: attention reads the memory once for all rows (`inference.shared_attention.behind`). Otherwise, keys and
+        shared: attention reads the memory once for all rows (`inference.attention.behind`). Otherwise, keys and
             values that join a copy of it with each row's own entries exist while the layer's attention runs.
         parts: keys and values of further entries of the memory, and how attention reads them.
     """

@@ -118,7 +118,10 @@ def probe(model: PreTrainedModel) -> Capabilities:
         return Capabilities(no_memory=error, has_other_states=other_states)
     positions = not other_states and _succeeds(trial.obeys_positions)
     mask = not other_states and _succeeds(trial.obeys_mask)
-    pads = positions and takes_positions(model) and _succeeds(trial.pads)
+    may_pad = positions and takes_positions(model)
+    leaves = _succeeds(trial.leaves_padded if may_pad else trial.leaves)
+    pads = may_pad and (leaves or _succeeds(trial.pads))  # whoever leaves a padded batch was in one
+    leaves = leaves or (may_pad and not pads and _succeeds(trial.leaves))
     return Capabilities(
         has_other_states=other_states,
         obeys_mask=mask,
@@ -132,8 +135,15 @@ def probe(model: PreTrainedModel) -> Capabilities:
         can_generate=pads or _succeeds(trial.generates_one),
         can_pad=pads,
         can_share=pads and _succeeds(trial.shares_memory),
-        can_leave=_succeeds(trial.leaves_padded if pads else trial.leaves),
+        can_leave=leaves,
     )
+
+
+def tells_positions_apart(model: PreTrainedModel) -> bool:
+    """Whether a score changes with the position from which on a query runs behind a memory."""
+    trial = _Trial(model)
+    trial.memory = read_causally(model, trial.context)
+    return _succeeds(trial.moves)
 
 
 def _failure(test: Callable[[], None]) -> str:
@@ -171,6 +181,7 @@ class _Trial:
     """
 
     memory: Memory
+    expected: tuple[float, float]
 
     def __init__(self, model: PreTrainedModel) -> None:
         vocabulary = model.config.get_text_config().vocab_size
@@ -184,10 +195,14 @@ class _Trial:
         self.another = [(self.query[0] - 2) % vocabulary, *another[1:]]
         self.asked = (tuple(self.query), list(self.answers))
 
-    def in_one_pass(self, before: Sequence[int], answer: Sequence[int], behind: Sequence[int] = ()) -> float:
+    def in_one_pass(
+        self, before: Sequence[int], answer: Sequence[int], behind: Sequence[int] = (), counted: bool = False
+    ) -> float:
+        """The log-probability of an answer. If `counted` is set, positions are given, and counted from 0."""
         ids = torch.tensor([[*before, *answer, *behind]], device=self.device)
         read = range(len(before) - 1, len(before) + len(answer) - 1)
-        logits = run_rows(self.model, ids, read, empty_cache(self.model))
+        positions = torch.arange(ids.shape[1], device=self.device)[None] if counted else None
+        logits = run_rows(self.model, ids, read, empty_cache(self.model), positions)
         logprobs = logits[0].log_softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32))
         return float(logprobs.gather(-1, torch.tensor(answer, device=logits.device)[:, None]).sum())
 
@@ -233,21 +248,21 @@ class _Trial:
                 raise ValueError(f"continued from its cache, it gives {score:.4f}, in one pass {wanted:.4f}")
 
     def obeys_positions(self) -> bool:
-        if not self.counts_from_zero():
-            return False
+        return self.counts_from_zero() and self.moves()
+
+    def moves(self) -> bool:
+        """Whether a score changes with the position from which on the query runs."""
         moved = replace(self.memory, query_start=len(self.context) + 7)
-        return score_rows(self.model, moved, [self.asked]) != score_rows(self.model, self.memory, [self.asked])
+        asked = [(self.asked[0], [self.answers[0][:1]])]
+        return score_rows(self.model, moved, asked) != score_rows(self.model, self.memory, asked)
 
     def counts_from_zero(self) -> bool:
         """Whether the positions that the model counts by itself begin at 0, as `generate` counts them. (RoBERTa's begin
         behind the index of its padding token.)"""
         if not takes_positions(self.model):
             return True
-        ids = torch.tensor([[*self.context, *self.query]], device=self.device)
-        counted = torch.arange(ids.shape[1], device=self.device)[None]
-        last = [ids.shape[1] - 1]
-        by_itself = run_rows(self.model, ids, last, empty_cache(self.model))
-        return not _differ(by_itself, run_rows(self.model, ids, last, empty_cache(self.model), counted))
+        from_zero = self.in_one_pass([*self.context, *self.query], self.answers[0], counted=True)
+        return abs(from_zero - self.expected[0]) <= self.rounding
 
     def packed(self, beside: Sequence[int], trim: bool = False) -> float:
         pairs = [(beside, self.answers[0]), (self.query, self.answers[0])]
@@ -255,7 +270,8 @@ class _Trial:
 
     def obeys_mask(self) -> bool:
         allowed = self.rounding if _has_experts(self.model) else 0.0
-        return abs(self.packed(self.other) - self.packed(self.another)) <= allowed
+        self.beside_other = self.packed(self.other)
+        return abs(self.beside_other - self.packed(self.another)) <= allowed
 
     def sees_ahead(self) -> bool:
         everything = additive(torch.ones(16, 16, dtype=torch.bool), self.model.dtype)[None, None].to(self.device)
@@ -269,20 +285,14 @@ class _Trial:
         return _differ(first(self.other[0]), first(self.another[0]))
 
     def trims_last_block(self) -> bool:
-        return abs(self.packed(self.other, trim=True) - self.packed(self.other)) <= self.rounding
+        return abs(self.packed(self.other, trim=True) - self.beside_other) <= self.rounding
 
     def batches(self) -> bool:
-        """Whether rows of different lengths, and answers of several rows, have the scores they have in one pass. Behind
-        the query, one token of an answer is run, or several."""
+        """Whether rows of different lengths, and answers of several rows, have the scores they have in one pass."""
         queries, answer = (self.query, [*self.query, *self.other]), self.answers[0][:1]
-        wanted = [self.in_one_pass([*self.context, *query], answer) for query in queries]
-        rows = [(tuple(query), [answer]) for query in queries]
-        scores = score_rows(self.model, self.memory, rows, rows=2)
-        for length in (2, 4):
-            answers = [answer[:length] for answer in self.answers]
-            wanted += [self.in_one_pass([*self.context, *self.query], answer) for answer in answers] * 2
-            rows = [(self.asked[0], answers)] * 2
-            scores += score_rows(self.model, self.memory, rows, rows=4)
+        wanted = [self.in_one_pass([*self.context, *query], answer) for query in queries] + [*self.expected] * 2
+        scores = score_rows(self.model, self.memory, [(tuple(query), [answer]) for query in queries], rows=2)
+        scores += score_rows(self.model, self.memory, [self.asked] * 2, rows=4)
         return all(map(self.same, (score for score, _ in scores), wanted))
 
     def shares_memory(self) -> bool:
@@ -342,7 +352,7 @@ class _Trial:
             logits = run_rows(self.model, ids, read, empty_cache(self.model))
             return float((logits[0].amax(-1) - logits[0, range(len(generated)), generated]).max())
 
-        checkpoint, plain = inner.generation_config, GenerationConfig(max_new_tokens=4, do_sample=False, pad_token_id=0)
+        checkpoint, plain = inner.generation_config, GenerationConfig(max_new_tokens=3, do_sample=False, pad_token_id=0)
         inner.generation_config = plain
         try:
             leaving = stopped is not None

@@ -18,14 +18,19 @@ from tqdm import tqdm
 from transformers import Cache, DynamicCache, PreTrainedModel
 
 from lm_eval_icl.inference import attention
-from lm_eval_icl.inference.attention import Reading, additive, attention_by
+from lm_eval_icl.inference.attention import (
+    CONTEXT_TOKENS,
+    Reading,
+    UnderLayouts,
+    additive,
+    attention_by,
+    reads_shared_memory,
+)
 from lm_eval_icl.inference.blocks import hidden, replaced_stream, transformer_blocks
 from lm_eval_icl.inference.caches import MemoryLayer, behind_cache, takes_positions
-from lm_eval_icl.inference.context_attention import ROWS, RowsAtATime
 from lm_eval_icl.inference.devices import device_of, device_of_states, on_device, to_device
 from lm_eval_icl.inference.hybrids import empty_cache, has_other_states, select_rows, tensors
 from lm_eval_icl.inference.positions import position_switch
-from lm_eval_icl.inference.shared_attention import reads_shared_memory
 from lm_eval_icl.prompts.layouts import Layout
 
 # How many tokens run behind a memory at a time.
@@ -282,8 +287,8 @@ def masked_pass(
 ) -> list[KeyValues]:
     """Run several rows through the model side by side in one forward pass, each under its layout.
 
-    A long pass gets its mask a few rows at a time (`inference.context_attention`). Models whose attention cannot be
-    replaced get the whole mask.
+    In a long pass, attention is computed without the whole mask (`inference.attention.UnderLayouts`). Models whose
+    attention cannot be replaced get the whole mask.
 
     Args:
         rows: the ids of each row, at least one.
@@ -294,7 +299,7 @@ def masked_pass(
         Keys and values of the tokens of each row, both [1, key-value heads, n, head width] for each layer.
     """
     device, lengths = device_of(model), [len(row) for row in rows]
-    by_rows = RowsAtATime(layouts)
+    by_rows = UnderLayouts(layouts)
     layout = by_rows.layout
 
     def run(mask: Tensor) -> KeyValues:
@@ -309,7 +314,7 @@ def masked_pass(
         return _own(cache)
 
     replaceable = model.config._attn_implementation == "sdpa" and model not in _with_other_attention
-    if len(layout) > ROWS and replaceable:
+    if len(layout) > CONTEXT_TOKENS and replaceable:
         with attention_by(by_rows):
             layers = run(by_rows.mask(model.dtype, device))
         if by_rows.layers == sum(keys.numel() > 0 for keys, _ in layers):

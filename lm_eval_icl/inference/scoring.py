@@ -15,13 +15,12 @@ from torch import Tensor, nn
 from transformers import Cache, PreTrainedModel
 
 from lm_eval_icl.errors import InputError
-from lm_eval_icl.inference.attention import additive
+from lm_eval_icl.inference.attention import OfPackedRow, additive, attention_by
 from lm_eval_icl.inference.blocks import last_block_at, replaced_stream, residual_stream
 from lm_eval_icl.inference.caches import behind_cache
 from lm_eval_icl.inference.devices import device_of, device_of_states, on_device, to_device
 from lm_eval_icl.inference.hybrids import empty_cache, select_rows
 from lm_eval_icl.inference.memory import Memory, cache_of, read_behind
-from lm_eval_icl.inference.packed_attention import in_parts
 from lm_eval_icl.inference.packing import QueryAnswers, TokenTree
 
 # A query and one of its continuations, as token ids; both have at least one token.
@@ -181,7 +180,8 @@ class PackedRow:
         readings = [
             memory.readings(behind.start) for memory, (_, behind) in zip(self._memories, self._groups, strict=True)
         ]
-        with last, replaced, in_parts(sees, self._groups, readings if apart else ()):
+        attention = OfPackedRow(sees, self._groups, readings if apart else ())
+        with last, replaced, attention_by(attention):
             output: Tensor = model(
                 input_ids=on_device([self.tree.tokens], device),
                 position_ids=to_device(torch.cat(self._positions)[None], device),

@@ -48,7 +48,7 @@ class Encoder:
         softmax_dtype: the dtype of the softmax over the vocabulary; if None, at least float32.
         mixed_precision_dtype: the dtype of autocast; None for no autocast.
         tensor_parallel: each pass is divided among several processes (tensor parallelism).
-        capabilities: what the model can do, if that has been tried, which takes some fifty short passes.
+        capabilities: what the model can do, if that has been tried, which takes some thirty short passes.
 
     Attributes:
         capabilities: what the model can do.
@@ -98,7 +98,7 @@ class Encoder:
         self.without_positions = embeddings
         with self.inference_mode(), room_for_trials(model):
             if method.positions == "none":
-                needs.check_no_positions(method, model, probe(model))
+                needs.check_no_positions(method, model)
             self.method = method.bind(model)
         self.begin(batch_size)
 

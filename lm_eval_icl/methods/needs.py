@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from lm_eval_icl.errors import InputError, Unsupported, log, one_line
 from lm_eval_icl.inference.attention import Reading
 from lm_eval_icl.inference.blocks import residual_stream
-from lm_eval_icl.inference.capabilities import Capabilities
+from lm_eval_icl.inference.capabilities import Capabilities, tells_positions_apart
 from lm_eval_icl.inference.generation import GenerationSettings
 from lm_eval_icl.inference.memory import Memory, causal_pass, read_causally
 from lm_eval_icl.inference.scoring import score_packed, score_rows
@@ -95,16 +95,13 @@ def check_parts(method: Method, model: PreTrainedModel) -> None:
         raise Unsupported(f"{refusal} (not all layers attend by sdpa). Use attn_implementation=sdpa, or pcw.")
 
 
-def check_no_positions(method: Method, model: PreTrainedModel, can: Capabilities) -> None:
+def check_no_positions(method: Method, model: PreTrainedModel) -> None:
     """Check a model whose positions were taken away.
-
-    Args:
-        can: what the model can do without them.
 
     Raises:
         Unsupported: it still tells positions apart.
     """
-    if can.obeys_positions:
+    if tells_positions_apart(model):
         raise Unsupported(
             f"{method.name} needs a model whose positions can be taken away, and {type(model).__name__} still tells "
             "them apart with rotary angles and learned positions switched off."

@@ -24,7 +24,7 @@ Part = tuple[tuple[str, ...], list[TaskRun]]  # some of the runs of a model or m
 # Two runs of a row are equal in all that their files say of the model, the method, the task, the prompts, the
 # generation and the filter, but in what is listed here and in `read`. Of `config.icl`:
 _NOT_OF_METHOD = {
-    *("version", "commit", "form"),  # code, which is a mark
+    *("version", "commit"),  # code, which is a mark
     *("pack_tokens", "store_bytes"),  # how fast: numbers change by rounding
     *("method", "trained", "study", "chosen"),  # compared as the method, the model, the task and its demonstrations
     *("left_out", "truncated", "contexts_encoded", "contexts_reused", "tokens_run", "tokens_saved"),  # counts

@@ -181,7 +181,6 @@ def reads_in_words(rules: Iterable[RuleFacts]) -> tuple[str, ...]:
 class Icl(Form):
     """What a model of this package says of its run (`config.icl`)."""
 
-    form: Tolerant[int] = None
     study: Annotated[StudyFacts, IfMapping] = StudyFacts()
     trained: Any = None
     decided: Mapped = {}

@@ -26,7 +26,6 @@ from lm_eval_icl.results.form import DEPTH, ReportedTask, Results, RuleFacts, Un
 from lm_eval_icl.results.records import Answers, LeftOutFile, Run, TaskResult
 from lm_eval_icl.results.samples import Asked, digest, lines, read_answers
 from lm_eval_icl.results.settings import model_arguments, model_facts, settings, template
-from lm_eval_icl.version import FORM
 
 RESULTS_BYTES = 32 * 2**20
 _FOREIGN = "is no results file of lm-eval, which has 'results', 'configs' and 'config'"
@@ -224,10 +223,6 @@ def _run(file: _File, results: dict[str, Any], packed: Any, name: str, dev: bool
     except ValidationError as error:
         raise Unusable(f"{_FOREIGN} ({refusal(error)})") from None
     config, study, recorded = form.config, form.config.icl.study, results["config"].get("icl")
-    if (config.icl.form or FORM) > FORM:
-        raise Unusable(
-            f"was written by a later version of lm-eval-icl, in form {config.icl.form}; this one reads {FORM}"
-        )
     if study.split == "dev" and not dev:
         raise Unusable("is of the dev set of a study, on which its hyperparameters were chosen")
     # Before lm-eval 0.4.10, a task is among the groups as a group of nothing.

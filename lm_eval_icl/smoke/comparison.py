@@ -15,9 +15,7 @@ import logging
 import multiprocessing
 import os
 import time
-from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -30,9 +28,7 @@ from lm_eval.api.model import LM
 from lm_eval.api.registry import get_model
 from lm_eval.loggers import EvaluationTracker
 from lm_eval.tasks import TaskManager
-from rich.console import Console, Group
-from rich.live import Live
-from rich.progress import Progress
+from rich.console import Console
 from rich.table import Table
 
 from lm_eval_icl.demonstrations.draw import stratified
@@ -45,8 +41,8 @@ from lm_eval_icl.studies.run import environment_once
 # What is measured, by the words for it: a task or a group, and the number of demonstrations.
 SETTINGS = {
     "2 shots": ("icl_demo", 2),
-    "32 shots,\nunseen\nwords": ("icl_demo_unseen", 32),
-    "16 shots,\nwrong\nlabels": ("icl_demo_noise", 16),
+    "32 shots, unseen words": ("icl_demo_unseen", 32),
+    "16 shots, wrong labels": ("icl_demo_noise", 16),
 }
 ORDERS, SEED = 4, 1234
 # Those of the two papers; all others would make the demo longer.
@@ -58,9 +54,8 @@ def write_orders(folder: Path, shots: int) -> list[Path]:
     rnd = Random(SEED)
     chosen: dict[str, list[int]] = {}
     for pool in sorted((task_dir() / "demo").glob("*/train.jsonl")):
-        rows = [json.loads(line) for line in pool.read_text(encoding="utf-8").splitlines()]
-        indexed = [{"index": i, **row} for i, row in enumerate(rows)]
-        chosen[pool.parent.name] = [row["index"] for row in stratified(indexed, shots, lambda row: row["label"], rnd)]
+        rows = [{"index": i, **json.loads(line)} for i, line in enumerate(pool.read_text("utf-8").splitlines())]
+        chosen[pool.parent.name] = [row["index"] for row in stratified(rows, shots, lambda row: row["label"], rnd)]
     chosen["icl_demo_noise"] = chosen["icl_demo_four"]  # whose documents it has
     files = []
     for order in range(ORDERS):
@@ -68,22 +63,6 @@ def write_orders(folder: Path, shots: int) -> list[Path]:
         files[-1].write_text(json.dumps(chosen))
         chosen = {task: rnd.sample(indices, len(indices)) for task, indices in chosen.items()}
     return files
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Inside this context nothing is written to standard error, not even by git, which lm-eval starts.
-
-    Each evaluation would otherwise show progress bars of its own. (A traceback is printed after the context.)
-    """
-    kept = os.dup(2)
-    with Path(os.devnull).open("w") as nowhere:
-        os.dup2(nowhere.fileno(), 2)
-    try:
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
 
 
 @functools.lru_cache(maxsize=1)
@@ -133,38 +112,29 @@ def answers(results: dict[str, Any]) -> tuple[list[int], list[float]]:
 
 def measure(
     model: str, task: str, shots: int, orders: list[Path], output: Path, limit: int | None
-) -> tuple[list[str], int, float]:
+) -> tuple[str, str, int, float]:
     """Accuracy and order flips of a model on a task or a group, in words; of how many documents, over all orders; and
     in how many seconds."""
     begun = time.perf_counter()
-    with quiet():
-        runs = [evaluate(model, load(model), task, shots, order, output, limit) for order in orders]
+    runs = [evaluate(model, load(model), task, shots, order, output, limit) for order in orders]
     # Both are (documents, orders).
     predicted, right = (np.array(by_order).T for by_order in zip(*map(answers, runs), strict=True))
     flips = order_sensitivity([predicted])
     assert flips is not None
     accuracy = right.mean(axis=1)
     error = accuracy.std(ddof=1) / len(accuracy) ** 0.5
-    cells = [f"{100 * accuracy.mean():.0f} ± {100 * error:.0f}", f"{100 * flips.mean:.0f}"]
-    return cells, predicted.size, time.perf_counter() - begun
+    words = f"{100 * accuracy.mean():.0f} ± {100 * error:.0f}", f"{100 * flips.mean:.0f}"
+    return *words, predicted.size, time.perf_counter() - begun
 
 
-def table_of(rows: list[list[str]]) -> Table:
-    """The rows that there are; the last one may not be complete."""
-    table = Table(title="The embedded model: accuracy and order flips, %")
-    table.add_column("model")
-    for name in SETTINGS:
-        table.add_column(name, justify="right")
-        table.add_column("flips", justify="right")
-    table.add_column("docs/s", justify="right")
-    for row in rows:
-        table.add_row(*row)
-    return table
+def begin_process() -> None:
+    """A model this small gains nothing from more threads, and lm-eval's progress bars would hide the demo's lines."""
+    torch.set_num_threads(1)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # git, which lm-eval starts, writes there too
 
 
 def compare(output: Path, limit: int) -> None:
-    """Evaluate every model, and show a table that fills as the numbers come. Where the output is no terminal, a line is
-    printed for each model, and the table at the end.
+    """Evaluate every model; print a line for each model and setting as its numbers come, and a table at the end.
 
     Args:
         output: the folder of lm-eval's results files, which is there.
@@ -172,44 +142,32 @@ def compare(output: Path, limit: int) -> None:
     """
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     transformers.logging.set_verbosity_error()
-
-    console = Console()
+    table = Table("model", title="The embedded model: accuracy and order flips, %")
+    for name in SETTINGS:
+        table.add_column(name.replace(", ", ",\n"), justify="right")
+        table.add_column("flips", justify="right")
+    table.add_column("docs/s", justify="right")
     orders = {shots: write_orders(output, shots) for _, shots in SETTINGS.values()}
-    rows: list[list[str]] = []
-    progress = Progress(console=console)
-    bar = progress.add_task("", total=(len(METHODS) + 1) * len(SETTINGS))
-
-    def shown() -> Group | Table:
-        return table_of(rows) if progress.finished else Group(table_of(rows), progress)
-
-    # rich would otherwise take over what is written to standard error, and print it.
-    live = Live(console=console, get_renderable=shown, redirect_stderr=False)
     # Processes are forked before anything has run, so that each of them has all modules and no threads.
     forked = multiprocessing.get_context("fork" if "fork" in multiprocessing.get_all_start_methods() else None)
     workers = max(1, min(4, os.cpu_count() or 1))
-    pool = ProcessPoolExecutor(workers, mp_context=forked, initializer=torch.set_num_threads, initargs=(1,))
-    with pool, live if console.is_terminal else nullcontext():
+    with ProcessPoolExecutor(workers, mp_context=forked, initializer=begin_process) as pool:
         measured = {
             (model, name): pool.submit(measure, model, task, shots, orders[shots], output, limit or None)
             for model in ("hf", *METHODS)
             for name, (task, shots) in SETTINGS.items()
         }
         for model in ("hf", *METHODS):
+            cells: list[str] = []
             documents, seconds = 0, 0.0
-            rows.append([model])
             for name in SETTINGS:
-                setting = f"{model}, {' '.join(name.split())}"
-                progress.update(bar, description=setting)
-                cells, of_these, took = measured[model, name].result()
-                documents, seconds = documents + of_these, seconds + took
-                rows[-1] += cells
-                if not console.is_terminal:
-                    accuracy, flips = cells
-                    print(f"{setting}: accuracy {accuracy} %, order flips {flips} % ({took:.0f} s)", flush=True)
-                progress.advance(bar)
-            rows[-1].append(f"{documents / seconds:.0f}")
-    if not console.is_terminal:
-        console.print(table_of(rows))
+                accuracy, flips, count, took = measured[model, name].result()
+                print(f"{model}, {name}: accuracy {accuracy} %, order flips {flips} % ({took:.0f} s)", flush=True)
+                cells += [accuracy, flips]
+                documents, seconds = documents + count, seconds + took
+            table.add_row(model, *cells, f"{documents / seconds:.0f}")
+    console = Console()
+    console.print(table)
     console.print(
         "The model was trained with 4 to 12 demonstrations, under every method but batchicl and deepthink. It knows a "
         "few hundred words: which method is better here says nothing about real models. To ask one of yours:"

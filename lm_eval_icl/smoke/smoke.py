@@ -1,29 +1,17 @@
-"""A smoke test of every method on tiny random models (`lm_eval_icl.smoke.tiny`), of one type or of all.
-
-`lm-eval-icl smoke --arch llama` runs `smoke`, and `lm-eval-icl smoke --arch all` runs `sweep`.
-"""
+"""A smoke test of every method on a tiny random model (`lm_eval_icl.smoke.tiny`), or on a checkpoint."""
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import io
-import json
-import logging
 import math
-import multiprocessing
-import os
 import tempfile
-import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 from lm_eval_icl import methods
-from lm_eval_icl.errors import InputError, Unsupported, one_line, refusing
+from lm_eval_icl.errors import InputError, Unsupported, one_line
 from lm_eval_icl.smoke import demo
 
 # A log-likelihood in float32 is wrong if it differs by more than this part of its size.
@@ -36,9 +24,11 @@ _TASKS_OF_ICL = (*_TASKS_OF_ALL, "smoke_long_loglikelihood", "smoke_long_generat
 
 # The responses to a task's requests: (log-likelihood, is greedy) or a text.
 Responses = list[tuple[float, bool] | str]
+# Method -> task -> score, or the line with which the method refuses the model, or to generate texts with it.
+Scores = dict[str, dict[str, float | str] | str]
 
 
-def smoke(arch: str = "llama", limit: int = 3) -> dict[str, dict[str, float | str] | str]:
+def smoke(arch: str = "llama", limit: int = 3, special: Any = None) -> Scores:
     """Run every method through lm-eval on a tiny random model, and check what comes out.
 
     `icl` must give the log-likelihoods and texts of lm-eval's `hf`, for prompts longer than the model's attention
@@ -47,8 +37,9 @@ def smoke(arch: str = "llama", limit: int = 3) -> dict[str, dict[str, float | st
     scores the text as a whole, and every log-likelihood must be finite.
 
     Args:
-        arch: a transformers model type with a causal language model, for example "gpt2" or "qwen3".
+        arch: a transformers model type with a causal language model, such as "gpt2", or the folder of a checkpoint.
         limit: how many documents of each task are run.
+        special: further settings of tiny models, by model type (`tiny.build`).
 
     Returns:
         Method -> task -> score. The scores of a random model mean nothing, except that the method ran. Where a method
@@ -60,10 +51,12 @@ def smoke(arch: str = "llama", limit: int = 3) -> dict[str, dict[str, float | st
     """
     from lm_eval_icl.smoke import tiny
 
-    scores: dict[str, dict[str, float | str] | str] = {}
+    scores: Scores = {}
     failures: dict[str, Exception] = {}
-    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stderr(io.StringIO()):  # without progress bars
-        tiny.save(arch, Path(folder))
+    with tempfile.TemporaryDirectory() as temporary, contextlib.redirect_stderr(io.StringIO()):  # no progress bars
+        folder = arch if Path(arch).is_dir() else temporary
+        if folder == temporary:
+            tiny.save(arch, Path(folder), special or tiny.NOTHING_SPECIAL)
         expected: dict[str, Responses] = {}  # of lm-eval's hf; it runs an encoder-decoder model as a whole
         try:
             if not tiny.is_encoder_decoder(arch):
@@ -82,15 +75,20 @@ def smoke(arch: str = "llama", limit: int = 3) -> dict[str, dict[str, float | st
     return scores
 
 
+def refusals(scores: Scores) -> dict[str, str]:
+    """Method -> the line with which it refuses the model; "METHOD (texts)" -> the one with which it generates none."""
+    refused = {}
+    for name, by_task in scores.items():
+        if isinstance(by_task, str):
+            refused[name] = by_task
+        else:
+            refused |= {f"{name} (texts)": score for score in by_task.values() if isinstance(score, str)}
+    return refused
+
+
 def _check(name: str, folder: str, limit: int, expected: dict[str, Responses]) -> dict[str, float | str] | str:
-    """The scores of a method's tasks if all is right, or the line with which the method refuses the model.
-
-    Args:
-        expected: what `hf` responds.
-
-    Raises:
-        ValueError: something is wrong.
-    """
+    """The scores of a method's tasks, or the line with which it refuses the model; a ValueError if something is wrong,
+    such as a response of `icl` that is not the expected one of `hf`."""
     try:
         lm = _load(name, folder)
     except InputError as refusal:
@@ -158,11 +156,7 @@ def _tasks() -> dict[str, Any]:
 
 
 def _run(lm: Any, name: str, limit: int) -> tuple[float, Responses]:
-    """The metric of a task, and its responses.
-
-    Raises:
-        ValueError: a log-likelihood is not finite.
-    """
+    """The metric of a task, and its responses; a ValueError if a log-likelihood is not finite."""
     import lm_eval
 
     task = _tasks()[name]
@@ -202,11 +196,7 @@ def _likeliest(lm: Any, name: str) -> Responses:
 
 
 def _compare(task: str, ours: Responses, theirs: Responses, what: str) -> None:
-    """Compare a task's responses with those from elsewhere.
-
-    Raises:
-        ValueError: they differ; with the largest difference.
-    """
+    """Raise a ValueError with the largest difference between a task's responses and those from elsewhere."""
     worst = (0.0, "")
     for response, other in zip(ours, theirs, strict=True):
         if isinstance(response, str) or isinstance(other, str):
@@ -219,148 +209,3 @@ def _compare(task: str, ours: Responses, theirs: Responses, what: str) -> None:
         worst = max(worst, (difference, f"a log-likelihood is {response[0]:.6f}, with {what} {other[0]:.6f}"))
     if worst[0] > TOLERANCE:
         raise ValueError(f"{task}: {worst[1]} ({worst[0]:.1e} of its size)")
-
-
-# Several model types.
-
-
-@dataclass(frozen=True)
-class Result:
-    """The outcome of the smoke test of a model type.
-
-    Attributes:
-        arch: the model type.
-        status: "exact": `icl` gives what lm-eval's `hf` gives, and the other methods pass their checks or refuse the
-            model; "refused": `icl` refuses the model; "none": there is no tiny model to test; "WRONG": a number or a
-            text is wrong, or a method failed, or the test did not end.
-        why: the line that says why, unless all is exact.
-        ran: the methods that ran.
-        refused: method -> the line with which it refuses the model; "METHOD (texts)" -> the line with which it refuses
-            to generate with it.
-        seconds: how long it took.
-    """
-
-    arch: str
-    status: str
-    why: str = ""
-    ran: list[str] = field(default_factory=list)
-    refused: dict[str, str] = field(default_factory=dict)
-    seconds: float = 0.0
-
-
-def result_of(arch: str, limit: int = 3) -> Result:
-    """The result of `smoke` on a model type, run here."""
-    from lm_eval_icl.smoke.tiny import NoTinyModel
-
-    try:
-        scores = smoke(arch, limit)
-    except NoTinyModel as error:
-        return Result(arch, "none", error.why)
-    except InputError as error:
-        return Result(arch, "WRONG", error.message)
-    ran = [name for name, by_task in scores.items() if not isinstance(by_task, str)]
-    refused = refusals(scores)
-    return Result(arch, "exact" if "icl" in ran else "refused", refused.get("icl", ""), ran, refused)
-
-
-def refusals(scores: dict[str, dict[str, float | str] | str]) -> dict[str, str]:
-    """The refusals in a result of `smoke`, as in `Result.refused`."""
-    refused = {}
-    for name, by_task in scores.items():
-        if isinstance(by_task, str):
-            refused[name] = by_task
-        else:
-            refused |= {f"{name} (texts)": score for score in by_task.values() if isinstance(score, str)}
-    return refused
-
-
-def sweep(
-    archs: Sequence[str], limit: int = 3, time_limit: float = 120, record: Path | None = None
-) -> Iterator[Result]:
-    """Run `smoke` on several model types, in a process of its own, so that neither a crash nor a hang ends the sweep.
-
-    Args:
-        archs: the model types.
-        limit: how many documents of each task are run.
-        time_limit: how many seconds a type may take.
-        record: a file to which each result is appended, as a line of JSON. Types that are in it already are not run
-            again, so a sweep that was stopped goes on.
-
-    Yields:
-        The result of each type, in order.
-
-    Raises:
-        InputError: the file is not such a record, or cannot be written.
-    """
-    done = {}
-    if record is not None and record.exists():
-        with refusing(f"{record}: not a record of results", "Remove it, or name another file."):
-            lines = record.read_text(encoding="utf-8").splitlines()
-            done = {result.arch: result for result in (Result(**json.loads(line)) for line in lines)}
-    if record is not None:
-        with refusing(f"{record}: results cannot be kept there", "Name another file."):
-            record.open("a").close()  # before the first test
-    worker = None
-    try:
-        for arch in archs:
-            if arch in done:
-                yield done[arch]
-                continue
-            worker = worker or _Worker(limit)
-            began = time.monotonic()
-            result = worker.test(arch, time_limit)
-            if result is None:
-                result, worker = Result(arch, "WRONG", worker.stop(time_limit)), None
-            result = dataclasses.replace(result, seconds=round(time.monotonic() - began, 1))
-            if record is not None:
-                with record.open("a", encoding="utf-8") as file:
-                    print(json.dumps(dataclasses.asdict(result)), file=file)
-            yield result
-    finally:
-        if worker is not None:
-            worker.stop(0)
-
-
-class _Worker:
-    """A process that tests one type after another, since loading lm-eval and torch takes longer than a test."""
-
-    def __init__(self, limit: int) -> None:
-        context = multiprocessing.get_context("spawn")
-        self._connection, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(theirs, limit), daemon=True)
-        self._process.start()
-        theirs.close()
-
-    def test(self, arch: str, time_limit: float) -> Result | None:
-        """The result of a type; None if the process died or takes longer than the time limit."""
-        try:
-            self._connection.send(arch)
-            return self._connection.recv() if self._connection.poll(time_limit) else None
-        except (EOFError, OSError):
-            return None
-
-    def stop(self, time_limit: float) -> str:
-        """End the process. Returns why it gave no result."""
-        self._connection.close()  # it ends by itself if it is waiting
-        self._process.join(5)
-        code = self._process.exitcode
-        self._process.kill()
-        self._process.join()
-        return f"not done after {time_limit:g} seconds" if code is None else f"the process died (exit code {code})"
-
-
-def _serve(connection: Connection, limit: int) -> None:
-    """Test the types that arrive, until the other side is gone."""
-    os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_DISABLE_PROGRESS_BARS": "1"}
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    for stream in (1, 2):  # what libraries print
-        os.dup2(nowhere, stream)
-    import torch
-    import transformers
-
-    torch.set_num_threads(1)  # with models this small, threads only wait for each other
-    transformers.logging.set_verbosity_error()
-    logging.getLogger("lm_eval").setLevel(logging.ERROR)
-    with contextlib.suppress(EOFError):
-        while True:
-            connection.send(result_of(connection.recv(), limit))

@@ -3,6 +3,7 @@ by its inputs, and knows which others it needs first."""
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import itertools
 import json
@@ -16,6 +17,7 @@ from typing import Any
 from lm_eval_icl import methods
 from lm_eval_icl.demonstrations.how import How
 from lm_eval_icl.inference.checkpoints import ARGUMENTS
+from lm_eval_icl.inference.identity import source_digest
 from lm_eval_icl.metaicl.metadata import skips
 from lm_eval_icl.studies.grid import HF, Demonstrations, Study, trained_under
 from lm_eval_icl.studies.parts import Training, Variant
@@ -161,7 +163,9 @@ class Cell:
             **({"data": self.data} if self.data else {}),
         }
         task = ",".join([self.task, *(f"{name}={value}" for name, value in axes.items())])
-        return "/".join(["cells", self.model.folder, plain(self.variant.name), plain(task)])
+        source = _source(self.variant.method)  # of a method of the user's
+        variant = plain(self.variant.name) + (f"-{source}" if source else "")
+        return "/".join(["cells", self.model.folder, variant, plain(task)])
 
     @property
     def needs(self) -> tuple[Checkpoint | ChosenRows, ...]:
@@ -321,6 +325,11 @@ def passes_of(variant: Variant) -> tuple[str, int]:
     if not (name := cls.counts_memories):
         return "", 1
     return name, getattr(cls.from_arguments(variant.arguments), name)
+
+
+@functools.cache
+def _source(method: str) -> str:
+    return "" if ":" not in method else source_digest(methods.find(method)) or ""
 
 
 def digest(text: str) -> str:

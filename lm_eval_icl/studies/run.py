@@ -33,7 +33,6 @@ from lm_eval_icl.harness.loading import CheckedHFLM, Loaded
 from lm_eval_icl.harness.loglikelihood import check_finite
 from lm_eval_icl.harness.models import ICLModel, model_class
 from lm_eval_icl.harness.requests import RequestTokenizer
-from lm_eval_icl.inference.fingerprint import files_digest
 from lm_eval_icl.inference.scoring import Score
 from lm_eval_icl.methods.limits import Request
 from lm_eval_icl.methods.runner import grouped
@@ -111,8 +110,8 @@ class Models:
         if self.first._is_tensor_parallel:
             raise InputError("models: tp_plan: a study does not divide the passes of a model: leave it out.")
         self.loaded = Loaded(self.first)
-        files = self.first.model_files_digest or files_digest(**arguments)
-        self.weights = files or digest(json.dumps(self.loaded.fingerprint, sort_keys=True, default=str))
+        identity = json.dumps(self.first.model_identity(), sort_keys=True)
+        self.weights: str = self.first.model_files_digest or digest(identity)
         self._tokenizers: dict[tuple[bool, bool], OneTokenizer] = {}
         self._models: dict[str, ICLModel] = {}
         self._latest = self.first

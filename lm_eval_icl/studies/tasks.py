@@ -21,12 +21,10 @@ from lm_eval.evaluator_utils import get_sample_size
 
 from lm_eval_icl.demonstrations.how import How
 from lm_eval_icl.errors import InputError, refusing
-from lm_eval_icl.harness import patches
 from lm_eval_icl.harness.metaicl import MetaICLTask
 from lm_eval_icl.harness.prompts import recording
-from lm_eval_icl.harness.task_errors import unknown_task
 from lm_eval_icl.harness.tasks import FixedSampler, ICLTask, These, among, template_of
-from lm_eval_icl.harness.training import task_manager
+from lm_eval_icl.harness.training import task_manager, unknown_task
 from lm_eval_icl.metaicl.files import checked_seed
 from lm_eval_icl.studies.cells import digest
 from lm_eval_icl.studies.grid import Demonstrations
@@ -35,7 +33,7 @@ Doc = dict[str, Any]
 # The dev set is the same for all seeds of the demonstrations.
 _DEV_SEED = 0
 # What a cell says of a choice of demonstrations, besides the rows that were chosen.
-_OF_CHOICE = ("picked", "accuracy", "evaluated", "seconds", "tokens")
+_OF_CHOICE = ("picked", "accuracy", "evaluated", "seconds", "tokens", "version")
 
 
 @dataclass(frozen=True)
@@ -91,7 +89,7 @@ def load(
                 raise InputError(f"tasks: {unknown_task(asked, manager.all_tasks, include_path)}")
             # As part of a group, a task's configuration is merged with the changes.
             wanted = [{"group": "study", "task": [{"task": asked, **changes}]}] if changes else [asked]
-            with refusing(f"tasks: {asked}: cannot be loaded"), patches.of_our_commands():
+            with refusing(f"tasks: {asked}: cannot be loaded"):
                 loaded = manager.load(wanted)
         except InputError as error:
             if lacking is None:

@@ -154,8 +154,8 @@ class UnitRunner:
                 choice = chooser.choose(how.name, rows.num_fewshot, rows.seed, how.balance, **how.arguments)
         finally:
             log.setLevel(level)
-        about = kept.about_model(str(models.arguments["pretrained"]), models.loaded.fingerprint)
-        return kept.contents(how, pool, rows.num_fewshot, rows.seed, choice, about)
+        about = kept.about_model(str(models.arguments["pretrained"]), models.first.model_identity())
+        return kept.contents_of(how, pool, rows.num_fewshot, rows.seed, choice, about)
 
     def _run_cells(self, models: Models, cells: Sequence[Cell], rows: Mapping[str, Any] | None) -> Iterator[Outcome]:
         """Run cells with the same requests, those together that can be. If that fails, each by itself, as the error may

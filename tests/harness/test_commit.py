@@ -59,7 +59,7 @@ def test_a_checkout_and_a_worktree(package, monkeypatch, has_git):
 def test_changed_files_and_a_copy_without_history(package):
     expected = head(package)
     (package / "__init__.py").write_text("x = 1\n")
-    assert version.commit(package) == f"{expected}-dirty"
+    assert version.commit(package) == f"{expected}+dirty"
     shutil.rmtree(package.parent / ".git")
     assert version.commit(package) is None
 
@@ -104,10 +104,10 @@ def test_a_git_that_hangs_is_given_up(monkeypatch):
     ("base", "commit", "expected"),
     [
         ("0.2.0.dev0", "0123456789", "0.2.0.dev0+g0123456"),
-        ("0.2.0.dev0", "0123456789-dirty", "0.2.0.dev0+g0123456.dirty"),
+        ("0.2.0.dev0", "0123456789+dirty", "0.2.0.dev0+g0123456.dirty"),
         ("0.2.0.dev0", None, "0.2.0.dev0"),
         ("0.2.0", "0123456789", "0.2.0"),
-        ("0.2.0", "0123456789-dirty", "0.2.0+g0123456.dirty"),
+        ("0.2.0", "0123456789+dirty", "0.2.0+g0123456.dirty"),
         ("0.2.0", None, "0.2.0"),
     ],
 )
@@ -144,7 +144,7 @@ def test_a_wheel_knows_its_commit(package, tmp_path):
     hash_ = head(package)
     assert build(package.parent, tmp_path / "a") == (hash_, f"{version.VERSION}+g{hash_[:7]}")
     (package.parent / "README.md").write_text("changed")
-    assert build(package.parent, tmp_path / "b") == (f"{hash_}-dirty", f"{version.VERSION}+g{hash_[:7]}.dirty")
+    assert build(package.parent, tmp_path / "b") == (f"{hash_}+dirty", f"{version.VERSION}+g{hash_[:7]}.dirty")
     assert git(package, "status", "--porcelain") == " M README.md\n"  # building leaves nothing behind
     shutil.rmtree(package.parent / ".git")
     assert build(package.parent, tmp_path / "c") == ("unknown", version.VERSION)

@@ -13,7 +13,6 @@ from lm_eval._cli.run import Run
 from lm_eval.api.model import LM, CachingLM
 from lm_eval.api.task import ConfigurableTask
 from lm_eval.config.evaluate_config import EvaluatorConfig
-from lm_eval.loggers.evaluation_tracker import EvaluationTracker
 from lm_eval.models.huggingface import HFLM
 
 from lm_eval_icl.errors import InputError
@@ -23,7 +22,6 @@ from tests import evaluation, processes
 # What the wrappers rely on: the arguments that they name, of the functions that they wrap.
 ARGUMENTS = {
     "TaskManager.__init__": {"include_path", "include_defaults"},
-    "Run._execute": {"args"},
     "EvaluatorConfig.process_tasks": set(),
     "get_model": {"model_name"},
     "EvaluatorConfig.from_cli": set(),
@@ -35,10 +33,7 @@ ARGUMENTS = {
     "ConfigurableTask.fewshot_context": {"num_fewshot", "chat_template"},
     "env.from_string": {"source"},
     "CachingLM.__new__": set(),
-    "ConfigurableTask.download": set(),
     "ConfigurableTask.__init__": set(),
-    "EvaluationTracker.save_results_aggregated": {"results"},
-    "EvaluationTracker.save_results_samples": {"task_name", "samples"},
 }
 # What of `HFLM` that is not documented our models override or call.
 PRIVATE = {
@@ -71,16 +66,17 @@ def test_what_is_patched_is_there(patch):
 def test_early_patches_are_put_in_when_their_module_is_imported():
     early = {patch.place.partition(":")[0] for patch in patches.PATCHES if patch.early}
     assert shim._Finder.waiting == early | {"lm_eval.models", "lm_eval.__main__"}
-    code = "import lm_eval._cli.run as run, sys; print(len(run.Run._execute.wrappers), 'torch' in sys.modules)"
+    code = (
+        "from lm_eval.api import registry; import sys; print(len(registry.get_model.wrappers), 'torch' in sys.modules)"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "1 False\n"
 
 
 def test_what_is_used_of_the_command_line_is_there():
-    """The fields of a run's configuration, and the arguments that are read when it is interrupted."""
-    used = {"model", "model_args", "batch_size", "max_batch_size", "device", "use_cache", "output_path", "include_path"}
+    """The fields of a run's configuration."""
+    used = {"model", "model_args", "batch_size", "max_batch_size", "device", "include_path"}
     assert used <= {field.name for field in dataclasses.fields(EvaluatorConfig)}
-    assert callable(EvaluatorConfig.load_yaml_config)
 
 
 def test_every_patch_is_in_the_table():
@@ -98,11 +94,8 @@ def source(function):
 
 
 def test_what_is_relied_on_inside_functions_is_there():
-    """`saving` reads results back, at the names that lm-eval gives them; `fewshot_context` makes every turn, the last
-    one too, with `build_qa_turn`; tasks are read before anything is evaluated."""
-    saving = source(EvaluationTracker.save_results_aggregated)
-    assert 'f"results_{self.date_id}.json"' in saving and "model_name_sanitized" in saving
-    assert "samples_{task_name}_{self.date_id}.jsonl" in source(EvaluationTracker.save_results_samples)
+    """`fewshot_context` makes every turn, the last one too, with `build_qa_turn`; tasks are read before anything is
+    evaluated."""
     assert source(ConfigurableTask.fewshot_context).count("self.build_qa_turn(") >= 2
     execute = source(Run._execute)
     assert execute.index("process_tasks(") < execute.index("simple_evaluate(\n")
@@ -116,15 +109,6 @@ def test_patching_twice_changes_nothing():
     for module in shim._Finder.waiting:
         patches.install_early(module)
     assert [getattr(*place(patch)) for patch in patches.PATCHES] == before and sys.excepthook is hook
-
-
-def test_our_commands_leave_nothing_behind():
-    owned = [patch for patch in patches.PATCHES if patch.concerns == patches.COMMANDS]
-    before = [getattr(*place(patch)) for patch in owned]
-    with pytest.raises(RuntimeError), patches.of_our_commands():
-        assert all(getattr(*place(patch)) is not there for patch, there in zip(owned, before, strict=True))
-        raise RuntimeError
-    assert [getattr(*place(patch)) for patch in owned] == before
 
 
 class Other(LM):
@@ -159,30 +143,6 @@ def test_an_evaluate_from_before_our_import_is_refused(checkpoint):
     says = r"^lm-eval-icl: task 'one_token': a prompt arrived without its structure.*call lm_eval.evaluate"
     with pytest.raises(InputError, match=says):
         evaluate(evaluation.ICL(str(checkpoint("gpt2")), device="cpu"), task, limit=2)
-
-
-def saved(tracker: EvaluationTracker, results: dict) -> None:
-    tracker.save_results_aggregated(results=results, samples={})
-
-
-@pytest.mark.parametrize("suffix", ["", "/all.json"])
-def test_results_that_are_not_there(tmp_path, capsys, suffix):
-    """One tracker for two runs: each failure shows its own table, and other commands end as lm-eval ends them."""
-    tracker = EvaluationTracker(output_path=f"{tmp_path}/out{suffix}")
-    tracker.general_config_tracker.model_name_sanitized = "m"
-    empty = {"versions": {}, "n-shot": {}, "higher_is_better": {}, "config": {"icl": {}}}
-    tables = [{"results": {name: {"alias": name, "acc,none": 0.5}}, **empty} for name in ("first", "second")]
-    with patches.of_our_commands():
-        saved(tracker, dict(tables[0]))
-        (tmp_path / "out").rename(tmp_path / "kept")
-        (tmp_path / "out").write_text("a file where the folder would be")
-        with pytest.raises(InputError, match=r"the results could not be saved in .*out"):
-            saved(tracker, dict(tables[1]))
-        printed = capsys.readouterr().out
-        assert "second" in printed and "first" not in printed
-        with pytest.raises(InputError, match="the samples of task 't' could not be saved"):
-            tracker.save_results_samples(task_name="t", samples=[])
-    saved(tracker, dict(tables[1]))  # of `hf`, say, in a process of somebody else's: lm-eval warns
 
 
 def test_a_refusal_that_nobody_catches_is_a_line():

@@ -13,14 +13,14 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
 
-from lm_eval_icl.inference import attention, packed_attention, scoring
-from lm_eval_icl.inference.attention import additive
+from lm_eval_icl.inference import attention, scoring
+from lm_eval_icl.inference.attention import OfPackedRow, additive, attention_by
 from lm_eval_icl.inference.memory import Memory, causal_pass
-from lm_eval_icl.inference.packed_attention import in_parts
 from tests import tiny
 from tests.inference.test_blocks import CONTEXT, PACKING, PAIRS
 
 SDPA = ALL_ATTENTION_FUNCTIONS["sdpa"]
+THREE = OfPackedRow(torch.eye(3, dtype=torch.bool), [(slice(0, 3), slice(0, 1))])
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def divided(monkeypatch):
         count[0] += 1
         return repeat(states, groups)
 
-    monkeypatch.setattr(packed_attention, "ROWS", 3)
+    monkeypatch.setattr(attention, "ROW_TOKENS", 3)
     monkeypatch.setattr(attention, "repeat_kv", counting)
     return lambda: count[0] // 2
 
@@ -49,7 +49,7 @@ def test_all_architectures_score_as_under_the_whole_mask(name, cut, divided, mon
     scores = scoring.score_packed(model, [(memory, PAIRS)], torch.float64, cut)
     layers = model.config.num_hidden_layers - cut
     assert divided() == (layers if model.config._attn_implementation == "sdpa" else 0)
-    monkeypatch.setattr(scoring, "in_parts", lambda *args: nullcontext())
+    monkeypatch.setattr(scoring, "attention_by", lambda attention: nullcontext())
     whole = scoring.score_packed(model, [(memory, PAIRS)], torch.float64, cut)
     assert [greedy for _, greedy in scores] == [greedy for _, greedy in whole]
     assert [score for score, _ in scores] == pytest.approx([score for score, _ in whole], abs=1e-12, rel=0)
@@ -76,8 +76,8 @@ def test_any_tree_behind_any_memory(parents, behind, heads, scaling, seed):
     # Far from each other: what the memory and the row weigh differs by orders of magnitude.
     key, value = 9 * torch.randn(2, 1, heads[1], behind + n, 8, dtype=torch.float64, generator=generator)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(packed_attention, "ROWS", 5)  # so that most rows are divided
-        with in_parts(sees, [(slice(0, n), slice(0, behind))]):
+        patch.setattr(attention, "ROW_TOKENS", 5)  # so that most rows are divided
+        with attention_by(OfPackedRow(sees, [(slice(0, n), slice(0, behind))])):
             found, _ = ALL_ATTENTION_FUNCTIONS["sdpa"](module, query, key, value, mask, scaling=scaling)
     expected = scaled_dot_product_attention(query, key, value, mask, scale=scaling, enable_gqa=True)
     torch.testing.assert_close(found, expected.transpose(1, 2), rtol=1e-10, atol=1e-10)
@@ -87,7 +87,7 @@ def test_what_no_token_of_a_part_sees_is_not_read(divided):
     sees = torch.eye(9, dtype=torch.bool)
     mask = torch.zeros(1, 1, 9, 10)  # hides nothing, so that what is read shows
     query, key, value = torch.randn(3, 1, 1, 10, 4)
-    with in_parts(sees, [(slice(0, 9), slice(0, 1))]):
+    with attention_by(OfPackedRow(sees, [(slice(0, 9), slice(0, 1))])):
         found, _ = ALL_ATTENTION_FUNCTIONS["sdpa"](nn.Module(), query[:, :, :9], key, value, mask)
     for first in (0, 3, 6):
         at = [0, *range(first + 1, first + 4)]
@@ -117,7 +117,7 @@ def test_what_cannot_be_divided_runs_whole(change, divided):
     value = torch.randn(rows, 2, keys, change.get("width", 4), dtype=dtype)
     mask = change.get("mask", torch.randn(1, 1, queries, keys, dtype=dtype))
     more = {name: change[name] for name in ("position_bias",) if name in change}
-    with in_parts(torch.eye(n, dtype=torch.bool), [(slice(0, n), slice(0, keys - n))]):
+    with attention_by(OfPackedRow(torch.eye(n, dtype=torch.bool), [(slice(0, n), slice(0, keys - n))])):
         found, _ = ALL_ATTENTION_FUNCTIONS["sdpa"](nn.Module(), query, key, value, mask, is_causal=False, **more)
     assert divided() == 0
     assert torch.equal(found, SDPA(nn.Module(), query, key, value, mask, is_causal=False, **more)[0])
@@ -125,11 +125,11 @@ def test_what_cannot_be_divided_runs_whole(change, divided):
 
 def test_outside_a_packed_row_it_is_the_librarys_function(monkeypatch):
     """The function stays in place, and does nothing of its own without a row."""
-    with pytest.raises(RuntimeError), in_parts(torch.eye(3, dtype=torch.bool), [(slice(0, 3), slice(0, 1))]):
+    with pytest.raises(RuntimeError), attention_by(THREE):
         raise RuntimeError
     placed = ALL_ATTENTION_FUNCTIONS["sdpa"]
     assert placed is not SDPA
-    with in_parts(torch.eye(3, dtype=torch.bool), [(slice(0, 3), slice(0, 1))]):
+    with attention_by(THREE):
         assert ALL_ATTENTION_FUNCTIONS["sdpa"] is placed  # once in a process
         query, key = torch.randn(1, 2, 100, 4), torch.randn(1, 2, 130, 4)
         by_position = (nn.Module(), query, key, key, None, 0.0, 0.3)  # dropout and scale, as of somebody's own model
@@ -148,7 +148,7 @@ def test_somebody_elses_function_is_called(on_the_instance):
         calls.append(args)
         return SDPA(*args, **kwargs)
 
-    with in_parts(torch.eye(3, dtype=torch.bool), [(slice(0, 3), slice(0, 1))]):
+    with attention_by(THREE):
         pass
     before = AttentionInterface()["sdpa"]
     if on_the_instance:
@@ -158,7 +158,7 @@ def test_somebody_elses_function_is_called(on_the_instance):
     try:
         inputs = [torch.randn(1, 2, 3, 4) for _ in range(3)]
         ALL_ATTENTION_FUNCTIONS["sdpa"](nn.Module(), *inputs, None)
-        with in_parts(torch.eye(3, dtype=torch.bool), [(slice(0, 3), slice(0, 1))]):
+        with attention_by(THREE):
             ALL_ATTENTION_FUNCTIONS["sdpa"](nn.Module(), *inputs, None)
         assert len(calls) == 2
     finally:

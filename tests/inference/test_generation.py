@@ -21,16 +21,16 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from lm_eval_icl import methods
 from lm_eval_icl.errors import InputError, Unsupported
 from lm_eval_icl.harness.models import model_class
-from lm_eval_icl.inference import generation, shared_attention
+from lm_eval_icl.inference import attention, generation
+from lm_eval_icl.inference.attention import behind, reads_shared_memory
 from lm_eval_icl.inference.caches import MemoryLayer
 from lm_eval_icl.inference.capabilities import probe
 from lm_eval_icl.inference.generation import continue_from
 from lm_eval_icl.inference.memory import read_causally
-from lm_eval_icl.inference.shared_attention import behind, reads_shared_memory
 from lm_eval_icl.methods import Predictor
 from lm_eval_icl.prompts.prompt import FewShotPrompt
-from lm_eval_icl.smoke import tiny as smoke_models
 from tests import evaluation, tiny
+from tests.smoke import model_types as smoke_models
 
 CONTEXT = [5 + 3 * i % 90 for i in range(30)]
 QUERIES = [[7, 8, 9, 10, 11, 12, 13], [20, 21], [30, 31, 32], [40, 41, 42, 43, 44]]
@@ -39,14 +39,14 @@ QUERIES = [[7, 8, 9, 10, 11, 12, 13], [20, 21], [30, 31, 32], [40, 41, 42, 43, 4
 @pytest.fixture
 def always_shared(monkeypatch):
     """Small memories are shared, too; returns how many layers' attention was to a shared memory."""
-    count, attention = [0], shared_attention.on_shared_memory
+    count, attend = [0], attention.on_shared_memory
 
     def counting(*args: Any, **kwargs: Any) -> Any:
         count[0] += 1
-        return attention(*args, **kwargs)
+        return attend(*args, **kwargs)
 
     monkeypatch.setattr(generation, "SHARED_FROM", 0)
-    monkeypatch.setattr(shared_attention, "on_shared_memory", counting)
+    monkeypatch.setattr(attention, "on_shared_memory", counting)
     return lambda: count[0]
 
 

@@ -11,8 +11,8 @@ from lm_eval_icl.inference.memory import run_rows
 from lm_eval_icl.methods.runner import MethodRunner
 from lm_eval_icl.prompts.tokens import Context
 from lm_eval_icl.smoke import smoke
-from lm_eval_icl.smoke import tiny as smoke_models
 from tests import tiny
+from tests.smoke import model_types as smoke_models
 
 HYBRIDS = ["qwen3_5_text", "qwen3_next", "granitemoehybrid", "mamba2"]
 CONTEXT = Context((1, 5), (tuple(range(10, 60)), tuple(range(80, 150, 2))))
@@ -86,7 +86,7 @@ def test_which_models_continue_from_their_states(name, continues, dtype):
 )
 def test_a_model_without_a_memory_runs_icl_as_hf_does(kind, caplog):
     """The smoke test compares log-likelihoods and texts with those of `hf`."""
-    scores = smoke.smoke(kind)
+    scores = smoke.smoke(kind, special=smoke_models.TYPES)
     assert {name for name, by_task in scores.items() if not isinstance(by_task, str)} == {"icl"}
     assert "does not continue from its cache" in scores["deepthink"]
     (said,) = [record.message for record in caplog.records if "does not continue from its cache" in record.message]

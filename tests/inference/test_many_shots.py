@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lm_eval_icl import methods
-from lm_eval_icl.inference import context_attention, memory
+from lm_eval_icl.inference import attention, memory
 from lm_eval_icl.inference.memory import run_rows
 from lm_eval_icl.inference.scoring import score_packed
 from lm_eval_icl.methods import runner
@@ -59,7 +59,7 @@ def rows(monkeypatch):
     def set_rows(n: int) -> None:
         monkeypatch.setattr(memory, "ROWS", n)
         monkeypatch.setattr(memory, "PIECE", n)
-        monkeypatch.setattr(context_attention, "ROWS", n)
+        monkeypatch.setattr(attention, "CONTEXT_TOKENS", n)
 
     return set_rows
 

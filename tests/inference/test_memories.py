@@ -418,7 +418,8 @@ def test_texts_are_generated_in_parts(name):
 @pytest.mark.parametrize(
     ("name", "attention", "says"),
     [
-        ("gemma2_window", None, "ape reads the demonstrations apart from all else, which Gemma2.*eager"),
+        # Older versions of transformers run Gemma 2 under sdpa, and then another line refuses it.
+        pytest.param("gemma2_window", None, "ape reads .* apart.*, which Gemma2.*eager", marks=pytest.mark.pinned),
         ("llama", "eager", "ape reads the demonstrations apart.*attn_implementation=eager"),
         ("bloom", None, "ape hides tokens from each other|ape needs a model that obeys given positions"),
     ],

@@ -1,17 +1,13 @@
 """Which runs the board puts together, and which it keeps apart: results files in, numbers and labels out."""
 
 import functools
-import json
 import shutil
 
-import peft
 import pytest
 import torch
 import transformers
-from lm_eval.models.huggingface import HFLM
 
 from lm_eval_icl.harness.models import model_class
-from lm_eval_icl.inference.fingerprint import files_digest
 from tests import boards, evaluation
 from tests.results import test_leaderboard_read as reading
 
@@ -285,66 +281,16 @@ def other_weights(folder):
     model.save_pretrained(folder)
 
 
-@pytest.mark.parametrize("method", ["icl", "hf"])
-def test_other_weights_under_one_name_are_two_rows(board, model, tmp_path, method):
-    evaluate(method, model, seed=0, output=tmp_path / "in")
-    evaluate(method, model, seed=1, output=tmp_path / "in")
+def test_other_weights_under_one_name_are_two_rows(board, model, tmp_path):
+    evaluate("icl", model, seed=0, output=tmp_path / "in")
+    evaluate("icl", model, seed=1, output=tmp_path / "in")
     (line,) = board(tmp_path / "in")
     assert (line["details"], line["sets"], line["marks"]) == ("", "2", "few seeds")
     other_weights(model)
-    evaluate(method, model, seed=2, output=tmp_path / "in")
+    evaluate("icl", model, seed=2, output=tmp_path / "in")
     lines = board(tmp_path / "in")
     assert sorted(line["sets"] for line in lines) == ["1", "2"]
     assert all(line["details"].startswith("model_files_digest=") for line in lines)
-
-
-def test_a_digest_is_of_what_is_loaded(model, tmp_path):
-    first = evaluate("icl", model)["model_files_digest"]
-    assert evaluate("hf", model)["model_files_digest"] == first
-    for name in ("README.md", "training_args.bin", "optimizer.bin", "trainer_state.json", "training.json"):
-        (model / name).write_text("something else")
-    assert evaluate("hf", shutil.copytree(model, tmp_path / "copy"))["model_files_digest"] == first
-    loaded = HFLM(str(model), device="cpu")
-    other_weights(model)
-    assert evaluate(loaded, None)["model_files_digest"] == first  # not of what is there when the run ends
-    second = evaluate("hf", model)["model_files_digest"]
-    assert second != first
-    weights = transformers.AutoModelForCausalLM.from_pretrained(model)
-    weights.save_pretrained(model, max_shard_size="20KB")
-    (model / "model.safetensors").unlink()
-    assert len(list(model.glob("model-*.safetensors"))) > 1
-    sharded = evaluate("icl", model)["model_files_digest"]
-    last = sorted(model.glob("model-*.safetensors"))[-1]
-    data = last.read_bytes()
-    last.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
-    assert len({first, second, sharded, evaluate("icl", model)["model_files_digest"]}) == 4
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setenv("LOCAL_RANK", "1")  # this process writes no results
-        assert model_class("icl")(str(model), device="cpu").model_files_digest is None
-
-
-def test_a_digest_is_of_pickled_weights_and_of_the_tokenizer(model):
-    weights = transformers.AutoModelForCausalLM.from_pretrained(model)
-    (model / "model.safetensors").unlink()
-    digests = []
-    for scale in (1.0, 1.5):
-        torch.save({name: scale * value for name, value in weights.state_dict().items()}, model / "pytorch_model.bin")
-        digests.append(evaluate("hf", model)["model_files_digest"])
-    settings = json.loads((model / "tokenizer_config.json").read_text())
-    (model / "tokenizer_config.json").write_text(json.dumps({**settings, "padding_side": "left"}))
-    assert len({*digests, evaluate("hf", model)["model_files_digest"]}) == 3
-
-
-@pytest.mark.parametrize("method", ["icl", "hf"])
-def test_a_digest_is_of_an_adapter_too(model, tmp_path, method):
-    found = [evaluate(method, model)["model_files_digest"]]
-    for seed in range(2):
-        torch.manual_seed(seed)
-        base = transformers.AutoModelForCausalLM.from_pretrained(model)
-        adapter = peft.get_peft_model(base, peft.LoraConfig(target_modules=["q_proj"], init_lora_weights=False))
-        adapter.save_pretrained(tmp_path / "adapter")
-        found.append(evaluate(method, model, args={"peft": str(tmp_path / "adapter")})["model_files_digest"])
-    assert len(set(found)) == 3
 
 
 def test_a_model_that_was_made_in_python_has_no_digest_and_a_mark(board, model, tmp_path):
@@ -362,23 +308,3 @@ def test_generation_arguments_given_to_a_run_are_two_rows(board, model, tmp_path
     assert {line["conditions"] for line in board(tmp_path / "in")} == {
         f"2 shots, max_gen_toks={length}" for length in (2, 5)
     }  # fmt: skip
-
-
-def test_of_a_model_of_the_hub_the_commit_is_recorded_offline(checkpoint, tmp_path, monkeypatch):
-    commit, cache = "0123456789" * 4, tmp_path / "hub" / "hub" / "models--org--tiny"
-    shutil.copytree(checkpoint("gpt2"), cache / "snapshots" / commit)
-    (cache / "refs").mkdir()
-    (cache / "refs" / "main").write_text(commit)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(cache.parent))
-    config = evaluate("hf", "org/tiny")
-    assert config["model_sha"] == commit and "model_files_digest" not in config
-
-
-def test_a_folder_that_cannot_be_listed_is_no_traceback(tmp_path):
-    """The tokenizer's folder has not the checkpoint's subfolder: then nothing says which files were loaded."""
-    (tmp_path / "model/sub").mkdir(parents=True)
-    (tmp_path / "model/sub/config.json").write_text("{}")
-    (tmp_path / "tokenizer").mkdir()
-    given = {"pretrained": str(tmp_path / "model"), "subfolder": "sub"}
-    assert files_digest(**given) is not None
-    assert files_digest(**given, tokenizer=str(tmp_path / "tokenizer")) is None

@@ -290,3 +290,18 @@ def test_small_vocabularies_are_probed_alike(vocabulary):
     """Where the probe's tokens repeat, what is hidden must not begin as the query does."""
     with torch.no_grad():
         assert probe(tiny.build("gpt2", vocab_size=vocabulary, bos_token_id=0, eos_token_id=0)).can_pack
+
+
+@torch.no_grad()
+def test_a_model_is_tried_in_few_passes():
+    passes, model = [], tiny.build("llama")
+    model.register_forward_pre_hook(lambda *args: passes.append(args))
+    probe(model)
+    assert len(passes) == 32
+
+
+@torch.no_grad()
+def test_an_error_that_ends_a_trial_is_in_the_log(caplog):
+    with caplog.at_level("INFO", "lm_eval.icl"):
+        assert not probe(tiny.build("bloom")).obeys_positions
+    assert "the trial 'obeys_positions' ends in TypeError: BloomForCausalLM.forward() got" in caplog.text

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
 import re
 from pathlib import Path
@@ -15,16 +14,17 @@ from torch import Tensor
 from torch.nn.functional import pad
 from transformers import DynamicCache
 
-from lm_eval_icl.cli.regression import FIGURES
+from lm_eval_icl.errors import InputError
 from lm_eval_icl.inference.caches import behind_cache
-from lm_eval_icl.regression import evaluation, training
-from lm_eval_icl.regression.baselines import baselines
-from lm_eval_icl.regression.configuration import METHODS, Configuration, configured
-from lm_eval_icl.regression.evaluation import errors, interval, probes
-from lm_eval_icl.regression.functions import SHIFTS, draw_functions, generator, mean_square
-from lm_eval_icl.regression.model import Regressor
-from lm_eval_icl.regression.training import begin, method_of, train
-from tests import commands, tiny
+from scripts.regression import evaluation, training
+from scripts.regression.__main__ import FIGURES, main
+from scripts.regression.baselines import baselines
+from scripts.regression.configuration import METHODS, Configuration, configured
+from scripts.regression.evaluation import errors, interval, probes
+from scripts.regression.functions import SHIFTS, draw_functions, generator, mean_square
+from scripts.regression.model import Regressor
+from scripts.regression.training import begin, method_of, train
+from tests import tiny
 
 SMALL = Configuration(
     dimensions=3,
@@ -324,13 +324,13 @@ SETTINGS += ["stride=4"]
 def test_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Training, tables and all figures; a second evaluation reads what the first one measured."""
     monkeypatch.setattr(evaluation, "PROBES_FITTED_ON", 32)
-    train_command = ["regression", "train", "--config", "tiny", "--methods", "icl,invicl", "--device", "cpu"]
+    train_command = ["train", "--config", "tiny", "--methods", "icl,invicl", "--device", "cpu"]
     linear, sparse = str(tmp_path / "linear"), str(tmp_path / "sparse")
-    commands.run(*train_command, "--seeds", "0,1", "--output", linear, "--set", *SETTINGS)
-    commands.run(*train_command, "--seeds", "0", "--output", sparse, "--set", *SETTINGS, "function=sparse")
+    main([*train_command, "--seeds", "0,1", "--output", linear, "--set", *SETTINGS])
+    main([*train_command, "--seeds", "0", "--output", sparse, "--set", *SETTINGS, "function=sparse"])
     tables = []
     for folder in (linear, linear, sparse):
-        commands.run("regression", "evaluate", "--output", folder, "--device", "cpu")
+        main(["evaluate", "--output", folder, "--device", "cpu"])
         tables.append(capsys.readouterr().out)
     assert tables[0] == tables[1] and tables[0].count("| `invicl` |") == 6 and tables[2].count("| `invicl` |") == 3
     cells = re.findall(r"(\d\.\d+) \((\d\.\d+) to (\d\.\d+)\)", tables[0])
@@ -338,12 +338,15 @@ def test_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatc
     for figure in FIGURES:
         to = tmp_path / f"{figure}.svg"
         folders = [linear, sparse] if figure == "figure6" else [linear]
-        commands.run("regression", "plot", figure, *folders, "--to", str(to))
+        main(["plot", figure, *folders, "--to", str(to)])
         drawn = to.read_text(encoding="utf-8")
         assert 5_000 < len(drawn) < 300_000 and "invicl" in drawn
 
 
-refused = functools.partial(commands.refused, "regression")
+def refused(*arguments: str) -> str:
+    with pytest.raises(InputError) as refusal:
+        main([*arguments])
+    return refusal.value.message
 
 
 @pytest.mark.parametrize(
@@ -373,20 +376,12 @@ def test_folders_that_cannot_be_used_are_one_line(tmp_path: Path) -> None:
     assert "there is no training in it" in refused("evaluate", *output)
     run = begin(tmp_path, SMALL, "icl", 0)
     assert "with width=16, and here it is 32" in refused(*of_icl, "width=32")
-    assert "step-0000006.safetensors: there is no such checkpoint" in commands.refused(
-        "regression", "evaluate", *output
-    )
+    assert "step-0000006.safetensors: there is no such checkpoint" in refused("evaluate", *output)
     train(dataclasses.replace(run, configuration=SMALL.model_copy(update={"width": 32, "steps": 6})), "cpu")
-    assert "step-0000006.safetensors: is no checkpoint of this configuration" in commands.refused(
-        "regression", "evaluate", *output
-    )
+    assert "step-0000006.safetensors: is no checkpoint of this configuration" in refused("evaluate", *output)
     assert "is not evaluated" in refused("plot", "figure3", str(tmp_path), *to)
-    assert "plot figure4: there is no such figure" in commands.refused(
-        "regression", "plot", "figure4", str(tmp_path), *to
-    )
-    assert "must end in .svg or .png" in commands.refused(
-        "regression", "plot", "figure3", str(tmp_path), "--to", "figure.gif"
-    )
+    assert "plot figure4: there is no such figure" in refused("plot", "figure4", str(tmp_path), *to)
+    assert "must end in .svg or .png" in refused("plot", "figure3", str(tmp_path), "--to", "figure.gif")
     (run.folder / "state.safetensors").write_bytes(b"cut")
     run.weights(12).unlink(missing_ok=True)
     assert "state.safetensors: cannot be gone on from" in refused(*of_icl, "stride=1")

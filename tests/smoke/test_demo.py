@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-import os
-import pty
-import re
 import runpy
-import select
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -172,30 +167,3 @@ def test_the_demo_prints_a_line_for_each_setting_and_a_table(tmp_path: Path) -> 
     names = ["2 shots", "32 shots, unseen words", "16 shots, wrong labels"]
     assert settings == [f"{model}, {name}" for model in ("hf", "icl") for name in names]
     assert [line.split("│")[1].strip() for line in lines if line.startswith("│")] == ["hf", "icl"]
-
-
-@pytest.mark.slow
-def test_in_a_terminal_the_demo_shows_its_table_row_by_row(tmp_path: Path) -> None:
-    """Every state of the table that is shown begins with the one before it."""
-    shown = bytearray()
-    terminal, inside = pty.openpty()
-    environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "120", "LINES": "40"}
-    outputs = [Path(os.ttyname(inside))] * 2
-    line = ["-c", ALONE, "demo", "--limit", "2"]
-    process = processes.start(processes.as_started, processes.run_python, line, outputs, tmp_path, environment)
-    while process.exitcode is None or select.select([terminal], [], [], 0)[0]:
-        if select.select([terminal], [], [], 0.05)[0]:
-            shown += os.read(terminal, 2**16)
-    os.close(inside)
-    os.close(terminal)
-    assert process.exitcode == 0, shown.decode()
-    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode())
-    states = []
-    for table in re.findall(r"┩\r\n(.*?)└", text, re.DOTALL):
-        state = [[cell.strip() for cell in row.split("│")[1:-1]] for row in table.split("\r\n") if row]
-        if [state] != states[-1:]:
-            states.append(state)
-    filled = [[cell for row in state for cell in row if cell] for state in states]
-    assert all(later[: len(earlier)] == earlier for earlier, later in itertools.pairwise(filled))
-    assert len(states[0]) == 1 and len(states) > 2
-    assert [row[0] for row in states[-1]] == ["hf", "icl"] and all(map(all, states[-1]))

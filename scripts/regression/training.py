@@ -17,9 +17,9 @@ from lm_eval_icl import methods
 from lm_eval_icl.errors import InputError, refusing
 from lm_eval_icl.files import replacing, write_atomically
 from lm_eval_icl.methods.base import Method
-from lm_eval_icl.regression.configuration import METHODS, Configuration
-from lm_eval_icl.regression.functions import draw_functions, generator
-from lm_eval_icl.regression.model import Regressor, reads_all_numbers
+from scripts.regression.configuration import METHODS, Configuration
+from scripts.regression.functions import draw_functions, generator
+from scripts.regression.model import Regressor, reads_all_numbers
 
 SAVE_EVERY, LOG_EVERY = 500, 50  # steps; the second divides the first
 

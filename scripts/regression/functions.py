@@ -8,7 +8,7 @@ import math
 import torch
 from torch import Tensor
 
-from lm_eval_icl.regression.configuration import Configuration
+from scripts.regression.configuration import Configuration
 
 # How tests differ from training (InvICL, B.1 and Figure 7): not at all; y has an offset b ~ N(0, 1); x is 3 times as
 # large; x is in a random subspace of half the dimensions, as large as before on average (as in the code of Garg et al.,

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
-from lm_eval_icl.regression.configuration import Configuration
-from lm_eval_icl.regression.evaluation import Errors, evaluate_baselines, interval, measured, shifts
-from lm_eval_icl.regression.training import open_runs
+from scripts.regression.configuration import Configuration
+from scripts.regression.evaluation import Errors, evaluate_baselines, interval, measured, shifts
+from scripts.regression.training import open_runs
 
 
 class Measurements:
@@ -18,7 +18,7 @@ class Measurements:
 
     Attributes:
         configuration: that of all its trainings.
-        of: by method and seed, the errors (see `lm_eval_icl.regression.evaluation.evaluate`).
+        of: by method and seed, the errors (see `scripts.regression.evaluation.evaluate`).
         baselines: their errors, by "NAME, SHIFT".
 
     Raises:

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from transformers import GPT2Config, GPT2Model
 
 from lm_eval_icl.methods.base import Method
-from lm_eval_icl.regression.configuration import Configuration
 from lm_eval_icl.training.rows import leaks
+from scripts.regression.configuration import Configuration
 
 
 @dataclass(frozen=True)

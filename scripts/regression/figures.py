@@ -11,9 +11,9 @@ from torch import Tensor
 
 from lm_eval_icl.drawing.style import GREY, of_method
 from lm_eval_icl.errors import InputError
-from lm_eval_icl.regression.configuration import METHODS
-from lm_eval_icl.regression.evaluation import interval, shifts
-from lm_eval_icl.regression.tables import Measurements
+from scripts.regression.configuration import METHODS
+from scripts.regression.evaluation import interval, shifts
+from scripts.regression.tables import Measurements
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist

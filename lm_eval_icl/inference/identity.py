@@ -1,0 +1,129 @@
+"""What tells one model from another, and one method of a user from another: the only file that says so.
+
+A model is known by a digest of its files if it is loaded from a folder, by the commit of its files if it is loaded from
+the Hub, and by its configuration. What has run it is known by this package's version and commit (`lm_eval_icl.version`)
+and, for a method in a file of the user's, by a digest of that file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+import os
+import re
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import try_to_load_from_cache
+
+from lm_eval_icl.errors import log
+
+# How many bytes of a file are hashed at a time, and by one thread.
+_BYTES, _BYTES_OF_THREAD = 2**20, 2**26
+# The files of a checkpoint's folder that are its weights, its adapter, its configuration, its code and its tokenizer;
+# not what a trainer leaves beside them. Of GGUF files, a folder may have many: the one that is loaded counts.
+_MODEL_FILES = re.compile(
+    r".*\.(safetensors|safetensors\.index\.json|bin\.index\.json|py|model|tiktoken|jinja)"
+    r"|(?!training_args|optimizer|scheduler|sampler|random_states).*\.bin"
+    r"|((generation_|adapter_|quantize_|quantization_)?config|tokenizer|tokenizer_config|special_tokens_map"
+    r"|added_tokens|vocab)\.json|(vocab|merges)\.txt"
+)
+
+
+def model_identity(model: Any, files: str | None, commit: str | None) -> dict[str, Any]:
+    """What tells a loaded model from others, by name.
+
+    Args:
+        model: the model, for its configuration and the settings of its generation.
+        files: `files_digest` of what it was loaded from.
+        commit: `hub_commit` of it.
+    """
+    facts: dict[str, Any] = {}
+    for name in ("config", "generation_config"):
+        if (settings := getattr(model, name, None)) is not None:
+            facts |= {f"{name}.{key}": value for key, value in settings.to_diff_dict().items()}
+    # The checkpoint's path, and the version of transformers that wrote it, are left out.
+    facts = {name: value for name, value in facts.items() if not name.endswith(("version", "_name_or_path"))}
+    # The configuration comes first, since a refusal says the first difference.
+    facts |= {"model_files_digest": files, "model_sha": commit}
+    return dict(json.loads(json.dumps(facts, default=str)))  # as JSON reads it back
+
+
+def hub_commit(pretrained: Any, revision: str | None = None) -> str | None:
+    """The commit of a model of the Hub whose files are in the cache; None for any other model."""
+    if isinstance(pretrained, str) and not Path(pretrained).is_dir():
+        with suppress(ValueError):  # it is no name on the Hub
+            kept = try_to_load_from_cache(pretrained, "config.json", revision=revision)
+            if isinstance(kept, str):  # .../snapshots/COMMIT/config.json
+                return Path(kept).parent.name
+    return None
+
+
+def source_digest(cls: type) -> str | None:
+    """A digest of the file of a class that is not this package's; None for a class of this package, or in no file."""
+    if cls.__module__.partition(".")[0] == "lm_eval_icl":
+        return None
+    try:
+        return hashlib.sha256(Path(inspect.getsourcefile(cls) or "").read_bytes()).hexdigest()[:16]
+    except (OSError, TypeError):
+        return None
+
+
+def files_digest(
+    pretrained: Any,
+    *,
+    subfolder: str = "",
+    gguf_file: str | None = None,
+    tokenizer: Any = None,
+    peft: Any = None,
+    delta: Any = None,
+    **_: Any,
+) -> str | None:
+    """A digest of the local files that a model of lm-eval's `hf` is made of: their names and all of their bytes.
+
+    It is of files, not of weights in memory, so that nothing is copied back from a device.
+
+    Args:
+        pretrained: this and the others are arguments of `HFLM`; further ones do not say which files there are.
+
+    Returns:
+        None if there is no such file here (a model of the Hub, or one made in Python), or one cannot be read.
+    """
+    places = {"pretrained": pretrained, "tokenizer": tokenizer, "peft": peft, "delta": delta}
+    files_by_role: list[tuple[str, Path]] = []
+    try:
+        for role, place in places.items():
+            if isinstance(place, str) and Path(place).is_dir():
+                folder = Path(place, subfolder) if role in ("pretrained", "tokenizer") else Path(place)
+                files = sorted(
+                    file for file in folder.iterdir() if _MODEL_FILES.fullmatch(file.name) and file.is_file()
+                )
+                if gguf_file and role == "pretrained":
+                    files.append(folder / gguf_file)
+                files_by_role += [(role, path) for path in files]
+        parts = [
+            (f"{role} {path.name} {size}", path, start)
+            for role, path in files_by_role
+            for size in [path.stat().st_size]
+            for start in range(0, max(size, 1), _BYTES_OF_THREAD)
+        ]
+        with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+            digests = list(pool.map(lambda part: _digest_of_part(*part), parts))
+    except OSError as error:
+        log.warning("%s: no digest of the model's files is recorded (%s).", pretrained, error)
+        return None
+    return hashlib.sha256(b"".join(digests)).hexdigest()[:16] if digests else None
+
+
+def _digest_of_part(name: str, path: Path, start: int) -> bytes:
+    digest = hashlib.sha256(f"{name} {start}".encode())
+    with path.open("rb") as file:
+        file.seek(start)
+        remaining = _BYTES_OF_THREAD
+        while remaining and (data := file.read(min(remaining, _BYTES))):
+            digest.update(data)
+            remaining -= len(data)
+    return digest.digest()

@@ -1,0 +1,148 @@
+"""Make golden samples of what this package computes, and compare those of two versions.
+
+    python scripts/golden.py make /tmp/before      # in one version: some minutes of one core
+    python scripts/golden.py make /tmp/after       # in the other
+    python scripts/golden.py compare /tmp/before /tmp/after
+
+Samples are the responses of every method and of `hf` on tiny random models and a trained one, the papers' tasks,
+decision rules, a study with a dev set and rows that a model chooses, its board, and a model after training.
+Two versions are equal if log-likelihoods agree to 1e-6 (float32; relative to those above 1), and texts, predictions,
+refusals, choices and the board's numbers are the same. Real data are those of ../shared, if it is there.
+"""
+
+import argparse
+import csv
+import json
+import os
+import runpy
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+ROOT = Path(__file__).resolve().parents[1]
+SHARED = ROOT.parent / "shared"
+DEMO_MODEL = str(ROOT / "lm_eval_icl" / "demo_model")
+SIZES: dict[str, float] = {"hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 64}
+SIZES |= {"num_key_value_heads": 2, "max_position_embeddings": 4096, "initializer_range": 0.15}
+METHODS = "hf icl nope prefixicl pcw saicl batchicl invicl deepthink sbp star ape structured ensemble nbce".split()
+ARGUMENTS: dict[str, dict[str, Any]] = {"batchicl": {"layer": 2}, "deepthink": {"T": 3, "eta": 0.1}}
+TASKS, REAL = ["icl_demo_short", "icl_demo_pieces"], ["icl_trec", "bbh_fewshot_object_counting"]
+PAPERS = "icl_sst2 icl_sst5 icl_mr icl_agnews icl_bbh_snarks icl_mmlu_anatomy mmlu_anatomy".split()
+RULES = "contextual+domain:n=3+batch+dcpmi+pmi+hidden:m=4+knn:m=4"
+STUDY = """{methods: [hf, icl, invicl, {deepthink: {T: 1..3, eta: [0.1, 0.5]}}], tasks: icl_demo_unseen, num_fewshot: 2,
+  demonstrations: [stratified, herding], seeds: 0..1, orders: 2, dev: {size: 8, choose: [T]}}"""
+BOARD = ("value", "low", "high", "difference", "difference_low", "difference_high", "p_holm", "order_sensitivity")
+TRAIN = "--tasks icl_demo_four --num_fewshot 3 --steps 6 --batch_size 2 --learning_rate 1e-3 --eval_steps 0".split()
+COMMAND, LIMIT = [str(Path(sys.executable).with_name("lm-eval-icl"))], ["--limit", "8"]
+MODEL = ["--model_args", f"pretrained={DEMO_MODEL}", "--device", "cpu"]
+
+
+def models() -> Iterator[tuple[str, Any, Any]]:
+    """Name, model and tokenizer: random ones of three types, and a trained one."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(DEMO_MODEL)
+    tokens = {"vocab_size": len(tokenizer), "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": None}
+    for name in ("gpt2", "llama", "gpt_neox"):
+        torch.manual_seed(1)
+        yield name, AutoModelForCausalLM.from_config(AutoConfig.for_model(name, **SIZES, **tokens)).eval(), tokenizer
+    if (trained := SHARED / "models" / "stories260K").is_dir():
+        yield trained.name, AutoModelForCausalLM.from_pretrained(trained).eval(), AutoTokenizer.from_pretrained(trained)
+
+
+def responses(samples: list[dict[str, Any]]) -> list[list[Any]]:
+    """For each document and filter: its number, the prediction, and a log-likelihood for each option, or the text."""
+    number = lambda response: response if isinstance(response, str) else float(response[0])  # noqa: E731
+    rows = [(sample["doc_id"], sample["filter"], [*map(number, sample["filtered_resps"])]) for sample in samples]
+    return [[document, rule, found.index(max(found)), *found] for document, rule, found in rows]
+
+
+def evaluations(out: Path) -> Iterator[tuple[str, Any]]:
+    """Every method on every model, the papers' tasks, and decision rules."""
+    import lm_eval.evaluator
+    from lm_eval.api.registry import get_model
+    from lm_eval.tasks import TaskManager
+
+    def run(method: str, tasks: list[str], manager: TaskManager) -> Iterator[tuple[str, Any]]:
+        arguments = {"pretrained": model, "tokenizer": tokenizer, "batch_size": 4, **ARGUMENTS.get(method, {})}
+        options = {"num_fewshot": 2, "limit": 4, "gen_kwargs": {"max_gen_toks": 12}, "bootstrap_iters": 0}
+        try:
+            done = lm_eval.simple_evaluate(get_model(method)(**arguments), None, tasks, task_manager=manager, **options)
+            yield from ((f"{name}/{method}/{task}", responses(found)) for task, found in done["samples"].items())
+        except ValueError as error:
+            yield f"{name}/{method}/{','.join(tasks)}", f"refused: {type(error).__name__}"
+
+    lm_eval.evaluator.add_env_info = lambda results: None  # asks pip for a second each time
+    real = (SHARED / "data").is_dir()
+    plain, with_rules = TaskManager(), TaskManager(metadata={"decide": RULES})
+    for name, model, tokenizer in models():  # noqa: B007 (`run` reads them)
+        for method in METHODS:
+            papers = PAPERS if name == "llama" and method in ("hf", "icl", "invicl", "deepthink") else []
+            yield from run(method, TASKS + (REAL + papers) * real, plain)
+        yield from ((f"decide/{key}", value) for key, value in run("icl", TASKS[:1], with_rules))
+
+
+def study(out: Path) -> Iterator[tuple[str, Any]]:
+    """The cells of a study, which are what was chosen on its dev set, and its board."""
+    (out / "study.yaml").write_text(STUDY)
+    subprocess.run([*COMMAND, "study", out / "study.yaml", *MODEL, *LIMIT, "--output", out / "study"], check=True)
+    for file in sorted((out / "study" / "cells").rglob("results_*.json")):
+        config = json.loads(file.read_text(encoding="utf-8"))["config"]
+        cell = {name: config["icl"]["study"][name] for name in ("arguments", "demonstrations", "order", "split")}
+        key = json.dumps([config["model"], config["fewshot_seed"], cell], sort_keys=True)
+        samples = next(file.parent.glob("samples_*.jsonl")).read_text(encoding="utf-8").splitlines()
+        yield f"study/{key}", responses([json.loads(line) for line in samples])
+    subprocess.run([*COMMAND, "leaderboard", out / "study" / "cells", "--csv", out / "board.csv"], check=True)
+    rows = csv.DictReader((out / "board.csv").read_text(encoding="utf-8").splitlines())
+    yield "board", sorted(([row["method"], *(float(row[name] or "nan") for name in BOARD)] for row in rows), key=repr)
+
+
+def training(out: Path) -> Iterator[tuple[str, Any]]:
+    """What a model says after some steps of training."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    subprocess.run([*COMMAND, "train", "invicl", *MODEL, *TRAIN, "--output", out / "trained"], check=True)
+    logits = AutoModelForCausalLM.from_pretrained(out / "trained")(torch.arange(5, 45)[None]).logits
+    yield "training", logits.log_softmax(-1)[0, :, :8].tolist()
+
+
+def make(out: Path) -> bool:
+    out = out.resolve()
+    (out / "hub").mkdir(parents=True)
+    if (SHARED / "data").is_dir():
+        runpy.run_path(str(SHARED / "tools" / "local_hub.py"))["main"](out / "hub")
+    os.chdir(out / "hub")
+    os.environ["LM_EVAL_ICL_CACHE"] = str(out / "cache")
+    samples = {key: value for part in (study, training, evaluations) for key, value in part(out)}
+    return not (out / "golden.json").write_text(json.dumps(samples, indent=0), encoding="utf-8")
+
+
+def equal(one: Any, other: Any) -> bool:
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(equal, one, other))
+    both = isinstance(one, float) and isinstance(other, float)
+    return repr(one) == repr(other) or bool(both and abs(one - other) <= 1e-6 * max(1, abs(one)))
+
+
+def compare(first: Path, second: Path) -> bool:
+    before, after = (json.loads((folder / "golden.json").read_text(encoding="utf-8")) for folder in (first, second))
+    pairs = {key: (before.get(key, "missing"), after.get(key, "missing")) for key in {**before, **after}}
+    different = {key: pair for key, pair in pairs.items() if not equal(*pair)}
+    for key, pair in different.items():
+        one, other = next((rows for rows in zip(*pair, strict=False) if not equal(*rows)), pair)
+        print(key, f"    {one}"[:200], f"    {other}"[:200], sep="\n")
+    print(f"{len(different)} of {len(pairs)} samples are different")
+    return bool(different)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("command", choices=("make", "compare"))
+    parser.add_argument("folders", nargs="+", type=Path)
+    arguments = parser.parse_args()
+    sys.exit(globals()[arguments.command](*arguments.folders))

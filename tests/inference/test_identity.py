@@ -1,0 +1,124 @@
+"""What tells one model from another: the files that it was loaded from, its commit on the Hub, its configuration."""
+
+import json
+import shutil
+
+import peft
+import pytest
+import torch
+import transformers
+
+from lm_eval_icl import methods, version
+from lm_eval_icl.errors import InputError
+from lm_eval_icl.harness.loading import CheckedHFLM
+from lm_eval_icl.harness.models import model_class
+from lm_eval_icl.inference.identity import files_digest, hub_commit, source_digest
+from lm_eval_icl.methods import InvICL
+from tests import tiny
+from tests.evaluation import ICL
+
+
+@pytest.fixture
+def model(tmp_path):
+    tiny.save("llama", tmp_path / "model")
+    return tmp_path / "model"
+
+
+def other_weights(folder):
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    with torch.no_grad():
+        model.lm_head.weight.add_(1.0)
+    model.save_pretrained(folder)
+
+
+def test_a_digest_is_of_what_is_loaded(model, tmp_path):
+    first = files_digest(str(model))
+    for name in ("README.md", "training_args.bin", "optimizer.bin", "trainer_state.json", "training.json"):
+        (model / name).write_text("something else")
+    assert files_digest(str(shutil.copytree(model, tmp_path / "copy"))) == first
+    loaded = CheckedHFLM(str(model), device="cpu")
+    other_weights(model)
+    # Not of what is there when the run ends.
+    assert loaded.get_model_info()["model_files_digest"] == loaded.model_identity()["model_files_digest"] == first
+    second = files_digest(str(model))
+    weights = transformers.AutoModelForCausalLM.from_pretrained(model)
+    weights.save_pretrained(model, max_shard_size="20KB")
+    (model / "model.safetensors").unlink()
+    assert len(list(model.glob("model-*.safetensors"))) > 1
+    sharded = files_digest(str(model))
+    last = sorted(model.glob("model-*.safetensors"))[-1]
+    data = last.read_bytes()
+    last.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    assert len({first, second, sharded, files_digest(str(model))}) == 4
+
+
+def test_a_digest_is_of_pickled_weights_and_of_the_tokenizer(model):
+    weights = transformers.AutoModelForCausalLM.from_pretrained(model)
+    (model / "model.safetensors").unlink()
+    digests = []
+    for scale in (1.0, 1.5):
+        torch.save({name: scale * value for name, value in weights.state_dict().items()}, model / "pytorch_model.bin")
+        digests.append(files_digest(str(model)))
+    settings = json.loads((model / "tokenizer_config.json").read_text())
+    (model / "tokenizer_config.json").write_text(json.dumps({**settings, "padding_side": "left"}))
+    assert len({*digests, files_digest(str(model))}) == 3
+
+
+def test_a_digest_is_of_an_adapter_too(model, tmp_path):
+    found = [files_digest(str(model))]
+    for seed in range(2):
+        torch.manual_seed(seed)
+        base = transformers.AutoModelForCausalLM.from_pretrained(model)
+        adapter = peft.get_peft_model(base, peft.LoraConfig(target_modules=["q_proj"], init_lora_weights=False))
+        adapter.save_pretrained(tmp_path / "adapter")
+        found.append(files_digest(str(model), peft=str(tmp_path / "adapter")))
+    assert len(set(found)) == 3
+
+
+def test_a_folder_that_cannot_be_listed_has_no_digest(tmp_path):
+    """The tokenizer's folder has not the checkpoint's subfolder: then nothing says which files were loaded."""
+    (tmp_path / "model/sub").mkdir(parents=True)
+    (tmp_path / "model/sub/config.json").write_text("{}")
+    (tmp_path / "tokenizer").mkdir()
+    given = {"pretrained": str(tmp_path / "model"), "subfolder": "sub"}
+    assert files_digest(**given) is not None
+    assert files_digest(**given, tokenizer=str(tmp_path / "tokenizer")) is None
+
+
+def test_a_model_of_the_hub_has_its_commit(checkpoint, tmp_path, monkeypatch):
+    commit, cache = "0123456789" * 4, tmp_path / "hub" / "hub" / "models--org--tiny"
+    shutil.copytree(checkpoint("gpt2"), cache / "snapshots" / commit)
+    (cache / "refs").mkdir()
+    (cache / "refs" / "main").write_text(commit)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(cache.parent))
+    info = ICL("org/tiny", device="cpu").get_model_info()
+    assert info["model_sha"] == commit == hub_commit("org/tiny") and "model_files_digest" not in info
+    assert hub_commit("org/other") is hub_commit(str(tmp_path)) is None
+
+
+def test_a_model_that_was_made_in_python_has_no_cache(checkpoint):
+    weights, tokenizer = tiny.load(checkpoint("gpt2"))
+    with pytest.raises(InputError, match="neither from files nor from the Hub"):
+        ICL(weights, tokenizer=tokenizer).identity()
+
+
+def test_a_method_of_ones_own_has_the_digest_of_its_file(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    found = []
+    for number, text in enumerate(("A = 1", "A = 2")):
+        (tmp_path / f"own_{number}.py").write_text(
+            f"from lm_eval_icl.methods import ICL\nclass Own(ICL):\n    {text}\n"
+        )
+        found.append(source_digest(methods.find(f"own_{number}:Own")))
+    assert len({None, source_digest(InvICL), *found}) == 3
+
+
+def test_results_have_the_version_the_commit_and_the_file_of_a_method(checkpoint, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "own_in_results.py").write_text("from lm_eval_icl.methods import ICL\nclass Own(ICL):\n    pass\n")
+    own, ours = (
+        model_class(name)(str(checkpoint("gpt2")), device="cpu").get_model_info()["icl"]
+        for name in ("own_in_results:Own", "icl")
+    )
+    assert own["source"] == source_digest(methods.find("own_in_results:Own")) and "source" not in ours
+    assert (ours["version"], ours["commit"]) == (version.version(), version.commit())
