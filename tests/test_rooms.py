@@ -53,7 +53,7 @@ LIMITS = {
     "harness": (4180, 4682),
     "results": (4322, 1388),
     "leaderboard": (2102, 3391),
-    "studies": (4104, 2635),
+    "studies": (3424, 2448),
     "smoke": (604, 681),
     "cli": (1175, 313),
 }
