@@ -5,7 +5,7 @@ NEWEST ?= .venv-newest
 PYTHON ?= python3
 PYTEST = -m pytest -n logical --maxprocesses 4 --dist worksteal
 
-.PHONY: demo test test-all site package floors newest
+.PHONY: demo test test-all papers site package floors newest
 demo: $(VENV)/installed
 	$(VENV)/bin/lm-eval-icl demo
 
@@ -16,6 +16,10 @@ test: $(VENV)/installed
 # Every test once: those of `make test`, then the slow ones.
 test-all: test
 	$(VENV)/bin/python $(PYTEST) -m slow
+
+# Every named study once, on narrow stand-ins of the papers' models: a table, and an error if a cell fails.
+papers: $(VENV)/installed
+	$(VENV)/bin/python scripts/papers.py papers-run
 
 # The documentation as a site, in site/. A broken link or anchor is an error.
 site: $(VENV)/installed

@@ -157,7 +157,8 @@ def _quiet() -> None:
 
     torch.manual_seed(0)
     transformers.logging.set_verbosity_error()
-    logging.getLogger("lm_eval").setLevel(logging.NOTSET)  # commands that ran here before may have set another
+    for name in ("lm_eval", "lm_eval.icl"):  # commands that ran here before may have set another level
+        logging.getLogger(name).setLevel(logging.NOTSET)
 
 
 CHAT_TEMPLATE = (

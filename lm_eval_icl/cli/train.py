@@ -36,6 +36,7 @@ OPTIONS = {
     "include_path": ("DIR", "a folder of further tasks"),
     "metadata": ("K=V,...", "metadata of the tasks, as for lm-eval"),
     "device": ("DEVICE", "cpu, or the accelerator that is there (the default)"),
+    "dry_run": ("", "say what there is to train on and what is left out, and train nothing"),
 }
 
 # The defaults with --metaicl, which are MetaICL's own; and the K in the names of its training files.
@@ -54,6 +55,8 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     from accelerate import PartialState
 
     training(options)()
+    if options.get("dry_run"):
+        return
     processes = PartialState()
     processes.wait_for_everyone()
     if processes.is_main_process:
@@ -98,10 +101,11 @@ def training(options: Mapping[str, Any]) -> Callable[[], None]:
     fits = [methods.make(name) for name in _names(options.get("fits", ()))]
     for other in fits:
         check_trainable(other)
-    if "output" not in options:
+    if "output" not in options and not options.get("dry_run"):
         raise InputError("--output: give the folder of the trained checkpoint.")
-    if not isinstance(options.get("resume", False), bool):
-        raise InputError(f"--resume {options['resume']!r}: must be true or false.")
+    for name in ("resume", "dry_run"):
+        if not isinstance(options.get(name, False), bool):
+            raise InputError(f"--{name} {options[name]!r}: must be true or false.")
     if sum(name in options for name in ("tasks", "episodes", "metaicl")) != 1:
         raise InputError("--tasks, --episodes, --metaicl: give one of them.")
     files = _metaicl_files(options, settings)
@@ -125,12 +129,13 @@ def training(options: Mapping[str, Any]) -> Callable[[], None]:
             rows = load_rows(str(options["metaicl"]), files, int(options.get("train_k", TRAIN_K)), skips(metadata))
         model, tokenizer = load_model(model_args)
         if files is not None:
-            limits = Predictor(model, tokenizer, method, max_length=model_args.get("max_length")).limits
+            predictor = Predictor(model, tokenizer, method, max_length=model_args.get("max_length"))
+            limits = predictor.limits
             read = dataclasses.replace(
                 reader(tokenizer, model_args.get("add_bos_token"), limits.positions),
                 alike=method.treats_demonstrations_alike,
                 longest_first=limits.longest_go_first,
-                canonical=method.invariant,
+                canonical=predictor.runner.invariant,
             )
             tasks = [SettingTask(name, own, read, options.get("channel", False)) for name, own in rows.items()]
         train(
@@ -138,7 +143,7 @@ def training(options: Mapping[str, Any]) -> Callable[[], None]:
             tokenizer,
             method,
             tasks,
-            Path(str(options["output"])),
+            Path(str(options.get("output", ""))),
             settings,
             fits=fits,
             source=str(model_args["pretrained"]),
@@ -151,6 +156,7 @@ def training(options: Mapping[str, Any]) -> Callable[[], None]:
             add_bos_token=model_args.get("add_bos_token"),
             resume=options.get("resume", False),
             cpu=options.get("device") == "cpu",
+            dry_run=options.get("dry_run", False),
         )
 
     return run

@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # transformers and torch take seconds to import, and a refusa
 
     from lm_eval_icl.methods.base import Method
 
-OVERFLOW = ("error", "drop", "truncate")
+OVERFLOW = ("drop", "error")
 
 
 @dataclass(frozen=True)
@@ -35,9 +35,9 @@ class CommonArguments:
         pack_tokens: how many tokens of queries and options, and of contexts that run side by side, share one forward
             pass that scores log-likelihoods.
         store_bytes: how many bytes of keys and values are stored for contexts that occur again.
-        overflow: what is done if a prompt does not fit the model's positions: "error" refuses the run, "drop" leaves
-            out whole demonstrations (`methods.limits.PromptLimits.leaves_out`), "truncate" does so too, and if no
-            demonstration is left, keeps the last tokens of the prompt, as `hf` does.
+        overflow: what is done if a prompt does not fit the model's positions: "drop" leaves out as few whole
+            demonstrations as it takes (`methods.limits.PromptLimits.leaves_out`), and if it does not fit without any,
+            keeps the last tokens of the prompt, as `hf` does; "error" refuses the run.
         canonical_order: encode a set of demonstrations in one order, whatever order they are given in, so that their
             order changes no bit of a result. None to do so if the method does not depend on the order.
 
@@ -47,14 +47,14 @@ class CommonArguments:
 
     pack_tokens: int = 1024
     store_bytes: int = 2**31
-    overflow: str = "error"
+    overflow: str = "drop"
     canonical_order: bool | None = None
 
     def __post_init__(self) -> None:
         for name in ("pack_tokens", "store_bytes"):
             object.__setattr__(self, name, checked_whole(name, getattr(self, name)))
         if self.overflow not in OVERFLOW:
-            raise InputError(f"overflow={self.overflow!r}: must be {', '.join(OVERFLOW[:-1])} or {OVERFLOW[-1]}.")
+            raise InputError(f"overflow={self.overflow!r}: must be {' or '.join(OVERFLOW)}.")
         if self.canonical_order is not None and not isinstance(self.canonical_order, bool):
             raise InputError(f"canonical_order={self.canonical_order!r}: must be True or False.")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
@@ -16,7 +16,6 @@ from transformers import StoppingCriteriaList
 
 from lm_eval_icl.errors import refusing
 from lm_eval_icl.harness.requests import named
-from lm_eval_icl.harness.response_cache import finished
 from lm_eval_icl.harness.run import PreparedRun
 from lm_eval_icl.inference.generation import settings_in_force
 from lm_eval_icl.inference.schedule import in_order
@@ -33,6 +32,7 @@ def generate_until(
     for i in in_order([request.prompt for request in requests]):
         of_kind[json.dumps(instances[i].args[1], sort_keys=True, default=str)].append(i)
     uses = Counter(request.prompt.context for request in requests)
+    single = {context for context, number in uses.items() if number == 1}
 
     texts: dict[int, str] = {}
     with (
@@ -42,17 +42,16 @@ def generate_until(
         for waiting in of_kind.values():
             prompts, waiting_instances = [requests[i].prompt for i in waiting], [instances[i] for i in waiting]
             while waiting:
-                generated = generate_first(lm, runner, prompts, waiting_instances, run.contexts.own)
+                generated = generate_first(lm, runner, prompts, waiting_instances, single)
                 n = len(generated)
                 for i, text in zip(waiting[:n], generated, strict=True):
                     texts[i] = text
                     lm.cache_hook.add_partial("generate_until", requests[i].key, text)
                     bar.update(1)
-                finished(lm.cache_hook)
                 for prompt in prompts[:n]:
                     uses[prompt.context] -= 1
                     if not uses[prompt.context]:
-                        run.contexts.release(prompt.context, runner.store)
+                        runner.forget(prompt.context)
                 waiting, prompts, waiting_instances = waiting[n:], prompts[n:], waiting_instances[n:]
     return [texts[i] for i in range(len(instances))]
 
@@ -62,14 +61,14 @@ def generate_first(
     runner: MethodRunner,
     prompts: Sequence[TokenizedPrompt],
     instances: Sequence[Instance],
-    own: Callable[[Context], bool],
+    single: Collection[Context],
 ) -> list[str]:
     """The texts for the first of these requests, as many as fit into one batch.
 
     Args:
         prompts: the prompts of the requests (`in_order`).
         instances: the requests, all with the same generation arguments.
-        own: as for `MethodRunner.score`.
+        single: as for `MethodRunner.generate`.
 
     Raises:
         InputError: transformers refuses the arguments.
@@ -89,7 +88,7 @@ def generate_first(
     first = instances[: runner.budget.sizes.texts]
     names = list(map(named, first))
     settings = settings_in_force(runner.model, kwargs)
-    rows = runner.generate(prompts, names, max_gen_toks, generate, settings, _stopped, own)
+    rows = runner.generate(prompts, names, max_gen_toks, generate, settings, _stopped, single)
     return [text_of(lm, row, until) for row in rows]
 
 

@@ -57,7 +57,7 @@ def check_values(arguments: Mapping[str, Any]) -> None:
 
 # Arguments of `hf` that have no effect here: the value that would have one in `hf`, and why it has none.
 _NO_EFFECT = {
-    "truncation": (True, "give overflow=truncate, which leaves out whole demonstrations before it cuts anything"),
+    "truncation": (True, "prompts that do not fit lose whole demonstrations before anything is cut (overflow=drop)"),
     "use_fast_tokenizer": (False, "the parts of a prompt are found with a fast tokenizer"),
     "logits_cache": (False, "queries that are equal always run once; leave it out"),
 }

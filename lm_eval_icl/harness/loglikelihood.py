@@ -16,7 +16,6 @@ from transformers import PreTrainedModel
 
 from lm_eval_icl.errors import log
 from lm_eval_icl.harness.requests import named
-from lm_eval_icl.harness.response_cache import finished
 from lm_eval_icl.harness.run import PreparedRun
 from lm_eval_icl.inference.scoring import Score, not_finite
 from lm_eval_icl.methods.runner import MethodRunner
@@ -38,7 +37,6 @@ def score(lm: HFLM, run: PreparedRun, runner: MethodRunner, instances: list[Inst
             of_whole: list[Score] = lm._loglikelihood_tokens(whole, quiet)
         for instance, (logprob, _) in zip(instances, of_whole, strict=True):
             check_finite(instance, logprob, runner.model)
-        finished(hook)
         return of_whole
     scores: dict[int, Score] = {}
     with (
@@ -46,14 +44,12 @@ def score(lm: HFLM, run: PreparedRun, runner: MethodRunner, instances: list[Inst
         runner.inference_mode(),
     ):
         prompts = [(request.prompt, request.answer) for request in requests]
-        done = partial(run.contexts.release, store=runner.store)
-        for of_pass in runner.score_prompts(prompts, done, run.contexts.own):
+        for of_pass in runner.score_prompts(prompts, once=True):
             for i, value in of_pass:
                 check_finite(instances[i], value[0], runner.model)
                 scores[i] = value
                 hook.add_partial("loglikelihood", requests[i].key, value)
                 bar.update(1)
-            finished(hook)
     return [scores[i] for i in range(len(instances))]
 
 
@@ -96,7 +92,6 @@ def score_texts(
             for instance, logprob in zip(texts, scores, strict=True):
                 check_finite(instance, logprob, runner.model)
             results += scores
-            finished(lm.cache_hook)
     finally:
         lm.batch_size_per_gpu = batch_size
     return results

@@ -93,6 +93,8 @@ class ICLModel(CheckedHFLM):
             tensor_parallel=self._is_tensor_parallel,
             capabilities=capabilities,
         )
+        if self.common.canonical_order is None:
+            self.canonical_order = self.runner.invariant
         prompts = PromptTokenizer(
             self.tokenizer,
             self.prefix_token_id,

@@ -1,106 +1,105 @@
-"""The error about documents that do not fit the model, with what helps."""
+"""What is said of documents that do not fit the model: one warning a run, or the error."""
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from lm_eval_icl.errors import InputError, log
-from lm_eval_icl.methods.limits import PromptLimits, Request, fits, truncated
+from lm_eval_icl.methods.limits import PromptLimits, Request, TooLong
 
 # A document: its task and its number in the run.
 Document = tuple[str | None, int]
 # Task -> the indices of a run's documents among all documents of the task.
 Documents = Callable[[str], Sequence[int]]
+# Task -> name of a number -> number.
+Counts = Mapping[str, Mapping[str, int]]
 # How many documents that do not fit are named.
 _NAMED = 10
 
 
+def some(names: Iterable[object], most: int = 3) -> str:
+    """The first few names, and how many more there are."""
+    listed = list(map(str, names))
+    more = f" and {len(listed) - most} more" if len(listed) > most else ""
+    return ", ".join(listed[:most]) + more
+
+
+def warn(limits: PromptLimits, documents: int, left_out: Counts, truncated: Counts) -> None:
+    """Say in one line what `overflow=drop` left out of the prompts of all tasks, if anything.
+
+    Args:
+        documents: how many documents this process runs.
+        left_out, truncated: as of `harness.run.PreparedRun`.
+    """
+    dropped = sum(count["documents"] for count in left_out.values())
+    cut = sum(count["documents"] for count in truncated.values())
+    done = []
+    if dropped:
+        demonstrations = sum(count["demonstrations"] for count in left_out.values())
+        done.append(f"{dropped} lose demonstrations ({demonstrations} in all)")
+    if cut:
+        tokens = sum(count["tokens"] for count in truncated.values())
+        done.append(f"{cut} do not fit without any either and lose their first tokens, as under hf ({tokens} in all)")
+    if done:
+        log.warning(
+            "Prompts that do not fit the model's %d positions: of %d documents, %s; tasks: %s. %s"
+            "--model_args overflow=error refuses such a run.",
+            limits.positions,
+            documents,
+            ", and ".join(done),
+            some(sorted(set(left_out) | set(truncated))),
+            limits.hint if dropped else "",
+        )
+
+
 def refusal(
     too_long: Mapping[Document, Sequence[Request]],
-    bare: Mapping[Document, Sequence[Request]],
     documents: int,
     limits: PromptLimits,
+    overflow: str,
     run_over: Documents | None,
 ) -> InputError:
     """The error about documents that do not fit, with the numbers of the longest.
 
     Args:
-        too_long: the requests of the documents that do not fit.
-        bare: the same documents' requests without demonstrations.
+        too_long: the requests of the documents that do not fit, after all that `overflow` allows to leave out.
         documents: the number of documents.
         run_over: as for `fit_requests`.
     """
-    requests_too_long = [request for requests in too_long.values() for request in requests]
-    reasons = [(limits.too_long(request.prompt, request.answer_positions), request) for request in requests_too_long]
+    requests = [request for of_document in too_long.values() for request in of_document]
+    reasons = [(limits.too_long(request.prompt, request.answer_positions), request) for request in requests]
     reason, worst = max(((reason, request) for reason, request in reasons if reason), key=lambda pair: pair[0].needed)
-    tasks = sorted({str(task) for task, _ in too_long})
     answer = "answer without its last token" if worst.answer else "max_gen_toks"
+    tasks = some({task: None for task, _ in too_long}, 5)
     sentences = [
-        f"{len(too_long)} of {documents} documents (tasks: {', '.join(tasks[:5])}{', ...' if len(tasks) > 5 else ''}) "
-        f"{reason.why}{' even without demonstrations' if worst.left_out else ''}; the longest needs "
-        f"{reason.sum(answer)}.",
+        f"{len(too_long)} of {documents} documents (tasks: {tasks}) {reason.why}"
+        f"{' even if their prompts are cut' if overflow == 'drop' else ''}; the longest needs {reason.sum(answer)}.",
         reason.hint.rstrip(),
+        "" if worst.answer else "Lower max_gen_toks (--gen_kwargs max_gen_toks=N).",
+        _advice(reason, limits) if overflow == "error" else "",
     ]
-    if not worst.answer:
-        sentences.append("Lower max_gen_toks (--gen_kwargs max_gen_toks=N).")
-    never = {document: requests for document, requests in bare.items() if not fits(limits, requests)}
-    bare_fit = len(never) < len(too_long)
-    if bare_fit:
-        lead = "Lower --num_fewshot, or give"
-        if reason.longest:
-            lead = f"A lower --num_fewshot does not help as long as the {reason.longest} stays. Give"
-        sentences.append(
-            f"{lead} --model_args overflow=drop, which leaves out as few whole demonstrations as it takes, the "
-            f"{'longest' if limits.longest_go_first else 'first'} ones first."
-        )
-    if numbers := _numbers(never, run_over):
-        lead = "They do not fit without demonstrations either:" if worst.prompt.context.demonstrations else "They are"
-        lead = f"{len(never)} of them do not fit without demonstrations either:" if bare_fit else lead
-        sentences.append(f"{lead} {_listed(numbers)}.")
-    last_tokens = [truncated(request, limits) for requests in never.values() for request in requests]
-    if last_tokens and fits(limits, last_tokens):
-        sentences.append("--model_args overflow=truncate keeps the last tokens of such a prompt, as hf does.")
-    if numbers and run_over is not None:
-        sentences.append(_how_to_leave_out(numbers, run_over))
+    numbers = _numbers(too_long, run_over)
+    sentences.append(f"They are {some(numbers, _NAMED)}." if numbers else "")
     return InputError(" ".join(filter(None, sentences)))
 
 
-def _numbers(documents: Iterable[Document], run_over: Documents | None) -> dict[str, list[int]]:
-    """Task -> the indices of these documents among all documents of the task. Those not made by lm-eval have none."""
+def _advice(reason: TooLong, limits: PromptLimits) -> str:
+    lead = "Lower --num_fewshot, or leave"
+    if reason.longest:
+        lead = f"A lower --num_fewshot does not help as long as the {reason.longest} stays. Leave"
+    return (
+        f"{lead} overflow=error out: as few whole demonstrations as it takes are then left out, the "
+        f"{'longest' if limits.longest_go_first else 'first'} ones first, and what does not fit without any is cut "
+        "from the left."
+    )
+
+
+def _numbers(documents: Iterable[Document], run_over: Documents | None) -> list[str]:
+    """The documents by task. Those not made by lm-eval have no number."""
     numbers_of: dict[str, list[int]] = defaultdict(list)
     for task, document in documents:
         if task is not None and document >= 0:
             # With --samples, lm-eval numbers the documents that are chosen anew.
             numbers_of[task].append(document if run_over is None else run_over(task)[document])
-    return {task: sorted(numbers) for task, numbers in numbers_of.items()}
-
-
-def _listed(numbers: dict[str, list[int]]) -> str:
-    """The first few documents by task, and how many more there are."""
-    room, listed = _NAMED, []
-    for task, of_task in numbers.items():
-        if documents := of_task[:room]:
-            which = ", ".join(map(str, documents))
-            listed.append(f"document{'s' * (len(documents) > 1)} {which} of {task}")
-        room -= len(documents)
-    more = sum(map(len, numbers.values())) - _NAMED
-    return "; ".join(listed) + (f"; and {more} more" if more > 0 else "")
-
-
-def _how_to_leave_out(numbers: dict[str, list[int]], run_over: Documents) -> str:
-    """How a run goes on without these documents: lm-eval's `--samples` lists those that a run is over."""
-    of_run = {task: run_over(task) for task in numbers}
-    kept = {task: sorted(set(of_run[task]) - set(numbers[task])) for task in numbers}
-    advice = [f"leave {task} out of --tasks" for task in kept if not kept[task]]  # an empty list would mean all of them
-    kept = {task: of_task for task, of_task in kept.items() if of_task}
-    few = sum(map(len, numbers.values())) <= _NAMED and all(isinstance(of_run[task], range) for task in kept)
-    if kept and few:
-        lists = (f'"{task}": [i for i in range({len(of_run[task])}) if i not in {numbers[task]}]' for task in kept)
-        command = f"import json; print(json.dumps({{{', '.join(lists)}}}))"
-        advice.append(f"give --samples \"$(python -c '{command}')\" (in place of --limit)")
-    elif kept:
-        log.debug("--samples '%s'", json.dumps(kept))
-        advice.append("list all others in --samples (with LMEVAL_LOG_LEVEL=DEBUG in the environment they are logged)")
-    return f"To go on without them, {' and '.join(advice)}."
+    return [f"document {number} of {task}" for task, numbers in numbers_of.items() for number in sorted(numbers)]

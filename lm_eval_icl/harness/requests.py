@@ -129,7 +129,7 @@ def fit_requests(
 
     Raises:
         InputError: documents do not fit even without all that `overflow` allows to leave out, or the method's arguments
-            do not allow as many demonstrations as a prompt has, or as few as would be left of them.
+            do not allow as many demonstrations as a prompt has.
     """
     prompts = ((i.task_name, i.args[0]) for i in instances)
     numbers = {(task, len(prompt.demonstrations)) for task, prompt in prompts if isinstance(prompt, FewShotPrompt)}
@@ -138,29 +138,19 @@ def fit_requests(
             raise InputError(f"{limits.method.name}: task {task_name!r}: {why}.")
     requests: dict[int, Request] = {}
     too_long: dict[Document, list[Request]] = {}
-    bare: dict[Document, list[Request]] = {}  # those of these documents without demonstrations
     documents = by_document(instances)
     with tqdm(total=len(instances), desc="Tokenizing inputs", disable=quiet) as bar:
         for document, indices in documents.items():
             tokenize_document = partial(tokenize, [instances[i] for i in indices])
             of_document = tokenize_document()
+            if overflow == "drop" and not fits(limits, of_document):
+                of_document = shortened(of_document, tokenize_document, limits)
             if not fits(limits, of_document):
-                shots = max(len(request.prompt.context.demonstrations) for request in of_document)
-                if overflow != "error":
-                    of_document = shortened(of_document, tokenize_document, limits, overflow)
-                kept = shots - len(of_document[0].left_out)
-                if not fits(limits, of_document):
-                    too_long[document] = of_document
-                    bare[document] = tokenize_document(tuple(range(shots))) if overflow == "error" else of_document
-                elif kept < shots and (why := limits.method.why_not(kept)):
-                    raise InputError(
-                        f"{limits.method.name}: {named(instances[indices[0]])}: overflow={overflow} leaves {kept} of "
-                        f"its {shots} demonstrations, and {why}."
-                    )
+                too_long[document] = of_document
             requests |= zip(indices, of_document, strict=True)
             bar.update(len(indices))
     if too_long:
-        raise refusal(too_long, bare, len(documents), limits, run_over)
+        raise refusal(too_long, len(documents), limits, overflow, run_over)
     return [requests[i] for i in range(len(instances))]
 
 

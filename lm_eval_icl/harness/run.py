@@ -9,54 +9,17 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.task import Task
 
 from lm_eval_icl.errors import log
+from lm_eval_icl.harness import overflow as too_long
 from lm_eval_icl.harness.distributed import total
 from lm_eval_icl.harness.overflow import Documents
 from lm_eval_icl.harness.requests import RequestTokenizer, by_document, fit_requests
-from lm_eval_icl.inference.prefix_cache import PrefixCache
 from lm_eval_icl.methods.base import Method
 from lm_eval_icl.methods.limits import PromptLimits, Request
 from lm_eval_icl.prompts.encoded import EncodedPrompt
-from lm_eval_icl.prompts.tokens import Context, line_break_at_end
+from lm_eval_icl.prompts.tokens import line_break_at_end
 
 # Task -> name of a number -> number.
 Counts = dict[str, dict[str, int]]
-
-
-class ContextUses:
-    """Tells which contexts of a run come up again."""
-
-    def __init__(self) -> None:
-        self._kinds: Counter[Context] = Counter()  # how many kinds of requests are still to come with a context
-        self._first: dict[Context, tuple[str, tuple[int, ...]]] = {}  # the first query behind it, and its kind
-        self._shared: set[Context] = set()  # those with other queries as well
-
-    def add(self, kind: str, requests: Iterable[Request]) -> None:
-        """Add all requests of a kind (log-likelihood, generation)."""
-        contexts: set[Context] = set()
-        for request in requests:
-            context, use = request.prompt.context, (kind, request.prompt.query)
-            contexts.add(context)
-            if self._first.setdefault(context, use) != use:
-                self._shared.add(context)
-        self._kinds.update(contexts)
-
-    def own(self, context: Context) -> bool:
-        """Whether a single query of the run has this context. (Only such contexts run side by side with others: the
-        memory of one that several queries have must be the same to the bit if a run is stopped after some of these.)"""
-        return context in self._kinds and context not in self._shared
-
-    def release(self, context: Context, store: PrefixCache) -> None:
-        """Note that one kind of request no longer needs a context. After the last kind in this run, the memory is
-        freed: if every document has new demonstrations, the cache would fill with memories that are not used again.
-        (`batchicl` stores one memory for each demonstration, which other contexts may share; these memories stay until
-        the cache is full.)
-        """
-        if context not in self._kinds:  # outside a run nobody knows what is asked next
-            return
-        self._kinds[context] -= 1
-        if self._kinds[context] == 0:
-            del self._kinds[context]
-            store.forget(context)
 
 
 class PreparedRun:
@@ -71,7 +34,6 @@ class PreparedRun:
         documents: which documents of a task the run is over; None if this is not known.
 
     Attributes:
-        contexts: which contexts come up again.
         left_out: task -> {"documents": n, "demonstrations": n}: how many demonstrations were left out, and in how many
             documents.
         truncated: task -> {"documents": n, "tokens": n}: how many documents without a demonstration left were cut at
@@ -90,7 +52,6 @@ class PreparedRun:
     ) -> None:
         self.tokenize, self.limits, self.overflow, self.logs = tokenize, limits, overflow, logs
         self.method, self.documents = limits.method, documents
-        self.contexts = ContextUses()
         self.left_out: Counts = {}
         self.truncated: Counts = {}
         self.tokens_alone = 0
@@ -111,9 +72,11 @@ class PreparedRun:
             return
         tasks, self._unchecked = self._unchecked, []
         instances = [instance for task in tasks for instance in task.instances or ()]
+        prepared: list[tuple[Instance, Request]] = []
         for kind in ("loglikelihood", "generate_until"):
             apart = [[item for item in group if item.request_type == kind] for group in _apart(tasks)]
-            self.contexts.add(kind, [request for group in apart for request in self.requests(group)])
+            prepared += [pair for group in apart for pair in self._prepare(group)]
+        self._warn(prepared)
         for instance in instances:
             if instance.request_type == "loglikelihood_rolling":
                 self.tokenize.check_text(instance)
@@ -125,24 +88,30 @@ class PreparedRun:
             InputError: a request cannot be run.
         """
         self.check()
-        new = list({id(i): i for i in instances if id(i) not in self._prepared}.values())
-        if new:
-            requests = fit_requests(new, self.tokenize, self.limits, self.overflow, self.documents, quiet=not self.logs)
-            self._prepared |= {id(i): (i, request) for i, request in zip(new, requests, strict=True)}
-            left_out, truncated = _count(new, requests)
-            for task_name in left_out | truncated:  # every process, for its own documents
-                done = []
-                if number := left_out.get(task_name):
-                    done.append("left out {demonstrations} demonstrations of {documents} documents".format(**number))
-                if number := truncated.get(task_name):
-                    done.append("cut {tokens} tokens off the beginning of {documents} documents".format(**number))
-                what = " and ".join(done)
-                log.warning("%s: overflow=%s %s, which would not have fitted.", task_name, self.overflow, what)
-            if self.logs:
-                _warn(self.method, new, requests)
-            self.left_out = total([self.left_out, left_out])  # a task may have requests of two kinds
-            self.truncated = total([self.truncated, truncated])
+        self._warn(self._prepare(instances))
         return [self._prepared[id(instance)][1] for instance in instances]
+
+    def _prepare(self, instances: Sequence[Instance]) -> list[tuple[Instance, Request]]:
+        """Tokenize, check and count those of these instances, all of one kind, that are new."""
+        new = list({id(i): i for i in instances if id(i) not in self._prepared}.values())
+        requests = fit_requests(
+            new, self.tokenize, self.limits, self.overflow, self.documents, quiet=not self.logs or not new
+        )
+        self._prepared |= {id(i): (i, request) for i, request in zip(new, requests, strict=True)}
+        left_out, truncated = _count(new, requests)
+        self.left_out = total([self.left_out, left_out])  # a task may have requests of two kinds
+        self.truncated = total([self.truncated, truncated])
+        return list(zip(new, requests, strict=True))
+
+    def _warn(self, prepared: Sequence[tuple[Instance, Request]]) -> None:
+        """Warn about requests that are new, in one line for all tasks."""
+        if prepared:
+            instances, requests = zip(*prepared, strict=True)
+            too_long.warn(
+                self.limits, len(by_document(instances)), *_count(instances, requests)
+            )  # each process its own
+            if self.logs:
+                _warn(self.method, instances, requests)
 
     def take(self, instances: Sequence[Instance]) -> list[Request]:
         """`requests`, for whoever runs them: they are counted, and not stored any more."""
@@ -185,14 +154,25 @@ def _count(instances: Sequence[Instance], requests: Sequence[Request]) -> tuple[
 
 
 def _warn(method: Method, instances: Sequence[Instance], requests: Sequence[Request]) -> None:
-    """Warn, once for each task, about prompts that end in a line break, and about a task without demonstrations."""
+    """Warn about prompts that end in a line break, and tasks without demonstrations: one line each for all tasks."""
     scored = [i for i in instances if i.request_type == "loglikelihood"]
     prompts = ((i.task_name, i.args[0]) for i in scored if not isinstance(i.args[0], EncodedPrompt))
-    for task_name, why in {task: why for task, prompt in prompts if (why := line_break_at_end(prompt))}.items():
-        log.warning("%s: %s", task_name, why)
+    if breaks := {task: why for task, prompt in prompts if (why := line_break_at_end(prompt))}:
+        log.warning("%s: %s", too_long.some(breaks), next(iter(breaks.values())))
     if without := method.without_demonstrations:
         shots: Counter[str | None] = Counter()
         for instance, request in zip(instances, requests, strict=True):
             shots[instance.task_name] += len(request.prompt.context.demonstrations) + len(request.left_out)
-        for task_name in [name for name, number in shots.items() if not number]:
-            log.warning("%s: no demonstrations: %s. Give some with --num_fewshot.", task_name, without)
+        if bare := [str(name) for name, number in shots.items() if not number]:
+            n = f"{len(bare)} of {len(shots)} tasks have" if len(shots) > 1 else "The task has"
+            log.warning("%s no demonstrations (%s): %s. %s", n, too_long.some(bare), without, _give_some(bare, shots))
+
+
+def _give_some(bare: Sequence[str], tasks: Iterable[str | None]) -> str:
+    """How tasks without demonstrations get some: what to type for the papers' settings, if they have the task."""
+    papers = [f"icl_{name}" for name in ("mmlu", "bbh") if any(str(task).startswith(name) for task in tasks)]
+    if not papers:
+        return "Give some with --num_fewshot."
+    chains = any(str(task).startswith("bbh_cot") for task in tasks)
+    bbh = " (lm-eval's bbh generates chains of thought, and has three demonstrations at most)" if chains else ""
+    return f"Give some with --num_fewshot 5, or take --tasks {','.join(papers)}, the setting of the papers{bbh}."

@@ -23,6 +23,8 @@ from lm_eval_icl.inference.memory import Memory, read_behind, read_causally, run
 from lm_eval_icl.inference.positions import position_switch
 from lm_eval_icl.inference.scoring import score_packed, score_rows
 
+# The longest window, in tokens, of which it is tried whether a mask switches it off.
+_LONGEST_TRIAL = 512
 # The exceptions that models raise for a mask, a cache or an argument that they do not take.
 _REFUSALS = (TypeError, ValueError, LookupError, AttributeError, AssertionError, RuntimeError)
 
@@ -40,6 +42,8 @@ class Capabilities:
         sees_ahead: a token attends to tokens behind it if a 4-D mask shows them.
         obeys_positions: a token's position is the one given in `position_ids`, whatever its index.
         window: how many tokens back a token attends at most, counted by index; None if there is no limit.
+        keeps_window: under a 4-D mask, too, a token attends no further back than that (GPT-Neo). Other models attend to
+            whatever the mask shows.
         scaled_from: how many tokens a row may have before attention depends on a token's index; None if it never does.
         position_switch: from which position on all rotary angles change (`inference.positions.position_switch`); None
             if they never do.
@@ -60,6 +64,7 @@ class Capabilities:
     sees_ahead: bool = False
     obeys_positions: bool = False
     window: int | None = None
+    keeps_window: bool = False
     scaled_from: int | None = None
     position_switch: tuple[int, bool] | None = None
     can_trim_last_block: bool = False
@@ -128,6 +133,7 @@ def probe(model: PreTrainedModel) -> Capabilities:
         sees_ahead=mask and _succeeds(trial.sees_ahead),
         obeys_positions=positions,
         window=_window(model),
+        keeps_window=mask and positions and _succeeds(trial.keeps_window),
         scaled_from=_scaled_from(model),
         position_switch=position_switch(model),
         can_trim_last_block=mask and positions and _succeeds(trial.trims_last_block),
@@ -283,6 +289,19 @@ class _Trial:
             return logits
 
         return _differ(first(self.other[0]), first(self.another[0]))
+
+    def keeps_window(self) -> bool:
+        """Whether a causal 4-D mask gives, behind the window, the logits that the model has without a mask. Windows of
+        more than `_LONGEST_TRIAL` tokens are not tried."""
+        window = _window(self.model)
+        if window is None or window > _LONGEST_TRIAL:
+            return False
+        n = window + len(self.context)
+        ids = torch.tensor([[*self.context, *self.query, *self.other] * n], device=self.device)[:, :n]
+        causal = additive(torch.ones(n, n, dtype=torch.bool).tril(), self.model.dtype)[None, None].to(self.device)
+        at = torch.arange(n, device=self.device)[None]
+        masked = self.model(input_ids=ids, attention_mask=causal, position_ids=at).logits[0, window:]
+        return not _differ(masked, self.model(input_ids=ids).logits[0, window:])
 
     def trims_last_block(self) -> bool:
         return abs(self.packed(self.other, trim=True) - self.beside_other) <= self.rounding

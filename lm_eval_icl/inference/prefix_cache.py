@@ -29,23 +29,42 @@ class PrefixCache:
         self._bytes = 0
 
     def __getitem__(self, context: Context) -> Memory:
-        if context in self._kept:
+        [memory] = self.several([context])
+        return memory
+
+    def several(
+        self, contexts: Sequence[Context], together: Callable[[Sequence[Context]], int] = lambda missing: 1
+    ) -> list[Memory]:
+        """The memories of several contexts, all of which exist at once, also if they are too large to be stored.
+
+        Args:
+            together: how many of the first of some contexts are encoded in one pass.
+        """
+        found = {context: self._kept[context] for context in contexts if context in self._kept}
+        for context in found:
             self.reused += 1
             self._kept.move_to_end(context)
-            return self._kept[context]
-        (memory,) = self.once([context])
+        missing = [context for context in dict.fromkeys(contexts) if context not in found]
+        while missing:
+            n = together(missing)
+            for context, memory in zip(missing[:n], self.once(missing[:n]), strict=True):
+                found[context] = memory
+                self._keep(context, memory)
+            missing = missing[n:]
+        return [found[context] for context in contexts]
+
+    def once(self, contexts: Sequence[Context]) -> Sequence[Memory]:
+        """The memories of several contexts, encoded in one pass and not stored."""
+        memories = self.encode(contexts)
+        self.encoded += len(contexts)
+        return memories
+
+    def _keep(self, context: Context, memory: Memory) -> None:
         if memory.nbytes <= self.max_bytes:
             self._kept[context] = memory
             self._bytes += memory.nbytes
             while self._bytes > self.max_bytes:
                 self._bytes -= self._kept.popitem(last=False)[1].nbytes
-        return memory
-
-    def once(self, contexts: Sequence[Context]) -> Sequence[Memory]:
-        """The memories of several contexts that do not occur again, encoded together and not stored."""
-        memories = self.encode(contexts)
-        self.encoded += len(contexts)
-        return memories
 
     def forget(self, context: Context) -> None:
         """Drop the memory of a context, if it is stored."""

@@ -61,8 +61,7 @@ class ContextWork:
         tokens: how many tokens run to encode it.
         behind: behind how many entries of memories that it shares with others.
         entries: to how many entries the queries attend.
-        own: nothing else in the run is asked behind this context.
-        alone: it is encoded by itself.
+        alone: it is encoded by itself, and not beside others.
         ordinary: context and query are an ordinary causal pass, so that they may be read in one.
         memories: behind how many memories the queries run. `entries` counts those of all.
     """
@@ -72,7 +71,6 @@ class ContextWork:
     tokens: int
     entries: int
     behind: int = 0
-    own: bool = False
     alone: bool = True
     ordinary: bool = False
     memories: int = 1
@@ -86,14 +84,12 @@ class Batch:
         queries: contexts, each with a query behind it and the query's answers.
         encoding: when the contexts are encoded: "now", side by side; "before", so that the memory of the only context
             (or query) is there; or "never", since they are read with their queries in one ordinary pass.
-        own: nothing else is asked behind these contexts, so that memories need not be stored.
         tokens: how many tokens a packed batch runs; 0 if the queries are the rows of a batch.
         rows: how many rows a batch of rows may have.
     """
 
     queries: Sequence[tuple[Context, Ids, Collection[Ids]]]
     encoding: Literal["now", "before", "never"]
-    own: bool
     tokens: int
     rows: int
 
@@ -111,10 +107,8 @@ class Batch:
 def schedule(work: Sequence[ContextWork], sizes: Sizes, can: Capabilities) -> Iterator[Batch]:
     """The batches in which all queries of all contexts are scored, in this order.
 
-    Contexts that are encoded by themselves come with as many queries in a packed batch as fit. The others run side by
-    side, as many as fit into a pass: those that only one query has, or the queries of one context, if the memory
-    depends on the query. (The rest of a stopped run may have a context that several queries share at another place in
-    the order. Its memory must have the same bits then, so that it is never encoded beside another.)
+    Contexts that fit into a pass with all their queries run side by side, as many as fit. The others are encoded by
+    themselves, and their queries come in packed batches of as many as fit.
     """
     rows, at = sizes.texts if can.can_batch else 1, 0
     while at < len(work):
@@ -123,21 +117,21 @@ def schedule(work: Sequence[ContextWork], sizes: Sizes, can: Capabilities) -> It
             items = work[at : at + n]
             queries = [(item.context, *query) for item in items for query in item.queries]
             ordinary = all(item.ordinary for item in items)
-            yield Batch(queries, "never" if ordinary else "now", items[0].own, tokens, rows)
+            yield Batch(queries, "never" if ordinary else "now", tokens, rows)
         else:
             for pack, tokens in _packed_batches(work[at], sizes, can, rows):
                 queries = [(work[at].context, *query) for query in pack]
-                yield Batch(queries, "before", work[at].own, tokens, rows)
+                yield Batch(queries, "before", tokens, rows)
         at += max(n, 1)
 
 
 def side_by_side(work: Sequence[ContextWork], sizes: Sizes, can: Capabilities, at: int = 0) -> tuple[int, int]:
     """How many contexts, from the one at the index `at` on, share a pass with all their queries, and how many tokens
     they have together; (0, 0) if the first has to be encoded by itself."""
-    first, count, used, tokens, entries, tree = work[at], 0, 0, 0, 0, TokenTree()
+    count, used, tokens, entries, tree = 0, 0, 0, 0, TokenTree()
     while at + count < len(work) and can.can_pack and can.position_switch is None:
         item = work[at + count]
-        if item.alone or not (item.own if first.own else item.context is first.context):
+        if item.alone:
             break
         tokens, entries = tokens + item.tokens, entries + item.behind
         tree.leave()
@@ -176,11 +170,12 @@ def _packed_batches(
 
 @dataclass(frozen=True)
 class Text:
-    """A prompt to be continued: the prompt, how many entries its memory has, and whether its context is its own."""
+    """A prompt to be continued: the prompt, how many entries its memory has, and whether the memory is one of several
+    that are the rows of a batch."""
 
     prompt: TokenizedPrompt
     entries: int
-    own: bool
+    single: bool
 
 
 def first_texts(
@@ -203,12 +198,12 @@ def first_texts(
     first = texts[0]
     if by_query or sizes.texts == 1 or not can.can_batch:
         return 1
-    alike = takewhile(lambda text: text.own if first.own else text.prompt.context == first.prompt.context, texts)
+    alike = takewhile(lambda text: text.single if first.single else text.prompt.context == first.prompt.context, texts)
     batch = list(alike)[: sizes.texts]
     queries = [len(text.prompt.query) for text in batch]
     pads = can.can_pad and can.can_pack_to(max(text.entries for text in batch) + max(queries) + new_tokens)
     pads = pads and not settings.reads_rows
-    if first.own:
+    if first.single:
         return len(batch) if pads and can.position_switch is None else 1
     # Padding that is not possible would shift a query's tokens, so all rows of a batch must have the same length.
     return len(batch) if pads else queries.count(queries[0])

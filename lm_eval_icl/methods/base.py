@@ -141,6 +141,10 @@ class Method(ABC):
         """Why these arguments do not allow a prompt of n demonstrations; empty if they do."""
         return ""
 
+    def may_keep(self, n: int) -> bool:
+        """Whether n demonstrations may be left of a prompt that does not fit. A window may then have fewer."""
+        return True
+
     def bind(self, model: PreTrainedModel) -> Method:
         """The method with the arguments filled in that depend on the model."""
         return self
@@ -237,19 +241,19 @@ class Method(ABC):
         contexts, queries = [context for context, _ in asked], [query for _, query in asked]
         return list(zip(memories(contexts), queries, strict=True))
 
-    def work(self, context: Context, queries: Queries, own: bool) -> Iterator[ContextWork]:
+    def work(self, context: Context, queries: Queries, once: bool) -> Iterator[ContextWork]:
         """What encoding a context takes for its queries, or for each of them, if the memory depends on the query.
 
         Args:
             queries: the queries with their answers; none for the context alone.
-            own: nothing else in the run is asked behind this context.
+            once: nothing else is asked behind this context later, so that its memory need not be stored.
         """
         from lm_eval_icl.inference.schedule import ContextWork
 
         footprint, items = self.footprint(context), sorted(queries.items())
-        whole = ContextWork(context, items, tokens=footprint.tokens, entries=footprint.kept, own=own)
+        whole = ContextWork(context, items, tokens=footprint.tokens, entries=footprint.kept)
         if not (self.memory_depends_on_query and queries):
-            beside = bool(own and context.demonstrations and context.tokens)
+            beside = bool(once and context.demonstrations and context.tokens)
             ordinary = beside and bool(queries) and self.is_ordinary(context)
             yield replace(whole, alone=not beside, ordinary=ordinary)
             return

@@ -59,7 +59,7 @@ class DeepThink(Method):
     one_pass = False
     counts_memories = "T"
     without_demonstrations = "nothing to think about, evaluated as plain zero-shot"
-    overflow_hint = "The passes 2..T of deepthink reach twice the demonstrations; restart_positions=True does not. "
+    overflow_hint = "The passes 2 to T of deepthink reach twice the demonstrations; restart_positions=True does not. "
 
     positions: str = "layout"  # those of the method of pass 1
     T: int = 5

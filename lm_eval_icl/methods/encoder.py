@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -13,7 +14,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from lm_eval_icl.errors import InputError, checked_whole
+from lm_eval_icl.errors import InputError, checked_whole, log
 from lm_eval_icl.inference.budget import MemoryBudget, room_for_trials
 from lm_eval_icl.inference.caches import without_adapter
 from lm_eval_icl.inference.capabilities import Capabilities, probe
@@ -26,9 +27,12 @@ from lm_eval_icl.inference.schedule import Ids, Sizes, side_by_side
 from lm_eval_icl.methods import needs
 from lm_eval_icl.methods.base import Memories, Method
 from lm_eval_icl.methods.limits import PromptLimits
+from lm_eval_icl.methods.several import Several
 from lm_eval_icl.prompts.tokens import Context
 
 T = TypeVar("T")
+# After how many seconds the trials of what a model can do are mentioned.
+_LONG = 5.0
 # One lock for each model: see `Encoder.inference_mode`.
 _locks: weakref.WeakKeyDictionary[nn.Module, threading.RLock] = weakref.WeakKeyDictionary()
 _making_locks = threading.Lock()
@@ -88,12 +92,15 @@ class Encoder:
         self.without_positions: list[nn.Embedding] | None = None
         self._gelus, self._inside, self._counting = gelus(model), False, False
         with self.inference_mode(), room_for_trials(model):
+            begun = time.monotonic()
             self.capabilities = capabilities or probe(model)
+            if (seconds := time.monotonic() - begun) > _LONG:
+                log.info("%.0f s were spent on trials of what %s can do.", seconds, type(model).__name__)
             self._learned_positions = learned_positions(model)
             needs.check(method, model, self.capabilities)
             if method.reads_in_parts:
                 needs.check_parts(method, model)
-            needs.warn(model, self.capabilities)
+            needs.warn(method, model, self.capabilities)
             embeddings = list(position_embeddings(model)) if method.positions == "none" else None
         self.without_positions = embeddings
         with self.inference_mode(), room_for_trials(model):
@@ -129,7 +136,13 @@ class Encoder:
             )
         hint = self.method.overflow_hint if can.obeys_positions else ""
         window = needs.longest_row(self.method, can)
-        return PromptLimits(self.method, name, max_length, window, can.position_switch, hint)
+        keeps_window = needs.keeps_window(self.method, can)
+        return PromptLimits(self.method, name, max_length, window, can.position_switch, hint, keeps_window)
+
+    @property
+    def invariant(self) -> bool:
+        """Whether the order of the demonstrations makes no difference with this model, but for rounding."""
+        return self.method.invariant and not needs.keeps_window(self.method, self.capabilities)
 
     # The model while it runs.
 
@@ -199,19 +212,27 @@ class Encoder:
         footprint = self.method.footprint(context)
         return footprint.kept if self.method.counts_memories else footprint.tokens
 
-    def _stored(self, contexts: Sequence[Context]) -> list[Memory]:
-        """The memories of contexts that come up again, each encoded alone: they have the same bits in whatever is left
-        of a run."""
-        return [self.store[context] for context in contexts]
+    def _memories(self, contexts: Sequence[Context]) -> list[Memory]:
+        """The memories of contexts. Those that are not stored are encoded side by side, as far as they fit into a pass,
+        and stored."""
+        return self.store.several(contexts, self._side_by_side)
 
-    def _not_stored(self, contexts: Sequence[Context]) -> list[Memory]:
-        """The memories of contexts that come with a single query, side by side as far as they fit into a pass."""
-        work = [part for context in contexts for part in self.method.work(context, {}, own=True)]
-        memories: list[Memory] = []
-        while (at := len(memories)) < len(contexts):
-            n, _ = side_by_side(work, self.budget.sizes, self.capabilities, at)
-            memories += self.store.once(contexts[at : at + max(n, 1)])
-        return memories
+    def _side_by_side(self, contexts: Sequence[Context]) -> int:
+        """How many of the first contexts are encoded in one pass."""
+        method = self.method.of_window if isinstance(self.method, Several) else self.method
+        work = [part for context in contexts for part in method.work(context, {}, once=True)]
+        return max(side_by_side(work, self.budget.sizes, self.capabilities)[0], 1)
+
+    def forget(self, context: Context) -> None:
+        """Drop what is stored for a context that is not asked again."""
+        several = self._several(context)
+        for stored in several.contexts(context) if several else [context]:
+            self.store.forget(stored)
+
+    def _several(self, context: Context) -> Several | None:
+        """The method, if queries run behind several memories of this context."""
+        method = self.method
+        return method if isinstance(method, Several) and len(method.contexts(context)) > 1 else None
 
     def _encode_queries(
         self, asked: Sequence[tuple[Context, Ids]], memories: Memories, can: Capabilities | None = None
@@ -223,11 +244,14 @@ class Encoder:
         with progress(self.model, tokens, self.quiet):
             return self.method.encode_queries(self.model, asked, memories, can)
 
-    def _behind(self, context: Context, query: Ids) -> tuple[Memory, Ids | None]:
-        """The memory of a context; if it depends on the query, that of the query, and the part of it still to run."""
+    def _behind(self, context: Context, query: Ids) -> tuple[list[Memory], Ids | None]:
+        """The memory of a context, or those of its windows; if it depends on the query, that of the query, and the part
+        of it still to run."""
         if self.method.memory_depends_on_query:
-            return self._encode_queries([(context, query)], self._stored)[0]
-        return self.store[context], None
+            [(memory, rest)] = self._encode_queries([(context, query)], self._memories)
+            return [memory], rest
+        several = self._several(context)
+        return self._memories(several.contexts(context) if several else [context]), None
 
     def fit(self, run: Callable[[], T], halve: Callable[[], str] = str, context: Context | None = None) -> T:
         """`MemoryBudget.fit` in `inference_mode`."""

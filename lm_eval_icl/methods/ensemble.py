@@ -84,6 +84,10 @@ class Ensemble(Several):
             return f"weights: {len(self.weights)} numbers for {windows} windows"
         return super().why_not(n)
 
+    def may_keep(self, n: int) -> bool:
+        """With weights: as many as make as many windows; or none."""
+        return self.weights is None or not n or len(self.weights) == math.ceil(n / self.window_size)
+
     def _joined(self, numbers: Tensor) -> Tensor:
         """Combine log-probabilities, [texts, memories, ...] -> [texts, ...]."""
         weights = torch.tensor(self.weights or [1.0] * numbers.shape[1], dtype=numbers.dtype, device=numbers.device)

@@ -84,6 +84,7 @@ class PromptLimits:
         switch: the position from which on rotary angles of all positions change, and whether they change again with
             every longer sequence (`inference.positions.position_switch`); None if they do not change.
         hint: advice for the error, in addition to fewer demonstrations, if encoding takes too many positions.
+        keeps_window: rows may be longer than the window, which the model keeps to by itself (`needs.keeps_window`).
     """
 
     method: Method
@@ -92,6 +93,7 @@ class PromptLimits:
     window: int | None
     switch: tuple[int, bool] | None
     hint: str
+    keeps_window: bool = False
 
     def too_long(self, prompt: TokenizedPrompt, answer: int) -> TooLong | None:
         """Why a prompt with an answer of `answer` positions does not fit; None if it fits."""
@@ -115,7 +117,13 @@ class PromptLimits:
         # Without demonstrations there is nothing to hide, so that the model's own mask is used, window and all.
         if not why and self.window is not None and context.demonstrations:
             terms = self._takes(prompt, answer, tokens=True)
-            if sum(terms) > self.window:
+            footprint = self.method.footprint(context)
+            # The window counts the entries of a memory. If some tokens before them are not kept, a prefix would come
+            # nearer than it is in one pass over everything.
+            keeps = self.keeps_window and (not context.prefix or footprint.kept == footprint.tokens)
+            if keeps and sum(terms) > self.positions:
+                why = f"do not fit the {self.positions} tokens that a row of {self.model} has at most"
+            elif not keeps and sum(terms) > self.window:
                 why = (
                     f"do not fit the {self.window} tokens that {self.model} looks back at most (a sliding window or "
                     f"local attention layers; or attention that depends on a token's index from there on), and "
@@ -199,14 +207,10 @@ def fits(limits: PromptLimits, requests: Iterable[Request]) -> bool:
     return all(limits.too_long(request.prompt, request.answer_positions) is None for request in requests)
 
 
-def shortened(requests: list[Request], tokenize: Tokenize, limits: PromptLimits, overflow: str) -> list[Request]:
+def shortened(requests: list[Request], tokenize: Tokenize, limits: PromptLimits) -> list[Request]:
     """The requests of a document that does not fit, with as few demonstrations left out as makes them fit, in the order
-    of `PromptLimits.leaves_out`. All its prompts lose the same ones, so that its options stay comparable.
-
-    If nothing that `overflow` allows to leave out makes them fit, they are without demonstrations, and not cut.
-
-    Args:
-        overflow: "drop" or "truncate" (`CommonArguments.overflow`).
+    of `PromptLimits.leaves_out`. All its prompts lose the same ones, so that its options stay comparable. What does not
+    fit without any is cut from the left (`truncated`).
     """
     longest_answers: dict[TokenizedPrompt, int] = {}  # prompt -> the positions of its longest answer
     for request in requests:
@@ -219,24 +223,24 @@ def shortened(requests: list[Request], tokenize: Tokenize, limits: PromptLimits,
         # The prompts are tokenized again, since tokens at a boundary may become others, but only when the numbers of
         # tokens say that enough is left out.
         fewer = [(prompt.keeping(kept), answer) for prompt, answer in longest_answers.items()]
-        if not kept or all(limits.too_long(*prompt) is None for prompt in fewer):
+        enough = limits.method.may_keep(len(kept)) and all(limits.too_long(*prompt) is None for prompt in fewer)
+        if not kept or enough:
             requests = tokenize(tuple(sorted(left_out)))
     while len(left_out) > 1 and fits(limits, requests):  # and they may become fewer
         more = tokenize(tuple(sorted(left_out[:-1])))
-        if not fits(limits, more):
+        if not (limits.method.may_keep(len(kept) + 1) and fits(limits, more)):
             break
         requests = more
-        left_out.pop()
-    if overflow == "truncate" and not fits(limits, requests):
-        cut = [truncated(request, limits) for request in requests]
-        requests = cut if fits(limits, cut) else requests
-    return requests
+        kept.append(left_out.pop())
+    return requests if fits(limits, requests) else [truncated(request, limits) for request in requests]
 
 
 def truncated(request: Request, limits: PromptLimits) -> Request:
-    """A request without demonstrations, with only the last tokens of its prompt that fit, as `hf` keeps them."""
+    """A request without demonstrations, with only the last tokens of its prompt that fit, as `hf` keeps them: BOS and
+    description go first. One token stays at least, and an answer is never cut."""
     tokens = (*request.prompt.context.tokens, *request.prompt.query)
-    cut = min(len(tokens) + request.answer_positions - limits.positions, len(tokens) - 1)
+    positions = limits.positions if limits.switch is None else min(limits.positions, limits.switch[0])
+    cut = min(len(tokens) + request.answer_positions - positions, len(tokens) - 1)
     if cut <= 0:
         return request
     return replace(request, prompt=TokenizedPrompt(Context((), ()), tokens[cut:]), cut=cut)

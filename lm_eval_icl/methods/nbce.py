@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lm_eval_icl.errors import is_number
+from lm_eval_icl.errors import InputError, is_number
 from lm_eval_icl.methods.base import Method
 from lm_eval_icl.methods.icl import ICL
 from lm_eval_icl.methods.several import Several
@@ -32,11 +32,8 @@ class NBCE(Several):
         eta: what the entropy of the window is lowered by that was chosen for the token before; 0 or more.
         top_p: the probability of the nucleus, above 0; 1 for no truncation.
         truncate: "entropy": the nucleus counts for the entropies alone, so that every answer has a log-likelihood;
-            "all": z is of truncated distributions too, as in the released demonstration. The log-likelihood of an
-            answer outside the nucleus is then minus infinity.
-        choose: "step": a window for every token; "first": the released program for classification. The window is that
-            of the first token, the prefix alone may be chosen too, and an answer's score is the mean of z, which is not
-            normalized, over its tokens.
+            "all": z is of truncated distributions too, as in the released demonstration, for generated texts alone: an
+            answer outside the nucleus has no log-likelihood.
 
     Raises:
         InputError: an argument is outside its range.
@@ -46,7 +43,6 @@ class NBCE(Several):
     eta: float = 0.1
     top_p: float = 0.95
     truncate: str = "entropy"
-    choose: str = "step"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -55,7 +51,6 @@ class NBCE(Several):
             self._check(name, fine=is_number(value) and value >= 0, must="a number, 0 or more")
         self._check("top_p", fine=is_number(self.top_p) and 0 < self.top_p <= 1, must="above 0 and at most 1")
         self._check("truncate", fine=self.truncate in ("entropy", "all"), must="entropy or all")
-        self._check("choose", fine=self.choose in ("step", "first"), must="step or first")
 
     @property
     def of_window(self) -> Method:
@@ -74,19 +69,19 @@ class NBCE(Several):
             outside = ascending.exp().cumsum(-1) <= 1 - self.top_p
             outside[..., -1] = False
             truncated = logprobs.masked_fill(torch.zeros_like(outside).scatter(-1, tokens, outside), -math.inf)
-        entropy = -(truncated.exp() * truncated.clip(-100, 0)).sum(-1)
-        if self.choose == "step":
-            entropy = entropy[:, :-1]
-            if state is not None:
-                entropy[texts, state] -= self.eta
-        elif state is not None:
-            entropy[texts, state] = -math.inf
+        entropy = -(truncated.exp() * truncated.clip(-100, 0)).sum(-1)[:, :-1]
+        if state is not None:
+            entropy[texts, state] -= self.eta
         state = entropy.argmin(-1)
         distributions = truncated if self.truncate == "all" else logprobs
         chosen, without = distributions[texts, state], distributions[:, -1]
         z = torch.where(without > -100, (1 + self.beta) * chosen - self.beta * without, chosen)
-        return z if self.choose == "first" else z.log_softmax(-1), state
+        return z.log_softmax(-1), state
+
+    def combined(self, logprobs: Tensor) -> Tensor:
+        if self.truncate == "all":
+            raise InputError(f"{self.name}: truncate=all is for generated texts: for log-likelihoods, leave it out.")
+        return super().combined(logprobs)
 
     def score(self, combined: Tensor, logprobs: Tensor, answer: Tensor) -> Tensor:
-        numbers = combined.gather(-1, answer[:, None])[:, 0]
-        return numbers.mean() if self.choose == "first" else numbers.sum()
+        return combined.gather(-1, answer[:, None]).sum()

@@ -175,6 +175,12 @@ def check_generates_together(
         )
 
 
+def keeps_window(method: Method, can: Capabilities) -> bool:
+    """Whether rows longer than the model's window run as transformers runs them: the mask of a method says what a token
+    may see, and some layers hide what is further back by index (GPT-Neo). A method is then not invariant."""
+    return can.keeps_window and method.needs_mask and method.one_pass and not method.memory_depends_on_query
+
+
 def longest_row(method: Method, can: Capabilities) -> int | None:
     """How many tokens a row may have under a method; None if only the number of positions limits it."""
     window = can.window if method.needs_mask else None
@@ -182,9 +188,15 @@ def longest_row(method: Method, can: Capabilities) -> int | None:
     return min((limit for limit in (window, scaled) if limit is not None), default=None)
 
 
-def warn(model: PreTrainedModel, can: Capabilities) -> None:
-    """Warn about a model with which all methods are slower."""
+def warn(method: Method, model: PreTrainedModel, can: Capabilities) -> None:
+    """Warn about a model whose window a method does not reach beyond, or with which all methods are slower."""
     name = type(model).__name__
+    if keeps_window(method, can):
+        log.warning(
+            "%s: some layers of %s attend to the last %d tokens only, whatever the mask shows. Prompts with more run "
+            "as transformers runs them, and then depend on the order of the demonstrations.",
+            *(method.name, name, can.window),
+        )
     if can.no_memory:
         log.warning(
             "%s does not continue from its cache (%s): every prompt is read as a whole, as --model hf does it.",

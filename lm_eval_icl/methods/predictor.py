@@ -73,7 +73,7 @@ class Predictor:
             tokenizer,
             add_bos_token=add_bos_token,
             by_part=method.treats_demonstrations_alike,
-            canonical=method.invariant,
+            canonical=self.runner.invariant,
             vocabulary=vocabulary_of(model),
         )
         self._batch_size = int(batch_size)

@@ -44,14 +44,13 @@ class MethodRunner(Encoder):
     def score_prompts(
         self,
         prompts: Sequence[tuple[TokenizedPrompt, Ids]],
-        done: Callable[[Context], None] = lambda context: None,
-        own: Callable[[Context], bool] = lambda context: False,
+        once: bool = False,
     ) -> Iterator[list[tuple[int, Score]]]:
         """Score the answer to each prompt. Equal ones are run once.
 
         Args:
             prompts: prompts, each with an answer.
-            done, own: as for `score`.
+            once: as for `score`.
 
         Yields:
             For each forward pass, the indices of the prompts that it scored, each with its score.
@@ -60,7 +59,7 @@ class MethodRunner(Encoder):
             InputError: the device's memory does not suffice.
         """
         asked_by = grouped(prompts)
-        for scored, scores in self.score(asked_by, done, own):
+        for scored, scores in self.score(asked_by, once):
             yield [
                 (i, score)
                 for (context, query, answer), score in zip(scored, scores, strict=True)
@@ -70,16 +69,14 @@ class MethodRunner(Encoder):
     def score(
         self,
         work: Mapping[Context, Queries],
-        done: Callable[[Context], None] = lambda context: None,
-        own: Callable[[Context], bool] = lambda context: False,
+        once: bool = False,
     ) -> Iterator[tuple[list[Asked], Sequence[Score]]]:
         """Score all answers of all queries behind all contexts.
 
         Args:
             work: contexts -> the ids of each query -> the ids of each of its answers.
-            done: called with each context when its memory is not needed any more.
-            own: tells which contexts are known to come with a single query. They are run side by side, and their
-                memories are not stored.
+            once: nothing else is asked behind these contexts later. Short ones are run side by side, and no memory is
+                stored for longer than its queries need it.
 
         Yields:
             For each forward pass, what it scored, and the scores in the same order.
@@ -94,7 +91,7 @@ class MethodRunner(Encoder):
                 "which reads every prompt as a whole, scores with it."
             )
         begun: list[tuple[list[Asked], Sequence[Score]]] = []
-        for batch in self._batches(work, done, own):
+        for batch in self._batches(work, once):
             begun.append(batch)
             if len(begun) > self.packs_ahead:
                 yield begun.pop(0)
@@ -103,20 +100,19 @@ class MethodRunner(Encoder):
     def _batches(
         self,
         queries_by_context: Mapping[Context, Queries],
-        done: Callable[[Context], None] = lambda context: None,
-        own: Callable[[Context], bool] = lambda context: False,
+        once: bool = False,
         memory: Memory | None = None,
     ) -> Iterator[tuple[list[Asked], Sequence[Score]]]:
         """The batches of `score`. Their scores may still be computed when they are yielded. A memory that is given is
         that of the only context."""
         unscored = {context: dict(queries) for context, queries in queries_by_context.items() if queries}
-        in_use: tuple[Memory, Ids | None] | None = None if memory is None else (memory, None)
+        in_use: tuple[list[Memory], Ids | None] | None = None if memory is None else ([memory], None)
         while unscored:
-            work = [part for context in unscored for part in self.method.work(context, unscored[context], own(context))]
+            work = [part for context in unscored for part in self.method.work(context, unscored[context], once)]
             for batch in schedule(work, self.budget.sizes, self.capabilities):
                 context, query, _ = batch.queries[0]
                 with self.counting():
-                    if batch.encoding == "before" and in_use is None and not self._several(context):
+                    if batch.encoding == "before" and in_use is None:
                         in_use = self.budget.fit(partial(self._behind, context, query))
                     halve, used = partial(self.budget.halve, batch.tokens, batch.rows_used), context if in_use else None
                     scores = self.budget.attempt(partial(self._score, batch, in_use), halve, used)
@@ -129,22 +125,19 @@ class MethodRunner(Encoder):
                         in_use = None
                     if not unscored[context]:
                         del unscored[context]
-                        done(context)
+                        if once:
+                            self.forget(context)
 
-    def _several(self, context: Context) -> Several | None:
-        """The method, if queries run behind several memories of this context."""
-        method = self.method
-        return method if isinstance(method, Several) and len(method.contexts(context)) > 1 else None
-
-    def _score(self, batch: Batch, in_use: tuple[Memory, Ids | None] | None) -> Sequence[Score]:
+    def _score(self, batch: Batch, in_use: tuple[list[Memory], Ids | None] | None) -> Sequence[Score]:
         """Run a batch; if its memory is there already, behind that."""
-        if several := self._several(context := batch.queries[0][0]):
-            options = [(query, answer) for _, query, answer in batch.asked]
-            behind, trim = self._stored(several.contexts(context)), self.capabilities.can_trim_last_block
-            how = (several.combined, several.score, self.softmax_dtype, trim, bool(batch.tokens))
-            return score_together(self.model, behind, options, *how)
         if in_use is not None:
-            memory, rest = in_use
+            memories, rest = in_use
+            if several := self._several(batch.queries[0][0]):
+                options = [(query, answer) for _, query, answer in batch.asked]
+                trim = self.capabilities.can_trim_last_block
+                how = (several.combined, several.score, self.softmax_dtype, trim, bool(batch.tokens))
+                return score_together(self.model, memories, options, *how)
+            [memory] = memories
             queries = [(rest or query, answers) for _, query, answers in batch.queries]
             if not batch.tokens:
                 return score_rows(self.model, memory, queries, self.softmax_dtype, batch.rows)
@@ -155,7 +148,7 @@ class MethodRunner(Encoder):
             ]
         elif self.method.memory_depends_on_query:
             pairs = [(context, query) for context, query, _ in batch.queries]
-            encoded = self._encode_queries(pairs, self._not_stored if batch.own else self._stored, self.capabilities)
+            encoded = self._encode_queries(pairs, self._memories, self.capabilities)
             work = [
                 (memory, [(rest, answer) for answer in answers])
                 for (memory, rest), (*_, answers) in zip(encoded, batch.queries, strict=True)
@@ -219,7 +212,7 @@ class MethodRunner(Encoder):
         generate: Callable[..., Tensor],
         settings: GenerationSettings,
         stopped: Stopped | None = None,
-        own: Callable[[Context], bool] = lambda context: False,
+        single: Collection[Context] = (),
     ) -> list[list[int]]:
         """Generate a continuation for the first of these prompts, as many as fit into one batch.
 
@@ -232,7 +225,7 @@ class MethodRunner(Encoder):
             max_new_tokens: how many tokens are generated at most.
             generate, stopped: as for `continue_from`.
             settings: the settings under which `generate` runs (`settings_in_force`).
-            own: as for `score`.
+            single: the contexts that a single prompt has, which share a batch.
 
         Returns:
             The generated ids, one row for each prompt of the batch.
@@ -247,34 +240,34 @@ class MethodRunner(Encoder):
         if several:
             needs.check_generates_together(several, self.model, can, settings)
 
-        def alone(context: Context) -> bool:
-            """Whether the context's memory is for one row, beside rows with memories of other contexts. (Rows read in
-            parts only a memory that they share, and a text behind several memories has several rows.)"""
-            apart = isinstance(self.method, Several) or self.method.reads_in_parts
-            return (own(context) or not can.can_generate) and not apart
+        # Rows read in parts only a memory that they share, and a text behind several memories has several rows.
+        shared = isinstance(self.method, Several) or self.method.reads_in_parts
 
         def first() -> list[Text]:
             texts = [
-                Text(prompt, self.method.footprint(prompt.context).kept, alone(prompt.context))
+                Text(
+                    prompt,
+                    self.method.footprint(prompt.context).kept,
+                    single=not shared and (prompt.context in single or not can.can_generate),
+                )
                 for prompt in prompts[: self.budget.sizes.texts]
             ]
-            n = first_texts(texts, max_new_tokens, self.budget.sizes, can, settings, by_query)
-            return texts[:n]
+            return texts[: first_texts(texts, max_new_tokens, self.budget.sizes, can, settings, by_query)]
 
         def run() -> list[list[int]]:
             texts = first()
             contexts, queries = [text.prompt.context for text in texts], [text.prompt.query for text in texts]
             if several:
-                memories = self._stored(several.contexts(contexts[0]))
+                memories = self._memories(several.contexts(contexts[0]))
                 queries = [query for query in queries for _ in memories]
                 memories = memories * len(texts)
-            elif texts[0].own and all(map(self.method.is_ordinary, contexts)):  # a context is read with its query
+            elif texts[0].single and all(map(self.method.is_ordinary, contexts)):  # a context is read with its query
                 memories = [Memory([], [], 0)]
                 queries = [(*context.tokens, *query) for context, query in zip(contexts, queries, strict=True)]
-            elif texts[0].own and not by_query:
-                memories = self._not_stored(contexts)
+            elif texts[0].single and not by_query:
+                memories = self._memories(contexts)
             else:
-                [(memory, queries[0])] = self._encode_queries([(contexts[0], queries[0])], self._stored)
+                [(memory, queries[0])] = self._encode_queries([(contexts[0], queries[0])], self._memories)
                 memories = [memory]
             longest = max(map(len, memories)) + max(map(len, queries)) + max_new_tokens
             rows_of_text = len(queries) // len(texts)

@@ -109,8 +109,8 @@ class Several(Windowed):
         """The memories of windows."""
         return self.of_window.encode(model, contexts)
 
-    def work(self, context: Context, queries: Queries, own: bool) -> Iterator[ContextWork]:
+    def work(self, context: Context, queries: Queries, once: bool) -> Iterator[ContextWork]:
         """All queries run behind all memories."""
         kept = [self.of_window.footprint(window).kept for window in self.contexts(context)]
         tokens = self.footprint(context).tokens
-        yield ContextWork(context, sorted(queries.items()), tokens, entries=sum(kept), own=own, memories=len(kept))
+        yield ContextWork(context, sorted(queries.items()), tokens, entries=sum(kept), memories=len(kept))

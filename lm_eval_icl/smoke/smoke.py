@@ -7,6 +7,7 @@ import functools
 import io
 import math
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ Responses = list[tuple[float, bool] | str]
 Scores = dict[str, dict[str, float | str] | str]
 
 
-def smoke(arch: str = "llama", limit: int = 3, special: Any = None) -> Scores:
+def smoke(arch: str = "llama", limit: int = 3, special: Mapping[str, Mapping[str, Any]] | None = None) -> Scores:
     """Run every method through lm-eval on a tiny random model, and check what comes out.
 
     `icl` must give the log-likelihoods and texts of lm-eval's `hf`, for prompts longer than the model's attention
@@ -105,7 +106,7 @@ def _check(name: str, folder: str, limit: int, expected: dict[str, Responses]) -
             _compare(task, responses[task], expected[task], "hf")
         if _tasks()[task].OUTPUT_TYPE == "generate_until" and not lm.runner.capabilities.no_memory:
             _compare(task, responses[task], _likeliest(lm, task), "one row at a time")
-    if lm.method.invariant:
+    if lm.runner.invariant:
         lm = _load(name, folder, canonical_order=False)
         _, permuted = _run(lm, "smoke_permuted", limit)
         _compare("smoke_permuted", permuted, responses["smoke_loglikelihood"], "the first order of demonstrations")

@@ -31,45 +31,30 @@ WINDOW = 72
 # How many positions a model has: more than any prompt.
 POSITIONS = 2048
 
-# The sizes, under all the names that transformers' configurations have for them; and for parts of a model too.
-SMALL: dict[str, Any] = {
-    name: size
-    for size, names in [
-        (32, "hidden_size hidden_size_global embedding_size input_embedding_size output_embedding_size"),
-        (32, "word_embed_proj_dim"),
-        (48, "intermediate_size intermediate_size_mlp dense_intermediate_size feed_forward_size mlp_dim"),
-        (48, "ffn_dim encoder_ffn_dim decoder_ffn_dim ffn_hidden_size dim_ff dff d_inner"),
-        # Heads are more than key-value heads, so that these have to be repeated.
-        (8, "head_dim dim_head d_head attention_head_size"),
-        (4, "num_attention_heads encoder_attention_heads decoder_attention_heads num_heads rotary_dim"),
-        (2, "num_key_value_heads num_hidden_layers encoder_layers decoder_layers depth num_global_layers"),
-        (POSITIONS, "max_position_embeddings n_ctx"),
-        (WINDOW, "sliding_window attention_chunk_size window_size"),
-        # Experts: a router chooses one group of two, and in it two experts of four. The first layer has none.
-        (8, "num_experts num_local_experts n_routed_experts moe_num_experts"),
-        (2, "num_experts_per_tok top_k_experts moe_topk moe_k n_group"),
-        (1, "topk_group num_dense_layers first_k_dense_replace"),
-        (16, "moe_intermediate_size shared_expert_intermediate_size shared_intermediate_size"),
-        (16, "moe_shared_expert_intermediate_size shared_experts_intermediate_size"),
-        # Latent attention: keys (4 + 8) are wider than values.
-        (16, "q_lora_rank kv_lora_rank o_lora_rank"),
-        (8, "qk_rope_head_dim v_head_dim"),
-        (4, "qk_nope_head_dim"),
-        # Sparse attention: an indexer chooses fewer tokens than a prompt has. With few heads, many scores would be 0.
-        (16, "index_n_heads index_head_dim index_topk"),
-        # Linear attention.
-        (2, "linear_num_key_heads"),
-        (4, "linear_num_value_heads linear_num_heads"),
-        (8, "linear_key_head_dim linear_value_head_dim linear_head_dim"),
-        # State spaces, computed in chunks shorter than a prompt. Heads times their width is twice the model's width.
-        (8, "state_size ssm_state_size mamba_d_state mamba_n_heads mamba_num_heads mamba_d_head mamba_head_dim"),
-        (16, "chunk_size mamba_chunk_size"),
-        (4, "time_step_rank"),
-        (8, "hidden_size_per_layer_input laurel_rank"),  # Gemma's additions to every layer
-        ([[["global", "local"], 1]], "attention_types"),  # GPT-Neo's kinds of layers
-    ]
-    for name in names.split()
+# The sizes, under all the names that transformers' configurations have for them; and for parts of a model. Heads are
+# more than key-value heads, so that these have to be repeated. A router chooses one group of experts of two, and in it
+# two of four. Keys of latent attention (4 + 8) are wider than its values. An indexer of sparse attention chooses fewer
+# tokens than a prompt has. States are computed in chunks shorter than a prompt.
+_NAMES: dict[int, str] = {
+    1: "topk_group num_dense_layers first_k_dense_replace",
+    2: "num_key_value_heads num_hidden_layers encoder_layers decoder_layers depth num_global_layers "
+    "linear_num_key_heads num_experts_per_tok top_k_experts moe_topk moe_k n_group",
+    4: "num_attention_heads encoder_attention_heads decoder_attention_heads num_heads rotary_dim qk_nope_head_dim "
+    "linear_num_value_heads linear_num_heads time_step_rank",
+    8: "head_dim dim_head d_head attention_head_size num_experts num_local_experts n_routed_experts moe_num_experts "
+    "qk_rope_head_dim v_head_dim linear_key_head_dim linear_value_head_dim linear_head_dim state_size ssm_state_size "
+    "mamba_d_state mamba_n_heads mamba_num_heads mamba_d_head mamba_head_dim hidden_size_per_layer_input laurel_rank",
+    16: "moe_intermediate_size shared_expert_intermediate_size shared_intermediate_size q_lora_rank kv_lora_rank "
+    "moe_shared_expert_intermediate_size shared_experts_intermediate_size o_lora_rank index_n_heads index_head_dim "
+    "index_topk chunk_size mamba_chunk_size",
+    32: "hidden_size hidden_size_global embedding_size input_embedding_size output_embedding_size word_embed_proj_dim",
+    48: "intermediate_size intermediate_size_mlp dense_intermediate_size feed_forward_size mlp_dim dim_ff dff d_inner "
+    "ffn_dim encoder_ffn_dim decoder_ffn_dim ffn_hidden_size",
+    WINDOW: "sliding_window attention_chunk_size window_size",
+    POSITIONS: "max_position_embeddings n_ctx",
 }
+SMALL: dict[str, Any] = {name: size for size, names in _NAMES.items() for name in names.split()}
+SMALL["attention_types"] = [[["global", "local"], 1]]  # GPT-Neo's kinds of layers
 # Settings that are made only where a type's default configuration has some.
 _IF_ANY = {"sliding_window", "attention_chunk_size"}
 # Token 0 begins and ends texts, and token 1 pads them.

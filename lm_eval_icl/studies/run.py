@@ -256,7 +256,7 @@ def score(model: ICLModel, tasks: Sequence[Any], instances: Sequence[Instance], 
                 # Without demonstrations there is one memory, after however many passes.
                 of_number.update({key: value for key, value in last.items() if key not in of_number})
             bar.update(len(last) * len(numbers))
-            run.contexts.release(context, runner.store)
+            runner.forget(context)
     return scores
 
 

@@ -20,6 +20,9 @@ from lm_eval_icl.metaicl.files import Row, read_lines
 from lm_eval_icl.methods.base import Method
 from lm_eval_icl.prompts.prompt import FewShotPrompt
 
+# So many episodes of a task are drawn until another task is taken in its place.
+ATTEMPTS_OF_A_TASK = 100
+
 
 @dataclass(frozen=True)
 class Example:
@@ -183,9 +186,11 @@ def draw_episode(pools: Sequence[EpisodePool], seed: int, number: int, attempt: 
 
     Args:
         number: the episode's number in the run.
-        attempt: how many episodes of this number were drawn already, and did not fit.
+        attempt: how many episodes of this number were drawn already, and did not fit. After a hundred, another task is
+            drawn.
     """
-    pool = Random(f"{seed} {number}").choice(pools)
+    others = attempt // ATTEMPTS_OF_A_TASK
+    pool = Random(f"{seed} {number}" + f" in place of {others}" * bool(others)).choice(pools)
     return pool.draw(Random(f"{seed} {number} {attempt}"))
 
 
@@ -201,7 +206,8 @@ class RowDraw:
         all_remain: only rows that remain untouched under all of these methods are drawn.
 
     Attributes:
-        shares: by a method's name, the share of the rows that remain.
+        shares: by a method's name, the share of the rows that remain under it.
+        rows: the rows that are drawn, each with its task's pool.
 
     Raises:
         InputError: none do.
@@ -210,7 +216,7 @@ class RowDraw:
     def __init__(
         self, pools: Sequence[EpisodePool], seed: int, methods: Sequence[Method] = (), all_remain: bool = False
     ) -> None:
-        self.seed = seed
+        self.pools, self.seed = pools, seed
         rows = [(pool, row) for pool in pools for row in pool.rows]
         remaining = set(rows)
         self.shares: dict[str, float] = {}
@@ -226,7 +232,7 @@ class RowDraw:
             rows = [pair for pair in rows if pair in remaining]
         if not rows:
             names = ", ".join(method.name for method in methods)
-            raise InputError(f"--fits: no row is short enough under {names}: lower --num_fewshot.")
+            raise InputError(f"--fits: no row of any task is short enough under {names}: lower --num_fewshot.")
         self.rows = rows
         self._order = functools.lru_cache(maxsize=2)(self._shuffled)
 

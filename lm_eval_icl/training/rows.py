@@ -111,14 +111,24 @@ class RowMaker:
         self.method, self.tokenizer, self.limits = predictor.runner.method, predictor.tokenizer, predictor.limits
         self.loss = loss
 
-    def fits(self, episode: Episode, option: int | None = None) -> bool:
-        """Whether the model has room for an episode with its right answer, or with one of its options."""
+    def why_not(self, episode: Episode, option: int | None = None) -> str:
+        """Why the model has no room for an episode, with its right answer or one of its options; empty if it has."""
         prompt, ids = self.tokens(episode, option)
-        if not ids or self.limits.too_long(prompt, len(ids) - 1) is not None:
-            return False
+        if not ids:
+            return "have an answer of no tokens"
+        if (reason := self.limits.too_long(prompt, len(ids) - 1)) is not None:
+            return reason.why
+        if self.limits.keeps_window and not self.has_room(episode, option):  # its masks are no longer than that
+            return f"have more tokens than the {self.limits.positions:,} that a row of {self.limits.model} has at most"
         # From the switch on, rotary angles depend on the longest row of a batch.
         switch = self.limits.switch
-        return switch is None or make_row(self.method, prompt, ids).layout.reach <= switch[0]
+        if switch is not None and make_row(self.method, prompt, ids).layout.reach > switch[0]:
+            return f"cross position {switch[0]}, from which on this model computes all positions otherwise"
+        return ""
+
+    def fits(self, episode: Episode, option: int | None = None) -> bool:
+        """Whether the model has room for an episode."""
+        return not self.why_not(episode, option)
 
     def has_room(self, episode: Episode, option: int | None = None) -> bool:
         """Whether the row has no more tokens, copies included, than the model has positions, wherever the tokens stand.

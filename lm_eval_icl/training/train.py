@@ -18,12 +18,12 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainingArguments
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
-from lm_eval_icl.errors import InputError, Unsupported, one_line, refusing, writing
+from lm_eval_icl.errors import InputError, Unsupported, log, one_line, refusing, writing
 from lm_eval_icl.files import HALF, write_atomically
 from lm_eval_icl.methods import ICL, InvICL
 from lm_eval_icl.methods.base import Method
 from lm_eval_icl.methods.predictor import Predictor
-from lm_eval_icl.training.episodes import Episode, EpisodePool, RowDraw, Task, draw_episode
+from lm_eval_icl.training.episodes import ATTEMPTS_OF_A_TASK, Episode, EpisodePool, RowDraw, Task, draw_episode
 from lm_eval_icl.training.metaicl import SettingTask
 from lm_eval_icl.training.record import write
 from lm_eval_icl.training.rows import RowMaker, check_trainable, collate, target_losses
@@ -37,7 +37,7 @@ from lm_eval_icl.training.trainer import (
     checkpoints,
     quiet,
     read_log,
-    step_of,
+    why_not,
 )
 
 # The modules that get adapters, as peft names them: all linear ones but the output layer.
@@ -71,65 +71,42 @@ def per_pass(settings: Settings, processes: int) -> int:
     return settings.batch_size // parts
 
 
-def claim(output: Path, identity: dict[str, Any], resume: bool) -> tuple[Path | None, list[dict[str, int]]]:
+def claim(output: Path, identity: dict[str, Any], resume: bool) -> Path | None:
     """Take a folder for a run, and find the checkpoint that the run goes on from.
 
     Args:
         output: the folder.
-        identity: what the weights depend on; it is written to the folder, and must be the same if the run resumes,
-            except for `steps`, of which there may be more.
+        identity: what the weights depend on; it is written to the folder, and must be the same if the run resumes.
         resume: go on from the last checkpoint, or begin if there is none.
 
     Returns:
-        The checkpoint, None to begin; and each time that the run was made longer, {"step": the step of the checkpoint
-        that it went on from, "of": how many steps it had until then}.
+        The checkpoint; None to begin.
 
     Raises:
         InputError: the folder holds another run, or one that is not to be resumed, or cannot be written.
     """
     record = output / "training.json"
     known, saved = json.loads(json.dumps(identity)), checkpoints(output / "checkpoints")
-    last = saved[-1] if saved else None
     if not record.is_file():
         if output.is_dir() and any(path.name != "checkpoints" and HALF not in path.name for path in output.iterdir()):
             raise InputError(f"--output {output}: there are other files in it: give an empty or a new folder.")
-        _write(record, known)
-        return None, []
+        with writing(f"--output {output}"):
+            (output / "checkpoints").mkdir(parents=True, exist_ok=True)
+            write_atomically(record, json.dumps(known, indent=1) + "\n")
+        return None
     try:
         recorded = json.loads(record.read_text(encoding="utf-8"))
     except ValueError as error:
         raise InputError(f"--output {output}: training.json cannot be read ({error}).") from error
-    lengthened: list[dict[str, int]] = recorded.pop("lengthened", [])
-    differing = [name for name in {**known, **recorded} if recorded.get(name) != known.get(name)]
-    for name in differing:
-        if name != "steps":
+    for name in {**known, **recorded}:
+        if recorded.get(name) != known.get(name):
             raise InputError(
                 f"--output {output}: holds another run, which has {name}={recorded.get(name)!r} where this one has "
                 f"{known.get(name)!r}: give another folder."
             )
-    if differing:
-        if recorded["steps"] > known["steps"]:
-            raise InputError(
-                f"--steps {known['steps']}: the training in {output} has {recorded['steps']} steps: it can be made "
-                "longer, not shorter."
-            )
-        if not resume:
-            raise InputError(
-                f"--output {output}: holds this run, of {recorded['steps']} steps: give --resume to make it longer, or "
-                "another folder."
-            )
-        if last is not None:
-            lengthened.append({"step": step_of(last), "of": recorded["steps"]})
-        _write(record, {**known, "lengthened": lengthened})
-    elif not resume and (last is not None or (output / "config.json").is_file()):
+    if not resume and (saved or (output / "config.json").is_file()):
         raise InputError(f"--output {output}: holds this run already: give --resume to go on, or another folder.")
-    return last, lengthened
-
-
-def _write(record: Path, known: Mapping[str, Any]) -> None:
-    with writing(f"--output {record.parent}"):
-        (record.parent / "checkpoints").mkdir(parents=True, exist_ok=True)
-        write_atomically(record, json.dumps(known, indent=1) + "\n")
+    return saved[-1] if saved else None
 
 
 def train(
@@ -147,6 +124,7 @@ def train(
     add_bos_token: bool | None = None,
     resume: bool = False,
     cpu: bool = False,
+    dry_run: bool = False,
 ) -> None:
     """Train a model under a method, and save it as a checkpoint.
 
@@ -165,9 +143,9 @@ def train(
         source: the name or folder of the model, for the record.
         identity: what else the model and the tasks were made with: a run resumes only if it is the same.
         max_length, add_bos_token: as for `Predictor`.
-        resume: go on from the last checkpoint in `output`, if there is one. With more steps than before, the
-            training is made longer: from there on, the learning rate is that of a training of so many steps.
+        resume: go on from the last checkpoint in `output`, if there is one.
         cpu: train on the CPU even if there is an accelerator.
+        dry_run: print what there is to train on and what is left out, and train nothing.
 
     Raises:
         InputError: the method cannot be trained under, the model or a task cannot be used, or training fails.
@@ -188,21 +166,24 @@ def train(
     # MetaICL cuts rows that are too long. All other tasks' episodes are used whole or not at all.
     cut = all(isinstance(task, SettingTask) for task in tasks)
     rival = InvICL() if method.name == "icl" else ICL()
-    draw: Callable[[int, int], Episode] = partial(draw_episode, pools, settings.seed)
+    draw: Callable[[int, int], Episode]
     if settings.draw == "row":
         draw = RowDraw(pools, settings.seed, (named or [method, rival]) if cut else (), all_remain=bool(fits))
+    else:
+        pools = _with_room(pools, make, others)
+        draw = partial(draw_episode, pools, settings.seed)
     other = None
     if not fits and not cut and not rival.why_not(settings.num_fewshot):
         with contextlib.suppress(Unsupported):  # the model is not for it
             other = RowMaker(make_predictor(rival))
     rows = EpisodeRows(draw, make, others, settings.steps * settings.batch_size, other)
-    for pool in pools:
-        # raises an error if nothing of a task fits
-        EpisodeRows(partial(draw_episode, [pool], settings.seed), make, others, 1)[0]
-    _check_forward(predictor, pools[0].draw(Random(0)), make)
+    _check_forward(predictor, rows.episode(0)[0], make)
     held_out = OptionRows([episode for pool in pools for episode in pool.evaluation()], make, others)
 
     record = _record(method, tasks, settings, fits, source)
+    if dry_run:
+        print(_summary(method, pools, held_out, settings, None), _remaining(draw), sep="\n")
+        return
     with quiet():
         arguments = _arguments(output, settings, cpu, getattr(model.config, "use_cache", True), len(held_out) > 0)
     known = {
@@ -213,23 +194,16 @@ def train(
         "rows": {task.name: _digest(task) for task in tasks},
         "weights": _fingerprint(model),
         "processes": arguments.world_size,
+        **({"kept": draw.shares} if isinstance(draw, RowDraw) and draw.shares else {}),
     }
     with arguments.main_process_first(local=False):
         first = arguments.process_index == 0
-        resume_from, lengthened = claim(output, known, resume or not first)
+        resume_from = claim(output, known, resume or not first)
     arguments.eval_on_start = arguments.do_eval and resume_from is None
     if first:
         print(_summary(method, pools, held_out, settings, resume_from))
-        if lengthened:
-            print(
-                f"made longer than {lengthened[-1]['of']:,} steps: after step {lengthened[-1]['step']:,}, the learning "
-                f"rate of a step is that of a training of {settings.steps:,} steps from its beginning"
-            )
-        if isinstance(draw, RowDraw) and draw.shares:
-            fitting = ", ".join(f"{name} {share:.0%}" for name, share in draw.shares.items())
-            what = "rows of which nothing is cut, by the tokens that they have under a method"
-            print(f"{what}: {fitting}; {len(draw.rows):,} rows are used")
-    write(model.config, {**record, **({"lengthened": lengthened} if lengthened else {})})
+        print(_remaining(draw))
+    write(model.config, record)
     with quiet(), predictor.runner.own_positions():
         unused = [table.weight for table in predictor.runner.without_positions or () if table.weight.requires_grad]
         for weight in unused:  # several processes would wait for its gradient
@@ -256,6 +230,42 @@ def train(
         _print_counts(counts, method, rows, not cut)
         with refusing(f"--output {output}: the picture of the loss could not be written", kinds=(OSError,)):
             draw_loss(read_log(output / "log.jsonl"), output / "loss.png", method.name)
+
+
+def _with_room(pools: Sequence[EpisodePool], make: RowMaker, others: Sequence[RowMaker]) -> list[EpisodePool]:
+    """The tasks of which at least one of a hundred random episodes fits (`why_not`). The others are warned of.
+
+    Raises:
+        InputError: there is no such task.
+    """
+    fitting = []
+    for pool in pools:
+        reasons = (why_not(pool.draw(Random(i)), make, others) for i in range(ATTEMPTS_OF_A_TASK))
+        if all(why := reason for reason in reasons):
+            none = f"of {ATTEMPTS_OF_A_TASK} episodes none fits ({why})"
+            log.warning("training goes on without task %r: %s.", pool.task.name, none)
+        else:
+            fitting.append(pool)
+    if not fitting:
+        raise InputError(f"no task is left: {none}: lower --num_fewshot, or give tasks with shorter texts.")
+    return fitting
+
+
+def _remaining(draw: Callable[[int, int], Episode]) -> str:
+    """What is said of the rows that are drawn, and of those that are left out."""
+    if not isinstance(draw, RowDraw):
+        return "episodes that do not fit are drawn again, and log.jsonl counts them (left_out)"
+    remaining = dict.fromkeys((pool.task.name for pool in draw.pools), 0)
+    for pool, _ in draw.rows:
+        remaining[pool.task.name] += 1
+    total = sum(len(pool.rows) for pool in draw.pools)
+    lines = [f"{len(draw.rows):,} of {total:,} rows are used"]
+    if draw.shares:
+        fitting = ", ".join(f"{name} {share:.1%}" for name, share in draw.shares.items())
+        lines.append(f"rows of which nothing is cut, by the tokens that they have under a method: {fitting}")
+    if none := [name for name, rows in remaining.items() if not rows]:
+        lines.append(f"no row is used of {len(none)} tasks: {', '.join(none)}")
+    return "\n".join(lines)
 
 
 def _print_counts(counts: Sequence[int], method: Method, rows: EpisodeRows, replaced: bool) -> None:
@@ -372,7 +382,7 @@ def _arguments(output: Path, settings: Settings, cpu: bool, use_cache: bool, eva
             seed=settings.seed,
             bf16=settings.bf16,
             use_cpu=cpu or not torch.accelerator.is_available(),
-            logging_strategy="no",  # `LayoutTrainer` logs, a little later, what Trainer would wait for
+            logging_steps=1,
             logging_nan_inf_filter=False,
             save_steps=settings.save_steps,
             save_total_limit=2,

@@ -11,11 +11,10 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import Dataset, Sampler, SequentialSampler
 from transformers import ProgressCallback, Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_callback import ExportableState
@@ -25,22 +24,25 @@ from transformers.utils import logging
 from lm_eval_icl.errors import InputError, one_line, refusing
 from lm_eval_icl.files import write_atomically
 from lm_eval_icl.inference.devices import on_device
-from lm_eval_icl.training.episodes import Episode
+from lm_eval_icl.training.episodes import ATTEMPTS_OF_A_TASK, Episode
 from lm_eval_icl.training.rows import RowMaker, TrainingRow, mean_loss, target_losses
 
 # So many episodes of one number are drawn until it is said that none fits.
-_ATTEMPTS = 100
-# The seconds between two looks at what the device has computed.
-_PATIENCE = 1.0
+_ATTEMPTS = 10 * ATTEMPTS_OF_A_TASK
 # What helps where a log cannot be written.
 _GO_ON = "--resume goes on from the last checkpoint when there is room."
 
 
-def usable(episode: Episode, make: RowMaker, fits: Sequence[RowMaker], option: int | None = None) -> bool:
-    """Whether an episode fits the model under a method, and under all of `fits` with all tokens of its row."""
-    return make.fits(episode, option) and all(
-        maker.fits(episode, option) and maker.has_room(episode, option) for maker in fits
-    )
+def why_not(episode: Episode, make: RowMaker, fits: Sequence[RowMaker], option: int | None = None) -> str:
+    """Why an episode does not fit the model under a method, or, with all tokens of its row, under one of `fits`; empty
+    if it fits."""
+    for maker in (make, *fits):
+        if why := maker.why_not(episode, option):
+            return f"under {maker.method.name}, its rows {why}"
+    for maker in fits:
+        if not maker.has_room(episode, option):
+            return f"under {maker.method.name}, its rows have more tokens than the {maker.limits.positions:,} positions"
+    return ""
 
 
 @dataclass(eq=False)
@@ -50,14 +52,14 @@ class EpisodeRows(Dataset[TrainingRow]):
     Attributes:
         draw: the episode of a number, and of an attempt if those before it did not fit.
         make: makes the rows.
-        fits: for the methods under which the tokens of a row have to fit too (`usable`).
+        fits: for the methods under which the tokens of a row have to fit too (`why_not`).
         size: how many episodes there are.
         other: for a method of which is counted how many episodes it would leave out; None for none.
         made: how many rows were made, how many of these `other` has no room for, and how many of their demonstrations
             were copies of the query (`Episode.copies`).
 
     Raises:
-        InputError: (when a row is made) of a hundred draws none fits.
+        InputError: (when a row is made) of a thousand draws none fits.
     """
 
     draw: Callable[[int, int], Episode]
@@ -71,16 +73,20 @@ class EpisodeRows(Dataset[TrainingRow]):
         return self.size
 
     def __getitem__(self, number: int) -> TrainingRow:
+        episode, left_out = self.episode(number)
+        beyond = self.other is not None and not self.other.has_room(episode)
+        self.made += torch.tensor([1, beyond, episode.copies])
+        return replace(self.make.row(episode), number=number, left_out=left_out)
+
+    def episode(self, number: int) -> tuple[Episode, int]:
+        """The episode of a number, and how many were drawn before it and did not fit."""
         for attempt in range(_ATTEMPTS):
             episode = self.draw(number, attempt)
-            if usable(episode, self.make, self.fits):
-                beyond = self.other is not None and not self.other.has_room(episode)
-                self.made += torch.tensor([1, beyond, episode.copies])
-                return replace(self.make.row(episode), number=number, left_out=attempt)
-        methods = ", ".join(dict.fromkeys(maker.method.name for maker in (self.make, *self.fits)))
+            if not (why := why_not(episode, self.make, self.fits)):
+                return episode, attempt
         raise InputError(
-            f"task {episode.task.name!r}: none of {_ATTEMPTS} episodes fits the model's {self.make.limits.positions} "
-            f"positions under {methods}: lower --num_fewshot, or give tasks with shorter texts."
+            f"task {episode.task.name!r}: none of {_ATTEMPTS:,} episodes fits the model ({why}): lower --num_fewshot, "
+            "or give tasks with shorter texts."
         )
 
 
@@ -97,7 +103,7 @@ class OptionRows(Dataset[TrainingRow]):
         self._options: list[tuple[int, int]] = []  # the number of an episode among these, and of an option
         for episode in episodes:
             options = range(len(episode.example.options))
-            if all(usable(episode, make, fits, option) for option in options):
+            if not any(why_not(episode, make, fits, option) for option in options):
                 self._options += [(len(self.episodes), option) for option in options]
                 self.episodes.append(episode)
 
@@ -107,19 +113,6 @@ class OptionRows(Dataset[TrainingRow]):
     def __getitem__(self, i: int) -> TrainingRow:
         number, option = self._options[i]
         return replace(self.make.row(self.episodes[number], option), number=number)
-
-
-class _Step(NamedTuple):
-    """A step whose numbers the device may not have computed yet."""
-
-    number: int
-    epoch: float | None
-    learning_rate: float
-    grad_norm: Tensor | float
-    here: Tensor  # the loss of this process's episodes, []
-    loss: Tensor  # that of all processes, [processes]
-    left_out: Tensor  # the counts since the last checkpoint, [processes]
-    episodes: list[int]
 
 
 class LayoutTrainer(Trainer):
@@ -149,12 +142,7 @@ class LayoutTrainer(Trainer):
             callbacks=callbacks,
             **kwargs,
         )
-        self._saving_to: str | None = None
-        # The losses and the episodes of the current step's passes, and the steps whose numbers were not read.
-        self._losses: list[Tensor] = []
-        self._episodes: list[int] = []
-        self._unread: list[_Step] = []
-        self._read_at = 0.0
+        self._episodes: list[int] = []  # of the current step
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Sampler[int]:
         return SequentialSampler(self.train_dataset)  # type: ignore[arg-type]  # the draw is random already
@@ -164,19 +152,7 @@ class LayoutTrainer(Trainer):
         """The count. (A run that resumes gets another object, with the count of its checkpoint.)"""
         return next(callback for callback in self.callback_handler.callbacks if isinstance(callback, LeftOut))
 
-    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        """Load as Trainer does, but with this run's learning rate for the next step: the run that wrote the checkpoint
-        may have had fewer steps."""
-        super()._load_optimizer_and_scheduler(checkpoint)
-        optimizer: Any = self.optimizer
-        schedule = self.lr_scheduler
-        if checkpoint is not None and isinstance(schedule, LambdaLR):
-            rates = zip(schedule.base_lrs, schedule.lr_lambdas, strict=True)
-            schedule._last_lr = [base * factor(schedule.last_epoch) for base, factor in rates]
-            for group, rate in zip(optimizer.param_groups, schedule._last_lr, strict=True):
-                group["lr"] = rate
-
-    # The loss and the measurements. Nothing in a step waits for the device: its numbers are read for the log later.
+    # The loss and the measurements.
 
     def compute_loss(
         self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
@@ -184,53 +160,6 @@ class LayoutTrainer(Trainer):
         self._episodes += inputs["number"]
         self.left_out.here += sum(inputs["left_out"])
         return mean_loss(model, inputs)
-
-    def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
-        loss = super().training_step(*args, **kwargs)
-        self._losses.append(loss)
-        return loss
-
-    def _maybe_log_save_evaluate(self, tr_loss: Tensor, grad_norm: Any, *args: Any, **kwargs: Any) -> None:
-        if self._losses:  # this is called once more when an epoch ends
-            loss = torch.zeros((), device=self._losses[0].device)
-            for of_pass in self._losses:
-                loss += of_pass
-            left_out = self.accelerator.gather(on_device([self.left_out.here], loss.device))
-            self._unread.append(
-                _Step(
-                    *(self.state.global_step, self.state.epoch, kwargs["learning_rate"], grad_norm),
-                    *(loss, self.accelerator.gather(loss), left_out, self._episodes),
-                )
-            )
-            self._losses, self._episodes = [], []
-        waits = self.control.should_evaluate or self.control.should_save
-        if waits or self.state.global_step >= self.state.max_steps or time.perf_counter() - self._read_at >= _PATIENCE:
-            self._log_steps()
-        super()._maybe_log_save_evaluate(tr_loss, grad_norm, *args, **kwargs)
-
-    def _log_steps(self) -> None:
-        """Log the steps whose numbers were not read yet, which waits for the device.
-
-        Raises:
-            InputError: a loss or the norm of a gradient is not finite.
-        """
-        state: Any = self.state
-        now, unread = (state.global_step, state.epoch), self._unread
-        self._unread = []
-        try:
-            for step in unread:
-                state.global_step, state.epoch = step.number, step.epoch
-                episodes = f", episodes {step.episodes[0]} to {step.episodes[-1]}"
-                loss, norm = step.loss.mean().item(), float(step.grad_norm)
-                self._check_finite("loss", step.here.item(), episodes)
-                self._check_finite("loss", loss)
-                self._check_finite("norm of the gradient", norm)
-                left_out = self.left_out.before + int(step.left_out.sum())
-                rate = step.learning_rate
-                self.log({"loss": loss, "grad_norm": norm, "learning_rate": rate, "left_out": left_out})
-        finally:
-            state.global_step, state.epoch = now
-            self._read_at = time.perf_counter()
 
     def _check_finite(self, what: str, value: float, where: str = "") -> None:
         if not math.isfinite(value):
@@ -273,55 +202,43 @@ class LayoutTrainer(Trainer):
         return {"accuracy": right / len(rows), "held_out_loss": sum(losses) / len(losses)}
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        if "left_out" not in logs:
-            logs = logs | {"left_out": self.left_out.everywhere(self)}
-        super().log(logs, start_time)
+        """Log as Trainer does, with the count of episodes that were left out.
 
-    # Checkpoints. A folder that is called a checkpoint is whole: it is written under another name, and then moved.
-
-    def _get_output_dir(self, trial: Any) -> str:
-        return self._saving_to or super()._get_output_dir(trial)
+        Raises:
+            InputError: a loss or the norm of a gradient is not finite. Nothing is saved of such a step.
+        """
+        if "loss" in logs:
+            # Of several processes, another's episodes may be the cause.
+            episodes = f", episodes {self._episodes[0]} to {self._episodes[-1]}" if self.args.world_size == 1 else ""
+            self._check_finite("loss", logs["loss"], episodes)
+            self._check_finite("norm of the gradient", logs.get("grad_norm", 0.0))
+            self._episodes = []
+        super().log(logs | {"left_out": self.left_out.everywhere(self)}, start_time)
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        """Save as Trainer does, with the count of all processes.
+
+        Raises:
+            InputError: the checkpoint cannot be written; what there is of it is removed.
+        """
         folder = Path(str(self.args.output_dir))
-        unfinished = folder / "unfinished"
         self.left_out.settle(self)
-        if self.args.should_save:
-            shutil.rmtree(unfinished, ignore_errors=True)
-        self.accelerator.wait_for_everyone()
-        self._saving_to = str(unfinished)
         try:
             super()._save_checkpoint(model, trial)
         except Exception as error:
-            shutil.rmtree(unfinished, ignore_errors=True)
+            shutil.rmtree(folder / f"checkpoint-{self.state.global_step}", ignore_errors=True)
             last = checkpoints(folder)
             kept = f"the last one, {last[-1]}, is kept: --resume goes on from it" if last else "there is none before it"
             raise InputError(
                 f"the checkpoint of step {self.state.global_step} could not be written to {folder} "
                 f"({one_line(error)}): {kept} when there is room."
             ) from error
-        finally:
-            self._saving_to = None
-        self.accelerator.wait_for_everyone()
-        if self.args.should_save:
-            name = f"checkpoint-{self.state.global_step}"
-            shutil.rmtree(folder / name, ignore_errors=True)
-            (unfinished / name).rename(folder / name)
-            unfinished.rmdir()
-            keep = self.args.save_total_limit
-            for old in checkpoints(folder)[: -keep if keep else 0]:
-                shutil.rmtree(old)
-        self.accelerator.wait_for_everyone()
 
 
 def checkpoints(folder: Path) -> list[Path]:
-    """The checkpoints in a folder, the last one last."""
-    return sorted((path for path in folder.glob("checkpoint-*") if path.name.rpartition("-")[2].isdigit()), key=step_of)
-
-
-def step_of(checkpoint: Path) -> int:
-    """The number of steps after which a checkpoint was written."""
-    return int(checkpoint.name.rpartition("-")[2])
+    """The whole checkpoints in a folder, the last one last. Trainer writes its state at the end."""
+    whole = [path.parent for path in folder.glob("checkpoint-*/trainer_state.json")]
+    return sorted(whole, key=lambda path: int(path.name.rpartition("-")[2]))
 
 
 class LeftOut(TrainerCallback, ExportableState):
@@ -353,10 +270,6 @@ class Log(TrainerCallback):
 
     def __init__(self, path: Path) -> None:
         self.path, self._start = path, time.perf_counter()
-        self._ends: dict[int, float] = {}  # of the steps that are not logged yet
-
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        self._ends[state.global_step] = time.perf_counter()
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -381,8 +294,7 @@ class Log(TrainerCallback):
         values = {name.removeprefix("eval_"): value for name, value in logs.items()}
         names = ("loss", "learning_rate", "grad_norm", "accuracy", "held_out_loss", "left_out")
         entry = {"step": state.global_step, **{name: values[name] for name in names if name in values}}
-        ended = self._ends.pop(state.global_step, None) or time.perf_counter()
-        entry["seconds"] = round(ended - self._start, 3)
+        entry["seconds"] = round(time.perf_counter() - self._start, 3)
         refused = refusing(f"{self.path}: cannot be written", _GO_ON, (OSError,))
         with refused, self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(entry) + "\n")

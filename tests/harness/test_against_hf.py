@@ -65,11 +65,10 @@ def test_prompt_that_ends_with_the_demonstrations(checkpoint):
     ),
 )
 def test_queries_that_are_too_long_by_themselves(checkpoint, name, bos):
-    """overflow=truncate keeps the tokens that `hf` keeps; of some prompts all of them, of some all but BOS."""
+    """What is cut keeps the tokens that `hf` keeps; of some prompts all of them, of some all but BOS."""
     path, names = checkpoint(name), [task for task in SCORED if task != "likelihood"] + GENERATED
     args = {"dtype": "float64", "add_bos_token": bos, "max_length": 30}
     expected = evaluation.answers("hf", path, names, 0, args=args, batch_size=1)
-    args["overflow"] = "truncate"
     for shots in (0, 3):
         results = evaluation.run("icl", path, names, shots, args=args)
         found = results["config"]["icl"]
@@ -86,7 +85,7 @@ def test_queries_that_are_too_long_by_themselves(checkpoint, name, bos):
 def test_every_method_is_plain_where_no_demonstration_is_left(checkpoint, model):
     path, names, args = checkpoint("mistral_window"), ["described", "generate"], {"dtype": "float64", "max_length": 30}
     expected = evaluation.answers("hf", path, names, 0, args=args, batch_size=1)
-    ours = evaluation.run(model, path, names, 3, args={**args, "overflow": "truncate"})
+    ours = evaluation.run(model, path, names, 3, args=args)
     assert {count["documents"] for count in ours["config"]["icl"]["truncated"].values()} <= {5, 6}
     evaluation.assert_same(evaluation.responses(ours), expected, tolerance=1e-5)
 

@@ -6,7 +6,6 @@ import json
 import logging
 import re
 import shutil
-import subprocess
 import sys
 from dataclasses import dataclass
 
@@ -62,7 +61,7 @@ def _no_forward(request, monkeypatch):
         ("deepthink", {"eta": float("nan")}, "eta=nan"),
         ("deepthink", {"momentum": 1}, "momentum=1: must be a number from 0 to below 1"),
         ("deepthink", {"restart_positions": 1}, "restart_positions=1: must be True or False"),
-        ("deepthink", {"overflow": "cut"}, "overflow='cut': must be error, drop or truncate."),
+        ("deepthink", {"overflow": "cut"}, "overflow='cut': must be drop or error."),
         ("deepthink", {"pack_tokens": 0}, "pack_tokens=0"),
         ("deepthink", {"store_bytes": "big"}, "store_bytes='big'"),
         ("deepthink", {"momentun": 0.1}, "unknown model argument 'momentun': did you mean 'momentum'?"),
@@ -100,14 +99,6 @@ def test_whole_numbers_may_be_written_with_a_point():
 def test_windows_with_requests_that_have_no_context(checkpoint):
     """Mutual information asks for the options alone too, where there are no demonstrations to count."""
     evaluation.run("pcw", checkpoint("gpt2"), ["mutual"], 3, args={"window_size": 2})
-
-
-def test_dropping_leaves_no_window_too_large(small):
-    """What is left would be plain ICL in one window, and not what was asked for."""
-    for overflow in ("drop", "truncate"):
-        says = rf"overflow={overflow} leaves \d+ of its 11 demonstrations, and window_size=11: more than"
-        with pytest.raises(InputError, match=says):
-            evaluation.run("pcw", small, ["one_token"], 11, args={"window_size": 11, "overflow": overflow})
 
 
 @pytest.mark.parametrize(
@@ -265,7 +256,7 @@ def test_a_file_in_place_of_its_folder(checkpoint):
 @pytest.mark.parametrize(
     ("args", "says"),
     [
-        ({"truncation": True}, "truncation=True has no effect here: give overflow=truncate"),
+        ({"truncation": True}, "truncation=True has no effect here: prompts that do not fit lose whole"),
         ({"logits_cache": False}, "logits_cache=False has no effect here: queries that are equal always run once"),
         ({"use_fast_tokenizer": False}, "use_fast_tokenizer=False has no effect here: the parts of a prompt are found"),
         ({"max_batch_size": 8}, "max_batch_size=8 has an effect only with batch_size=auto"),
@@ -614,15 +605,15 @@ def small(tmp_path_factory):
 
 
 def test_context_that_does_not_fit(small):
-    says = r"12 of 12 documents \(tasks: described, one_token\) do not fit the model's 220.*Lower --num_fewshot.*"
-    with pytest.raises(InputError, match=f"^lm-eval-icl: {says}overflow=drop"):
-        evaluation.run("icl", small, ["one_token", "described"], 11)
+    says = r"12 of 12 documents \(tasks: described, one_token\) do not fit the model's 220.*Lower --num_fewshot, or"
+    with pytest.raises(InputError, match=f"^lm-eval-icl: {says} leave overflow=error out"):
+        evaluation.run("icl", small, ["one_token", "described"], 11, args={"overflow": "error"})
 
 
 @pytest.mark.parametrize(
     ("name", "args", "parts", "advice"),
     [
-        ("icl", {}, "prefix, demonstrations, query, answer", "Lower --num_fewshot, or give.* the first ones first"),
+        ("icl", {}, "prefix, demonstrations, query, answer", "Lower --num_fewshot, or leave.* the first ones first"),
         ("invicl", {"positions": "none"}, "encoding prefix and demonstrations, query, answer", "longest ones first"),
         ("invicl", {}, "prefix, longest demonstration, query, answer", "longest demonstration stays.* longest ones"),
         ("batchicl", {}, "prefix, longest demonstration, query", "the longest demonstration stays"),
@@ -634,7 +625,7 @@ def test_the_numbers_of_the_refusal_add_up(checkpoint, name, args, parts, advice
     choices = ["no", "yes, of course it is"]
     task = {**evaluation.TASKS["described"], "task": "long_label", "doc_to_choice": choices}
     with pytest.raises(InputError, match=advice) as error:
-        evaluation.run(name, checkpoint("gpt2"), [task], 5, args={"max_length": 90, **args})
+        evaluation.run(name, checkpoint("gpt2"), [task], 5, args={"max_length": 90, "overflow": "error", **args})
     needed, sum_of = re.search(r"the longest needs (\d+): ([^.]*)\. ", str(error.value)).groups()
     terms = [re.fullmatch(r"(.*?)(?: without its last token)? (\d+)", term).groups() for term in sum_of.split(" + ")]
     assert ", ".join(part for part, _ in terms) == parts
@@ -644,26 +635,43 @@ def test_the_numbers_of_the_refusal_add_up(checkpoint, name, args, parts, advice
 def test_another_kind_of_request_is_checked_before_the_first_runs(small):
     """Log-likelihoods fit, a generation task in the same run does not."""
     long = {**evaluation.TASKS["generate"], "task": "long"}
-    long["generation_kwargs"] = {"until": ["\n"], "max_gen_toks": 180}
-    with pytest.raises(InputError, match=r"tasks: long\).*max_gen_toks 180.*--gen_kwargs max_gen_toks"):
+    long["generation_kwargs"] = {"until": ["\n"], "max_gen_toks": 220}
+    with pytest.raises(InputError, match=r"tasks: long\).*max_gen_toks 220.*--gen_kwargs max_gen_toks"):
         evaluation.run("icl", small, ["one_token", long], 2)
 
 
 @pytest.mark.runs
-def test_what_is_dropped_is_said(small, caplog):
+def test_what_is_dropped_is_said_in_one_line_a_run(small, caplog):
     logging.getLogger("lm_eval").propagate = True
     with caplog.at_level("WARNING"):
-        results = evaluation.run("icl", small, ["many_tokens", "generate"], 11, args={"overflow": "drop"})
+        results = evaluation.run("deepthink", small, ["many_tokens", "generate"], 11)
     left_out = results["config"]["icl"]["left_out"]
-    assert set(left_out) == {"many_tokens", "generate"}
+    assert set(left_out) == {"many_tokens", "generate"} and results["config"]["icl"]["overflow"] == "drop"
     assert left_out["many_tokens"]["documents"] == 6 < left_out["many_tokens"]["demonstrations"]
-    assert any("overflow=drop left out" in record.getMessage() for record in caplog.records)
+    (line,) = [line for line in caplog.messages if "do not fit" in line]
+    n = sum(count["demonstrations"] for count in left_out.values())
+    assert f"of 12 documents, 12 lose demonstrations ({n} in all); tasks: generate, many_tokens. The passes" in line
     json.dumps(results["config"]["icl"])  # what the results file will hold
 
 
-def two_long_queries_in_six(repetitions=1):
-    """A task of which documents 1 and 4 (then 7, 10, ...) are too long for 60 positions without demonstrations too."""
-    docs = [{"text": "x " * (90 if i % 3 == 1 else 5), "label": 0, "other": ""} for i in range(6)] * repetitions
+@pytest.mark.runs
+@pytest.mark.parametrize(("chat", "lines"), [(False, 1), (True, 2)])
+def test_tasks_without_demonstrations_are_one_line(chat_checkpoint, chat, lines, caplog):
+    """With a chat template, prompts end in a line break: one line more for all tasks."""
+    names = ["mmlu_a", "mmlu_b", "bbh_cot_c", "one_token"]
+    tasks = [{**evaluation.TASKS["one_token"], "task": name} for name in names]
+    logging.getLogger("lm_eval").propagate = True
+    with caplog.at_level("WARNING", "lm_eval"):
+        evaluation.run("deepthink", chat_checkpoint("llama3"), tasks, 0, apply_chat_template=chat)
+    ours = [line for line in caplog.messages if "demonstrations" in line or "line break" in line]
+    assert len(ours) == lines
+    assert ours[-1].startswith("4 of 4 tasks have no demonstrations (mmlu_a, mmlu_b, bbh_cot_c and 1 more): nothing to")
+    assert "--num_fewshot 5, or take --tasks icl_mmlu,icl_bbh," in ours[-1] and "chains of thought" in ours[-1]
+
+
+def two_long_queries_in_six():
+    """A task of which documents 1 and 4 are too long for 60 positions without demonstrations too."""
+    docs = [{"text": "x " * (90 if i % 3 == 1 else 5), "label": 0, "other": ""} for i in range(6)]
     samples = [{"text": text, "label": 0, "other": ""} for text in ("a film", "b", "c")]
     return evaluation.task(
         "uneven",
@@ -677,51 +685,47 @@ def two_long_queries_in_six(repetitions=1):
 
 
 @pytest.mark.runs
-@pytest.mark.parametrize("overflow", ["error", "drop"])
 @pytest.mark.parametrize("shots", tiny.slow_but([3], [0, 3]))
-def test_queries_that_are_too_long_are_named_and_can_be_left_out(small, overflow, shots, caplog):
+def test_queries_that_are_too_long_are_cut_or_named(small, shots, caplog):
     evaluation.TASKS["uneven"] = two_long_queries_in_six()
-    args = {"max_length": 60, "overflow": overflow}
-    with pytest.raises(InputError, match=r"documents 1, 4 of uneven\. .*overflow=truncate") as error:
+    args = {"max_length": 60, "overflow": "error"}
+    with pytest.raises(InputError, match=r"They are document 1 of uneven, document 4 of uneven\."):
         evaluation.run("icl", small, ["uneven"], shots, args=args)
-    command = re.search(r"--samples \"\$\((python -c '.*')\)\"", str(error.value))[1]
-    done = subprocess.run(["bash", "-c", command.replace("python", sys.executable)], capture_output=True, check=True)
-    assert json.loads(done.stdout) == {"uneven": [0, 2, 3, 5]}
-    results = evaluation.run("icl", small, ["uneven"], shots, args=args, samples=json.loads(done.stdout))
-    assert [sample["doc_id"] for sample in results["samples"]["uneven"]] == [0, 2, 3, 5]
     # Where documents are chosen already, lm-eval gives them other numbers.
-    with pytest.raises(InputError, match=r"document 4 of uneven\. .*list all others in --samples"):
+    with pytest.raises(InputError, match=r"They are document 4 of uneven\."):
         evaluation.run("icl", small, ["uneven"], shots, args=args, samples={"uneven": [0, 3, 4]})
-    with pytest.raises(InputError, match=r"document 1 of uneven\. .*leave uneven out of --tasks\."):
-        evaluation.run("icl", small, ["uneven"], shots, args=args, samples={"uneven": [1]})
-    args["overflow"] = "truncate"
     logging.getLogger("lm_eval").propagate = True
     caplog.clear()
-    found = evaluation.run("icl", small, ["uneven"], shots, args=args)["config"]["icl"]["truncated"]["uneven"]
-    (line,) = [line for line in caplog.messages if line.startswith("uneven: overflow")]
-    left_out = "left out 6 demonstrations of 2 documents and " if shots else ""
-    cut = f"cut {found['tokens']} tokens off the beginning of 2 documents"
-    assert line == f"uneven: overflow=truncate {left_out}{cut}, which would not have fitted."
+    icl = evaluation.run("icl", small, ["uneven"], shots, args={"max_length": 60})["config"]["icl"]
+    (line,) = [line for line in caplog.messages if "do not fit" in line]
+    left_out = "2 lose demonstrations (6 in all), and " if shots else ""
+    cut, tokens = (
+        "do not fit without any either and lose their first tokens, as under hf",
+        icl["truncated"]["uneven"]["tokens"],
+    )
+    assert f"of 6 documents, {left_out}2 {cut} ({tokens} in all); tasks: uneven." in line
 
 
-def test_of_thousands_that_are_too_long_a_few_are_named(small, caplog):
-    evaluation.TASKS["uneven"] = two_long_queries_in_six(500)
-    logging.getLogger("lm_eval").propagate = True
-    with caplog.at_level("DEBUG", "lm_eval"), pytest.raises(InputError) as error:
-        evaluation.run("icl", small, ["uneven"], 0, args={"max_length": 60, "overflow": "drop"})
-    text = str(error.value)
-    assert text.startswith("lm-eval-icl: 1000 of 3000 documents (tasks: uneven) do not fit the model's 60 positions")
-    assert "documents 1, 4, 7, 10, 13, 16, 19, 22, 25, 28 of uneven; and 990 more." in text and len(text) < 700
-    (logged,) = [line for line in caplog.messages if line.startswith("--samples")]
-    assert len(json.loads(logged.removeprefix("--samples '").removesuffix("'"))["uneven"]) == 2000
+@pytest.mark.parametrize(
+    ("name", "args"),
+    tiny.slow_but(
+        FEWER := [("pcw", {}), ("ensemble", {"window_size": 6, "weights": "1:2"})],
+        [*FEWER, *((name, {}) for name in ("star", "ape", "structured", "nbce", "ensemble"))],
+    ),
+)
+@pytest.mark.runs
+def test_a_window_that_does_not_fit_has_fewer_demonstrations(small, name, args):
+    """With weights, which are for as many windows, none are left."""
+    icl = evaluation.run(name, small, ["one_token"], 11, args={"window_size": 11, **args})["config"]["icl"]
+    left_out = icl["left_out"]["one_token"]
+    assert left_out["documents"] == 6 and (left_out["demonstrations"] == 66) == bool(args)
 
 
 def test_an_answer_that_is_too_long_is_not_cut(small):
     endless = evaluation.task("endless", **evaluation.CHOICE, doc_to_choice="{{['a', text * 40]}}")
-    says = r"even without demonstrations; .* \+ answer without its last token \d+\."
-    with pytest.raises(InputError, match=says) as error:
-        evaluation.run("icl", small, [endless], 1, args={"overflow": "truncate"})
-    assert "truncate" not in str(error.value)
+    says = r"even if their prompts are cut; .* \+ answer without its last token \d+\. They are document"
+    with pytest.raises(InputError, match=says):
+        evaluation.run("icl", small, [endless], 1)
 
 
 @pytest.mark.parametrize(

@@ -115,7 +115,7 @@ def everything(folder: Path) -> dict[str, Any]:
     for name in NAMES:
         found[name] = run(name, folder / "llama", ["one_token", "many_tokens", "generate"])
     found["other tasks"] = run("icl", folder / "llama", ["filtered", "rolling", "likely"])
-    args = {"overflow": "truncate", "max_length": 30}
+    args = {"max_length": 30}
     found["left out"] = run("icl", folder / "llama", ["many_tokens"], num_fewshot=11, args=args)
     for key in ("cache written", "cache read by one process"):
         if divided and key == "cache read by one process" and os.environ["RANK"] == "0":

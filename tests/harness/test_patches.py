@@ -26,8 +26,6 @@ ARGUMENTS = {
     "get_model": {"model_name"},
     "EvaluatorConfig.from_cli": set(),
     "evaluate": {"lm", "task_dict", "limit", "samples"},
-    "HFLM.__init__": {"pretrained", "subfolder", "gguf_file", "tokenizer", "peft", "delta"},
-    "HFLM.get_model_info": set(),
     "TemplateLM._encode_pair": {"context", "continuation"},
     "ConfigurableTask.build_qa_turn": set(),
     "ConfigurableTask.fewshot_context": {"num_fewshot", "chat_template"},

@@ -1,6 +1,5 @@
 """A run with `--use_cache` that is stopped at any moment ends, started again, as if nothing had happened."""
 
-import atexit
 import dataclasses
 import importlib
 import json
@@ -8,13 +7,8 @@ import math
 import os
 import pickle
 import random
-import re
-import resource
-import shutil
-import sqlite3
 import sys
 import time
-from contextlib import closing
 from pathlib import Path
 
 import peft
@@ -51,16 +45,13 @@ for name, config in zip(NAMES, [evaluation.TASKS["many_tokens"], evaluation.TASK
     evaluation.TASKS[name] = evaluation.task(name, **{**config, "task": name, "custom_dataset": load})
 
 
-def run(path, where, out=None, model="deepthink", seconds=0.0, full=None, **kwargs):
+def run(path, where, out=None, model="deepthink", **kwargs):
     """Evaluate in small passes, each stored; write what came out, and how much of it was computed."""
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
-    cache.SECONDS = seconds
     computed = []
     add = cache._Hook.add_partial
     cache._Hook.add_partial = lambda self, *args: (computed.append(args), add(self, *args))
-    if full is not None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (full, resource.RLIM_INFINITY))
     results = evaluation.run(
         model, path, NAMES, 2, args={"pack_tokens": 64}, batch_size=2, use_cache=where and str(where), **kwargs
     )
@@ -72,13 +63,7 @@ def run(path, where, out=None, model="deepthink", seconds=0.0, full=None, **kwar
 
 def stored(where):
     """How many responses are in a cache (and the line that says whose they are)."""
-    if not Path(where).exists():
-        return 0
-    try:
-        with closing(sqlite3.connect(f"file:{where}?mode=ro", uri=True, timeout=60)) as database:
-            return max(0, database.execute("SELECT count(*) FROM lm_eval_icl").fetchone()[0] - 1)
-    except sqlite3.OperationalError:  # a table that is not there yet; a journal that only a writer may roll back
-        return 0
+    return max(0, Path(where).read_bytes().count(b"\n") - 1) if Path(where).exists() else 0
 
 
 @pytest.fixture(scope="module")
@@ -115,64 +100,29 @@ def test_kills_in_a_row(gpt2, undisturbed, tmp_path):
             while time.monotonic() < late and stored(where) == counts[-1]:
                 time.sleep(0.001)
         process.kill()
-        counts.append(intact(where, tmp_path / "copy"))
+        counts.append(stored(where))
         assert counts[-1] >= max(goal, *counts)
     assert len(set(counts)) > KILLS / 2
     assert counts[-1] < total
 
     assert Process(run, gpt2, tmp_path / "c", out).finish()[0] == 0
     found, computed = json.loads(out.read_text())
-    assert found == expected
-    assert computed == total - counts[-1]
-    assert stored(where) == total
+    assert_same(found, expected)
+    assert computed <= total - counts[-1] + KILLS  # a kill may leave an unfinished line
 
 
-def intact(where, copy):
-    """How many responses a cache holds, all of it being readable; read in a copy, as a kill left it."""
-    copy.mkdir()
-    for file in where.parent.glob(f"{where.name}*"):  # with its journal
-        shutil.copy(file, copy)
-    try:
-        with cache._database(str(copy / where.name), "", "") as database:
-            return len(cache._read(database)) - 1 if database.execute("SELECT * FROM sqlite_master").fetchone() else 0
-    except InputError:
-        assert not where.exists()
-        return 0
-    finally:
-        shutil.rmtree(copy)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("same", [True, False])
-def test_two_at_once(gpt2, undisturbed, tmp_path, same):
-    """On one new path: two of a kind share it, and of two kinds one is refused."""
-    expected, total = undisturbed
-    outs = [tmp_path / f"{i}.json" for i in range(2)]
-    models = ["deepthink", "deepthink" if same else "icl"]
-    runs = [Process(run, gpt2, tmp_path / "c", out, model) for out, model in zip(outs, models, strict=True)]
-    ends = sorted(process.finish() for process in runs)
-    assert intact(tmp_path / "c_rank0.db", tmp_path / "copy") == total
-    if same:
-        assert [code for code, _ in ends] == [0, 0]
-        assert [json.loads(out.read_text())[0] for out in outs] == [expected] * 2
+def assert_same(found, expected):
+    """Texts and predictions are equal, log-likelihoods up to rounding: packs are others."""
+    if isinstance(expected, dict):
+        assert found.keys() == expected.keys()
+        found, expected = [*found.values()], [found and expected[key] for key in found]
+    if isinstance(expected, list):
+        for one, other in zip(found, expected, strict=True):
+            assert_same(one, other)
+    elif isinstance(expected, float):
+        assert found == pytest.approx(expected, rel=1e-5, abs=1e-5, nan_ok=True)
     else:
-        assert [code for code, _ in ends] == [0, 1]
-        assert re.match("lm-eval-icl: the cache .*c_rank0.db was written by another run .method=", ends[1][1][-1])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("room", [0, 4096 * 3, 4096 * 6])
-def test_a_full_disk(gpt2, undisturbed, tmp_path, room):
-    """One line, an error, and all that was stored is there when there is room again."""
-    expected, total = undisturbed
-    code, (*before, last) = Process(run, gpt2, tmp_path / "c", full=room).finish()
-    assert code == 1
-    assert re.fullmatch(r"lm-eval-icl: the cache .*c_rank0.db cannot be (opened|written): .*", last)
-    assert not any("Traceback" in line for line in before)
-    kept, out = stored(tmp_path / "c_rank0.db"), tmp_path / "out.json"
-    assert kept > 0 or room < 4096 * 6
-    assert Process(run, gpt2, tmp_path / "c", out).finish()[0] == 0
-    assert json.loads(out.read_text()) == [expected, total - kept]
+        assert found == expected
 
 
 class Stop(Exception):
@@ -181,7 +131,7 @@ class Stop(Exception):
 
 @pytest.mark.parametrize("why", [KeyboardInterrupt, Stop, InputError])
 def test_an_exception_loses_nothing(gpt2, tmp_path, monkeypatch, why):
-    """Not even what waits for its second to be over, and no more than the pass that it ends."""
+    """No more than the pass that it ends."""
     calls, original = [], generate.generate_first
 
     def generate_first(*args):
@@ -191,26 +141,9 @@ def test_an_exception_loses_nothing(gpt2, tmp_path, monkeypatch, why):
         return original(*args)
 
     monkeypatch.setattr(generate, "generate_first", generate_first)
-    monkeypatch.setattr(cache, "SECONDS", math.inf)
     with pytest.raises(why):
         evaluation.run("icl", gpt2, ["generate"], 2, batch_size=1, use_cache=str(tmp_path / "c"))
     assert stored(tmp_path / "c_rank0.db") == 3
-
-
-def leave_something(path):
-    cache.SECONDS = math.inf
-    responses = Responses(str(path), {})
-    responses["a"] = (-1.5, True)
-    responses.finished()
-    responses["b"] = "of a pass that did not end"
-    atexit._run_exitfuncs()  # as Python does when it ends, but not in processes of this kind
-
-
-def test_what_waits_is_written_when_the_process_ends(tmp_path):
-    assert Process(leave_something, tmp_path / "c").finish() == (0, [])
-    responses = Responses(str(tmp_path / "c"), {})
-    assert "a" in responses and "b" not in responses
-    assert responses["a"] == (-1.5, True)
 
 
 # Whose responses they are.
@@ -346,22 +279,8 @@ def test_responses_read_back_to_the_bit(tmp_path, response):
     for _ in range(2):
         responses = Responses(str(tmp_path / "c"), {})
         responses["key"] = response
-        responses.finished()
-        responses.save()
         assert responses["key"] == response
         assert type(responses["key"]) is type(response)
-
-
-def test_a_response_is_written_once(tmp_path, monkeypatch):
-    """With the pass that computed it, and not with each that follows."""
-    written, save = [], cache._save
-    monkeypatch.setattr(cache, "SECONDS", 0)
-    monkeypatch.setattr(cache, "_save", lambda path, unsaved: written.append(sorted(unsaved)) or save(path, unsaved))
-    responses = Responses(str(tmp_path / "c"), {})
-    for key in "abc":
-        responses[key] = "text"
-        responses.finished()
-    assert written == [["a"], ["b"], ["c"]]
 
 
 class Malicious:
@@ -372,51 +291,33 @@ class Malicious:
         return Path.touch, (self.path,)
 
 
-@pytest.mark.parametrize("ours", [True, False])
-def test_nothing_is_unpickled(gpt2, tmp_path, ours):
+def test_nothing_is_unpickled(gpt2, tmp_path):
     where, made = tmp_path / "c_rank0.db", tmp_path / "made"
     pickle.loads(pickle.dumps(Malicious(made)))
     assert made.exists()  # what it would do
     made.unlink()
-    if ours:  # an entry of ours, overwritten
-        run(gpt2, tmp_path / "c")
-        with closing(sqlite3.connect(where)) as database, database:
-            database.execute("UPDATE lm_eval_icl SET value = ?", (pickle.dumps(Malicious(made)),))
-    else:
-        with SqliteDict(str(where), autocommit=True) as theirs:
-            theirs["lm-eval-icl"] = Malicious(made)
-    with pytest.raises(InputError, match="is damaged" if ours else "was written by another model or an older lm-eval"):
+    with SqliteDict(str(where), autocommit=True) as theirs:
+        theirs["lm-eval-icl"] = Malicious(made)
+    with pytest.raises(InputError, match="was not written by this version"):
         run(gpt2, tmp_path / "c")
     assert not made.exists()
 
 
-def test_damaged_files(tmp_path):
-    """Cut off anywhere, or some bytes changed: refused in one line, or nothing of it is wrong."""
-    path, rng = tmp_path / "c", random.Random(0)
-    responses = Responses(str(path), {"method": "icl"})
-    for i in range(300):
-        responses[f"{rng.getrandbits(256):064x}"] = (-rng.random(), i % 2 == 0)
-    responses.finished()
-    responses.save()
-    whole, right = path.read_bytes(), dict(responses._known)
-    damaged = [whole[:n] for n in (1, 15, 16, 99, 100, 4095, *(4096 * k for k in range(1, len(whole) // 4096)))]
-    damaged += [rng.randbytes(n) for n in (1, 100, 5000)]
-    for _ in range(300):
-        flipped = bytearray(whole)
-        place = rng.randrange(len(whole)) if rng.random() < 0.7 else rng.randrange(200)
-        flipped[place] ^= 1 << rng.randrange(8)
-        damaged.append(bytes(flipped))
-    refused = 0
-    for content in damaged:
-        path.write_bytes(content)
-        try:
-            assert Responses(str(path), {"method": "icl"})._known == right
-        except InputError as error:
-            refused += 1
-            assert re.fullmatch(r"lm-eval-icl: the cache .*", str(error))
-    assert refused > 100  # the others: bytes that nothing is in
-    path.write_bytes(b"")  # nothing in it: a new one
-    assert not Responses(str(path), {"method": "icl"})._known
+def test_a_line_that_was_not_finished_is_computed_again(tmp_path):
+    responses = Responses(str(tmp_path / "c"), {"method": "icl"})
+    responses["a"], responses["b"] = (-1.5, True), "text"
+    whole = (tmp_path / "c").read_bytes()
+    (tmp_path / "c").write_bytes(whole[:-5])
+    again = Responses(str(tmp_path / "c"), {"method": "icl"})
+    assert again == {"a": (-1.5, True)}
+    again["b"] = "text"
+    assert Responses(str(tmp_path / "c"), {"method": "icl"}) == responses
+    with pytest.raises(InputError, match=r"another run .*method=icl there, pcw here"):
+        Responses(str(tmp_path / "c"), {"method": "pcw"})
+    for content in (whole[:10], b"\x00" * 50, b"[1, 2]\n"):
+        (tmp_path / "c").write_bytes(content)
+        with pytest.raises(InputError, match="was not written by this version"):
+            Responses(str(tmp_path / "c"), {"method": "icl"})
 
 
 @pytest.mark.parametrize("path", ["", "file/c", "/dev/full", "/proc/c"])
@@ -455,15 +356,11 @@ def test_what_was_left_out_is_part_of_what_was_asked(gpt2):
 
 
 def test_a_second_run_computes_nothing(checkpoint, tmp_path, monkeypatch):
-    """And `hf` finds nothing in our cache; ours stay where they are."""
-
     def answers(model, **kwargs):
         return evaluation.answers(model, checkpoint("gpt2"), ["one_token", "generate"], 2, **kwargs)
 
     where = str(tmp_path / "c")
     ours = answers("deepthink", use_cache=where)
-    theirs = answers("hf")
-    assert answers("hf", use_cache=where) == theirs != ours
     monkeypatch.setattr(runner, "score_packed", None)  # what would be called if anything were computed
     monkeypatch.setattr(runner, "continue_from", None)
     assert answers("deepthink", use_cache=where) == ours

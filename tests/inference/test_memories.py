@@ -369,11 +369,11 @@ def test_structured_counts_the_windows_of_all_repetitions(name):
         assert_close(found, wanted)
 
 
-def scores(model, method, contexts=(CONTEXT,), own=False, **options):
+def scores(model, method, contexts=(CONTEXT,), once=False, **options):
     """The runner's scores: {(context, query, answer): score}."""
     runner, found = MethodRunner(model, method, **options), {}
     with runner.inference_mode():
-        for asked, numbers in runner.score(dict.fromkeys(contexts, QUERIES), own=lambda context: own):
+        for asked, numbers in runner.score(dict.fromkeys(contexts, QUERIES), once):
             found |= zip(asked, numbers, strict=True)
     return found
 
@@ -440,7 +440,7 @@ def test_models_that_do_not_read_in_parts_are_refused(name, attention, says):
         ("ape", {"temperature": 0}), ("ape", {"scale": -1}), ("ape", {"weight": "a"}), ("structured", {"factor": 0}),
         ("structured", {"align": "middle"}), ("ensemble", {"combine": "mean"}), ("ensemble", {"method": "saicl"}),
         ("ensemble", {"method": "nbce"}), ("ensemble", {"weights": [1, -1]}), ("nbce", {"beta": -1}),
-        ("nbce", {"top_p": 0}), ("nbce", {"truncate": "none"}), ("nbce", {"choose": "all"}), ("nbce", {"eta": True}),
+        ("nbce", {"top_p": 0}), ("nbce", {"truncate": "none"}), ("nbce", {"eta": True}),
     ],
 )  # fmt: skip
 def test_arguments_outside_their_range(method, arguments):
@@ -502,7 +502,7 @@ def test_an_ensemble_of_windows_of_another_method():
         assert number == pytest.approx(math.log(sum(map(math.exp, behind_each)) / 2), rel=1e-9)
 
 
-def naive_bayes(logprobs, beta, eta, top_p, truncate, choose):
+def naive_bayes(logprobs, beta, eta, top_p):
     """The released demonstration, token by token, in loops; with a normalized z."""
     tokens, k, rows = logprobs.shape[1], None, []
     for t in range(tokens):
@@ -515,15 +515,12 @@ def naive_bayes(logprobs, beta, eta, top_p, truncate, choose):
                 mass += math.exp(context[token])
             cut.append([number if token in inside else -math.inf for token, number in enumerate(context)])
             entropies.append(-sum(math.exp(number) * max(number, -100) for number in cut[-1]))
-        if choose == "step":
-            if k is not None:
-                entropies[k] -= eta
-            k = min(range(len(entropies) - 1), key=lambda w: entropies[w])
-        elif k is None:
-            k = min(range(len(entropies)), key=lambda w: entropies[w])
-        of = cut if truncate == "all" else logprobs[:, t].tolist()
+        if k is not None:
+            entropies[k] -= eta
+        k = min(range(len(entropies) - 1), key=lambda w: entropies[w])
+        of = logprobs[:, t].tolist()
         z = [(1 + beta) * a - beta * b if b > -100 else a for a, b in zip(of[k], of[-1], strict=True)]
-        total = math.log(sum(map(math.exp, z))) if choose == "step" else 0.0
+        total = math.log(sum(map(math.exp, z)))
         rows.append([number - total for number in z])
     return torch.tensor(rows, dtype=torch.float64)
 
@@ -531,21 +528,25 @@ def naive_bayes(logprobs, beta, eta, top_p, truncate, choose):
 NBCE = [
     {},
     {"window_size": 3, "beta": 1.0, "eta": 2.0, "top_p": 0.5},
-    {"truncate": "all", "top_p": 0.9},
-    {"choose": "first", "top_p": 1.0, "eta": 0.0},
 ]
 
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("arguments", NBCE, ids=str)
 def test_nbce(name, arguments):
-    knobs = {"beta": 0.25, "eta": 0.1, "top_p": 0.95, "truncate": "entropy", "choose": "step", **arguments}
+    knobs = {"beta": 0.25, "eta": 0.1, "top_p": 0.95, **arguments}
     size = knobs.pop("window_size", 1)
     for (_, query, answer), (number, is_greedy) in scores(model_of(name), methods.make("nbce", arguments)).items():
         z = naive_bayes(each_window(name, query, answer, size, empty=True), **knobs)
         path = z[range(len(answer)), list(answer)]
-        assert number == pytest.approx(float(path.mean() if knobs["choose"] == "first" else path.sum()), rel=TOLERANCE)
+        assert number == pytest.approx(float(path.sum()), rel=TOLERANCE)
         assert is_greedy == (z.argmax(-1).tolist() == list(answer))
+
+
+def test_truncated_distributions_score_nothing():
+    """An answer outside the nucleus has no log-likelihood."""
+    with pytest.raises(InputError, match="nbce: truncate=all is for generated texts"):
+        scores(model_of("gpt2"), methods.make("nbce", {"truncate": "all"}))
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -563,7 +564,7 @@ def test_texts_are_chosen_by_all_memories_together(method, arguments):
 
     def combined(query, answer):
         if method == "nbce":
-            return naive_bayes(each_window("gpt2", query, answer, empty=True), 0.25, 1.0, 0.95, "entropy", "step")
+            return naive_bayes(each_window("gpt2", query, answer, empty=True), 0.25, 1.0, 0.95)
         return ensembled(each_window("gpt2", query, answer), arguments.get("combine", "poe"), (1.0,) * 4)
 
     found = generated(model, methods.make(method, arguments), QUERIES)
@@ -585,7 +586,7 @@ def test_packs_do_not_matter_and_neither_does_the_order(method, arguments):
     wanted = [*scores(model, method).values()]
     assert_close([*scores(model, method, pack_tokens=3).values()], wanted, 1e-9)
     assert_close([*scores(model, method, (permuted,)).values()], wanted, 1e-9)
-    both = scores(model, method, (CONTEXT, OTHER), own=True)
+    both = scores(model, method, (CONTEXT, OTHER), once=True)
     assert_close([number for (context, *_), number in both.items() if context == CONTEXT], wanted, 1e-9)
 
 

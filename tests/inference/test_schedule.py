@@ -26,7 +26,7 @@ def context(name: int, *lengths: int) -> Context:
     return Context((name, name), tuple((name,) * n for n in lengths))
 
 
-# Three contexts with a query of their own each, one without demonstrations, and one that three queries share.
+# Three contexts with a query each, one without demonstrations, and one that three queries share.
 ASKED = {
     context(1, 4, 3): {(5, 6): [(9,), (8,)]},
     context(2, 3, 3): {(5, 6, 7): [(9,)]},
@@ -38,8 +38,7 @@ ASKED = {
 
 def scheduled(method: str, sizes: Sizes = SIZES, can: Capabilities = CAN) -> list[Batch]:
     made = methods.make(method)
-    shared = context(5, 2)
-    work = [part for each, queries in ASKED.items() for part in made.work(each, queries, own=each != shared)]
+    work = [part for each, queries in ASKED.items() for part in made.work(each, queries, once=True)]
     return list(schedule(work, sizes, can))
 
 
@@ -56,25 +55,24 @@ def printed(batches: list[Batch]) -> str:
 
 
 SCHEDULES = {
-    # Contexts of their own are read with their queries, as many as fit into 24 tokens.
+    # Contexts that fit with all their queries are read with them, as many as fit into 24 tokens.
     ("icl", CAN): """
 never  | pack of 22 | 1:56>9,8  2:567>9
 never  | pack of 8  | 3:5>999
 before | pack of 1  | 4:5>9
-before | pack of 5  | 5:56>9  5:567>9,88  5:59>9""",
+never  | pack of 9  | 5:56>9  5:567>9,88  5:59>9""",
     # Here they are encoded side by side; the second copies of demonstrations take as many tokens again.
     ("invicl", CAN): """
 now    | pack of 18 | 1:56>9,8
 now    | pack of 17 | 2:567>9
 now    | pack of 11 | 3:5>999
 before | pack of 1  | 4:5>9
-before | pack of 5  | 5:56>9  5:567>9,88  5:59>9""",
-    # A query's memory is its own, so that the queries of one context are encoded side by side, beside no other context.
+now    | pack of 11 | 5:56>9  5:567>9,88  5:59>9""",
+    # A query's memory is its own: queries are encoded side by side, whatever their contexts.
     ("saicl", CAN): """
 now    | pack of 13 | 1:56>9,8
 now    | pack of 23 | 2:567>9  3:5>999
-now    | pack of 4  | 4:5>9
-now    | pack of 19 | 5:56>9  5:567>9,88
+now    | pack of 23 | 4:5>9  5:56>9  5:567>9,88
 now    | pack of 8  | 5:59>9""",
     # Nothing is packed: the rows of a batch, in which queries with longer answers have the same length.
     ("icl", CANNOT): """
@@ -107,19 +105,12 @@ NAMES = ["icl", "invicl", "saicl", "batchicl", "deepthink"]
     method=st.sampled_from(NAMES),
     sizes=st.builds(Sizes, st.integers(1, 60), st.integers(1, 4), st.integers(1, 4)),
     can=st.sampled_from([CAN, CANNOT, replace(CAN, window=12), replace(CANNOT, can_batch=False)]),
-    done=st.integers(0, 8),
 )
-def test_all_is_asked_once_and_what_is_left_is_scheduled_as_before(method, sizes, can, done):
-    """Whatever batches are done, the others are the same: a run that goes on has the same bits."""
+def test_all_is_asked_once(method, sizes, can):
     batches = scheduled(method, sizes, can)
     asked = [each for batch in batches for each in batch.asked]
     whole = [(where, query, answer) for where, qs in ASKED.items() for query, some in qs.items() for answer in some]
     assert len(asked) == len(whole) and set(asked) == set(whole)
-    scored = {(where, query) for batch in batches[:done] for where, query, _ in batch.queries}
-    left = {where: {q: a for q, a in qs.items() if (where, q) not in scored} for where, qs in ASKED.items()}
-    made, shared = methods.make(method), context(5, 2)
-    work = [part for where, qs in left.items() if qs for part in made.work(where, qs, own=where != shared)]
-    assert list(schedule(work, sizes, can)) == batches[done:]
 
 
 def test_halving_ends_with_one_row():
@@ -133,8 +124,8 @@ def test_halving_ends_with_one_row():
 
 
 def test_how_many_texts_are_continued_at_once():
-    own = [Text(TokenizedPrompt(context(i, 3), (5,) * n), 5, own=True) for i, n in enumerate((4, 4, 3))]
-    shared = [replace(text, prompt=replace(text.prompt, context=context(9, 3)), own=False) for text in own]
+    own = [Text(TokenizedPrompt(context(i, 3), (5,) * n), 5, single=True) for i, n in enumerate((4, 4, 3))]
+    shared = [replace(text, prompt=replace(text.prompt, context=context(9, 3)), single=False) for text in own]
 
     def first(texts, can=CAN, settings=None, by_query=False, most=8):
         return first_texts(texts, 10, Sizes(24, 1, most), can, settings or GenerationSettings(), by_query)
@@ -151,5 +142,5 @@ def test_how_many_texts_are_continued_at_once():
 
 
 def test_contexts_alone():
-    work = [part for each in ASKED for part in methods.make("icl").work(each, {}, own=True)]
+    work = [part for each in ASKED for part in methods.make("icl").work(each, {}, once=True)]
     assert [side_by_side(work, SIZES, CAN, at) for at in range(5)] == [(3, 22), (2, 13), (1, 5), (0, 0), (1, 4)]

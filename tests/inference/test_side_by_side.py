@@ -76,16 +76,8 @@ WORK = {
 }
 
 
-def every(context: Context) -> bool:
-    return True
-
-
-def none(context: Context) -> bool:
-    return False
-
-
-def scores(runner: MethodRunner, work=WORK, own=every) -> dict:
-    passes = runner.score(work, own=own)
+def scores(runner: MethodRunner, work=WORK, once=True) -> dict:
+    passes = runner.score(work, once)
     return {which: score for asked, found in passes for which, score in zip(asked, found, strict=True)}
 
 
@@ -107,7 +99,7 @@ def test_scores_are_those_of_contexts_that_run_alone(name, rows, monkeypatch):
     model = tiny.build(name, torch.float64 if name != "qwen3_next" else torch.float32)
     for method in some.get(name, [*METHODS, *BY_QUERY]):
         together, alone = MethodRunner(model, method), MethodRunner(model, method)
-        found, expected = scores(together), scores(alone, own=none)
+        found, expected = scores(together), scores(alone, once=False)
         assert found.keys() == expected.keys()
         # RMSNorm rounds to float32 where all else is float64.
         within = {"gpt2": 1e-10, "opt": 1e-10, "bloom": 0, "qwen3_next": 0}.get(name, 1e-5)
@@ -175,7 +167,7 @@ class ScaledThinking(DeepThink):
 def test_a_method_that_overrides_encode_alone(method):
     """Its `encode` is what makes the memories, together and alone."""
     model = tiny.build("gpt2", torch.float64)
-    found, expected = scores(MethodRunner(model, method)), scores(MethodRunner(model, method), own=none)
+    found, expected = scores(MethodRunner(model, method)), scores(MethodRunner(model, method), once=False)
     for (behind, query, answer), (logprob, _) in expected.items():
         assert found[behind, query, answer][0] == pytest.approx(logprob, abs=1e-10)
         (itself, _), *_ = score_packed(model, [(*method.encode(model, [behind]), [(query, answer)])])
@@ -268,7 +260,7 @@ def test_any_patterns_side_by_side(lengths, seed, n, heads, behind, kernel):
         assert len(holding) == max(1, math.ceil(length / n))
 
 
-def generated(runner, prompts: list[TokenizedPrompt], own, beams: int = 1) -> tuple[list[list[int]], list[int]]:
+def generated(runner, prompts: list[TokenizedPrompt], single, beams: int = 1) -> tuple[list[list[int]], list[int]]:
     """What follows each prompt, and how many rows each batch had."""
     found: dict[int, list[int]] = {}
     batches = []
@@ -280,7 +272,9 @@ def generated(runner, prompts: list[TokenizedPrompt], own, beams: int = 1) -> tu
     waiting = in_order(prompts)
     while waiting:
         some = [prompts[i] for i in waiting]
-        rows = runner.generate(some, [f"prompt {i}" for i in waiting], 6, generate, GenerationSettings(beams), own=own)
+        rows = runner.generate(
+            some, [f"prompt {i}" for i in waiting], 6, generate, GenerationSettings(beams), single=single
+        )
         found |= zip(waiting[: len(rows)], rows, strict=True)
         batches.append(len(rows))
         waiting = waiting[len(rows) :]
@@ -298,8 +292,7 @@ PROMPTS = [
 ]
 
 
-def not_shared(context: Context) -> bool:
-    return context != SHARED
+NOT_SHARED = {prompt.context for prompt in PROMPTS} - {SHARED}
 
 
 @pytest.mark.slow
@@ -313,8 +306,8 @@ def test_texts_are_those_of_prompts_that_run_alone(name):
             continue
         for beams in (1, 2) if type(method) is ICL else (1,):
             runner = MethodRunner(model, method, batch_size=4)
-            found, batches = generated(runner, PROMPTS, not_shared, beams)
-            alone, ones = generated(MethodRunner(model, method), PROMPTS, none, beams)
+            found, batches = generated(runner, PROMPTS, NOT_SHARED, beams)
+            alone, ones = generated(MethodRunner(model, method), PROMPTS, (), beams)
             assert found == alone
             assert ones == [1] * len(PROMPTS)
             if name in ("gpt2", "llama3", "opt") and not method.memory_depends_on_query:
@@ -332,9 +325,9 @@ def test_rotary_angles_that_change_with_length():
     prompts = [TokenizedPrompt(each, (20, 21, 22)) for each in contexts]
     for method in (ICL(), methods.make("pcw", {"window_size": 2})):
         together, alone = MethodRunner(model, method, batch_size=4), MethodRunner(model, method)
-        assert generated(together, prompts, every)[0] == generated(alone, prompts, none)[0]
+        assert generated(together, prompts, contexts)[0] == generated(alone, prompts, ())[0]
         work = {each: {(20, 21, 22): ANSWERS} for each in contexts}
-        assert scores(together, work) == scores(alone, work, none)
+        assert scores(together, work) == scores(alone, work, once=False)
 
 
 @torch.no_grad()
@@ -348,7 +341,7 @@ def test_how_texts_begin():
         for rows in (1, 4):
             runner = MethodRunner(model, method, batch_size=rows)
             passes.clear()
-            generated(runner, prompts, every)
+            generated(runner, prompts, [prompt.context for prompt in prompts])
             assert len(passes) == (encoding + 6) * 4 // rows
 
 
@@ -359,6 +352,6 @@ def test_a_mask_to_which_the_model_adds():
     model = smoke_models.build("doge").double()
     given, work = context(1, 4), {(20 + i, *range(30, 34)): ANSWERS for i in range(20)}
     together, alone = (MethodRunner(model, ICL(), pack_tokens=n) for n in (1024, 1))
-    found, expected = scores(together, {given: work}, none), scores(alone, {given: work}, none)
+    found, expected = scores(together, {given: work}, once=False), scores(alone, {given: work}, once=False)
     for which, (logprob, _) in expected.items():
         assert found[which][0] == pytest.approx(logprob, abs=1e-9)

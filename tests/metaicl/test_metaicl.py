@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import json
 import random
+import re
 import runpy
 from collections import Counter
 
@@ -32,6 +33,8 @@ from lm_eval_icl.results.settings import template
 from lm_eval_icl.training.episodes import EpisodePool, RowDraw
 from lm_eval_icl.training.metaicl import SettingTask
 from lm_eval_icl.training.rows import RowMaker
+from lm_eval_icl.training.train import Settings, train
+from lm_eval_icl.training.trainer import read_log
 from tests import commands, evaluation, tiny
 
 # Ten tasks that are there whole: both kinds, few and many options, long and short rows, one class among the
@@ -539,6 +542,25 @@ def test_every_row_is_drawn_once_an_epoch(made, model):
         assert 0 < draw.shares["invicl"] < draw.shares["icl"] < 1 and draw.shares[name] == pytest.approx(counted)
     kept = RowDraw(pools, 3, (icl, invicl), all_remain=True)
     assert len(kept.rows) == round(60 * draw.shares["invicl"])
+
+
+def test_a_task_of_which_no_row_remains_stops_no_training(made, model, tmp_path, capsys):
+    """InvICL, appendix A.4: rows of which something would be cut are left out, wherever they come from."""
+    long, *others = setting_tasks(made, model[2], most=400)
+    long = dataclasses.replace(
+        long, rows=tuple(dataclasses.replace(row, input=row.input + " so" * 200) for row in long.rows)
+    )
+    settings = Settings(num_fewshot=4, steps=2, batch_size=2, draw="row", eval_steps=0)
+    icl, how = methods.make("icl"), {"fits": [methods.make("invicl")], "max_length": 400, "cpu": True}
+    train(*model[1:], icl, [long, *others], tmp_path / "out", settings, **how)
+    said, kept = capsys.readouterr().out, json.loads((tmp_path / "out/training.json").read_text())["kept"]
+    used, total = map(int, re.search(r"(\d+) of (\d+) rows are used", said).groups())
+    assert total == 60 and used == round(60 * kept["invicl"]) > 0 and kept["invicl"] < kept["icl"] < 1
+    assert f"no row is used of 1 tasks: {long.name}" in said
+    losses = [entry["loss"] for entry in read_log(tmp_path / "out/log.jsonl")]
+    assert len(losses) == 2 and all(entry["left_out"] == 0 for entry in read_log(tmp_path / "out/log.jsonl"))
+    with pytest.raises(InputError, match="no row of any task is short enough under icl, invicl: lower --num_fewshot"):
+        train(*model[1:], icl, [long], tmp_path / "none", settings, **how)
 
 
 @pytest.mark.slow

@@ -21,7 +21,8 @@ from lm_eval_icl.inference.caches import behind_cache
 from lm_eval_icl.inference.generation import continue_from
 from lm_eval_icl.inference.positions import no_positions, position_embeddings
 from lm_eval_icl.inference.scoring import score_packed, score_rows
-from lm_eval_icl.prompts.tokens import Context
+from lm_eval_icl.methods.runner import MethodRunner
+from lm_eval_icl.prompts.tokens import Context, TokenizedPrompt
 from tests import evaluation, processes, tiny
 
 # How far log-likelihoods agree, in float64 models. Where norms are LayerNorm everything that differs between two ways
@@ -430,6 +431,44 @@ def test_thinking_behind_a_window(name):
     for query, answers in QUERIES.items():
         literal = [read(logits(query, answer), answer) for answer in answers]
         evaluation.assert_same(score_rows(model, memory, [(query, answers)]), literal, 1e-6)
+
+
+def side_by_side(of, other, before):
+    """A demonstration, ("first", i), sees no other."""
+    return before if isinstance(of, str) else before and of == other
+
+
+def in_two_copies(of, other, before):
+    """Section 3.3: the second copy of a demonstration sees the first copies of the others, and what follows it sees the
+    second copies alone."""
+    if isinstance(of, str):
+        return before and other[0] != "first"
+    (copy, i), (theirs, j) = of, other
+    return before if (copy, i) == (theirs, j) else copy == "second" and theirs == "first" and i != j
+
+
+@pytest.mark.parametrize(("name", "copies", "sees"), [("PCW", 1, side_by_side), ("InvICL", 2, in_two_copies)])
+@torch.no_grad()
+def test_masks_behind_a_window_that_stays(name, copies, sees):
+    """GPT-Neo's local layers hide what is more than 24 tokens back in the row, whatever the mask shows: as in one pass
+    of transformers' own model over everything. The order of the demonstrations then matters."""
+    model, shown = tiny.build("gpt_neo", torch.float64), [tuple(range(30 + 9 * i, 38 + 8 * i)) for i in range(5)]
+    runner, context = MethodRunner(model, getattr(methods, name)()), Context((), tuple(shown))
+    assert not runner.invariant and runner.limits(64).too_long(TokenizedPrompt(context, (1, 2)), 30).why
+    assert runner.limits(200).too_long(TokenizedPrompt(context, (1, 2)), 3) is None
+    longest = max(map(len, shown))
+    parts = [((["first", "second"][copy], i), d, 0) for copy in range(copies) for i, d in enumerate(shown)]
+    scored = dict(pair for batch in runner.score({context: QUERIES}) for pair in zip(*batch, strict=True))
+    for query, answers in QUERIES.items():
+        for answer in answers:
+            row = [*parts, ("Q", query, longest), ("A", answer, longest + len(query))]
+            literal = read(in_one_row(model, row, sees), answer)
+            evaluation.assert_same([scored[context, query, answer]], [literal], 1e-9)
+    turned = Context((), tuple(reversed(shown)))
+    query, answers = next(iter(QUERIES.items()))
+    [(_, other)] = list(runner.score({turned: {query: answers[:1]}}))
+    assert abs(other[0][0] - scored[context, query, answers[0]][0]) > 1e-6
+    assert runner.limits(200).too_long(TokenizedPrompt(Context((5,), tuple(shown)), (1, 2)), 3) is None or copies == 2
 
 
 @torch.no_grad()

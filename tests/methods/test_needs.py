@@ -61,11 +61,7 @@ def test_batchicl_needs_nothing(checkpoint):
 
 
 WINDOWS = ["mistral_window", "gemma2_window"]
-# GPT-Neo shows no tokens behind a token, which two of the methods need.
-MASKS_BEHIND_WINDOWS = [
-    *itertools.product(["prefixicl", "pcw", "saicl", "invicl"], WINDOWS),
-    *itertools.product(["pcw", "invicl"], ["gpt_neo"]),
-]
+MASKS_BEHIND_WINDOWS = [*itertools.product(["prefixicl", "pcw", "saicl", "invicl"], WINDOWS)]
 
 
 @pytest.mark.parametrize(("name", "architecture"), MASKS_BEHIND_WINDOWS)
@@ -76,7 +72,10 @@ def test_a_window_shorter_than_the_prompt(checkpoint, name, architecture):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "architecture"), [*MASKS_BEHIND_WINDOWS, *(("nope", window) for window in WINDOWS)])
+@pytest.mark.parametrize(
+    ("name", "architecture"),
+    [*MASKS_BEHIND_WINDOWS, *(("nope", window) for window in WINDOWS), ("pcw", "gpt_neo"), ("invicl", "gpt_neo")],
+)
 def test_a_window_longer_than_the_prompt_hides_nothing(tmp_path, name, architecture):
     """The same weights with a window of 700 and of 4,000 tokens, on prompts of some 300."""
     window = "window_size" if architecture == "gpt_neo" else "sliding_window"
@@ -132,6 +131,7 @@ def test_abilities(architecture):
     abilities = probe(tiny.build(architecture))
     assert abilities.obeys_mask and abilities.obeys_positions
     assert abilities.window == {"gpt_neo": 24, "gemma2_window": 24}.get(architecture)
+    assert abilities.keeps_window == (architecture == "gpt_neo")
 
 
 @pytest.mark.parametrize(

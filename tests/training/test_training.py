@@ -9,14 +9,12 @@ import resource
 import signal
 import sys
 import time
-import traceback
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
-from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lm_eval_icl import methods
@@ -282,8 +280,35 @@ def test_only_what_fits_every_method_is_used(checkpoint):
         tried = [draw_episode(pools, 0, number, attempt) for attempt in range(row.left_out + 1)]
         fits = [make.fits(episode) and tokens(icl, episode, 2) <= 330 for episode in tried]
         assert fits == [False] * row.left_out + [True] and row.ids == make.row(tried[-1]).ids
-    with pytest.raises(InputError, match=r"'t': none of 100 episodes fits the model's 20 positions under icl, invicl"):
+    says = r"'t': none of 1,000 episodes fits the model \(under icl, its rows do not fit the model's 20 positions\)"
+    with pytest.raises(InputError, match=says):
         rows(True, 20)
+
+
+def test_a_task_of_which_nothing_fits_is_left_out(checkpoint, tmp_path, capsys, caplog):
+    """Training goes on with the others, and is refused only if nothing fits at all."""
+    model, tokenizer = model_of(checkpoint("gpt2"))
+    long = FileTask("long", tuple(Row(f"{row.input} " * 12, row.output, row.options) for row in task().rows))
+    settings = Settings(num_fewshot=4, steps=1, batch_size=2, eval_steps=0)
+    invicl, kept = methods.make("invicl"), {"fits": [methods.make("icl")], "max_length": 500, "cpu": True}
+    train(model, tokenizer, invicl, [long, task()], tmp_path / "none", settings, **kept, dry_run=True)
+    assert "1 tasks with 30 rows" in capsys.readouterr().out and not (tmp_path / "none").exists()
+    assert (
+        "without task 'long': of 100 episodes none fits (under invicl, its rows do not fit the model's 500 pos"
+        in caplog.text
+    )
+    train(model, tokenizer, invicl, [long, task()], tmp_path / "one", settings, **kept)
+    assert (tmp_path / "one/model.safetensors").is_file()
+    with pytest.raises(InputError, match=r"no task is left: of 100 episodes none fits .*: lower --num_fewshot"):
+        train(model, tokenizer, invicl, [long], tmp_path / "two", settings, **kept)
+
+
+def test_another_task_takes_the_place_of_one_that_hardly_fits():
+    pools = [EpisodePool(task(name), 4, 0) for name in "abcdefgh"]
+    drawn = [
+        [draw_episode(pools, 0, 3, attempt).task.name for attempt in range(100 * i, 100 * i + 100)] for i in (0, 1, 2)
+    ]
+    assert [len(set(names)) for names in drawn] == [1, 1, 1] and len({names[0] for names in drawn}) > 1
 
 
 def test_the_training_questions_of_mmlu(tmp_path, monkeypatch):
@@ -418,56 +443,6 @@ def test_adapters_without_their_library_are_refused_first(monkeypatch):
     assert commands.refused("train", *line) == "--lora: needs the library peft: pip install peft."
 
 
-class Waiting(TorchDispatchMode):
-    """Collects the operations for whose result Python would have to wait for a GPU; not that of transformers itself,
-    which looks at the positions of every pass without a mask (`find_packed_sequence_indices`)."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names = []
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        waits = function._opname in ("_local_scalar_dense", "equal", "nonzero", "_unique2", "masked_select")
-        if waits and not any(frame.name == "find_packed_sequence_indices" for frame in traceback.extract_stack()):
-            self.names.append(function._opname)
-        return function(*args, **(kwargs or {}))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("method", ["icl", "invicl"])
-def test_a_step_waits_for_nothing(checkpoint, tmp_path, monkeypatch, method):
-    """The numbers of steps are read when a second has gone by, and not in every step; all of them are logged, in order.
-    What goes from the process that reads texts to the device grows with the tokens of a row, and not their square."""
-    waited, sizes, tolist = [], [], torch.Tensor.tolist
-
-    def counting(original):
-        def count(*args, **kwargs):
-            with Waiting() as waiting:
-                monkeypatch.setattr(torch.Tensor, "tolist", lambda x: waiting.names.append("tolist") or tolist(x))
-                found = original(*args, **kwargs)
-                monkeypatch.setattr(torch.Tensor, "tolist", tolist)
-            waited[-1] += waiting.names
-            return found
-
-        return count
-
-    def begin(self, model, inputs, *args, original=LayoutTrainer.training_step, **kwargs):
-        waited.append([])
-        ids = inputs["input_ids"].numel()
-        sizes.append(max(each.numel() for each in inputs.values() if isinstance(each, torch.Tensor)) / ids)
-        return counting(original)(self, model, inputs, *args, **kwargs)
-
-    monkeypatch.setattr(LayoutTrainer, "training_step", begin)
-    monkeypatch.setattr(LayoutTrainer, "_maybe_log_save_evaluate", counting(LayoutTrainer._maybe_log_save_evaluate))
-    start = time.monotonic()
-    log = tiny_run(checkpoint, tmp_path / "out", method=method, steps=30, eval_steps=0, save_steps=100, loss="query")
-    assert [entry["step"] for entry in log] == list(range(1, 31))
-    assert [entry["seconds"] for entry in log] == sorted(entry["seconds"] for entry in log)
-    assert len(waited) == 30 and max(sizes) <= 1
-    # The first step, the last one, the checkpoint at the end; and one a second.
-    assert sum(map(bool, waited)) <= 3 + (time.monotonic() - start), waited
-
-
 def test_a_method_of_the_users(checkpoint, tmp_path, monkeypatch):
     (tmp_path / "neighbours.py").write_text(
         "from dataclasses import dataclass\nfrom lm_eval_icl.prompts.layouts import Pattern, before\n"
@@ -585,35 +560,6 @@ def test_two_processes_do_what_one_does(checkpoint, episodes_file, tmp_path):
         for name in ("loss", "accuracy", "held_out_loss", "left_out"):
             if name in one_entry:
                 assert one_entry[name] == pytest.approx(two_entry[name], abs=1e-5)
-
-
-@pytest.mark.slow
-def test_a_training_made_longer(checkpoint, tmp_path, monkeypatch):
-    """From 10 steps to 20, with dropout: the same weights and losses, bit for bit, as 20 steps in one go of which the
-    first 10 have the learning rates of a training of 10, and the others those of one of 20."""
-    given = {"eval_steps": 0, "save_steps": 5, "learning_rate": 1e-3, "warmup_steps": 4}
-    tiny_run(checkpoint, tmp_path / "longer", steps=10, **given)
-    longer = tiny_run(checkpoint, tmp_path / "longer", steps=20, resume=True, **given)
-    create = LayoutTrainer.create_scheduler
-
-    def in_two_parts(self, *args, **kwargs):
-        schedule = create(self, *args, **kwargs)
-        of_20 = schedule.lr_lambdas[0]
-        in_parts = lambda step: of_20(step) if step < 4 or step >= 10 else (10 - step) / 6  # noqa: E731
-        schedule.lr_lambdas = [in_parts] * len(schedule.lr_lambdas)
-        return schedule
-
-    monkeypatch.setattr(LayoutTrainer, "create_scheduler", in_two_parts)
-    whole = tiny_run(checkpoint, tmp_path / "whole", steps=20, **given)
-    monkeypatch.undo()
-    assert losses(longer) == losses(whole) and len(losses(whole)) == 20
-    rates = [[entry["learning_rate"] for entry in log if "loss" in entry] for log in (longer, whole)]
-    assert rates[0][:9] == rates[1][:9] and rates[0][10:] == rates[1][10:] and rates[0][10] > rates[0][8]
-    assert weights(tmp_path / "longer") == weights(tmp_path / "whole")
-    trained = json.loads((tmp_path / "longer/config.json").read_text())["lm_eval_icl"]["trained"]
-    assert (trained["steps"], trained["lengthened"]) == (20, [{"step": 10, "of": 10}])
-    again = tiny_run(checkpoint, tmp_path / "longer", steps=20, resume=True, **given)  # there is nothing left to do
-    assert losses(again) == losses(whole) and weights(tmp_path / "longer") == weights(tmp_path / "whole")
 
 
 @pytest.mark.slow
@@ -784,25 +730,18 @@ def test_a_folder_is_of_one_run(tmp_path):
     def claimed(resume=False, **changes):
         return claim(output, identity | changes, resume)
 
-    assert claimed() == (None, [])
-    with pytest.raises(InputError, match="holds another run, which has model='m' where this one has 'n': give another"):
-        claimed(resume=True, model="n", steps=20)
-    with pytest.raises(InputError, match="holds another run, which has rows="):
-        claimed(resume=True, rows={"t": "abd"})
-    for step in (5, 10):
+    assert claimed() is None
+    for name, value in (("model", "n"), ("steps", 20), ("rows", {"t": "abd"})):
+        with pytest.raises(InputError, match=f"holds another run, which has {name}=.*: give another folder"):
+            claimed(resume=True, **{name: value})
+    for step in (5, 10, 15):
         (output / f"checkpoints/checkpoint-{step}").mkdir()
+    assert claimed() is None  # a checkpoint is whole with Trainer's state, which is written last
+    for step in (5, 10):
+        (output / f"checkpoints/checkpoint-{step}/trainer_state.json").write_text("{}")
     with pytest.raises(InputError, match="holds this run already: give --resume"):
         claimed()
-    last = output / "checkpoints/checkpoint-10"
-    assert claimed(resume=True) == (last, [])
-    with pytest.raises(InputError, match="holds this run, of 10 steps: give --resume to make it longer, or another"):
-        claimed(steps=20)
-    with pytest.raises(InputError, match=r"--steps 5: the training in .* has 10 steps: it can be made longer, not sh"):
-        claimed(resume=True, steps=5)
-    # Made longer, killed before another checkpoint, and behind one.
-    assert claimed(resume=True, steps=20) == claimed(resume=True, steps=20) == (last, [{"step": 10, "of": 10}])
-    (output / "checkpoints/checkpoint-15").mkdir()
-    assert claimed(resume=True, steps=20) == (output / "checkpoints/checkpoint-15", [{"step": 10, "of": 10}])
+    assert claimed(resume=True) == output / "checkpoints/checkpoint-10"
     (output / "training.json").write_text("{")
     with pytest.raises(InputError, match=r"training\.json cannot be read"):
         claimed(resume=True)

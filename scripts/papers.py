@@ -1,0 +1,162 @@
+"""Runs every named study once, small: the papers' models as narrow random stand-ins, at the lengths of the real ones.
+
+    python scripts/papers.py OUT [--only NAME ...] [--limit 2]
+
+A stand-in has random weights and the positions, windows and tokenizer of its model, so prompts are cut and refused
+where the real model would have them so; its answers mean nothing. Two documents a cell, trainings of two steps, one
+seed, two orders, selections among 1,000 rows. Stand-ins and data come from ../shared/tools where that is beside the
+checkout, else from the Hub: configurations and tokenizers, and what the tasks load. MetaICL's rows are those at hand
+(missing=skip); without any, its studies are left out, which a line says. Prints a line for each study, and exits with 1
+if a cell fails.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import runpy
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).resolve().parents[1]
+TOOLS = ROOT.parent / "shared/tools"
+STUDIES = {path.stem: path for path in sorted((ROOT / "lm_eval_icl/studies/named").glob("*.yaml"))}
+# Ways to get demonstrations that ask no model; all others choose among `pool` rows.
+DRAWN = ("stratified", "random", "first")
+# The sizes of a stand-in, under the names that configurations have for them.
+NARROW = {
+    **dict.fromkeys(("hidden_size", "n_embd", "word_embed_proj_dim"), 32),
+    **dict.fromkeys(("num_hidden_layers", "n_layer", "num_layers"), 4),
+    **dict.fromkeys(("num_attention_heads", "n_head", "num_heads", "num_key_value_heads"), 4),
+    **dict.fromkeys(("intermediate_size", "ffn_dim", "n_inner"), 64),
+    "head_dim": 8,
+    "attention_types": [[["global", "local"], 2]],
+}
+
+
+def listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+def models(study: dict[str, Any]) -> set[str]:
+    """The names of a study's checkpoints."""
+    return {str(model).partition("pretrained=")[2].partition(",")[0] for model in listed(study["models"])}
+
+
+def stand_in(name: str, out: Path) -> None:
+    """Write a random, narrow model with the configuration and tokenizer that the Hub has under a name."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+    config = AutoConfig.from_pretrained(name).to_dict()
+    sizes = {key: value for key, value in NARROW.items() if config.get(key) is not None}
+    config = AutoConfig.for_model(config.pop("model_type"), **{**config, **sizes, "attention_layers": None})
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(out / name)
+    AutoTokenizer.from_pretrained(name).save_pretrained(out / name)
+
+
+def prepare(out: Path, names: Iterable[str]) -> Path | None:
+    """Put models and data into a folder, under their Hub names.
+
+    Returns:
+        The folder of MetaICL's data; None if there is none.
+    """
+    if not TOOLS.is_dir():
+        for name in sorted(names):
+            if not (out / name / "config.json").is_file():
+                stand_in(name, out)
+        return None
+    if not (out / "metaicl/data").is_dir():
+        out.mkdir(parents=True, exist_ok=True)
+        subprocess.run([sys.executable, TOOLS / "paper_models.py", out], check=True, capture_output=True)
+        runpy.run_path(str(TOOLS / "local_hub.py"))["main"](out)
+        runpy.run_path(str(TOOLS / "metaicl_data.py"))["lay_out"](out / "metaicl")
+        # The training files of 160 rows belong to the same folder.
+        shutil.copytree(out / "metaicl/pool", out / "metaicl/data", dirs_exist_ok=True)
+    for name in names:  # models that are no paper's
+        if not (out / name).is_dir():
+            shutil.copytree(out / "huggyllama/llama-7b", out / name)
+    return out / "metaicl/data"
+
+
+def options(study: dict[str, Any], metaicl: Path | None, limit: int) -> list[str]:
+    """What makes a study small, as options of `lm-eval-icl study`."""
+    seeds = str(listed(study.get("seeds", 0))[0]).partition("..")[0]
+    small = ["--limit", str(limit), "--seeds", seeds, "--device", "cpu"]
+    if study.get("orders"):
+        small += ["--orders", "2"]
+    ways = [str(way) for way in listed(study.get("demonstrations", "first"))]
+    if any(way not in DRAWN for way in ways):
+        small += ["--demonstrations", ",".join(way if way in DRAWN else f"{way}:pool=1000" for way in ways)]
+    if "train" in study:
+        small += ["--train", "steps=2,train_k=160"]
+        small += ["--metadata", f"metaicl={metaicl},missing=skip"]
+    return small
+
+
+def run(
+    name: str, study: dict[str, Any], out: Path, metaicl: Path | None, limit: int, more: Sequence[str] = ()
+) -> tuple[int, int, str]:
+    """Run a study.
+
+    Args:
+        name: its name, or its file in the folder `out`.
+        more: further options of the command.
+
+    Returns:
+        How many cells it has a result of, how many failed (1 if the study ended with another error), and what it said
+        last, if anything failed.
+    """
+    folder = out / "studies" / name
+    shutil.rmtree(folder, ignore_errors=True)
+    command = [sys.executable, "-m", "lm_eval_icl", "study", name, "--output", str(folder)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))}
+    if TOOLS.is_dir():
+        environment["HF_HUB_OFFLINE"] = "1"
+    with (out / f"{name}.log").open("w", encoding="utf-8") as log:
+        command += [*options(study, metaicl, limit), *more]
+        said = subprocess.run(
+            command, cwd=out, env=environment, stdout=log, stderr=subprocess.PIPE, text=True, check=False
+        )
+        log.write(said.stderr)
+    failed = re.search(r"(\d+) of \d+ cells failed", said.stderr)
+    last = (said.stderr.strip().splitlines() or [""])[-1] if said.returncode else ""
+    number = int(failed[1]) if failed else int(said.returncode != 0)
+    return len(list(folder.glob("cells/**/results_*.json"))), number, last
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path, metavar="OUT", help="a folder for stand-ins, data and results")
+    parser.add_argument("--only", nargs="+", choices=STUDIES, metavar="NAME", default=list(STUDIES), help="studies")
+    parser.add_argument("--limit", type=int, default=2, help="documents of a cell")
+    args = parser.parse_args()
+    out = args.out.resolve()
+    studies = {name: yaml.safe_load(STUDIES[name].read_text(encoding="utf-8")) for name in args.only}
+    metaicl = prepare(out, set().union(*map(models, studies.values())))
+    print(f"{'study':32}{'cells':>8}{'failed':>8}{'seconds':>9}", flush=True)
+    total = [0, 0, 0.0]
+    for name, study in studies.items():
+        if "train" in study and metaicl is None:
+            print(f"{name:32}left out: no MetaICL data beside the checkout ({TOOLS.parent})", flush=True)
+            continue
+        begun = time.perf_counter()
+        cells, failed, last = run(name, study, out, metaicl, args.limit)
+        seconds = time.perf_counter() - begun
+        total = [total[0] + cells, total[1] + failed, total[2] + seconds]
+        print(f"{name:32}{cells:8,}{failed:8,}{seconds:9.0f}{'  ' + last if last else ''}", flush=True)
+    print(f"{'all':32}{total[0]:8,}{total[1]:8,}{total[2]:9.0f}")
+    return int(total[1] > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
