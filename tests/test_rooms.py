@@ -53,7 +53,7 @@ LIMITS = {
     "harness": (4006, 4580),
     "results": (4322, 1388),
     "leaderboard": (2102, 3391),
-    "studies": (3424, 2450),
+    "studies": (3429, 2451),
     "smoke": (616, 689),
     "cli": (1181, 313),
 }

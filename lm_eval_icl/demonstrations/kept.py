@@ -70,22 +70,13 @@ def read(path: Path, pool: TaskPool, n: int, seed: int) -> dict[str, Any] | None
         return None
     except (OSError, ValueError) as error:
         raise InputError(f"{path}: cannot be read ({error}).") from error
-    return of_seed(contents, path, pool, n, seed)
-
-
-def of_seed(contents: Any, path: object, pool: TaskPool, n: int, seed: int) -> dict[str, Any]:
-    """What the contents of a file say of a seed.
-
-    Raises:
-        InputError: as for `read`.
-    """
     if not choices.is_file_of_choices(contents):
         raise InputError(f"{path}: no file of choices.")
     rows = choices.indices(contents, n, pool.docs, pool.name, seed, pool.sha256)
     if any(map(pool.is_closed, rows)):
         raise InputError(f"{path}: has a document that is evaluated among the demonstrations.")
-    entry: dict[str, Any] = contents["tasks"][pool.name]["seeds"][str(seed)]
-    return {**entry, **{name: contents["about"].get(name) for name in ("model", "version")}}
+    of_seed: dict[str, Any] = contents["tasks"][pool.name]["seeds"][str(seed)]
+    return {**of_seed, **{name: contents["about"].get(name) for name in ("model", "version")}}
 
 
 def write(path: Path, how: How, pool: TaskPool, n: int, seed: int, choice: Choice, model: Mapping[str, Any]) -> None:
@@ -95,14 +86,8 @@ def write(path: Path, how: How, pool: TaskPool, n: int, seed: int, choice: Choic
         OSError: it cannot be written.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, json.dumps(contents_of(how, pool, n, seed, choice, model), indent=1) + "\n")
-
-
-def contents_of(
-    how: How, pool: TaskPool, n: int, seed: int, choice: Choice, model: Mapping[str, Any]
-) -> dict[str, Any]:
-    """What a file of one choice says."""
-    return {"about": about(how, model), "tasks": {pool.name: as_json(pool, n, {seed: choice})}}
+    contents = {"about": about(how, model), "tasks": {pool.name: as_json(pool, n, {seed: choice})}}
+    write_atomically(path, json.dumps(contents, indent=1) + "\n")
 
 
 def chosen(wanted: Wanted, predictor: Predictor) -> dict[str, Any]:
@@ -135,8 +120,8 @@ def chosen(wanted: Wanted, predictor: Predictor) -> dict[str, Any]:
         log.warning("%s: cannot be written (%s): the next run chooses again.", path, error.strerror or error)
     else:
         log.info("%s: %s chose demonstrations in %.1f s: %s", pool.name, how, choice.seconds, path)
-    made = as_json(pool, wanted.n, {wanted.seed: choice})["seeds"][str(wanted.seed)]
-    return {**request, **made, "made_now": True}
+    of_seed = as_json(pool, wanted.n, {wanted.seed: choice})["seeds"][str(wanted.seed)]
+    return {**request, **of_seed, "made_now": True}
 
 
 def as_json(pool: TaskPool, n: int, of_seeds: Mapping[int, Choice]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from lm_eval_icl.decisions.how import written
-from lm_eval_icl.demonstrations import kept
+from lm_eval_icl.demonstrations import choices, kept
 from lm_eval_icl.demonstrations.choosing import Chooser
 from lm_eval_icl.errors import InputError, log, naming, reason
 from lm_eval_icl.harness.choosing import predictor
@@ -155,7 +155,8 @@ class UnitRunner:
         finally:
             log.setLevel(level)
         about = kept.about_model(str(models.arguments["pretrained"]), models.first.model_identity())
-        return kept.contents_of(how, pool, rows.num_fewshot, rows.seed, choice, about)
+        chosen = kept.as_json(pool, rows.num_fewshot, {rows.seed: choice})
+        return {"about": kept.about(how, about), "tasks": {pool.name: chosen}}
 
     def _run_cells(self, models: Models, cells: Sequence[Cell], rows: Mapping[str, Any] | None) -> Iterator[Outcome]:
         """Run cells with the same requests, those together that can be. If that fails, each by itself, as the error may
@@ -188,7 +189,11 @@ class UnitRunner:
         """The task of an order, with demonstrations that are drawn or that a model has chosen."""
         opened, choice = self.opened, None
         if rows is not None and (chosen := cell.chosen_rows) is not None:
-            choice = kept.of_seed(rows, chosen.path, opened.pools[cell.task], cell.num_fewshot, cell.seed)
+            pool = opened.pools[cell.task]
+            if not choices.is_file_of_choices(rows):
+                raise InputError(f"{chosen.path}: no file of choices.")
+            choices.indices(rows, cell.num_fewshot, pool.docs, pool.name, cell.seed, pool.sha256)  # which checks them
+            choice = {**rows["tasks"][pool.name]["seeds"][str(cell.seed)], "version": rows["about"].get("version")}
         rules = opened.grid.study.rules
         return study_tasks.prepare(
             opened.leaves[cell.task],
