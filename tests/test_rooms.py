@@ -44,7 +44,7 @@ LIMITS = {
     "prompts": (1103, 694),
     "metaicl": (632, 593),
     "decisions": (373, 161),
-    "inference": (3299, 3022),
+    "inference": (3299, 3032),
     "methods": (2769, 1563),
     "drawing": (670, 409),
     "demonstrations": (1716, 565),

@@ -71,7 +71,7 @@ def refusal(
     reasons = [(limits.too_long(request.prompt, request.answer_positions), request) for request in requests]
     reason, worst = max(((reason, request) for reason, request in reasons if reason), key=lambda pair: pair[0].needed)
     answer = "answer without its last token" if worst.answer else "max_gen_toks"
-    tasks = some({task: None for task, _ in too_long}, 5)
+    tasks = some(sorted({str(task) for task, _ in too_long}), 5)
     sentences = [
         f"{len(too_long)} of {documents} documents (tasks: {tasks}) {reason.why}"
         f"{' even if their prompts are cut' if overflow == 'drop' else ''}; the longest needs {reason.sum(answer)}.",

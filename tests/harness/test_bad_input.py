@@ -709,7 +709,7 @@ def test_queries_that_are_too_long_are_cut_or_named(small, shots, caplog):
 @pytest.mark.parametrize(
     ("name", "args"),
     tiny.slow_but(
-        FEWER := [("pcw", {}), ("ensemble", {"window_size": 6, "weights": "1:2"})],
+        FEWER := [("pcw", {}), ("ensemble", {"window_size": 6, "weights": [1, 2]})],
         [*FEWER, *((name, {}) for name in ("star", "ape", "structured", "nbce", "ensemble"))],
     ),
 )

@@ -599,6 +599,16 @@ def test_windows_are_stored_by_themselves():
     assert runner.store.encoded == 5  # four windows and the prefix, whatever sets they are in
 
 
+@pytest.mark.parametrize("store_bytes", [1, 2**31])
+def test_windows_are_encoded_once_for_all_packs_and_released(store_bytes):
+    """Also if they are more than what is stored."""
+    runner = MethodRunner(model_of("gpt2"), methods.make("nbce"), pack_tokens=10, store_bytes=store_bytes)
+    with runner.inference_mode():
+        packs = len(list(runner.score({CONTEXT: QUERIES}, once=True)))
+    assert packs > 1 and runner.store.encoded == 5
+    assert runner.store.shrink() is False  # nothing is left to drop
+
+
 def test_without_demonstrations_all_are_plain():
     model, bare = model_of("gpt2"), Context((5, 9), ())
     plain = scores(model, methods.make("icl"), (bare,))

@@ -454,7 +454,7 @@ def test_masks_behind_a_window_that_stays(name, copies, sees):
     of transformers' own model over everything. The order of the demonstrations then matters."""
     model, shown = tiny.build("gpt_neo", torch.float64), [tuple(range(30 + 9 * i, 38 + 8 * i)) for i in range(5)]
     runner, context = MethodRunner(model, getattr(methods, name)()), Context((), tuple(shown))
-    assert not runner.invariant and runner.limits(64).too_long(TokenizedPrompt(context, (1, 2)), 30).why
+    assert not runner.invariant and runner.limits(40).too_long(TokenizedPrompt(context, (1, 2)), 30).why
     assert runner.limits(200).too_long(TokenizedPrompt(context, (1, 2)), 3) is None
     longest = max(map(len, shown))
     parts = [((["first", "second"][copy], i), d, 0) for copy in range(copies) for i, d in enumerate(shown)]
