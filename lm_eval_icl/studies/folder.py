@@ -45,7 +45,7 @@ class StudyFolder:
 
     def __init__(self, path: Path) -> None:
         self.path, self.cells, self.checkpoints = path, path / "cells", path / "checkpoints"
-        results = {file.parent for file in path.glob("cells/*/*/*/results_*.json")}
+        results = {file.parent for file in path.glob("cells/*/*/[!.]*/results_*.json")}
         trained = {folder for folder in path.glob("checkpoints/*") if folder.suffix != ".part"}
         files = results | trained | {*path.glob("choices/*/*.json")}
         self._weights: dict[str, str] = {}
