@@ -27,7 +27,6 @@ from lm_eval_icl.leaderboard.page import page
 from lm_eval_icl.results import statistics
 from lm_eval_icl.results.board import AVERAGE, Board, Entry
 from lm_eval_icl.results.build import build
-from lm_eval_icl.results.form import RuleFacts
 from lm_eval_icl.results.read import read
 from lm_eval_icl.results.records import Run
 from lm_eval_icl.results.statistics import Estimate
@@ -60,28 +59,23 @@ def conclude(opened: Opened, folder: StudyFolder, name: str, failed: Mapping[str
     """
     grid, study = opened.grid, opened.grid.study
     columns = columns_of(study, opened.leaves)
-    results = results_of(grid, folder, columns)
-    says = {str(run.path.relative_to(folder.path)): run.icl["study"] for _, run in results}
-    known = {
-        path: {key: facts[key] for key in ("expected", "curve", "shared") if key in facts}
-        for path, facts in says.items()
-    }
-    record = {"study": name, "cells": known, "failures": failures(grid, folder, failed)}
+    done = [target for target, state in states(grid, folder, {}) if state == DONE and isinstance(target, Cell)]
+    record = {"study": name, "cells": of_cells(grid, folder, done, columns), "failures": failures(grid, folder, failed)}
     folder.write_file("study.json", json.dumps(record, indent=2, default=str) + "\n")
+    results = results_of(study, folder, done)
     table = cells_table(grid, folder, results)
     folder.write_file("study.csv", table.to_csv(index=False))
     written = "study.json, study.csv; there are no results on the test set"
-    tested = [(cell, _under_chosen_rule(study, cell, run)) for cell, run in results if cell.split == "test"]
+    tested = [(cell, run) for cell, run in results if cell.split == "test"]
     if tested:
         board = board_of(tested, columns)
         drawn = figures.draw(board, folder.path / "figures", study.figures)
-        folder.write_file("board.html", page(board, figures.svgs(board), [folder.path]))
+        folder.write_file("board.html", page(board, figures.svgs(board)))
         written = f"board.html, study.csv, study.json, {len(drawn)} files of figures, cells"
         flips = {entry.name: rate for entry in board.entries if (rate := flips_of(entry, columns)) is not None}
         title = " ".join(filter(None, [study.paper, study.title]))
         entries = in_order(board, tested)
-        codes: dict[str, Sequence[str]] = {entry.name: () for entry in entries}
-        console.print(study_table.table(board, columns.names, entries, flips, codes, title, _about(study, table)))
+        console.print(study_table.table(board, columns.names, entries, flips, title, _about(study, table)))
         for line in measures(study, folder, tested, entries, flips):
             console.print(line, markup=False, highlight=False)
     for sentence in study.deviates:
@@ -184,31 +178,10 @@ def board_of(results: Results, columns: Columns) -> Board:
         (training, task): f"{task} [{training}]" if together and often[task] > 1 else task
         for training, task in documents
     }
-    runs = []
-    for cell, run in results:
-        known = run.all_results[0].task
-        if (name := names[_trained(cell)]) != known:
-            counts = {
-                key: {name: by_task[known]}
-                for key in ("left_out", "truncated")
-                if known in (by_task := run.icl.get(key, {}))
-            }
-            configs = {name: run.results["configs"][known]}
-            run = replace(
-                run,
-                tasks={name: replace(run.tasks[known], task=name)} if run.tasks else {},
-                decided=tuple(replace(result, task=name) for result in run.decided),
-                icl={**run.icl, **counts},
-                results={**run.results, "configs": configs},
-            )
-        if together:
-            every = ", ".join(trainings)
-            icl = {**run.icl, "study": {**run.icl["study"], "training": every}}
-            run = replace(run, icl=icl, model_facts={"study.weights": every})
-        runs.append(run)
     groups = columns.groups(documents, names)
     tasks = [column for column in columns.names if column in groups or column in names.values()]
-    return build(runs, tasks=tasks, groups=groups)
+    by = ("training",) if together else ()
+    return build([run for _, run in results], tasks=tasks, groups=groups, columns_by=by)
 
 
 def _trained(cell: Cell) -> Trained:
@@ -233,42 +206,29 @@ def in_order(board: Board, results: Results) -> list[Entry]:
 # Cells.
 
 
-def results_of(grid: Grid, folder: StudyFolder, columns: Columns) -> Results:
-    """Every finished cell with its results, in the order of the study's models and methods. What only the study knows
-    is added to what the results say of it."""
-    study = grid.study
-    models, variants = list(study.models), list(study.variants)
-    done = [target for target, state in states(grid, folder, {}) if state == DONE and isinstance(target, Cell)]
-    done.sort(key=lambda cell: (models.index(cell.model.arguments), variants.index(cell.variant)))
-    cells = {folder.results_path(cell): cell for cell in done}
+def of_cells(grid: Grid, folder: StudyFolder, cells: Sequence[Cell], columns: Columns) -> dict[str, dict[str, Any]]:
+    """What `study.json` says of cells that are done."""
     curves: dict[str, Any] = {}
-    for candidates in grid.alternatives if study.dev else ():
+    for candidates in grid.alternatives if grid.study.dev else ():
         if all(folder.has(cell) for candidate in candidates for cell in candidate.dev):
             choice = folder.choice(grid, candidates)
             curves |= {cell.path: choice.curve for cell in choice.cells}
-    found: list[tuple[Cell, Run]] = []
-    for run in read(list(cells), quiet=True, dev=True)[0]:
-        cell = cells[run.path]
-        facts = dict(run.icl["study"])
-        if cell.path in curves:
-            facts["curve"] = list(curves[cell.path])
-        if cell.split == "test" and (expected := expected_of(study, cell, columns.having(_trained(cell)))):
-            facts["expected"] = expected
-        found.append((cell, replace(run, icl={**run.icl, "study": facts})))
-    return found
+    known = {}
+    for cell in cells:
+        tested = cell.split == "test"
+        expected = expected_of(grid.study, cell, columns.having(_trained(cell))) if tested else {}
+        says = {"expected": expected, "curve": curves.get(cell.path), "shared": folder.facts(cell)["shared"]}
+        path = folder.results_path(cell).relative_to(folder.path).as_posix()
+        known[path] = {key: value for key, value in says.items() if value}
+    return known
 
 
-def _under_chosen_rule(study: Study, cell: Cell, run: Run) -> Run:
-    """A run with the values of the decision rule that was chosen for its cell in place of those of all rules, if rules
-    are chosen among. What the model says by itself stays beside them, unless other arguments were chosen for the rule.
-    """
-    if "decide" not in cell.chosen:
-        return run
-    ((task, raw),) = run.tasks.items()
-    of_rules = {"" if result.rule is None else result.rule.name: result for result in run.all_results}
-    transductive = any(rule.is_transductive for rule in study.rules)
-    result = replace(of_rules[cell.rule], rule=RuleFacts(name="chosen on dev", transductive=transductive))
-    return replace(run, tasks={task: raw} if cell.chosen == ("decide",) else {}, decided=(result,))
+def results_of(study: Study, folder: StudyFolder, cells: Sequence[Cell]) -> Results:
+    """Cells that are done with their results, in the order of the study's models and methods."""
+    models, variants = list(study.models), list(study.variants)
+    ordered = sorted(cells, key=lambda cell: (models.index(cell.model.arguments), variants.index(cell.variant)))
+    runs = {run.path: run for run in read([folder.results_path(cell) for cell in ordered], quiet=True, dev=True)[0]}
+    return [(cell, runs[path]) for cell in ordered if (path := folder.results_path(cell)) in runs]
 
 
 def matching(study: Study, cell: Cell) -> list[Mapping[str, Any]]:
@@ -309,7 +269,7 @@ def measures(
         for name, value in expected.get("measures", {}).items() if alike else ():
             ours: list[float] = []
             for cell, run in alike:
-                flip, shared = flips.get(entry_of[run.path].name), run.icl["study"]["shared"]
+                flip, shared = flips.get(entry_of[run.path].name), run.study.shared
                 if name == "order flips" and flip is not None:
                     ours.append(flip.mean)
                 elif name == "milliseconds" and "seconds" in shared:
@@ -346,13 +306,12 @@ def cells_table(grid: Grid, folder: StudyFolder, results: Results) -> pd.DataFra
     for cell, run in results:
         task, dev = grid.tasks[cell.task].reported, grid.study.dev
         metric = dev.metric if dev and cell.split == "dev" else grid.study.metric
-        facts = run.icl["study"]
-        own = {name: facts[name] for name in ("model", "task", "num_fewshot", "seed", "order", "split")}
-        own |= {"path": run.path, "method": cell.variant.method, "demonstrations": cell.drawn or _OWN_WAY}
-        own |= {"arguments": json.dumps(facts["arguments"], ensure_ascii=False, default=str)}
-        own |= {"training": facts.get("training", ""), "commit": run.icl.get("commit")}
-        if "seconds" in facts["shared"]:
-            own["seconds"] = facts["shared"]["seconds"] / facts["shared"]["cells"]
+        own = {"path": run.path, "model": cell.model.name, "method": cell.variant.method, "task": cell.task}
+        own |= {"num_fewshot": cell.num_fewshot, "demonstrations": cell.drawn or _OWN_WAY, "seed": cell.seed}
+        own |= {"order": cell.order, "split": cell.split, "training": _trained(cell)[0]}
+        own |= {"commit": run.icl.get("commit"), "arguments": json.dumps(dict(cell.variant.arguments), default=str)}
+        if "seconds" in run.study.shared:
+            own["seconds"] = run.study.shared["seconds"] / run.study.shared["cells"]
         for rule in rules:
             value = score(run.results, task, metric, "" if rule == "none" else rule)
             line = {"decide": rule, "score": value, "chosen": (cell.path, rule) in chosen}

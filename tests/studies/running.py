@@ -77,8 +77,7 @@ class Ran:
 
     def rows(self) -> pd.DataFrame:
         """What `study.csv` says of the finished cells."""
-        columns = end.columns_of(self.study, self.opened.leaves)
-        results = end.results_of(self.opened.grid, self.folder, columns)
+        results = end.results_of(self.study, self.folder, self.cells())
         return end.cells_table(self.opened.grid, self.folder, results)
 
 

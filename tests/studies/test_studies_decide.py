@@ -50,7 +50,7 @@ def test_a_cell_is_lm_evals_run_with_its_rules(study):
 
 def test_a_row_for_each_rule(study):
     columns = end.columns_of(study.study, study.opened.leaves)
-    board = end.board_of(end.results_of(study.opened.grid, study.folder, columns), columns)
+    board = end.board_of(end.results_of(study.study, study.folder, study.cells()), columns)
     of_method = [entry for entry in board.entries if entry.method == "invicl"]
     assert {entry.rule or "none" for entry in of_method} >= {"none", *NAMES}
     table = study.rows()
@@ -89,11 +89,8 @@ def test_the_dev_set_chooses_a_rule(tmp_path):
         of_dev = table[(table.method == cell.variant.method) & (table.split == "dev") & table.chosen]
         assert of_dev.decide.tolist() == [best[1]] and of_dev.score.tolist() == pytest.approx([max(curve.values())])
     columns = end.columns_of(progress.study, progress.opened.leaves)
-    tested = [
-        (cell, end._under_chosen_rule(progress.study, cell, one))
-        for cell, one in end.results_of(progress.opened.grid, progress.folder, columns)
-        if cell.split == "test"
-    ]
+    found = end.results_of(progress.study, progress.folder, progress.cells())
+    tested = [(cell, run) for cell, run in found if cell.split == "test"]
     entries = end.board_of(tested, columns).entries
     said = sorted((entry.method, entry.rule or "none") for entry in entries)
     assert said == [("deepthink", "chosen on dev"), ("icl", "chosen on dev"), ("icl", "none")]

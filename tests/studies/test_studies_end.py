@@ -48,10 +48,8 @@ def result(task: str, scores: Sequence[float], seed: int = 0, order: int = 0, tr
     facts = {"model": checkpoint, "task": task, "chosen": list(chosen), "shared": {"cells": 1}}
     facts |= {"expected": keys.pop("expected", {})} | ({"training": training} if training else {})
     made = make_result(task, method, seed, order, scores=scores, **keys)
-    at = {"path": Path(f"/nowhere/{training},{method},{arguments},{task},{seed},{order}"), "pretrained": checkpoint}
-    icl = {"method": method, **arguments, "study": facts}
-    run = make_run(method, (made,), seed, order, arguments, icl, {"configs": {task: {}}}, **at)
-    return cell, run
+    path = Path(f"/nowhere/{training},{method},{arguments},{task},{seed},{order}")
+    return cell, make_run(method, made, seed, order, arguments, facts, path, checkpoint)
 
 
 def means(board: Board) -> list[dict[str, float]]:
@@ -164,13 +162,12 @@ def test_of_two_entries_the_first_counts() -> None:
 # The table as it is printed.
 
 
-def printed(found: Results, columns: end.Columns, title: str = "Title", **codes: list[str]) -> str:
+def printed(found: Results, columns: end.Columns, title: str = "Title") -> str:
     board = end.board_of(found, columns)
     flips = {entry.name: of for entry in board.entries if (of := end.flips_of(entry, columns)) is not None}
-    marks = {entry.name: codes.get(entry.method, []) for entry in board.entries}
     console = Console(width=80, file=io.StringIO(), color_system=None)
     with console.capture() as captured:
-        console.print(study_table.table(board, columns.names, end.in_order(board, found), flips, marks, title))
+        console.print(study_table.table(board, columns.names, end.in_order(board, found), flips, title))
     return captured.get()
 
 
@@ -186,7 +183,7 @@ def test_five_tasks_fit_eighty_columns() -> None:
         for order in range(2)
     ]
     columns = columns_of(*map(leaf, names))
-    text = printed(found, columns, deepthink=["2 of 30 cells by other code"])
+    text = printed(found, columns)
     assert max(map(len, text.splitlines())) <= 80
     board = end.board_of(found, columns)
     assert [entry.method for entry in end.in_order(board, found)] == ["icl", "deepthink"], "what was chosen is one row"
@@ -198,7 +195,6 @@ def test_five_tasks_fit_eighty_columns() -> None:
         assert flips is not None and f"{100 * flips.low:.1f}–{100 * flips.high:.1f}" in text.split()  # noqa: RUF001
     words = " ".join(text.split())
     assert text.count("(59.6)") == 1 and text.count("icl_sst2") == 1 and "flips" in text and "chosen on" in words
-    assert "2 of 30 cells by other code" in " ".join(line[:16].strip() for line in text.splitlines())
     assert "4 shots. Means ± half of the 95% interval over documents and sets of demonstrations, in percent;" in words
 
 

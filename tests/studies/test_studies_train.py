@@ -83,7 +83,7 @@ def study(tmp_path_factory, own_tasks):
 def lines(progress):
     """The lines of the study's table."""
     columns = end.columns_of(progress.study, progress.opened.leaves)
-    found = end.results_of(progress.opened.grid, progress.folder, columns)
+    found = end.results_of(progress.study, progress.folder, progress.cells())
     return end.in_order(end.board_of(found, columns), found)
 
 
