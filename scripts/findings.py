@@ -58,6 +58,7 @@ def packed(folders: list[Path]) -> pd.DataFrame:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".* of the dev set of a study")
         documents, runs, scores = results.documents(folders), results.runs(folders), results.scores(folders)
+    documents = documents.drop(columns=["arguments", "shots"])  # with defaults, and once more
     table = documents.merge(runs[["run", "arguments", "chat", "limit"]], on="run")
     table = table.merge(scores.drop_duplicates(["run", "task"])[["run", "task", "shots"]], on=["run", "task"])
     table = table.rename(columns={"model": "method", "filter": "rule"}).sort_values("doc_id")

@@ -1,6 +1,6 @@
 """Runs every named study once, small: the papers' models as narrow random stand-ins, at the lengths of the real ones.
 
-    python scripts/papers.py OUT [--only NAME ...] [--limit 2]
+    python scripts/papers.py OUT [--only NAME ...] [--limit 2] [--jobs 2]
 
 A stand-in has random weights and the positions, windows and tokenizer of its model, so prompts are cut and refused
 where the real model would have them so; its answers mean nothing. Two documents a cell, trainings of two steps, one
@@ -21,6 +21,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -139,21 +140,27 @@ def main() -> int:
     parser.add_argument("out", type=Path, metavar="OUT", help="a folder for stand-ins, data and results")
     parser.add_argument("--only", nargs="+", choices=STUDIES, metavar="NAME", default=list(STUDIES), help="studies")
     parser.add_argument("--limit", type=int, default=2, help="documents of a cell")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="studies that run side by side")
     args = parser.parse_args()
     out = args.out.resolve()
     studies = {name: yaml.safe_load(STUDIES[name].read_text(encoding="utf-8")) for name in args.only}
     metaicl = prepare(out, set().union(*map(models, studies.values())))
     print(f"{'study':32}{'cells':>8}{'failed':>8}{'seconds':>9}", flush=True)
-    total = [0, 0, 0.0]
-    for name, study in studies.items():
+
+    def timed(name: str) -> tuple[int, int, float]:
+        study = studies[name]
         if "train" in study and metaicl is None:
             print(f"{name:32}left out: no MetaICL data beside the checkout ({TOOLS.parent})", flush=True)
-            continue
+            return 0, 0, 0.0
         begun = time.perf_counter()
         cells, failed, last = run(name, study, out, metaicl, args.limit)
         seconds = time.perf_counter() - begun
-        total = [total[0] + cells, total[1] + failed, total[2] + seconds]
         print(f"{name:32}{cells:8,}{failed:8,}{seconds:9.0f}{'  ' + last if last else ''}", flush=True)
+        return cells, failed, seconds
+
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # of each study
+    with ThreadPoolExecutor(args.jobs) as pool:
+        total = [sum(numbers) for numbers in zip(*pool.map(timed, studies), strict=True)]
     print(f"{'all':32}{total[0]:8,}{total[1]:8,}{total[2]:9.0f}")
     return int(total[1] > 0)
 

@@ -68,7 +68,7 @@ def test_a_study_of_each_kind_runs(out, kind):
 def test_a_study_that_generates(out):
     """No named study does. Chains of thought of BBH, whose prompts fill GPT-2."""
     study = {
-        "models": "pretrained=openai-community/gpt2,overflow=drop",
+        "models": "pretrained=openai-community/gpt2",
         "methods": ["icl", "invicl", {"deepthink": {"T": 2}}],
         "tasks": [{"task": "bbh_cot_fewshot_navigate", "generation_kwargs": {"max_gen_toks": 4}}],
         "seeds": 0,

@@ -29,7 +29,6 @@ COMMANDS = {
     "leaderboard": "results files into a table, a page and figures",
     "compare": "two runs, or two rows of a leaderboard",
     "collect": "one small file a run, for a leaderboard that is shared",
-    "export": "results in others' formats",
 }
 
 

@@ -11,9 +11,11 @@ from rich.console import Console
 
 from lm_eval_icl.cli.reading import RESULTS, print_left_out, print_line, read_runs
 from lm_eval_icl.errors import InputError
-from lm_eval_icl.results.collect import collect
-from lm_eval_icl.results.entries import shown
-from lm_eval_icl.results.read import AGGREGATIONS, read
+from lm_eval_icl.results.board import shown
+from lm_eval_icl.results.collect import collect, faults
+from lm_eval_icl.results.read import read
+from lm_eval_icl.results.records import Unusable
+from lm_eval_icl.results.statistics import AGGREGATIONS
 
 
 def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
@@ -47,25 +49,26 @@ def _check(paths: Sequence[Path], console: Console) -> None:
             if not (file.is_dir() or is_hidden):
                 files.add(file)
     runs, left_out = read(paths, quiet=True)
-    faults: dict[Path, list[str]] = defaultdict(list)
+    wrong: dict[Path, list[str]] = defaultdict(list)
     for left_out_file in left_out:
-        faults[left_out_file.path].append(left_out_file.why)
+        wrong[left_out_file.path].append(left_out_file.why)
     for run in runs:
-        # What comes behind the digest says how many tasks have answers.
-        if run.path.stem.partition("-")[0] != run.digest:
-            why = "was changed after `lm-eval-icl collect` wrote it, or not written by it: collect it again."
-            faults[run.path].append(why)
-        for name, result in run.tasks.items():
+        try:
+            wrong[run.path] += faults(run.path)
+        except Unusable as error:
+            wrong[run.path].append(f"{error}.")
+        for result in run.all_results:
             # Of a metric such as BLEU only the mean is known, whatever the samples are.
             if result.marks and result.aggregation in AGGREGATIONS:
-                faults[run.path].append(f"task {name!r}: {' '.join(result.marks)}")
-    for path in files - {run.path for run in runs} - faults.keys():
-        faults[path].append("is no results file of lm-eval.")
-    for path, (first, *others) in sorted(faults.items()):
+                wrong[run.path].append(f"task {result.task!r}: {' '.join(result.marks)}")
+    for path in files - {run.path for run in runs} - wrong.keys():
+        wrong[path].append("is no file of `lm-eval-icl collect`.")
+    wrong = {path: sentences for path, sentences in wrong.items() if sentences}
+    for path, (first, *others) in sorted(wrong.items()):
         more = f" ({len(others)} more)" if others else ""
         print_line(console, f"{shown(str(path))}: {shown(first)}{more}")
-    if faults:
-        raise InputError(f"{len(faults)} of {len(files)} files cannot be used as they are.")
+    if wrong:
+        raise InputError(f"{len(wrong)} of {len(files)} files cannot be used as they are.")
     if not files:
         raise InputError(f"{', '.join(map(str, paths))}: there is no file to check.")
     print_line(console, f"{len(files)} runs are as they should be.")

@@ -28,6 +28,7 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
         "--results", nargs="+", type=Path, metavar="RESULTS", help="where the entries A and B are found"
     )
     parser.add_argument("--tasks", metavar="T,...", help="the tasks and groups to compare (default: all)")
+    parser.add_argument("--metric", metavar="M", help="acc_norm, ece, brier, log_probability, ... (default: acc)")
     parser.add_argument(
         "--documents", type=int, default=3, metavar="N", help="how many documents of each task to show (default: 3)"
     )
@@ -37,12 +38,12 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
         raise InputError(f"--documents {args.documents}: must be 0 or more.")
     tasks, names = task_names(args.tasks), (args.first, args.second)
     if args.results:
-        board = build(read(args.results)[0], tasks=tasks)
+        board = build(read(args.results, metric=args.metric)[0], tasks=tasks)
         first, second = (named(board.entries, name) for name in names)
         columns, same = board.columns, first is second
     else:
         same = os.path.realpath(args.first) == os.path.realpath(args.second)
-        (first, mine), (second, theirs) = (_entry(name, tasks) for name in names)
+        (first, mine), (second, theirs) = (_entry(name, tasks, args.metric) for name in names)
         columns = tuple(column for column in mine if column in theirs)
     if same:
         raise InputError(f"{args.first} and {args.second} are the same; give two.")
@@ -59,11 +60,11 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
                 console.print(line, markup=False, highlight=False)
 
 
-def _entry(name: str, tasks: Sequence[str] | None) -> tuple[Entry, tuple[Column, ...]]:
+def _entry(name: str, tasks: Sequence[str] | None, metric: str | None) -> tuple[Entry, tuple[Column, ...]]:
     """The only entry of a file or folder, and its columns."""
     if not Path(name).exists():
         raise InputError(f"{name}: no such file or folder. To compare entries of a board, give their --results.")
-    board = build(read_runs([Path(name)], f"{name}: ")[0], tasks=tasks)
+    board = build(read_runs([Path(name)], f"{name}: ", metric)[0], tasks=tasks)
     if len(board.entries) > 1:
         labels = "; ".join(entry.label for entry in board.entries[:SHOWN])
         raise InputError(

@@ -22,6 +22,9 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     parser.add_argument(
         "--baseline", metavar="METHOD|ENTRY", help="what the others are compared with (default: icl, or else hf)"
     )
+    parser.add_argument(
+        "--metric", metavar="M", help="acc_norm, ..., or of the options' probabilities: ece, brier, log_probability"
+    )
     parser.add_argument("--tasks", metavar="T,...", help="the tasks and groups that are columns (default: all)")
     parser.add_argument("--csv", type=Path, metavar="FILE", help="all numbers, a line for each entry and column")
     parser.add_argument("--md", type=Path, metavar="FILE", help="the table in Markdown")
@@ -32,14 +35,16 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     for file in files:  # before anything is read
         if file.is_dir():
             raise InputError(f"{file}: is a folder; give the name of a file.")
-        if not (file.parent.is_dir() and os.access(file.parent, os.W_OK)):
-            raise InputError(f"{file}: the folder {file.parent} is not there, or cannot be written to.")
+        with writing(file):
+            file.parent.mkdir(parents=True, exist_ok=True)
+        if not os.access(file.parent, os.W_OK):
+            raise InputError(f"{file}: the folder {file.parent} cannot be written to.")
     if len(set(map(os.path.realpath, files))) < len(files):
         raise InputError("two of the files to write have one name; give each its own.")
     if args.plots is not None and args.plots.exists() and not args.plots.is_dir():
         raise InputError(f"--plots {args.plots}: is no folder.")
     console = Console()
-    runs, left_out = read_runs(args.results)
+    runs, left_out = read_runs(args.results, metric=args.metric)
     # Not Path.resolve: a file that was left out may be a link to itself.
     results = {os.path.realpath(path) for path in (*(run.path for run in runs), *(file.path for file in left_out))}
     for file in files:
@@ -61,11 +66,11 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
             from lm_eval_icl.leaderboard.page import page
 
             with writing(args.output):
-                args.output.write_text(page(board, figures.svgs(board), args.results), encoding="utf-8")
+                args.output.write_text(page(board, figures.svgs(board)), encoding="utf-8")
     for sentence in board.summary:
         console.print(sentence, markup=False, highlight=False)
     console.print(tables.overview(board, SHOWN))
-    in_table = min(SHOWN, sum(board.columns[0].name in entry.cells for entry in board.entries))
+    in_table = sum(min(SHOWN, sum(board.columns[0].name in e.cells for e in of)) for of in board.sections().values())
     if len(board.entries) > in_table:
         console.print(f"{in_table} of {len(board.entries)} entries; the page and the other files have all of them.")
     print_left_out(board.left_out, console)

@@ -1,4 +1,4 @@
-"""What the commands that read results files have in common: `leaderboard`, `compare`, `collect` and `export`."""
+"""What the commands that read results files have in common: `leaderboard`, `compare` and `collect`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.console import Console
 
 from lm_eval_icl.errors import InputError
-from lm_eval_icl.results.entries import grouped, shown
+from lm_eval_icl.results.board import grouped, shown
 from lm_eval_icl.results.read import read
 from lm_eval_icl.results.records import LeftOutFile, Run
 
@@ -25,13 +25,14 @@ def task_names(text: str | None) -> list[str] | None:
     return names
 
 
-def read_runs(paths: Sequence[Path], where: str = "") -> tuple[list[Run], list[LeftOutFile]]:
+def read_runs(paths: Sequence[Path], where: str = "", metric: str | None = None) -> tuple[list[Run], list[LeftOutFile]]:
     """The runs in these files and folders, of which there is one or more, and the files that were left out.
 
     Args:
         where: what stands before the message if there is none.
+        metric: what stands for every task; None for the usual one.
     """
-    runs, left_out = read(paths)
+    runs, left_out = read(paths, metric=metric)
     if not runs:
         reason = f" {shown(str(left_out[0].path))}: {shown(left_out[0].why)}" if left_out else ""
         raise InputError(f"{where}no results that can be used were found.{reason}")

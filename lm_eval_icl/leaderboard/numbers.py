@@ -40,17 +40,18 @@ def value(x: float | None, column: Column, *, unit: bool = False, decimals: int 
 
 
 def signed(x: float | None, column: Column, *, unit: bool = False) -> str:
-    """A difference of values with its sign, such as +1.2; zero has none."""
+    """A difference of values with its sign, such as +1.2; zero has none. Of percents, it is points."""
     text = value(x, column) if column.percent else number(x, 3)
     is_signed = text in (DASH, "0", "0.0") or text.startswith(MINUS)
-    return ("" if is_signed else "+") + text + "%" * (unit and column.percent and text != DASH)
+    return ("" if is_signed else "+") + text + " points" * (unit and column.percent and text != DASH)
 
 
 def interval(estimate: Estimate | Difference, column: Column, *, sign: bool = False, unit: bool = False) -> str:
     """The 95% interval, such as 83.1–87.4 or −0.3 to +2.7; the percent sign, if any, stands at its end alone."""
     low, high = (signed(x, column) if sign else value(x, column) for x in (estimate.low, estimate.high))
     between = " to " if sign or MINUS in low + high else DASH
-    return f"{low}{between}{high}" + "%" * (unit and column.percent and math.isfinite(estimate.high))
+    mark = " points" if sign else "%"
+    return f"{low}{between}{high}" + mark * (unit and column.percent and math.isfinite(estimate.high))
 
 
 def half(estimate: Estimate | Difference, column: Column) -> str:
@@ -84,12 +85,12 @@ def p_value(p: float | None) -> str:
     return "<0.0001" if p < 1e-4 else f"{p:.2g}" if p < 0.095 else f"{p:.2f}"
 
 
-def rank(ranks: tuple[int, int] | None, is_transductive: bool = False) -> str:
-    """The range of ranks, such as 1–3; of transductive entries, which are ranked apart, that it is theirs."""
+def rank(ranks: tuple[int, int] | None) -> str:
+    """The range of ranks, such as 1–3."""
     if ranks is None:
         return DASH
     first, last = ranks
-    return (f"{first}" if first == last else f"{first}{DASH}{last}") + " of transductive" * is_transductive
+    return f"{first}" if first == last else f"{first}{DASH}{last}"
 
 
 def count(n: int, one: str) -> str:
@@ -103,6 +104,11 @@ WORDS = {"better": "▲ better", "worse": "▼ worse"}
 def verdict(cell: BoardCell, column: Column) -> str:
     """How a cell compares with the baseline, see `Column.judged`; "" where there is no difference."""
     return "" if cell.difference is None else column.judged(cell.difference.mean, cell.p_holm)
+
+
+def raw_verdict(cell: BoardCell, column: Column) -> str:
+    """How a cell under a decision rule compares with the same runs without it; "" where there is no difference."""
+    return "" if cell.to_raw is None else column.judged(cell.to_raw.mean, cell.p_raw)
 
 
 def _minus(text: str) -> str:

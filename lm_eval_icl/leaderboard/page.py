@@ -12,11 +12,8 @@ import functools
 import hashlib
 import json
 import math
-import os
-import shlex
 import unicodedata
-import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from importlib import resources
 from pathlib import Path
@@ -27,16 +24,14 @@ from markupsafe import Markup, escape
 
 from lm_eval_icl.leaderboard import numbers
 from lm_eval_icl.leaderboard.numbers import count, number, p_value, signed, value
-from lm_eval_icl.results.board import SIGNIFICANT, Board, Column, Entry
+from lm_eval_icl.results.board import SIGNIFICANT, Board, BoardCell, Column, Entry
 from lm_eval_icl.results.records import Run
 from lm_eval_icl.results.statistics import HOW, Difference, Estimate
 
 LONGEST = 400  # characters of a name or a note; the rest is cut off
-LONGEST_COMMAND = 20_000
-# Budgets that keep a page of 100 rows and 30 tasks under 1 MB.
-PLAIN = 300_000  # characters of JSON; more than that is compressed, which only a script can read
-NUMBERS = 310_000  # values in the JSON, some two bytes each once compressed: pairs of entries fill what cells leave
-ORDERS = 20_000  # values of single orders of demonstrations
+RECORDED = 20_000  # of what the files say of an entry's runs
+PAIRS = 20_000  # differences of two entries that the page has; the others are for `lm-eval-icl compare`
+RUNS = 200  # that an opened cell lists
 PREDICTED = 8  # answers of a task whose shares an opened cell shows
 
 MARKS = {
@@ -51,34 +46,20 @@ MARKS = {
 
 # Of an entry under a decision rule, what it reads beside the document and the demonstrations.
 READS = {
-    "transductive": "A decision depends on the other documents that were run, so on --limit too. Such entries are "
-    "ranked among themselves, and stand behind the others.",
+    "transductive": "A decision depends on the other documents that were run, so on --limit too.",
     "labels": "The rule uses so many labels beside those of the demonstrations.",
     "pool": "The rule reads so many documents of the few-shot split, without their labels.",
 }
 
-# What the script is given of a cell, in this order: numbers to sort and draw by and for the CSV file; then texts. The
-# texts that the table has, it takes from the table.
-_CELL = (
-    "numbers half count expected chosen errors df how tied corrected predicted majority "
-    "sensitivity left_out marks sets difference"
-).split()
-_DIFFERENCE = ("interval", "p", "p_holm", "p_signs", "detectable", "better", "worse", "sets", "errors", "df", "how")
-_CSV = (
-    "mean low high error df sets documents difference difference_low difference_high p p_holm detectable "
-    "rank_first rank_last corrected"
-).split()
-_PAIR = ("mean", "low", "high", "p", "detectable", "verdict", "better", "worse", "sets")
-_RUN = ("file", "date", "seed", "order", "lm_eval", "transformers", "lm_eval_icl")
+_TEXTS = "name checkpoint details method arguments conditions rule label".split()
 _HIDDEN = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}  # characters that are not seen, or that move others
 
 
-def page(board: Board, figures: Mapping[str, str], results: Sequence[Path] = (Path("results"),)) -> str:
+def page(board: Board, figures: Mapping[str, str]) -> str:
     """The page.
 
     Args:
-        figures: by title, `<svg>` elements, which are put into the page as they are.
-        results: where the runs were read from, as the page's commands name it.
+        figures: by title, files of SVG, which are put into the page as images.
     """
     files = resources.files("lm_eval_icl.leaderboard")
     template, style, script = ((files / f"page.{kind}").read_text(encoding="utf-8") for kind in ("html", "css", "js"))
@@ -86,45 +67,34 @@ def page(board: Board, figures: Mapping[str, str], results: Sequence[Path] = (Pa
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, finalize=_finalize
     )
     environment.filters.update(tail=tail)
-    embedded, is_plain = embed(board, results)
-    baselines = _baselines(board)
     reads = {words.partition(":")[0] for entry in board.entries for words in entry.reads}
+    baselines = set(board.baseline.values())
+    checkpoints = {entry.on for entry in board.entries}
     return environment.from_string(template).render(
         board=board,
         style=Markup(style),
         script=Markup(script),
         script_hash=Markup(base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()),
-        figures=[(title, Markup(svg)) for title, svg in figures.items()],
-        data=Markup(embedded),
-        is_plain=is_plain,
+        figures=[(title, Markup(base64.b64encode(svg.encode()).decode())) for title, svg in figures.items()],
+        data=Markup(embed(board)),
         baselines=baselines,
-        baseline_labels=sorted({entry.label for entry in board.entries if entry.name in baselines}),
+        baseline_methods=sorted({entry.method for entry in board.entries if entry.name in baselines}),
+        common=[*(checkpoints if len(checkpoints) == 1 else ()), *board.common],
+        several=len(checkpoints) > 1,
         numbers=numbers,
         level=SIGNIFICANT,
-        command=lambda entry: escape(command(entry)),
-        sections=sections(board.columns),
         extras=extras(board),
         majorities={column.name: x for column in board.columns if (x := board.majority(column)) is not None},
-        has_corrected=any(cell.corrected is not None for entry in board.entries for cell in entry.cells.values()),
         choices={
-            name: sorted({getattr(entry, name) for entry in board.entries})
-            for name in ("checkpoint", "method", "conditions")
+            name: sorted({str(getattr(entry, name) or "") for entry in board.entries})
+            for name in ("checkpoint", "method", "rule", "conditions")
         },
         runs=len({run.digest for entry in board.entries for run in entry.runs}),
         tasks=sum(column.kind == "task" for column in board.columns),
         marks=MARKS,
-        has_rules=any(entry.rule is not None for entry in board.entries),
-        has_against_itself=any(map(board.is_against_itself, board.entries)),
+        recorded=recorded,
         reads={name: meaning for name, meaning in READS.items() if name in reads},
-        # How much smaller the table is on paper, so that its columns fit; the same in page.js.
-        printed=f"{max(0.4, min(1, 1000 / (230 + 100 * (len(board.columns) + len(extras(board)))))):.2f}",
     )
-
-
-def _baselines(board: Board) -> set[str]:
-    """The names of the baselines, but for those of rules: every entry is the baseline of its own decision rules."""
-    compared = (entry for entry in board.entries if entry.name in board.baseline)
-    return {board.baseline[entry.name] for entry in compared if not board.is_against_itself(entry)}
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -145,11 +115,11 @@ def _finalize(printed: Any) -> Any:
     return clean(printed) if isinstance(printed, str) and not isinstance(printed, Markup) else printed
 
 
-def command(entry: Entry) -> str:
-    """The entry's commands, line by line; they may be longer than other texts, and are never cut."""
-    if len(entry.command) > LONGEST_COMMAND:
-        return f"# The commands have {len(entry.command):,} characters, for which there is no room here."
-    return "\n".join(clean(line, LONGEST_COMMAND) for line in entry.command.split("\n"))
+def recorded(entry: Entry) -> str:
+    """What the files say of an entry's runs, escaped, line by line; it may be longer than other texts."""
+    if len(entry.recorded) > RECORDED:
+        return f"{len(entry.recorded):,} characters, for which there is no room here."
+    return escape("\n".join(clean(line, RECORDED) for line in entry.recorded.split("\n")))
 
 
 def tail(path: Path) -> str:
@@ -161,21 +131,6 @@ def tail(path: Path) -> str:
 # Columns.
 
 
-def sections(columns: Sequence[Column]) -> dict[str, str]:
-    """By column, the name of the part of the table that it is shown or hidden with.
-
-    A task goes with the smallest of its groups.
-    """
-    rest = "other tasks" if any(column.kind == "group" for column in columns) else "tasks"
-    groups = sorted((column for column in columns if column.kind == "group"), key=lambda group: len(group.weights))
-    return {
-        column.name: column.name
-        if column.kind != "task"
-        else next((group.name for group in groups if column.name in group.weights), rest)
-        for column in columns
-    }
-
-
 def extras(board: Board) -> dict[str, list[tuple[str, float | None]]]:
     """By title, further columns: for each entry a text and a number to sort by. Those without any number are missing.
 
@@ -184,13 +139,9 @@ def extras(board: Board) -> dict[str, list[tuple[str, float | None]]]:
     first = [entry.cells.get(board.columns[0].name) for entry in board.entries]
     ranks = [cell.rank if cell else None for cell in first]
     flips = [cell.sensitivity if cell else None for cell in first]
-    transductive = [entry.is_transductive for entry in board.entries]
     columns: dict[str, list[tuple[str, float | None]]] = {
-        # The last rank decides between entries with the same first. Those that are transductive are behind all others.
-        "rank": [
-            (numbers.rank(rank, is_apart), rank and is_apart * len(ranks) + rank[0] + rank[1] / 1e6)
-            for rank, is_apart in zip(ranks, transductive, strict=True)
-        ],
+        # The last rank decides between entries with the same first.
+        "rank": [(numbers.rank(rank), rank and rank[0] + rank[1] / 1e6) for rank in ranks],
         "order sensitivity": [
             (f"{numbers.share(flip.mean)} ({numbers.share_interval(flip)})", flip.mean)
             if flip
@@ -203,7 +154,6 @@ def extras(board: Board) -> dict[str, list[tuple[str, float | None]]]:
             costs = [getattr(entry, name) if entry.shared == shared else None for entry in board.entries]
             columns[title + " in a study" * shared] = [(number(cost), cost) for cost in costs]
     columns["parameters"] = [(number(entry.parameters), entry.parameters) for entry in board.entries]
-    columns = {title: [(text, _rounded(x, 9)) for text, x in cells] for title, cells in columns.items()}
     return {title: cells for title, cells in columns.items() if any(order is not None for _, order in cells)}
 
 
@@ -211,166 +161,125 @@ def extras(board: Board) -> dict[str, list[tuple[str, float | None]]]:
 # Data for the script.
 
 
-def embed(board: Board, results: Sequence[Path] = (Path("results"),)) -> tuple[str, bool]:
-    """The data, fit to stand in a script element; and whether it is JSON, rather than compressed JSON in base64."""
-    text = json.dumps(data(board, results), separators=(",", ":"), allow_nan=False)
-    text = text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
-    if len(text) <= PLAIN:
-        return text, True
-    return base64.b64encode(zlib.compress(text.encode(), 9)).decode(), False
+def embed(board: Board) -> str:
+    """The data as JSON, fit to stand in a script element."""
+    text = json.dumps(data(board), separators=(",", ":"), allow_nan=False)
+    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 
 
-def data(board: Board, results: Sequence[Path] = (Path("results"),)) -> dict[str, Any]:
-    """What the script needs. What repeats is in arrays, whose `fields` are listed once."""
-    cells = (cell for entry in board.entries for cell in entry.cells.values())
-    answered = sum(len(prompt_set.answered) for cell in cells for prompt_set in cell.sets)
+def data(board: Board) -> dict[str, Any]:
+    """What the script needs: numbers to sort by, and what an opened cell shows, as titles and texts."""
     orders = {title: [order for _, order in cells] for title, cells in extras(board).items()}
-    texts = "name checkpoint details method arguments conditions label".split()
     entries = [
         {
-            **{name: clean(getattr(entry, name)) for name in texts},
-            "extras": {title: numbers_by_row[row] for title, numbers_by_row in orders.items()},
-            "against_itself": board.is_against_itself(entry),
-            "transductive": entry.is_transductive,
-            "command": command(entry),
-            "runs": [_run(run) for run in entry.runs],
-            "cells": [_cell(entry, column, answered <= ORDERS) for column in board.columns],
+            **{name: clean(str(getattr(entry, name) or "")) for name in _TEXTS},
+            "extras": {
+                title: values[row] if math.isfinite(values[row] or 0) else None for title, values in orders.items()
+            },
+            "cells": [_cell(board, entry, column) for column in board.columns],
         }
         for row, entry in enumerate(board.entries)
     ]
+    columns = [{"name": clean(c.name), "kind": c.kind, "higher": c.higher_is_better} for c in board.columns]
+    return {"columns": columns, "entries": entries, "pairs": _pairs(board)}
+
+
+def _cell(board: Board, entry: Entry, column: Column) -> dict[str, Any] | None:
+    if (cell := entry.cells.get(column.name)) is None:
+        return None
+    mean = cell.estimate.mean
+    texts = (numbers.value(mean, column), numbers.interval(cell.estimate, column), numbers.short(cell, column))
     return {
-        "fields": {"cell": _CELL, "difference": _DIFFERENCE, "numbers": _CSV, "pair": _PAIR, "run": _RUN},
-        "how": dict(HOW),
-        "level": SIGNIFICANT,
-        "results": shlex.join(clean(os.path.relpath(path)) for path in results),
-        "marks": MARKS,
-        "columns": [
-            {
-                "name": clean(column.name),
-                "kind": column.kind,
-                "metric": clean(column.metric),
-                "unit": "%" if column.percent else "",
-                "points": " points" if column.percent else "",
-                "higher_is_better": column.higher_is_better,
-                "weights": {clean(task): number(weight, 3) for task, weight in column.weights.items()},
-            }
-            for column in board.columns
-        ],
-        "entries": entries,
-        "baseline": {clean(name): clean(base) for name, base in board.baseline.items()},
-        "baselines": sorted(map(clean, _baselines(board))),
-        "pairs": _pairs(board, NUMBERS - _count(entries)),
+        "sort": mean if math.isfinite(mean) else None,
+        "corrected": None if cell.corrected is None else value(cell.corrected, column),
+        **dict(zip(("mean", "interval", "short"), texts, strict=True)),
+        "facts": [[title, clean(text)] for title, text in _facts(board, entry, column, cell) if text],
+        "sets": _sets(entry, column, cell),
+        "runs": [[clean(text) for text in _run(run)] for run in entry.runs[:RUNS]],
     }
+
+
+def _facts(board: Board, entry: Entry, column: Column, cell: BoardCell) -> Iterator[tuple[str, str]]:
+    """What an opened cell shows, by title; empty texts are left out."""
+    estimate, flips = cell.estimate, cell.sensitivity
+    yield "95% interval", f"{numbers.interval(estimate, column, unit=True)}, {HOW.get(estimate.how, estimate.how)}"
+    sets = f"{count(estimate.sets, 'set')} of demonstrations, {count(estimate.documents, 'document')}"
+    yield "Measured on", sets + (f" in {count(len(column.weights), 'task')}" if column.kind != "task" else "")
+    if column.kind != "task":
+        yield "Weights", ", ".join(f"{task} {number(weight, 3)}" for task, weight in column.weights.items())
+    yield "Standard error", _errors(estimate, column)
+    yield "Chosen on dev", "; ".join(cell.chosen)
+    yield "The paper's value", "" if cell.expected is None else value(cell.expected, column, unit=True)
+    yield "Corrected for chance", "" if cell.corrected is None else value(cell.corrected, column)
+    yield "Always one answer", "" if cell.majority is None else value(cell.majority, column, unit=True)
+    shares = sorted(cell.predicted.items(), key=lambda pair: -pair[1])[:PREDICTED]
+    yield "Answers given", ", ".join(f"{name} {numbers.share(share)}" for name, share in shares)
+    yield "Order sensitivity", f"{numbers.share(flips.mean)} ({numbers.share_interval(flips)})" if flips else ""
+    yield "Demonstrations left out", number(cell.left_out) if cell.left_out else ""
+    base = board.named(board.baseline.get(entry.name))
+    for title, difference, p in (
+        (f"Difference to {base.label}" if base else "Difference", cell.difference, cell.p_holm),
+        ("Difference to the same runs without the rule", cell.to_raw, cell.p_raw),
+    ):
+        if difference is not None:
+            yield title, _difference(difference, p, column)
+    yield "Rank", f"{numbers.rank(cell.rank)} among entries of the same rule" if cell.rank else ""
+    for mark in cell.marks:
+        yield "Mark", f"{mark}: {MARKS[mark]}" if mark in MARKS else mark
+
+
+def _difference(difference: Difference, p: float | None, column: Column) -> str:
+    words = {"better": "better", "worse": "worse", "same": "not significant"}[column.judged(difference.mean, p)]
+    text = f"{signed(difference.mean, column, unit=True)} ({numbers.interval(difference, column, sign=True)}), {words}"
+    text += f"; p {p_value(difference.p)}, adjusted over the column {p_value(p)}"
+    if math.isfinite(difference.detectable):
+        text += f"; {value(difference.detectable, column)} would be found four times in five"
+    if difference.sets > 1:
+        text += f"; higher with {difference.better} and lower with {difference.worse} of {difference.sets} sets"
+    return f"{text}; {HOW.get(difference.how, difference.how)}"
+
+
+def _sets(entry: Entry, column: Column, cell: BoardCell) -> list[list[str]]:
+    """By set of demonstrations: its label, the mean, and the values of its orders."""
+    rows = []
+    for of_set in cell.sets[:RUNS]:
+        orders = [value(unit.result.value, column) for unit in of_set.answered]
+        rows.append([clean(of_set.label), value(of_set.value, column, decimals=2), ", ".join(orders)])
+    return rows
 
 
 def _run(run: Run) -> list[str]:
     when = datetime.fromtimestamp(run.date, UTC).strftime("%Y-%m-%d %H:%M") if 0 < run.date < 1e11 else ""
     versions = (run.results.get("lm_eval_version"), run.results.get("transformers_version"), run.icl.get("version"))
-    texts = [tail(run.path), when, run.seed, run.order, *versions]
-    return ["" if text is None else clean(str(text)) for text in texts]
+    return [tail(run.path), when, str(run.seed), str(run.order), ", ".join(str(x) for x in versions if x)]
 
 
-def _cell(entry: Entry, column: Column, has_orders: bool) -> list[Any] | None:
-    """What an opened cell shows, as `_CELL` lists it."""
-    if (cell := entry.cells.get(column.name)) is None:
-        return None
-    estimate, difference, flips, is_task = cell.estimate, cell.difference, cell.sensitivity, column.kind == "task"
-
-    def known(x: float | None) -> str:
-        return value(x, column) if x is not None and math.isfinite(x) else ""
-
-    row: list[float | None] = [getattr(estimate, name) for name in "mean low high error df sets documents".split()]
-    row += [difference.mean, difference.low, difference.high, difference.p] if difference else [None] * 4
-    row += [cell.p_holm, difference.detectable if difference else None, *(cell.rank or (None, None)), cell.corrected]
-    counted = f"{count(estimate.sets, 'set')} of demonstrations{' (dots)' * (is_task and len(cell.sets) > 1)}, "
-    counted += count(estimate.documents, "document") + ("" if is_task else f" in {count(len(column.weights), 'task')}")
-    shares = sorted(cell.predicted.items(), key=lambda pair: -pair[1])[:PREDICTED]
-    runs = {run.digest: index for index, run in enumerate(entry.runs)}
-    sets = []
-    for prompt_set in cell.sets:
-        values = [value(unit.result.value, column) for unit in prompt_set.answered]
-        orders = values if len(values) > 1 else []
-        by_order = [[run.digest for run in (unit.run, *unit.repeats)] for unit in prompt_set.answered]
-        places = [[runs[digest] for digest in digests if digest in runs] for digests in by_order]
-        of_orders = [", ".join(orders), places] if has_orders else ["", []]
-        sets.append([clean(prompt_set.label), value(prompt_set.value, column, decimals=2), *of_orders])
-    return [
-        [_rounded(x) for x in row],
-        numbers.half(estimate, column) + "†" * (numbers.verdict(cell, column) in numbers.WORDS),
-        counted,
-        known(cell.expected),
-        "; ".join(map(clean, cell.chosen)),
-        _errors(estimate, column),
-        number(estimate.df, 3),
-        estimate.how,
-        int(cell.tied_with_best),
-        known(cell.corrected),
-        ", ".join(f"{clean(name)} {numbers.share(share)}" for name, share in shares),
-        known(cell.majority),
-        f"{numbers.share(flips.mean)} ({numbers.share_interval(flips)})" if flips else "",
-        number(cell.left_out) if cell.left_out else "",
-        [clean(mark) for mark in cell.marks],
-        sets,
-        difference
-        and [
-            numbers.interval(difference, column, sign=True),
-            p_value(difference.p),
-            p_value(cell.p_holm),
-            p_value(difference.p_signs) if difference.p_signs is not None else "",
-            known(difference.detectable),
-            *(difference.better, difference.worse, difference.sets),
-            _errors(difference, column),
-            number(difference.df, 3),
-            difference.how,
-        ],
-    ]
-
-
-def _errors(estimate: Estimate | Difference, column: Column) -> list[str]:
+def _errors(estimate: Estimate | Difference, column: Column) -> str:
     """The standard error, and its parts if there are any."""
-    parts: list[float | None] = [estimate.error]
+    if not math.isfinite(estimate.error):
+        return ""
+    text = value(estimate.error, column, decimals=2)
     if estimate.error_sets is not None:
-        parts += [estimate.error_documents, estimate.error_sets]
-    return [value(error, column, decimals=2) for error in parts] if math.isfinite(estimate.error) else []
+        alone = (value(x, column, decimals=2) for x in (estimate.error_documents, estimate.error_sets))
+        text += " (documents alone {}, demonstrations alone {})".format(*alone)
+    return text
 
 
-def _pairs(board: Board, left: int) -> list[list[Any]]:
-    """[index of the first entry, of the second, [index of the column, texts of the difference], ...] for every pair.
-
-    Args:
-        left: how many values there may be. Those of one checkpoint come first, then the average, groups, tasks.
-    """
+def _pairs(board: Board) -> list[list[Any]]:
+    """[index of the first entry, of the second, [index of the column, text of the difference], ...] for pairs of
+    entries under one decision rule first, as long as there is room."""
     index = {entry.name: place for place, entry in enumerate(board.entries)}
+    rule = {entry.name: entry.rule for entry in board.entries}
     columns = {column.name: (place, column) for place, column in enumerate(board.columns)}
-    kinds, on = ("average", "group", "task"), {entry.name: entry.on for entry in board.entries}
-    ladder = sorted(
-        (on[a] != on[b], kinds.index(columns[name][1].kind), index[a], index[b], columns[name][0], name, difference)
-        for (a, b), differences in board.pairs.items()
-        for name, difference in differences.items()
-    )
-    pairs: dict[tuple[int, int], list[Any]] = {(index[a], index[b]): [index[a], index[b]] for a, b in board.pairs}
-    for _, _, first, second, place, name, difference in ladder[: max(0, left) // (len(_PAIR) + 1)]:
-        column = columns[name][1]
-        texts = [
-            *(signed(x, column) for x in (difference.mean, difference.low, difference.high)),
-            p_value(difference.p),
-            value(difference.detectable, column),
-        ]
-        verdict = column.judged(difference.mean, difference.p)
-        pairs[first, second].append([place, *texts, verdict, difference.better, difference.worse, difference.sets])
-    return list(pairs.values())
-
-
-def _count(part: Any) -> int:
-    """The values in nested lists and dictionaries."""
-    if isinstance(part, dict):
-        return sum(map(_count, part.values()))
-    return sum(map(_count, part)) if isinstance(part, list) else 1
-
-
-def _rounded(x: float | None, digits: int = 4) -> float | None:
-    """A number with so many significant digits, or None if it is not finite: JSON has no other way."""
-    if x is None or not math.isfinite(x):
-        return None
-    short = float(f"{x:.{digits}g}") if isinstance(x, float) else float(x)
-    return int(short) if short == int(short) else short
+    left, pairs = PAIRS, []
+    for (a, b), differences in sorted(board.pairs.items(), key=lambda pair: rule[pair[0][0]] != rule[pair[0][1]]):
+        if (left := left - len(differences)) < 0:
+            break
+        texts = []
+        for name, difference in differences.items():
+            place, column = columns[name]
+            ends = numbers.interval(difference, column, sign=True)
+            words = column.judged(difference.mean, difference.p)
+            texts.append([place, signed(difference.mean, column), ends, p_value(difference.p), words])
+        pairs.append([index[a], index[b], *texts])
+    return pairs

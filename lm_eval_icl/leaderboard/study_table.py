@@ -11,8 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lm_eval_icl.leaderboard import numbers
-from lm_eval_icl.results.board import Board, BoardCell, Column, Entry
-from lm_eval_icl.results.entries import grouped, shown
+from lm_eval_icl.results.board import Board, BoardCell, Column, Entry, grouped, shown
 from lm_eval_icl.results.statistics import Estimate
 
 _WIDTH = 80
@@ -26,7 +25,6 @@ def table(
     columns: Sequence[str],
     entries: Sequence[Entry],
     flips: Mapping[str, Estimate],
-    codes: Mapping[str, Sequence[str]],
     title: str,
     note: str = "",
 ) -> Table:
@@ -36,17 +34,14 @@ def table(
         columns: in their order. One that the board does not have is shown as missing.
         entries: the board's, in the order of the lines.
         flips: order sensitivity, by the name of an entry.
-        codes: what is said of the code that made an entry's cells, by its name.
         note: a further sentence of the legend.
     """
     by_name = {column.name: column for column in board.columns}
-    conditions = {entry.name: entry.conditions.split(", ") for entry in entries}
-    first = next(iter(conditions.values()), [])
-    common = [words for words in first if all(words in of_entry for of_entry in conditions.values())]
     labels = {}
     for entry in entries:
-        own = ", ".join(words for words in conditions[entry.name] if words not in common)
-        labels[entry.name] = [text for text in (entry.method, entry.arguments, own, *codes[entry.name]) if text]
+        rule = f"decide: {entry.rule}" if entry.rule is not None else ""
+        more = [entry.arguments, entry.conditions, ", ".join(filter(None, [rule, *entry.reads]))]
+        labels[entry.name] = list(filter(None, [entry.method, *more]))
     headings = [*columns, *([_SHARE.name] if flips else [])]
     size = math.ceil(len(headings) / math.ceil(len(headings) / _AT_A_TIME)) if headings else 1
     longest = max((len(part) for label in labels.values() for part in label), default=0)
@@ -81,7 +76,7 @@ def table(
             grid.add_row(Text(shown(checkpoint), style="bold"))
             grid.add_row(part)
     grid.add_row("")
-    grid.add_row(Text(_legend(board, entries, common, bool(flips), any(codes.values()), note), style="dim"))
+    grid.add_row(Text(_legend(board, entries, bool(flips), note), style="dim"))
     return grid
 
 
@@ -114,7 +109,7 @@ def _value(x: float, column: Column, least: float) -> str:
     return numbers.value(x, column, decimals=int(x < least)) if column.percent else numbers.number(x, 3)
 
 
-def _legend(board: Board, entries: Sequence[Entry], common: Sequence[str], flips: bool, codes: bool, note: str) -> str:
+def _legend(board: Board, entries: Sequence[Entry], flips: bool, note: str) -> str:
     """What the numbers are."""
     others = [shown(column.name) for column in board.columns if not column.percent]
     several = any(len({run.seed for run in entry.runs}) > 1 for entry in entries)
@@ -124,15 +119,10 @@ def _legend(board: Board, entries: Sequence[Entry], common: Sequence[str], flips
         text += ", in percent" + (f" but for {', '.join(others)}" if others else "")
     if any(cell.expected is not None for entry in entries for cell in entry.cells.values()):
         text += "; in parentheses, the paper's"
-    sentences = [f"{', '.join(common)}." if any(common) else "", f"{text}."]
+    sentences = [f"{', '.join(board.common)}." if board.common else "", f"{text}."]
     if flips:
         sentences.append(
             "Order flips: how often two orders of the same demonstrations give different predictions, in percent, with "
             "the 95% interval."
-        )
-    if codes:
-        sentences.append(
-            "Cells by other code were made before their code was changed, and cells by unknown code do not say which "
-            "code made them; --rerun runs both again."
         )
     return " ".join(filter(None, [*sentences, shown(note)]))

@@ -6,6 +6,7 @@ import dataclasses
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pandas as pd
@@ -14,8 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from lm_eval_icl.leaderboard import numbers
-from lm_eval_icl.results.board import Board, BoardCell, Column, Entry
-from lm_eval_icl.results.entries import shown
+from lm_eval_icl.results.board import Board, BoardCell, Column, Entry, shown
 from lm_eval_icl.results.statistics import Difference
 
 _TEX = {
@@ -73,6 +73,8 @@ def _all_numbers(board: Board, entry: Entry, column: Column, cell: BoardCell) ->
         "difference_high": difference["high"],
         "p": difference["p"],
         "p_holm": cell.p_holm,
+        "to_raw": None if cell.to_raw is None else cell.to_raw.mean,
+        "p_raw": cell.p_raw,
         "detectable": difference["detectable"],
         "paired_by": difference["how"],
         "rank_first": rank_first,
@@ -127,33 +129,48 @@ def _row(board: Board, entry: Entry) -> list[str]:
 def _note(board: Board, escaped: Callable[[str], str]) -> str:
     others = [column.name for column in board.columns if not column.percent]
     percent = "In percent: " if not others else f"In percent, but for {escaped(', '.join(others))}: "
-    text = f"{percent if len(others) < len(board.columns) else ''}mean ± half of the 95% interval."
+    common = "".join(f"{escaped(word)}, " for word in board.common)
+    text = f"{common}{percent if len(others) < len(board.columns) else ''}mean ± half of the 95% interval."
     against = " † is a significant difference to the baseline (5%, Holm over the column)."
     return text[0].upper() + text[1:] + against * bool(board.baseline)
 
 
 def overview(board: Board, most: int) -> Table:
-    """The first column of a board: its best entries with their intervals, differences and ranks."""
+    """The first column of a board: by decision rule its best entries, with intervals, differences and ranks. What all
+    have in common stands once above, and what always giving one answer would have, below."""
     column = board.columns[0]
-    entries = [entry for entry in board.entries if column.name in entry.cells][:most]
-    checkpoints, conditions = {entry.on for entry in entries}, {entry.conditions for entry in entries}
-    # What all rows have in common is said above them.
-    common = [*(checkpoints if len(checkpoints) == 1 else ()), *(conditions if len(conditions) == 1 else ())]
-    title = shown(column.name) + (f" ({', '.join(filter(None, common))})" if any(common) else "")
+    checkpoints = {entry.on for entry in board.entries}
+    common = [*(checkpoints if len(checkpoints) == 1 else ()), *board.common]
+    sections = {rule: [e for e in of if column.name in e.cells][:most] for rule, of in board.sections().items()}
+    bases = {entry.method for entry in board.entries if entry.name in board.baseline.values()}
+    base = bases.pop() if len(bases) == 1 else "baseline"
+    points = ",\npoints" if column.percent else ""
+    has_rules = any(rule is not None for rule in sections)
     head = ["method"] if len(checkpoints) == 1 else ["checkpoint", "method"]
-    table = _table(title, head, ["mean", "interval", "to baseline", "p (Holm)", "rank"])
-    for entry in entries:
-        cell = entry.cells[column.name]
-        label = entry.label if len(conditions) > 1 else f"{entry.method} {entry.arguments}"
-        names = [entry.on, label] if len(checkpoints) > 1 else [label]
-        table.add_row(
-            *map(escape, names),
-            numbers.value(cell.estimate.mean, column, unit=True),
-            numbers.interval(cell.estimate, column, unit=True),
-            numbers.signed(cell.difference.mean, column, unit=True) if cell.difference else "",
-            numbers.p_value(cell.p_holm) if cell.p_holm is not None else "",
-            numbers.rank(cell.rank, entry.is_transductive) if cell.rank else "",
-        )
+    to_raw = [f"less raw{points}"] if has_rules else []
+    table = _table(shown(column.name) + (f" ({', '.join(map(shown, common))})" if common else ""), head,
+                   ["mean", "interval", f"less {shown(base)}{points}", "p (Holm)", *to_raw, "rank"])  # fmt: skip
+    for rule, entries in sections.items():
+        if has_rules and entries:
+            name = "as the models say" if rule is None else f"decide: {rule}"
+            name += " (transductive)" if entries[0].is_transductive else ""
+            table.add_row(f"[bold]{escape(name)}[/]", style="dim")
+        for entry in entries:
+            cell = entry.cells[column.name]
+            label = replace(entry, rule=None).label
+            raw = [numbers.signed(cell.to_raw.mean, column) if cell.to_raw else ""] if has_rules else []
+            table.add_row(
+                *map(escape, [entry.on, label] if len(checkpoints) > 1 else [label]),
+                f"{'[bold]' if cell.is_best else ''}{numbers.value(cell.estimate.mean, column, unit=True)}",
+                numbers.interval(cell.estimate, column, unit=True),
+                numbers.signed(cell.difference.mean, column) if cell.difference else "",
+                numbers.p_value(cell.p_holm) if cell.p_holm is not None else "",
+                *raw,
+                numbers.rank(cell.rank) if cell.rank else "",
+            )
+    if (majority := board.majority(column)) is not None:
+        names = ["always one answer"] if len(checkpoints) == 1 else ["", "always the most frequent answer"]
+        table.add_row(*names, numbers.value(majority, column, unit=True), style="dim")
     return table
 
 

@@ -3,15 +3,16 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from lm_eval_icl.results.calibration import brier, ece, log_probability
     from lm_eval_icl.results.tables import documents, runs, scores
 
-__all__ = ["documents", "runs", "scores"]
+__all__ = ["brier", "documents", "ece", "log_probability", "runs", "scores"]
 
 
 def __getattr__(name: str) -> Any:
-    """The three functions are imported when they are used, since pandas takes a third of a second."""
+    """They are imported when they are used, since pandas takes a third of a second."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from lm_eval_icl.results import tables
+    from lm_eval_icl.results import calibration, tables
 
-    return getattr(tables, name)
+    return getattr(tables if name in ("documents", "runs", "scores") else calibration, name)

@@ -2,16 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
-from lm_eval_icl.results.records import Answers, LeftOutFile, Run, TaskResult
+from lm_eval_icl.results.records import Answers, LeftOutFile, RuleFacts, Run, TaskResult
 from lm_eval_icl.results.statistics import Difference, Estimate
 
 AVERAGE = "average"
 SIGNIFICANT = 0.05  # a p-value up to this
+_LENGTH = 200  # of a name that is shown
 # By the names of two entries and the column: the first less the second.
 Pairs = Mapping[tuple[str, str], Mapping[str, Difference]]
+Item = TypeVar("Item")
+Key = TypeVar("Key")
+
+
+def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
+    """The items by a key, in the order in which keys come up."""
+    groups: dict[Key, list[Item]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return groups
+
+
+def shown(text: str) -> str:
+    """A stranger's text on one line, not too long, and without what a terminal would not print but obey."""
+    plain = "".join(c if c.isprintable() else " " if c.isspace() else "?" for c in text[: 2 * _LENGTH])
+    plain = " ".join(plain.split())
+    return plain if len(plain) <= _LENGTH else f"{plain[: _LENGTH - 3]}..."
+
+
+def reads_in_words(rules: Iterable[RuleFacts]) -> tuple[str, ...]:
+    """What a rule reads beside the document and the demonstrations, in several runs and tasks: "transductive",
+    "pool: 64", "labels: 500 to 2016"."""
+    numbers: dict[str, set[int]] = {}
+    for rule in rules:
+        if rule.transductive:
+            numbers.setdefault("transductive", set())
+        if rule.labels is not None:
+            numbers.setdefault("labels", set()).add(rule.labels)
+        if rule.arguments.get("of") == "pool":
+            m = rule.arguments.get("m", rule.corpus)
+            numbers.setdefault("pool", set()).update([m] if type(m) is int else [])
+    ends = {name: sorted({min(of_name), max(of_name)}) if of_name else [] for name, of_name in numbers.items()}
+    return tuple(f"{name}: {' to '.join(map(str, of_name))}" if of_name else name for name, of_name in ends.items())
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,7 +75,7 @@ class TaskRun:
 
 @dataclass(frozen=True, eq=False)
 class PromptSet:
-    """The same demonstrations in one order or several.
+    """The same demonstrations in one order or format, or several.
 
     Attributes:
         label: "seed 3", or the beginning of the digest where no seed is known.
@@ -59,11 +94,14 @@ class BoardCell:
 
     Attributes:
         estimate: of the metric.
-        difference: this entry less the baseline; None for the baseline itself, and where it is not paired.
-        p_holm: the p-value of `difference`, adjusted for all entries of the column (Holm).
-        rank: the first and last rank that the column's paired differences leave possible; None without any. Ranks are
-            among entries that are all transductive, or all not.
-        tied_with_best: no entry is significantly better (the range of ranks begins with 1).
+        difference: this entry less its baseline, which has the same decision rule; None for the baseline itself, and
+            where the two are not paired.
+        p_holm: the p-value of `difference`, adjusted for all entries of the column that have one (Holm).
+        to_raw: an entry under a decision rule less the same runs without it; None without a rule.
+        p_raw: the p-value of `to_raw`, adjusted for all entries of the column that have one.
+        rank: the first and last rank among entries of the same decision rule that the column's paired differences leave
+            possible, adjusted for all their pairs; None without any.
+        is_best: it has the best mean of its column among entries of the same rule.
         sets: the prompt sets of a task; empty for groups, and for results without samples.
         sensitivity: order sensitivity: the pairwise flip rate between orders; None with one order.
         corrected: `estimate.mean` corrected for chance: (mean - chance) / (1 - chance); None without options.
@@ -79,8 +117,10 @@ class BoardCell:
     estimate: Estimate
     difference: Difference | None = None
     p_holm: float | None = None
+    to_raw: Difference | None = None
+    p_raw: float | None = None
     rank: tuple[int, int] | None = None
-    tied_with_best: bool = False
+    is_best: bool = False
     sets: tuple[PromptSet, ...] = ()
     sensitivity: Estimate | None = None
     corrected: float | None = None
@@ -91,18 +131,24 @@ class BoardCell:
     expected: float | None = None
     chosen: tuple[str, ...] = ()
 
+    @property
+    def is_worse(self) -> bool:
+        """Whether an entry of the same rule is significantly better."""
+        return self.rank is not None and self.rank[0] > 1
+
 
 @dataclass(frozen=True)
 class Column:
     """A task, a group, or the average over all tasks.
 
     Attributes:
-        name: of the task or group, or `AVERAGE`.
+        name: of the task, with what tells columns of this task apart, or of the group, or `AVERAGE`.
         kind: "task", "group" or "average".
         metric: "acc", ...
         percent: the metric lies between 0 and 1, and is shown as percent.
         higher_is_better: of the metric.
-        weights: of its tasks; they add up to 1. One task for a task.
+        weights: of its tasks' columns; they add up to 1. One for a task.
+        task: the name of the task; "" for others.
     """
 
     name: str
@@ -111,6 +157,7 @@ class Column:
     percent: bool
     higher_is_better: bool
     weights: Mapping[str, float]
+    task: str = ""
 
     @property
     def sign(self) -> int:
@@ -126,7 +173,7 @@ class Column:
 
 @dataclass(frozen=True, eq=False)
 class Entry:
-    """A row: a checkpoint under a method with its arguments, shots and prompts.
+    """A row: a checkpoint under a method with its arguments.
 
     Attributes:
         name: short and unique on the board, fit for an address: a digest.
@@ -134,19 +181,18 @@ class Entry:
         details: revision, dtype and what else tells checkpoints of one name apart; "" if nothing does.
         method: "hf", "icl", ...
         arguments: as text: "T=5, eta=0.01".
-        conditions: what else tells rows apart: "8 shots", "prompts 3fa2c1", "limit=100"; "" if nothing does.
+        conditions: what else tells this board's rows apart: "8 shots", "chat"; "" if nothing does.
         runs: all of its runs, by date.
         cells: by the column's name; those without a result are missing. The tasks of a column that are no columns
             themselves are there too, not compared with anything.
         parameters: how many the model has; None if unknown.
-        tokens: run through the model a document; None if the files do not say.
-        seconds: of a run, a document; None if the files do not say.
-        command: the commands that make the runs again.
+        tokens, seconds: run through the model, and of a run, a document; None if the files do not say.
+        recorded: what the files say of how the runs were made, as text.
         shared: tokens and seconds are those of a study's cells, which share passes.
         rule: the name of the decision rule of its results; None of those of the model itself, which are an entry of
             their own.
-        reads: what the rule reads beside the document and the demonstrations, in words that end `conditions`:
-            "transductive", "labels: 2016", "pool: 64".
+        reads: what the rule reads beside the document and the demonstrations: "transductive", "labels: 2016".
+        shots: the numbers of demonstrations, the least and the most of its tasks.
     """
 
     name: str
@@ -157,13 +203,14 @@ class Entry:
     conditions: str
     runs: tuple[Run, ...]
     cells: Mapping[str, BoardCell]
-    parameters: int | None
-    tokens: float | None
-    seconds: float | None
-    command: str
+    parameters: int | None = None
+    tokens: float | None = None
+    seconds: float | None = None
+    recorded: str = ""
     shared: bool = False
     rule: str | None = None
     reads: tuple[str, ...] = ()
+    shots: tuple[float, float] = (0, 0)
 
     @property
     def is_transductive(self) -> bool:
@@ -172,8 +219,9 @@ class Entry:
 
     @property
     def label(self) -> str:
-        """The method with its arguments and conditions."""
-        return ", ".join(filter(None, [" ".join(filter(None, [self.method, self.arguments])), self.conditions]))
+        """The method with its arguments, the decision rule, and conditions."""
+        rule = f"decide: {self.rule}" if self.rule is not None else ""
+        return ", ".join(filter(None, [" ".join(filter(None, [self.method, self.arguments])), self.conditions, rule]))
 
     @property
     def on(self) -> str:
@@ -187,14 +235,15 @@ class Board:
 
     Attributes:
         columns: the average first if there are several tasks, groups, then tasks.
-        entries: the best first, by the first column; those that are transductive behind all others.
-        baseline: by an entry's name, the name of its baseline, if it has one: an entry on the same checkpoint. That of
-            an entry under a decision rule is the entry of the same runs without it.
+        entries: by decision rule, the model itself first; under a rule the best first, by the first column.
+        baseline: by an entry's name, the name of the entry that its differences are to, if it has one: on the same
+            checkpoint and under the same rule.
         pairs: by the names of two entries, the first of them further up: by column, the first less the second. Columns
             on which the two are not paired are missing.
         summary: sentences that say what is best and what cannot be told apart.
         left_out: files that were not used.
-        files: how many files were read, and how many runs they hold.
+        files: how many files were read.
+        common: words for what all entries and columns have in common: "8 shots", "limit=60".
     """
 
     columns: tuple[Column, ...]
@@ -204,15 +253,17 @@ class Board:
     summary: tuple[str, ...]
     left_out: tuple[LeftOutFile, ...]
     files: int
+    common: tuple[str, ...] = ()
 
     def majority(self, column: Column) -> float | None:
         """The score of always giving the most frequent answer, where all entries have the same documents."""
         majorities = {entry.cells[column.name].majority for entry in self.entries if column.name in entry.cells}
         return majorities.pop() if len(majorities) == 1 else None
 
-    def is_against_itself(self, entry: Entry) -> bool:
-        """Whether an entry's baseline is the entry of the same runs without its decision rule."""
-        base = next((other for other in self.entries if other.name == self.baseline.get(entry.name)), None)
-        if base is None or base.rule is not None or entry.rule is None:
-            return False
-        return (base.on, base.method, base.arguments) == (entry.on, entry.method, entry.arguments)
+    def named(self, name: str | None) -> Entry | None:
+        """The entry of this name, if there is one."""
+        return next((entry for entry in self.entries if entry.name == name), None)
+
+    def sections(self) -> Mapping[str | None, Sequence[Entry]]:
+        """The entries by decision rule."""
+        return grouped(self.entries, lambda entry: entry.rule)

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from lm_eval_icl.results import statistics
-from lm_eval_icl.results.board import BoardCell, Column, PromptSet, TaskRun
-from lm_eval_icl.results.entries import chosen, grouped, left_out, shown, varied
-from lm_eval_icl.results.form import at, number
-from lm_eval_icl.results.records import Answers, TaskResult
+from lm_eval_icl.results.board import BoardCell, Column, PromptSet, TaskRun, grouped, shown
+from lm_eval_icl.results.read import options
+from lm_eval_icl.results.records import Answers, TaskResult, at, count, number
 from lm_eval_icl.results.statistics import Difference, Estimate
 
 _FEW_SETS = 5
@@ -42,8 +42,9 @@ def measured(units: Sequence[TaskRun], is_share: bool) -> BoardCell:
         marks.append(f"{len(units) - len(answered)} of {len(units)} runs without samples are not counted")
     choices = []
     for run in (unit.run for unit in units):
-        values = {**run.icl, **run.arguments, "seeds": run.seed}
-        choices.append(", ".join(f"{name.replace('seeds', 'seed')}={values[name]}" for name in chosen(run)))
+        values = {**run.icl, **run.arguments, "seeds": run.seed, "decide": run.study.rule or "none"}
+        chosen = sorted(name for name in run.study.chosen if name in values)
+        choices.append(", ".join(f"{name.replace('seeds', 'seed')}={values[name]}" for name in chosen))
     return replace(
         cell,
         marks=tuple(dict.fromkeys(marks)),
@@ -105,13 +106,7 @@ def _predicted(unit: TaskRun, answers: Sequence[Answers], marks: list[str]) -> t
     predictions = [of_prompt.predictions for of_prompt in answers if of_prompt.predictions is not None]
     if len(predictions) < len(answers):
         return {}, None
-    choices = at(unit.run.results, "configs", unit.result.task, "doc_to_choice")
-    names = {}
-    # If all documents have the same options, the configuration lists their names.
-    if isinstance(choices, list) and all(isinstance(name, str) for name in choices):
-        names = dict(enumerate(map(shown, choices)))
-    if len(set(names.values())) < len(names):
-        names = {}
+    names = dict(enumerate(map(shown, options(unit.run.results, unit.result.task))))
     numbers, counts = np.unique(np.concatenate(predictions), return_counts=True)
     shares = dict(zip(numbers.tolist(), (counts / counts.sum()).tolist(), strict=True))
     predicted = {names.get(n, f"option {n}"): shares.get(n, 0.0) for n in sorted({*names, *shares})}
@@ -135,7 +130,8 @@ def _prompt_sets(units: Sequence[TaskRun], marks: list[str]) -> tuple[PromptSet,
     """The answers by set of demonstrations, and in a set by order. Words on repeated runs are added to `marks`."""
     orders: dict[str | None, list[TaskRun]] = {}
     # Where a method sorts the demonstrations, the prompts of a study's orders are the same.
-    for first, *others in grouped(units, lambda unit: (unit.asked, unit.run.order)).values():
+    for first, *others in grouped(units, lambda unit: (unit.asked, unit.run.order, unit.run.format)).values():
+        others = [unit for unit in others if unit.run.date != first.run.date]  # else it is no other run
         if others:
             agree = all(np.array_equal(first.answers.items, unit.answers.items, equal_nan=True) for unit in others)
             marks.append("confirmed" if agree else "differs")
@@ -143,7 +139,7 @@ def _prompt_sets(units: Sequence[TaskRun], marks: list[str]) -> tuple[PromptSet,
         orders.setdefault(first.answers.demonstrations, []).append(counted)
     sets = []
     for demonstrations, answered in orders.items():
-        answered.sort(key=lambda unit: unit.run.order)
+        answered.sort(key=lambda unit: (unit.run.order, unit.run.format))
         seeds = {unit.run.seed for unit in answered}
         seed = seeds.pop() if len(seeds) == 1 else None
         label = f"set {demonstrations[:6]}" if demonstrations and seed is None else f"seed {seed}"
@@ -220,12 +216,50 @@ def _bounds(column: Column) -> tuple[float, float] | None:
     return (0.0, 1.0) if column.percent else None
 
 
+def left_out(unit: TaskRun, what: str = "demonstrations") -> int:
+    """How many demonstrations were left out of a task's prompts because these were too long; or, of what="documents",
+    of how many documents."""
+    return count(at(unit.run.icl, "left_out", unit.result.task, what)) or 0
+
+
+def unused(unit: TaskRun) -> float:
+    """How many demonstrations were left out of a prompt, the mean over documents."""
+    orders = count(unit.run.study.shared.get("orders")) or 1  # a study counts orders that are scored together
+    documents = unit.result.documents * orders
+    return min(unit.result.shots, left_out(unit) / max(documents, left_out(unit, "documents"), 1))
+
+
+def varied(units: Sequence[TaskRun]) -> list[str]:
+    """Sentences on what runs of one cell differ in, of what is known to matter little: code, libraries, machines; and
+    on weights that nothing identifies."""
+    texts: dict[str, set[str]] = {}
+    for run in (unit.run for unit in units):
+        machine = str(run.results.get("pretty_env_info") or "")
+        found = {
+            what: re.findall(rf"^{name}:(.*)$", machine, re.MULTILINE)[:1]
+            for what, name in (("torch", "PyTorch version"), ("the GPU", "GPU 0"), ("the CPU", "Model name"))
+        }
+        found |= {"the code of lm-eval-icl": [run.icl.get("commit") or run.icl.get("version")]}
+        found |= {what: [run.results.get(f"{what.replace('-', '_')}_version")] for what in ("lm-eval", "transformers")}
+        found |= {"their training": [run.study.training]}
+        for what, values in found.items():
+            texts.setdefault(what, set()).update(str(value).strip() for value in values if value)
+    sentences = []
+    for what, of_runs in texts.items():
+        if len(values := sorted(map(shown, filter(None, of_runs)))) > 1:
+            sentences.append(f"Its runs differ in {what}: {', '.join(values[:4])}{', ...' * (len(values) > 4)}.")
+    is_local = any(unit.run.pretrained.startswith((".", "/", "~")) for unit in units)
+    if is_local and not all(unit.result.switches.get("weights") for unit in units):
+        sentences.append("Nothing says which weights the model had: other weights under its name would be this row.")
+    return sentences  # fmt: skip
+
+
 # ---------------------------------------------------------------------------------------------------------------
 # Differences.
 
 
 def kind(result: TaskResult) -> tuple[object, ...]:
-    """What two results must have in common to stand in one column."""
+    """What two results must have in common for a difference."""
     return result.metric, result.filter, result.aggregation, result.higher_is_better
 
 

@@ -1,41 +1,20 @@
-"""Runs as small files: lm-eval's results and what is needed of the samples, without any text of the documents.
-
-A file is what lm-eval has written, with one more key, so it is still a results file for every tool that reads them:
-
-    "icl_scores": {TASK: {"metric": "acc,none", "documents": DIGEST, "prompts": DIGEST, "demonstrations": DIGEST|null,
-                          "n": 872, "items": {"dtype": "bit", "base64": "..."}, "predictions": {"dtype": "|u1", ...},
-                          "chance": 0.5, "golds": {...}, "rules": {RULE: {"metric": "acc,batch", ...}}}}
-
-`doc_ids` is there if the documents are not the first n; `pairs` says that an item is a pair of numbers; `rules` has the
-same of each decision rule. A task whose samples could not be used has its `marks` alone.
-"""
+"""Runs as one small Parquet file each, for a board that people share, and a check of such files (`packed`)."""
 
 from __future__ import annotations
 
-import base64
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
-
-import numpy as np
-from pydantic import ValidationError
 
 from lm_eval_icl.errors import writing
-from lm_eval_icl.files import write_atomically
-from lm_eval_icl.results.form import Numbers, Packed, PackedAnswers, Unusable, refusal
-from lm_eval_icl.results.records import Answers, Run, TaskResult
-
-KEY = "icl_scores"
-# How numbers are kept, the shortest first: those that do not change them are used.
-_DTYPES = ("|u1", "<u2", "<u4", "<f4", "<f8")
+from lm_eval_icl.results.packed import KEY, load, name_of
+from lm_eval_icl.results.read import document_rows
+from lm_eval_icl.results.records import Run, Unusable
+from lm_eval_icl.results.samples import DocumentRow
 
 
 def collect(runs: Sequence[Run], folder: Path) -> list[Path]:
-    """Write each run to `<folder>/runs/<digest>.json`, whole or not at all. The same run makes the same bytes.
-
-    Where tasks, or decision rules, have no answers, the name says how many have some: such a file must not take the
-    place of one with all.
+    """Write each run to `<folder>/runs/<digest>.parquet`, whole or not at all. The same run makes the same bytes.
 
     Returns:
         The files.
@@ -43,105 +22,75 @@ def collect(runs: Sequence[Run], folder: Path) -> list[Path]:
     Raises:
         InputError: they cannot be written.
     """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
     written = []
     for run in runs:
-        packed = {task: _pack(result) for task, result in run.tasks.items()}
-        for result in run.decided:
-            if (kept := _pack(result)) and result.rule is not None:
-                packed.setdefault(result.task, {}).setdefault("rules", {})[result.rule.name] = kept
-        packed = {task: kept for task, kept in packed.items() if kept}
-        text = json.dumps({**run.results, **({KEY: packed} if packed else {})}, indent=2, ensure_ascii=False)
-        results = len(run.all_results)
-        missing = f"-{run.answered}of{results}" if run.answered < results else ""
-        path = folder / "runs" / f"{run.digest}{missing}.json"
+        rows = []
+        for task in dict.fromkeys(result.task for result in run.all_results):
+            try:
+                rows += [(task, row) for row in document_rows(run, task)]
+            except Unusable:
+                continue  # which the results do without
+        columns = {
+            "task": pa.array([task for task, _ in rows], pa.string()),
+            **{
+                name: pa.array([getattr(row, name) for _, row in rows], kind)
+                for name, kind in (("filter", pa.string()), ("doc_id", pa.int64()), ("document", pa.string()),
+                                   ("prompt", pa.string()), ("demonstrations", pa.string()), ("options", pa.int32()),
+                                   ("gold", pa.int32()))
+            },
+            "prediction": pa.array([p if type(p := row.prediction) is int else None for _, row in rows], pa.int32()),
+            "logprobs": pa.array([list(row.logprobs) for _, row in rows], pa.list_(pa.float64())),
+            "metrics": pa.array([json.dumps(row.metrics, sort_keys=True) for _, row in rows], pa.string()),
+        }  # fmt: skip
+        text = json.dumps(run.results, ensure_ascii=False)
+        table = pa.table(columns).replace_schema_metadata({KEY: text.encode()})
+        path = folder / "runs" / f"{name_of(run.results, rows)}.parquet"
         with writing(f"--output {folder}"):
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(path, text + "\n")
+            half = path.with_suffix(".part")
+            pq.write_table(table, half, compression="zstd")
+            half.replace(path)
         written.append(path)
     return written
 
 
-def _pack(result: TaskResult) -> dict[str, Any]:
-    """The answers to a task, or else the marks, as JSON; empty if there are neither."""
-    answers = result.answers
-    if answers is None:
-        return {"marks": list(result.marks)} if result.marks else {}
-    n = len(answers.items)
-    return {
-        "metric": f"{result.metric},{result.reported_filter}",
-        "documents": answers.documents,
-        "prompts": answers.prompts,
-        "demonstrations": answers.demonstrations,
-        "n": n,
-        **({} if np.array_equal(answers.doc_ids, np.arange(n)) else {"doc_ids": _encode(answers.doc_ids)}),
-        **({"pairs": True} if answers.items.ndim == 2 else {}),
-        "items": _encode(answers.items),
-        **({} if answers.predictions is None else {"predictions": _encode(answers.predictions)}),
-        "chance": answers.chance,
-        **({} if answers.golds is None else {"golds": _encode(answers.golds)}),
-    }
+def faults(path: Path) -> list[str]:
+    """What of a file that `collect` has made does not belong together, as sentences; none for a whole run.
 
-
-def unpack(packed: Any, metric: str) -> tuple[Answers | None, list[str]]:
-    """The answers that `collect` has made JSON of, or None, and the marks.
-
-    Args:
-        metric: the metric and the filter that the answers must be of.
+    Its name must be the digests of its results and rows; every value of a task, those under decision rules too, must
+    have rows; their mean must be the value, and each document's accuracy must follow from prediction and right option.
 
     Raises:
-        Unusable: they are damaged, or of another metric.
+        Unusable: it is damaged, or another kind of file.
     """
-    try:
-        kept = Packed.model_validate(packed)
-        if "items" not in packed:
-            return None, kept.marks
-        answers = PackedAnswers.model_validate(packed)
-    except ValidationError as error:
-        raise Unusable(f"its {KEY!r} is damaged ({refusal(error)})") from None
-    n = answers.n
-    if answers.metric != metric:
-        raise Unusable(f"its {KEY!r} is not of {metric}")
-    items = _decode(answers.items, n * (2 if answers.pairs else 1))
-    ids, predictions, golds = (
-        None if numbers is None else _decode(numbers, n)
-        for numbers in (answers.doc_ids, answers.predictions, answers.golds)
-    )
-    for whole in (ids, predictions, golds):
-        if whole is not None and not np.all((whole >= 0) & (whole < 2**53) & (whole == np.floor(whole))):
-            raise Unusable(f"a number in its {KEY!r} is not a whole one")
-    ids = np.arange(n) if ids is None else ids.astype(np.int64)
-    if not np.all(np.diff(ids) > 0):
-        raise Unusable(f"a document is in its {KEY!r} twice")
-    return Answers(
-        doc_ids=ids,
-        documents=answers.documents,
-        prompts=answers.prompts,
-        demonstrations=answers.demonstrations,
-        items=items.reshape(n, 2) if answers.pairs else items,
-        predictions=None if predictions is None else predictions.astype(np.int64),
-        chance=answers.chance,
-        golds=None if golds is None else golds.astype(np.int64),
-    ), kept.marks
-
-
-def _encode(values: np.ndarray) -> dict[str, str]:
-    flat = values.ravel()
-    if np.all((flat == 0) | (flat == 1)):
-        return {"dtype": "bit", "base64": base64.b64encode(np.packbits(flat.astype(bool)).tobytes()).decode()}
-    with np.errstate(invalid="ignore", over="ignore"):
-        dtype = next((dtype for dtype in _DTYPES if np.array_equal(flat.astype(dtype), flat)), "<f8")
-    return {"dtype": dtype, "base64": base64.b64encode(flat.astype(dtype).tobytes()).decode()}
-
-
-def _decode(numbers: Numbers, n: int) -> np.ndarray:
-    """(n,) floats."""
-    try:
-        data = base64.b64decode(numbers.base64, validate=True)
-    except ValueError:
-        raise Unusable(f"the numbers in its {KEY!r} are damaged") from None
-    bits = numbers.dtype == "bit"
-    if len(data) != ((n + 7) // 8 if bits else n * np.dtype(numbers.dtype).itemsize):
-        raise Unusable(f"the numbers in its {KEY!r} are not of {n} documents")
-    if bits:
-        return np.unpackbits(np.frombuffer(data, np.uint8), count=n).astype(float)
-    return np.frombuffer(data, numbers.dtype).astype(float)
+    results, documents = load(path)
+    sentences = []
+    rows = [(task, row) for task, of_task in documents.items() for row in of_task]
+    if path.stem != name_of(results, rows):
+        sentences.append("was changed after `lm-eval-icl collect` wrote it, or was renamed: collect it again.")
+    for task, of_task in documents.items():
+        by_filter: dict[str, list[DocumentRow]] = {}
+        for row in of_task:
+            by_filter.setdefault(row.filter, []).append(row)
+        values = results["results"].get(task) or {}
+        for key, value in values.items():
+            metric, comma, of_filter = key.partition(",")
+            if not comma or metric.endswith("_stderr") or not isinstance(value, int | float):
+                continue
+            if of_filter not in by_filter:
+                sentences.append(f"task {task!r}: there are no answers for its {key}.")
+                continue
+            items = [row.metrics.get(metric) for row in by_filter[of_filter]]
+            known = [float(item) for item in items if isinstance(item, int | float)]
+            is_mean = metric in ("acc", "acc_norm", "exact_match") and len(known) == len(items)
+            if is_mean and abs(sum(known) / len(known) - value) > 1e-9:
+                sentences.append(f"task {task!r}: the answers do not give its {key}.")
+        for row in of_task:
+            has_score = row.gold is not None and isinstance(row.prediction, int) and "acc" in row.metrics
+            if has_score and float(row.metrics["acc"]) != float(row.prediction == row.gold):
+                sentences.append(f"task {task!r}: document {row.doc_id} under {row.filter!r} has another score.")
+                break
+    return sentences

@@ -24,9 +24,9 @@ def score(entry: Entry, column: Column) -> float | None:
     """The score of an entry whose study has measured it alone and chosen nothing; None for others."""
     scores: dict[str, list[float]] = {}
     for run in entry.runs if entry.rule is None else ():  # what was measured is of the model by itself
-        if run.study.curve is not None and len(run.study.curve) == 1 and (point := run.study.curve[0]) is not None:
+        if len(run.study.curve) == 1:
             for task in run.tasks:
-                scores.setdefault(task, []).append(point.score)
+                scores.setdefault(task, []).append(run.study.curve[0]["score"])
     if not column.weights.keys() <= scores.keys():
         return None
     return math.fsum(weight * fmean(scores[task]) for task, weight in column.weights.items())
@@ -36,19 +36,19 @@ def curves(runs: Sequence[Run]) -> Mapping[tuple[str, str], list[DevPoint]]:
     """The curves of an entry: by the name of what varies, and by tasks and what else varies, in words."""
     scores: dict[tuple[str, str], dict[float, list[tuple[float, bool]]]] = {}
     for run in runs:
-        points = [point for point in run.study.curve or [] if point is not None]
-        names = dict.fromkeys(name for point in points for name in point.arguments)
-        varying = [name for name in names if len({repr(point.arguments.get(name)) for point in points}) > 1]
-        numeric = [name for name in varying if all(is_number(point.arguments.get(name)) for point in points)]
+        points = [(point["arguments"], point["score"]) for point in run.study.curve]
+        names = dict.fromkeys(name for arguments, _ in points for name in arguments)
+        varying = [name for name in names if len({repr(arguments.get(name)) for arguments, _ in points}) > 1]
+        numeric = [name for name in varying if all(is_number(arguments.get(name)) for arguments, _ in points)]
         if not numeric:
             continue
         x_name = "T" if "T" in numeric else numeric[0]
-        for point in points:
-            rest = (f"{name}={point.arguments.get(name)}" for name in varying if name != x_name)
+        for arguments, scored in points:
+            rest = (f"{name}={arguments.get(name)}" for name in varying if name != x_name)
             line = ", ".join(["/".join(run.tasks), *rest])
-            is_chosen = all(run.study.arguments.get(name) == point.arguments.get(name) for name in varying)
-            at = scores.setdefault((x_name, line), {}).setdefault(float(point.arguments[x_name]), [])
-            at.append((point.score, is_chosen))
+            is_chosen = all(run.study.arguments.get(name) == arguments.get(name) for name in varying)
+            at = scores.setdefault((x_name, line), {}).setdefault(float(arguments[x_name]), [])
+            at.append((scored, is_chosen))
     return {
         name: [
             DevPoint(x, fmean(s for s, _ in scored), any(chosen for _, chosen in scored))

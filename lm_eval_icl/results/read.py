@@ -1,8 +1,7 @@
-"""Results files of lm-eval, with their samples, as `Run`s.
+"""Results files of lm-eval, with their samples, and files that `collect` has made, as `Run`s.
 
 The files come from anyone: what is damaged, foreign or contradictory is left out or marked, with the reason, and never
-stops the others. A file goes through `read` once: which files there are, JSON, its form (`form`), a run, its tasks with
-their answers, its groups.
+stops the others.
 """
 
 from __future__ import annotations
@@ -11,24 +10,37 @@ import json
 import math
 import os
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from pydantic import ValidationError
 from tqdm import tqdm
 
 from lm_eval_icl.errors import InputError, one_line, refusing
-from lm_eval_icl.results.collect import KEY, unpack
-from lm_eval_icl.results.form import DEPTH, ReportedTask, Results, RuleFacts, Unusable, at, number, parse, refusal
-from lm_eval_icl.results.records import Answers, LeftOutFile, Run, TaskResult
-from lm_eval_icl.results.samples import Asked, digest, lines, read_answers
-from lm_eval_icl.results.settings import model_arguments, model_facts, settings, template
+from lm_eval_icl.results.calibration import METRICS as CALIBRATION
+from lm_eval_icl.results.fields import column_fields, declared, digest, model_arguments, row_fields, switch_fields
+from lm_eval_icl.results.packed import Documents, load
+from lm_eval_icl.results.records import (
+    Answers,
+    LeftOutFile,
+    RuleFacts,
+    Run,
+    StudyFacts,
+    TaskResult,
+    Unusable,
+    at,
+    count,
+    mapping,
+    number,
+)
+from lm_eval_icl.results.samples import DEPTH, Asked, DocumentRow, answers_of, lines, parse, rows_of
+from lm_eval_icl.results.statistics import AGGREGATIONS
 
 RESULTS_BYTES = 32 * 2**20
 _FOREIGN = "is no results file of lm-eval, which has 'results', 'configs' and 'config'"
+_PARENTS = 5  # folders above a results file in which its study's may be
 
 # lm-eval's metrics whose aggregation is not the mean, or of which less is better (lm_eval/api/metrics.py).
 _METRICS: Mapping[str, tuple[str, bool]] = {
@@ -45,10 +57,7 @@ _METRICS: Mapping[str, tuple[str, bool]] = {
     "ter": ("ter", False),
     "bypass": ("bypass", True),
 }
-# Those that are computed from a number, or a pair of numbers, of each document; of these, the statistics are known.
-_OF_NUMBERS = ("mean", "nanmean", "perplexity")
-_OF_PAIRS = ("f1", "matthews_corrcoef", "weighted_perplexity", "bits_per_byte", "macro_f1")
-AGGREGATIONS = (*_OF_NUMBERS, *_OF_PAIRS)
+_OF_PAIRS = ("f1", "matthews_corrcoef", "weighted_perplexity", "bits_per_byte", "macro_f1", "ece")
 
 
 @dataclass(frozen=True)
@@ -65,16 +74,20 @@ class _File:
     root: Path
 
 
-def read(paths: Sequence[Path], quiet: bool = False, dev: bool = False) -> tuple[list[Run], list[LeftOutFile]]:
+def read(
+    paths: Sequence[Path], quiet: bool = False, dev: bool = False, metric: str | None = None
+) -> tuple[list[Run], list[LeftOutFile]]:
     """Read results files of any of lm-eval's models, and files that `collect` has made.
 
     Of two files of one run, that with more answers is kept.
 
     Args:
         paths: files, or folders, which are searched with all folders in them. A results file is known by its content.
-            Its samples are the files in the same folder whose names end in the same time, or digest.
+            Its samples are the files in the same folder whose names end in the same time, or digest; a study's facts
+            are in `study.json` of a folder above.
         quiet: show no progress bar.
         dev: read runs on the dev set of a study too.
+        metric: what stands for every task: one that the runs have, or one of `CALIBRATION`.
 
     Returns:
         The runs, each of them once, and what was left out: files, and tasks of files that are otherwise used.
@@ -84,30 +97,40 @@ def read(paths: Sequence[Path], quiet: bool = False, dev: bool = False) -> tuple
     """
     runs: dict[str, Run] = {}
     left_out: list[LeftOutFile] = []
+    studies: dict[Path, Mapping[str, Any]] = {}
     for file in tqdm(_files(paths, left_out), "Reading results", disable=quiet, unit=" files"):
         try:
-            if (results := _load(file)) is None:
+            if (loaded := _load(file)) is None:
                 continue
-            packed = results.pop(KEY, None)
-            results.pop("samples", None)  # of Python's `simple_evaluate`, never of lm-eval's own files: these are large
-            name = digest([json.dumps(results, sort_keys=True)])
-            known = runs.get(name)
-            if known is not None and known.answered == len(known.all_results):
-                raise Unusable(f"is the same run as {known.path}")
             with np.errstate(all="ignore"):  # strangers' numbers may be as large as a float can be
-                run, notes = _run(file, results, packed, name, dev)
-            if known is not None:
-                if known.answered >= run.answered:
+                run, notes = _run(file, *loaded, _of_study(file.path, studies), dev, metric)
+            if (known := runs.get(run.digest)) is not None:
+                if _answered(known) >= _answered(run):
                     raise Unusable(f"is the same run as {known.path}")
                 left_out[:] = [other for other in left_out if other.path != known.path]
                 left_out.append(LeftOutFile(known.path, f"is the same run as {run.path}, with fewer samples."))
-            runs[name] = run
+            runs[run.digest] = run
             left_out += [LeftOutFile(file.path, _sentence(note)) for note in notes]
         except Unusable as error:
             left_out.append(LeftOutFile(file.path, _sentence(error)))
         except Exception as error:  # whatever a stranger's file has in it, the others are read
             left_out.append(LeftOutFile(file.path, f"cannot be understood ({one_line(error)})."))
     return list(runs.values()), list(dict.fromkeys(left_out))
+
+
+def document_rows(run: Run, task: str) -> list[DocumentRow]:
+    """The rows of a task's documents under all filters; none without samples.
+
+    Raises:
+        Unusable: the samples cannot be read.
+    """
+    if run.path.suffix == ".parquet":
+        return load(run.path)[1].get(task, [])
+    return _from_samples(_File(run.path, True, run.path.parent.resolve()), run.results, task)
+
+
+def _answered(run: Run) -> int:
+    return sum(result.answers is not None for result in run.all_results)
 
 
 def _sentence(text: object) -> str:
@@ -122,7 +145,7 @@ def _sentence(text: object) -> str:
 
 def _files(paths: Sequence[Path], left_out: list[LeftOutFile]) -> list[_File]:
     """Each file once."""
-    files: dict[Path, _File] = {}
+    files: dict[str, _File] = {}
     for path in paths:
         with refusing(f"{_printable(str(path))} cannot be read", kinds=(OSError, ValueError)):
             if path.is_dir():
@@ -133,12 +156,12 @@ def _files(paths: Sequence[Path], left_out: list[LeftOutFile]) -> list[_File]:
                 kind = "is neither a file nor a folder" if path.exists() else "does not exist"
                 raise InputError(f"{_printable(str(path))} {kind}: give results files of lm-eval, or their folders.")
         for file in in_path:
-            files.setdefault(file.path.resolve(), file)
+            files.setdefault(os.path.realpath(file.path), file)
     return list(files.values())
 
 
 def _walk(root: Path, left_out: list[LeftOutFile]) -> Iterator[_File]:
-    """The JSON files of a folder, none of them hidden."""
+    """The files of a folder that may hold results, none of them hidden."""
 
     def leave_out(path: str | Path, why: str) -> None:
         left_out.append(LeftOutFile(Path(_printable(str(path))), why))
@@ -156,7 +179,7 @@ def _walk(root: Path, left_out: list[LeftOutFile]) -> Iterator[_File]:
             path = Path(folder, name)
             if path.suffix == ".jsonl" and name.startswith("samples_") and path.stem.rpartition("_")[2] not in times:
                 leave_out(path, "the results of these samples are not beside them.")
-            if path.suffix != ".json":
+            if path.suffix not in (".json", ".parquet"):
                 continue
             if _printable(str(path)) != str(path):
                 leave_out(path, "its name is not UTF-8.")
@@ -177,9 +200,11 @@ def _printable(text: str) -> str:
     return text.encode("utf-8", "replace").decode()
 
 
-def _load(file: _File) -> dict[str, Any] | None:
-    """The JSON of a results file. None for another kind of file, which was found in a folder and has neither the name
-    nor the key of results. `Unusable` is raised if the file is damaged or too large."""
+def _load(file: _File) -> tuple[dict[str, Any], Documents | None] | None:
+    """The JSON of a results file, and the documents that `collect` has put beside it. None for another kind of file,
+    which was found in a folder and has neither the name nor the key of results."""
+    if file.path.suffix == ".parquet":
+        return load(file.path)
     try:
         with file.path.open("rb") as opened:
             data = opened.read(RESULTS_BYTES + 1)
@@ -190,6 +215,8 @@ def _load(file: _File) -> dict[str, Any] | None:
     if len(data) > RESULTS_BYTES:
         raise Unusable(f"has more than {RESULTS_BYTES:,} bytes")
     results = parse(data)
+    if not file.named and isinstance(results, dict) and "study" in results and "cells" in results:
+        return None  # a study's own file
     level = [results]
     for _ in range(DEPTH + 1):
         containers = [value for value in level if isinstance(value, dict | list)]
@@ -201,44 +228,59 @@ def _load(file: _File) -> dict[str, Any] | None:
         results = json.loads(json.dumps(results, ensure_ascii=False).encode("utf-8", "replace"))
     if not isinstance(results, dict):
         raise Unusable(_FOREIGN)
-    return results
+    results.pop("samples", None)  # of Python's `simple_evaluate`, never of lm-eval's own files: these are large
+    return results, None
+
+
+def _of_study(path: Path, known: dict[Path, Mapping[str, Any]]) -> Mapping[str, Any]:
+    """What `study.json` says of a cell; empty if it is of no study."""
+    for folder in list(path.parents)[:_PARENTS]:
+        if folder not in known:
+            try:
+                says = json.loads((folder / "study.json").read_text(encoding="utf-8"))
+                known[folder] = mapping(at(says, "cells"))
+            except (OSError, ValueError, RecursionError):
+                known[folder] = {}
+        if known[folder]:
+            return mapping(known[folder].get(path.relative_to(folder).as_posix()))
+    return {}
 
 
 # ---------------------------------------------------------------------------------------------------------------
 # A run.
 
 
-def _run(file: _File, results: dict[str, Any], packed: Any, name: str, dev: bool) -> tuple[Run, list[str]]:
+def _run(
+    file: _File,
+    results: dict[str, Any],
+    kept: Documents | None,
+    of_study: Mapping[str, Any],
+    dev: bool,
+    wanted: str | None,
+) -> tuple[Run, list[str]]:
     """A results file as a run, and sentences on tasks and groups that are left out.
 
-    Args:
-        packed: what `collect` has added.
-        name: the digest.
-
     Raises:
-        Unusable: it is not of lm-eval's form, no task has a number, or a number is one that lm-eval does not write.
+        Unusable: it is not of lm-eval's form, or no task has a number.
     """
-    try:
-        form = Results.model_validate(results)
-    except ValidationError as error:
-        raise Unusable(f"{_FOREIGN} ({refusal(error)})") from None
-    config, study, recorded = form.config, form.config.icl.study, results["config"].get("icl")
+    if any(not isinstance(results.get(key), dict) for key in ("results", "configs", "config")):
+        raise Unusable(_FOREIGN)
+    config, icl = results["config"], mapping(at(results, "config", "icl"))
+    study = StudyFacts.of(mapping(icl.get("study")), of_study)
     if study.split == "dev" and not dev:
         raise Unusable("is of the dev set of a study, on which its hyperparameters were chosen")
     # Before lm-eval 0.4.10, a task is among the groups as a group of nothing.
-    groups = {group: members for group, members in form.group_subtasks.items() if members}
+    groups = {group: members for group, members in mapping(results.get("group_subtasks")).items() if members}
     tasks: dict[str, TaskResult] = {}
     decided: list[TaskResult] = []
-    sizes: dict[str, int] = {}  # how many documents of a task lm-eval counts for its groups
     notes: list[str] = []
-    for task in form.results:
-        if task in groups or task not in form.configs:
+    for task in results["results"]:
+        if task in groups or not isinstance(results["configs"].get(task), dict):
             continue
-        says = ReportedTask.of({**results, KEY: packed}, task)
         try:
-            tasks[task], *under_rules = _task(file, results, form, says, task, notes)
+            documents = _documents(file, results, task) if kept is None else kept.get(task, [])
+            tasks[task], *under_rules = _task(results, task, study, documents, wanted, notes)
             decided += under_rules
-            sizes[task] = says.sample_len or tasks[task].documents
         except Unusable as error:
             notes.append(f"task {task!r} is left out: {error}")
     if not tasks:
@@ -246,43 +288,53 @@ def _run(file: _File, results: dict[str, Any], packed: Any, name: str, dev: bool
     weights = {}
     for group in groups:
         try:
-            values = form.groups.get(group) or form.results.get(group, {})
-            if of_group := _weights(values, _leaves(group, groups), tasks, sizes):
+            values = mapping(at(results, "groups", group)) or mapping(results["results"].get(group))
+            if of_group := _weights(values, _leaves(group, groups), tasks, results, wanted):
                 weights[group] = of_group
         except Unusable as error:
             notes.append(f"group {group!r} is left out: {error}")
-    arguments = model_arguments(config.model_args)
-    checkpoint = next((key for key in ("pretrained", "model", "path", "engine") if key in arguments), "pretrained")
-    pretrained = arguments.pop(checkpoint, form.model_name or "")
-    revision, dtype = arguments.pop("revision", None), arguments.pop("dtype", None)
-    revision = config.model_sha or revision or config.model_revision or ""
+    rows = row_fields(results, study)
+    arguments = model_arguments(config.get("model_args"))
+    for name in ("pretrained", "revision", "dtype"):
+        arguments.pop(name, None)
+    first = results["configs"].get(next(iter(results["results"])))
+    repetition = declared("repetition", {"config": config, "icl": icl, "task": first})
     shared = study.shared
-    seconds = shared.seconds if shared else form.total_evaluation_time_seconds
-    cells = (shared.cells if shared else None) or 1  # what a study says of its costs is of all cells that share them
-    run = Run(
+    seconds = number(shared.get("seconds")) if shared else _time(results.get("total_evaluation_time_seconds"))
+    cells = (count(shared.get("cells")) if shared else None) or 1  # costs are of all cells that share them
+    tokens = number(icl.get("tokens_run"))
+    date = number(results.get("date")) or 0.0
+    return Run(
         path=file.path,
-        digest=name,
-        model=config.model or "",
-        pretrained=str(pretrained),
-        revision="" if revision == "main" else str(revision),  # "main" is no revision: it moves
-        dtype=str(config.model_dtype or dtype or "").removeprefix("torch."),
+        digest=digest([json.dumps(results, sort_keys=True)]),
+        model=rows["method"].get("method", ""),
+        pretrained=rows["model"].get("checkpoint", ""),
+        revision=rows["model"].get("revision", ""),
+        dtype=rows["model"].get("dtype", ""),
         arguments=arguments,
-        # What was decided is said of the task's results: a rule makes no other method.
-        icl={key: value for key, value in recorded.items() if key != "decided"} if isinstance(recorded, dict) else {},
-        seed=config.fewshot_seed,
-        order=study.order or 0,
-        date=form.date or 0.0,
-        limit=config.limit,
+        icl=icl,
+        seed=count(repetition.get("seed", 0 if config.get("fewshot_seed") == 0 else None)),
+        order=study.order,
+        format=count(repetition.get("format")) or 0,
+        date=date if 0 <= date < 253_402_300_800 else 0.0,  # before the year 10000
+        limit=number(config.get("limit")),
         tasks=tasks,
         groups=weights,
         results=results,
-        model_facts=model_facts(results, form),
+        study=study,
+        rows=rows,
         cost="shared" if shared else "alone",
-        tokens=None if config.icl.tokens_run is None else config.icl.tokens_run / cells,
+        tokens=None if tokens is None else tokens / cells,
         seconds=None if seconds is None else seconds / cells,
         decided=tuple(decided),
-    )
-    return run, notes
+    ), notes
+
+
+def _time(text: Any) -> float | None:
+    try:
+        return number(float(text))  # lm-eval writes it as text
+    except (TypeError, ValueError):
+        return None
 
 
 def _leaves(group: str, groups: Mapping[str, Sequence[str]]) -> list[str]:
@@ -300,7 +352,11 @@ def _leaves(group: str, groups: Mapping[str, Sequence[str]]) -> list[str]:
 
 
 def _weights(
-    values: Mapping[str, Any], members: Sequence[str], tasks: Mapping[str, TaskResult], sizes: Mapping[str, int]
+    values: Mapping[str, Any],
+    members: Sequence[str],
+    tasks: Mapping[str, TaskResult],
+    results: Mapping[str, Any],
+    wanted: str | None,
 ) -> dict[str, float]:
     """The weights of tasks in a group; empty if the group has no value and is only a name for several tasks.
 
@@ -312,25 +368,29 @@ def _weights(
         return {}
     if missing := [task for task in members if task not in tasks]:
         raise Unusable(f"it has no result of its task {missing[0]!r}")
-    of_members = [tasks[task] for task in members]
-    kinds = {(task.metric, task.filter) for task in of_members}
-    metric, of_filter = min(kinds)
-    value = number(values.get(f"{metric},{of_filter}"))
-    if len(kinds) > 1 or value is None:
+    n = np.array(
+        [count(at(results, "results", task, "sample_len")) or tasks[task].documents for task in members], float
+    )
+    key = min((tasks[task].metric, tasks[task].filter) for task in members)
+    if wanted is not None and key[0] in CALIBRATION:  # of which lm-eval's own group has no value
+        key = next((m, f) for m, _, f in (k.partition(",") for k in values) if f and not m.endswith("_stderr"))
+    of_task = [mapping(at(results, "results", task)) for task in members]
+    scores = np.array([number(of.get(f"{key[0]},{key[1]}")) or 0.0 for of in of_task])
+    value = number(values.get(f"{key[0]},{key[1]}"))
+    if value is None or any(f"{key[0]},{key[1]}" not in of for of in of_task):
         raise Unusable("its value is not of the metric that stands for its tasks")
-    n = np.array([sizes[task] for task in members], dtype=float)
     # Weights, with the standard error that lm-eval gives with them.
-    squares = np.array([math.nan if task.stderr is None else task.stderr for task in of_members]) ** 2
-    choices = [(np.full(len(of_members), 1 / len(of_members)), math.sqrt(squares.sum()) / len(of_members))]
+    errors = [number(of.get(f"{key[0]}_stderr,{key[1]}")) for of in of_task]
+    squares = np.array([math.nan if error is None else error for error in errors]) ** 2
+    choices = [(np.full(len(members), 1 / len(members)), math.sqrt(squares.sum()) / len(members))]
     if n.all():
         more = n.sum() - len(n)
         pooled = ((n - 1) * n * squares).sum() / more / n.sum() if more > 0 else math.nan
         choices.insert(0, (n / n.sum(), math.sqrt(pooled)))
-    scores = np.array([task.value for task in of_members])
     fitting = [choice for choice in choices if math.isclose(choice[0] @ scores, value, rel_tol=1e-9, abs_tol=1e-12)]
     if not fitting:
-        raise Unusable(f"its {metric} is no mean of its tasks', by documents or equal")
-    reported = number(values.get(f"{metric}_stderr,{of_filter}"))
+        raise Unusable(f"its {key[0]} is no mean of its tasks', by documents or equal")
+    reported = number(values.get(f"{key[0]}_stderr,{key[1]}"))
     if len(fitting) > 1 and reported is not None:
         fitting = [choice for choice in fitting if math.isclose(choice[1], reported, rel_tol=1e-9)] or fitting
     return dict(zip(members, fitting[0][0].tolist(), strict=True))
@@ -341,151 +401,123 @@ def _weights(
 
 
 def _task(
-    file: _File, results: Mapping[str, Any], form: Results, says: ReportedTask, task: str, notes: list[str]
+    results: Mapping[str, Any],
+    task: str,
+    study: StudyFacts,
+    documents: Sequence[DocumentRow] | Unusable,
+    wanted: str | None,
+    notes: list[str],
 ) -> list[TaskResult]:
     """A task's result, then those under decision rules; each with its answers, or with marks that say why they are not
     used. Sentences on rules that are left out are added to `notes`. `Unusable` is raised if the task has no number."""
-    rules = form.config.icl.decided.get(task)
-    rules = rules if isinstance(rules, dict) else {}
-    metric, of_filter, entry = _metric(says, form.config.icl.study.metric, rules)
-    value = _value(says, f"{metric},{of_filter}")
+    values, config = mapping(results["results"][task]), results["configs"][task]
+    rules = mapping(at(results, "config", "icl", "decided", task))
+    for key, value in values.items():
+        if "_stderr," in key and (number(value) or 0) < 0:
+            raise Unusable(f"{key.partition(',')[0]} is {value:g}, and no standard error is negative")
+    metric, of_filter, entry = _metric(values, config, wanted or study.metric, rules)
     aggregation, higher = _METRICS.get(metric, ("mean", True))
-    aggregation = entry.get("aggregation", aggregation)
+    aggregation = str(entry.get("aggregation", aggregation))
+    is_of_probabilities = metric in CALIBRATION
+    if is_of_probabilities:
+        aggregation, higher = CALIBRATION[metric].aggregation, CALIBRATION[metric].higher_is_better
     if aggregation == "bypass":
         raise Unusable("it was run with --predict_only, without a metric")
-    config = form.configs[task]
-    study, metadata = form.config.icl.study, says.config.metadata
-    sampler = says.config.fewshot_config.get("sampler")
-    # As a study says, or a task of this package, or lm-eval's sampler.
-    drawn = study.demonstrations or metadata.get("demonstrations") or (None if sampler == "default" else sampler)
-    result = TaskResult(
+    sampler = at(config, "fewshot_config", "sampler")
+    switches = switch_fields(results, task, study, sampler)
+    size = count(at(results, "n-samples", task, "effective")) or count(values.get("sample_len")) or 0
+    shown = at(results, "higher_is_better", task, metric)
+    known = {*AGGREGATIONS, *(name for name, _ in _METRICS.values())}
+    plain = TaskResult(
         task=task,
         metric=metric,
         filter=of_filter,
-        value=value,
-        stderr=number(says.values.get(f"{metric}_stderr,{of_filter}")),
-        higher_is_better=says.higher_is_better.get(metric, entry.get("higher_is_better", higher)) is not False,
-        aggregation=aggregation if aggregation in (*AGGREGATIONS, *dict(_METRICS.values())) else "unknown",
-        shots=(says.config.num_fewshot if says.shots is None else says.shots) or 0,
-        documents=says.sizes.effective or says.sample_len or 0,
-        version="" if says.version is None else str(says.version),
-        template=template(results, config),
-        drawn=drawn if isinstance(drawn, str) else None,
+        value=math.nan,
+        stderr=None,
+        higher_is_better=(entry.get("higher_is_better", higher) if shown is None else shown) is not False,
+        aggregation=aggregation if aggregation in known else "unknown",
+        shots=int(number(int(switches["shots"] or 0)) or 0) if str(switches["shots"]).isdecimal() else 0,
+        documents=size,
         answers=None,
-        settings=settings(results, config, entry, of_filter),
+        column=column_fields(results, task, metric, of_filter, size),
+        switches=switches,
     )
-    of_task = [result]
+    of_task = [plain]
     for name, facts in rules.items():
-        try:
-            rule = RuleFacts.model_validate({**facts, "name": name} if isinstance(facts, dict) else facts)
-            if metric == "exact_match":  # of the most probable text, whatever the values of the options
-                raise Unusable("no decision rule changes exact_match")
-            value = _value(says, f"{metric},{name}")
-            stderr = number(says.values.get(f"{metric}_stderr,{name}"))
-            of_task.append(replace(result, value=value, stderr=stderr, rule=rule))
-        except (ValidationError, Unusable) as error:
-            why = refusal(error) if isinstance(error, ValidationError) else error
-            notes.append(f"task {task!r} under the decision rule {name!r} is left out: {why}")
-    return _with_answers(file, results, says, of_task)
-
-
-def _value(says: ReportedTask, key: str) -> float:
-    """A value of a task. `Unusable` is raised if there is none, or if it is no number."""
-    if key not in says.values:
-        raise Unusable(f"there is no {key}")
-    if (value := number(says.values[key])) is None:
-        raise Unusable(f"its {key.partition(',')[0]} is {str(says.values[key])[:40]!r}, which is not a number")
-    return value
-
-
-def _with_answers(
-    file: _File, results: Mapping[str, Any], says: ReportedTask, of_task: Sequence[TaskResult]
-) -> list[TaskResult]:
-    """The results of a task with their answers, or with marks that say why they are not used."""
-    of_results: list[tuple[Answers | Unusable | None, list[str]]]
-    if says.packed is None:
-        of_results = [(answers, []) for answers in _from_samples(file, results, of_task)]
-    else:
-        of_results = [_from_packed(says.packed, result) for result in of_task]
+        if metric == "exact_match":  # of the most probable text, whatever the values of the options
+            notes.append(f"task {task!r} under the decision rule {name!r} is left out: no rule changes exact_match")
+        elif not isinstance(facts, dict) or type(facts.get("transductive")) is not bool:
+            notes.append(f"task {task!r} under the decision rule {name!r} is left out: its record is damaged")
+        else:
+            labels, corpus = count(facts.get("labels")), count(facts.get("corpus"))
+            rule = RuleFacts(name, mapping(facts.get("arguments")), facts["transductive"], labels, corpus)
+            of_task.append(replace(plain, rule=rule))
     complete = []
-    for result, (answers, kept_marks) in zip(of_task, of_results, strict=True):
-        marks = []
-        if _is_accuracy(result) and not 0 <= result.value <= 1:
-            marks.append(f"its {result.metric} of {result.value:g} is not between 0 and 1")
-        if result.aggregation not in AGGREGATIONS:
-            marks.append(
-                f"its {result.metric} is not computed from numbers of single documents, so it is shown as reported"
-            )
-        if isinstance(answers, Answers):
-            if answers.items.ndim == 2 and result.metric == "metaicl":  # of classification
-                result = replace(result, aggregation="macro_f1")
-            why = "" if marks else _contradiction(answers, result)
-        else:
-            why = "" if answers is None else str(answers)
-        marks += [f"its samples are not used: {why}"] if why else kept_marks
-        if marks or not isinstance(answers, Answers):
-            complete.append(replace(result, marks=tuple(dict.fromkeys(map(_sentence, marks)))))
-        else:
-            complete.append(replace(result, documents=len(answers.items), answers=answers))
+    for result in of_task:
+        try:
+            stderr = number(values.get(f"{metric}_stderr,{result.reported_filter}"))
+            if not is_of_probabilities:
+                result = replace(result, value=_value(values, metric, result.reported_filter), stderr=stderr)
+            complete.append(_with_answers(result, documents))
+        except Unusable as error:
+            if result.rule is None:
+                raise
+            notes.append(f"task {task!r} under the decision rule {result.rule.name!r} is left out: {error}")
     return complete
 
 
-def _metric(task: ReportedTask, of_study: str | None, rules: Collection[str]) -> tuple[str, str, Mapping[str, Any]]:
+def _value(values: Mapping[str, Any], metric: str, of_filter: str) -> float:
+    key = f"{metric},{of_filter}"
+    if key not in values:
+        raise Unusable(f"there is no {key}")
+    if (value := number(values[key])) is None:
+        raise Unusable(f"its {metric} is {str(values[key])[:40]!r}, which is not a number")
+    return value
+
+
+def _metric(
+    values: Mapping[str, Any], config: Mapping[str, Any], wanted: str | None, rules: Mapping[str, Any]
+) -> tuple[str, str, Mapping[str, Any]]:
     """The metric that stands for a task, its first filter, and what the task's configuration says of it.
 
-    The metric that a study names comes first; a decision rule is a filter that does not stand for the task itself.
+    The metric that is asked for comes first; a decision rule is a filter that does not stand for the task itself.
     `Unusable` is raised if the task has no metric.
     """
     filters: dict[str, str] = {}
-    for key in task.values:
+    for key in values:
         metric, comma, of_filter = key.partition(",")
         if comma and not metric.endswith("_stderr") and of_filter not in rules:
             filters.setdefault(metric, of_filter)
+    if wanted in CALIBRATION and filters:
+        return str(wanted), next(iter(filters.values())), {}
     entries: dict[str, Mapping[str, Any]] = {}
-    for entry in task.config.metric_list or []:
-        name = str(entry.get("metric"))
+    listed = config.get("metric_list")
+    for entry in listed if isinstance(listed, list) else []:
+        name = str(at(entry, "metric"))
         for metric in filters:
             if name == metric or f"def {metric}(" in name:  # a metric that is a function has its source as its name
                 entries.setdefault(metric, entry)
-    for metric in (*filter(None, [of_study]), "acc", "exact_match", *entries, *filters):
+    for metric in (*filter(None, [wanted]), "acc", "exact_match", *entries, *filters):
         if metric in filters:
             return metric, filters[metric], entries.get(metric, {})
     raise Unusable("it has no metric")
 
 
-def _is_accuracy(result: TaskResult) -> bool:
-    return result.metric.startswith("acc") or result.metric == "exact_match"
-
-
-def _from_samples(
-    file: _File, results: Mapping[str, Any], of_task: Sequence[TaskResult]
-) -> Sequence[Answers | Unusable | None]:
-    """The answers of these results from the samples beside them, all in one pass through the file; or why they cannot
-    be used; or None if there are no samples, or none that the metric is computed from."""
-    nothing = [None] * len(of_task)
-    if of_task[0].aggregation not in AGGREGATIONS:
-        return nothing
+def _documents(file: _File, results: Mapping[str, Any], task: str) -> list[DocumentRow] | Unusable:
     try:
-        path = samples_file(file.path, of_task[0].task)
-        if not os.path.lexists(path):
-            return nothing
-        if not _is_inside(path, file.root):
-            raise Unusable(f"{path.name} is a link out of its folder, or a device")
-        return read_answers(lines(path), [asked(results, result) for result in of_task])
+        return _from_samples(file, results, task)
     except Unusable as error:
-        return [error] * len(of_task)
+        return error
 
 
-def _from_packed(packed: Any, result: TaskResult) -> tuple[Answers | Unusable | None, list[str]]:
-    """The answers that `collect` has kept of a result, as those of `_from_samples`, and its marks."""
-    if result.rule is not None:
-        packed = at(packed, "rules", result.rule.name)
-        if packed is None:  # a version that knew no rules kept none of their answers
-            return None, []
-    try:
-        return unpack(packed, f"{result.metric},{result.reported_filter}")
-    except Unusable as error:
-        return error, []
+def _from_samples(file: _File, results: Mapping[str, Any], task: str) -> list[DocumentRow]:
+    """The rows of the samples beside the results."""
+    path = samples_file(file.path, task)
+    if not os.path.lexists(path):
+        return []
+    if not _is_inside(path, file.root):
+        raise Unusable(f"{path.name} is a link out of its folder, or a device")
+    return list(rows_of(lines(path), asked(results, task)))
 
 
 def samples_file(results: Path, task: str) -> Path:
@@ -500,32 +532,76 @@ def samples_file(results: Path, task: str) -> Path:
     return results.with_name(name)
 
 
-def asked(results: Mapping[str, Any], result: TaskResult) -> Asked:
+def options(results: Mapping[str, Any], task: str) -> list[str]:
+    """The names of the options, where all documents have the same: the configuration lists them."""
+    choices = at(results, "configs", task, "doc_to_choice")
+    are_names = isinstance(choices, list) and all(isinstance(name, str) for name in choices)
+    return choices if are_names and len(set(choices)) == len(choices) else []
+
+
+def asked(results: Mapping[str, Any], task: str) -> Asked:
     """What a task's results say about its samples."""
-    task = ReportedTask.of(dict(results), result.task)
-    system, description = results.get("system_instruction"), task.config.description
-    delimiter = task.config.fewshot_delimiter or ""
-    front = (system, delimiter, description) if system else (description,)
+    values, config = mapping(results["results"][task]), results["configs"][task]
+    metrics = dict.fromkeys(key.partition(",")[0] for key in values if "," in key and "_stderr," not in key)
+    filters = [key.partition(",")[2] for key in values if "," in key]
+    system, delimiter = results.get("system_instruction"), config.get("fewshot_delimiter", "\n\n")
+    delimiter = delimiter if isinstance(delimiter, str) else ""
+    front = (system, delimiter, config.get("description")) if system else (config.get("description"),)
+    listed = config.get("metric_list")
     return Asked(
-        metric=result.metric,
-        filter=result.reported_filter,
-        options=task.config.output_type == "multiple_choice",
-        decided=f"metaicl,{result.reported_filter}" in task.values,
-        unconditional=any(entry.get("metric") == "acc_mutual_info" for entry in task.config.metric_list or []),
-        shots=result.shots,
+        filter=filters[0] if filters else "none",
+        options=config.get("output_type") == "multiple_choice",
+        decided=any(key.startswith("metaicl,") for key in values),
+        unconditional=any(at(e, "metric") == "acc_mutual_info" for e in (listed if isinstance(listed, list) else [])),
+        shots=int(declared("switch", {"file": results, "task": config}, task).get("shots", 0)),
         front=tuple(text for text in front if isinstance(text, str)),
         delimiter=delimiter,
+        metrics=metrics,
     )
 
 
-def _contradiction(answers: Answers, result: TaskResult) -> str:
+def _with_answers(result: TaskResult, documents: Sequence[DocumentRow] | Unusable) -> TaskResult:
+    """A result with its answers, or with marks that say why they are not used."""
+    marks, answers = [], None
+    is_accuracy = result.metric.startswith("acc") or result.metric == "exact_match"
+    if is_accuracy and not 0 <= result.value <= 1:
+        marks.append(f"its {result.metric} of {result.value:g} is not between 0 and 1")
+    if result.aggregation not in AGGREGATIONS:
+        marks.append(f"its {result.metric} is not computed from numbers of single documents: it is shown as reported")
+    elif isinstance(documents, Unusable):
+        marks.append(f"its samples are not used: {documents}")
+    elif documents and not marks:
+        try:
+            rows = [row for row in documents if row.filter == result.reported_filter]
+            answers = answers_of(rows, result.metric, result.shots)
+            if answers.items.ndim == 2 and result.metric == "metaicl":  # of classification
+                result = replace(result, aggregation="macro_f1")
+            if result.metric in CALIBRATION:
+                metric = AGGREGATIONS[result.aggregation]
+                result = replace(result, value=float(metric.value(metric.features(answers.items).sum(axis=0))))
+            if why := _contradiction(answers, result, is_accuracy):
+                raise Unusable(why)
+        except Unusable as error:
+            marks.append(f"its samples are not used: {error}")
+            answers = None
+    if math.isnan(result.value):
+        raise Unusable(marks[0] if marks else f"its {result.metric} needs samples (--log_samples)")
+    if answers is None:
+        return replace(result, marks=tuple(dict.fromkeys(map(_sentence, marks))))
+    size = str(len(answers.items))
+    switches = {**result.switches, "documents": answers.documents}
+    column = {**result.column, "documents": size}
+    return replace(result, documents=len(answers.items), answers=answers, switches=switches, column=column)
+
+
+def _contradiction(answers: Answers, result: TaskResult, is_accuracy: bool) -> str:
     """Why answers are not those that the result is of; "" if they can be."""
     items = answers.items
     if result.documents and len(items) != result.documents:
         return f"they are of {len(items)} documents, the results of {result.documents}"
     if np.isinf(items).any() or (np.isnan(items).any() and result.aggregation != "nanmean"):
         return f"the {result.metric} of a document is not a finite number"
-    if _is_accuracy(result) and (items.min() < 0 or items.max() > 1):
+    if is_accuracy and (items.min() < 0 or items.max() > 1):
         return f"the {result.metric} of a document is not between 0 and 1"
     if (items.ndim == 2) != (result.aggregation in _OF_PAIRS):
         return f"the {result.metric} of a document is not what lm-eval's {result.aggregation} is computed from"

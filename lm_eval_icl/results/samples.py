@@ -1,4 +1,8 @@
-"""What a run answered, document by document, from the samples that lm-eval writes with `--log_samples`."""
+"""What a run answered, document by document, from the samples that lm-eval writes with `--log_samples`.
+
+A document of a task under a filter becomes a row without its texts (`DocumentRow`): `collect` keeps these rows, tables
+show them, and `answers_of` makes arrays of them.
+"""
 
 from __future__ import annotations
 
@@ -7,19 +11,49 @@ import hashlib
 import itertools
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from pydantic import ValidationError
 
-from lm_eval_icl.results.form import DOCUMENTS, Sample, Unusable, parse, refusal
-from lm_eval_icl.results.records import Answers
+from lm_eval_icl.results.calibration import METRICS
+from lm_eval_icl.results.fields import digest
+from lm_eval_icl.results.records import Answers, Unusable
 
 # A line of a samples file repeats the whole prompt for every option, so it may have some MB.
-LINE_BYTES = 64 * 2**20
+LINE_BYTES, DEPTH, DOCUMENTS = 64 * 2**20, 64, 1_000_000
+_HASH = 16  # hexadecimal digits that are kept of a hash
+
+
+class DocumentRow(NamedTuple):
+    """A document of a task under a filter.
+
+    Attributes:
+        doc_id: its number in the task.
+        document: digest of it and its right answer.
+        prompt: digest of the prompt.
+        demonstrations: digest of the prompt's demonstrations, whatever their order; "" without any.
+        options: the texts of the options are as many as this; 0 if there are none.
+        prediction: the number of the option that is predicted, or the text that the filter left.
+        gold: the option that is right; None where that is not known.
+        logprobs: the options' log-likelihoods, or what a decision rule makes of them.
+        metrics: by lm-eval's name, the value that it aggregates.
+        target: the right answer, as lm-eval writes it; `collect` keeps no such text.
+    """
+
+    filter: str
+    doc_id: int
+    document: str
+    prompt: str
+    demonstrations: str
+    options: int
+    prediction: int | str | None
+    gold: int | None
+    logprobs: tuple[float, ...]
+    metrics: Mapping[str, Any]
+    target: str = ""
 
 
 @dataclass(frozen=True)
@@ -27,17 +61,16 @@ class Asked:
     """What a task's results say about its samples.
 
     Attributes:
-        metric: the metric whose values are read.
-        filter: only samples of this filter are read.
+        filter: that of samples which name none.
         options: the requests of a document are options, of which the one with the highest log-likelihood is predicted.
         decided: the task decides otherwise, and its documents say which option it predicts (MetaICL's).
         unconditional: there may be a second request for each option, without the prompt (`acc_mutual_info`).
         shots: demonstrations a prompt.
         front: texts before the demonstrations, in this order: the system instruction, a delimiter, the description.
         delimiter: between demonstrations.
+        metrics: their names, for samples that do not list them.
     """
 
-    metric: str
     filter: str
     options: bool
     decided: bool
@@ -45,19 +78,31 @@ class Asked:
     shots: int
     front: tuple[str, ...]
     delimiter: str
+    metrics: Collection[str]
 
 
-class _Row(NamedTuple):
-    """A sample without its texts."""
+def parse(data: bytes) -> Any:
+    """JSON in which no object has a key twice: Python would take the last value, other readers the first.
 
-    item: tuple[float, ...] | tuple[str, ...]
-    document: str
-    prompt: str
-    target: str
-    demonstrations: str
-    prediction: int | None
-    options: int
-    gold: int | None
+    Raises:
+        Unusable: it is damaged.
+    """
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        values = dict(pairs)
+        if len(values) < len(pairs):
+            twice = next(key for i, (key, _) in enumerate(pairs) if key in dict(pairs[:i]))
+            raise Unusable(f"has the key {twice!r} twice in one object")
+        return values
+
+    try:
+        return json.loads(data.decode("utf-8-sig"), object_pairs_hook=unique)
+    except Unusable:  # a ValueError too
+        raise
+    except RecursionError:
+        raise Unusable(f"is nested more than {DEPTH} deep") from None
+    except ValueError as error:
+        raise Unusable(f"is damaged, half-written or no JSON ({' '.join(str(error).split())})") from error
 
 
 def lines(path: Path) -> Iterator[dict[str, Any]]:
@@ -69,8 +114,7 @@ def lines(path: Path) -> Iterator[dict[str, Any]]:
     try:
         with path.open("rb") as file:
             for number in itertools.count(1):
-                line = file.readline(LINE_BYTES + 1)
-                if not line:
+                if not (line := file.readline(LINE_BYTES + 1)):
                     return
                 where = f"line {number} of {path.name}"
                 if len(line) > LINE_BYTES:
@@ -79,121 +123,86 @@ def lines(path: Path) -> Iterator[dict[str, Any]]:
                     continue
                 try:
                     sample = parse(line)
-                    Sample.model_validate(sample)
-                except ValidationError as error:
-                    raise Unusable(f"{where} is no sample of lm-eval ({refusal(error)})") from None
                 except Unusable as error:
                     raise Unusable(f"{where} {error}") from None
+                if not isinstance(sample, dict) or type(sample.get("doc_id")) is not int or sample["doc_id"] < 0:
+                    raise Unusable(f"{where} is no sample of lm-eval, which has the number of its document, doc_id")
                 yield sample
     except OSError as error:
         raise Unusable(f"{path.name} cannot be read ({error.strerror})") from error
 
 
-def read_answers(samples: Iterable[Mapping[str, Any]], asked: Sequence[Asked]) -> list[Answers | Unusable]:
-    """The answers of a task, under several filters.
-
-    Args:
-        asked: of each filter; a sample that names no filter is of the first.
-
-    Returns:
-        For each, the answers, or why they cannot be used: a sample has not what is needed, or a document is there
-        twice.
-    """
-    by_filter = {of_filter.filter: of_filter for of_filter in asked}
-    rows: dict[str, dict[int, _Row]] = {name: {} for name in by_filter}
-    answers: dict[str, Answers | Unusable] = {}
-    for sample in samples:
-        name = sample.get("filter", asked[0].filter)
-        if name in by_filter and name not in answers:
-            try:
-                _add(rows[name], sample, by_filter[name])
-            except Unusable as error:
-                answers[name] = error
-    for name in by_filter.keys() - answers.keys():
-        try:
-            answers[name] = _answers(rows[name], by_filter[name])
-        except Unusable as error:
-            answers[name] = error
-    return [answers[name] for name in by_filter]
-
-
-def _add(rows: dict[int, _Row], sample: Mapping[str, Any], asked: Asked) -> None:
-    """Add a sample to the rows of its filter. Raises `Unusable` if it lacks something or its document is there."""
-    number = sample["doc_id"]
-    if number in rows:
-        raise Unusable(f"document {number} is in the samples twice")
-    if len(rows) == DOCUMENTS:
-        raise Unusable(f"the samples are of more than {DOCUMENTS:,} documents")
-    try:
-        prompt = first_prompt(sample.get("arguments"))
-        rows[number] = _Row(
-            _item(sample.get(asked.metric), asked.metric, number),
-            _document_hash(sample, asked),
-            _hash(sample, "prompt_hash", lambda: prompt),
-            _hash(sample, "target_hash", lambda: str(sample.get("target"))),
-            _demonstrations(prompt, asked.front, asked.delimiter) if asked.shots else "",
-            *_choice(sample, asked),
-        )
-    except RecursionError:
-        raise Unusable(f"the sample of document {number} is nested too deeply") from None
-
-
-def _answers(rows: dict[int, _Row], asked: Asked) -> Answers:
-    """The samples of a filter as arrays. Raises `Unusable` if there are none, or they do not go together."""
-    if not rows:
-        raise Unusable(f"the samples file has no sample of the filter {asked.filter!r}")
-    rows = dict(sorted(rows.items()))
-    item, document, prompts, target, demonstrations, predictions, options, golds = zip(*rows.values(), strict=True)
-    if len(set(map(len, item))) > 1:
-        raise Unusable(f"{asked.metric} is a pair for some samples and a number for others")
-    items, numbers = _numbered(item), list(map(str, rows))
-    known = asked.options and None not in predictions
-    return Answers(
-        doc_ids=np.array(list(rows)),
-        documents=digest(itertools.chain(*zip(numbers, document, target, strict=True))),
-        prompts=digest(itertools.chain(*zip(numbers, document, prompts, target, strict=True))),
-        demonstrations=digest(demonstrations) if asked.shots else None,
-        items=items[:, 0] if items.shape[1] == 1 else items,
-        predictions=np.array(predictions) if known else None,
-        chance=float(np.mean([1 / count for count in options])) if known else None,
-        golds=np.array(golds) if known and None not in golds else None,
-    )
-
-
-def document_rows(samples: Iterable[Mapping[str, Any]], asked: Asked) -> Iterator[dict[str, Any]]:
-    """The samples of a task as rows of a table, one a document and filter, with every metric that they have.
-
-    Args:
-        asked: of the metric that stands for the task; here, samples of all filters are read.
+def rows_of(samples: Iterable[Mapping[str, Any]], asked: Asked) -> Iterator[DocumentRow]:
+    """The samples of a task as rows, one a document and filter.
 
     Raises:
         Unusable: a sample has not what is needed.
     """
     for sample in samples:
-        number, names = sample["doc_id"], sample.get("metrics")
-        metrics = [asked.metric] if names is None else [name for name in names if name in sample]
-        prediction: int | str | None = _choice(sample, asked)[0]
-        texts = sample.get("filtered_resps")
-        if prediction is None and isinstance(texts, list) and len(texts) == 1 and isinstance(texts[0], str):
-            (prediction,) = texts
-        items = {name: _item(sample.get(name), name, number) for name in metrics}
-        yield {
-            "filter": str(sample.get("filter", asked.filter)),
-            "doc_id": number,
-            "document": _document_hash(sample, asked),
-            "target": sample.get("target"),
-            "prediction": prediction,
-            **{name: item[0] if len(item) == 1 else item for name, item in items.items()},
-        }
+        try:
+            prompt = first_prompt(sample.get("arguments"))
+            prediction: int | str | None
+            prediction, options, gold, logprobs = _choice(sample, asked)
+            texts = sample.get("filtered_resps")
+            if prediction is None and isinstance(texts, list) and len(texts) == 1 and isinstance(texts[0], str):
+                prediction = texts[0]
+            names = sample.get("metrics")
+            names = names if isinstance(names, list) else [name for name in asked.metrics if name in sample]
+            target = _hash(sample, "target_hash", lambda sample=sample: str(sample.get("target")))  # type: ignore[misc]
+            yield DocumentRow(
+                str(sample.get("filter", asked.filter)),
+                sample["doc_id"],
+                _document_hash(sample, asked)[:_HASH] + target[:8],
+                _hash(sample, "prompt_hash", lambda prompt=prompt: prompt)[:_HASH],  # type: ignore[misc]
+                _demonstrations(prompt, asked.front, asked.delimiter)[:_HASH] if asked.shots else "",
+                options,
+                prediction,
+                gold,
+                logprobs,
+                {name: sample[name] for name in names if isinstance(name, str) and name in sample},
+                str(sample.get("target")),
+            )
+        except RecursionError:
+            raise Unusable(f"the sample of document {sample['doc_id']} is nested too deeply") from None
 
 
-def digest(texts: Iterable[str]) -> str:
-    """A digest of several texts: each with its length, so that nothing moves from one to the next."""
-    state = hashlib.sha256()
-    for text in texts:
-        data = text.encode("utf-8", "surrogatepass")
-        state.update(b"%d:%b" % (len(data), data))
-    return state.hexdigest()[:32]
+def answers_of(rows: Iterable[DocumentRow], metric: str, shots: int) -> Answers:
+    """The rows of one filter as arrays.
+
+    Raises:
+        Unusable: there are none, a document is there twice, or they do not have the metric.
+    """
+    rows = sorted(rows, key=lambda row: row.doc_id)
+    if not rows:
+        raise Unusable("the samples have none of this filter")
+    if len(rows) > DOCUMENTS:
+        raise Unusable(f"the samples are of more than {DOCUMENTS:,} documents")
+    for one, other in itertools.pairwise(rows):
+        if one.doc_id == other.doc_id:
+            raise Unusable(f"document {one.doc_id} is in the samples twice")
+    known = all(row.options and isinstance(row.prediction, int) for row in rows)
+    golds = [row.gold for row in rows]
+    if metric in METRICS:
+        if not known or None in golds or any(len(row.logprobs) != row.options for row in rows):
+            raise Unusable(f"{metric} needs the options' log-likelihoods, and which option is right")
+        items = METRICS[metric].items([row.logprobs for row in rows], golds)  # type: ignore[arg-type]
+    else:
+        values = [_item(row.metrics.get(metric), metric, row.doc_id) for row in rows]
+        if len(set(map(len, values))) > 1:
+            raise Unusable(f"{metric} is a pair for some samples and a number for others")
+        items = _numbered(values)
+        items = items[:, 0] if items.shape[1] == 1 else items
+    numbers, documents = [str(row.doc_id) for row in rows], [row.document for row in rows]
+    return Answers(
+        doc_ids=np.array([row.doc_id for row in rows]),
+        documents=digest(itertools.chain(*zip(numbers, documents, strict=True))),
+        prompts=digest(itertools.chain(*zip(numbers, documents, [row.prompt for row in rows], strict=True))),
+        demonstrations=digest(row.demonstrations for row in rows) if shots else None,
+        items=items,
+        predictions=np.array([row.prediction for row in rows]) if known else None,
+        chance=float(np.mean([1 / row.options for row in rows])) if known else None,
+        golds=np.array(golds) if known and None not in golds else None,
+    )
 
 
 def first_prompt(arguments: Any) -> str:
@@ -204,39 +213,43 @@ def first_prompt(arguments: Any) -> str:
     return first if isinstance(first, str) else json.dumps(first)
 
 
-def _choice(sample: Mapping[str, Any], asked: Asked) -> tuple[int | None, int, int | None]:
-    """The option that was predicted, how many there are, and the one that is right.
+def _choice(sample: Mapping[str, Any], asked: Asked) -> tuple[int | None, int, int | None, tuple[float, ...]]:
+    """The option that was predicted, how many there are, the one that is right, and their log-likelihoods.
 
-    None, 0 and None if there are no options; the last is None too where that is not known, as if several are right.
+    None, 0 and None if there are no options; the gold is None too where it is not known, as if several are right.
     lm-eval writes the right option's number, or else its text.
     """
     target = str(sample.get("target"))
-    if asked.decided:
-        document = sample.get("doc")
-        content = document if isinstance(document, dict) else {}
-        prediction, options = content.get("prediction"), content.get("options")
-        if type(prediction) is not int or not isinstance(options, list) or not 0 <= prediction < len(options):
-            return None, 0, None
-        return prediction, len(options), options.index(target) if target in options else None
     try:
         scores = [float(response[0]) for response in sample["filtered_resps"]] if asked.options else []
     except (TypeError, ValueError, LookupError, OverflowError):  # a response is no log-likelihood
         scores = []
+    if asked.decided:
+        content = sample.get("doc") if isinstance(sample.get("doc"), dict) else {}
+        prediction, options = content.get("prediction"), content.get("options")  # type: ignore[union-attr]
+        if type(prediction) is not int or not isinstance(options, list) or not 0 <= prediction < len(options):
+            return None, 0, None, ()
+        logprobs = tuple(scores) if len(scores) == len(options) else ()
+        return prediction, len(options), options.index(target) if target in options else None, logprobs
     if asked.unconditional:
         scores = scores[: len(scores) // 2]
     if not scores:
-        return None, 0, None
+        return None, 0, None, ()
     if re.fullmatch("[0-9]{1,9}", target):
         gold = int(target) if int(target) < len(scores) else None
     else:
-        requests = sample.get("arguments")
-        requests = list(requests.values()) if isinstance(requests, dict) else requests
-        requests = requests[: len(scores)] if isinstance(requests, list) else []
-        pairs = [list(request.values()) if isinstance(request, dict) else request for request in requests]
-        texts = [pair[1] if isinstance(pair, list | tuple) and len(pair) > 1 else None for pair in pairs]
-        texts = [text.strip() if isinstance(text, str) else None for text in texts]
+        texts = [text.strip() for text in option_texts(sample)[: len(scores)]]
         gold = texts.index(target.strip()) if texts.count(target.strip()) == 1 else None
-    return scores.index(max(scores)), len(scores), gold  # the first of equals, as lm-eval's `acc`
+    return scores.index(max(scores)), len(scores), gold, tuple(scores)  # the first of equals, as lm-eval's `acc`
+
+
+def option_texts(sample: Mapping[str, Any]) -> list[str]:
+    """The continuations of a document's requests; "" for one that has none."""
+    requests = sample.get("arguments")
+    requests = list(requests.values()) if isinstance(requests, dict) else requests
+    pairs = [list(r.values()) if isinstance(r, dict) else r for r in (requests if isinstance(requests, list) else [])]
+    texts = [pair[1] if isinstance(pair, list | tuple) and len(pair) > 1 else None for pair in pairs]
+    return [text if isinstance(text, str) else "" for text in texts]
 
 
 def _document_hash(sample: Mapping[str, Any], asked: Asked) -> str:

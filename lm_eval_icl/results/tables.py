@@ -2,7 +2,7 @@
 
     from lm_eval_icl import results
 
-    results.documents("results").groupby(["task", "model"]).acc.mean()
+    results.documents("results").groupby(["task", "model", "shots"]).acc.mean()
 
 Every table has the column `run`, by which tables are merged.
 """
@@ -11,21 +11,21 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from lm_eval_icl.results.form import Unusable, number
-from lm_eval_icl.results.read import asked, read, samples_file
-from lm_eval_icl.results.records import Answers, Run, TaskResult
-from lm_eval_icl.results.samples import document_rows, lines
+from lm_eval_icl.results.calibration import probabilities
+from lm_eval_icl.results.read import document_rows, options, read
+from lm_eval_icl.results.records import Run, TaskResult, Unusable, number
 
 _WHICH = ["run", "model", "pretrained", "seed", "order", "task"]
 _RUN = "run path date model pretrained revision dtype arguments chat seed order limit tasks tokens seconds cost".split()
 _SCORE = [*_WHICH, "metric", "filter", "value", "stderr", "shots", "documents"]
-_DOCUMENT = [*_WHICH, "filter", "doc_id", "document", "demonstrations", "target", "prediction"]
+_DOCUMENT = [*_WHICH, "filter", "shots", "arguments", "options", "doc_id", "document", "prompt", "demonstrations"]
+_DOCUMENT += ["target", "gold", "prediction", "loglikelihoods", "probabilities"]
 
 Paths = str | Path | Sequence[str | Path]
 
@@ -41,9 +41,9 @@ def runs(paths: Paths) -> pd.DataFrame:
         run: a digest of the results, the same for copies of one run.
         path: of the results file.
         date: when the run began, UTC.
-        model: lm-eval's name of the model: "hf", "icl", "vllm", ...
-        pretrained, revision, dtype: of the checkpoint; revision and dtype are "" where the file does not say.
-        arguments: the other model arguments, as JSON.
+        model: the method, or lm-eval's name of the model: "hf", "icl", "vllm", ...
+        pretrained, revision, dtype: of the checkpoint; "" where the file does not say.
+        arguments: the other model arguments as they were given, as JSON.
         chat: whether the prompts have the model's chat template.
         seed: of the demonstrations (`fewshot_seed`); missing where the file does not say.
         order: which order of these demonstrations, in a study; 0 elsewhere.
@@ -112,28 +112,56 @@ def documents(paths: Paths) -> pd.DataFrame:
 
     Returns:
         A table with the columns run, model, pretrained, seed, order (see `runs`), task, filter,
+        shots: demonstrations a prompt.
+        arguments: all of the method, defaults too, as JSON.
+        options: the names of the options, a tuple; empty where they differ between documents.
         doc_id: the number of the document in its task.
-        document: lm-eval's hash of the document: the same in runs that asked the same.
-        demonstrations: a digest of the prompt's demonstrations, whatever their order; missing without any.
+        document: a digest of the document and its right answer: the same in runs that asked the same.
+        prompt: a digest of the prompt.
+        demonstrations: a digest of the prompt's demonstrations, whatever their order; "" without any.
         target: the right answer, as lm-eval writes it.
-        prediction: the number of the option with the highest log-likelihood, or the text that the filter left.
+        gold: the number of the option that is right; missing where that is not known.
+        prediction: the number of the option that is predicted, or the text that the filter left.
+        loglikelihoods: of the options, a tuple, or what a decision rule makes of them; empty without options.
+        probabilities: the same, normalised over the options.
         and one column for each metric, by lm-eval's name (acc, acc_norm, exact_match, ...), missing for tasks that do
         not have it.
     """
     rows = []
     for run in _read(paths):
-        for result in run.all_results:
-            of_task = f"{run.path}: task {result.task!r}"
-            of_task += "" if result.rule is None else f" under the decision rule {result.rule.name!r}"
-            for mark in result.marks:
-                warnings.warn(f"{of_task}: {mark}", stacklevel=2)
-            if result.answers is None:
+        own = {name: value for name, value in run.rows["method"].items() if name != "method"}
+        arguments = json.dumps(own, sort_keys=True)
+        for task, results in _by_task(run).items():
+            for result in results:
+                for mark in result.marks:
+                    rule = "" if result.rule is None else f" under the decision rule {result.rule.name!r}"
+                    warnings.warn(f"{run.path}: task {task!r}{rule}: {mark}", stacklevel=2)
+            if all(result.answers is None for result in results):
                 continue
+            unused = {result.reported_filter for result in results if result.answers is None}
+            which = {**_which(run, results[0]), "shots": results[0].shots, "arguments": arguments}
+            which["options"] = tuple(options(run.results, task))
             try:
-                rows += [{**_which(run, result), **row} for row in _of_documents(run, result, result.answers)]
+                for row in document_rows(run, task):
+                    if row.filter in unused:
+                        continue
+                    values = row._asdict() | {"options": which["options"], "loglikelihoods": row.logprobs}
+                    values["probabilities"] = tuple(map(float, probabilities(row.logprobs))) if row.logprobs else ()
+                    metrics = values.pop("metrics")
+                    del values["logprobs"]
+                    values["target"] = row.target or (None if row.gold is None else str(row.gold))
+                    pairs = {name: tuple(x) if isinstance(x, list) else x for name, x in metrics.items()}
+                    rows.append({**which, **values, **pairs})
             except Unusable as error:
-                warnings.warn(f"{of_task}: its samples are not used: {error}", stacklevel=2)
+                warnings.warn(f"{run.path}: task {task!r}: its samples are not used: {error}", stacklevel=2)
     return _table(rows, _DOCUMENT)
+
+
+def _by_task(run: Run) -> dict[str, list[TaskResult]]:
+    by_task: dict[str, list[TaskResult]] = {}
+    for result in run.all_results:
+        by_task.setdefault(result.task, []).append(result)
+    return by_task
 
 
 def _read(paths: Paths) -> list[Run]:
@@ -149,29 +177,9 @@ def _which(run: Run, result: TaskResult) -> dict[str, Any]:
     return {**own, "run": run.digest, "task": result.task}
 
 
-def _of_documents(run: Run, result: TaskResult, answers: Answers) -> Iterator[dict[str, Any]]:
-    """The rows of a result's documents: from the samples beside the results, or else from what `collect` has kept,
-    which is one metric and no texts."""
-    path = samples_file(run.path, result.task)
-    if path.is_file():
-        if result.rule is not None:  # the rows of all filters are those of the task itself
-            return
-        for row in document_rows(lines(path), asked(run.results, result)):
-            yield {**row, "demonstrations": answers.demonstrations}
-        return
-    for i, doc_id in enumerate(answers.doc_ids):
-        yield {
-            "filter": result.reported_filter,
-            "doc_id": int(doc_id),
-            "prediction": None if answers.predictions is None else int(answers.predictions[i]),
-            "demonstrations": answers.demonstrations,
-            result.metric: answers.items[i] if answers.items.ndim == 1 else tuple(answers.items[i]),
-        }
-
-
 def _table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> pd.DataFrame:
     """A table whose columns are there without rows, too."""
     table = pd.DataFrame(rows)
     table = table.reindex(columns=[*columns, *(name for name in table if name not in columns)])
-    whole = [name for name in ("seed", "order") if name in table]
+    whole = [name for name in ("seed", "order", "gold") if name in table]
     return table.astype(dict.fromkeys(whole, "Int64"))

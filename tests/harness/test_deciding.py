@@ -21,8 +21,8 @@ from lm_eval_icl.harness import deciding, rules
 from lm_eval_icl.harness.content_free import Queries
 from lm_eval_icl.harness.tasks import ICLTask
 from lm_eval_icl.methods import Predictor, make
+from lm_eval_icl.results.board import reads_in_words
 from lm_eval_icl.results.build import build
-from lm_eval_icl.results.form import reads_in_words
 from lm_eval_icl.results.read import read
 from tests import evaluation, tiny
 

@@ -47,6 +47,6 @@ def test_results_of_two_people_become_one_page(run, tmp_path):
     assert table.splitlines()[1].split(",")[0] in page
 
     file = next((board / "runs").iterdir())
-    file.write_text(re.sub(r'"acc,none": [\d.]+', '"acc,none": 1.0', file.read_text(), count=1))
+    file.rename(file.with_name(f"x{file.name}"))
     with pytest.raises(InputError, match="1 of 4 files cannot be used as they are"):
         run(CHECKING, board)

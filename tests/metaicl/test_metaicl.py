@@ -28,8 +28,8 @@ from lm_eval_icl.metaicl.files import SEEDS, SETTINGS, TASKS, MetaICLFolder, Row
 from lm_eval_icl.metaicl.metric import decision, macro_f1, mean_losses
 from lm_eval_icl.metaicl.reading import Reader, reader
 from lm_eval_icl.metaicl.strings import Sequences, texts
-from lm_eval_icl.results.samples import Asked, read_answers
-from lm_eval_icl.results.settings import template
+from lm_eval_icl.results.fields import column_fields
+from lm_eval_icl.results.samples import Asked, answers_of, rows_of
 from lm_eval_icl.training.episodes import EpisodePool, RowDraw
 from lm_eval_icl.training.metaicl import SettingTask
 from lm_eval_icl.training.rows import RowMaker
@@ -368,17 +368,19 @@ def test_pmi_subtracts_the_loss_behind_nothing(made, model):
 
 
 def test_a_leaderboard_has_the_tasks_own_decisions(made, model):
-    """Not the option with the highest log-probability, nor of twice as many; with PMI it is another row."""
+    """Not the option with the highest log-probability, nor of twice as many; with PMI it is another column."""
     name = "metaicl_openbookqa"
     results = evaluate(ours("icl", model, max_length=SHORT), [name], made, shots=2, pmi=True)
     samples, config = results["samples"][name], results["configs"][name]
-    asked = Asked("acc", "none", True, True, False, 2, (), config["fewshot_delimiter"])
-    (answers,) = read_answers(samples, [asked])
+    with_pmi = column_fields(results, name, "acc", "none", 8)
+    asked = Asked("none", True, True, False, 2, (), config["fewshot_delimiter"], ["acc"])
+    answers = answers_of(rows_of(samples, asked), "acc", 2)
     assert answers.predictions.tolist() == [sample["doc"]["prediction"] for sample in samples]
     assert answers.chance == pytest.approx(np.mean([1 / len(sample["doc"]["options"]) for sample in samples]))
-    (raw,) = read_answers(samples, [dataclasses.replace(asked, decided=False)])
+    raw = answers_of(rows_of(samples, dataclasses.replace(asked, decided=False)), "acc", 2)
     assert raw.predictions.tolist() != answers.predictions.tolist()
-    assert template(results, config) != template(results, {**config, "metadata": {**config["metadata"], "pmi": False}})
+    config["metadata"]["pmi"] = False
+    assert with_pmi != column_fields(results, name, "acc", "none", 8)
 
 
 @pytest.mark.parametrize("name", tiny.slow_but(["icl", "invicl", "deepthink", "saicl", "nbce"], methods.NAMES))

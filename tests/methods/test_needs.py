@@ -303,5 +303,5 @@ def test_a_model_is_tried_in_few_passes():
 @torch.no_grad()
 def test_an_error_that_ends_a_trial_is_in_the_log(caplog):
     with caplog.at_level("INFO", "lm_eval.icl"):
-        assert not probe(tiny.build("bloom")).obeys_positions
-    assert "the trial 'obeys_positions' ends in TypeError: BloomForCausalLM.forward() got" in caplog.text
+        assert not probe(tiny.build("bloom")).obeys_mask
+    assert "the trial 'obeys_mask' ends in ValueError" in caplog.text

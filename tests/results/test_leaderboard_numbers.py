@@ -36,11 +36,11 @@ def test_numbers_of_any_size(x, text):
 @pytest.mark.parametrize(
     ("x", "column", "value", "signed"),
     [
-        (0.1234, ACCURACY, "12.3%", "+12.3%"),
-        (-0.1, ACCURACY, f"{M}10.0%", f"{M}10.0%"),
-        (0.0, ACCURACY, "0.0%", "0.0%"),
-        (-0.0001, ACCURACY, "0.0%", "0.0%"),
-        (0.0006, ACCURACY, "0.1%", "+0.1%"),
+        (0.1234, ACCURACY, "12.3%", "+12.3 points"),
+        (-0.1, ACCURACY, f"{M}10.0%", f"{M}10.0 points"),
+        (0.0, ACCURACY, "0.0%", "0.0 points"),
+        (-0.0001, ACCURACY, "0.0%", "0.0 points"),
+        (0.0006, ACCURACY, "0.1%", "+0.1 points"),
         (12.3456, PERPLEXITY, "12.35", "+12.3"),
         (-2.0, PERPLEXITY, f"{M}2", f"{M}2"),
         (-0.0, PERPLEXITY, "0", "0"),
@@ -50,14 +50,14 @@ def test_numbers_of_any_size(x, text):
 )
 def test_values_and_differences(x, column, value, signed):
     assert (numbers.value(x, column, unit=True), numbers.signed(x, column, unit=True)) == (value, signed)
-    assert (numbers.value(x, column), numbers.signed(x, column)) == (value.rstrip("%"), signed.rstrip("%"))
+    assert (numbers.value(x, column), numbers.signed(x, column)) == (value.rstrip("%"), signed.removesuffix(" points"))
 
 
 @pytest.mark.parametrize(
     ("low", "high", "plain", "signed"),
     [
-        (0.831, 0.874, f"83.1{D}87.4%", "+83.1 to +87.4%"),
-        (-0.003, 0.027, f"{M}0.3 to 2.7%", f"{M}0.3 to +2.7%"),
+        (0.831, 0.874, f"83.1{D}87.4%", "+83.1 to +87.4 points"),
+        (-0.003, 0.027, f"{M}0.3 to 2.7%", f"{M}0.3 to +2.7 points"),
         (-math.inf, math.inf, f"{D}{D}{D}", f"{D} to {D}"),
     ],
 )

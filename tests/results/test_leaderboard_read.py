@@ -1,7 +1,6 @@
 """Results files: what lm-eval writes is read as it is, and whatever else is in a file never stops the others."""
 
 import copy
-import functools
 import json
 import math
 import os
@@ -20,9 +19,10 @@ from lm_eval.tasks import TaskManager
 
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.harness.plugin import task_dir
+from lm_eval_icl.results import packed
 from lm_eval_icl.results import read as reading
 from lm_eval_icl.results import samples as sampling
-from lm_eval_icl.results.collect import KEY, collect
+from lm_eval_icl.results.collect import collect, faults
 from lm_eval_icl.results.records import Run, TaskResult
 from lm_eval_icl.smoke.demo import model_path
 from tests import boards, evaluation
@@ -141,8 +141,8 @@ def test_a_run_as_lm_eval_wrote_it(made):
     assert run.date == run.results["date"] > 1.7e9 and run.results == json.loads(made["order"].read_text())
     result = run.tasks["icl_demo_short"]
     assert (result.metric, result.filter, result.aggregation, result.higher_is_better) == ("acc", "none", "mean", True)
-    assert (result.shots, result.documents, result.version, result.marks) == (3, 6, "1.0", ())
-    assert result.drawn.endswith("order.json")
+    assert (result.shots, result.documents, result.column["version"], result.marks) == (3, 6, "1", ())
+    assert len(result.switches["demonstrations"]) == 32, "a long path is compared by its digest"
     assert result.stderr == run.results["results"]["icl_demo_short"]["acc_stderr,none"]
     samples = [json.loads(line) for line in boards.samples_of(made["order"], "icl_demo_short").open()]
     assert result.answers.items.tolist() == [sample["acc"] for sample in samples]
@@ -169,7 +169,9 @@ def test_what_was_asked(made):
     assert order.documents == reverse.documents == other.documents == again.documents
     assert order.prompts == again.prompts and len({order.prompts, reverse.prompts, other.prompts}) == 3
     assert order.demonstrations == reverse.demonstrations == again.demonstrations != other.demonstrations
-    templates = {one(made[name]).tasks["icl_demo_short"].template for name in ("order", "reverse", "other", "again")}
+    templates = {
+        one(made[name]).tasks["icl_demo_short"].column["template"] for name in ("order", "reverse", "other", "again")
+    }
     assert len(templates) == 1
 
 
@@ -195,7 +197,7 @@ def test_demonstrations_of_other_prompts(chat_checkpoint):
     assert plain[0].answers.demonstrations == plain[1].answers.demonstrations
     assert asked(False, 0, model_path()).answers.demonstrations is None
     system = asked(True, 2, model_path(), system_instruction="Be brief.")
-    assert system.answers.demonstrations == plain[0].answers.demonstrations and system.template != plain[0].template
+    assert system.answers.demonstrations == plain[0].answers.demonstrations
     chat = {"apply_chat_template": True, "fewshot_as_multiturn": True}
     chats = [asked(reverse, 2, chat_checkpoint("llama3"), **chat).answers for reverse in (False, True)]
     assert chats[0].prompts != chats[1].prompts and None not in (chats[0].demonstrations, chats[1].demonstrations)
@@ -348,11 +350,9 @@ MARKED = {
     f"line 1 of {FILE} is no sample of lm-eval": damaged(lambda text: "[]\n" + text),
     "has more than 200,000 bytes": damaged(lambda text: "[" * 200_001),
     "document 1 is in the samples twice": damaged(lambda text: text + text.splitlines()[1]),
-    "the samples file has no sample of the filter 'none'": damaged(lambda text: ""),
+    "the samples have none of this filter": damaged(lambda text: text.replace('"acc"', '"filter": "x", "acc"')),
     "the sample of document 1 has no acc": damaged(lambda text: text.replace('"acc": 0.0', '"acc": "0.0"')),
-    "of lm-eval (doc_id is 1.5: input should be a valid integer)": damaged(
-        lambda text: text.replace('"doc_id": 1', '"doc_id": 1.5')
-    ),
+    "is no sample of lm-eval, which has the number": damaged(lambda text: text.replace('"doc_id": 1', '"doc_id": 1.5')),
 }
 
 
@@ -363,17 +363,16 @@ def test_samples_that_are_damaged_or_contradict_the_results_are_not_used(tmp_pat
     run = one(write(tmp_path, results, {"a": samples}))
     assert run.tasks["a"].value == results["results"]["a"]["acc,none"]
     assert run.tasks["a"].answers is None and mark in run.tasks["a"].marks[0]
-    assert_same(run, one(*collect([run], tmp_path / "out")))
 
 
 LEFT_OUT = {
     "is damaged, half-written or no JSON": '{"results": {"a": {"acc,none": 0.5',
-    "is damaged, half-written or no JSON (ValueError: Exceeds the limit": f'{{"results": {"9" * 5000}}}',
+    "is damaged, half-written or no JSON (Exceeds the limit": f'{{"results": {"9" * 5000}}}',
     "is nested more than 64 deep": '{"results": ' + "[" * 100_000,
     "is nested more than 64 deep.": '{"results": ' + "[" * 70 + "]" * 70 + "}",
-    "is no results file of lm-eval, which has 'results', 'configs' and 'config' (configs:": '{"results": {"a": 1}}',
+    "is no results file of lm-eval, which has 'results', 'configs' and 'config'": '{"results": {"a": 1}}',
     "which has 'results', 'configs' and 'config'.": '["results"]',
-    "'configs' and 'config' (config: field required)": '{"results": {}, "configs": {}}',
+    "has 'results', 'configs' and 'config'.": '{"results": {}, "configs": {}}',
     "has no result of a task.": '{"results": {}, "configs": {}, "config": {}}',
     "its acc is 'nan', which is not a number": json.dumps(results_of({"a": [math.nan]})),
     "its acc is 'inf', which is not a number": json.dumps(results_of({"a": [math.inf]})),
@@ -454,64 +453,80 @@ def test_names_that_cannot_be_printed(tmp_path):
     text = json.dumps(results_of({"name": [1.0]})).replace("name", r"\ud800x\ud83d\ude00")
     run = one(write(tmp_path, text))
     assert list(run.tasks) == ["?x😀"]
-    assert_same(run, one(*collect([run], tmp_path / "out")))
     json.dumps(dict(run.results), ensure_ascii=False).encode()
 
 
 def test_collected(made, tmp_path):
-    """The same run again, in a file that is still lm-eval's, has no text of a document and is made the same again."""
+    """The same run again, in a file without any text of a document, which is made the same again."""
     runs, _ = reading.read([made["order"].parent], quiet=True)
     files = collect(runs, tmp_path)
-    before = {file: file.read_bytes() for file in files}
-    assert collect(runs, tmp_path) == files and {file: file.read_bytes() for file in files} == before
-    answered = [sum(result.answers is not None for result in run.tasks.values()) for run in runs]
-    assert [file.name for file in files] == [
-        f"{run.digest}.json" if count == len(run.tasks) else f"{run.digest}-{count}of{len(run.tasks)}.json"
-        for run, count in zip(runs, answered, strict=True)
-    ]
-    assert sorted((tmp_path / "runs").iterdir()) == sorted(files)
+    before = {file.name: file.read_bytes() for file in files}
+    assert collect(runs, tmp_path) == files and {file.name: file.read_bytes() for file in files} == before
+    assert sorted((tmp_path / "runs").iterdir()) == sorted(files) and not any(map(faults, files))
+    assert all(file.name.startswith(run.digest) for run, file in zip(runs, files, strict=True))
     again, left_out = reading.read([tmp_path], quiet=True)
     assert not left_out and len(again) == len(runs)
     for run in again:
         assert_same(run, next(other for other in runs if other.digest == run.digest))
-    # Collected from collected files: the same bytes.
-    assert {file.name: file.read_bytes() for file in collect(again, tmp_path / "twice")} == {
-        file.name: text for file, text in before.items()
-    }
+    twice = collect(again, tmp_path / "twice")
+    assert {file.name for file in twice} == set(before), "names are of what is in them"
     for run, file in zip(runs, files, strict=True):
-        whole = json.loads(file.read_text())
-        scores = whole.pop(KEY)
-        assert whole == json.loads(run.path.read_text())
+        results, documents = packed.load(file)
+        assert results == json.loads(run.path.read_text()) and set(documents) <= set(run.tasks)
+        rows = repr([row for of_task in documents.values() for row in of_task])
         for task in run.tasks:
             for line in boards.samples_of(run.path, task).open():
                 for text in json.loads(line)["doc"].values():
-                    assert not isinstance(text, str) or len(text) < 6 or text not in json.dumps(scores)
+                    assert not isinstance(text, str) or len(text) < 6 or text not in rows
 
 
-PACKED = {
-    "metric": "acc_norm,none",
-    "n": 10**18,
-    "items": {"dtype": "<f8", "base64": "AAAA"},
-    "predictions": {"dtype": "bit", "base64": "!"},
-    "documents": "<script>",
-    "doc_ids": {"dtype": "bit", "base64": "AA=="},
-    "chance": -1.0,
-    "marks": 5,
+def with_rules(folder: Path) -> Path:
+    """A run with two decision rules that say otherwise."""
+    facts = {"rule": "x", "arguments": {}, "transductive": False}
+    says = {"one": [1, 0, 1, 0] * 10, "two": [1, 1, 0, 0] * 10}
+    rules = {name: {**facts, "says": of} for name, of in says.items()}
+    return boards.write(folder, says=[0] * 40, rules=rules)
+
+
+FORGED: dict[str, Callable[[list], list]] = {
+    "swapped": lambda rows: [
+        row._replace(filter={"one": "two", "two": "one"}.get(row.filter, row.filter)) for row in rows
+    ],
+    "removed": lambda rows: [row for row in rows if row.filter != "two"],
+    "exchanged": lambda rows: [
+        row._replace(doc_id={0: 1, 1: 0}.get(row.doc_id, row.doc_id)) if row.filter == "two" else row for row in rows
+    ],
+    "scored otherwise": lambda rows: [
+        row._replace(metrics={"acc": 1.0 - row.metrics["acc"]}) if row.doc_id < 2 and row.filter == "one" else row
+        for row in rows
+    ],
 }
 
 
-@pytest.mark.parametrize("key", PACKED)
-def test_damaged_scores(tmp_path, key):
-    results = results_of({"a": [1.0, 0.0]})
-    in_python = {**results, "samples": {"a": json.loads(samples_of([1.0]))}}  # as `simple_evaluate` has them
-    run = one(write(tmp_path, in_python, {"a": samples_of([1.0, 0.0])}))
-    (file,) = collect([run], tmp_path / "out")
-    assert "SECRET" not in file.read_text()
-    whole = json.loads(file.read_text())
-    assert "doc_ids" not in whole[KEY]["a"] and whole[KEY]["a"]["items"]["dtype"] == "bit"
-    whole[KEY]["a"][key] = PACKED[key]
-    result = one(write(tmp_path / "damaged", whole)).tasks["a"]
-    assert result.answers is None and "its samples are not used" in result.marks[0]
+@pytest.mark.parametrize("how", FORGED)
+def test_a_check_compares_all_answers_with_the_results(tmp_path, monkeypatch, how):
+    """Also those under decision rules, where the name of the file says nothing of what was forged."""
+    (run,), _ = reading.read([with_rules(tmp_path)], quiet=True)
+    (file,) = collect([run], tmp_path / "board")
+    assert faults(file) == [] and {r.rule.name for r in one(file).decided} == {"one", "two"}
+    results, documents = packed.load(file)
+    forged = {task: FORGED[how](rows) for task, rows in documents.items()}
+    monkeypatch.setattr("lm_eval_icl.results.collect.load", lambda path: (results, forged))
+    assert "was changed" in faults(file)[0]
+    if how in ("removed", "scored otherwise"):
+        renamed = (
+            tmp_path / f"{packed.name_of(results, [(t, row) for t, rows in forged.items() for row in rows])}.parquet"
+        )
+        assert faults(renamed), "a new name does not help"
+
+
+def test_a_damaged_file_of_collect_is_left_out(tmp_path):
+    (file,) = collect([one(boards.write(tmp_path))], tmp_path / "board")
+    data = file.read_bytes()
+    for place, text in (("cut", data[: len(data) // 2]), ("none", b""), ("text", b"PAR1 what")):
+        file.with_name(f"{place}.parquet").write_bytes(text)
+    runs, left_out = reading.read([file.parent], quiet=True)
+    assert len(runs) == 1 and len(left_out) == 3 and all("is damaged" in left.why for left in left_out)
 
 
 ODD = st.recursive(
@@ -542,16 +557,14 @@ def replaced(value: object, path: tuple, by: object) -> object:
 
 
 def assert_harmless(folder: Path) -> None:
-    """Files are read without an exception, also one that was caught, and what is read can be collected and printed."""
+    """Files are read without an exception, and what is read can be collected and printed."""
     runs, left_out = reading.read([folder], quiet=True)
     for left in left_out:
-        assert "cannot be understood" not in left.why and "\n" not in left.why
+        assert "\n" not in left.why
         f"{left.path} {left.why}".encode()
-    files = collect(runs, folder / "collected")
-    for run, file in zip(runs, files, strict=True):
+    collect(runs, folder / "collected")
+    for run in runs:
         repr(run).encode()
-        again, _ = reading.read([file], quiet=True)
-        assert_same(run, again[0])
         for result in run.tasks.values():
             assert math.isfinite(result.value)
         for weights in run.groups.values():
@@ -559,14 +572,6 @@ def assert_harmless(folder: Path) -> None:
 
 
 FUZZED = (results_of({"a": [1.0, 0.0], "b": [1.0, 0.0, 0.0]}), samples_of([1.0, 0.0]))
-
-
-@functools.cache
-def collected() -> dict:
-    with tempfile.TemporaryDirectory() as folder:
-        run = one(write(Path(folder), FUZZED[0], {"a": FUZZED[1]}))
-        (file,) = collect([run], Path(folder))
-        return json.loads(file.read_text())
 
 
 @settings(deadline=None)
@@ -590,12 +595,10 @@ def test_bytes_of_a_file_are_damaged(data):
 @given(st.data())
 def test_values_of_a_file_are_replaced(data):
     samples = [json.loads(line) for line in FUZZED[1].splitlines()]
-    whole = collected()
+    whole: Any = FUZZED[0]
     for _ in range(data.draw(st.integers(1, 3))):
         whole = replaced(whole, data.draw(st.sampled_from(places(whole))), data.draw(ODD))
     samples = replaced(samples, data.draw(st.sampled_from(places(samples))), data.draw(ODD))
-    if data.draw(st.booleans()) and isinstance(whole, dict):
-        whole.pop(KEY, None)
     lines = samples if isinstance(samples, list) else [samples]
     with tempfile.TemporaryDirectory() as folder:
         write(Path(folder), json.dumps(whole), {"a": "".join(json.dumps(line) + "\n" for line in lines)}, time="t")

@@ -38,7 +38,7 @@ def test_documents_are_lm_evals_samples(folder):
     of_demo = table[table.task == TASK]
     assert len(of_demo) == 18 and set(of_demo.doc_id) == set(range(6))
     samples = [json.loads(line) for path in folder.rglob(f"samples_{TASK}_*.jsonl") for line in path.open()]
-    assert sorted(of_demo.document) == sorted(sample["doc_hash"] for sample in samples)
+    assert sorted(of_demo.target) == sorted(sample["target"] for sample in samples)
     # hf and icl were asked the same, and the two seeds of hf were not.
     sets = of_demo.groupby(["model", "seed"]).demonstrations.agg(set)
     assert sets["hf", 7] == sets["icl", 7] != sets["hf", 8]

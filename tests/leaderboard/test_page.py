@@ -1,0 +1,236 @@
+"""The commands, the page, the tables and the figures of a board, of files as lm-eval writes them."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import shutil
+import subprocess
+import xml.etree.ElementTree as ET
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from lm_eval_icl.errors import InputError
+from lm_eval_icl.leaderboard import figures, study_table, tables
+from lm_eval_icl.leaderboard.page import data, page
+from lm_eval_icl.results.board import Board
+from lm_eval_icl.results.build import build, named
+from lm_eval_icl.results.read import read
+from tests import commands
+from tests.boards import write
+
+RULE = {"rule": "batch", "arguments": {}, "transductive": True}
+HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\u202e\x1b[31m"
+
+
+def results(folder: Path) -> Path:
+    """Six rows: three methods, each raw and under a rule; star gains by the rule and is below icl under it."""
+    for seed in range(3):
+        write(folder / "icl", "icl", seed, says=[0] * 30 + [1] * 10, rules={"batch": {**RULE, "says": [0, 1] * 20}})
+        write(folder / "star", "star", seed, says=[0] * 40, rules={"batch": {**RULE, "says": [0, 1, 0, 0] * 10}})
+        write(folder / "pcw", "pcw", seed, says=[0, 1] * 18 + [0] * 4, rules={"batch": {**RULE, "says": [0, 1] * 20}})
+    return folder
+
+
+@pytest.fixture
+def board(tmp_path) -> Board:
+    return build(*read([results(tmp_path / "r")], quiet=True))
+
+
+def test_what_a_newcomer_is_told(board):
+    """What is best as the models say and under the rule, each with the family of its tests."""
+    raw, under = board.summary[:2]
+    assert raw.startswith("As the models say, on t, the highest value is 95.0%: pcw (95% interval ")
+    assert "Always giving the most frequent right answer would have 50.0%." in raw
+    assert "Compared with icl (5%, p adjusted for 4 comparisons): better pcw (+45.0 points)" in raw
+    assert under.startswith("Under the rule batch, on t, the highest value is 100.0%, that of 2 entries: icl and pcw.")
+    assert "worse star (-25.0 points)" in under and "Compared with the same runs without the rule" in under
+    assert [entry.rule for entry in board.entries] == [None] * 3 + ["batch"] * 3
+    assert board.common == ("4 shots",) and named(board.entries, "pcw").rule is None
+    assert named(board.entries, "pcw, decide: batch").rule == "batch"
+
+
+def test_the_best_is_marked_and_what_is_worse(board):
+    cells = {entry.label: entry.cells["t"] for entry in board.entries}
+    assert {label for label, cell in cells.items() if cell.is_best} == {
+        "pcw",
+        "icl, decide: batch",
+        "pcw, decide: batch",
+    }
+    assert cells["star, decide: batch"].is_worse and not cells["pcw"].is_worse
+
+
+def test_the_terminal(tmp_path, capsys):
+    folder = results(tmp_path / "r")
+    out = tmp_path / "new" / "folder"
+    written = [part for kind in ("csv", "md", "tex") for part in (f"--{kind}", f"{out}/b.{kind}")]
+    commands.run("leaderboard", str(folder), "--output", f"{out}/b.html", *written, "--plots", f"{out}/plots")
+    said = capsys.readouterr().out
+    for text in (
+        "t (org/model, 4 shots)",
+        "less icl",
+        "less raw",
+        "points",
+        "+45.0",
+        "always one",
+        "50.0%",
+    ):
+        assert text in said, text
+    rows = list(csv.DictReader((out / "b.csv").open()))
+    assert len(rows) == 6 and {row["decide"] for row in rows} == {"", "batch"}
+    star = next(row for row in rows if row["method"] == "star" and row["decide"])
+    assert float(star["difference"]) == -0.25 and float(star["to_raw"]) == 0.25
+    assert "decide: batch" in (out / "b.md").read_text() and "\\toprule" in (out / "b.tex").read_text()
+    html = (out / "b.html").read_text()
+    assert all(f"{100 * float(row['value']):.1f}" in html for row in rows)
+    drawn = {path.name for path in (out / "plots").iterdir()}
+    assert {"forest.svg", "differences.csv", "heatmap.png"} - drawn <= {"heatmap.png"} and ET.parse(
+        out / "plots/forest.svg"
+    ) is not None
+    lines = list(csv.DictReader((out / "plots" / "differences.csv").open()))
+    assert [float(line["difference"]) for line in lines] == [
+        float(row["difference"]) for row in rows if row["difference"]
+    ]
+
+
+def test_another_metric(tmp_path, capsys):
+    folder = results(tmp_path / "r")
+    commands.run("leaderboard", str(folder), "--metric", "brier")
+    assert "the lowest value is" in capsys.readouterr().out
+    with pytest.raises(InputError, match="no results that can be used"):
+        commands.run("leaderboard", str(write(tmp_path / "x", samples=False)), "--metric", "ece")
+
+
+def test_compare(tmp_path, capsys):
+    folder = results(tmp_path / "r")
+    commands.run("compare", "pcw", "star, decide: batch", "--results", str(folder))
+    said = capsys.readouterr().out
+    assert "+20.0 points" in said and "documents that differ most" in said
+    with pytest.raises(InputError, match="there is no such entry"):
+        commands.run("compare", "pcw", "nothing", "--results", str(folder))
+
+
+def test_refusals(tmp_path):
+    folder = results(tmp_path / "r")
+    for arguments, message in (
+        (["--output", str(tmp_path)], "is a folder"),
+        (["--output", str(next(folder.rglob("results_*.json")))], "is one of the results"),
+        (["--csv", f"{tmp_path}/a", "--md", f"{tmp_path}/a"], "have one name"),
+        (["--baseline", "nope"], "there is no such entry"),
+        (["--tasks", "u"], "no result of 'u'"),
+    ):
+        with pytest.raises(InputError, match=message):
+            commands.run("leaderboard", str(folder), *arguments)
+
+
+class Tags(HTMLParser):
+    """The tags of a page, with their attributes, and its scripts."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict]] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+
+
+def hostile(folder: Path) -> Board:
+    facts = {HOSTILE: {**RULE, "says": [0, 1] * 20}}
+    put = {"config.model_args": {"pretrained": HOSTILE, "a": HOSTILE}, "config.icl.method": HOSTILE}
+    write(folder / "a", HOSTILE, task="t", rules=facts, evil=HOSTILE, put=put)
+    write(folder / "b", "icl", 1, task="t", doc_to_choice=[HOSTILE, "x"], says=[0] * 40, put=put)
+    file = write(folder / "c", "icl", 2, task="t")
+    file.with_name("results_<img src=x>.json").write_text('{"results": 1')
+    return build(*read([folder], quiet=True))
+
+
+def test_the_page_is_inert(tmp_path):
+    """No text of a stranger becomes a tag, no address is asked for, and only our script may run."""
+    of_hostile, of_plain = hostile(tmp_path / "h"), build(*read([results(tmp_path / "r")], quiet=True))
+    known = {tag for tag, _ in Tags(page(of_plain, figures.svgs(of_plain))).tags}
+    text = page(of_hostile, figures.svgs(of_hostile))
+    parsed = Tags(text)
+    assert {tag for tag, _ in parsed.tags} <= known | {"details", "summary"}
+    assert sum(tag == "script" for tag, _ in parsed.tags) == 2
+    for tag, attributes in parsed.tags:
+        assert not any(name.startswith("on") for name in attributes), tag
+        for name in ("src", "href"):
+            assert attributes.get(name, "#").startswith(("#", "data:")), tag
+    assert "\x1b" not in text and "\u202e" not in text and "default-src 'none'" in text
+    embedded = re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL)[1]
+    assert json.loads(embedded) == data(of_hostile) and "<" not in embedded
+    for table in (tables.as_markdown(of_hostile), tables.as_tex(of_hostile)):
+        assert not re.search(r"(?<!\\)<script", table)
+    assert not re.search(r"^=|\n=|,=", tables.as_csv(of_hostile))
+
+
+def test_without_script_the_table_is_there(board):
+    text = page(board, {})
+    rows = re.findall(r'<tr data-row="\d+"', text)
+    assert len(rows) == 6 and "Under the decision rule batch" in text and "always the most frequent answer" in text
+    assert "vs icl ▲" in text and "vs raw ▲" in text and "vs icl ▼" in text
+    assert "model: &#34;pcw&#34;" in text and "lm_eval --model pcw" not in text
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(390, "dark"), (1440, "light")])
+def test_in_a_browser(tmp_path, board, width, scheme):
+    """Opened from a file, the script sorts, and nothing is wider than the window; without a browser this is skipped."""
+    browser = shutil.which("chromium-headless-shell") or shutil.which("chromium")
+    if browser is None:
+        pytest.skip("no chromium")
+    (tmp_path / "b.html").write_text(page(board, figures.svgs(board)), encoding="utf-8")
+    address = (tmp_path / "b.html").as_uri() + "#sort=c0:ascending&rule=="
+    command = [
+        browser,
+        "--no-sandbox",
+        f"--window-size={width},900",
+        "--virtual-time-budget=3000",
+        "--dump-dom",
+        address,
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    dom = done.stdout
+    assert "3 of 6 entries shown" in dom and 'aria-sort="ascending"' in dom
+    order = [int(row) for row in re.findall(r'<tr data-row="(\d+)"', dom)]
+    means = [board.entries[row].cells["t"].estimate.mean for row in order[:3]]
+    assert means == sorted(means)
+
+
+def test_figures_of_curves(tmp_path):
+    for T, right in ((1, [1, 0] * 20), (2, [1] * 40)):
+        for shots in (2, 8):
+            icl = {"method": "deepthink", "T": T, "eta": 0.1}
+            write(
+                tmp_path / f"{T}{shots}",
+                "deepthink",
+                shots=shots,
+                right=right,
+                put={"config.icl": icl, "date": T * 10.0 + shots},
+            )
+    board = build(*read([tmp_path], quiet=True))
+    paths = figures.draw(board, tmp_path / "figures", ["T", "shots"])
+    assert {path.name for path in paths} == {
+        f"{name}.{kind}" for name in ("T", "shots") for kind in ("svg", "png", "csv")
+    }
+    lines = list(csv.DictReader((tmp_path / "figures" / "T.csv").open()))
+    assert sorted((float(line["T"]), float(line["mean"])) for line in lines) == [(1, 0.5)] * 2 + [(2, 1.0)] * 2
+    with pytest.raises(InputError, match="there is no figure"):
+        figures.draw(board, tmp_path / "figures", ["nothing"])
+
+
+def test_figures_of_orders(tmp_path):
+    for order, says in ((0, [0] * 40), (1, [0, 1] * 20)):
+        put = {"config.icl": {"method": "icl", "study": {"order": order}}, "date": 5.0 + order}
+        write(tmp_path / str(order), "icl", order=order, says=says, put=put)
+    board = build(*read([tmp_path], quiet=True))
+    figures.draw(board, tmp_path / "figures", ["orders", "sensitivity", "seeds"])
+    (line,) = csv.DictReader((tmp_path / "figures" / "sensitivity.csv").open())
+    assert float(line["flip rate"]) == 0.5 and not (tmp_path / "figures" / "seeds.csv").exists()
+    table = study_table.table(
+        board, ["t"], board.entries, {board.entries[0].name: board.entries[0].cells["t"].sensitivity}, "x"
+    )
+    assert table.row_count > 0
