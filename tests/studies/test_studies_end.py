@@ -213,9 +213,9 @@ def test_many_columns_are_printed_in_parts_in_their_order() -> None:
 
 
 def test_names_are_no_markup_and_cannot_command_a_terminal() -> None:
-    keys = {"model": "[red]m[/red]", "method": "[i]", "arguments": {"x": "[/]\x1b[31m"}}
+    keys = {"model": "[red]m", "method": "[i]", "arguments": {"x": "[/]\x1b[31m"}}
     text = printed([result("[b]", [1], **keys)], columns_of(leaf("[b]")), "[bold]title[/bold]\x1b]0;x\x07")
-    for name in ("[red]m[/red]", "[b]", "[i]", "x=[/]", "[bold]title[/bold]"):
+    for name in ("[red]m", "[b]", "[i]", "x=[/]", "[bold]title[/bold]"):
         assert name in text
     assert "\x1b" not in text and "\x07" not in text
 
