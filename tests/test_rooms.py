@@ -45,7 +45,7 @@ LIMITS = {
     "metaicl": (632, 595),
     "decisions": (373, 161),
     "inference": (3299, 3032),
-    "methods": (2769, 1563),
+    "methods": (2769, 1566),
     "drawing": (670, 409),
     "demonstrations": (1716, 565),
     "training": (1556, 769),
