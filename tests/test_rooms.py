@@ -53,7 +53,7 @@ LIMITS = {
     "harness": (4005, 4695),
     "results": (4030, 1824),
     "leaderboard": (1223, 288),
-    "studies": (3388, 2446),
+    "studies": (3388, 2444),
     "smoke": (616, 689),
     "cli": (1125, 313),
 }
