@@ -126,7 +126,7 @@ def digest(*parts):
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
 
 
-def make_result(task, model, seed, order, *, scores, shots=4, **changes):
+def make_result(task, model, seed, order, *, scores, shots=4, metric="acc"):
     """What a run gave on a task: 0 or 1 for each document."""
     items = np.asarray(scores, float)
     documents = digest("documents", task, len(items))
@@ -136,16 +136,20 @@ def make_result(task, model, seed, order, *, scores, shots=4, **changes):
     )  # fmt: skip
     switches = dict.fromkeys(("demonstrations", "training", "weights")) | {"shots": str(shots), "documents": documents}
     return TaskResult(
-        task=task, metric="acc", filter="none", value=float(items.mean()), stderr=0.05, higher_is_better=True,
-        aggregation="mean", shots=shots, documents=len(items), answers=answers, column={"metric": "acc"},
-        switches={**switches, **changes},
+        task=task, metric=metric, filter="none", value=float(items.mean()), stderr=0.05, higher_is_better=True,
+        aggregation="mean", shots=shots, documents=len(items), answers=answers, column={"metric": metric},
+        switches=switches,
     )  # fmt: skip
 
 
 def make_run(model, result, seed, order, arguments, study, path, pretrained="M"):
     """A run of a study on one task."""
     icl = {"method": model, **arguments, "study": study}
-    results = {"config": {"model": model, "icl": icl}, "configs": {result.task: {}}, "results": {result.task: {}}}
+    results = {
+        "config": {"model": model, "model_args": {"pretrained": pretrained, **arguments}, "icl": icl},
+        "configs": {result.task: {}},
+        "results": {result.task: {}},
+    }
     facts = StudyFacts.of(study, study)
     result = replace(result, switches={**result.switches, "training": facts.training})
     return Run(

@@ -19,8 +19,9 @@ import numpy as np
 from tqdm import tqdm
 
 from lm_eval_icl.errors import InputError, one_line, refusing
-from lm_eval_icl.results import calibration, packed, statistics
+from lm_eval_icl.results.calibration import METRICS as CALIBRATION
 from lm_eval_icl.results.fields import column_fields, declared, digest, model_arguments, row_fields, switch_fields
+from lm_eval_icl.results.packed import Documents, load
 from lm_eval_icl.results.records import (
     Answers,
     LeftOutFile,
@@ -35,6 +36,7 @@ from lm_eval_icl.results.records import (
     number,
 )
 from lm_eval_icl.results.samples import DEPTH, Asked, DocumentRow, answers_of, lines, parse, rows_of
+from lm_eval_icl.results.statistics import AGGREGATIONS
 
 RESULTS_BYTES = 32 * 2**20
 _FOREIGN = "is no results file of lm-eval, which has 'results', 'configs' and 'config'"
@@ -85,7 +87,7 @@ def read(
             are in `study.json` of a folder above.
         quiet: show no progress bar.
         dev: read runs on the dev set of a study too.
-        metric: what stands for every task: one that the runs have, or one of `calibration.METRICS`.
+        metric: what stands for every task: one that the runs have, or one of `CALIBRATION`.
 
     Returns:
         The runs, each of them once, and what was left out: files, and tasks of files that are otherwise used.
@@ -123,7 +125,7 @@ def document_rows(run: Run, task: str) -> list[DocumentRow]:
         Unusable: the samples cannot be read.
     """
     if run.path.suffix == ".parquet":
-        return packed.load(run.path)[1].get(task, [])
+        return load(run.path)[1].get(task, [])
     return _from_samples(_File(run.path, True, run.path.parent.resolve()), run.results, task)
 
 
@@ -198,11 +200,11 @@ def _printable(text: str) -> str:
     return text.encode("utf-8", "replace").decode()
 
 
-def _load(file: _File) -> tuple[dict[str, Any], packed.Documents | None] | None:
+def _load(file: _File) -> tuple[dict[str, Any], Documents | None] | None:
     """The JSON of a results file, and the documents that `collect` has put beside it. None for another kind of file,
     which was found in a folder and has neither the name nor the key of results."""
     if file.path.suffix == ".parquet":
-        return packed.load(file.path)
+        return load(file.path)
     try:
         with file.path.open("rb") as opened:
             data = opened.read(RESULTS_BYTES + 1)
@@ -251,7 +253,7 @@ def _of_study(path: Path, known: dict[Path, Mapping[str, Any]]) -> Mapping[str, 
 def _run(
     file: _File,
     results: dict[str, Any],
-    kept: packed.Documents | None,
+    kept: Documents | None,
     of_study: Mapping[str, Any],
     dev: bool,
     wanted: str | None,
@@ -370,7 +372,7 @@ def _weights(
         [count(at(results, "results", task, "sample_len")) or tasks[task].documents for task in members], float
     )
     key = min((tasks[task].metric, tasks[task].filter) for task in members)
-    if wanted is not None and key[0] in calibration.METRICS:  # of which lm-eval's own group has no value
+    if wanted is not None and key[0] in CALIBRATION:  # of which lm-eval's own group has no value
         key = next((m, f) for m, _, f in (k.partition(",") for k in values) if f and not m.endswith("_stderr"))
     of_task = [mapping(at(results, "results", task)) for task in members]
     scores = np.array([number(of.get(f"{key[0]},{key[1]}")) or 0.0 for of in of_task])
@@ -416,16 +418,16 @@ def _task(
     metric, of_filter, entry = _metric(values, config, wanted or study.metric, rules)
     aggregation, higher = _METRICS.get(metric, ("mean", True))
     aggregation = str(entry.get("aggregation", aggregation))
-    is_of_probabilities = metric in calibration.METRICS
+    is_of_probabilities = metric in CALIBRATION
     if is_of_probabilities:
-        aggregation, higher = calibration.METRICS[metric].aggregation, calibration.METRICS[metric].higher_is_better
+        aggregation, higher = CALIBRATION[metric].aggregation, CALIBRATION[metric].higher_is_better
     if aggregation == "bypass":
         raise Unusable("it was run with --predict_only, without a metric")
     sampler = at(config, "fewshot_config", "sampler")
     switches = switch_fields(results, task, study, sampler)
     size = count(at(results, "n-samples", task, "effective")) or count(values.get("sample_len")) or 0
     shown = at(results, "higher_is_better", task, metric)
-    known = {*statistics.AGGREGATIONS, *(name for name, _ in _METRICS.values())}
+    known = {*AGGREGATIONS, *(name for name, _ in _METRICS.values())}
     plain = TaskResult(
         task=task,
         metric=metric,
@@ -486,7 +488,7 @@ def _metric(
         metric, comma, of_filter = key.partition(",")
         if comma and not metric.endswith("_stderr") and of_filter not in rules:
             filters.setdefault(metric, of_filter)
-    if wanted in calibration.METRICS and filters:
+    if wanted in CALIBRATION and filters:
         return str(wanted), next(iter(filters.values())), {}
     entries: dict[str, Mapping[str, Any]] = {}
     listed = config.get("metric_list")
@@ -564,7 +566,7 @@ def _with_answers(result: TaskResult, documents: Sequence[DocumentRow] | Unusabl
     is_accuracy = result.metric.startswith("acc") or result.metric == "exact_match"
     if is_accuracy and not 0 <= result.value <= 1:
         marks.append(f"its {result.metric} of {result.value:g} is not between 0 and 1")
-    if result.aggregation not in statistics.AGGREGATIONS:
+    if result.aggregation not in AGGREGATIONS:
         marks.append(f"its {result.metric} is not computed from numbers of single documents: it is shown as reported")
     elif isinstance(documents, Unusable):
         marks.append(f"its samples are not used: {documents}")
@@ -574,8 +576,8 @@ def _with_answers(result: TaskResult, documents: Sequence[DocumentRow] | Unusabl
             answers = answers_of(rows, result.metric, result.shots)
             if answers.items.ndim == 2 and result.metric == "metaicl":  # of classification
                 result = replace(result, aggregation="macro_f1")
-            if result.metric in calibration.METRICS:
-                metric = statistics.AGGREGATIONS[result.aggregation]
+            if result.metric in CALIBRATION:
+                metric = AGGREGATIONS[result.aggregation]
                 result = replace(result, value=float(metric.value(metric.features(answers.items).sum(axis=0))))
             if why := _contradiction(answers, result, is_accuracy):
                 raise Unusable(why)

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lm_eval_icl.results import calibration
+from lm_eval_icl.results.calibration import METRICS
 from lm_eval_icl.results.fields import digest
 from lm_eval_icl.results.records import Answers, Unusable
 
@@ -182,10 +182,10 @@ def answers_of(rows: Iterable[DocumentRow], metric: str, shots: int) -> Answers:
             raise Unusable(f"document {one.doc_id} is in the samples twice")
     known = all(row.options and isinstance(row.prediction, int) for row in rows)
     golds = [row.gold for row in rows]
-    if metric in calibration.METRICS:
+    if metric in METRICS:
         if not known or None in golds or any(len(row.logprobs) != row.options for row in rows):
             raise Unusable(f"{metric} needs the options' log-likelihoods, and which option is right")
-        items = calibration.METRICS[metric].items([row.logprobs for row in rows], golds)  # type: ignore[arg-type]
+        items = METRICS[metric].items([row.logprobs for row in rows], golds)  # type: ignore[arg-type]
     else:
         values = [_item(row.metrics.get(metric), metric, row.doc_id) for row in rows]
         if len(set(map(len, values))) > 1:

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import special, stats
 
-from lm_eval_icl.results import calibration
+from lm_eval_icl.results.calibration import binned, calibration_error
 
 CONFIDENCE = 0.95
 POWER = 0.8
@@ -618,7 +618,7 @@ AGGREGATIONS: Mapping[str, Aggregation] = {
     "perplexity": Aggregation(_counted, _perplexity, (0, math.inf)),
     "weighted_perplexity": Aggregation(_pairs, _perplexity, (0, math.inf)),
     "bits_per_byte": Aggregation(_pairs, lambda sums: -_quotient(sums) / math.log(2), (0, math.inf)),
-    "ece": Aggregation(calibration.binned, calibration.calibration_error, (0, 1)),
+    "ece": Aggregation(binned, calibration_error, (0, 1)),
 }
 
 
