@@ -170,12 +170,12 @@ def _warn(method: Method, instances: Sequence[Instance], requests: Sequence[Requ
             contexts[str(instance.task_name)].add(request.prompt.context)
             documents[str(instance.task_name)].add(instance.doc_id)
     if drawn := [name for name in contexts if len(contexts[name]) > 1]:
-        n, of = (sum(len(numbers[name]) for name in drawn) for numbers in (contexts, documents))
+        drawn_for = [sum(len(numbers[name]) for name in drawn) for numbers in (contexts, documents)]
         log.warning(
             "%s: lm-eval draws other demonstrations for each document (%d contexts for %d documents), so that nearly "
             "nothing is shared, and orders cannot be compared. Add --metadata demonstrations=random (or stratified, "
             "first) to draw them once for all documents.",
-            *(some(drawn), n, of),
+            *(some(drawn), *drawn_for),
         )
 
 
