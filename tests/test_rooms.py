@@ -50,7 +50,7 @@ LIMITS = {
     "demonstrations": (1716, 565),
     "training": (1556, 769),
     "regression": (0, 387),
-    "harness": (4005, 4695),
+    "harness": (4002, 4695),
     "results": (4030, 1824),
     "leaderboard": (1223, 288),
     "studies": (3388, 2444),
