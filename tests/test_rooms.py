@@ -51,7 +51,7 @@ LIMITS = {
     "training": (1556, 769),
     "regression": (0, 387),
     "harness": (4006, 4580),
-    "results": (4030, 1824),
+    "results": (4049, 1824),
     "leaderboard": (1225, 288),
     "studies": (4091, 2641),
     "smoke": (616, 689),

@@ -169,9 +169,7 @@ def overview(board: Board, most: int) -> Table:
                 numbers.rank(cell.rank) if cell.rank else "",
             )
     if (majority := board.majority(column)) is not None:
-        names = (
-            ["always one answer"] if len(checkpoints) == 1 else ["", "always the most frequent answer"]
-        )
+        names = ["always one answer"] if len(checkpoints) == 1 else ["", "always the most frequent answer"]
         table.add_row(*names, numbers.value(majority, column, unit=True), style="dim")
     return table
 

@@ -11,9 +11,9 @@ import numpy as np
 
 from lm_eval_icl.results import statistics
 from lm_eval_icl.results.board import BoardCell, Column, PromptSet, TaskRun, grouped, shown
-from lm_eval_icl.results.read import options
 from lm_eval_icl.results.records import Answers, TaskResult, at, count, number
 from lm_eval_icl.results.statistics import Difference, Estimate
+from lm_eval_icl.results.tasks import options
 
 _FEW_SETS = 5
 _COLLAPSED, _FEW_DOCUMENTS = 0.95, 10  # the share of one answer, and of how many documents it says something

@@ -18,8 +18,9 @@ from typing import Any
 import pandas as pd
 
 from lm_eval_icl.results.calibration import probabilities
-from lm_eval_icl.results.read import document_rows, options, read
+from lm_eval_icl.results.read import document_rows, read
 from lm_eval_icl.results.records import Run, TaskResult, Unusable, number
+from lm_eval_icl.results.tasks import options
 
 _WHICH = ["run", "model", "pretrained", "seed", "order", "task"]
 _RUN = "run path date model pretrained revision dtype arguments chat seed order limit tasks tokens seconds cost".split()
