@@ -199,7 +199,7 @@ def _rows(
         for place, (x, _) in enumerate(lines_at):
             axes.axvline(x, zorder=1, **{**_DASHED, "linestyle": ["--", ":"][place % 2]})
         axes.set_ylim(len(of_panel) - 0.35, -0.65)
-        axes.set_yticks(range(len(of_panel)), [shortened(_label(entry)) for entry, _ in of_panel])
+        axes.set_yticks(range(len(of_panel)), [shortened(replace(entry, rule=None).label) for entry, _ in of_panel])
         axes.tick_params(axis="y", length=0)
         axes.spines["left"].set_visible(False)
         axes.grid(axis="x", color=INK, alpha=0.13)
