@@ -1,5 +1,5 @@
-"""Write the YAML files of `icl_mmlu`, `icl_mmlu_instruction`, `icl_bbh` and MetaICL into task_configs: each subject,
-subtask or task, and the groups.
+"""Write the YAML files of `icl_mmlu`, `icl_mmlu_instruction`, `icl_bbh`, `icl_rte`, `icl_mrpc`, `icl_qnli` and MetaICL
+into task_configs: each subject, subtask or task, and the groups.
 
     python scripts/make_task_configs.py
 
@@ -51,6 +51,27 @@ BBH_ANSWERS = {
     "boolean_expressions": ["False", "True"],
     "sports_understanding": ["no", "yes"],
     "web_of_lies": ["No", "Yes"],
+}
+
+# The pairs of sentences of Batch-ICL (Zhang et al. 2024), which InvICL's Figure 1 has, with the templates, arrows and
+# instructions of its released code: the columns by their names in the template, the answers by label, the instruction.
+PAIRS: dict[str, tuple[dict[str, str], list[str], str]] = {
+    "rte": (
+        {"Premise": "sentence1", "Hypothesis": "sentence2"},
+        ["↑", "↓"],
+        "Determine whether the hypotheses made based on the premises below are ↑ or ↓.",
+    ),
+    "mrpc": (
+        {"Sentence 1": "sentence1", "Sentence 2": "sentence2"},
+        ["←", "→"],
+        "Assess if each pair reflects a semantic equivalence relationship. Use ← or → to indicate the answers.",
+    ),
+    "qnli": (
+        {"Question": "question", "Paragraph": "sentence"},
+        ["↑", "↓"],
+        "Please determine whether the paragraph contains the answer to the corresponding question. Use ↑ or ↓ to "
+        "indicate the answers.",
+    ),
 }
 
 
@@ -108,6 +129,28 @@ def main() -> None:
             "description": about,
         }
         write(OUT / f"mmlu/instruction/icl_mmlu_instruction_{subject}.yaml", with_instruction)
+
+    for name, (columns, answers, instruction) in PAIRS.items():
+        lines = [f"{title}:{{{{{column}.strip()}}}}" for title, column in columns.items()]
+        pair: dict[str, Any] = {
+            "include": "_icl_classification_yaml",
+            "task": f"icl_{name}",
+            "dataset_path": "nyu-mll/glue",
+            "dataset_name": name,
+            "test_split": "validation",  # GLUE hides the labels of its test splits
+            "num_fewshot": 4,
+            "doc_to_text": "\n".join([*lines, "Answer:"]),
+            "doc_to_target": "label",
+            "doc_to_choice": answers,
+            "target_delimiter": "",
+        }
+        write(OUT / f"classification/icl_{name}.yaml", pair)
+        described = {
+            "include": f"icl_{name}.yaml",
+            "task": f"icl_{name}_instruction",
+            "description": f"{instruction}\n\n",
+        }
+        write(OUT / f"classification/icl_{name}_instruction.yaml", described)
 
     source = Path(lm_eval.tasks.__file__).parent / "bbh/fewshot"
     for subtask in BBH:

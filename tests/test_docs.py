@@ -22,6 +22,7 @@ import matplotlib.pyplot as plt
 import pytest
 import torch
 import transformers
+import yaml
 from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 from lm_eval.utils import simple_parse_args_string
@@ -445,3 +446,27 @@ def test_the_choice_that_the_page_shows_is_what_is_chosen(tmp_path, monkeypatch,
     commands.run(*shlex.split(command)[1:], "--device", "cpu")
     times = r"[\d.]+ s,"
     assert lines(re.sub(times, "#", capsys.readouterr().out)) == lines(re.sub(times, "#", expected))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_method_has_a_reference(name):
+    """With the number on arXiv that the method's page has, if it has one."""
+    page = (DOCS / "citing.md").read_text(encoding="utf-8")
+    (entry,) = re.findall(rf"^@misc{{{name},\n.*?^}}$", page, re.MULTILINE | re.DOTALL)
+    assert all(f"  {field}" in entry for field in ("author", "title", "year"))
+    own = re.findall(r"arXiv\s+(\d{4}\.\d{5})", (DOCS / "methods" / f"{name}.md").read_text(encoding="utf-8"))
+    assert f"{{{own[0]}}}" in entry if own else re.search(r"eprint += {\d{4}\.\d{5}}", entry)
+
+
+def test_the_package_is_cited_as_it_is():
+    cff, page = yaml.safe_load((ROOT / "CITATION.cff").read_text()), (DOCS / "citing.md").read_text(encoding="utf-8")
+    assert f"version = {{{cff['version']}}}" in page and cff["authors"][0]["name"] in page
+
+
+def test_a_refusal_has_three_sentences_at_most():
+    for path in (ROOT / "lm_eval_icl").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("InputError", "Unsupported"):
+                parts = [each.value for each in ast.walk(node) if isinstance(each, ast.Constant)]
+                said = "".join(part for part in parts if isinstance(part, str))
+                assert len(re.findall(r"[.?!](?: |$)", said)) <= 3, f"{path}, line {node.lineno}"

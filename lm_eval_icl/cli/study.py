@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import json
 import logging
 import math
-import os
 from collections.abc import Mapping
-from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,12 +32,14 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     parser.add_argument("--verbose", action="store_true", help="with --dry_run or --status: list the cells")
     parser.add_argument(
         "--rerun",
-        action="store_true",
-        help="run cells again, and choose demonstrations again, if other code made them, if they do not say which code "
-        "did, or if they are damaged; each is replaced when the new one is there",
+        nargs="?",
+        const="cells/*",
+        metavar="PATTERN",
+        help="make again what is there and matches (cells/*/icl/*, choices/*), and what needs it (default: cells/*)",
     )
     parser.add_argument("--model_args", metavar="K=V,...", help="another model (pretrained=...), or more for each")
     parser.add_argument("--tasks", metavar="T,...", help="other tasks")
+    parser.add_argument("--methods", metavar="M,...", help="of the study's methods only these; others as they are")
     parser.add_argument("--num_fewshot", type=int, metavar="N", help="another number of demonstrations")
     parser.add_argument("--seeds", metavar="N,A..B", help="other seeds of the demonstrations")
     parser.add_argument("--demonstrations", metavar="HOW,...", help="other ways of choosing the demonstrations")
@@ -70,13 +69,11 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     if args.limit is not None and not 0 < args.limit < math.inf:  # neither is NaN
         raise InputError(f"--limit {args.limit:g}: must be above 0{', and finite' * (args.limit > 0)}.")
     check_folders(args.include_path, None)
-    if args.ray is not None and int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise InputError("--ray: Ray starts its own processes: leave out the launcher, or --ray.")
     study = read(args.study, _overrides(args))
 
     from lm_eval_icl.studies import screen
     from lm_eval_icl.studies.folder import StudyFolder
-    from lm_eval_icl.studies.progress import open_study
+    from lm_eval_icl.studies.opening import open_study
     from lm_eval_icl.studies.run import Options
 
     whole = args.limit is not None and args.limit == int(args.limit)
@@ -86,15 +83,14 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
         return
     if args.output is None:
         raise InputError("--output: give the study's folder.")
-    folder = StudyFolder(args.output)
     if args.status:
-        if not folder.cells.is_dir():
+        if not (args.output / "cells").is_dir():
             raise InputError(f"--output {args.output}: there is no study.")
-        screen.print_status(open_study(study, folder, options, args.include_path), console, args.verbose)
+        opened = open_study(study, options.limit, args.include_path)
+        screen.print_status(opened, StudyFolder(args.output), console, args.verbose)
         return
-    # The first of several processes of a launch writes and prints.
-    with folder.locked() if os.environ.get("RANK", "0") == "0" else nullcontext():
-        _run(study, folder, args, options, console)
+    with StudyFolder(args.output).locked():
+        _run(study, StudyFolder(args.output), args, options, console)
 
 
 def _overrides(args: argparse.Namespace) -> Mapping[str, Any]:
@@ -102,7 +98,7 @@ def _overrides(args: argparse.Namespace) -> Mapping[str, Any]:
     overrides = {name: getattr(args, name) for name in ("model_args", "num_fewshot", "orders")}
     if args.seeds is not None:
         overrides["seeds"] = [int(seed) if seed.isdecimal() else seed for seed in args.seeds.split(",")]
-    for name in ("tasks", "demonstrations", "decide"):
+    for name in ("tasks", "methods", "demonstrations", "decide"):
         if (several := getattr(args, name)) is not None:
             overrides[name] = [item for item in several.split(",") if item]
     overrides |= {name: pairs(name, getattr(args, name)) for name in ("train", "metadata") if getattr(args, name)}
@@ -112,70 +108,57 @@ def _overrides(args: argparse.Namespace) -> Mapping[str, Any]:
 def _dry_run(study: Study, args: argparse.Namespace, options: Options, console: Console) -> None:
     """Print what would be run. If something for it cannot be had, it is refused behind what can be said without it."""
     from lm_eval_icl.cli.train import training
-    from lm_eval_icl.studies import screen, trainings
-    from lm_eval_icl.studies.conduct import Conductor
+    from lm_eval_icl.studies import screen
     from lm_eval_icl.studies.folder import StudyFolder
-    from lm_eval_icl.studies.plan import Plan
-    from lm_eval_icl.studies.progress import open_study
+    from lm_eval_icl.studies.opening import open_study
+    from lm_eval_icl.studies.units import UnitRunner
 
     lacking: dict[str, str] = {}
     folder = StudyFolder(args.output or Path("the study's folder"))
-    progress = open_study(study, folder, options, args.include_path, args.rerun, lacking)
-    for model in progress.models:
+    opened = open_study(study, options.limit, args.include_path, lacking)
+    runner = UnitRunner(opened, options, folder, training, args.include_path)
+    for model in opened.grid.models:
         if model.training:
             try:
-                trainings.check(study, model, folder, options.device, args.include_path, training)
+                runner.training(model)
             except InputError as error:
                 lacking[model.checkpoint] = error.message
-    plan = Plan(progress.grid, progress.leaves)
-    screen.print_plan(progress, plan, lacking, console, args.verbose)
-    refused: list[str] = []
-    if args.ray is not None and not lacking:
-        from lm_eval_icl.studies.cluster import StudyCluster
-
-        with StudyCluster(Conductor(progress, args.include_path, training), args.ray) as cluster:
-            answers = cluster.ask()
-        refused = list(filter(None, answers))
-        console.print(f"workers: {answers.count('')} of {len(answers)} nodes can run the study", highlight=False)
-        for why in refused:
-            console.print(f"missing: {why}", markup=False, highlight=False, soft_wrap=True)
-    if number := len(lacking) + len(plan.lacking) + len(refused):
-        raise InputError(f"{args.study}: cannot be run as it is: {number} missing, as listed above.")
+    if lacking := dict(screen.print_plan(opened, options, lacking, console, args.verbose)):
+        raise InputError(f"{args.study}: cannot be run as it is: {len(lacking)} missing, as listed above.")
 
 
 def _run(study: Study, folder: StudyFolder, args: argparse.Namespace, options: Options, console: Console) -> None:
     """Run a study, and write and print its results."""
     from lm_eval_icl.cli.train import training
-    from lm_eval_icl.studies.conduct import CellsFailed, Conductor
-    from lm_eval_icl.studies.end import conclude
-    from lm_eval_icl.studies.plan import Plan
-    from lm_eval_icl.studies.progress import open_study
+    from lm_eval_icl.studies.cells import Cell
+    from lm_eval_icl.studies.conduct import Here, conduct, states
+    from lm_eval_icl.studies.end import conclude, failures
+    from lm_eval_icl.studies.opening import open_study
+    from lm_eval_icl.studies.units import UnitRunner
 
-    first = os.environ.get("RANK", "0") == "0"
-    progress = open_study(study, folder, options, args.include_path, args.rerun)
-    conductor = Conductor(progress, args.include_path, training)
-    plan: list[dict[str, Any]] = []
-    failure = None
-    if first:
-        estimates = Plan(progress.grid, progress.leaves)
-        plan = estimates.record()
-        for why in estimates.lacking.values():  # of a model or a cell whose turn comes; the others need no estimate
-            console.print(f"There is no estimate: {why}", markup=False, highlight=False, soft_wrap=True)
-    try:
-        if args.ray is None:
-            conductor.run()
-        else:
-            from lm_eval_icl.studies.cluster import StudyCluster
+    opened = open_study(study, options.limit, args.include_path)
+    grid = opened.grid
+    runner = UnitRunner(opened, options, folder, training, args.include_path)
+    for model in grid.models:
+        if model.training:
+            runner.training(model)  # refuses what cannot be trained before anything is run
+    if args.rerun is not None:
+        removed = folder.remove(grid, args.rerun)
+        console.print(f"--rerun {args.rerun}: {len(removed)} are made again", markup=False, highlight=False)
+    failed: dict[str, str] = {}
+    if args.ray is None:
+        conduct(grid, folder, Here(runner.run), failed)
+    else:
+        from lm_eval_icl.studies.cluster import Setup, study_on_ray
 
-            with StudyCluster(conductor, args.ray) as cluster:
-                conductor.run(cluster.ended)
-    except CellsFailed as error:
-        failure = error
-    finally:
-        if first:
-            record = {**progress.record(), "work": {"planned": plan, "done": progress.work()}}
-            folder.write("study.json", json.dumps(record, indent=2, default=str) + "\n")
-    if first:
-        conclude(progress, console)
-    if failure is not None:
-        raise failure
+        setup = Setup(study, options, args.include_path, training, folder.path)
+        with study_on_ray(args.ray, setup, grid.models) as executor:
+            conduct(grid, folder, executor, failed)
+    conclude(opened, folder, args.study, failed, console)
+    if not_made := failures(grid, folder, failed):
+        cells = [target for target, _ in states(grid, folder, failed) if isinstance(target, Cell)]
+        number = sum(cell.path in not_made for cell in cells)
+        raise InputError(
+            f"{number} of {len(cells)} cells failed; the first: {next(iter(not_made.values())).removesuffix('.')}. "
+            f"{folder.path / 'study.json'} has each reason under `failures`, and the same command tries again."
+        )

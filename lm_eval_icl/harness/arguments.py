@@ -82,6 +82,10 @@ def read_arguments(cls: type[Method], arguments: Mapping[str, Any]) -> tuple[Met
     from lm_eval_icl.harness.hf_arguments import check_effects, check_values
 
     own, ours = methods.arguments_of(cls), {field.name for field in dataclasses.fields(CommonArguments)}
+    if "method" in own:
+        raise InputError(
+            f"{cls.__name__}: results files have its name under 'method': rename its argument of that name."
+        )
     common = CommonArguments(**{name: value for name, value in arguments.items() if name in ours - own})
     method = cls.from_arguments({name: value for name, value in arguments.items() if name in own})
     common.is_canonical(method)
@@ -109,6 +113,10 @@ def checked_first(original: Callable[..., Any], config: Any, *args: Any, **kwarg
             how.read(drawn_by)
         if (rules := (config.metadata or {}).get("decide")) is not None:
             deciding_how.read(rules)
+        if config.device == "cuda:0":  # the default, which stands for the CPU where there is no GPU; it is recorded
+            import torch
+
+            config.device = "cuda:0" if torch.cuda.is_available() else "cpu"
     return original(config, *args, **kwargs)
 
 

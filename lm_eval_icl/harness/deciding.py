@@ -8,7 +8,6 @@ memory, and have keys of their own in a response cache.
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +17,8 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.model import LM, CachingLM
 from lm_eval.api.task import ConfigurableTask, Task
 
-from lm_eval_icl.decisions.how import Rule, read
+from lm_eval_icl.decisions.how import read
+from lm_eval_icl.decisions.rule import Rule
 from lm_eval_icl.errors import InputError, log, naming
 from lm_eval_icl.harness.distributed import of_all
 from lm_eval_icl.harness.metaicl import MetaICLTask
@@ -42,22 +42,21 @@ def decided(original: Callable[..., Any], lm: LM, task_dict: Any, *args: Any, **
     """
     tasks = task_dict.get("tasks", {}) if isinstance(task_dict, dict) else {}
     model = lm.lm if isinstance(lm, CachingLM) else lm
-    before = {name: (type(task), getattr(task, "_filters", None)) for name, task in tasks.items()}
+    given = []
     model.decided = {}
     try:
         for task in tasks.values():
             if isinstance(task, MetaICLTask):
                 task.bind(model)
-            give_rules(task, model)
-        deciding = {name: task.deciding for name, task in tasks.items() if isinstance(task, DecidingTask)}
+            if give_rules(task, model):
+                given.append(task)
+        deciding = {name: task.deciding for name, task in tasks.items() if is_deciding(task)}
         if deciding and kwargs.get("cache_requests"):
             raise InputError("--cache_requests: stored prompts have not those that decide= needs: leave it out.")
         results = original(lm, task_dict, *args, **kwargs)
     finally:
-        for name, (cls, filters) in before.items():
-            if type(tasks[name]) is not cls:
-                tasks[name].__class__, tasks[name]._filters = cls, filters
-                del tasks[name].deciding
+        for task in given:
+            del task._filters[-len(task.deciding.filters) :], task.deciding
     limit, samples = kwargs.get("limit"), kwargs.get("samples") or {}
     for name, rules in deciding.items():
         model.decided[name] = rules.record(limit, samples.get(name))
@@ -66,21 +65,28 @@ def decided(original: Callable[..., Any], lm: LM, task_dict: Any, *args: Any, **
     return results
 
 
-def give_rules(task: Any, model: Any) -> None:
-    """Make a task whose metadata name decision rules one that has them as filters, for runs of this model.
+def give_rules(task: Any, model: Any) -> bool:
+    """Give a task whose metadata name decision rules these as filters, for runs of this model.
+
+    Returns:
+        Whether it was given them now; a task that has them keeps them.
 
     Raises:
         InputError: a rule cannot be used with the task.
     """
     metadata = task.config.metadata or {}
-    if "decide" not in metadata or isinstance(task, DecidingTask):
-        return
+    if "decide" not in metadata or is_deciding(task):
+        return False
     with naming(f"task {task.config.task!r}"):
         rules = read(metadata["decide"])
     check_options(task, rules)
-    task.__class__ = _deciding_class(type(task))  # type: ignore[arg-type]
     task.deciding = Deciding(rules, model)
     task._filters = [*task._filters, *task.deciding.filters]
+    return True
+
+
+def is_deciding(task: Any) -> bool:
+    return isinstance(getattr(task, "deciding", None), Deciding)
 
 
 def check_options(task: Task, rules: Sequence[Rule]) -> None:
@@ -96,37 +102,29 @@ def check_options(task: Task, rules: Sequence[Rule]) -> None:
         raise InputError(f"task {str(task.config.task)!r}: decide={'+'.join(map(str, rules))}: {why}")
 
 
-class DecidingTask(ConfigurableTask):
-    """A task with decision rules.
+def with_queries(original: Callable[..., None], task: Any, **kwargs: Any) -> None:
+    """Wrapper of `ConfigurableTask.build_all_requests`: those of a task's decision rules are added."""
+    if not is_deciding(task):
+        return original(task, **kwargs)
+    with recording():
+        original(task, **kwargs)
+    # A study builds requests once, and evaluates them often.
+    if task._instances is not task.deciding.instances:
+        names = ("system_instruction", "apply_chat_template", "fewshot_as_multiturn", "chat_template")
+        task.deciding.ask(task, {name: kwargs[name] for name in names if name in kwargs})
+    return None
 
-    Attributes:
-        deciding: its rules in one run.
-    """
 
-    deciding: Deciding
-
-    def build_all_requests(self, **kwargs: Any) -> None:
-        with recording():
-            super().build_all_requests(**kwargs)
-        # A study builds requests once, and evaluates them often.
-        if self._instances is not self.deciding.instances:
-            names = ("system_instruction", "apply_chat_template", "fewshot_as_multiturn", "chat_template")
-            self.deciding.ask(self, {name: kwargs[name] for name in names if name in kwargs})
-
-    def process_results(self, doc: Any, results: Any) -> Any:
-        metrics = super().process_results(doc, results)
-        without = meaningless(results[0].rule) if isinstance(results[0], Decided) else set()
-        return {name: value for name, value in metrics.items() if name not in without}
+def without_meaningless(original: Callable[..., Any], task: Any, doc: Any, results: Any, *args: Any) -> Any:
+    """Wrapper of `ConfigurableTask.process_results`: metrics that mean nothing with a rule's values are left out."""
+    metrics = original(task, doc, results, *args)
+    without = meaningless(results[0].rule) if results and isinstance(results[0], Decided) else set()
+    return {name: value for name, value in metrics.items() if name not in without} if without else metrics
 
 
 def meaningless(rule: Rule) -> set[str]:
     """The metrics that mean nothing with the values of a rule, and are not reported."""
     return _OF_RAW | (set() if rule.is_logarithmic else _OF_LOGS)
-
-
-@functools.cache
-def _deciding_class(cls: type[Task]) -> type[Task]:
-    return type(f"Deciding{cls.__name__}", (DecidingTask, cls), {})
 
 
 def _record_in_results(model: Any) -> None:
@@ -171,7 +169,9 @@ class Deciding:
         self.queries = queries = RuleQueries(task, self.model, arguments)
         for rule in self.filters:
             rule.queries = queries
-            with naming(f"task {queries.name!r}: decide={rule.name}"):
+            with naming(f"task {queries.name!r}: decide={rule.rule.name}"):
+                if rule.rule.fixed_options:
+                    queries.check_fixed_options(rule.rule.fixed_options)
                 rule.ask()
         task._instances = self.instances = queries.instances
         if queries.prompts:

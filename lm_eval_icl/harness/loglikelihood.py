@@ -15,6 +15,7 @@ from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from lm_eval_icl.errors import log
+from lm_eval_icl.harness.overflow import some
 from lm_eval_icl.harness.requests import named
 from lm_eval_icl.harness.run import PreparedRun
 from lm_eval_icl.inference.scoring import Score, not_finite
@@ -68,8 +69,8 @@ def score_texts(
     """
     run.check()
     if without := run.method.without_demonstrations:
-        for task_name in {instance.task_name for instance in instances}:
-            log.warning("%s: rolling log-likelihood has no demonstrations: %s.", task_name, without)
+        tasks = some(dict.fromkeys(instance.task_name for instance in instances))
+        log.warning("%s: rolling log-likelihood has no demonstrations: %s.", tasks, without)
     for instance in instances:
         run.tokenize.check_text(instance)
     # `HFLM.loglikelihood_rolling` returns nothing before its last text is done, so it is called with one batch of texts

@@ -137,6 +137,22 @@ PATCHES = (
         "--use_cache keeps JSON, by run and by the parts of a prompt, in place of pickles by its text alone.",
         "lm-eval lets a model bring its own cache.",
     ),
+    Patch(
+        "lm_eval.api.task:ConfigurableTask.build_all_requests",
+        "deciding:with_queries",
+        EVERYBODY,
+        "The queries of decision rules (--metadata decide=...) are requests of their task.",
+        "A filter of lm-eval's may make requests.",
+        early=True,
+    ),
+    Patch(
+        "lm_eval.api.task:ConfigurableTask.process_results",
+        "deciding:without_meaningless",
+        EVERYBODY,
+        "Metrics that mean nothing with a decision rule's values are not reported under its filter.",
+        "A filter of lm-eval's may name the metrics that it has.",
+        early=True,
+    ),
 )
 
 

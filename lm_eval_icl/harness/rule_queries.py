@@ -18,7 +18,7 @@ from lm_eval_icl.harness.content_free import Queries
 from lm_eval_icl.harness.models import ICLModel
 from lm_eval_icl.harness.prompts import structure_error
 from lm_eval_icl.harness.requests import fit_requests
-from lm_eval_icl.harness.tasks import as_row, evaluated, pool_of
+from lm_eval_icl.harness.tasks import as_row, evaluated, pool_of, texts_in
 from lm_eval_icl.methods.limits import Request
 from lm_eval_icl.prompts.prompt import FewShotPrompt
 
@@ -48,6 +48,8 @@ class RuleQueries:
         self.task, self.model, self.arguments, self.name = task, model, arguments, str(task.config.task)
         self.documents: dict[int, list[Instance]] = {}
         self.prompts: dict[tuple[Behind, str], dict[str, Instance]] = {}
+        self._shuffled, self._is_evaluated = dict[str, list[int]](), evaluated(task)
+        self._words = dict[tuple[str, bool], tuple[list[str], int]]()
         self._instances: list[Instance] = task._instances or []
         is_ours = isinstance(model, ICLModel)
         if not is_ours:  # the prompts become plain texts, and a study has the requests for other models too
@@ -141,6 +143,28 @@ class RuleQueries:
         """Renders queries of the task."""
         return Queries(self.task, self.arguments)
 
+    def content_free(self, doc: Any, texts: Any) -> str:
+        """The query of a document with other texts, all alike or by field, in place of its own."""
+        return self.queries.content_free(doc, texts)
+
+    def premise(self, doc: Any) -> str:
+        """What the template puts behind a document's text."""
+        return self.queries.premise(doc)
+
+    def fields(self, doc: Any) -> tuple[str, ...]:
+        """The fields that the query of a document is made from."""
+        return tuple(self.queries.read_by_template(doc))
+
+    def words(self, field: str, evaluated: bool) -> tuple[list[str], int]:
+        """The words, in lower case, of a field of all few-shot (or evaluated) documents, and how many these are."""
+        if (field, evaluated) not in self._words:
+            corpus = list(self.task.eval_docs if evaluated else self.pool.values())
+            words = [word for row in corpus for word in " ".join(texts_in(row.get(field))).lower().split()]
+            if not words:
+                raise InputError(f"the field {field!r} of the documents that words are drawn from has none.")
+            self._words[field, evaluated] = words, len(corpus)
+        return self._words[field, evaluated]
+
     @cached_property
     def pool(self) -> dict[int, Any]:
         """The few-shot documents that are not evaluated, by their row."""
@@ -158,10 +182,11 @@ class RuleQueries:
 
     def drawn(self, name: str, place: Behind) -> Iterator[tuple[int, str]]:
         """The few-shot documents that are no demonstrations and not evaluated in random order, with their queries."""
-        rows, queries = list(self.pool), set[str]()
-        Random(f"{name} {self.seed}").shuffle(rows)
-        options, is_evaluated = self._choices(self.task.eval_docs[0]), evaluated(self.task)
-        for row in rows:
+        if name not in self._shuffled:  # once for all contexts
+            self._shuffled[name] = list(self.pool)
+            Random(f"{name} {self.seed}").shuffle(self._shuffled[name])
+        queries, options, is_evaluated = set[str](), self._choices(self.task.eval_docs[0]), self._is_evaluated
+        for row in self._shuffled[name]:
             doc = self.pool[row]
             query = self.queries.of(doc)
             if query in queries or any(query in demonstration for demonstration in place[1]) or is_evaluated(doc):

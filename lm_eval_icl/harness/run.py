@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
 from lm_eval.api.instance import Instance
@@ -154,7 +154,8 @@ def _count(instances: Sequence[Instance], requests: Sequence[Request]) -> tuple[
 
 
 def _warn(method: Method, instances: Sequence[Instance], requests: Sequence[Request]) -> None:
-    """Warn about prompts that end in a line break, and tasks without demonstrations: one line each for all tasks."""
+    """Warn, in one line for all tasks, about prompts that end in a line break, about tasks without demonstrations, and
+    about those that draw demonstrations for each document."""
     scored = [i for i in instances if i.request_type == "loglikelihood"]
     prompts = ((i.task_name, i.args[0]) for i in scored if not isinstance(i.args[0], EncodedPrompt))
     if breaks := {task: why for task, prompt in prompts if (why := line_break_at_end(prompt))}:
@@ -166,6 +167,19 @@ def _warn(method: Method, instances: Sequence[Instance], requests: Sequence[Requ
         if bare := [str(name) for name, number in shots.items() if not number]:
             n = f"{len(bare)} of {len(shots)} tasks have" if len(shots) > 1 else "The task has"
             log.warning("%s no demonstrations (%s): %s. %s", n, too_long.some(bare), without, _give_some(bare, shots))
+    contexts, documents = defaultdict[str, set[object]](set), defaultdict[str, set[object]](set)
+    for instance, request in zip(instances, requests, strict=True):
+        if request.prompt.context.demonstrations and not request.left_out:
+            contexts[str(instance.task_name)].add(request.prompt.context)
+            documents[str(instance.task_name)].add(instance.doc_id)
+    if drawn := [name for name in contexts if len(contexts[name]) > 1]:
+        n, of = (sum(len(numbers[name]) for name in drawn) for numbers in (contexts, documents))
+        log.warning(
+            "%s: lm-eval draws other demonstrations for each document (%d contexts for %d documents), so that nearly "
+            "nothing is shared, and orders cannot be compared. Add --metadata demonstrations=random (or stratified, "
+            "first) to draw them once for all documents.",
+            *(too_long.some(drawn), n, of),
+        )
 
 
 def _give_some(bare: Sequence[str], tasks: Iterable[str | None]) -> str:

@@ -116,10 +116,6 @@ def _all(board: Board, most: int, only: Collection[str] | None = None) -> Iterat
             yield name, drawn
 
 
-# ---------------------------------------------------------------------------------------------------------------
-# Words and numbers.
-
-
 def _label(entry: Entry) -> str:
     return entry.label.replace("decide: ", "")
 
@@ -148,10 +144,6 @@ def _marked(estimate: Estimate, column: Column, text: str, line: Numbers) -> _Ma
     scale = _scale(column)
     ends = (scale * estimate.low, scale * estimate.high)
     return _Mark([scale * estimate.mean], ends if all(map(math.isfinite, ends)) else None, text, line)
-
-
-# ---------------------------------------------------------------------------------------------------------------
-# A row for each entry, in a panel for each checkpoint and decision rule.
 
 
 def _rows(
@@ -280,10 +272,6 @@ def _sensitivity(board: Board, most: int) -> _Drawn | None:
     return _rows(board, most, "Order sensitivity", label, mark_of)
 
 
-# ---------------------------------------------------------------------------------------------------------------
-# A heat map.
-
-
 def _heatmap(board: Board, most: int) -> _Drawn | None:
     """Differences to the baseline by task, bold where the adjusted p-value is below 5%."""
     from matplotlib.colors import LinearSegmentedColormap, Normalize
@@ -326,10 +314,6 @@ def _heatmap(board: Board, most: int) -> _Drawn | None:
     bar.ax.set_xticklabels([f"{x:+.1f}" for x in (-largest, 0, largest)])
     bar.set_label("points better (blue) or worse than the baseline; bold: adjusted p < 5%", fontsize=8)
     return _Drawn("Differences to the baseline, by task", figure, lines)
-
-
-# ---------------------------------------------------------------------------------------------------------------
-# Curves.
 
 
 def _without(text: str, pattern: str) -> str:

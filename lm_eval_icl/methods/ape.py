@@ -28,9 +28,9 @@ class APE(PCW):
     The defaults are those of the authors' released module. With 1, 1, 1 it is `pcw`.
 
     Args:
-        temperature: T, above 0.
-        scale: S, above 0. The factor of the demonstrations' log-sum-exp is S * T.
-        weight: of the demonstrations' sum of exponentials, above 0.
+        temperature: T, from 0.001 to 1000, as are the others: beyond that, float32 would not hold what is computed.
+        scale: S. The factor of the demonstrations' log-sum-exp is S * T.
+        weight: of the demonstrations' sum of exponentials.
 
     Raises:
         InputError: an argument is outside its range.
@@ -48,7 +48,7 @@ class APE(PCW):
         super().__post_init__()
         for name in ("temperature", "scale", "weight"):
             value = getattr(self, name)
-            self._check(name, fine=is_number(value) and 0 < value < math.inf, must="a number above 0")
+            self._check(name, fine=is_number(value) and 1e-3 <= value <= 1e3, must="a number from 0.001 to 1000")
 
     def encode(self, model: PreTrainedModel, contexts: Sequence[Context]) -> list[Memory]:
         """The memories of `pcw`, with the demonstrations as a part that is read at the temperature and the scale."""

@@ -30,9 +30,9 @@ class Ensemble(Several):
 
     Args:
         combine: "poe" (product of experts), "moe" (mixture of experts) or "max".
-        method: the method that encodes a window, with its default arguments.
+        window_method: the method that encodes a window, with its default arguments.
         weights: a number above 0 for each window, in order, divided by their sum; None for equal weights.
-        positions: "method" for those of `method`.
+        positions: "method" for those of `window_method`.
 
     Raises:
         InputError: an argument is outside its range.
@@ -40,14 +40,16 @@ class Ensemble(Several):
 
     positions: str = "method"
     combine: str = "poe"
-    method: str = "icl"
+    window_method: str = "icl"
     weights: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
-        fine = isinstance(self.method, str) and self.method in methods.NAMES
-        encodes = methods.find(self.method) if fine else Method
+        fine = isinstance(self.window_method, str) and self.window_method in methods.NAMES
+        encodes = methods.find(self.window_method) if fine else Method
         fine = fine and not encodes.memory_depends_on_query and not issubclass(encodes, Several)
-        self._check("method", fine=fine, must="one whose memory all queries share: icl, pcw, invicl, deepthink, ...")
+        self._check(
+            "window_method", fine=fine, must="one whose memory all queries share: icl, pcw, invicl, deepthink, ..."
+        )
         if self.positions == "method":
             object.__setattr__(self, "positions", encodes(repeat=self.repeat).positions)
         super().__post_init__()
@@ -60,7 +62,7 @@ class Ensemble(Several):
 
     @property
     def of_window(self) -> Method:
-        return methods.find(self.method)(positions=self.positions, repeat=self.repeat)
+        return methods.find(self.window_method)(positions=self.positions, repeat=self.repeat)
 
     @property
     def trained_under(self) -> str:
@@ -90,8 +92,10 @@ class Ensemble(Several):
 
     def _joined(self, numbers: Tensor) -> Tensor:
         """Combine log-probabilities, [texts, memories, ...] -> [texts, ...]."""
-        weights = torch.tensor(self.weights or [1.0] * numbers.shape[1], dtype=numbers.dtype, device=numbers.device)
-        weights = (weights / weights.sum()).view(-1, *[1] * (numbers.dim() - 2))
+        given = self.weights or [1.0] * numbers.shape[1]
+        shares = [weight / max(given) for weight in given]  # whose sum is finite, however large the weights are
+        weights = torch.tensor([share / sum(shares) for share in shares], dtype=numbers.dtype, device=numbers.device)
+        weights = weights.view(-1, *[1] * (numbers.dim() - 2))
         if self.combine == "poe":
             return (numbers * weights).sum(1)
         weighted = numbers + weights.log()

@@ -121,6 +121,12 @@ class Predictor:
             raise InputError(f"options: {len(per_query)} lists for {len(queries)} queries: give one list, or one each.")
         if warning := next(filter(None, map(line_break_at_end, queries)), ""):
             self._warn_once("line breaks", warning)
+        if ends := next(filter(re.compile(r"[\w.,:;?!'\")\]]\Z").search, demonstrations), ""):
+            self._warn_once(
+                "delimiters",
+                f"demonstration {ends[-20:]!r} ends without a delimiter, so that what follows is part of its answer: "
+                "demonstrations end with what separates them, such as a blank line.",
+            )
         names, prompts = [], []
         for q, query in enumerate(queries):
             prompt = self._prompt(prefix, demonstrations, query)

@@ -107,10 +107,6 @@ def build(
     return Board(columns, compared, baselines, pairs, summary, tuple(left_out), files, shared)
 
 
-# ---------------------------------------------------------------------------------------------------------------
-# Keys.
-
-
 def _results(run: Run) -> tuple[TaskResult, ...]:
     """The results of a run; of a study that has chosen a decision rule, those under this one in place of all rules'.
     What the model says by itself stays beside them, unless other arguments were chosen for the rule."""
@@ -197,10 +193,6 @@ def _column_names(keys: Mapping[TaskRun, tuple[RowKey, Fields]], units: Sequence
                 name += "'"
             names[column] = name
     return names
-
-
-# ---------------------------------------------------------------------------------------------------------------
-# Columns.
 
 
 def _columns(

@@ -61,7 +61,7 @@ def read(
             with np.errstate(all="ignore"):  # strangers' numbers may be as large as a float can be
                 run, notes = _run(file, *loaded, _of_study(file.path, studies), dev, metric)
             if (known := runs.get(run.digest)) is not None:
-                if _answered(known) >= _answered(run):
+                if known.answered >= run.answered:
                     raise Unusable(f"is the same run as {known.path}")
                 left_out[:] = [other for other in left_out if other.path != known.path]
                 left_out.append(LeftOutFile(known.path, f"is the same run as {run.path}, with fewer samples."))
@@ -83,14 +83,6 @@ def document_rows(run: Run, task: str) -> list[DocumentRow]:
     if run.path.suffix == ".parquet":
         return load(run.path)[1].get(task, [])
     return rows_from_samples(ResultsFile(run.path, True, run.path.parent.resolve()), run.results, task)
-
-
-def _answered(run: Run) -> int:
-    return sum(result.answers is not None for result in run.all_results)
-
-
-# ---------------------------------------------------------------------------------------------------------------
-# Files.
 
 
 def _files(paths: Sequence[Path], left_out: list[LeftOutFile]) -> list[ResultsFile]:
@@ -187,10 +179,6 @@ def _of_study(path: Path, known: dict[Path, Mapping[str, Any]]) -> Mapping[str, 
         if known[folder]:
             return mapping(known[folder].get(path.relative_to(folder).as_posix()))
     return {}
-
-
-# ---------------------------------------------------------------------------------------------------------------
-# A run.
 
 
 def _run(

@@ -1,20 +1,26 @@
-"""The cells of a study, as plain data: which there are, given what has been chosen on the dev set."""
+"""What a study makes, as plain data: checkpoints, demonstrations that a model chooses, and cells. Each names its file
+by its inputs, and knows which others it needs first."""
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import itertools
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+from lm_eval_icl import methods
 from lm_eval_icl.demonstrations.how import How
 from lm_eval_icl.inference.checkpoints import ARGUMENTS
-from lm_eval_icl.studies.choose import DevChoice
-from lm_eval_icl.studies.grid import Demonstrations, Study, Training, Variant, trained_under
+from lm_eval_icl.inference.identity import source_digest
+from lm_eval_icl.metaicl.metadata import skips
+from lm_eval_icl.studies.grid import HF, Demonstrations, Study, trained_under
+from lm_eval_icl.studies.parts import Training, Variant
 
 
 @dataclass(frozen=True)
@@ -25,23 +31,20 @@ class Model:
         arguments: as of `--model_args`, of the model that is there.
         training: how it is trained; None if it is not.
         under: the method that it is trained under.
+        skips: whether MetaICL's tasks without files are left out of the training.
         resources: those of a cluster's worker that has it, as far as the study says.
     """
 
     arguments: Mapping[str, Any]
     training: Training | None = None
     under: Variant | None = None
+    skips: bool = False
     resources: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     @property
     def name(self) -> str:
         """The name of the model that is there."""
         return str(self.arguments["pretrained"])
-
-    @property
-    def short_name(self) -> str:
-        """The same for files."""
-        return plain(self.name.strip("/"), 60)
 
     @property
     def title(self) -> str:
@@ -52,9 +55,8 @@ class Model:
     def folder(self) -> str:
         """The folder of its cells: its name, the training's, and a digest of all arguments and the checkpoint."""
         arguments = json.dumps(self.arguments, sort_keys=True, default=str)
-        if self.training is None:
-            return f"{self.short_name}-{digest(arguments)}"
-        return f"{self.short_name},{plain(self.training.name, 60)}-{digest(arguments + self.checkpoint)}"
+        names = [self.name.strip("/"), *([self.training.name] if self.training else [])]
+        return f"{','.join(plain(name, 60) for name in names)}-{digest(arguments + self.checkpoint)}"
 
     @property
     def training_arguments(self) -> dict[str, Any]:
@@ -68,9 +70,46 @@ class Model:
         if self.training is None or self.under is None:
             return ""
         options = {key: value for key, value in self.training.options.items() if key not in ("save_steps", "data")}
-        parts = [self.training_arguments, self.under.method, options]
-        names = self.short_name, plain(self.training.name, 60), plain(self.under.name, 60)
-        return f"{','.join(names)}-{digest(json.dumps(parts, sort_keys=True, default=str))}"
+        inputs = [self.training_arguments, self.under.method, options, *([True] if self.skips else [])]
+        names = plain(self.name.strip("/"), 60), plain(self.training.name, 60), plain(self.under.name, 60)
+        return f"{','.join(names)}-{digest(json.dumps(inputs, sort_keys=True, default=str))}"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A model that the study trains."""
+
+    model: Model
+    needs = ()
+
+    @property
+    def path(self) -> str:
+        return f"checkpoints/{self.model.checkpoint}"
+
+
+@dataclass(frozen=True)
+class ChosenRows:
+    """Demonstrations that a model chooses, for all methods alike.
+
+    Attributes:
+        data: a digest of what is chosen from, and of the dev set, of which nothing is chosen.
+    """
+
+    model: Model
+    task: str
+    num_fewshot: int
+    how: How
+    seed: int
+    data: str
+
+    @cached_property
+    def path(self) -> str:
+        name = f"{plain(f'{self.task},{self.how}')},n={self.num_fewshot},seed={self.seed},{self.data}.json"
+        return f"choices/{self.model.folder}/{name}"
+
+    @property
+    def needs(self) -> tuple[Checkpoint, ...]:
+        return (Checkpoint(self.model),) if self.model.training else ()
 
 
 @dataclass(frozen=True)
@@ -80,10 +119,10 @@ class Cell:
     Attributes:
         task: the name of the leaf task.
         split: "test" or "dev".
-        changes: as of `Leaf`.
-        rows: a digest of the dev set's rows, which depend on all demonstrations of a study; on the test set only of a
-            cell whose demonstrations a model chooses outside the dev set, and empty otherwise.
-        chosen: the arguments (or "seeds") of a cell on the test set whose values were chosen on the dev set.
+        data: a digest of the task's documents, prompts and demonstrations, and of the dev set's documents where these
+            are evaluated or kept from being chosen.
+        chosen: the names of what was chosen on the dev set: arguments, "seeds", "decide".
+        rule: the decision rule that was chosen; empty for the raw values, and if rules are not chosen among.
         alone: its task makes the requests for one method, so that it shares none with cells of others.
         decide: the decision rules whose values it has besides what the model says; empty if none.
     """
@@ -94,12 +133,12 @@ class Cell:
     num_fewshot: int
     demonstrations: Demonstrations | None
     seed: int
-    order: int
-    split: str
-    limit: float | None
-    changes: str = ""
-    rows: str = ""
+    order: int = 0
+    split: str = "test"
+    limit: float | None = None
+    data: str = ""
     chosen: tuple[str, ...] = ()
+    rule: str = ""
     alone: bool = False
     decide: str = ""
 
@@ -108,26 +147,41 @@ class Cell:
         """How the demonstrations are drawn or chosen, as text; None for the task's own way."""
         return None if self.demonstrations is None else str(self.demonstrations)
 
-    @property
+    @cached_property
     def path(self) -> str:
-        """The cell's folder, below that of all cells."""
+        """The folder of its results and samples, below the study's."""
         axes = {
             "num_fewshot": self.num_fewshot,
             **({} if self.drawn is None else {"demonstrations": self.drawn}),
             "seed": self.seed,
             "order": self.order,
-            **({"changes": self.changes} if self.changes else {}),
+            **({} if self.split == "test" else {"split": self.split}),
             **({} if self.limit is None else {"limit": self.limit}),
-            **({} if self.split == "test" and not self.rows else {"split": f"{self.split}-{self.rows}"}),
             **({"decide": self.decide} if self.decide else {}),
+            **({"chosen": "+".join(self.chosen)} if self.chosen else {}),
+            **({"rule": self.rule or "none"} if "decide" in self.chosen else {}),
+            **({"data": self.data} if self.data else {}),
         }
         task = ",".join([self.task, *(f"{name}={value}" for name, value in axes.items())])
-        return "/".join([self.model.folder, plain(self.variant.name), plain(task)])
+        source = _source(self.variant.method)  # of a method of the user's
+        variant = plain(self.variant.name) + (f"-{source}" if source else "")
+        return "/".join(["cells", self.model.folder, variant, plain(task)])
 
     @property
-    def id(self) -> str:
-        """A digest of the path, for the names of files."""
-        return digest(self.path)
+    def needs(self) -> tuple[Checkpoint | ChosenRows, ...]:
+        """What has to be there before it can be run; a cell on the test set also waits for its choice on dev."""
+        rows = self.chosen_rows
+        return (*([Checkpoint(self.model)] if self.model.training else []), *([rows] if rows else []))
+
+    @property
+    def chosen_rows(self) -> ChosenRows | None:
+        """The demonstrations that its model chooses; None if they are drawn."""
+        if not isinstance(self.demonstrations, How) or not self.num_fewshot:
+            return None
+        return ChosenRows(self.model, self.task, self.num_fewshot, self.demonstrations, self.seed, self.data)
+
+
+Target = Checkpoint | ChosenRows | Cell
 
 
 @dataclass(frozen=True)
@@ -137,16 +191,42 @@ class GridTask:
     Attributes:
         shots: numbers of demonstrations.
         asked: the names in the study's `tasks` that it comes from.
-        changes, alone: as of `Cell`.
-        dev: a digest of its rows on the dev set; empty without one.
+        alone: as of `Cell`.
+        reported: its name in results, where a study has a task twice.
+        data: a digest of its documents, prompts, pool and drawn demonstrations, by number, way and seed of these.
+        dev: a digest of its dev set; empty without one.
+        higher_is_better: of the dev set's metric.
     """
 
     name: str
     shots: tuple[int, ...]
     asked: tuple[str, ...]
-    changes: str = ""
     alone: bool = False
+    reported: str = ""
+    data: Mapping[tuple[int, str, int], str] = field(default_factory=dict)
     dev: str = ""
+    higher_is_better: bool = True
+
+    def data_of(self, shots: int, how: Any, seed: int, on_dev: bool = False) -> str:
+        """As of `Cell.data`."""
+        data = self.data.get((shots, str(how), seed), "")
+        return digest(data + self.dev) if self.dev and (on_dev or isinstance(how, How)) else data
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One of the alternatives that the dev set chooses among; the only one, if there is nothing to choose.
+
+    Attributes:
+        rule: the decision rule; empty for the raw values, and if rules are not chosen among.
+        dev, test: its cells, one for each order; no `dev` without a dev set.
+    """
+
+    variant: Variant
+    seed: int
+    rule: str
+    dev: tuple[Cell, ...]
+    test: tuple[Cell, ...]
 
 
 @dataclass(frozen=True)
@@ -168,7 +248,8 @@ class Grid:
         for arguments, resources in zip(study.models, study.resources, strict=True):
             trained = itertools.product(study.trainings, map(trained_under, study.variants))
             for training, under in trained if study.trainings else [(None, None)]:
-                if (model := Model(arguments, training, under, resources)) not in models:
+                without_files = training is not None and "metaicl" in training.options and skips(study.metadata)
+                if (model := Model(arguments, training, under, without_files, resources)) not in models:
                     models.append(model)
         return models
 
@@ -182,63 +263,73 @@ class Grid:
         targets = set(model.training.targets) if model.training else None
         return [task for task in self.tasks.values() if targets is None or not targets.isdisjoint(task.asked)]
 
-    def cells(self, split: str, model: Model, variant: Variant, seeds: Sequence[int] = ()) -> Iterator[Cell]:
-        """The cells of a model and a method, over tasks, numbers of demonstrations, seeds and orders.
+    @cached_property
+    def alternatives(self) -> list[tuple[Candidate, ...]]:
+        """The alternatives to every cell on the test set, model by model; one each if nothing is chosen on a dev set.
 
-        Args:
-            seeds: in place of the study's.
+        The arguments that `dev.choose` names are chosen for every set of demonstrations by itself. If it names seeds, a
+        set of demonstrations is chosen too, and if it names decide, a rule.
         """
         study = self.study
-        decide = "+".join(map(str, study.rules))
-        for task in self.tasks_of(model):
-            axes = task.shots, study.demonstrations, seeds or study.seeds, range(study.orders)
-            for shots, how, seed, order in itertools.product(*axes):
-                rows = task.dev if split == "dev" or isinstance(how, How) else ""
-                of_task = shots, how, seed, order, split, self.limit, task.changes, rows
-                yield Cell(model, variant, task.name, *of_task, alone=task.alone, decide=decide)
+        choose = study.dev.choose if study.dev else ()
+        rules = [str(rule or "") for rule in study.decide] if "decide" in choose else [""]
+        groups: dict[Any, list[Candidate]] = defaultdict(list)
+        for model in self.models:
+            for variant in self.variants(model):
+                fixed = str(sorted((key, value) for key, value in variant.arguments.items() if key not in choose))
+                for task in self.tasks_of(model):
+                    for shots, how, seed in itertools.product(task.shots, study.demonstrations, study.seeds):
+                        key = model.folder, variant.entry, fixed, task.name, shots, str(how), "seeds" in choose or seed
+                        first = Cell(
+                            *(model, variant, task.name, shots, how, seed),
+                            data=task.data_of(shots, how, seed),
+                            limit=self.limit,
+                            alone=task.alone,
+                            decide="+".join(map(str, study.rules)),
+                        )
+                        test = tuple(replace(first, order=order) for order in range(study.orders))
+                        data = task.data_of(shots, how, seed, on_dev=True)
+                        dev = tuple(replace(cell, split="dev", data=data) for cell in test) if study.dev else ()
+                        groups[key] += [Candidate(variant, seed, rule, dev, test) for rule in rules]
+        return [tuple(candidates) for candidates in groups.values()]
 
-    def dev_cells(self, model: Model) -> list[Cell]:
-        """All cells on the dev set; none if there is none."""
-        variants = self.variants(model) if self.study.dev else []
-        return [cell for variant in variants for cell in self.cells("dev", model, variant)]
 
-    def test_cells(self, model: Model, choice: Callable[[Cell], DevChoice | None]) -> list[Cell]:
-        """The cells on the test set. If the dev set chooses among cells, only those that it has chosen are there.
+def batches(cells: Iterable[Cell]) -> list[tuple[Cell, ...]]:
+    """The cells by their requests: those of a model, a task, a set of demonstrations and a split, in the order of the
+    first of each. The requests are made once for all of them."""
+    by_requests: dict[Any, list[Cell]] = defaultdict(list)
+    for cell in cells:
+        method = cell.variant.name if cell.alone else ""
+        axes = cell.task, cell.num_fewshot, cell.drawn, cell.seed, cell.split, cell.data, method
+        by_requests[cell.model.folder, *axes].append(cell)
+    return [tuple(alike) for alike in by_requests.values()]
 
-        Args:
-            choice: returns what the dev set has chosen among the alternatives to a cell (`candidates`); None as long
-                as nothing is chosen.
-        """
-        known = []
-        for variant in self.variants(model):
-            for cell in self.cells("test", model, variant):
-                if not self.study.chooses(variant):
-                    known.append(cell)
-                elif (best := choice(cell)) and (best.variant, best.seed) == (variant, cell.seed):
-                    known.append(replace(cell, chosen=best.names))
-        return known
 
-    def candidates(self, cell: Cell) -> list[tuple[Variant, int, str, list[Cell]]]:
-        """The alternatives that the dev set chooses among, this cell's own included: a method with its arguments, a
-        seed and a decision rule (empty for none), with their cells on the dev set, one for each order.
+def together(cells: Iterable[Cell]) -> list[tuple[Cell, ...]]:
+    """Of cells with the same requests, those that are scored together: they differ in nothing but the order of the
+    demonstrations and the number of passes."""
+    alike: dict[tuple[str, str], list[Cell]] = defaultdict(list)
+    for cell in cells:
+        name, _ = passes_of(cell.variant)
+        arguments = sorted((key, value) for key, value in cell.variant.arguments.items() if key != name)
+        alike[cell.variant.method, str(arguments)].append(cell)
+    return [tuple(group) for group in alike.values()]
 
-        The arguments that `dev.choose` names are chosen for every set of demonstrations by itself; the others stay. If
-        it names seeds, a set of demonstrations is chosen too, and if it names decide, a rule. Without decide, the
-        model's own decisions are what is compared.
-        """
-        dev = self.study.dev
-        assert dev is not None
-        fixed = {key: value for key, value in cell.variant.arguments.items() if key not in dev.choose}
-        on_dev = replace(cell, split="dev", rows=self.tasks[cell.task].dev)
-        orders = range(self.study.orders)
-        rules = [str(rule or "") for rule in self.study.decide] if "decide" in dev.choose else [""]
-        return [
-            (variant, seed, rule, [replace(on_dev, variant=variant, seed=seed, order=order) for order in orders])
-            for variant in self.study.variants
-            if variant.entry == cell.variant.entry and fixed.items() <= variant.arguments.items()
-            for seed in (self.study.seeds if "seeds" in dev.choose else (cell.seed,))
-            for rule in rules
-        ]
+
+def passes_of(variant: Variant) -> tuple[str, int]:
+    """The argument that says how many memories a method makes, and its value; ("", 1) if a method makes one."""
+    if variant.method == HF:
+        return "", 1
+
+    cls = methods.find(variant.method)
+    if not (name := cls.counts_memories):
+        return "", 1
+    return name, getattr(cls.from_arguments(variant.arguments), name)
+
+
+@functools.cache
+def _source(method: str) -> str:
+    return "" if ":" not in method else source_digest(methods.find(method)) or ""
 
 
 def digest(text: str) -> str:

@@ -1,179 +1,235 @@
-"""Conducts a study: plans its units, stage by stage, has them run here or on a cluster, and notes what fails."""
+"""A study is a makefile: what is missing and can be made is a function of the study and its folder, and one loop has it
+made."""
 
 from __future__ import annotations
 
-import functools
-import os
-from collections.abc import Callable, Iterator
-from dataclasses import replace
-from itertools import groupby
-from typing import Any
+import heapq
+import itertools
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 from tqdm import tqdm
 
-from lm_eval_icl.demonstrations.how import How
-from lm_eval_icl.errors import InputError
-from lm_eval_icl.harness.distributed import of_first
-from lm_eval_icl.studies import tasks as study_tasks
-from lm_eval_icl.studies import trainings
-from lm_eval_icl.studies.cells import Cell, Model
-from lm_eval_icl.studies.order import Queue, Unit, batches
-from lm_eval_icl.studies.progress import StudyProgress
-from lm_eval_icl.studies.worker import Worker
+from lm_eval_icl.studies.cells import Cell, Checkpoint, ChosenRows, Grid, Model, Target, batches
+from lm_eval_icl.studies.folder import StudyFolder
 
-# The units of a model or of a task: each stage needs what the one before gave.
-Stages = Iterator[list[Unit]]
+# States of a target. Any other text is the reason why it cannot be made.
+DONE, READY, WAITING = "done", "ready", "waiting"
+KINDS = ("train", "choose", "dev", "test")
 
 
-class CellsFailed(InputError):
-    """Some of a study's cells could not be run. The others are there."""
+@dataclass(frozen=True)
+class Failure:
+    """Why a target could not be made."""
+
+    why: str
 
 
-class Conductor:
-    """Runs the cells of a study that are missing in its folder, which this process has locked.
+# A target, and what came of it.
+Outcome = tuple[Target, Any]
 
-    Args:
-        progress: the study as it stands, which is kept up to date.
-        include_path: a folder of further tasks.
-        trainer: trains the models of a study that has trainings.
+
+@dataclass(frozen=True, eq=False)
+class Unit:
+    """What is run at a time: a training, the choices of demonstrations for a task, or the cells with the same requests.
 
     Attributes:
-        bar: the cells of this run, in the terminal.
-
-    Raises:
-        InputError: an option of a training is not possible, or demonstrations cannot be chosen.
+        rows: what the file of a choice of demonstrations says that the cells have; None if theirs are drawn.
+        weights: the digest of the model's files that cells say which are there; empty if none is.
     """
 
-    def __init__(
-        self, progress: StudyProgress, include_path: str | None, trainer: trainings.Trainer | None = None
-    ) -> None:
-        self.progress, self.grid, self.folder = progress, progress.grid, progress.folder
-        self.worker = Worker(progress, include_path, trainer)
-        self.choices = self.worker.choices
-        for model in self.grid.models:
-            if model.training:
-                self.worker.training(model)
-        self._queue = Queue()
-        self._stages: dict[Unit, tuple[Stages, set[Unit]]] = {}  # of units that have not ended: theirs, and its others
-        self.cells_known = self.cells_ended = 0  # of those that were missing when the study began
-        self.bar = tqdm(desc="cells", disable=True)
+    targets: tuple[Target, ...]
+    rows: Mapping[str, Any] | None = None
+    weights: str = ""
 
-    def run(self, ended: Callable[[Queue], Unit] | None = None) -> None:
-        """Train the models and run the cells that are missing. All processes of a launch call this.
+    @property
+    def model(self) -> Model:
+        return self.targets[0].model
+
+    @property
+    def kind(self) -> str:
+        first = self.targets[0]
+        return first.split if isinstance(first, Cell) else "train" if isinstance(first, Checkpoint) else "choose"
+
+
+class Executor(Protocol):
+    """Runs units, here or elsewhere.
+
+    Attributes:
+        running: the paths of the targets that were submitted and not yet handed over.
+    """
+
+    running: set[str]
+
+    def submit(self, unit: Unit) -> None:
+        """Have a unit run, sooner or later."""
+
+    def wait(self) -> Sequence[Outcome]:
+        """What was made since, or has failed; at least one target."""
+
+
+def conduct(grid: Grid, folder: StudyFolder, executor: Executor, failed: dict[str, str]) -> None:
+    """Make what is missing of a study.
+
+    Args:
+        failed: why targets could not be made, by path; those that fail are added.
+    """
+    left = sum(isinstance(target, Cell) for target, state in states(grid, folder, failed) if state != DONE)
+    more = True  # may be ready: what is done on the test set, nothing waits for
+    with tqdm(total=left, desc="cells") as bar:
+        while True:
+            for unit in ready(grid, folder, executor.running, failed) if more else ():
+                executor.submit(unit)
+            if not executor.running:
+                return
+            outcomes = executor.wait()
+            more = any(not isinstance(target, Cell) or target.split == "dev" for target, _ in outcomes)
+            for target, outcome in outcomes:
+                if isinstance(outcome, Failure):
+                    failed[target.path] = outcome.why
+                    folder.note(failed)
+                    tqdm.write(f"failed: {target.path}: {outcome.why}", file=sys.stderr)
+                else:
+                    folder.write(target, outcome)
+                bar.update(isinstance(target, Cell))
+
+
+def ready(grid: Grid, folder: StudyFolder, running: Collection[str], failed: Mapping[str, str]) -> list[Unit]:
+    """The units whose inputs are there and whose outputs are not: trainings, choices of demonstrations, and cells.
+
+    Args:
+        running: the paths of targets that are being made.
+        failed: why targets could not be made, by path; they are not tried again.
+    """
+    makeable = [
+        target for target, state in states(grid, folder, failed) if state == READY and target.path not in running
+    ]
+    rows: dict[tuple[str, str], list[Target]] = {}
+    for target in makeable:
+        if isinstance(target, ChosenRows):  # those for a task read the same documents
+            rows.setdefault((target.model.folder, target.task), []).append(target)
+    trainings: list[Sequence[Target]] = [[target] for target in makeable if isinstance(target, Checkpoint)]
+    cells = batches(target for target in makeable if isinstance(target, Cell))
+    units = []
+    for targets in (*trainings, *rows.values(), *cells):
+        first = targets[0]
+        chosen = first.chosen_rows if isinstance(first, Cell) else None
+        units.append(Unit(tuple(targets), folder.rows(chosen) if chosen else None, folder.weights(first.model)))
+    return units
+
+
+def states(grid: Grid, folder: StudyFolder, failed: Mapping[str, str]) -> list[tuple[Target, str]]:
+    """The cells of a study and all that they need, each with its state: `DONE`, `READY` (its inputs are there),
+    `WAITING` (for others), or the reason why it cannot be made.
+
+    A checkpoint or a choice of demonstrations is among them only if a cell that is missing needs it. A cell on the test
+    set that waits for a choice on the dev set stands for any that may be chosen.
+    """
+    known: dict[str, tuple[Target, str]] = {}
+
+    def state_of(target: Target) -> str:
+        path = target.path
+        if path not in known:
+            known[path] = target, missing(target) if not folder.has(target) else DONE
+        return known[path][1]
+
+    def missing(target: Target) -> str:
+        if target.path in failed:
+            return failed[target.path]
+        inputs = {need.path: state_of(need) for need in target.needs}
+        for path, state in inputs.items():
+            if state not in (DONE, READY, WAITING):
+                return f"{path} failed: {state}"
+        return READY if all(state == DONE for state in inputs.values()) else WAITING
+
+    for candidates in grid.alternatives:
+        on_dev = {cell.path: state_of(cell) for candidate in candidates for cell in candidate.dev}
+        tested = candidates[0].test
+        if len(candidates) > 1:
+            broken = [path for path, state in on_dev.items() if state not in (DONE, READY, WAITING)]
+            if all(state == DONE for state in on_dev.values()):
+                tested = folder.choice(grid, candidates).cells
+            else:
+                why = (
+                    f"nothing can be chosen on the dev set, as {broken[0]} failed: {on_dev[broken[0]]}"
+                    if broken
+                    else ""
+                )
+                known |= {cell.path: (cell, why or WAITING) for cell in tested}
+                continue
+        for cell in tested:
+            state_of(cell)
+    return list(known.values())
+
+
+class Queue:
+    """Units that wait, by model and kind."""
+
+    def __init__(self) -> None:
+        self._units: dict[str, list[tuple[int, int, Unit]]] = {}  # a heap for each model, by kind and place
+        self._places = itertools.count()
+
+    def add(self, unit: Unit) -> None:
+        """Put a unit behind those of its model and kind."""
+        units = self._units.setdefault(unit.model.folder, [])
+        heapq.heappush(units, (KINDS.index(unit.kind), next(self._places), unit))
+
+    def waiting(self) -> list[Unit]:
+        """The first unit of every model that has some."""
+        return [units[0][2] for units in self._units.values() if units]
+
+    def count(self, model: Model) -> int:
+        """How many units of a model wait."""
+        return len(self._units[model.folder])
+
+    def take(self, held: str, holders: Mapping[str, int], fits: Callable[[Model], bool]) -> Unit | None:
+        """The unit that an idle worker runs next; None if none waits that it can run.
+
+        Trainings come first, since everything else of a model waits for them. Then the worker goes on with the model
+        that it holds. If that has no units, it loads a model whose units others wait for, and which few workers hold.
 
         Args:
-            ended: takes units from the queue to run them, and waits until one has ended, which is one of those or of
-                those taken before: what came of it is in the folder then, or noted as failed. None for this process.
-
-        Raises:
-            CellsFailed: some could not be run, for reasons that `progress.failed` says; all others are there.
-            InputError: the study cannot go on. What was finished stays.
+            held: the folder of the model that the worker holds.
+            holders: how many workers hold a model, by its folder.
+            fits: whether a model can be loaded by the worker.
         """
-        progress, ended = self.progress, ended or self._run_here
-        is_first = os.environ.get("RANK", "0") == "0"
-        self._check_tasks()
-        for model in self.grid.models:
-            if self._has_missing(model):
-                self._open(self._stages_of_model(model))
-        with tqdm(desc="cells", disable=not is_first) as self.bar:
-            while self._stages:
-                self.bar.total = self.cells_known
-                self.bar.refresh()
-                unit = ended(self._queue)
-                self.cells_ended += len(unit.cells)
-                self.bar.update(len(unit.cells))
-                stages, stage = self._stages.pop(unit)
-                stage.remove(unit)
-                if not stage:
-                    self._open(stages)
-        if not is_first:
-            return  # of several processes of a launch, the first one writes the cells and knows which are there
-        progress.fail_what_is_not_chosen()
-        if failed := progress.failed:
-            number = len({cell.path for cell in progress.all_cells()} | failed.keys())
-            raise CellsFailed(
-                f"{len(failed)} of {number} cells failed; the first: {next(iter(failed.values())).removesuffix('.')}. "
-                f"{self.folder.path / 'study.json'} has each reason under `failed`, and the same command tries again."
-            )
+        units = [unit for unit in self.waiting() if fits(unit.model)]
+        if not units:
+            return None
 
-    def _run_here(self, queue: Queue) -> Unit:
-        """Run the next unit in this process. A model is finished before the next one is loaded."""
-        unit = queue.take(next(iter(queue.waiting())))
-        with self.worker.noting(lambda: self.progress.known_cells(unit.model)):
-            self.worker.run(unit)
-        return unit
+        def place(unit: Unit) -> tuple[Any, ...]:
+            folder, kind = unit.model.folder, KINDS.index(unit.kind)
+            return kind > 0, folder != held, kind, holders.get(folder, 0)
 
-    def _has_missing(self, model: Model) -> bool:
-        return of_first(lambda: bool(self.progress.missing(self.progress.known_cells(model))))
+        model = min(units, key=place).model
+        return heapq.heappop(self._units[model.folder])[2]
 
-    def _open(self, stages: Stages) -> None:
-        """Queue the units of the next stage that has any."""
-        units = next((units for units in stages if units), [])
-        stage = set(units)
-        for unit in units:
-            self._stages[unit] = stages, stage
-            self._queue.add(unit)
-        self.cells_known += sum(len(unit.cells) for unit in units)
 
-    def _stages_of_model(self, model: Model) -> Stages:
-        """The training of a model, if it is missing, and then its tasks, which do not wait for each other."""
-        progress = self.progress
-        if model.training:
-            if not self.folder.is_trained(model):
-                yield [Unit(model, "train")]
-            if self.folder.is_trained(model):
-                with self.worker.noting(lambda: progress.known_cells(model)):
-                    trainings.check_beginning(self.grid, self.folder, model)
-        for cell in filter(progress.is_done, progress.known_cells(model)):
-            self.worker.weights.setdefault(model.folder, {}).setdefault(progress.facts(cell)["weights"], cell.path)
-        for task in self.grid.tasks_of(model):
-            self._open(self._stages_of_task(model, task.name))
+class Here:
+    """Runs units in this process, and hands over each target as it is done.
 
-    def _stages_of_task(self, model: Model, task: str) -> Stages:
-        """What a model chooses for a task, then its cells on the dev set, then those on the test set.
+    Args:
+        run: runs a unit, target by target.
+    """
 
-        A unit has the cells with the same requests. What is chosen on the dev set decides which are on the test set.
-        """
-        progress, grid = self.progress, replace(self.grid, tasks={task: self.grid.tasks[task]})
-        if self.choices.keys(model.folder, task) and self._has_missing(model):
-            yield [Unit(model, "choose", task)]
+    def __init__(self, run: Callable[[Unit], Iterator[Outcome]]) -> None:
+        self.run, self.queue, self.running, self._held = run, Queue(), set[str](), ""
+        self._outcomes: Iterator[Outcome] = iter(())
 
-        def missing(split: str) -> list[Cell]:
-            cells = grid.dev_cells(model) if split == "dev" else grid.test_cells(model, progress.choice)
-            for cell in cells:
-                if (key := self.choices.key(cell)) is not None and self.choices.of(cell) is None:
-                    progress.fail(progress.missing([cell]), self.choices.failed.get(key, "nothing was chosen."))
-            return progress.missing(cells)
+    def submit(self, unit: Unit) -> None:
+        self.queue.add(unit)
+        self.running |= {target.path for target in unit.targets}
 
-        for split in ("dev", "test"):
-            of_split = batches(of_first(functools.partial(missing, split)))
-            yield [Unit(model, split, task, tuple(same)) for _, same in groupby(of_split, lambda batch: batch.requests)]
-
-    def _check_tasks(self) -> None:
-        """Refuse to go on with cells of a task that had other documents, demonstrations or prompts."""
-        progress = self.progress
-
-        @functools.cache
-        def draw(task: str, *axes: Any) -> list[int] | None:
-            return study_tasks.draw(progress.leaves[task], *axes)
-
-        def indices(cell: Cell) -> list[int] | None:
-            axes = cell.num_fewshot, cell.demonstrations, cell.seed, cell.order
-            if not isinstance(cell.demonstrations, How):
-                return draw(cell.task, *axes)
-            choice = self.choices.of(cell)  # which nobody needs any more, if its file has been removed
-            return None if choice is None else study_tasks.draw(progress.leaves[cell.task], *axes, choice)
-
-        for cell in filter(progress.is_done, progress.all_cells()):
-            facts = progress.facts(cell)
-            what = ""
-            if facts["contents"] != study_tasks.contents(progress.leaves[cell.task], cell.seed):
-                what = "configuration or data"
-            elif (now := indices(cell)) is not None and facts["indices"] != now:
-                what = "demonstrations"
-            if what:
-                again = ", or --rerun" if progress.state(cell) != "done" else ""
-                raise InputError(
-                    f"--output {self.folder.path}: {cell.task}: its {what} have changed since {cell.path} was run: "
-                    f"give another folder{again}."
-                )
+    def wait(self) -> list[Outcome]:
+        while True:
+            for target, outcome in self._outcomes:
+                self.running.discard(target.path)
+                return [(target, outcome)]
+            # Nothing is gained by training all models first: a model is finished before the next one is loaded.
+            folders = [unit.model.folder for unit in self.queue.waiting()]
+            self._held = self._held if self._held in folders else folders[0]
+            unit = self.queue.take(self._held, {}, lambda model: model.folder == self._held)
+            assert unit is not None
+            self._outcomes = self.run(unit)

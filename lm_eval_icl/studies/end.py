@@ -1,15 +1,13 @@
 """How a study ends: its results as a board, with the table, page, figures and CSV file of any results.
 
-What only the study knows is read with the results of its cells:
+What only the study knows stands in `study.json`, beside the cells:
 
-    chosen    the arguments (or "seeds") whose values were chosen on the dev set
-    rule      the decision rule that was chosen
-    metric    what stands for the task, if that is not accuracy
-    curve     what was measured on the dev set for this cell and for those that it was chosen among: a list of
-              {"arguments", "seed", "score"}, the score being the mean over orders
-    expected  the paper's numbers for the columns that the cell counts in, by column
-
-The first three are recorded in the results, under `config.icl.study`; the last two in `cells` of `study.json`.
+    study     its name
+    cells     by the path of each results file: "expected" (the paper's numbers for the columns that the cell counts in,
+              by column), "curve" (the dev set's scores for this cell and those that it was chosen among: a list of
+              {"arguments", "seed", "score"}, the mean over orders), "shared" (the costs of the cells that were scored
+              together)
+    failures  why cells, checkpoints and choices of demonstrations could not be made, by their paths
 """
 
 from __future__ import annotations
@@ -17,8 +15,8 @@ from __future__ import annotations
 import json
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
+from statistics import fmean
 from typing import Any
 
 import pandas as pd
@@ -32,50 +30,63 @@ from lm_eval_icl.results.build import build
 from lm_eval_icl.results.read import read
 from lm_eval_icl.results.records import Run
 from lm_eval_icl.results.statistics import Estimate
-from lm_eval_icl.studies.cells import Cell
-from lm_eval_icl.studies.grid import Study, Training, trained_under
-from lm_eval_icl.studies.progress import StudyProgress
+from lm_eval_icl.studies.cells import Cell, Grid
+from lm_eval_icl.studies.choose import documents, score
+from lm_eval_icl.studies.conduct import DONE, READY, WAITING, states
+from lm_eval_icl.studies.folder import StudyFolder
+from lm_eval_icl.studies.grid import Study, trained_under
+from lm_eval_icl.studies.opening import Opened
+from lm_eval_icl.studies.parts import Training
 from lm_eval_icl.studies.tasks import Leaf
 
+Results = Sequence[tuple[Cell, Run]]
 _TASKS = 8  # with more tasks, the columns are what the study's file calls its tasks
 _OWN_WAY = "as the task says"  # in place of the name of a way to draw demonstrations
-_RECORDED = ("chosen", "rule", "metric")
 _CELL = (
     *("path", "model", "method", "arguments", "task", "num_fewshot", "demonstrations", "seed", "order", "split"),
-    *("chosen", "documents", "score", "seconds", "training", "code", "decide"),
+    *("chosen", "documents", "score", "seconds", "training", "commit", "decide"),
 )
 
 
-def conclude(progress: StudyProgress, console: Console) -> None:
-    """Record in the results what only the study knows, then write and print what came out.
+def conclude(opened: Opened, folder: StudyFolder, name: str, failed: Mapping[str, str], console: Console) -> None:
+    """Write `study.json`, and write and print what came out.
+
+    Args:
+        failed: why targets could not be made, by path.
 
     Raises:
         InputError: a file cannot be written.
     """
-    study, folder = progress.study, progress.folder
-    columns = columns_of(study, progress.leaves)
-    results = results_of(progress, columns)
-    table = cells_table(progress, results)
-    folder.write("study.csv", table.to_csv(index=False))
+    grid, study = opened.grid, opened.grid.study
+    columns = columns_of(study, opened.leaves)
+    done = [target for target, state in states(grid, folder, {}) if state == DONE and isinstance(target, Cell)]
+    record = {"study": name, "cells": of_cells(grid, folder, done, columns), "failures": failures(grid, folder, failed)}
+    folder.write_file("study.json", json.dumps(record, indent=2, default=str) + "\n")
+    results = results_of(study, folder, done)
+    table = cells_table(grid, folder, results)
+    folder.write_file("study.csv", table.to_csv(index=False))
     written = "study.json, study.csv; there are no results on the test set"
     tested = [(cell, run) for cell, run in results if cell.split == "test"]
     if tested:
         board = board_of(tested, columns)
         drawn = figures.draw(board, folder.path / "figures", study.figures)
-        folder.write("board.html", page(board, figures.svgs(board)))
+        folder.write_file("board.html", page(board, figures.svgs(board)))
         written = f"board.html, study.csv, study.json, {len(drawn)} files of figures, cells"
         flips = {entry.name: rate for entry in board.entries if (rate := flips_of(entry, columns)) is not None}
-        other = table.code[~table.index.duplicated()].loc[[run.path for _, run in tested]]
-        counts = other[other != ""].value_counts().sort_index()
-        codes = "".join(f" {number} of {len(other)} cells are by {code}." for code, number in counts.items())
         title = " ".join(filter(None, [study.paper, study.title]))
         entries = in_order(board, tested)
-        console.print(study_table.table(board, columns.names, entries, flips, title, _about_training(study) + codes))
+        console.print(study_table.table(board, columns.names, entries, flips, title, _about(study, table)))
+        for line in measures(study, folder, tested, entries, flips):
+            console.print(line, markup=False, highlight=False)
     for sentence in study.deviates:
         console.print(f"Deviates: {sentence}", markup=False, highlight=False)
     console.print(f"{folder.path}: {written}", markup=False, highlight=False)
-    if not progress.failed:  # the responses of cells that failed are kept
-        folder.tidy()
+
+
+def failures(grid: Grid, folder: StudyFolder, failed: Mapping[str, str]) -> dict[str, str]:
+    """Why targets could not be made, and all that need them, by path."""
+    known = states(grid, folder, failed)
+    return {target.path: state for target, state in known if state not in (DONE, READY, WAITING)}
 
 
 # Columns.
@@ -152,7 +163,7 @@ def columns_of(study: Study, leaves: Mapping[str, Leaf]) -> Columns:
     return Columns(tuple(names), {column: frozenset(trained) for column, trained in tasks.items()}, alike, averages)
 
 
-def board_of(results: Sequence[tuple[Cell, Run]], columns: Columns) -> Board:
+def board_of(results: Results, columns: Columns) -> Board:
     """The board of a study's cells on the test set.
 
     If every column belongs to one training alone, the models of all trainings are one row. A task that models of two
@@ -169,7 +180,8 @@ def board_of(results: Sequence[tuple[Cell, Run]], columns: Columns) -> Board:
     }
     groups = columns.groups(documents, names)
     tasks = [column for column in columns.names if column in groups or column in names.values()]
-    return build([run for _, run in results], tasks=tasks, groups=groups, columns_by=["training"] if together else [])
+    by = ("training",) if together else ()
+    return build([run for _, run in results], tasks=tasks, groups=groups, columns_by=by)
 
 
 def _trained(cell: Cell) -> Trained:
@@ -185,7 +197,7 @@ def flips_of(entry: Entry, columns: Columns) -> Estimate | None:
     return flips[0] if len(flips) == 1 else statistics.estimate_group(flips, [1] * len(flips), bounds=(0.0, 1.0))
 
 
-def in_order(board: Board, results: Sequence[tuple[Cell, Run]]) -> list[Entry]:
+def in_order(board: Board, results: Results) -> list[Entry]:
     """The board's entries in the order of the study's models and methods."""
     places = {run.path: place for place, (_, run) in enumerate(results)}
     return sorted(board.entries, key=lambda entry: min(places[run.path] for run in entry.runs))
@@ -194,59 +206,33 @@ def in_order(board: Board, results: Sequence[tuple[Cell, Run]]) -> list[Entry]:
 # Cells.
 
 
-def results_of(progress: StudyProgress, columns: Columns) -> list[tuple[Cell, Run]]:
-    """Every finished cell with its results, in the order of the study's models and methods. What only the study knows
-    is recorded in the results first."""
-    models, variants = list(progress.study.models), list(progress.study.variants)
-    cells = filter(progress.is_done, progress.all_cells())
-    in_order = sorted(cells, key=lambda cell: (models.index(cell.model.arguments), variants.index(cell.variant)))
-    paths = {progress.folder.results(cell): cell for cell in in_order}
-    for path, cell in paths.items():
-        record(progress, path, facts(progress, cell, columns))
-    about = {str(path.relative_to(progress.folder.path)): known(progress, c, columns) for path, c in paths.items()}
-    progress.folder.record_cells({path: facts for path, facts in about.items() if facts})
-    runs = {run.path: run for run in read(list(paths), quiet=True, dev=True)[0]}
-    return [(cell, runs[path]) for path, cell in paths.items() if path in runs]
+def of_cells(grid: Grid, folder: StudyFolder, cells: Sequence[Cell], columns: Columns) -> dict[str, dict[str, Any]]:
+    """What `study.json` says of cells that are done."""
+    curves: dict[str, Any] = {}
+    for candidates in grid.alternatives if grid.study.dev else ():
+        if all(folder.has(cell) for candidate in candidates for cell in candidate.dev):
+            choice = folder.choice(grid, candidates)
+            curves |= {cell.path: choice.curve for cell in choice.cells}
+    known = {}
+    for cell in cells:
+        tested = cell.split == "test"
+        expected = expected_of(grid.study, cell, columns.having(_trained(cell))) if tested else {}
+        says = {"expected": expected, "curve": curves.get(cell.path), "shared": folder.facts(cell)["shared"]}
+        path = folder.results_path(cell).relative_to(folder.path).as_posix()
+        known[path] = {key: value for key, value in says.items() if value}
+    return known
 
 
-def record(progress: StudyProgress, path: Path, facts: Mapping[str, Any]) -> None:
-    """Write what only the study knows into a cell's results, if it is not there yet, or has changed."""
-    results = json.loads(path.read_text(encoding="utf-8"))
-    before = results["config"]["icl"]["study"]
-    facts = json.loads(json.dumps(facts, default=str))
-    now = {name: value for name, value in {**before, **facts}.items() if name not in _RECORDED or name in facts}
-    if now != before:
-        results["config"]["icl"]["study"] = now
-        text = json.dumps(results, indent=2, ensure_ascii=False)  # as lm-eval writes it
-        progress.folder.write(str(path.relative_to(progress.folder.path)), text)
+def results_of(study: Study, folder: StudyFolder, cells: Sequence[Cell]) -> Results:
+    """Cells that are done with their results, in the order of the study's models and methods."""
+    models, variants = list(study.models), list(study.variants)
+    ordered = sorted(cells, key=lambda cell: (models.index(cell.model.arguments), variants.index(cell.variant)))
+    runs = {run.path: run for run in read([folder.results_path(cell) for cell in ordered], quiet=True, dev=True)[0]}
+    return [(cell, runs[path]) for cell in ordered if (path := folder.results_path(cell)) in runs]
 
 
-def facts(progress: StudyProgress, cell: Cell, columns: Columns) -> dict[str, Any]:
-    """What is recorded in the results of a cell, by the names at the beginning of this file."""
-    study, dev = progress.study, progress.study.dev
-    metric = dev.metric if dev and cell.split == "dev" else study.metric
-    recorded: dict[str, Any] = {} if metric == "acc" else {"metric": metric}
-    if cell.chosen and cell.split == "test":
-        recorded["chosen"] = list(cell.chosen)
-        if "decide" in cell.chosen and (choice := progress.choice(cell)) is not None:
-            recorded["rule"] = choice.rule or None
-    return recorded
-
-
-def known(progress: StudyProgress, cell: Cell, columns: Columns) -> dict[str, Any]:
-    """What `study.json` says of a cell: see the beginning of this file."""
-    of_cell: dict[str, Any] = {}
-    if cell.split == "dev":
-        return of_cell
-    if progress.study.dev and (choice := progress.choice(cell)) is not None:
-        of_cell["curve"] = choice.curve
-    if expected := expected_of(progress.study, cell, columns.having(_trained(cell))):
-        of_cell["expected"] = expected
-    return of_cell
-
-
-def expected_of(study: Study, cell: Cell, columns: set[str]) -> dict[str, float]:
-    """The paper's number for each of these columns: that of the first entry of `expected` which matches the cell."""
+def matching(study: Study, cell: Cell) -> list[Mapping[str, Any]]:
+    """The entries of `expected` that agree with a cell in all that they say."""
     own = {
         "model": cell.model.name,
         "training": _trained(cell)[0],
@@ -255,63 +241,94 @@ def expected_of(study: Study, cell: Cell, columns: set[str]) -> dict[str, float]
         "demonstrations": cell.drawn or _OWN_WAY,
         "chosen": bool(cell.chosen),
     }
+    return [
+        entry
+        for entry in study.expected
+        if all(entry.get(name) in (None, value) for name, value in own.items())
+        and (entry.get("arguments") or {}).items() <= cell.variant.arguments.items()
+    ]
+
+
+def expected_of(study: Study, cell: Cell, columns: set[str]) -> dict[str, float]:
+    """The paper's number for each of these columns: that of the first entry of `expected` which matches the cell."""
     values: dict[str, float] = {}
-    for entry in study.expected:
-        matches = all(entry.get(name) in (None, value) for name, value in own.items())
-        if matches and (entry.get("arguments") or {}).items() <= cell.variant.arguments.items():
-            values = {name: float(value) for name, value in entry.get("values", {}).items() if name in columns} | values
+    for entry in matching(study, cell):
+        given = entry.get("values", {})
+        values = {name: float(value) for name, value in given.items() if name in columns} | values
     return values
 
 
-def cells_table(progress: StudyProgress, results: Sequence[tuple[Cell, Run]]) -> pd.DataFrame:
+def measures(
+    study: Study, folder: StudyFolder, results: Results, entries: Sequence[Entry], flips: Mapping[str, Estimate]
+) -> list[str]:
+    """A line for each of the paper's numbers that are no scores (`parts.Expected`), beside ours."""
+    lines = []
+    entry_of = {run.path: entry for entry in entries for run in entry.runs}
+    for expected in study.expected:
+        alike = [(cell, run) for cell, run in results if run.path in entry_of and expected in matching(study, cell)]
+        for name, value in expected.get("measures", {}).items() if alike else ():
+            ours: list[float] = []
+            for cell, run in alike:
+                flip, shared = flips.get(entry_of[run.path].name), run.study.shared
+                if name == "order flips" and flip is not None:
+                    ours.append(flip.mean)
+                elif name == "milliseconds" and "seconds" in shared:
+                    ours.append(1000 * shared["seconds"] / shared["cells"] / run.all_results[0].documents)
+                elif name == "kept":
+                    kept = folder.training_record(cell.model).get("kept", {})
+                    ours += [kept[cell.variant.method]] if cell.variant.method in kept else []
+            here = f"{fmean(ours):.3g}" if ours else "not measured"
+            lines.append(f"{entry_of[alike[0][1].path].label}: {name} {here} (the paper: {value:g})")
+    return lines
+
+
+def cells_table(grid: Grid, folder: StudyFolder, results: Results) -> pd.DataFrame:
     """One row a finished cell and decision rule, on the test set and on the dev set.
 
     Returns:
-        The columns of `study.csv`; the index is the path of the results file. `model` is the checkpoint that the study
-        names; a model with a `training` was trained from it. `chosen` is true if the arguments and the seed were chosen
-        on the dev set, or if nothing was to be chosen. `seconds` are those of scoring, missing where they were not
-        measured (`hf`, texts); cells that share passes have equal parts of them.
+        The columns of `study.csv`; the index is the path of the results file. `chosen` is true if the arguments and the
+        seed were chosen on the dev set, or if nothing was to be chosen. `seconds` are those of scoring, missing where
+        they were not measured (`hf`, texts); cells that share passes have equal parts of them.
     """
+    chosen = set()  # the paths of cells with the rules that were chosen, or that are not chosen among
+    rules = [str(rule or "none") for rule in grid.study.decide]
+    for candidates in grid.alternatives:
+        best, tested, of_rule = candidates[0], candidates[0].test, rules
+        if len(candidates) > 1:
+            if not all(folder.has(cell) for candidate in candidates for cell in candidate.dev):
+                continue
+            tested = folder.choice(grid, candidates).cells
+            first = replace(tested[0], chosen=(), rule="").path
+            best = next(candidate for candidate in candidates if candidate.test[0].path == first)
+            of_rule = [tested[0].rule or "none"] if "decide" in tested[0].chosen else rules
+        chosen |= {(cell.path, rule) for cell in (*best.dev, *tested) for rule in of_rule}
     rows = []
     for cell, run in results:
-        of_rules = {"none" if result.rule is None else result.rule.name: result for result in run.all_results}
-        rules = chosen_rules = [str(rule or "none") for rule in progress.study.decide]
-        if progress.study.chooses(cell.variant):
-            choice = progress.choice(cell)
-            if choice is None or (choice.variant, choice.seed) != (cell.variant, cell.seed):
-                chosen_rules = []
-            elif "decide" in choice.names:
-                chosen_rules = [choice.rule or "none"]
+        task, dev = grid.tasks[cell.task].reported, grid.study.dev
+        metric = dev.metric if dev and cell.split == "dev" else grid.study.metric
+        own = {"path": run.path, "model": cell.model.name, "method": cell.variant.method, "task": cell.task}
+        own |= {"num_fewshot": cell.num_fewshot, "demonstrations": cell.drawn or _OWN_WAY, "seed": cell.seed}
+        own |= {"order": cell.order, "split": cell.split, "training": _trained(cell)[0]}
+        own |= {"commit": run.icl.get("commit"), "arguments": json.dumps(dict(cell.variant.arguments), default=str)}
+        if "seconds" in run.study.shared:
+            own["seconds"] = run.study.shared["seconds"] / run.study.shared["cells"]
         for rule in rules:
-            rows.append(
-                {
-                    "path": run.path,
-                    "model": cell.model.name,
-                    "method": cell.variant.method,
-                    "arguments": json.dumps(dict(cell.variant.arguments), ensure_ascii=False, default=str),
-                    "task": cell.task,
-                    "num_fewshot": cell.num_fewshot,
-                    "demonstrations": cell.drawn or _OWN_WAY,
-                    "seed": cell.seed,
-                    "order": cell.order,
-                    "split": cell.split,
-                    "chosen": rule in chosen_rules,
-                    "documents": of_rules[rule].documents,
-                    "score": of_rules[rule].value,
-                    "seconds": progress.seconds(cell),
-                    "training": _trained(cell)[0],
-                    "code": progress.state(cell).partition(" by ")[2],
-                    "decide": rule,
-                }
-            )
+            value = score(run.results, task, metric, "" if rule == "none" else rule)
+            line = {"decide": rule, "score": value, "chosen": (cell.path, rule) in chosen}
+            rows.append({**own, **line, "documents": documents(run.results, task)})
     return pd.DataFrame(rows, columns=_CELL).set_index("path")
 
 
-def _about_training(study: Study) -> str:
-    """What the table says about training; "" if nothing is trained."""
-    if not study.trainings:
-        return ""
-    under = {variant.method: trained_under(variant).method for variant in study.variants}
-    others = sorted(name for name, trained in under.items() if name != trained)
-    but = f" ({', '.join(others)}: under {under[others[0]]})" if others else ""
-    return f"Each line's model was trained from the one above it under the line's method{but}."
+def _about(study: Study, cells: pd.DataFrame) -> str:
+    """What the table says about training and about the code; "" if there is nothing to say."""
+    sentences = []
+    if study.trainings:
+        under = {variant.method: trained_under(variant).method for variant in study.variants}
+        others = sorted(name for name, trained in under.items() if name != trained)
+        but = f" ({', '.join(others)}: under {under[others[0]]})" if others else ""
+        sentences.append(f"Each line's model was trained from the one above it under the line's method{but}.")
+    commits = cells.loc[~cells.index.duplicated()].commit.fillna("unknown").value_counts()
+    if len(commits) > 1:
+        counts = ", ".join(f"{commit[:7]} {number}" for commit, number in commits.items())
+        sentences.append(f"The cells are of several commits of lm-eval-icl: {counts}.")
+    return " ".join(sentences)

@@ -3,35 +3,41 @@
 from __future__ import annotations
 
 import functools
-import itertools
-import re
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Mapping
+from dataclasses import fields
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import yaml
 from lm_eval.utils import simple_parse_args_string
 from pydantic import (
     BaseModel,
-    BeforeValidator,
     ConfigDict,
     Field,
-    FiniteFloat,
     ValidationError,
     ValidationInfo,
     field_serializer,
     field_validator,
     model_validator,
 )
-from typing_extensions import TypedDict
 
 from lm_eval_icl import methods
 from lm_eval_icl.decisions.how import NEIGHBORS, Rule, written
 from lm_eval_icl.decisions.how import read as read_rules
 from lm_eval_icl.demonstrations import how
-from lm_eval_icl.errors import InputError, did_you_mean, naming, refusing, whole
+from lm_eval_icl.errors import InputError, did_you_mean, naming, refusing
+from lm_eval_icl.studies.parts import (
+    Dev,
+    Expected,
+    Positive,
+    Resources,
+    Training,
+    Variant,
+    Whole,
+    combinations,
+    expanded,
+)
 from lm_eval_icl.training.settings import with_numbers
 
 _NAMED = "named"
@@ -39,97 +45,8 @@ HF = "hf"
 # Options of `lm-eval-icl train` that a study gives itself.
 _GIVEN = ("method", "model_args", "output", "resume", "device", "include_path", "metadata")
 
-# Whole numbers, which may be written 5.0.
-Whole = Annotated[int, BeforeValidator(lambda value: whole(value, 0))]
-Positive = Annotated[int, BeforeValidator(whole)]
-NotNegative = Annotated[FiniteFloat, Field(ge=0)]
 # The method by which a model chooses demonstrations; or as text "stratified", "random", "first" or a file.
 Demonstrations = how.How | str
-
-
-@dataclass(frozen=True)
-class Variant:
-    """A method with one value for each of its arguments.
-
-    Attributes:
-        method: its name; "hf" is lm-eval's own model.
-        arguments: those that the study gives.
-        entry: which entry of `methods` it comes from. Among the variants of one entry, `dev` chooses.
-    """
-
-    method: str
-    arguments: Mapping[str, Any]
-    entry: int
-
-    @property
-    def name(self) -> str:
-        """The method and its arguments, as `--model` and `--model_args` take them."""
-        return ",".join([self.method, *(f"{name}={value}" for name, value in self.arguments.items())])
-
-
-class Dev(BaseModel):
-    """On which documents values are chosen, and which values.
-
-    Attributes:
-        size: how many documents; None for as many as the test set has.
-        choose: arguments of methods, "seeds" and "decide".
-        metric: by which metric; the study's if the file does not say.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-    size: Positive | None = None
-    choose: tuple[str, ...] = ()
-    metric: str
-
-    @model_validator(mode="before")
-    @classmethod
-    def _expand(cls, given: Any) -> Any:
-        if not isinstance(given, Mapping):
-            raise ValueError("must be a mapping, such as {size: test, choose: [T, eta]}")
-        dev = {key: value for key, value in given.items() if value is not None and (key, value) != ("size", "test")}
-        if "choose" in dev:
-            dev["choose"] = tuple(map(str, expanded("dev: choose", dev["choose"], needed=False)))
-        return dev
-
-
-class Expected(TypedDict, total=False):
-    """Numbers of a paper for the rows that agree with all that the other keys say: `values` by column, and `measures`
-    that are no scores of tasks ("milliseconds" of an inference, "order flips", "kept" rows of a training)."""
-
-    __pydantic_config__ = ConfigDict(extra="forbid", strict=True)  # type: ignore[misc]
-    model: str
-    training: str
-    method: str
-    arguments: dict[str, Any] | None
-    num_fewshot: int
-    demonstrations: str
-    chosen: bool
-    values: dict[str, FiniteFloat]
-    measures: dict[str, FiniteFloat]
-
-
-class Resources(TypedDict, total=False):
-    """What a cluster's worker with a model has: as of Ray; `memory` in bytes."""
-
-    __pydantic_config__ = ConfigDict(extra="forbid", strict=True)  # type: ignore[misc]
-    num_cpus: NotNegative
-    num_gpus: NotNegative
-    memory: NotNegative
-
-
-@dataclass(frozen=True)
-class Training:
-    """How the models of a study are trained under each method before they are evaluated.
-
-    Attributes:
-        name: tells the trainings of a study apart.
-        options: those of `lm-eval-icl train`.
-        targets: the names in the study's `tasks` that the trained models are evaluated on.
-    """
-
-    name: str
-    options: Mapping[str, Any]
-    targets: tuple[str, ...]
 
 
 class Study(BaseModel):
@@ -175,33 +92,27 @@ class Study(BaseModel):
         """The decision rules, all of which every cell has as filters."""
         return tuple(rule for rule in self.decide if rule is not None)
 
-    def chooses(self, variant: Variant) -> bool:
-        """Whether the variant is one of several among which `dev` chooses."""
-        if self.dev is None:
-            return False
-        alternatives = [other.arguments for other in self.variants if other.entry == variant.entry]
-        several = any(len({str(arguments.get(name)) for arguments in alternatives}) > 1 for name in self.dev.choose)
-        of_all = {"seeds": self.seeds, "decide": self.decide}
-        return several or any(name in self.dev.choose and len(values) > 1 for name, values in of_all.items())
-
     @model_validator(mode="before")
     @classmethod
     def _take_resources(cls, given: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
         """Take `resources` out of the models, whose other keys are arguments; those of all models are added to each."""
         models = given["models"] if isinstance(given.get("models"), list) else [given.get("models")]
-        common = given.get("resources", {})
-        own = [model.get("resources", {}) if isinstance(model, Mapping) else {} for model in models]
-        for mapping in (common, *own):
-            if not isinstance(mapping, Mapping):
-                raise InputError(f"resources: {mapping!r}: must be a mapping, such as {{num_gpus: 2}}.")
+        own: list[Any] = [model.get("resources", {}) if isinstance(model, Mapping) else {} for model in models]
         if "pretrained=" in str((info.context or {}).get("model_args", "")):  # another model, in place of all
             own = [{}]
+        for number, mapping in enumerate(own):
+            for part in (common := given.get("resources", {}), mapping):
+                if not isinstance(part, Mapping):
+                    raise InputError(f"resources: {part!r}: must be a mapping, such as {{num_gpus: 2}}.")
+            own[number] = needs = {**common, **mapping}
+            if needs.get("num_cpus") == 0 and not needs.get("num_gpus"):
+                raise InputError("resources: num_cpus=0: a worker needs a core or a GPU: give num_gpus, or a core.")
         arguments = [
             {key: value for key, value in model.items() if key != "resources"} if isinstance(model, Mapping) else model
             for model in models
             if model is not None
         ]
-        return {**given, "models": arguments, "resources": tuple({**common, **mapping} for mapping in own)}
+        return {**given, "models": arguments, "resources": tuple(own)}
 
     @field_validator("num_fewshot", "seeds", "deviates", "figures", "expected", mode="before")
     @classmethod
@@ -224,30 +135,26 @@ class Study(BaseModel):
     @field_validator("variants", mode="before")
     @classmethod
     def _expand_methods(cls, given: Any) -> tuple[Variant, ...]:
-        entries = expanded("methods", given)
-        for entry in entries:  # a misspelt name is refused before other methods are imported, which takes seconds
-            name = next(iter(entry), "") if isinstance(entry, Mapping) else entry
-            if isinstance(name, str) and name != HF and not methods.is_ours(name):
-                with naming("methods"):
-                    methods.find(name)
-        variants = []
-        for number, entry in enumerate({entry: {}} if isinstance(entry, str) else entry for entry in entries):
+        entries = [{entry: {}} if isinstance(entry, str) else entry for entry in expanded("methods", given)]
+        for entry in entries:
             if not isinstance(entry, Mapping) or len(entry) != 1:
-                raise InputError(
-                    f"methods: {entry!r}: must be a name, or a name with its arguments: {{invicl: {{...}}}}."
-                )
+                raise InputError(f"methods: {entry!r}: must be a name, or one with its arguments: {{invicl: {{...}}}}.")
             ((name, arguments),) = entry.items()
             if not isinstance(arguments, Mapping | None) or not all(isinstance(key, str) for key in arguments or ()):
                 raise InputError(f"methods: {name}: {arguments!r}: must be arguments and values.")
             if name == HF and arguments:
                 raise InputError("methods: hf has no arguments of its own: give them in `models`.")
-            lists = {key: expanded(f"methods: {name}: {key}", value) for key, value in (arguments or {}).items()}
-            for values in itertools.product(*lists.values()):  # each combination of the arguments' values
-                variant = Variant(str(name), dict(zip(lists, values, strict=True)), number)
+            if name != HF and not methods.is_ours(name):  # before others are imported, which takes seconds
+                with naming("methods"):
+                    methods.find(name)
+        variants = []
+        for number, entry in enumerate(entries):
+            ((name, arguments),) = entry.items()
+            for own in combinations(f"methods: {name}", arguments):
                 if name != HF:
                     with naming("methods"):
-                        methods.make(variant.method, dict(variant.arguments))
-                variants.append(variant)
+                        methods.make(name, own)
+                variants.append(Variant(name, own, number))
         return tuple(variants)
 
     @field_validator("tasks", mode="before")
@@ -256,9 +163,7 @@ class Study(BaseModel):
         tasks = expanded("tasks", given)
         for task in tasks:
             if not isinstance(task["task"] if isinstance(task, Mapping) and "task" in task else task, str):
-                raise InputError(
-                    f"tasks: {task!r}: must be a name, or a mapping with `task` and what is changed of it."
-                )
+                raise InputError(f"tasks: {task!r}: must be a name, or `task` and what is changed of it.")
         return tuple(tasks)
 
     @field_validator("demonstrations", mode="before")
@@ -267,11 +172,8 @@ class Study(BaseModel):
         ways: list[Any] = []
         for entry in expanded("demonstrations", given):
             name, arguments = next(iter(entry.items()), ("", None)) if isinstance(entry, Mapping) else ("", None)
-            if isinstance(arguments, Mapping) and len(entry) == 1:  # a list of values of an argument is a way each
-                lists = {key: expanded(f"demonstrations: {name}: {key}", value) for key, value in arguments.items()}
-                ways += [{name: dict(zip(lists, row, strict=True))} for row in itertools.product(*lists.values())]
-            else:
-                ways.append(entry)
+            several = isinstance(arguments, Mapping) and len(entry) == 1
+            ways += [{name: own} for own in combinations(f"demonstrations: {name}", arguments)] if several else [entry]
         return tuple(None if way is None else how.read(way) or str(way) for way in ways)
 
     @field_validator("decide", mode="before")
@@ -405,9 +307,10 @@ def read(source: str, overrides: Mapping[str, Any]) -> Study:
     """Read the study of this file or name.
 
     Args:
-        overrides: values by key, which replace those of the file. `model_args` with `pretrained` replaces the models,
-            without it is added to each. `train` and `metadata` are added to those of the file. With other `tasks`,
-            those of the file's columns stay that are among them, and averages of the paper go.
+        overrides: values by key, which replace those of the file; of `methods`, names, the file's entries stay as they
+            are. `model_args` with `pretrained` replaces the models, without it is added to each. `train` and `metadata`
+            are added to those of the file. With other `tasks`, those of the file's columns stay that are among them,
+            and averages of the paper go.
 
     Raises:
         InputError: there is no such study, or it cannot be run; the message names the key.
@@ -425,6 +328,8 @@ def read(source: str, overrides: Mapping[str, Any]) -> Study:
     if not isinstance(content, dict):
         raise InputError(f"{source}: must be keys and values, such as `methods: [icl, invicl]`.")
     replaced = {key: value for key, value in overrides.items() if key not in ("model_args", "train", "metadata")}
+    if "methods" in replaced:
+        replaced["methods"] = _entries_of(replaced["methods"], content.get("methods"))
     content = {str(key): value for key, value in {**content, **replaced}.items() if value is not None}
     for key in content:  # before the methods are looked at, which are slow to import
         if key not in _KEYS:
@@ -436,15 +341,20 @@ def read(source: str, overrides: Mapping[str, Any]) -> Study:
         study = Study.model_validate(content, context=overrides)
     except ValidationError as error:
         raise InputError(f"{source}: {_fault(error)}") from error
-    if "tasks" not in overrides:
-        return study
-    from lm_eval_icl.results.board import AVERAGE  # which imports what takes half a second
+    if "tasks" in overrides:
+        for entry in study.expected:
+            for name in [name for name in entry.get("values", {}) if name.startswith("average")]:
+                del entry["values"][name]
+    return study
 
-    expected = []
-    for entry in study.expected:
-        values = {name: value for name, value in entry.get("values", {}).items() if not name.startswith(AVERAGE)}
-        expected.append({**entry, "values": values})
-    return study.model_copy(update={"expected": tuple(expected)})
+
+def _entries_of(names: Iterable[str], given: Any) -> list[Any]:
+    """The entries of a file's methods that have these names; the name itself where it has none."""
+    by_name: dict[Any, list[Any]] = {}
+    for entry in given if isinstance(given, list) else [given]:
+        for name, arguments in entry.items() if isinstance(entry, dict) else [(entry, None)]:
+            by_name.setdefault(name, []).append({name: arguments} if arguments else name)
+    return [entry for name in names for entry in by_name.get(name, [name])]
 
 
 def _fault(error: ValidationError) -> str:
@@ -465,28 +375,6 @@ def _fault(error: ValidationError) -> str:
         return cause.message
     what = str(cause) if cause else fault["msg"].replace("Input should", "must")
     return f"{where}: {fault['input']!r}: {what}."
-
-
-def expanded(key: str, given: Any, needed: bool = True) -> list[Any]:
-    """The values of a key: a list, a single one, or ranges such as 0..9, both ends included.
-
-    Raises:
-        InputError: there is none and one is needed, or a range is empty or has other dots.
-    """
-    values: list[Any] = []
-    for value in given if isinstance(given, list) else [] if given is None else [given]:
-        if isinstance(value, str) and (ends := re.fullmatch(r"\s*(-?\d+)\s*\.\.\s*(-?\d+)\s*", value)):
-            first, last = int(ends[1]), int(ends[2])
-            if last < first:
-                raise InputError(f"{key}: the range {value} is empty.")
-            values += range(first, last + 1)
-        elif isinstance(value, str) and re.fullmatch(r"[\s\d-]+\.{2,}[\s\d.-]*|\.{2,}[\s\d-]+", value):
-            raise InputError(f"{key}: {value!r}: a range has two dots between its ends: 0..2 is 0, 1 and 2.")
-        else:
-            values.append(value)
-    if needed and not values:
-        raise InputError(f"{key}: names none: give one or several.")
-    return values
 
 
 def _model(given: Any) -> dict[str, Any]:

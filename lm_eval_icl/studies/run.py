@@ -1,4 +1,4 @@
-"""Runs the cells of a study, sharing what can be shared.
+"""Runs cells of a study, sharing what can be shared.
 
 A model is loaded once. The requests of a task with some demonstrations are made once for all methods. The cells of one
 method that differ only in the order of the demonstrations, or in the number of passes of Deep-Thinking, are scored
@@ -9,20 +9,16 @@ the last. Every cell then goes through lm-eval with the scores that were found.
 from __future__ import annotations
 
 import copy
-import errno
 import functools
 import json
-import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, fields, replace
-from pathlib import Path
 from typing import Any
 
 import lm_eval
 import lm_eval.evaluator
-import torch
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import LM
 from lm_eval.api.task import ConfigurableTask
@@ -30,25 +26,19 @@ from lm_eval.tasks import TaskManager
 from tqdm import tqdm
 
 from lm_eval_icl import version
-from lm_eval_icl.errors import CannotWrite, InputError, naming
+from lm_eval_icl.errors import InputError, naming
 from lm_eval_icl.harness.arguments import CommonArguments
 from lm_eval_icl.harness.deciding import give_rules
-from lm_eval_icl.harness.distributed import in_any
 from lm_eval_icl.harness.loading import CheckedHFLM, Loaded
 from lm_eval_icl.harness.loglikelihood import check_finite
 from lm_eval_icl.harness.models import ICLModel, model_class
 from lm_eval_icl.harness.requests import RequestTokenizer
-from lm_eval_icl.harness.response_cache import Responses, response_key
-from lm_eval_icl.inference.identity import source_digest
-from lm_eval_icl.inference.schedule import Ids
 from lm_eval_icl.inference.scoring import Score
 from lm_eval_icl.methods.limits import Request
 from lm_eval_icl.methods.runner import grouped
-from lm_eval_icl.studies.cells import Cell, digest
-from lm_eval_icl.studies.folder import StudyFolder
-from lm_eval_icl.studies.grid import HF, Variant
-from lm_eval_icl.studies.order import passes_of
-from lm_eval_icl.studies.tasks import Prepared
+from lm_eval_icl.studies.cells import Cell, digest, passes_of
+from lm_eval_icl.studies.grid import HF, Study
+from lm_eval_icl.studies.parts import Variant
 
 # The number of a memory -> id(instance) -> its score.
 Scores = dict[int, dict[int, Score]]
@@ -68,26 +58,12 @@ class Answered(LM):
 
     def __init__(self, model: ICLModel, scores: Mapping[int, Score]) -> None:
         super().__init__()
-        self._rank, self._world_size = model.rank, model.world_size
         self.model, self.scores, self.config = model, scores, model.config
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[Score]:
         return [self.scores[id(instance)] for instance in requests]
 
-    def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
-        return self.model.loglikelihood_rolling(requests, disable_tqdm)
-
-    def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        return self.model.generate_until(requests, disable_tqdm)
-
-    def all_gather(self, tensor: Any) -> Any:
-        return self.model.all_gather(tensor)
-
-    def gather_object(self, obj: Any, dst: int = 0) -> list[Any] | None:
-        return self.model.gather_object(obj, dst)
-
-    def barrier(self) -> None:
-        self.model.barrier()
+    loglikelihood_rolling = generate_until = None  # nothing else is asked
 
     def __getattr__(self, name: str) -> Any:
         """What lm-eval asks of a model beyond its interface: the tokenizer, the device, `get_model_info`, ..."""
@@ -116,30 +92,29 @@ class Models:
 
     Args:
         arguments: as `--model_args`.
-        located: those that differ where this process loads it; results and messages have the others.
+        parts: whether it is loaded in parts, on several devices.
 
     Attributes:
         first: the model under plain ICL.
+        weights: a digest of its files; of what was loaded, if they are not here.
 
     Raises:
         InputError: it cannot be loaded, its weights cannot be read, or its passes are divided among processes.
     """
 
-    def __init__(self, arguments: Mapping[str, Any], options: Options, located: Mapping[str, Any]) -> None:
-        self.arguments, loaded = arguments, {**arguments, **located}
+    def __init__(self, arguments: Mapping[str, Any], options: Options, parts: bool = False) -> None:
+        self.arguments = arguments
         where = {"device": options.device, "batch_size": options.batch_size}
+        loaded = {**arguments, **({"parallelize": True} if parts else {})}
         self.first: ICLModel = model_class("icl").create_from_arg_obj(loaded, where)
         if self.first._is_tensor_parallel:
             raise InputError("models: tp_plan: a study does not divide the passes of a model: leave it out.")
-        self.rank, self.world_size, self.loaded = self.first.rank, self.first.world_size, Loaded(self.first)
+        self.loaded = Loaded(self.first)
+        identity = json.dumps(self.first.model_identity(), sort_keys=True)
+        self.weights: str = self.first.model_files_digest or digest(identity)
         self._tokenizers: dict[tuple[bool, bool], OneTokenizer] = {}
         self._models: dict[str, ICLModel] = {}
         self._latest = self.first
-
-    @property
-    def weights(self) -> str:
-        """A digest of the weights, the configuration and the tokenizer: of the files, if they are here."""
-        return self.first.model_files_digest or digest(json.dumps(self.first.model_identity(), sort_keys=True))
 
     def under(self, variant: Variant) -> ICLModel:
         """The model of a method, which is refused if the model does not do what it needs."""
@@ -154,10 +129,8 @@ class Models:
         return self._latest
 
     def hf(self) -> CheckedHFLM:
-        """The checkpoint as lm-eval's own model. Of several processes, the results are in the documents' order.
-
-        A new one for each cell, since batch sizes that were found for one may be too large for another.
-        """
+        """The checkpoint as lm-eval's own model: a new one for each cell, since batch sizes that were found for one may
+        be too large for another."""
         return CheckedHFLM(self.loaded)
 
     def naming(self, variant: Variant) -> AbstractContextManager[None]:
@@ -169,54 +142,31 @@ class Models:
             tokenize.forget()
 
 
-@functools.cache
-def code_of(method: str) -> str:
-    """Which code a method's cells are of: version and commit, and for a class of the user's a digest of its file."""
-    source = None if method == HF else source_digest(model_class(method).method_class)
-    return "+".join(filter(None, [version.version(), source]))
-
-
-def ends_all(error: BaseException | None) -> bool:
-    """Whether no cell that follows could be kept or run: the disk is full, or the device has stopped working. Out of
-    memory is an error of one cell, since the next one may be smaller."""
-    full = [os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT, errno.EROFS)]
-    broken = getattr(torch, "AcceleratorError", CannotWrite)  # since torch 2.8
-    while error is not None:
-        stopped = isinstance(error, broken) and "out of memory" not in str(error)
-        if stopped or isinstance(error, CannotWrite) or any(text in str(error) for text in full):
-            return True
-        error = error.__cause__ or error.__context__
-    return False
-
-
 def run_cells(
-    models: Models,
-    cells: Sequence[Cell],
-    prepared: Callable[[int], Prepared],
-    folder: StudyFolder,
-    options: Options,
-    work: str,
-) -> None:
-    """Run cells that differ in nothing but the order of the demonstrations and the number of passes, and save them.
+    models: Models, cells: Sequence[Cell], prepared: Callable[[int], Any], study: Study, options: Options
+) -> Iterator[tuple[Cell, dict[str, Any]]]:
+    """Run cells that differ in nothing but the order of the demonstrations and the number of passes.
 
     Args:
         prepared: the task of an order.
-        work: the name under which responses are kept until all cells are done.
+
+    Yields:
+        Each cell with lm-eval's results.
     """
     variant = max((cell.variant for cell in cells), key=lambda variant: passes_of(variant)[1])
     tasks = {cell.order: prepared(cell.order) for cell in cells}
-    kinds = {instance.request_type for ready in tasks.values() for instance in ready.task.instances}
-    if variant.method == HF or kinds != {"loglikelihood"}:
+    kinds = {instance.request_type for task in tasks.values() for instance in task.instances}
+    whole = models.first.runner.capabilities.no_memory  # prompts are read as a whole
+    if variant.method == HF or kinds != {"loglikelihood"} or whole:
         for cell in cells:
             number = passes_of(cell.variant)[1]
             lm: LM = models.hf() if variant.method == HF else _with_passes(models, cell.variant, number)
             with models.naming(cell.variant):
-                results = evaluate(lm, cell, _with_rules(tasks[cell.order].task, lm), options)
-            save(folder, cell, results, tasks[cell.order], models, {"cells": 1})
+                results = evaluate(lm, cell, _with_rules(tasks[cell.order], lm), options)
+            yield cell, recorded(cell, results, tasks[cell.order], models, study, {"cells": 1})
         return
     wanted = {passes_of(cell.variant)[1] for cell in cells}
     model = _with_passes(models, variant, max(wanted))
-    path = folder.work / work
     with models.naming(variant):
         rounds = _together(model, tasks.values(), wanted)
     for numbers in rounds:
@@ -225,17 +175,17 @@ def run_cells(
         model = _with_passes(models, variant, max(numbers))
         with models.naming(variant):
             model.begin([])  # so that its limits are those of this number of passes
-            deciding = {order: _with_rules(ready.task, model) for order, ready in tasks.items()}
+            deciding = {order: _with_rules(task, model) for order, task in tasks.items()}
             instances = [instance for task in deciding.values() for instance in task.instances]
-            scores = score(model, list(deciding.values()), instances, numbers, path)
+            scores = score(model, list(deciding.values()), instances, numbers)
             model.finish()
-        seconds = time.perf_counter() - begun
+        seconds = round(time.perf_counter() - begun, 3)
+        counts = {"cells": len(of_these), "orders": len(tasks), "passes": model.runner.passes_run, "seconds": seconds}
         for cell in of_these:
             number = passes_of(cell.variant)[1]
             answered = Answered(_with_passes(models, variant, number), scores[number])
             results = evaluate(answered, cell, deciding[cell.order], options)
-            counts = {"cells": len(of_these), "orders": len(tasks), "passes": model.runner.passes_run}
-            save(folder, cell, results, tasks[cell.order], models, {**counts, "seconds": round(seconds, 3)})
+            yield cell, recorded(cell, results, tasks[cell.order], models, study, counts)
 
 
 def _with_passes(models: Models, variant: Variant, number: int) -> ICLModel:
@@ -255,28 +205,22 @@ def _with_rules(task: ConfigurableTask, model: LM) -> ConfigurableTask:
     return task
 
 
-def _together(model: ICLModel, tasks: Iterable[Prepared], wanted: set[int]) -> list[set[int]]:
+def _together(model: ICLModel, tasks: Iterable[Any], wanted: set[int]) -> list[set[int]]:
     """The numbers of passes that are scored together.
 
     One pass takes fewer positions than several. Where the prompts of several do not fit, so that something is left out
     of them, the cells of one pass are scored by themselves, as they have other prompts.
     """
     if len(wanted) > 1 and 1 in wanted and model.common.overflow != "error":
-        model.begin([ready.task for ready in tasks])
+        model.begin(list(tasks))
         model.run.check()
-        if in_any(bool(model.run.left_out or model.run.truncated)):  # each process has other documents
+        if model.run.left_out or model.run.truncated:
             return [{1}, wanted - {1}]
     return [wanted]
 
 
-def score(
-    model: ICLModel, tasks: Sequence[Any], instances: Sequence[Instance], numbers: set[int], path: Path
-) -> Scores:
+def score(model: ICLModel, tasks: Sequence[Any], instances: Sequence[Instance], numbers: set[int]) -> Scores:
     """The log-likelihoods of all instances, on the memory after each of these numbers of passes.
-
-    Args:
-        path: a folder in which the scores are kept, so that a run that was stopped goes on. Each version of the code
-            has a file of its own.
 
     Raises:
         InputError: an instance cannot be run, or its log-probability is not finite.
@@ -286,58 +230,42 @@ def score(
     run.logs = False  # the progress is that of the study's cells
     requests = run.requests(instances)
     run.tokens_alone += sum({id(request): request.length for request in requests}.values()) * len(numbers)
-    keys = [response_key("loglikelihood", request.key) for request in requests]
-    identity = model.identity()
-    if name := model.method.counts_memories:
-        identity[f"{model.method.name}.{name}"] = "each"  # a response's key says which
-    name = f"responses_{digest(json.dumps(identity, sort_keys=True, default=str))}_rank{model.rank}.db"
-    responses = Responses(str(path / name), identity)
     scores: Scores = {number: {} for number in numbers}
-    with tqdm(total=len(instances) * len(numbers), leave=False, desc=model.method.name, disable=model.rank != 0) as bar:
+    with (
+        tqdm(total=len(instances) * len(numbers), leave=False, desc=model.method.name) as bar,
+        runner.mixed_precision(),
+    ):
         for context, queries in grouped((request.prompt, request.answer) for request in requests).items():
-            indices = [i for answers in queries.values() for same in answers.values() for i in same]
-            asked = [(number, i) for number in numbers for i in indices]
-            for number, i in asked:
-                if (key := f"{number} {keys[i]}") in responses:
-                    scores[number][id(instances[i])] = responses[key]
-            missing: dict[Ids, list[Ids]] = {}
-            for query, answers in queries.items():
-                for answer, same in answers.items():
-                    if any(id(instances[i]) not in known for i in same for known in scores.values()):
-                        missing.setdefault(query, []).append(answer)
+            asked = {query: list(answers) for query, answers in queries.items()}
+            if model.method.counts_memories:
+                memories = runner.score_memories(context, asked, numbers)
+            else:  # one memory, whatever the number
+                memories = (
+                    (1, [(query, answer) for _, query, answer in pairs], values)
+                    for pairs, values in runner.score({context: asked})
+                )
             last: dict[int, Score] = {}
-            if missing:
-                with runner.mixed_precision():
-                    if model.method.counts_memories:
-                        memories = runner.score_memories(context, missing, numbers)
-                    else:  # one memory, whatever the number
-                        memories = (
-                            (1, [(query, answer) for _, query, answer in pairs], values)
-                            for pairs, values in runner.score({context: missing})
-                        )
-                    for number, pairs, values in memories:
-                        for (query, answer), value in zip(pairs, values, strict=True):
-                            for i in queries[query][answer]:
-                                check_finite(instances[i], value[0], runner.model)
-                                last[i] = value
-                                if number in numbers:
-                                    scores[number].setdefault(id(instances[i]), value)
-                                    responses[f"{number} {keys[i]}"] = value
-            for number, i in asked:
+            for number, pairs, values in memories:
+                for (query, answer), value in zip(pairs, values, strict=True):
+                    for i in queries[query][answer]:
+                        check_finite(instances[i], value[0], runner.model)
+                        last[id(instances[i])] = value
+                        if number in numbers:
+                            scores[number][id(instances[i])] = value
+            for of_number in scores.values():
                 # Without demonstrations there is one memory, after however many passes.
-                if id(instances[i]) not in scores[number]:
-                    scores[number][id(instances[i])] = responses[f"{number} {keys[i]}"] = last[i]
-            bar.update(len(asked))
+                of_number.update({key: value for key, value in last.items() if key not in of_number})
+            bar.update(len(last) * len(numbers))
             runner.forget(context)
     return scores
 
 
-def evaluate(lm: LM, cell: Cell, task: ConfigurableTask, options: Options) -> dict[str, Any] | None:
-    """lm-eval's results of a cell; None on all processes but the first."""
+def evaluate(lm: LM, cell: Cell, task: ConfigurableTask, options: Options) -> dict[str, Any]:
+    """lm-eval's results of a cell."""
     for instance in task.instances:  # which has the responses of the cell before
         instance.resps, instance.filtered_resps = [], {}
     with environment_once():
-        results: dict[str, Any] | None = lm_eval.simple_evaluate(
+        results: dict[str, Any] = lm_eval.simple_evaluate(
             model=lm,
             tasks=[task],
             task_manager=TaskManager(include_defaults=False),  # the task is loaded: no folder is scanned
@@ -349,49 +277,52 @@ def evaluate(lm: LM, cell: Cell, task: ConfigurableTask, options: Options) -> di
     return results
 
 
-def save(
-    folder: StudyFolder,
+def recorded(
     cell: Cell,
-    results: dict[str, Any] | None,
-    prepared: Prepared,
+    results: dict[str, Any],
+    task: Any,
     models: Models,
+    study: Study,
     shared: Mapping[str, Any],
-) -> None:
-    """Write a cell's results, with what was varied under `config.icl.study`.
+) -> dict[str, Any]:
+    """A cell's results, with what was varied under `config.icl.study`.
 
     Args:
         shared: how many cells were scored together, and if this was measured, of how many orders, in how many passes
             and seconds.
     """
-    if results is None:
-        return
     # `hf` has none of the arguments of this package's models.
     ours = {field.name for field in fields(CommonArguments)} if cell.variant.method == HF else set()
     of_model = {name: value for name, value in models.arguments.items() if name not in ours}
-    arguments = {**of_model, **cell.variant.arguments}
-    study = {
+    metric = study.dev.metric if study.dev and cell.split == "dev" else study.metric
+    facts: dict[str, Any] = {
         "model": cell.model.name,
-        **({"training": cell.model.training.name, "checkpoint": cell.model.checkpoint} if cell.model.training else {}),
         "arguments": dict(cell.variant.arguments),
         "task": cell.task,
         "num_fewshot": cell.num_fewshot,
         "demonstrations": cell.drawn,
-        "indices": prepared.demonstrations,
-        **({"choice": prepared.choice} if prepared.choice else {}),
-        "contents": prepared.contents,
+        "indices": task.demonstrations,
         "seed": cell.seed,
         "order": cell.order,
         "split": cell.split,
-        **({"chosen": list(cell.chosen)} if cell.chosen else {}),
-        **({"changes": cell.changes} if cell.changes else {}),
         "weights": models.weights,
-        "code": code_of(cell.variant.method),
         "shared": dict(shared),
     }
+    where_there_are_some = {
+        "training": cell.model.training.name if cell.model.training else "",
+        "checkpoint": cell.model.checkpoint,
+        "choice": task.choice,
+        "changes": task.changes,
+        "chosen": list(cell.chosen),
+        "metric": metric if metric != "acc" else "",
+    }
+    facts |= {name: value for name, value in where_there_are_some.items() if value}
+    if "decide" in cell.chosen:
+        facts["rule"] = cell.rule or None
     config = results["config"]
-    config |= {"model": cell.variant.method, "model_args": arguments}
-    config["icl"] = {**config.get("icl", {}), "study": study}
-    folder.save(cell, results, arguments)
+    config |= {"model": cell.variant.method, "model_args": {**of_model, **cell.variant.arguments}}
+    config["icl"] = {**origin(), **config.get("icl", {}), "study": facts}
+    return results
 
 
 @functools.cache
@@ -412,3 +343,9 @@ def environment_once() -> Iterator[None]:
         yield
     finally:
         module.add_env_info, module.get_git_commit_hash = add, commit
+
+
+@functools.cache
+def origin() -> dict[str, str | None]:
+    """The version and the commit of this package."""
+    return {"version": version.version(), "commit": version.commit()}

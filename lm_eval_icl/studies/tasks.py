@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -21,7 +21,6 @@ from lm_eval.evaluator_utils import get_sample_size
 
 from lm_eval_icl.demonstrations.how import How
 from lm_eval_icl.errors import InputError, refusing
-from lm_eval_icl.harness.distributed import check_shares
 from lm_eval_icl.harness.metaicl import MetaICLTask
 from lm_eval_icl.harness.prompts import recording
 from lm_eval_icl.harness.tasks import FixedSampler, ICLTask, These, among, template_of
@@ -33,7 +32,7 @@ from lm_eval_icl.studies.grid import Demonstrations
 Doc = dict[str, Any]
 # The dev set is the same for all seeds of the demonstrations.
 _DEV_SEED = 0
-# What a cell says of a choice, besides the rows that were chosen.
+# What a cell says of a choice of demonstrations, besides the rows that were chosen.
 _OF_CHOICE = ("picked", "accuracy", "evaluated", "seconds", "tokens", "version")
 
 
@@ -46,13 +45,13 @@ class Leaf:
         inside: the names in the study's `tasks` that it comes from, each with its groups that contain it.
         alike: those of its groups whose tasks count alike, however many documents they have.
         task: as it was loaded, which is never changed.
-        changes: a digest of what is changed of its configuration; empty if nothing is.
+        changes: what is changed of its configuration.
     """
 
     name: str
     inside: Mapping[str, tuple[str, ...]]
     task: ConfigurableTask
-    changes: str = ""
+    changes: Mapping[str, Any] = field(default_factory=dict)
     alike: frozenset[str] = frozenset()
 
     def groups(self, asked: Collection[str] | None = None) -> tuple[str, ...]:
@@ -64,24 +63,6 @@ class Leaf:
         """How many demonstrations it has, as lm-eval decides it: a task with 0 in its configuration keeps 0."""
         own = self.task.config.num_fewshot
         return int(own or 0) if num_fewshot is None or own == 0 else num_fewshot
-
-
-@dataclass
-class Prepared:
-    """A task with its demonstrations and requests, which several models answer one after another.
-
-    Attributes:
-        task: builds its requests no more, whatever asks for it.
-        demonstrations: the indices of the demonstrations in the task's pool, in their order; None if every document has
-            its own.
-        contents: of the task, see `contents`.
-        choice: how good and how costly the choice was, if a model has chosen the demonstrations.
-    """
-
-    task: ConfigurableTask
-    demonstrations: list[int] | None
-    contents: str
-    choice: Mapping[str, Any]
 
 
 def load(
@@ -133,19 +114,20 @@ def load(
                 raise InputError(f"tasks: {label} is there twice: two cells would write one file.")
             everywhere = {**(known.inside if known else {}), asked: inside}
             even = alike | (known.alike if known else frozenset())
-            leaves[label] = Leaf(label, everywhere, task, digest(str(changes)) if changes else "", even)
+            leaves[label] = Leaf(label, everywhere, task, changes, even)
     return list(leaves.values())
 
 
 def contents(leaf: Leaf, seed: int) -> str:
-    """A digest of what a task says, and of its documents and pool of demonstrations; not of what they are called.
+    """A digest of what a task says, and of its documents and pool of demonstrations.
 
     Args:
         seed: of the demonstrations, where each seed has a pool of its own.
     """
+    own = _contents(leaf.task), str(dict(leaf.changes))
     if isinstance(leaf.task, MetaICLTask):
-        return digest_of([_contents(leaf.task), leaf.task.pmi, leaf.task.files.shown(leaf.task.source, seed)])
-    return _contents(leaf.task)
+        return digest_of([*own, leaf.task.pmi, leaf.task.files.shown(leaf.task.source, checked_seed(seed))])
+    return digest_of(own)
 
 
 @functools.cache
@@ -166,13 +148,11 @@ def prepare(
     order: int,
     dev: Sequence[int] | None,
     limit: float | None,
-    rank: int = 0,
-    world_size: int = 1,
     choice: Mapping[str, Any] | None = None,
     bind: Callable[[MetaICLTask], None] | None = None,
     decide: Any = None,
-) -> Prepared:
-    """A task with its demonstrations and requests.
+) -> Any:
+    """A task (`_prepared_class`) with its demonstrations and requests, which several models answer in turn.
 
     Args:
         how: how the demonstrations are drawn (`demonstrations.draw`); None for the task's own way.
@@ -183,10 +163,10 @@ def prepare(
         decide: decision rules, as `decisions.how.read` reads them; None for none.
 
     Raises:
-        InputError: the demonstrations cannot be drawn, there are not as many orders, or fewer documents than processes.
+        InputError: the demonstrations cannot be drawn, or there are not as many orders.
     """
-    task: Any = copy.copy(leaf.task)
-    task.__class__ = _prepared_class(leaf.task.__class__)
+    task: Any = object.__new__(_prepared_class(leaf.task.__class__))
+    task.__dict__.update(leaf.task.__dict__)
     task._config = copy.deepcopy(leaf.task.config)
     task.set_config("num_fewshot", shots)
     if decide is not None:
@@ -210,11 +190,11 @@ def prepare(
         rows = leaf.task.training_docs()
         task.documents = [rows[i] for i in dev]
         limit = None  # the dev set is as large as it should be
-    check_shares({leaf.name: task}, limit, None, world_size)
     with recording(), _quiet():
-        task.build_all_requests(limit=get_sample_size(task, limit), rank=rank, world_size=world_size)
-    of_choice = {key: choice[key] for key in _OF_CHOICE if key in choice} if choice else {}
-    return Prepared(task, indices, contents(leaf, seed), of_choice)
+        task.build_all_requests(limit=get_sample_size(task, limit))
+    task.demonstrations, task.changes = indices, leaf.changes
+    task.choice = {key: choice[key] for key in _OF_CHOICE if key in choice} if choice else {}
+    return task
 
 
 @functools.cache
@@ -227,10 +207,17 @@ def _prepared_class(cls: type[ConfigurableTask]) -> type[ConfigurableTask]:
         Attributes:
             documents: those that are evaluated; None for the test set.
             pool: the few-shot documents, if they have been read.
+            demonstrations: the indices of the demonstrations in the pool, in their order; None if every document has
+                its own.
+            choice: how good and how costly the choice was, if a model has chosen the demonstrations.
+            changes: what the study changes of the task's configuration.
         """
 
         documents: Sequence[Doc] | None = None
         pool: Sequence[Doc] | None = None
+        demonstrations: list[int] | None
+        choice: Mapping[str, Any]
+        changes: Mapping[str, Any]
         _is_built = False
 
         def has_test_docs(self) -> bool:

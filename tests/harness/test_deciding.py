@@ -13,8 +13,9 @@ from lm_eval.loggers.evaluation_tracker import EvaluationTracker
 from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 
-from lm_eval_icl import decisions
 from lm_eval_icl.decisions import how
+from lm_eval_icl.decisions.batch import Batch
+from lm_eval_icl.decisions.contextual import Contextual
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.harness import deciding, rules
 from lm_eval_icl.harness.content_free import Queries
@@ -280,9 +281,9 @@ def test_the_same_in_python(checkpoint):
         return [[value for value, _ in of] for of in asked]
 
     scores = score([row["doc"]["text"] for row in rows["none"]])
-    calibrated = decisions.contextual(scores, score(FREE))
+    calibrated = Contextual().values(scores, score(FREE))
     np.testing.assert_allclose(calibrated, values(rows["contextual"]), rtol=0, atol=1e-4)
-    np.testing.assert_allclose(decisions.batch(scores), values(rows["batch"]), rtol=0, atol=1e-4)
+    np.testing.assert_allclose(Batch().values(scores, scores), values(rows["batch"]), rtol=0, atol=1e-4)
 
 
 def test_a_cache_holds_raw_responses(checkpoint, tmp_path):
@@ -464,3 +465,10 @@ def test_a_board_has_the_raw_values_of_such_a_run_and_those_of_each_rule(model, 
         f"{model}, 2 shots, demonstrations=first_n" in entries
         and f"{model}, 2 shots, demonstrations=first_n, decide: batch, transductive" in entries
     )
+
+
+def test_batch_over_one_document_is_refused(checkpoint):
+    """Less its own mean, a document has the same value for each option, and rounding would decide."""
+    with pytest.raises(InputError, match="task 'three': decide=batch: the mean over one document is the document its"):
+        run("icl", checkpoint("gpt2"), TASKS["three"], "batch", limit=1)
+    run("icl", checkpoint("gpt2"), TASKS["three"], "batch:of=pool:m=5", limit=1)

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from lm_eval_icl.errors import InputError
+from lm_eval_icl.harness import rule_queries
 from tests import evaluation, tiny
 from tests.harness.test_deciding import TASKS, before_query, run, values
 
@@ -81,3 +82,19 @@ def test_a_documents_value_is_its_own(checkpoint):
 def test_what_is_refused(model, task, decide, said, checkpoint):
     with pytest.raises(InputError, match=said):
         run(model, checkpoint("llama"), task, decide)
+
+
+def test_the_pool_is_shuffled_once_for_all_contexts(checkpoint, monkeypatch):
+    """A pool may have tens of thousands of rows, and every document a context of its own."""
+    shuffled = []
+
+    class Counted(rule_queries.Random):
+        def shuffle(self, x):
+            shuffled.append(len(x))
+            super().shuffle(x)
+
+    monkeypatch.setattr(rule_queries, "Random", Counted)
+    task = {**PAIR["both"], "fewshot_config": {"sampler": "default"}}
+    results, _ = run("icl", checkpoint("llama"), task, "hidden:m=2")
+    assert results["config"]["icl"]["decided"]["both"]["hidden:m=2"]["contexts"] > 1
+    assert shuffled == [12]

@@ -204,14 +204,14 @@ def test_a_model_chooses_none_of_them(how, tmp_path, caplog):
 @pytest.mark.slow
 @pytest.mark.usefixtures("own_tasks")
 def test_a_dev_set_has_no_copies_of_demonstrations(tmp_path):
-    from tests.studies.test_studies import conduct
+    from tests.studies.running import conduct
 
     train = [{**row, "id": i, "text": f"question {i % 30}"} for i, row in enumerate(TRAIN)]
     keys = {"tasks": file_of_task(tmp_path, train), "num_fewshot": 4, "seeds": "0..2", "demonstrations": "random"}
     study = conduct(tmp_path / "o", Options("cpu", 8), **keys, methods="icl", dev={"size": 20, "choose": ["seeds"]})
-    cells = [json.loads(study.folder.results(cell).read_text()) for cell in study.all_cells()]
+    cells = [study.results(cell) for cell in study.cells()]
     shown = {train[row]["text"] for found in cells for row in found["config"]["icl"]["study"]["indices"]}
-    (dev,) = study.dev.values()
+    (dev,) = study.opened.dev.values()
     assert len(dev) == 20 and not shown & {train[row]["text"] for row in dev}
 
 

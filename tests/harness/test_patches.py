@@ -32,6 +32,8 @@ ARGUMENTS = {
     "env.from_string": {"source"},
     "CachingLM.__new__": set(),
     "ConfigurableTask.__init__": set(),
+    "ConfigurableTask.build_all_requests": set(),
+    "ConfigurableTask.process_results": {"doc", "results"},
 }
 # What of `HFLM` that is not documented our models override or call.
 PRIVATE = {

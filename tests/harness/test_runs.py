@@ -1,5 +1,8 @@
 """What must hold from one run to the next, and in runs out of the ordinary."""
 
+import dataclasses
+from types import SimpleNamespace
+
 import pytest
 import torch
 from lm_eval.api.instance import Instance
@@ -7,8 +10,10 @@ from lm_eval.api.model import CachingLM
 from lm_eval.tasks import TaskManager
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from lm_eval_icl import methods
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.harness import patches
+from lm_eval_icl.harness.arguments import checked_first, read_arguments
 from lm_eval_icl.harness.run import PreparedRun
 from lm_eval_icl.inference.capabilities import probe
 from lm_eval_icl.prompts.prompt import FewShotPrompt
@@ -164,3 +169,58 @@ def test_the_task_manager_takes_what_it_took():
 def test_argument_names_by_which_a_configuration_is_also_known(checkpoint):
     lm = ICL(str(checkpoint("gpt2")), device="cpu", max_position_embeddings=4096)
     assert lm.max_length == 4096
+
+
+def test_the_results_name_the_method_of_an_ensemble(checkpoint):
+    args = {"window_method": "pcw", "window_size": 2}
+    said = evaluation.run("ensemble", checkpoint("gpt2"), ["one_token"], 4, args=args)["config"]["icl"]
+    assert said["method"] == "ensemble"
+    assert said["window_method"] == "pcw"
+
+
+def test_an_argument_called_method_is_refused():
+    @dataclasses.dataclass(frozen=True)
+    class Mine(methods.ICL):
+        method: str = "icl"
+
+    with pytest.raises(InputError, match="Mine: results files have its name under 'method'"):
+        read_arguments(Mine, {})
+
+
+def test_one_line_of_demonstrations_that_differ_by_document(checkpoint, caplog):
+    """lm-eval's own tasks draw anew for each document unless they are told not to."""
+    tasks = [
+        evaluation.task(name, **evaluation.CHOICE, doc_to_choice=["a", "b"], fewshot_config={"sampler": "default"})
+        for name in ("one", "two", "three", "four", "five")
+    ]
+    evaluation.run("icl", checkpoint("gpt2"), tasks, 2)
+    (line,) = [line for line in caplog.messages if "--metadata demonstrations=" in line]
+    assert line.startswith("one, two, three and 2 more: lm-eval draws other demonstrations for each document (")
+    assert "contexts for 30 documents" in line
+    caplog.clear()
+    results = evaluation.run("icl", checkpoint("gpt2"), tasks, 2, metadata={"demonstrations": "random"})
+    assert results["config"]["icl"]["contexts_encoded"] <= 5
+    evaluation.run("icl", checkpoint("gpt2"), tasks, 0)
+    assert not [line for line in caplog.messages if "--metadata demonstrations=" in line]
+
+
+def test_one_line_for_all_tasks_of_a_group(checkpoint, caplog):
+    names = [f"task_{i}" for i in range(6)]
+    tasks = [
+        evaluation.task(name, **evaluation.CHOICE, doc_to_choice=["a", "b"], doc_to_text="{{text}}:\n")
+        for name in names
+    ]
+    evaluation.run("invicl", checkpoint("gpt2"), tasks, 0)
+    assert len([line for line in caplog.messages if "no demonstrations" in line]) == 1
+    assert len([line for line in caplog.messages if "line break" in line]) == 1
+    of_all = [line for line in caplog.messages if "task_0" in line and line.count("task_") > 1]
+    assert len(of_all) == 2 and all("task_0, task_1, task_2 and 3 more" in line for line in of_all)
+
+
+@pytest.mark.parametrize("gpu", [True, False])
+def test_the_device_that_is_recorded_is_the_one_that_is_used(gpu, monkeypatch):
+    """lm-eval's command records what it is given, by default cuda:0, and not what runs."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
+    none = dict.fromkeys(("include_path", "output_path", "batch_size", "max_batch_size", "metadata"))
+    config = SimpleNamespace(model="icl", model_args={"pretrained": "gpt2"}, device="cuda:0", **none)
+    assert checked_first(lambda config: config.device, config) == ("cuda:0" if gpu else "cpu")

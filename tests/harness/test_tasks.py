@@ -9,7 +9,7 @@ from random import Random
 import lm_eval.tasks
 import pytest
 import yaml
-from datasets import Dataset
+from datasets import Dataset, DatasetDict
 from hypothesis import given
 from hypothesis import strategies as st
 from lm_eval.api.task import ConfigurableTask
@@ -176,7 +176,7 @@ def test_generated_files_are_up_to_date(tmp_path):
     made["main"].__globals__["OUT"] = tmp_path
     made["main"]()
     written = sorted(path.relative_to(tmp_path) for path in tmp_path.rglob("*.yaml"))
-    assert len(written) == 2 * (57 + 5) + 22 + 1 + 132
+    assert len(written) == 2 * (57 + 5) + 22 + 1 + 2 * 3 + 132
     for path in written:
         assert (task_dir() / path).read_text() == (tmp_path / path).read_text(), path
 
@@ -184,7 +184,7 @@ def test_generated_files_are_up_to_date(tmp_path):
 def test_a_task_with_an_instruction_is_the_task_without_it_and_its_description():
     """The subjects' descriptions are those of lm-eval's own `mmlu`."""
     with_instruction = list(task_dir().rglob("*_instruction*.yaml"))
-    assert len(with_instruction) == 6 + 62
+    assert len(with_instruction) == 6 + 3 + 62
     own = Path(lm_eval.tasks.__file__).parent / "mmlu/default"
     for path in with_instruction:
         config = yaml.safe_load(path.read_text())
@@ -196,3 +196,31 @@ def test_a_task_with_an_instruction_is_the_task_without_it_and_its_description()
         if "mmlu" in path.stem:
             subject = plain["dataset_name"]
             assert config["description"] == load_yaml(own / f"mmlu_{subject}.yaml")["description"]
+
+
+@pytest.mark.parametrize(
+    ("name", "row", "query", "answer"),
+    [
+        ("rte", {"sentence1": "Rain fell. ", "sentence2": "It was dry.", "label": 1},
+         "Premise:Rain fell.\nHypothesis:It was dry.\nAnswer:", "↓"),
+        ("mrpc", {"sentence1": "It rained .", "sentence2": "Rain fell .", "label": 1},
+         "Sentence 1:It rained .\nSentence 2:Rain fell .\nAnswer:", "→"),
+        ("qnli", {"question": "When was it?", "sentence": "It was in 1948.", "label": 0},
+         "Question:When was it?\nParagraph:It was in 1948.\nAnswer:", "↑"),
+    ],
+)  # fmt: skip
+def test_pairs_of_sentences_as_batch_icl_writes_them(name, row, query, answer):
+    """As in the rows and `format_example` of github.com/Cardinalere/Batch-ICL, where ↑ is entailment, → equivalence."""
+    rows = [{**row, "label": label, "idx": i} for i, label in enumerate([row["label"], 0, 1, 0, 1])]
+    for end, before in (("", ""), ("_instruction", "arrow")):
+        config = load_yaml(task_dir() / f"classification/icl_{name}{end}.yaml")
+        assert (config.pop("dataset_path"), config.pop("dataset_name")) == ("nyu-mll/glue", name)
+        data = {"validation": Dataset.from_list(rows[:1]), "train": Dataset.from_list(rows[1:])}
+        task = evaluation.load_task({**config, "custom_dataset": lambda data=data, **_: DatasetDict(data)})
+        assert task.doc_to_text(rows[0]) == query
+        assert task.doc_to_choice(rows[0])[task.doc_to_target(rows[0])] == answer
+        prompt = task.fewshot_context(rows[0], 4)
+        task.build_all_requests(limit=1)
+        assert {request.args[1] for request in task.instances} == set(task.doc_to_choice(rows[0]))
+        assert prompt.endswith(f"\n\n{query}") and prompt.count("\n\n") == 4 + bool(before)
+        assert f"{query}{answer}\n\n" in prompt  # a demonstration

@@ -438,8 +438,10 @@ def test_models_that_do_not_read_in_parts_are_refused(name, attention, says):
         ("deepthink", {"layout": "saicl"}), ("deepthink", {"layout": "deepthink"}), ("deepthink", {"layout": "none"}),
         ("deepthink", {"reads": "others"}),
         ("ape", {"temperature": 0}), ("ape", {"scale": -1}), ("ape", {"weight": "a"}), ("structured", {"factor": 0}),
-        ("structured", {"align": "middle"}), ("ensemble", {"combine": "mean"}), ("ensemble", {"method": "saicl"}),
-        ("ensemble", {"method": "nbce"}), ("ensemble", {"weights": [1, -1]}), ("nbce", {"beta": -1}),
+        ("ape", {"temperature": 1e-40}), ("ape", {"scale": 1e30}), ("ape", {"weight": 1e300}),
+        ("structured", {"align": "middle"}), ("ensemble", {"combine": "mean"}),
+        ("ensemble", {"window_method": "saicl"}), ("ensemble", {"window_method": "nbce"}),
+        ("ensemble", {"weights": [1, -1]}), ("nbce", {"beta": -1}),
         ("nbce", {"top_p": 0}), ("nbce", {"truncate": "none"}), ("nbce", {"eta": True}),
     ],
 )  # fmt: skip
@@ -484,17 +486,28 @@ def test_ensemble(name, combine, size, weights):
         assert number == (pytest.approx(float(ensembled(behind_each, combine, v)), rel=TOLERANCE), is_greedy)
 
 
+def test_windows_weigh_by_their_shares_however_large_the_numbers_are():
+    model = model_of("gpt2")
+    for combine in ("poe", "moe", "max"):
+        equal, large, plain, times = (
+            scores(model, methods.make("ensemble", {"combine": combine, "window_size": 2, "weights": weights}))
+            for weights in (None, [1e300, 1e300], [1, 3], [5e307, 1.5e308])
+        )
+        assert large == equal
+        assert [number for number, _ in times.values()] == pytest.approx([number for number, _ in plain.values()])
+
+
 @pytest.mark.parametrize("inner", ["icl", "pcw", "invicl", "deepthink", "ape"])
 def test_an_ensemble_of_one_window_is_its_method(inner):
     model = model_of("llama")
     for combine in ("poe", "moe", "max"):
-        method = methods.make("ensemble", {"method": inner, "combine": combine, "window_size": 4})
+        method = methods.make("ensemble", {"window_method": inner, "combine": combine, "window_size": 4})
         assert scores(model, method) == scores(model, methods.make(inner))
 
 
 def test_an_ensemble_of_windows_of_another_method():
     model = model_of("gpt2")
-    found = scores(model, methods.make("ensemble", {"method": "ape", "window_size": 2, "combine": "moe"}))
+    found = scores(model, methods.make("ensemble", {"window_method": "ape", "window_size": 2, "combine": "moe"}))
     halves = [Context(CONTEXT.prefix, CONTEXT.demonstrations[i : i + 2]) for i in (0, 2)]
     one, other = (scores(model, methods.make("ape"), (half,)) for half in halves)
     for (_, query, answer), (number, _) in found.items():
@@ -576,7 +589,8 @@ def test_texts_are_chosen_by_all_memories_together(method, arguments):
 
 
 @pytest.mark.parametrize(
-    ("method", "arguments"), [("nbce", {}), ("ensemble", {}), ("ensemble", {"combine": "moe", "method": "invicl"})]
+    ("method", "arguments"),
+    [("nbce", {}), ("ensemble", {}), ("ensemble", {"combine": "moe", "window_method": "invicl"})],
 )
 def test_packs_do_not_matter_and_neither_does_the_order(method, arguments):
     model, method = model_of("llama"), methods.make(method, arguments)

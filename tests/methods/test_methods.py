@@ -443,6 +443,8 @@ def in_two_copies(of, other, before):
     second copies alone."""
     if isinstance(of, str):
         return before and other[0] != "first"
+    if isinstance(other, str):
+        return False  # what follows it
     (copy, i), (theirs, j) = of, other
     return before if (copy, i) == (theirs, j) else copy == "second" and theirs == "first" and i != j
 
@@ -463,11 +465,12 @@ def test_masks_behind_a_window_that_stays(name, copies, sees):
         for answer in answers:
             row = [*parts, ("Q", query, longest), ("A", answer, longest + len(query))]
             literal = read(in_one_row(model, row, sees), answer)
-            evaluation.assert_same([scored[context, query, answer]], [literal], 1e-9)
+            # GPT-Neo attends in float32.
+            evaluation.assert_same([scored[context, query, answer]], [literal], 1e-6)
     turned = Context((), tuple(reversed(shown)))
     query, answers = next(iter(QUERIES.items()))
     [(_, other)] = list(runner.score({turned: {query: answers[:1]}}))
-    assert abs(other[0][0] - scored[context, query, answers[0]][0]) > 1e-6
+    assert abs(other[0][0] - scored[context, query, answers[0]][0]) > 1e-4
     assert runner.limits(200).too_long(TokenizedPrompt(Context((5,), tuple(shown)), (1, 2)), 3) is None or copies == 2
 
 

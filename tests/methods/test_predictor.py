@@ -313,3 +313,14 @@ def test_deepthink_leaves_earlier_memories_alone():
         methods.make("deepthink", {"T": 3, "eta": 0.5, "momentum": 0.9}).encode(model, [context])
     assert len(kept) == 2
     assert all(torch.equal(keys, before) for layers in kept for keys, before in layers)
+
+
+def test_demonstrations_without_their_delimiter(checkpoint, caplog):
+    predictor = Predictor(*load(checkpoint("gpt2")), methods.make("icl"))
+    predictor.score(DEMONSTRATIONS, QUERIES, OPTIONS)
+    predictor.score(["Review: dull\nSentiment: no ###"], QUERIES, OPTIONS)  # a delimiter of its own
+    assert not caplog.messages
+    for _ in range(2):
+        predictor.score([text.strip() for text in DEMONSTRATIONS], QUERIES, OPTIONS)
+    (line,) = caplog.messages
+    assert line.startswith("demonstration 'd long\\nSentiment: no' ends without a delimiter")

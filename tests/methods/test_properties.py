@@ -1,5 +1,5 @@
 """What InvICL (ICLR 2025) proves and claims of the methods, over random demonstrations: Table 1 row by row, what the
-methods are to each other, and Theorem 4.1."""
+methods are to each other, Theorem 4.1, Propositions 3.4 to 3.6, and which gradient descent plain ICL is."""
 
 import contextlib
 import functools
@@ -284,3 +284,130 @@ def test_theorem_4_1_holds_of_invicl_alone(method):
     assert distance(step(methods.InvICL(), x, y, w, eta), expected) <= 1e-10
     assert distance(step(method, x, y, w, eta), expected) > 1e-2
     assert distance(w - eta * x.T @ (x @ w - y), expected) > 1e-2  # nor is it plain gradient descent, Eq. 10
+
+
+# Section 4: plain ICL is online gradient descent with a constant rate, prefix ICL is gradient descent.
+
+
+def predictions(method, x, y, x_t, eta, layers):
+    """What the query reads off after each layer, with w_0 = 0 (minus its last component, as above)."""
+    n, d = x.shape
+    z = torch.cat([torch.cat([x, y[:, None]], 1), torch.cat([x_t, torch.zeros(1, dtype=torch.float64)])[None]])
+    found = []
+    for _ in range(layers):
+        z = linear_attention(z, mask_of(method, n), torch.zeros(d, dtype=torch.float64), eta)
+        found.append(-z[-1, d])
+    return torch.stack(found)
+
+
+@settings(max_examples=30, deadline=None)
+@given(n=st.integers(1, 5), d=st.integers(2, 5), seed=st.integers(0, 10**6))
+def test_plain_icl_is_online_gradient_descent(n, d, seed):
+    """Ding et al. (2023), whom section 4 follows: layer after layer the prediction comes to that of one pass over the
+    demonstrations in their order, each a step on its own loss, at rate 1 for inputs of length 1."""
+    x, y, x_t, _ = regression(n, d, seed)
+    x = x / x.norm(dim=1, keepdim=True)
+    for order in (range(n), range(n)[::-1]):
+        w = torch.zeros(d, dtype=torch.float64)
+        for i in order:
+            w = w - (w @ x[i] - y[i]) * x[i]
+        found = predictions(methods.ICL(), x[list(order)], y[list(order)], x_t, 0.5, 120)[-1]
+        torch.testing.assert_close(found, w @ x_t, rtol=0, atol=1e-9)
+
+
+@settings(max_examples=30, deadline=None)
+@given(n=st.integers(1, 6), d=st.integers(1, 5), seed=st.integers(0, 10**6))
+def test_prefix_icl_is_gradient_descent(n, d, seed):
+    """Eq. 10, a step a layer."""
+    x, y, x_t, eta = regression(n, d, seed)
+    w, expected = torch.zeros(d, dtype=torch.float64), []
+    for _ in range(5):
+        w = w - eta * x.T @ (x @ w - y)
+        expected.append(w @ x_t)
+    torch.testing.assert_close(predictions(methods.PrefixICL(), x, y, x_t, eta, 5), torch.stack(expected))
+
+
+def test_plain_icl_is_not_gradient_descent():
+    x, y, x_t, eta = regression(4, 3, 1)
+    assert distance(*(predictions(m, x, y, x_t, eta, 3)[1:] for m in (methods.ICL(), methods.PrefixICL()))) > 1e-2
+
+
+# Propositions 3.4 to 3.6, over every mask of n examples: layers of softmax attention (Eq. 2) with random weights.
+
+WIDTH, LAYERS = 5, 4
+
+
+def every_mask(n):
+    """[2 ** (n * n), n, n] bool: True where Eq. 7's M is 0. The one that is -infinity everywhere, which the paper calls
+    meaningless, is left out."""
+    return torch.tensor(list(itertools.product([False, True], repeat=n * n))[1:]).view(-1, n, n)
+
+
+def softmax_attention(h, sees):
+    """h [masks, tokens, WIDTH] after all layers. A token that sees nothing adds nothing to itself."""
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(LAYERS):
+        w_q, w_k, w_v = torch.randn(3, WIDTH, WIDTH, generator=generator, dtype=torch.float64) / WIDTH**0.5
+        scores = (h @ w_q @ (h @ w_k).mT).masked_fill(~sees, -torch.inf)
+        h = h + scores.softmax(-1).nan_to_num() @ h @ w_v
+    return h
+
+
+def is_invariant(n):
+    """Of each mask, Definition 3.1: whether no order of the examples changes the test example, which sees all."""
+    masks = every_mask(n)
+    sees = torch.zeros(len(masks), n + 1, n + 1, dtype=torch.bool)
+    sees[:, :n, :n], sees[:, n] = masks, True
+    h = torch.randn(n + 1, WIDTH, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    orders = [[*order, n] for order in itertools.permutations(range(n))]
+    found = torch.stack([softmax_attention(h[order].expand(len(masks), -1, -1), sees)[:, n] for order in orders])
+    return (found - found[0]).abs().amax((0, 2)) < 1e-9
+
+
+def leaks_nothing(n):
+    """Of each mask, Definition 3.2: whether no label reaches the state from which it is predicted.
+
+    An example is two tokens, its input and its label. Inside, the label comes after the input; an example that sees
+    another sees all of it. (The paper's self-loops are no leakage.)
+    """
+    masks = every_mask(n)
+    inside = torch.tensor([[True, False], [True, True]])
+    sees = torch.where(torch.eye(n, dtype=torch.bool)[:, None, :, None], inside[None, :, None, :], True)
+    sees = (sees & masks[:, :, None, :, None]).reshape(len(masks), 2 * n, 2 * n)
+    h = torch.randn(2 * n, WIDTH, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    before, safe = softmax_attention(h.expand(len(masks), -1, -1), sees), torch.ones(len(masks), dtype=torch.bool)
+    for i in range(n):
+        relabelled = h.clone()
+        relabelled[2 * i + 1] += 1
+        after = softmax_attention(relabelled.expand(len(masks), -1, -1), sees)
+        safe &= (after - before)[:, 2 * i].abs().amax(1) < 1e-9
+    return safe
+
+
+def equals(masks, *wanted):
+    return torch.stack([(masks == one).all(-1).all(-1) for one in wanted]).any(0)
+
+
+@pytest.mark.parametrize("n", [2, 3])
+def test_propositions_3_4_to_3_6(n):
+    masks, m_1 = every_mask(n), torch.eye(n, dtype=torch.bool)
+    m_2, full = ~m_1, torch.ones(n, n, dtype=torch.bool)
+    assert torch.equal(is_invariant(n), equals(masks, m_1, m_2, full))
+    lower = full.tril()
+    reordered = torch.stack(
+        [(masks[:, order][:, :, order] <= lower).all(-1).all(-1) for order in itertools.permutations(range(n))]
+    )
+    assert torch.equal(leaks_nothing(n), reordered.any(0))
+    assert torch.equal(is_invariant(n) & leaks_nothing(n), equals(masks, m_1))
+
+
+def test_which_mask_is_whose():
+    """M_1 is bag of examples, 0 is prefix ICL; M_2 is between InvICL's second copies and its first ones (Figure 2d)."""
+    n = 4
+    own, every = torch.eye(n, dtype=torch.bool), torch.ones(n, n, dtype=torch.bool)
+    expected = {methods.PCW(): own, methods.PrefixICL(): every, methods.ICL(): every.tril()}
+    for method, between in expected.items():
+        assert torch.equal(method.layout(0, [1] * n, query=1).mask[:n, :n].bool(), between)
+    of_invicl = methods.InvICL().layout(0, [1] * n, query=1).mask.bool()
+    assert torch.equal(of_invicl[:n, :n], own)
+    assert torch.equal(of_invicl[n : 2 * n, :n], ~own)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import csv
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,20 +14,23 @@ import yaml
 from lm_eval.tasks import TaskManager
 
 from lm_eval_icl.cli.train import training
+from lm_eval_icl.errors import InputError
 from lm_eval_icl.harness.plugin import task_dir
 from lm_eval_icl.smoke.demo import model_path
 from lm_eval_icl.studies import end, grid
 from lm_eval_icl.studies.cells import Cell
-from lm_eval_icl.studies.conduct import Conductor
+from lm_eval_icl.studies.choose import DevChoice
+from lm_eval_icl.studies.conduct import DONE, Executor, Here, states
+from lm_eval_icl.studies.conduct import conduct as conduct_study
 from lm_eval_icl.studies.folder import StudyFolder
-from lm_eval_icl.studies.progress import StudyProgress, open_study
+from lm_eval_icl.studies.opening import Opened, open_study
 from lm_eval_icl.studies.run import Options
+from lm_eval_icl.studies.units import UnitRunner
 
 MODEL = f"pretrained={model_path()}"
 DEMO = {"models": MODEL, "tasks": "icl_demo_short", "num_fewshot": 3, "seeds": "0..1"}
 OPTIONS = Options("cpu", 8, 6)
-# What differs between two runs of one cell: the time, and how much of it was run in this process.
-TIMES = {"date", "total_evaluation_time_seconds", "start_time", "end_time", "seconds", "git_hash", "upper_git_hash"}
+# Of what a cell says: how much of it was run in this process.
 COUNTS = {"contexts_encoded", "contexts_reused", "tokens_run", "tokens_saved"}
 
 
@@ -37,70 +40,92 @@ def write(path: Path, **keys: object) -> str:
     return str(path)
 
 
+@dataclass
+class Ran:
+    """A study, and its folder."""
+
+    opened: Opened
+    folder: StudyFolder
+    options: Options
+    failed: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def study(self) -> grid.Study:
+        return self.opened.grid.study
+
+    def cells(self, state: str = DONE) -> list[Cell]:
+        known = states(self.opened.grid, self.folder, self.failed)
+        return [target for target, of_target in known if isinstance(target, Cell) and of_target == state]
+
+    def facts(self, cell: Cell) -> dict[str, Any]:
+        return self.folder.facts(cell)
+
+    def results(self, cell: Cell) -> dict[str, Any]:
+        return self.folder.results(cell)
+
+    def score(self, cell: Cell, rule: str = "none") -> float:
+        return float(self.results(cell)["results"][cell.task][f"{self.study.metric},{rule}"])
+
+    def samples(self, cell: Cell) -> list[dict[str, Any]]:
+        (path,) = (self.folder.path / cell.path).glob("samples_*")
+        return [json.loads(line) for line in path.read_text().splitlines()]
+
+    def choices(self) -> list[DevChoice]:
+        """What the dev set has chosen among several."""
+        several = [candidates for candidates in self.opened.grid.alternatives if len(candidates) > 1]
+        return [self.folder.choice(self.opened.grid, candidates) for candidates in several]
+
+    def rows(self) -> pd.DataFrame:
+        """What `study.csv` says of the finished cells."""
+        results = end.results_of(self.study, self.folder, self.cells())
+        return end.cells_table(self.opened.grid, self.folder, results)
+
+
 def opened(
     output: Path,
     options: Options = OPTIONS,
     include_path: str | None = None,
     overrides: Mapping[str, Any] | None = None,
     **keys: object,
-) -> StudyProgress:
+) -> Ran:
     """A study with these keys, as it stands in its folder."""
     study = grid.read(write(output.with_suffix(".yaml"), **keys), overrides or {})
-    return open_study(study, StudyFolder(output), options, include_path)
+    return Ran(open_study(study, options.limit, include_path), StudyFolder(output), options)
 
 
-def conduct(output: Path, *args: Any, trainer: Any = training, **keys: Any) -> StudyProgress:
-    """A study of `opened`, which is run."""
-    with StudyFolder(output).locked():
-        progress = opened(output, *args, **keys)
-        Conductor(progress, args[1] if len(args) > 1 else None, trainer).run()
-    return progress
+def conduct(
+    output: Path,
+    options: Options = OPTIONS,
+    include_path: str | None = None,
+    executor: Callable[[Ran], Executor] | None = None,
+    may_fail: bool = False,
+    **keys: Any,
+) -> Ran:
+    """A study of `opened`, which is run: in this process, or as `executor` says."""
+    study = opened(output, options, include_path, **keys)
+    with study.folder.locked():
+        runner = UnitRunner(study.opened, options, study.folder, training, include_path)
+        conduct_study(study.opened.grid, study.folder, executor(study) if executor else Here(runner.run), study.failed)
+    if study.failed and not may_fail:
+        raise InputError(next(iter(study.failed.values())))
+    return study
 
 
-def rows(progress: StudyProgress) -> pd.DataFrame:
-    """What `study.csv` says of the finished cells."""
-    return end.cells_table(progress, end.results_of(progress, end.columns_of(progress.study, progress.leaves)))
-
-
-def results(progress: StudyProgress, cell: Cell) -> dict[str, Any]:
-    return dict(json.loads(progress.folder.results(cell).read_text()))
-
-
-def facts(progress: StudyProgress) -> list[dict[str, Any]]:
-    """What every cell says of itself."""
-    return [results(progress, cell)["config"]["icl"]["study"] for cell in progress.all_cells()]
-
-
-def samples(progress: StudyProgress, cell: Cell) -> list[dict[str, Any]]:
-    return progress.folder.samples(cell, cell.task)
-
-
-def contents(output: Path, apart: Collection[str] = (*TIMES, *COUNTS, "shared", "work")) -> dict[str, Any]:
-    """The files of a study's folder, without the folder's name and these keys of JSON files."""
-
-    def without(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {key: without(inner) for key, inner in value.items() if key not in apart}
-        return [without(inner) for inner in value] if isinstance(value, list) else value
-
-    files: dict[str, Any] = {}
-    for path in sorted(path for path in output.rglob("*") if path.is_file() and path.name != ".lock"):
-        name, content = str(path.relative_to(output)), path.read_bytes()
-        for text in (str(output), str(output).replace("/", "__")):  # lm-eval makes a file's name of it, too
-            content = content.replace(text.encode(), b"OUTPUT")
+def files_of(study: Path) -> dict[str, Any]:
+    """What the cells of a folder hold, without times and counts."""
+    found: dict[str, Any] = {}
+    for path in sorted(study.glob("cells/**/*.json*")):
+        name, text = str(path.relative_to(study)), path.read_text()
+        found[name] = text
         if path.suffix == ".json":
-            files[name] = without(json.loads(content))
-        elif name == "study.csv":
-            files[name] = [{**row, "seconds": ""} for row in csv.DictReader(content.decode().splitlines())]
-        elif path.name in ("board.html", "log.jsonl") or path.stem == "tokens":  # they show times and counts
-            files[name] = len(content) > 0
-        else:
-            files[name] = content
-    return files
+            said = json.loads(text)
+            facts = said["config"]["icl"]["study"]
+            found[name] = said["results"], {key: value for key, value in facts.items() if key != "shared"}
+    return found
 
 
 def evaluated(
-    progress: StudyProgress,
+    study: Ran,
     cell: Cell,
     folder: str | Path = "demo",
     metadata: Mapping[str, Any] | None = None,
@@ -116,12 +141,12 @@ def evaluated(
     manager = TaskManager(include_path=task_dir() / folder, include_defaults=False, metadata=dict(metadata or {}))
     every = {
         "model": cell.variant.method,
-        "model_args": {**progress.folder.arguments(cell.model), **cell.variant.arguments},
+        "model_args": {**study.folder.arguments(cell.model), **cell.variant.arguments},
         "tasks": [cell.task],
         "num_fewshot": cell.num_fewshot,
-        "batch_size": progress.options.batch_size,
+        "batch_size": study.options.batch_size,
         "device": "cpu",
-        "limit": progress.options.limit,
+        "limit": study.options.limit,
         "fewshot_random_seed": cell.seed,
     }
     return dict(lm_eval.simple_evaluate(**{**every, **arguments}, task_manager=manager))

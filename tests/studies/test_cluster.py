@@ -1,42 +1,33 @@
-"""Studies on a cluster of Ray: the files of one process, whatever is killed meanwhile.
-
-LM_EVAL_ICL_KILLS=5 kills the driver five times, and then workers five times.
-"""
+"""Studies on a cluster of Ray: what one process makes, whatever is killed meanwhile."""
 
 from __future__ import annotations
 
-import errno
-import os
 import random
-import re
-import signal
 import socket
 import sys
 import time
-from io import StringIO
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 import yaml
-from rich.console import Console
 
 from lm_eval_icl.cli.train import training
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.smoke.demo import model_path
-from lm_eval_icl.studies import cluster, grid, screen
-from lm_eval_icl.studies.cells import Grid, Model
-from lm_eval_icl.studies.conduct import Conductor
-from lm_eval_icl.studies.folder import StudyFolder
-from lm_eval_icl.studies.order import Queue, Unit
+from lm_eval_icl.studies import cluster, grid
+from lm_eval_icl.studies.cells import Cell, Checkpoint, Grid, Model
+from lm_eval_icl.studies.conduct import Outcome, Queue, Unit
+from lm_eval_icl.studies.parts import Variant
 from lm_eval_icl.studies.run import Options
 from tests import commands
 from tests.processes import Process, run_command
 from tests.studies import running
 
 ray = pytest.importorskip("ray")
-KILLS = int(os.environ.get("LM_EVAL_ICL_KILLS", "1"))
-STUDY = {
+STUDY: dict[str, Any] = {
     "models": f"pretrained={model_path()}",
     "methods": ["icl", {"deepthink": {"T": "1..2", "eta": 0.1}}],
     "tasks": ["icl_demo_short", "icl_demo_four"],
@@ -46,10 +37,7 @@ STUDY = {
     "dev": {"size": 4, "choose": "T"},
     "train": {"tasks": "icl_demo_short", "steps": 2, "num_fewshot": 2, "batch_size": 2, "eval_steps": 0},
 }
-OPTIONS = Options("cpu", "8", 4)  # as the command has them, since results say so
-APART = {*running.TIMES, *running.COUNTS}
-if KILLS > 1:  # a driver that is killed while it writes a unit leaves cells that are run without the others
-    APART |= {"cells", "orders", "passes"}
+OPTIONS = Options("cpu", "8", 4)  # as the command has them
 
 pytestmark = pytest.mark.usefixtures("own_tasks")
 
@@ -66,162 +54,133 @@ def nodes():
     made.shutdown()
 
 
-def opened(output: Path, **keys: object) -> Conductor:
-    return Conductor(running.opened(output, OPTIONS, **{**STUDY, **keys}), None, training)
+@pytest.fixture(scope="module")
+def one(tmp_path_factory, own_tasks) -> running.Ran:
+    """The study in one process."""
+    return running.conduct(tmp_path_factory.mktemp("one") / "one", OPTIONS, **STUDY)
 
 
-def written(output: Path) -> dict[str, object]:
-    """The files of cells, choices and checkpoints, without what may differ."""
-    files = running.contents(output, APART)
-    return {name: content for name, content in files.items() if name.startswith(("cells", "choices", "checkpoints"))}
+def assert_alike(study: running.Ran, one: running.Ran) -> None:
+    """The same choices, the same cells, and the same predictions."""
+    assert study.folder.there == one.folder.there and len(one.cells()) == 2 * 2 * 2 * (3 + 2)
+    for cell in one.cells():
+        assert study.facts(cell)["indices"] == one.facts(cell)["indices"]
+        mine, theirs = study.samples(cell), one.samples(cell)
+        running.assert_alike(mine, theirs)
+        assert [sample["acc"] for sample in mine] == [sample["acc"] for sample in theirs]
 
 
-class Sabotaged(cluster.StudyCluster):
-    """Kills workers, and then removes a node, as the study goes on."""
+def on_ray(study: running.Ran, address: str, kind: type = cluster.OnRay) -> Any:
+    setup = cluster.Setup(study.study, study.options, None, training, study.folder.path)
+    made = cluster.study_on_ray(address, setup, study.opened.grid.models)
+    made.__class__ = kind
+    return made
 
-    kills, remove, last = KILLS, None, 2
 
-    def show(self, queue):  # called when units have been given to all that were idle
-        super().show(queue)
-        if self.conductor.cells_ended <= self.last:
-            return
-        self.last = self.conductor.cells_ended
-        mine = [p for p in psutil.Process().children(recursive=True) if p.name().startswith("ray::Actor")]
-        if self.kills and mine:
+class Sabotaged(cluster.OnRay):
+    """Three workers are killed, and then a node is removed, as the study goes on."""
+
+    kills, remove, lost = 3, None, 0
+
+    def _answer(self, worker: cluster.Hired) -> Sequence[Outcome]:
+        outcomes = super()._answer(worker)
+        names = {process: process.name() for process in psutil.Process().children(recursive=True)}
+        mine = [process for process, name in names.items() if name in ("ray::StudyWorker", "ray::StudyWorker.run")]
+        if outcomes and self.kills and mine:
             random.choice(mine).kill()
             self.kills -= 1
-        elif self.remove:
+        elif outcomes and not self.kills and self.remove:
             self.remove()
             self.remove = None
+        return outcomes
 
 
-def test_the_files_are_those_of_one_process(nodes, tmp_path, monkeypatch):
-    """Although the driver is killed, and then a worker, and then a node goes. The first driver's workers see the
-    folder; the second's get the trained checkpoints through the object store."""
-    one, two = tmp_path / "one", tmp_path / "two"
-    conductor = opened(one)
-    with conductor.folder.locked():
-        conductor.run()
-    expected = written(one)
-    assert any(name.startswith("choices") for name in expected) and any("safetensors" in name for name in expected)
+@pytest.mark.slow
+def test_two_workers_of_this_machine(one, tmp_path):
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(ray, "init", lambda address, init=ray.init, **keys: init(num_cpus=2, **keys))
+        pools = []
+        study = running.conduct(
+            tmp_path / "o", OPTIONS, None, lambda s: pools.append(on_ray(s, "")) or pools[0], **STUDY
+        )
+        assert len(pools[0].workers) == 2
+        pools[0].__exit__()
+    assert_alike(study, one)
 
+
+@pytest.mark.slow
+def test_drivers_workers_and_a_node_are_lost(nodes, one, tmp_path):
+    """The driver is killed three times, then workers, then a node goes: what was done is not run again, and
+    what comes out is the same."""
+    two = tmp_path / "two"
     file = two.with_suffix(".yaml")
     file.write_text(yaml.safe_dump(STUDY))
     options = ["--device", "cpu", "--batch_size", "8", "--limit", "4", "--output", str(two), "--ray", nodes.address]
-    for i in range(KILLS):
+
+    def there() -> dict[Path, int]:
+        return {path: path.stat().st_mtime_ns for path in two.glob("cells/*/*/[!.]*/results_*")}
+
+    before = there()
+    for kill in range(3):
         driver = Process(run_command, ["lm-eval-icl", "study", str(file), *options])
-        there = len(list(two.glob("cells/**/results*.json")))
         until = time.monotonic() + 240
-        while len(list(two.glob("cells/**/results*.json"))) < there + (1 if i else 0) or not list(
-            two.glob("checkpoints/*")
-        ):
-            assert time.monotonic() < until, driver.said
+        while len(there()) < 3 * kill + 1:
+            assert time.monotonic() < until and driver.process.is_alive()
             time.sleep(0.05)
         driver.kill()
-    before = {path: path.stat().st_mtime_ns for path in two.glob("cells/**/results*.json")}
+        assert before.items() <= there().items()
+        before = there()
+    pools: list[Sabotaged] = []
 
-    monkeypatch.setattr(cluster, "stamp", lambda folder: (0, 0))
-    conductor = opened(two)
-    with conductor.folder.locked(), Sabotaged(conductor, nodes.address) as pool:
-        pool.remove = lambda: nodes.remove_node(nodes.removable.pop())
-        conductor.run(pool.ended)
-        assert pool.remove is None and not pool.kills and pool.losses
-    assert written(two) == expected
-    assert before.items() <= {path: path.stat().st_mtime_ns for path in two.glob("cells/**/results*.json")}.items()
-    nodes.add_node(num_cpus=1)
+    def executor(study: running.Ran) -> Sabotaged:
+        pools.append(on_ray(study, nodes.address, Sabotaged))
+        pools[0].remove = lambda: nodes.remove_node(nodes.removable.pop())
+        return pools[0]
 
-
-# Light actors.
-ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # by name, each would import all that is imported here
-
-
-class Sleeper:
-    """An actor that imports nothing heavy."""
-
-    def begin(self) -> str:
-        return ""
-
-    def node(self) -> str:
-        return ray.get_runtime_context().get_node_id()
-
-    def run(self, task: str) -> str:
-        if task == "deadly":
-            os.kill(os.getpid(), signal.SIGKILL)
-        if task == "full":
-            raise OSError(errno.ENOSPC, "No space left on device")
-        return task
+    study = running.conduct(two, OPTIONS, None, executor, **STUDY)
+    pools[0].__exit__()
+    assert pools[0].kills == 0 and pools[0].remove is None and len(nodes.removable) == 1
+    assert before.items() <= there().items()
+    assert_alike(study, one)
 
 
-class Sleepers(cluster.Cluster):
-    received: list[str]
+@pytest.mark.slow
+def test_a_unit_whose_workers_are_lost_fails_and_the_others_go_on(nodes, tmp_path):
+    class Deadly:
+        def refusal(self) -> str:
+            return ""
 
-    def needs(self, model):
-        return {"num_cpus": 1}
+        def run(self, unit: Unit) -> list[Outcome]:
+            import os
 
-    def begin(self, options):
-        actor = ray.remote(Sleeper).options(**options, max_restarts=0).remote()
-        return actor, actor.begin.remote()
+            if unit.targets[0].task == "icl_demo_four":
+                os._exit(1)
+            return [(target, {}) for target in unit.targets]
 
-    def submit(self, actor, unit):
-        return actor.run.remote(unit.task)
-
-    def receive(self, unit, result):
-        self.received.append(result)
-
-    def give_up(self, unit, why, log):
-        self.received.append(f"{unit.task}: {why}")
-
-    def show(self, queue):
-        pass
-
-
-def test_a_unit_that_kills_its_worker_is_given_up_and_the_others_are_run(nodes):
-    queue = Queue()
-    for task in ("a", "deadly", "b", "full", "c"):
-        queue.add(Unit(Model({"pretrained": "m"}), "test", task))
-    with Sleepers(nodes.address) as pool:
-        pool.received = []
-        ended = [pool.ended(queue).task for _ in range(5)]
-    assert sorted(ended) == ["a", "b", "c", "deadly", "full"]
-    *others, deadly, full = sorted(pool.received)
-    assert others == ["a", "b", "c"] and pool.losses.total() == 6
-    last = "its worker was lost 3 times; the last time:"
-    assert deadly.startswith(f"deadly: {last} its worker process has died.") and "\n" not in deadly
-    assert full == f"full: {last} OSError: [Errno 28] No space left on device"
+    model = Model({"pretrained": "m"})
+    units = [
+        Unit((Cell(model, Variant("icl", {}, 0), task, 2, None, 0),)) for task in ("icl_demo_four", "icl_demo_short")
+    ]
+    with cluster.OnRay(cluster.connected(nodes.address), Deadly, (), lambda model: {"num_cpus": 1}) as pool:
+        for unit in units:
+            pool.submit(unit)
+        outcomes = dict[str, Any]()
+        while pool.running:
+            outcomes |= {target.task: outcome for target, outcome in pool.wait()}
+    assert outcomes["icl_demo_short"] == {} and "its worker was lost 3 times" in outcomes["icl_demo_four"].why
 
 
-def test_one_worker_on_each_node_is_asked(nodes, tmp_path, monkeypatch):
-    def begin(self, options):
-        actor = ray.remote(Sleeper).options(**options).remote()
-        return actor, actor.node.remote()
-
-    monkeypatch.setattr(cluster.StudyCluster, "begin", begin)
-    with cluster.StudyCluster(opened(tmp_path / "o"), nodes.address) as pool:
-        asked = pool.ask()
-        alive = {node["NodeID"] for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")}
-    assert len(asked) == 2 and set(asked) == alive
+@pytest.mark.slow
+def test_a_worker_with_other_versions_is_refused(nodes, tmp_path):
+    study = running.opened(tmp_path / "o", OPTIONS, **STUDY)
+    pool = on_ray(study, nodes.address)
+    pool._arguments = ({**cluster.versions(), "torch": "0.1"}, pool._arguments[1])
+    with pool, pytest.raises(InputError, match=r"--ray: worker on \S+ \(node \w+\): has torch .*started with 0.1\."):
+        pool.submit(Unit((Checkpoint(study.opened.grid.models[0]),)))
+        pool.wait()
 
 
-def test_dry_run_names_the_worker_that_has_no_such_model(nodes, tmp_path, monkeypatch, capsys):
-    """Workers begin in this process, in which the path then is no more, as on a machine with other disks."""
-    here, exists = tmp_path / "model", Path.exists
-    here.symlink_to(model_path())
-
-    def begin(self, options):
-        with monkeypatch.context() as elsewhere:
-            elsewhere.setattr(Path, "exists", lambda path: path != here and exists(path))
-            return None, ray.put(cluster.Actor().begin(cluster.versions(), [self._setup]))
-
-    monkeypatch.setattr(cluster.StudyCluster, "begin", begin)
-    keys = {"methods": "icl", "tasks": "icl_demo_short", "num_fewshot": 2}
-    for model, number in ((here, 2), (tmp_path / "nobody", 3)):  # the plan lacks what nobody has, too
-        (file := tmp_path / "s.yaml").write_text(yaml.safe_dump({**keys, "models": f"pretrained={model}"}))
-        dry_run = [str(file), "--dry_run", "--device", "cpu", "--limit", "2", "--ray", nodes.address]
-        assert f"cannot be run as it is: {number} missing" in commands.refused("study", *dry_run)
-        counted, *missing = capsys.readouterr().out.splitlines()[-3:]
-        assert counted == "workers: 0 of 2 nodes can run the study"
-        for line in missing:
-            assert re.fullmatch(rf"missing: worker on \S+ \(node \w+\): there is no {model}, which the study .*", line)
+# Without a cluster.
 
 
 def test_an_address_where_nothing_answers_is_refused_at_once():
@@ -229,86 +188,45 @@ def test_an_address_where_nothing_answers_is_refused_at_once():
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
     with pytest.raises(InputError, match=rf"--ray {address}: nothing answers there \(ConnectionRefused.*refused\)\.$"):
-        Sleepers(address)
+        cluster.connected(address)
 
 
-def test_what_a_worker_refuses(nodes, tmp_path):
-    conductor = opened(tmp_path / "o")
-    ray.init(nodes.address, log_to_driver=False)
-    try:
-        contents = cluster.contents_of(conductor.worker)
-
-        def answer(versions=None, paths=(), **other):
-            facts = conductor.progress.study, OPTIONS, None, False, training, tmp_path / "o", (0, 0), paths
-            setup = ray.put(cluster.Setup(*facts, {**contents, **other}))
-            return cluster.Actor().begin({**cluster.versions(), **(versions or {})}, [setup])
-
-        assert answer() == ""
-        assert "has torch" in answer({"torch": "0.1"}) and "started with 0.1" in answer({"torch": "0.1"})
-        assert "started with 9" in answer({"lm-eval-icl": "9"}) and "worker on " in answer({"lm-eval-icl": "9"})
-        assert "there is no /of/another/machine, which the study needs" in answer(paths=("/of/another/machine",))
-        assert "another code of icl than" in answer(**{"code of icl": "0"})
-        assert "another data of task icl_demo_four than" in answer(**{"data of task icl_demo_four": "0"})
-    finally:
-        ray.shutdown()
-
-
-# Without Ray.
-
-
-def test_the_status_of_a_study_that_runs_says_why_cells_have_failed(tmp_path):
-    """And of one that was killed: what its process has noted is there until the next one begins."""
-    conductor = opened(tmp_path / "o")
-    folder, (cell, *_) = conductor.folder, conductor.progress.all_cells()
-
-    def status() -> str:
-        console = Console(file=StringIO(), width=80)
-        screen.print_status(conductor.progress, console, verbose=False)
-        return console.file.getvalue()
-
-    with folder.locked():
-        folder.note_running("cell 1 of 2: 2 workers", {cell.path: "out of memory"})
-        running = status()
-        noted = (folder.path / ".running.json").read_bytes()
-    assert "running: process " in running and "(at cell 1 of 2: 2 workers)" in running
-    assert "1 failed\n" in running and f"failed: {cell.path}: out of memory\n" in running
-    assert "failed" not in status()
-    (folder.path / ".running.json").write_bytes(noted)  # as a killed process leaves it
-    assert "running" not in status() and f"failed: {cell.path}: out of memory\n" in status()
-    with folder.locked():
-        assert "failed" not in status()
-
-
-def test_ray_is_not_imported_without_the_option(tmp_path, monkeypatch, capsys):
-    keys = {"methods": "icl", "dev": None, "train": None, "demonstrations": None, "tasks": "icl_demo_short", "seeds": 0}
-    file = tmp_path / "s.yaml"
-    file.write_text(yaml.safe_dump({**STUDY, **keys}))
+def test_ray_is_not_imported_without_the_option(tmp_path, monkeypatch):
+    file = running.write(tmp_path / "s.yaml", methods="icl", seeds=0)
     monkeypatch.setitem(sys.modules, "ray", None)
-    commands.run("study", file, "--dry_run")
-    assert "1 cells" in capsys.readouterr().out
-    said = commands.refused("study", str(file), "--dry_run", "--ray")
-    assert said == "--ray: Ray is not installed: pip install 'lm-eval-icl[cluster]'."
+    line = ["study", file, "--limit", "2", "--device", "cpu", "--output", tmp_path / "o"]
+    commands.run(*line)
+    assert (
+        commands.refused(*map(str, line), "--ray") == "--ray: Ray is not installed: pip install 'lm-eval-icl[cluster]'."
+    )
 
 
 def test_which_unit_a_worker_takes():
+    def unit(model: Model, split: str) -> Unit:
+        return Unit((Cell(model, Variant("icl", {}, 0), split, 2, None, 0, split=split),))
+
     first, second = Model({"pretrained": "a"}), Model({"pretrained": "b"})
     queue = Queue()
-    for model, kind in ((first, "test"), (first, "dev"), (second, "test"), (second, "train"), (second, "dev")):
-        queue.add(Unit(model, kind, kind))
+    for made in (
+        unit(first, "test"),
+        unit(first, "dev"),
+        unit(second, "test"),
+        Unit((Checkpoint(second),)),
+        unit(second, "dev"),
+    ):
+        queue.add(made)
     a, b = first.folder, second.folder
 
-    def best(held, workers=(), fits=lambda model: True):
-        return queue.best(held, dict.fromkeys(workers, 1), fits)
+    def take(held: str, holders: Sequence[str] = (), only: Model | None = None) -> str:
+        taken = queue.take(held, dict.fromkeys(holders, 1), lambda model: only in (None, model))
+        assert taken is not None
+        return f"{taken.model.name} {taken.kind}"
 
-    assert best(a) == b and queue.take(b).kind == "train"  # for which everybody waits
-    assert best(a) == a and best(b) == b  # what it holds
-    assert best(None, [a]) == b and best(None, [b]) == a  # what few hold
-    assert best(a, fits=lambda model: model is second) == b and best(a, fits=lambda model: False) is None
-    assert queue.take(a).kind == "dev" and best(None) == b  # for which others wait
-    again = Unit(second, "dev", "again")
-    queue.add(again, again=True)
-    assert [queue.take(b).task for _ in range(3)] == ["again", "dev", "test"]
-    assert best(b) == a and queue.waiting() == {a: 3}
+    assert take(a) == "b train"  # for which everybody waits
+    assert take(a) == "a dev" and take(b) == "b dev"  # what it holds, and of that what others wait for
+    assert take("", [a]) == "b test"  # what few hold
+    assert queue.take(b, {}, lambda model: model is second) is None and take(b) == "a test"
+    assert queue.take(b, {}, lambda model: True) is None
 
 
 def test_resources_are_of_a_model_and_change_nothing(tmp_path):
@@ -324,20 +242,7 @@ def test_resources_are_of_a_model_and_change_nothing(tmp_path):
     assert study.model_dump() == plain.model_dump() and large.folder == model.folder
     assert read([{"pretrained": "m", "resources": {"memory": 1}}], {"model_args": "pretrained=n"})[1][0].resources == {}
     refusals = [({"gpus": 1}, "gpus"), ({"num_gpus": -1}, "must be greater than or equal to 0"), (3, "be a mapping")]
+    refusals += [({"num_cpus": 0, "memory": 0}, "a worker needs a core or a GPU")]
     for resources, why in refusals:
         with pytest.raises(InputError, match=why):
             read([{"pretrained": "m", "resources": resources}])
-
-
-def test_what_a_folder_receives_is_there_whole(tmp_path):
-    folder = StudyFolder(tmp_path / "o")
-    files = {"cells/m/icl/t/results_1.json": b"1", "cells/m/icl/t/samples_1.jsonl": b"2", "choices/m/t.json": b"3"}
-    files["checkpoints/c/sub/x.safetensors"] = b"4"
-    more = {"choices/m/other.json": b"5", "cells/m/icl/u/results_2.json": b"6"}  # beside the others
-    with folder.locked():
-        (folder.cells / "m/icl/t").mkdir(parents=True)
-        (folder.cells / "m/icl/t/before.json").write_text("0")
-        for received, expected in ((files, files), (files, files), (more, files | more)):
-            folder.receive(received)
-            there = {str(p.relative_to(folder.path)): p.read_bytes() for p in folder.path.rglob("*/*") if p.is_file()}
-            assert there == expected

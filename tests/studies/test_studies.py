@@ -2,7 +2,6 @@
 
 import csv
 import json
-import math
 import os
 import re
 import signal
@@ -14,33 +13,24 @@ import pytest
 import yaml
 from datasets import Dataset
 
+from lm_eval_icl.errors import InputError
+from lm_eval_icl.methods.runner import MethodRunner
 from lm_eval_icl.smoke.demo import model_path
-from lm_eval_icl.studies import grid, run, worker
+from lm_eval_icl.studies import grid, run, units
 from lm_eval_icl.studies import tasks as study_tasks
 from lm_eval_icl.studies.folder import StudyFolder
-from lm_eval_icl.studies.plan import Plan
-from lm_eval_icl.studies.progress import StudyProgress
 from lm_eval_icl.studies.run import Options
-from tests import commands, processes
+from lm_eval_icl.studies.screen import Plan
+from tests import commands
 from tests.processes import Process, run_command
 from tests.studies import running
-from tests.studies.running import (
-    COUNTS,
-    DEMO,
-    conduct,
-    contents,
-    opened,
-    results,
-    rows,
-    samples,
-    write,
-)
+from tests.studies.running import COUNTS, DEMO, Ran, conduct, opened, write
 
 pytestmark = pytest.mark.usefixtures("own_tasks")
 
 
 @pytest.fixture(scope="module")
-def study(tmp_path_factory, own_tasks) -> StudyProgress:
+def study(tmp_path_factory, own_tasks) -> Ran:
     """A study with everything that is shared: methods, orders, passes; and models of lm-eval's own."""
     methods = ["hf", "icl", "invicl", "saicl", "batchicl", {"deepthink": {"T": "1..3", "eta": [0.1, 0.5]}}]
     return conduct(tmp_path_factory.mktemp("study") / "study", methods=methods, orders=2)
@@ -48,17 +38,17 @@ def study(tmp_path_factory, own_tasks) -> StudyProgress:
 
 def test_every_cell_is_that_cell_run_alone(study, tmp_path):
     """Also through a task that draws the demonstrations itself; and those of another order by their indices."""
-    cells = study.all_cells()
+    cells = study.cells()
     assert len(cells) == (5 + 6) * 2 * 2
     for cell in (cell for cell in cells if cell.seed == 1):
-        found = results(study, cell)
+        found = study.results(cell)
         said = found["config"]["icl"]["study"]
         assert (said["seed"], said["order"], said["split"]) == (cell.seed, cell.order, "test")
         file = tmp_path / "demonstrations.json"
         file.write_text(json.dumps({cell.task: said["indices"]}))
         alone = running.evaluated(study, cell, metadata={"demonstrations": str(file)} if cell.order else {})
         assert found["results"][cell.task]["acc,none"] == alone["results"][cell.task]["acc,none"]
-        mine, theirs = samples(study, cell), alone["samples"][cell.task]
+        mine, theirs = study.samples(cell), alone["samples"][cell.task]
         running.assert_alike(mine, theirs)
         for key in ("doc_id", "doc_hash", "prompt_hash", "target_hash", "target", "acc"):
             assert [str(sample[key]) for sample in mine] == [str(sample[key]) for sample in theirs], key
@@ -72,45 +62,19 @@ def test_permutations(count):
     indices = list(range(7, 7 + count))
     every = [study_tasks.permuted(indices, order, 0, "t") for order in range([1, 1, 2, 6][count])]
     assert every[0] == indices and len({tuple(each) for each in every}) == len(every)
-    with pytest.raises(study_tasks.InputError, match="give fewer orders"):
+    with pytest.raises(InputError, match="give fewer orders"):
         study_tasks.permuted(indices, [1, 1, 2, 6][count], 0, "t")
 
 
 def test_invariant_methods_encode_and_score_orders_once(study):
     """By the number of forward passes: two for an invariant method, and twice as many for one that is not."""
     passes = {}
-    for cell in study.all_cells():
+    for cell in study.cells():
         shared = study.facts(cell)["shared"]
         passes[cell.variant.method] = (shared.get("passes"), shared["cells"])
     assert passes["invicl"] == (2, 2) and passes["icl"] == (4, 2)
     # Of two orders, the context is read once for each T, since each goes on from the one before, and then scored.
     assert passes["deepthink"] == (2 * (3 + 3), 2 * 3)
-
-
-def test_out_of_memory_in_the_middle_of_thinking(tmp_path, monkeypatch):
-    """The pass is run again, from the beginning, and gives the same numbers."""
-    import torch
-
-    from lm_eval_icl.methods import deepthink
-
-    calm = conduct(tmp_path / "calm", methods={"deepthink": {"T": "1..3", "eta": 0.5}}, seeds=0)
-    original, failed = deepthink.causal_pass, []
-
-    def fails_once(*args, **kwargs):
-        if not failed:
-            failed.append(True)
-            raise torch.OutOfMemoryError("CUDA out of memory.")
-        return original(*args, **kwargs)
-
-    monkeypatch.setattr(deepthink, "causal_pass", fails_once)
-    # A memory of another context is there to be dropped, so that there is hope.
-    monkeypatch.setattr(
-        "lm_eval_icl.inference.prefix_cache.PrefixCache.shrink", lambda *_: len(failed) < 2 and not failed.append(1)
-    )
-    found = conduct(tmp_path / "out", methods={"deepthink": {"T": "1..3", "eta": 0.5}}, seeds=0)
-    assert failed
-    for cell in calm.all_cells():
-        assert [each["resps"] for each in samples(found, cell)] == [each["resps"] for each in samples(calm, cell)]
 
 
 def test_the_number_of_passes_is_each_cells_own(tmp_path, checkpoint):
@@ -121,19 +85,19 @@ def test_the_number_of_passes_is_each_cells_own(tmp_path, checkpoint):
     long = {"task": "icl_demo_long", "metric_list": [{"metric": "exact_match"}]}  # that of texts too
     keys = {"models": model, "methods": methods, "tasks": [long, "said"], "metric": "exact_match"}
     progress = conduct(tmp_path / "o", Options("cpu", 4, 3), str(folder), **keys)
-    for cell in progress.all_cells():
-        found = results(progress, cell)
+    for cell in progress.cells():
+        found = progress.results(cell)
         alone = running.evaluated(progress, cell, folder if cell.task == "said" else "demo")
         assert found["config"]["icl"]["T"] == alone["config"]["icl"]["T"] == cell.variant.arguments["T"]
         assert found["config"]["icl"]["left_out"] == alone["config"]["icl"]["left_out"]
-        mine, theirs = samples(progress, cell), alone["samples"][cell.task]
+        mine, theirs = progress.samples(cell), alone["samples"][cell.task]
         if cell.task == "said":
             assert [each["resps"] for each in mine] == [each["resps"] for each in theirs]
         else:
             running.assert_alike(mine, theirs)
     left_out = {
         cell.variant.arguments["T"]: progress.results(cell)["config"]["icl"]["left_out"]
-        for cell in progress.all_cells()
+        for cell in progress.cells()
         if cell.task == "icl_demo_long"
     }
     assert left_out[1] != left_out[3] == left_out[5] != {}
@@ -143,12 +107,12 @@ def test_what_is_left_out_in_one_order_is_nothing_to_another(tmp_path):
     """The first demonstrations go first, and in one order they are shorter."""
     keys = {"models": f"{DEMO['models']},overflow=drop,max_length=60", "methods": "icl", "num_fewshot": 6, "seeds": 0}
     together, left_out = conduct(tmp_path / "o", **keys, orders=2), []
-    for cell in together.all_cells():
+    for cell in together.cells():
         file = tmp_path / f"{cell.order}.json"
         file.write_text(json.dumps(together.facts(cell)["indices"]))
         alone = conduct(tmp_path / f"alone{cell.order}", **keys, demonstrations=str(file))
-        (other,) = alone.all_cells()
-        running.assert_alike(samples(together, cell), samples(alone, other))
+        (other,) = alone.cells()
+        running.assert_alike(together.samples(cell), alone.samples(other))
         left_out.append(alone.results(other)["config"]["icl"]["left_out"])
     assert left_out[0] != left_out[1]
 
@@ -160,17 +124,17 @@ DEV = {"dev": {"size": 12, "choose": ["T", "eta"]}, "methods": ["icl", {"deepthi
 
 def test_the_dev_set_decides_and_the_test_labels_do_not(tmp_path, monkeypatch):
     progress = conduct(tmp_path / "study", tasks="icl_demo_unseen", **DEV)
-    choices = progress.record()["choices"]
+    choices = progress.choices()
     assert len(choices) == 2  # of deepthink, one a seed
-    for choice in choices.values():
-        best = max(each["score"] for each in choice["curve"])
-        (first, *_) = [each for each in choice["curve"] if each["score"] == best]
-        assert choice["chosen"] == {**first["arguments"], "seed": first["seed"]}
-        assert len(choice["curve"]) == 8
-    tested = [cell for cell in progress.all_cells() if cell.split == "test"]
+    for choice in choices:
+        best = max(each["score"] for each in choice.curve)
+        (first, *_) = [each for each in choice.curve if each["score"] == best]
+        (cell,) = choice.cells
+        assert (cell.variant.arguments, cell.seed) == (first["arguments"], first["seed"]) and len(choice.curve) == 8
+    tested = [cell for cell in progress.cells() if cell.split == "test"]
     assert len(tested) == 2 + 2
     for cell in tested:
-        said = results(progress, cell)["config"]["icl"]["study"].get("chosen")
+        said = progress.results(cell)["config"]["icl"]["study"].get("chosen")
         assert said == (["T", "eta"] if cell.variant.method == "deepthink" else None)
 
     before = study_tasks.ICLTask.test_docs
@@ -181,60 +145,30 @@ def test_the_dev_set_decides_and_the_test_labels_do_not(tmp_path, monkeypatch):
 
     monkeypatch.setattr(study_tasks.ICLTask, "test_docs", wrong_labels)
     other = conduct(tmp_path / "other", tasks="icl_demo_unseen", **DEV)
-    assert other.record()["choices"] == choices
-    first, second = (rows(each).query("split == 'test'").score.tolist() for each in (progress, other))
+    assert [choice.curve for choice in other.choices()] == [choice.curve for choice in choices]
+    first, second = (each.rows().query("split == 'test'").score.tolist() for each in (progress, other))
     assert first != second
 
 
 def test_dev_documents_are_of_the_training_split_and_no_demonstrations(tmp_path):
     keys = {"methods": "icl", "seeds": "0..5"}
     progress = opened(tmp_path / "o", Options("cpu", 8), **keys, dev={"size": 20})
-    leaf = progress.leaves["icl_demo_short"]
+    leaf = progress.opened.leaves["icl_demo_short"]
     pool, rows = list(leaf.task.sampler.df), leaf.task.training_docs()
     used = [pool[i] for seed in range(6) for i in study_tasks.draw(leaf, 3, None, seed)]
-    dev = progress.dev["icl_demo_short"]
+    dev = progress.opened.dev["icl_demo_short"]
     assert len(set(dev)) == 20 and not any(rows[i] in used for i in dev)
-    assert opened(tmp_path / "o", Options("cpu", 8), **keys, dev={"size": 7}).dev["icl_demo_short"] == dev[:7]
-
-
-def test_another_dev_set_is_measured_anew(tmp_path):
-    """Of other size, or without the demonstrations of further seeds: otherwise cells of two dev sets are compared."""
-
-    def measured(seeds, size):
-        dev = {"size": size, "choose": ["T"]}
-        progress = conduct(
-            tmp_path / "o", Options("cpu", 8), methods={"deepthink": {"T": "1..2"}}, seeds=seeds, dev=dev
-        )
-        cells = [cell for cell in progress.all_cells() if cell.split == "dev"]
-        texts = [[sample["doc"]["text"] for sample in samples(progress, cell)] for cell in cells]
-        assert all(of_cell == texts[0] and len(of_cell) == size for of_cell in texts)
-        return progress.dev["icl_demo_short"], texts[0]
-
-    rows, texts = measured(0, 40)
-    assert len(measured(0, 30)[1]) == 30
-    (leaf,) = study_tasks.load(["icl_demo_short"], None)
-    seed = next(n for n in range(1, 99) if set(study_tasks.draw(leaf, 3, None, n)) & set(rows))
-    more, others = measured([0, seed], 40)
-    assert more != rows and others != texts
+    assert opened(tmp_path / "o", Options("cpu", 8), **keys, dev={"size": 7}).opened.dev["icl_demo_short"] == dev[:7]
 
 
 def test_of_a_metric_of_which_less_is_better_the_least_is_chosen(tmp_path):
     task = {"task": "icl_demo_unseen", "metric_list": [{"metric": "acc"}, {"metric": "brier_score"}]}
     dev = {"size": 12, "choose": ["T", "eta"], "metric": "brier_score"}
     methods = {"deepthink": {"T": "1..3", "eta": [0.2, 0.9]}}
-    for choice in conduct(tmp_path / "o", tasks=[task], dev=dev, methods=methods).record()["choices"].values():
-        scores = [each["score"] for each in choice["curve"]]
-        chosen = next(each for each in choice["curve"] if each["score"] == min(scores))
-        assert min(scores) < max(scores) and choice["chosen"] == {**chosen["arguments"], "seed": chosen["seed"]}
-
-
-def test_a_share_of_the_documents_is_the_same_share_on_dev(tmp_path):
-    progress = conduct(tmp_path / "o", Options("cpu", 8, 0.05), methods="icl", seeds=0, dev={"size": "test"})
-    dev, test = rows(progress).documents
-    assert dev == test == len(progress.dev["icl_demo_short"])
-    (leaf,) = progress.leaves.values()
-    there = len(leaf.task.eval_docs)
-    assert test == math.ceil(0.05 * there) and len(study_tasks.dev_rows(leaf, None, 10**6, [])) == there
+    for choice in conduct(tmp_path / "o", tasks=[task], dev=dev, methods=methods).choices():
+        scores = [each["score"] for each in choice.curve]
+        chosen = next(each for each in choice.curve if each["score"] == min(scores))
+        assert min(scores) < max(scores) and choice.cells[0].variant.arguments == chosen["arguments"]
 
 
 SAID = r"""
@@ -267,9 +201,9 @@ def own_task(folder: Path, name: str) -> str:
 
 def test_a_dev_set_needs_demonstrations_that_are_not_in_it(tmp_path):
     keys = {"tasks": own_task(tmp_path, "own"), "methods": "icl", "dev": {"size": 5}}
-    with pytest.raises(study_tasks.InputError, match="dev: task 'own' draws demonstrations of its own for every doc"):
+    with pytest.raises(InputError, match="dev: task 'own' draws demonstrations of its own for every doc"):
         opened(tmp_path / "o", **keys)
-    assert len(opened(tmp_path / "o", **keys, num_fewshot=0).dev["own"]) == 5
+    assert len(opened(tmp_path / "o", **keys, num_fewshot=0).opened.dev["own"]) == 5
 
 
 def test_whole_texts_can_be_planned_and_run(tmp_path):
@@ -314,11 +248,11 @@ def command(file: str, output: Path) -> list[str]:
 
 def test_what_is_there_is_not_run_again_and_a_changed_grid_runs_what_is_missing(tmp_path):
     progress = conduct(tmp_path / "o", methods=["icl"])
-    times = {cell.path: progress.folder.results(cell).stat().st_mtime_ns for cell in progress.all_cells()}
+    times = {cell.path: progress.folder.results_path(cell).stat().st_mtime_ns for cell in progress.cells()}
     more = conduct(tmp_path / "o", methods=["icl", "nope"], seeds="0..2")
-    assert len(more.all_cells()) == 6
+    assert len(more.cells()) == 6
     for path, when in times.items():
-        (file,) = (tmp_path / "o/cells" / path).glob("results_*.json")
+        (file,) = (tmp_path / "o" / path).glob("results_*.json")
         assert file.stat().st_mtime_ns == when
 
 
@@ -336,111 +270,147 @@ def test_other_weights_under_the_same_name_are_refused(tmp_path):
     with torch.no_grad():
         next(model.parameters())[0, 0] += 1e-3
     model.save_pretrained(tmp_path / "model")
-    with pytest.raises(study_tasks.InputError, match=r"have changed since .*/icl_demo_short.*: give another folder"):
+    with pytest.raises(InputError, match="have changed since other cells were run: give"):
         conduct(tmp_path / "o", methods=["icl", "pcw", "nope"], **of_model)
 
 
-def test_a_task_that_has_changed_is_refused(tmp_path):
-    """Its documents, its prompts, or the rows that a file says are its demonstrations."""
+def test_a_task_that_has_changed_has_other_cells(tmp_path):
+    """Of its documents, its prompts, or the rows that a file says are its demonstrations."""
     task, data = Path(own_task(tmp_path, "own")), tmp_path / "data.jsonl"
     file = tmp_path / "rows.json"
     file.write_text("[5, 6, 7]")
 
-    def again(**keys):
+    def cells_after(**keys) -> int:
         conduct(tmp_path / "o", methods="icl", seeds=0, **keys)
+        return len(list((tmp_path / "o").glob("cells/**/results_*")))
 
-    again(tasks=str(task)), again(tasks=str(task))
-    again(demonstrations=str(file)), again(demonstrations=str(file))
+    assert [cells_after(tasks=str(task)), cells_after(tasks=str(task))] == [1, 1]
+    assert [cells_after(demonstrations=str(file)), cells_after(demonstrations=str(file))] == [2, 2]
     file.write_text("[5, 7, 6]")
-    with pytest.raises(study_tasks.InputError, match=r"icl_demo_short: its demonstrations have changed since .*/icl/"):
-        again(demonstrations=str(file))
+    assert cells_after(demonstrations=str(file)) == 3
     was = data.read_text()
     data.write_text(was.replace("film 2", "movie 2"))
-    with pytest.raises(study_tasks.InputError, match=r"own: its configuration or data have changed since .*: give ano"):
-        again(tasks=str(task))
+    assert cells_after(tasks=str(task)) == 4
     data.write_text(was)
-    again(tasks=str(task))
+    assert cells_after(tasks=str(task)) == 4
     task.write_text(task.read_text().replace("{{text}}", "{{text}}!"))
-    with pytest.raises(study_tasks.InputError, match="own: its configuration or data have changed since"):
-        again(tasks=str(task))
+    assert cells_after(tasks=str(task)) == 5
 
 
-def test_what_somebody_has_removed_or_damaged(tmp_path):
-    progress = conduct(tmp_path / "o", methods="icl", seeds=0)
-    (cell,) = progress.all_cells()
-    results, before = progress.folder.results(cell), contents(tmp_path / "o")
-    results.unlink()
-    conduct(tmp_path / "o", methods="icl", seeds=0)
-    assert contents(tmp_path / "o") == before
-    whole = results.read_text()
-    for damaged in (whole[:-9], "{}", "[]"):
-        results.write_text(damaged)
-        with pytest.raises(study_tasks.InputError, match=r"is not whole \(.*remove that folder below cells/, and the"):
-            conduct(tmp_path / "o", methods="icl", seeds=0)
-    results.write_text(whole)
-    next(results.parent.glob("samples_*")).unlink()
-    with pytest.raises(study_tasks.InputError, match=r"icl_demo_short.* is not whole \(its samples are missing\)"):
-        conduct(tmp_path / "o", methods="icl", seeds=0)
+def test_a_finished_cell_is_never_written_again(tmp_path):
+    """Not by the end of a study, nor by another with other numbers of a paper; --rerun makes it again."""
+    file = write(tmp_path / "s.yaml", methods=["icl", "pcw"], seeds=0, expected={"values": {"icl_demo_short": 0.5}})
+    commands.run(*command(file, tmp_path / "o")[1:])
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "o/cells").rglob("*.json*")}
+    cells = json.loads((tmp_path / "o/study.json").read_text())["cells"]
+    assert {tmp_path / "o" / path for path in cells} == {path for path in before if path.suffix == ".json"}
+    assert all(cell["expected"] == {"icl_demo_short": 0.5} and cell["shared"]["cells"] == 1 for cell in cells.values())
+    file = write(tmp_path / "s.yaml", methods=["icl", "pcw"], seeds=0, expected={"values": {"icl_demo_short": 0.6}})
+    commands.run(*command(file, tmp_path / "o")[1:])
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "o/cells").rglob("*.json*")} == before
+    assert "0.6" in (tmp_path / "o/study.json").read_text()
+    commands.run(*command(file, tmp_path / "o")[1:], "--rerun", "cells/*/pcw/*")
+    again = {path for path, when in before.items() if path.stat().st_mtime_ns != when}
+    assert again == {path for path in before if "/pcw/" in str(path)} and len(again) == 2
+
+
+def test_other_methods_by_the_command(tmp_path, capsys):
+    """Those of the file stay as they are there."""
+    file = write(tmp_path / "s.yaml", methods=["icl", {"deepthink": {"T": [1, 2]}}, "pcw"])
+    said = dry_run(capsys, None, file, "--verbose", "--methods", "deepthink,invicl")
+    assert "methods: deepthink 4, invicl 2" in said and "deepthink,T=2/" in said
+
+
+# What fails.
+
+
+def test_a_cell_that_fails_does_not_stop_the_others(tmp_path, monkeypatch):
+    """A method that the model cannot run fails its own cells; of cells that are scored together, one alone may fail;
+    and the same command tries again."""
+    under, score = run.Models.under, run.score
+
+    def refused(self, variant):
+        if variant.method == "invicl":
+            raise InputError("needs another model")
+        return under(self, variant)
+
+    def fails_together(model, tasks, *args):
+        if model.method.name == "icl" and len(tasks) > 1:
+            raise RuntimeError("too much")
+        return score(model, tasks, *args)
+
+    keys = {"methods": ["icl", "invicl", "pcw"], "orders": 2}
+    with monkeypatch.context() as patched:
+        patched.setattr(run.Models, "under", refused)
+        patched.setattr(run, "score", fails_together)
+        study = conduct(tmp_path / "o", may_fail=True, **keys)
+    assert {cell.variant.method for cell in study.cells()} == {"icl", "pcw"} and len(study.cells()) == 8
+    assert set(study.failed.values()) == {"needs another model"} and len(study.failed) == 4
+    assert len(conduct(tmp_path / "o", **keys).cells()) == 12
+
+
+def test_a_failed_study_ends_with_status_1_and_says_why(tmp_path, monkeypatch, capsys):
+    def broken(self, *args, **kwargs):
+        raise RuntimeError("no room")
+
+    file = write(tmp_path / "s.yaml", methods=["icl", "hf"], seeds=0)
+    line = command(file, tmp_path / "o")[1:]
+    with monkeypatch.context() as patched:
+        patched.setattr(MethodRunner, "score", broken)
+        said = commands.refused(*line)
+    assert said.startswith("1 of 2 cells failed; the first: RuntimeError: no room") and "hf" in capsys.readouterr().out
+    ((path, why),) = json.loads((tmp_path / "o/study.json").read_text())["failures"].items()
+    assert path.startswith("cells/") and "/icl/" in path and "no room" in why
+    commands.run(*line, "--status")
+    assert capsys.readouterr().out.startswith(f"1 failed\n1 done\nfailed: {path}: RuntimeError: no room")
+    commands.run(*line)
+    assert json.loads((tmp_path / "o/study.json").read_text())["failures"] == {}
+
+
+def test_one_process_at_a_time_writes_a_folder(tmp_path, capsys):
+    """`--status` goes on."""
+    file = write(tmp_path / "s.yaml", methods="icl", seeds=0)
+    line = command(file, tmp_path / "o")[1:]
+    (tmp_path / "o/cells").mkdir(parents=True)
+    with StudyFolder(tmp_path / "o").locked():
+        assert "another process runs a study in this folder" in commands.refused(*line)
+        commands.run(*line, "--status")
+        assert capsys.readouterr().out == "1 missing\nrunning: another process runs this study\n"
+    commands.run(*line)
+    commands.run(*line, "--status")
+    assert capsys.readouterr().out.endswith("1 done\n")
 
 
 @pytest.mark.slow
 def test_killed_and_started_again(tmp_path):
-    """kill -9 in the middle: file by file what it is undisturbed (LM_EVAL_ICL_KILLS=10 for ten)."""
+    """kill -9 in the middle, three times: cells that were done are not run again, and all is as undisturbed."""
     keys = {"methods": ["hf", "icl", "invicl", {"deepthink": {"T": "1..3", "eta": 0.5}}], "orders": 2}
     keys |= {"dev": {"size": 6, "choose": ["T"]}, "tasks": ["icl_demo_short", "icl_demo_four"]}
     file = write(tmp_path / "s.yaml", **keys)
     assert Process(run_command, command(file, tmp_path / "calm")).finish()[0] == 0
 
-    def files_in(folder: str) -> int:
-        """How many files there are. Folders may go while they are counted, which os.walk does not mind."""
-        return sum(len(names) for *_, names in os.walk(tmp_path / folder))
+    def there(folder: str) -> dict[Path, int]:
+        return {path: path.stat().st_mtime_ns for path in (tmp_path / folder).glob("cells/*/*/[!.]*/results_*")}
 
-    files = files_in("calm")
-    kills = int(os.environ.get("LM_EVAL_ICL_KILLS", "1"))
-    for kill in range(kills):
+    every, before = len(there("calm")), {}
+    for kill in range(3):
         process = Process(run_command, command(file, tmp_path / "killed"))
-        while files_in("killed") < files * (0.5 + 0.4 * kill / kills):
+        while len(there("killed")) < every * (kill + 1) / 4:
             assert process.process.is_alive()
             time.sleep(0.005)
         process.kill()
+        now = there("killed")
+        assert before.items() <= now.items()
+        before = now
     code, lines = Process(run_command, command(file, tmp_path / "killed")).finish()
     assert code == 0, lines[-20:]
-    calm, killed = contents(tmp_path / "calm"), contents(tmp_path / "killed")
-    assert calm == killed
-    assert not (tmp_path / "killed/work").exists()
-
-
-def test_one_process_at_a_time_writes_a_folder(tmp_path):
-    """The line names the folder, who has it and what to do; `--status` goes on; and a killed process leaves no lock."""
-    file, log = write(tmp_path / "s.yaml", methods="icl", seeds=0), tmp_path / "began"
-    first = Process(held, tmp_path / "o", log)
-    while not log.exists():
-        time.sleep(0.01)
-    code, (line,) = Process(run_command, command(file, tmp_path / "o")).finish()
-    assert code == 1 and line.startswith(
-        f"lm-eval-icl: study: --output {tmp_path / 'o'}: process {first.process.pid} on "
-    )
-    assert "(at the training of x) runs a study in this folder, and only one may at a time: wait until it ends" in line
-    code, lines = Process(run_command, [*command(file, tmp_path / "o"), "--status"]).finish()
-    assert code == 0 and lines[:1] == ["1 missing"] and f"running: process {first.process.pid} on " in lines[1]
-    first.kill()
-    assert Process(run_command, command(file, tmp_path / "o")).finish()[0] == 0
-    lines = Process(run_command, [*command(file, tmp_path / "o"), "--status"]).finish()[1]
-    assert lines == ["1 done"]
-
-
-def held(output: Path, log: Path) -> None:
-    """Hold a folder until this process is killed."""
-    folder = StudyFolder(output)
-    with folder.locked():
-        folder.note_running("the training of x")
-        log.touch()
-        time.sleep(600)
+    assert before.items() <= there("killed").items()
+    assert running.files_of(tmp_path / "calm") == running.files_of(tmp_path / "killed")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_study_says_what_is_kept_and_goes_on(tmp_path, number):
+def test_an_interrupted_study_goes_on(tmp_path, number):
     """By Ctrl-C, or by a scheduler's warning; the exit status is the signal's, 130 or 143 in a shell."""
     file = write(tmp_path / "s.yaml", methods=["icl", "pcw", "nope", "invicl"], seeds="0..4")
     process = Process(run_command, command(file, tmp_path / "o"))
@@ -449,70 +419,13 @@ def test_an_interrupted_study_says_what_is_kept_and_goes_on(tmp_path, number):
         time.sleep(0.01)
     os.kill(process.process.pid, number)
     code, lines = process.finish()
-    assert code == -number
-    how = "terminated" if number == signal.SIGTERM else "interrupted"
-    says = rf"lm-eval-icl: study: {how}: (\d+) of 20 known cells, .* are kept in (.*)\. The same .*"
-    said = re.fullmatch(says, lines[-1])
-    assert said and said[2] == str(tmp_path / "o") and not any("Traceback" in line for line in lines)
-    assert int(said[1]) == len(list((tmp_path / "o").glob("cells/**/results_*"))) > 0
-    record = json.loads((tmp_path / "o/study.json").read_text())
-    assert list(record["cells"].values()).count("done") == int(said[1])
+    assert code == 128 + number and lines[-1].startswith("lm-eval-icl: study: ")
+    assert not any("Traceback" in line for line in lines)
+    assert len(list((tmp_path / "o").glob("cells/**/results_*"))) > 0
     assert Process(run_command, command(file, tmp_path / "o")).finish()[0] == 0
 
 
-TIGHT = f"{DEMO['models']},overflow=drop,max_length=25"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "keys",
-    [
-        {"methods": ["hf", "icl", "invicl", {"deepthink": {"T": "1..2"}}], "orders": 2},
-        # A document of the first process alone does not fit if T is more than 1.
-        {"models": TIGHT, "methods": {"deepthink": {"T": "1..2"}}, "num_fewshot": 1},
-    ],
-)
-def test_two_processes_of_one_launch(tmp_path, keys):
-    file = write(tmp_path / "s.yaml", **{"seeds": 0, **keys})
-    for done in processes.ranks(run_command, *command(file, tmp_path / "two")):
-        assert done.returncode == 0, done.stderr[-3000:]
-    assert Process(run_command, command(file, tmp_path / "one")).finish()[0] == 0
-    two, one = contents(tmp_path / "two"), contents(tmp_path / "one")
-    assert two.keys() == one.keys()
-    for name in one:
-        if "samples_" in name:
-            mine, theirs = ([json.loads(line) for line in each[name].splitlines()] for each in (two, one))
-            assert [sample["doc_hash"] for sample in mine] == [sample["doc_hash"] for sample in theirs]
-            running.assert_alike(mine, theirs)
-
-
 # Named studies, and what cannot be.
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in grid.named() if not grid.read(name, {}).trainings])
-def test_a_named_study_runs(name, hub, checkpoint, tmp_path, monkeypatch, capsys):
-    """To its end, with a tiny model that has positions enough, two documents a task, and two values of a range."""
-    arguments = ["--model_args", f"pretrained={checkpoint('llama')},max_length=2048"]
-    arguments += ["--limit", "2", "--device", "cpu", "--seeds", "0", "--output", str(tmp_path / "o")]
-    study, text = grid.read(name, {}), Path(grid.__file__).with_name("named").joinpath(f"{name}.yaml").read_text()
-    file = tmp_path / f"{name}.yaml"
-    shorter = {"1..15": "1..2", "[0.001, 0.01, 0.1]": "[0.001, 0.1]", "[0, 2, 4, 8, 16, 32, 64]": "[0, 4]"}
-    for many, few in shorter.items():
-        text = text.replace(many, few)
-    file.write_text(text)
-    if name == "deep-thinking-figure3":  # all tasks are those of table 3, too
-        arguments += ["--tasks", "icl_mmlu_stem"]
-    if study.orders > 2:
-        arguments += ["--orders", "2"]
-    if len(study.demonstrations) > 1:  # of which most take thousands of documents and more
-        arguments += ["--demonstrations", "k_center:pool=500"]
-    monkeypatch.chdir(hub)
-    commands.run("study", file, *arguments)
-    said = capsys.readouterr().out
-    record = json.loads((tmp_path / "o/study.json").read_text())
-    assert record["cells"] and set(record["cells"].values()) == {"done"}
-    assert (study.paper or study.title).split()[0] in said and (tmp_path / "o/study.csv").exists()
 
 
 @pytest.mark.parametrize(
@@ -523,7 +436,6 @@ def test_a_named_study_runs(name, hub, checkpoint, tmp_path, monkeypatch, capsys
         ({"methods": "invcl"}, "methods: unknown method 'invcl': did you mean 'invicl'?"),
         ({"methods": {"deepthink": {"ta": 1}}}, "methods: 'ta' is no argument of deepthink, which takes "),
         ({"methods": {"deepthink": {"T": "3..1"}}}, "methods: deepthink: T: the range 3..1 is empty."),
-        ({"methods": {"deepthink": {"T": 0}}}, "methods: deepthink: T=0: must be a whole number, 1 or more."),
         ({"methods": ["icl", "icl"]}, "methods: icl is there twice: two cells would write one file."),
         ({"methods": "icl", "orders": 0}, "orders: 0: must be a whole number, 1 or more."),
         ({"methods": "icl", "seeds": "x"}, "seeds: 'x': must be a whole number, 0 or more."),
@@ -531,13 +443,9 @@ def test_a_named_study_runs(name, hub, checkpoint, tmp_path, monkeypatch, capsys
         ({"methods": "icl", "models": "gpt2"}, "models: 'gpt2': must be arguments as --model_args takes them"),
         ({"methods": "icl", "dev": {"chose": "T"}}, "dev: unknown key 'chose': did you mean 'choose'?"),
         ({"methods": "icl", "dev": {"choose": "T"}}, "dev: choose: no method of this study has the argument 'T'."),
-        ({"methods": "icl", "expected": [{"model": "x"}]}, "expected: values: names none: give one or several."),
         ({"methods": "icl", "expected": {"modell": "x"}}, "expected: unknown key 'modell': did you mean 'model'?"),
+        ({"methods": "icl", "resources": {"num_cpus": 0, "memory": 0}}, "resources: num_cpus=0: a worker needs a core"),
         ({"methods": "icl", "figures": ["t"]}, "figures: 't': must be 'T', 'shots',"),
-        ({"methods": "icl", "expected": {"values": {"a": "b"}}}, "expected: values: a: 'b': must be a valid number."),
-        ({"methods": "icl", "expected": {"values": {}, "arguments": [1]}}, "expected: arguments: [1]: must be a valid"),
-        ({"methods": {"icl": {1: 2}}}, "methods: icl: {1: 2}: must be arguments and values."),
-        ({"methods": "icl", "models": {"pretrained": "x", 1: 2}}, "models: {'pretrained': 'x', 1: 2}: must be arg"),
     ],
 )
 def test_a_file_that_cannot_be_is_refused_in_one_line(tmp_path, keys, says):
@@ -555,14 +463,13 @@ def test_a_file_that_cannot_be_is_refused_in_one_line(tmp_path, keys, says):
         ({"columns": "icl_demo_four"}, "columns: 'icl_demo_four' is no task of this study, and no group: "),
         ({"metric": "accuracy"}, "metric: task 'icl_demo_short' has no 'accuracy', only acc"),
         ({"demonstrations": "herdin"}, "demonstrations=herdin: must be"),
-        ({"demonstrations": {"lens": {}, "cal": {}}}, "must be one method with its arguments"),
         ({"demonstrations": ["herding", {"herding": {"unit": False}}]}, "herding is there twice"),
         ({"demonstrations": "herding", "num_fewshot": 300}, "300 demonstrations asked for, 200 there"),
         ({"demonstrations": "herding", "orders": 7}, "has 3 demonstrations: give fewer orders"),
     ],
 )
 def test_a_study_that_cannot_be_run_is_refused_before_a_model_is_loaded(tmp_path, monkeypatch, keys, says):
-    monkeypatch.setattr(worker, "Models", lambda *_: pytest.fail("a model was loaded"))
+    monkeypatch.setattr(units, "Models", lambda *_: pytest.fail("a model was loaded"))
     file = write(tmp_path / "s.yaml", **{"methods": "icl", "seeds": 0, **keys})
     assert says in commands.refused("study", file, "--output", tmp_path / "o", "--device", "cpu")
     assert not list(tmp_path.glob("o/cells/*"))
@@ -574,7 +481,6 @@ def test_a_study_that_cannot_be_run_is_refused_before_a_model_is_loaded(tmp_path
         ([], "give a study's file or name"),
         (["invicl-table9"], "invicl-table9: neither a file nor a named study: did you mean 'invicl-table"),
         (["invicl-table7", "--limit", "0", "--output", "o"], "--limit 0: must be above 0."),
-        (["invicl-table7", "--limit", "nan", "--output", "o"], "--limit nan: must be above 0."),
         (["invicl-table7", "--limit", "inf", "--output", "o"], "--limit inf: must be above 0, and finite."),
         (["invicl-table7", "--seeds", "²", "--output", "o"], "invicl-table7: seeds: '²': must be a whole number"),
         (["invicl-table7"], "--output: give the study's folder."),
@@ -588,30 +494,28 @@ def test_options_that_cannot_be(arguments, says):
 def test_a_task_without_a_training_split_has_no_dev_set():
     task = study_tasks.load(["icl_demo_short"], None)[0]
     task.task.config.training_split = None
-    with pytest.raises(study_tasks.InputError, match="dev: task 'icl_demo_short' has no training split"):
+    with pytest.raises(InputError, match="dev: task 'icl_demo_short' has no training split"):
         study_tasks.dev_rows(task, None, None, [])
 
 
 def dry_run(capsys, monkeypatch, *arguments: object) -> str:
-    monkeypatch.setenv("COLUMNS", "80")
+    if monkeypatch is not None:
+        monkeypatch.setenv("COLUMNS", "80")
     commands.run("study", *arguments, "--dry_run", "--limit", "6")
     return capsys.readouterr().out
 
 
 def test_a_dry_run_is_one_screen_and_runs_nothing(tmp_path, capsys, monkeypatch):
-    """The long list is there if it is asked for, and hours if there are cells of which the time is known."""
+    """The long list is there if it is asked for; the time is that of a few passes, which need the weights."""
     methods = ["hf", "icl", {"deepthink": {"T": "1..40"}}]
     file = write(tmp_path / "s.yaml", methods=methods, tasks=["icl_demo_short", "icl_demo_four"])
     said = dry_run(capsys, monkeypatch, file)
     assert len(said.splitlines()) <= 24 and max(map(len, said.splitlines())) <= 80
     assert "168 cells: 168 on the test set, 0 on the dev set" in said
     assert "methods: deepthink 160, hf 4, icl 4" in said and "tasks: icl_demo_short 84, icl_demo_four 84" in said
-    assert "No time is estimated: it needs finished cells" in said and "MB" in said
+    assert "No time" not in said and re.search(r"[\d,]+ +[\d,]+ +\d+\.\d (s|min|h) *\n", said)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["s.yaml"]
     assert dry_run(capsys, monkeypatch, file, "--verbose").count("deepthink,T=") == 160
-    conduct(tmp_path / "o", methods="icl", seeds=0)
-    said = dry_run(capsys, monkeypatch, file, "--output", tmp_path / "o")
-    assert "No time" not in said and re.search(r"MB +\d+\.\d (s|min|h)\n", said)
 
 
 def test_a_dry_run_names_what_is_missing_and_says_the_rest(tmp_path, capsys):
@@ -621,17 +525,27 @@ def test_a_dry_run_names_what_is_missing_and_says_the_rest(tmp_path, capsys):
     file = write(tmp_path / "s.yaml", models=models, methods="icl", tasks=["icl_demo_short", "icl_demo_shrt"])
     assert "as it is: 2 missing, as listed above" in commands.refused("study", file, "--dry_run", "--limit", 6)
     said = " ".join(capsys.readouterr().out.split())
-    assert "4 cells" in said and re.search(r"demo_model 2 [\d,]+ [\d,]+ ", said)
+    assert "4 cells" in said and re.search(r"demo_model 2 [\d,]+ [\d,]+ \d", said)
     assert "missing: icl_demo_shrt: tasks: there is no task 'icl_demo_shrt'" in said
     assert f"missing: {tmp_path / 'gated'}: tokenizer='{tmp_path / 'gated'}': the tokenizer cannot be loaded" in said
 
 
 def test_the_plan_is_what_is_run(tmp_path):
     progress = conduct(tmp_path / "o", methods=["icl", "invicl", {"deepthink": {"T": "1..4"}}], orders=2)
-    (planned,) = Plan(progress.grid, progress.leaves).record()
-    done = progress.work()
-    assert abs(planned["tokens"] - done["tokens"]) < 0.1 * done["tokens"]
-    assert planned["tokens_one_by_one"] > 1.5 * planned["tokens"]
+    estimate = Plan(progress.opened, progress.options)
+    cells = estimate.cells(*progress.opened.grid.models)
+    planned, alone = estimate.work(cells), sum(estimate.work([cell])["tokens"] for cell in cells)
+    ran = [progress.results(cell)["config"]["icl"] for cell in progress.cells()]
+    tokens = sum(icl["tokens_run"] / icl["study"]["shared"]["cells"] for icl in ran)
+    assert abs(planned["tokens"] - tokens) < 0.1 * tokens and alone > 1.5 * planned["tokens"]
+
+
+def test_a_dry_run_refuses_prompts_that_do_not_fit(tmp_path, capsys):
+    """Under the method whose prompts they are, and no other."""
+    models = f"{DEMO['models']},max_length=60,overflow=error"
+    file = write(tmp_path / "s.yaml", models=models, methods=["pcw", "icl"], num_fewshot=6)
+    assert "1 missing" in commands.refused("study", file, "--dry_run", "--limit", 6)
+    assert "do not fit the model's 60 positions" in " ".join(capsys.readouterr().out.split())
 
 
 def test_the_list_of_named_studies(capsys):

@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 import transformers
 
-from lm_eval_icl.demonstrations import kept
 from lm_eval_icl.demonstrations.choosing import Chooser
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.harness.pools import PoolOfTask
@@ -15,7 +14,6 @@ from lm_eval_icl.studies import tasks as study_tasks
 from lm_eval_icl.studies.run import Options
 from tests import commands
 from tests.studies import running
-from tests.studies.running import facts
 from tests.studies.test_studies import own_task
 
 OPTIONS = Options("cpu", 8, 3)
@@ -49,10 +47,10 @@ def test_all_methods_have_the_one_choice_of_the_model(tmp_path, chosen):
     assert chosen == [("herding", 0), ("herding", 1)]
     model = transformers.AutoModelForCausalLM.from_pretrained(model_path())
     asked = Predictor(model, transformers.AutoTokenizer.from_pretrained(model_path()), ICL())
-    pool = PoolOfTask(study.leaves["icl_demo_short"].task)
+    pool = PoolOfTask(study.opened.leaves["icl_demo_short"].task)
     expected = Chooser(pool, asked, 5000).choose("herding", 3, 1, unit=True)
     rows: dict = {}
-    for said in facts(study):
+    for said in [study.facts(cell) for cell in study.cells()]:
         rows.setdefault((said["seed"], said["order"]), set()).add(tuple(said["indices"]))
         assert said["demonstrations"] == "herding:unit=True" and {"picked", "tokens"} <= said["choice"].keys()
     assert len(rows) == 4 and all(len(each) == 1 for each in rows.values())  # `hf` too
@@ -64,6 +62,9 @@ def test_all_methods_have_the_one_choice_of_the_model(tmp_path, chosen):
     file.write_text("{}")
     with pytest.raises(InputError, match="no file of choices"):
         conduct(tmp_path / "o", methods="nope", demonstrations="herding:unit=True")
+    file.write_text("{")
+    with pytest.raises(InputError, match=r"is not whole .*the same command chooses again"):
+        conduct(tmp_path / "o", methods="nope", demonstrations="herding:unit=True")
 
 
 def test_lists_of_arguments_are_a_way_each(tmp_path):
@@ -73,20 +74,23 @@ def test_lists_of_arguments_are_a_way_each(tmp_path):
     assert [how and str(how) for how in found] == ["stratified", None, "cal", *lens, "cal:k=3", "cal:k=4"]
 
 
-def test_what_was_chosen_before_an_interruption_is_not_chosen_again(tmp_path, chosen, monkeypatch):
-    write, keys = kept.write, {"demonstrations": ["herding", "k_center"]}
+def test_a_choice_that_fails_takes_its_cells_with_it_and_the_others_stay(tmp_path, chosen, monkeypatch):
+    keys, choose = {"demonstrations": ["herding", "k_center"]}, Chooser.choose
 
-    def stops(*args):
-        if len(chosen) == 3:
-            raise KeyboardInterrupt
-        write(*args)
+    def fails(self, how, n, seed, *args, **kwargs):
+        if (how, seed) == ("k_center", 0):
+            raise RuntimeError("no room")
+        return choose(self, how, n, seed, *args, **kwargs)
 
-    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(kept, "write", stops)
-        conduct(tmp_path / "o", **keys)
-    again = conduct(tmp_path / "o", **keys)
-    assert chosen == [("herding", 0), ("k_center", 0), ("herding", 1), ("herding", 1), ("k_center", 1)]
-    assert set(again.record()["cells"].values()) == {"done"}
+    with monkeypatch.context() as patched:
+        patched.setattr(Chooser, "choose", fails)
+        study = running.conduct(tmp_path / "o", OPTIONS, may_fail=True, methods="icl", **keys)
+    (path,), (why,) = study.failed, study.failed.values()
+    assert "k_center" in path and "no room" in why and len(study.cells()) == 3
+    (cell,) = study.cells(f"{path} failed: {why}")
+    assert (cell.drawn, cell.seed) == ("k_center", 0)
+    del chosen[:]
+    assert len(conduct(tmp_path / "o", **keys).cells()) == 4 and chosen == [("k_center", 0)]
 
 
 def test_nothing_of_the_dev_set_is_chosen(tmp_path):
@@ -96,10 +100,10 @@ def test_nothing_of_the_dev_set_is_chosen(tmp_path):
         demonstrations=["random", "herding"],
         dev={"size": 150, "choose": ["T", "seeds"]},
     )
-    leaf = study.leaves["icl_demo_short"]
+    leaf = study.opened.leaves["icl_demo_short"]
     pool, rows = leaf.task.sampler.df, leaf.task.training_docs()
-    documents = [rows[i] for i in study.dev["icl_demo_short"]]
-    every = facts(study)
+    documents = [rows[i] for i in study.opened.dev["icl_demo_short"]]
+    every = [study.facts(cell) for cell in study.cells()]
     assert {said["split"] for said in every if said["demonstrations"] == "herding"} == {"dev", "test"}
     assert not any(pool[i] in documents for said in every for i in said["indices"])
 
@@ -107,22 +111,10 @@ def test_nothing_of_the_dev_set_is_chosen(tmp_path):
 def test_a_task_of_lm_evals_own_kind(tmp_path):
     """It draws new demonstrations for every document otherwise."""
     study = conduct(tmp_path / "o", tasks=own_task(tmp_path, "own"), demonstrations=["herding", "random"], orders=2)
-    assert all(len(set(said["indices"])) == 3 for said in facts(study)) and len(facts(study)) == 8
-
-
-def test_other_weights_are_refused(tmp_path, checkpoint):
-    model = transformers.AutoModelForCausalLM.from_pretrained(checkpoint("gpt2"))
-    tokenizer = transformers.AutoTokenizer.from_pretrained(checkpoint("gpt2"))
-    keys = {"models": f"pretrained={tmp_path / 'm'}", "demonstrations": "margin", "seeds": 0}
-    for scale in (1.0, 1.01):
-        model.transformer.wte.weight.data *= scale
-        model.save_pretrained(tmp_path / "m"), tokenizer.save_pretrained(tmp_path / "m")
-        if scale == 1:
-            study = conduct(tmp_path / "o", **keys)
-            for cell in study.all_cells():
-                study.folder.results(cell).unlink()
-    with pytest.raises(InputError, match="have changed since it chose demonstrations: give another folder"):
-        conduct(tmp_path / "o", **keys)
+    assert (
+        all(len(set(said["indices"])) == 3 for said in [study.facts(cell) for cell in study.cells()])
+        and len([study.facts(cell) for cell in study.cells()]) == 8
+    )
 
 
 def test_other_ways_by_the_command_and_a_plan(tmp_path, capsys):

@@ -15,12 +15,10 @@ from rich.console import Console
 from lm_eval_icl import results
 from lm_eval_icl.leaderboard import study_table
 from lm_eval_icl.results.board import Board
-from lm_eval_icl.results.read import read
 from lm_eval_icl.results.records import Run
 from lm_eval_icl.studies import end, grid
 from lm_eval_icl.studies.cells import Cell, Model
-from lm_eval_icl.studies.grid import Training, Variant
-from lm_eval_icl.studies.progress import StudyProgress
+from lm_eval_icl.studies.parts import Training, Variant
 from lm_eval_icl.studies.run import Options
 from lm_eval_icl.studies.tasks import Leaf
 from tests.boards import make_result, make_run
@@ -46,7 +44,7 @@ def result(task: str, scores: Sequence[float], seed: int = 0, order: int = 0, tr
     chosen, checkpoint = keys.pop("chosen", ()), keys.pop("model", "M")
     trained = Training(training, {}, ()) if training else None
     model = Model({"pretrained": checkpoint}, trained, Variant("icl", {}, 0) if training else None)
-    cell = Cell(model, Variant(method, arguments, 0), task, 4, None, seed, order, "test", None, chosen=chosen)
+    cell = Cell(model, Variant(method, arguments, 0), task, 4, None, seed, order, chosen=chosen)
     facts = {"model": checkpoint, "task": task, "chosen": list(chosen), "shared": {"cells": 1}}
     facts |= {"expected": keys.pop("expected", {})} | ({"training": training} if training else {})
     made = make_result(task, method, seed, order, scores=scores, **keys)
@@ -166,12 +164,12 @@ def test_of_two_entries_the_first_counts() -> None:
 # The table as it is printed.
 
 
-def printed(found: Results, columns: end.Columns, title: str = "Title", note: str = "") -> str:
+def printed(found: Results, columns: end.Columns, title: str = "Title") -> str:
     board = end.board_of(found, columns)
     flips = {entry.name: of for entry in board.entries if (of := end.flips_of(entry, columns)) is not None}
     console = Console(width=80, file=io.StringIO(), color_system=None)
     with console.capture() as captured:
-        console.print(study_table.table(board, columns.names, end.in_order(board, found), flips, title, note))
+        console.print(study_table.table(board, columns.names, end.in_order(board, found), flips, title))
     return captured.get()
 
 
@@ -187,7 +185,7 @@ def test_five_tasks_fit_eighty_columns() -> None:
         for order in range(2)
     ]
     columns = columns_of(*map(leaf, names))
-    text = printed(found, columns, note="2 of 30 cells are by other code.")
+    text = printed(found, columns)
     assert max(map(len, text.splitlines())) <= 80
     board = end.board_of(found, columns)
     assert [entry.method for entry in end.in_order(board, found)] == ["icl", "deepthink"], "what was chosen is one row"
@@ -199,7 +197,6 @@ def test_five_tasks_fit_eighty_columns() -> None:
         assert flips is not None and f"{100 * flips.low:.1f}–{100 * flips.high:.1f}" in text.split()  # noqa: RUF001
     words = " ".join(text.split())
     assert text.count("(59.6)") == 1 and text.count("icl_sst2") == 1 and "flips" in text and "chosen on" in words
-    assert words.endswith("2 of 30 cells are by other code.")
     assert "4 shots. Means ± half of the 95% interval over documents and sets of demonstrations, in percent;" in words
 
 
@@ -216,22 +213,11 @@ def test_many_columns_are_printed_in_parts_in_their_order() -> None:
 
 
 def test_names_are_no_markup_and_cannot_command_a_terminal() -> None:
-    keys = {"model": "[red]m[/red]", "method": "[i]", "arguments": {"x": "[/]\x1b[31m"}}
+    keys = {"model": "[red]m", "method": "[i]", "arguments": {"x": "[/]\x1b[31m"}}
     text = printed([result("[b]", [1], **keys)], columns_of(leaf("[b]")), "[bold]title[/bold]\x1b]0;x\x07")
-    for name in ("[red]m[/red]", "[b]", "[i]", "x=[/]", "[bold]title[/bold]"):
+    for name in ("[red]m", "[b]", "[i]", "x=[/]", "[bold]title[/bold]"):
         assert name in text
     assert "\x1b" not in text and "\x07" not in text
-
-
-def test_a_metric_that_is_no_share_is_not_in_percent() -> None:
-    keys = {"metric": "perplexity"}
-    found = [
-        result("a", [12.25] * 9, **keys),
-        result("a", [15.25] * 9, 1, **keys),
-        result("a", [0.5], method="nope", **keys),
-    ]
-    text = printed(found, columns_of(leaf("a")))
-    assert {"13.8", "0.5"} <= set(text.split()) and "percent" not in text
 
 
 # Of a study that was run.
@@ -247,80 +233,71 @@ KEYS: dict[str, Any] = {
 OPTIONS = Options("cpu", 8, 4)
 
 
-def end_of(progress: StudyProgress) -> str:
+def end_of(study: running.Ran) -> str:
     """What is printed at the end of a study."""
     console = Console(width=80, file=io.StringIO(), color_system=None)
     with console.capture() as captured:
-        end.conclude(progress, console)
+        end.conclude(study.opened, study.folder, "name", study.failed, console)
     return captured.get()
 
 
-def concluded(folder: Path, **keys: Any) -> tuple[StudyProgress, str]:
-    progress = running.conduct(folder, OPTIONS, **{**KEYS, **keys})
-    return progress, end_of(progress)
-
-
-def said(progress: StudyProgress, method: str) -> list[dict[str, Any]]:
-    """What the results of a method's cells on the test set say of the study."""
-    runs, _ = read([progress.folder.cells], quiet=True)
-    read_beside = [{"curve": run.study.curve, "expected": run.study.expected} for run in runs]
-    facts = [
-        {**run.icl["study"], **{k: v for k, v in of.items() if v}} for run, of in zip(runs, read_beside, strict=True)
-    ]
-    return [of for run, of in zip(runs, facts, strict=True) if run.model == method]
+def concluded(folder: Path, **keys: Any) -> tuple[running.Ran, str]:
+    study = running.conduct(folder, OPTIONS, **{**KEYS, **keys})
+    return study, end_of(study)
 
 
 @pytest.fixture(scope="module")
-def study(tmp_path_factory: pytest.TempPathFactory, own_tasks: None) -> tuple[StudyProgress, str]:
+def study(tmp_path_factory: pytest.TempPathFactory, own_tasks: None) -> tuple[running.Ran, str]:
     return concluded(tmp_path_factory.mktemp("end") / "o")
 
 
-def test_results_say_what_only_the_study_knows(study: tuple[StudyProgress, str]) -> None:
+def test_study_json_says_what_only_the_study_knows(study: tuple[running.Ran, str]) -> None:
+    """And a cell's file, when it is written, what was chosen."""
     progress, text = study
-    for facts in said(progress, "deepthink"):
-        assert facts["chosen"] == ["T"], "there is one eta"
-        assert [(point["arguments"]["T"], point["seed"]) for point in facts["curve"]] == [
-            (T, facts["seed"]) for T in (1, 2)
-        ]
-        assert "expected" not in facts
-    assert len(said(progress, "deepthink")) == 4
-    for facts in said(progress, "icl"):
-        assert facts.get("expected", {}) == ({"icl_demo_short": 0.579} if facts["task"] == "icl_demo_short" else {})
-        assert "chosen" not in facts
+    record = json.loads((progress.folder.path / "study.json").read_text())
+    assert record.keys() == {"study", "cells", "failures"} and record["failures"] == {}
+    for cell in progress.cells():
+        facts, says = progress.facts(cell), record["cells"][f"{cell.path}/{progress.folder.results_path(cell).name}"]
+        assert says["shared"] == facts["shared"] and not {"expected", "curve"} & facts.keys()
+        if cell.split == "dev":
+            assert says.keys() == {"shared"} and "chosen" not in facts
+        elif cell.variant.method == "deepthink":
+            assert facts["chosen"] == ["T"], "there is one eta"
+            points = [(point["arguments"]["T"], point["seed"]) for point in says["curve"]]
+            assert points == [(1, cell.seed), (2, cell.seed)] and "expected" not in says
+        else:
+            expected = {"icl_demo_short": 0.579} if cell.task == "icl_demo_short" else None
+            assert says.get("expected") == expected and "chosen" not in facts
     assert text.count("(57.9)") == 1 and "eta=0.5" in text and "T chosen on dev" in " ".join(text.split())
 
 
-@pytest.mark.slow
-def test_an_older_folder_and_a_corrected_file(study: tuple[StudyProgress, str]) -> None:
-    """Results that do not say it, or say something else, say it afterwards; what is said is not written again."""
-    progress, text = study
-    before = {path: path.read_bytes() for path in progress.folder.cells.rglob("*.json*")}
-    for path in progress.folder.cells.rglob("results_*.json"):
-        found = json.loads(path.read_text())
-        facts = found["config"]["icl"]["study"]
-        for name in ("curve", "expected"):
-            facts.pop(name, None)
-        if "chosen" in facts:
-            facts["chosen"] = ["T", "eta"]
-        path.write_text(json.dumps(found, indent=2, ensure_ascii=False))
-    assert concluded(progress.folder.path)[1] == text
-    assert {path: json.loads(path.read_text()) for path in before if path.suffix == ".json"} == {
-        path: json.loads(content) for path, content in before.items() if path.suffix == ".json"
-    }
-    times = {path: path.stat().st_mtime_ns for path in before}
-    assert concluded(progress.folder.path)[1] == text
-    assert {path: path.stat().st_mtime_ns for path in before} == times
-    again = concluded(progress.folder.path, expected={"method": "icl", "values": {"icl_demo_short": 0.6}})[1]
-    assert again == text.replace("57.9", "60.0")
+def test_measures_of_the_paper_stand_beside_ours(tmp_path: Path, own_tasks: None) -> None:
+    entry = {"method": "invicl", "measures": {"order flips": 0.25, "milliseconds": 21.9, "kept": 0.53}}
+    progress, text = concluded(tmp_path / "o", methods=["invicl"], dev=None, orders=2, expected=[entry], seeds=0)
+    shared = [progress.facts(cell)["shared"] for cell in progress.cells()]
+    ours = sum(1000 * of["seconds"] / of["cells"] / 4 for of in shared) / len(shared)
+    for line in (
+        "order flips 0 (the paper: 0.25)",
+        f"milliseconds {ours:.3g} (the paper: 21.9)",
+        "kept not measured (the paper: 0.53)",
+    ):
+        assert line in text
+
+
+def test_cells_of_several_commits_are_told(study: tuple[running.Ran, str]) -> None:
+    table = study[0].rows()
+    assert "several commits" not in end._about(study[0].study, table)
+    table.loc[table.index[0], "commit"] = "0123456789"
+    assert "The cells are of several commits of lm-eval-icl: " in end._about(study[0].study, table)
 
 
 @pytest.mark.filterwarnings("ignore:.*is of the dev set")
-def test_study_csv_has_a_line_for_each_cell(study: tuple[StudyProgress, str]) -> None:
+def test_study_csv_has_a_line_for_each_cell(study: tuple[running.Ran, str]) -> None:
     progress, _ = study
     table = pd.read_csv(progress.folder.path / "study.csv")
     expected = "model method arguments task num_fewshot demonstrations seed order split chosen documents score seconds"
-    assert list(table) == [*expected.split(), "training", "code", "decide"]
-    assert len(table) == len(progress.all_cells()) == 2 * 2 * (3 + 2)
+    assert list(table) == [*expected.split(), "training", "commit", "decide"]
+    assert len(table) == len(progress.cells()) == 2 * 2 * (3 + 2)
     assert set(map(str, table[table.split == "dev"].chosen)) == {"True", "False"}
     scores = results.scores(progress.folder.cells).query("metric == 'acc'")  # those of the test set
     tested = table[table.split == "test"]
@@ -332,20 +309,6 @@ def test_the_table_has_the_studys_metric(tmp_path: Path, own_tasks: None) -> Non
     task = {"task": "icl_demo_short", "metric_list": [{"metric": "acc"}, {"metric": "brier_score"}]}
     keys = {"tasks": [task], "metric": "brier_score", "dev": None, "methods": "icl", "expected": None}
     progress, text = concluded(tmp_path / "o", **keys)
-    scores = [progress.score(cell) for cell in progress.all_cells()]
+    scores = [progress.score(cell) for cell in progress.cells()]
     assert list(pd.read_csv(tmp_path / "o/study.csv").score) == scores
     assert f"{sum(scores) / 2:.3g}" in text and "percent" not in text
-
-
-def test_seconds_that_were_not_measured_are_missing(tmp_path: Path, own_tasks: None) -> None:
-    concluded(tmp_path / "o", methods=["hf", "icl"], dev=None, expected=None)
-    seconds = pd.read_csv(tmp_path / "o/study.csv").set_index("method").seconds
-    assert seconds["hf"].isna().all() and (seconds["icl"] > 0).all()
-
-
-def test_a_study_without_results_says_so(tmp_path: Path, own_tasks: None) -> None:
-    """On the test set there is nothing yet, as all cells have failed."""
-    progress = running.opened(tmp_path / "o", OPTIONS, **KEYS)
-    progress.folder.path.mkdir()
-    assert "there are no results on the test set" in " ".join(end_of(progress).split())
-    assert len((tmp_path / "o/study.csv").read_text().splitlines()) == 1

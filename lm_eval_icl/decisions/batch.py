@@ -1,0 +1,71 @@
+"""Batch calibration (Zhou et al. 2023)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from lm_eval_icl.decisions.rule import Doc, Shift, log_mean_exp, log_normalized
+from lm_eval_icl.errors import InputError
+
+
+@dataclass(frozen=True)
+class Batch(Shift):
+    """Batch calibration (Zhou et al. 2023, arXiv 2309.17249) over the documents x' of the task, each decision then
+    depending on all of them; or, with of=pool, over m few-shot documents behind the same demonstrations:
+
+        division:    s(y|x) - log mean_x' p(y|x')
+        difference:  p(y|x) - mean_x' p(y|x')
+
+    Implementations of the paper differ in this; with two options, both decide alike. p is normalized over the options
+    before it is averaged: the mean of the logarithms, s(y|x) - mean_x' s(y|x'), is another function.
+    """
+
+    name = "batch"
+    choices = {"by": ("division", "difference"), "of": ("task", "pool")}  # noqa: RUF012
+    fixed_options = "a mean over documents"
+    by_document = False
+
+    by: str = "division"
+    of: str = "task"
+    m: int = 128
+
+    @classmethod
+    def check_given(cls, given: Mapping[str, Any]) -> str:
+        if "m" in given and given.get("of") != "pool":
+            return f"m={given['m']}: has an effect only with of=pool: give that, or leave m out."
+        return ""
+
+    @property
+    def asks(self) -> bool:  # type: ignore[override]
+        return self.of == "pool"
+
+    @property
+    def is_transductive(self) -> bool:  # type: ignore[override]
+        return self.of == "task"
+
+    @property
+    def is_logarithmic(self) -> bool:  # type: ignore[override]
+        return self.by == "division"
+
+    def queries(self, task: Any, doc: Doc, place: Any, facts: dict[str, Any]) -> list[str]:
+        queries = [query for _, query in islice(task.drawn(self.name, place), self.m)]
+        if len(queries) < self.m:
+            raise InputError(
+                f"m={self.m}: only {len(queries)} few-shot documents are neither demonstrations nor evaluated: lower m."
+            )
+        facts |= {"seed": task.seed, "pool": len(task.pool)}
+        return queries
+
+    def constants(self, asked: np.ndarray) -> np.ndarray:
+        return log_mean_exp(log_normalized(asked))
+
+    def values(self, scores: np.ndarray, asked: np.ndarray) -> np.ndarray:
+        if self.by == "division":
+            return super().values(scores, asked)
+        differences: np.ndarray = np.exp(log_normalized(scores)) - np.exp(self.constants(asked))
+        return differences

@@ -1,0 +1,76 @@
+"""Contextual calibration (Zhao et al. 2021), and domain-context calibration (Fei et al. 2023)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from lm_eval_icl.decisions.rule import Doc, Shift, log_mean_exp
+from lm_eval_icl.errors import InputError
+
+
+@dataclass(frozen=True)
+class Contextual(Shift):
+    """Contextual calibration (Zhao et al. 2021, arXiv 2102.09690, section 5), by texts cf that say nothing:
+
+        s(y|x) - log mean_j exp s(y|cf_j)
+
+    The paper's W = diag(p_cf)^-1, b = 0. The probabilities are averaged over the texts before they are normalized over
+    the options: texts that give all options little probability count little. (The normalization itself changes no
+    decision, and is left out.)
+    """
+
+    name = "contextual"
+
+    texts: tuple[str, ...] = ("N/A", "", "[MASK]")
+
+    def queries(self, task: Any, doc: Doc, place: Any, facts: dict[str, Any]) -> list[str]:
+        return rendered(task, doc, self.texts, facts)
+
+    def constants(self, asked: np.ndarray) -> np.ndarray:
+        return log_mean_exp(asked)
+
+
+@dataclass(frozen=True)
+class Domain(Shift):
+    """Domain-context calibration (Fei et al. 2023, arXiv 2305.19148, section 4): contextual calibration by n texts of
+    words drawn from the few-shot (of=pool) or the evaluated documents, as many as these have on average, and one more.
+    " ." ends each text, as in the authors' code."""
+
+    name = "domain"
+    choices = {"of": ("pool", "test")}  # noqa: RUF012
+
+    n: int = 20
+    of: str = "pool"
+
+    @property
+    def is_transductive(self) -> bool:  # type: ignore[override]
+        return self.of == "test"
+
+    def queries(self, task: Any, doc: Doc, place: Any, facts: dict[str, Any]) -> list[str]:
+        generator = np.random.RandomState(task.seed)
+        texts: list[dict[str, str]] = [{} for _ in range(self.n)]
+        for name in task.fields(doc):
+            words, corpus = task.words(name, evaluated=self.is_transductive)
+            size = len(words) // corpus + 1
+            for text in texts:
+                text[name] = " ".join(words[i] for i in generator.randint(0, len(words), size=size)) + " ."
+            facts |= {"seed": task.seed, "corpus": corpus}
+        return rendered(task, doc, texts, facts)
+
+    def constants(self, asked: np.ndarray) -> np.ndarray:
+        return log_mean_exp(asked)
+
+
+def rendered(task: Any, doc: Doc, texts: Sequence[Any], facts: dict[str, Any]) -> list[str]:
+    """The queries with these texts in place of the document's. Behind an empty one nothing can be scored."""
+    queries = [task.content_free(doc, text) for text in texts]
+    kept = [query for query in queries if query.strip()]
+    if len(kept) < len(texts):
+        facts["texts_left_out"] = [text for text, query in zip(texts, queries, strict=True) if not query.strip()]
+    if not kept:
+        raise InputError("all of its texts make an empty query: give others (texts=...).")
+    return kept

@@ -1,0 +1,43 @@
+"""Pointwise mutual information of document and option, and its domain-conditional form (Holtzman et al. 2021)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from lm_eval_icl.decisions.rule import Doc, Shift
+
+
+@dataclass(frozen=True)
+class PMI(Shift):
+    """Pointwise mutual information (Holtzman et al. 2021, arXiv 2104.08315, section 3), without demonstrations behind
+    the premise:
+
+        s(y|x) - s(y|premise)
+
+    Log-probabilities are summed over the tokens of an option, not averaged.
+    """
+
+    name = "pmi"
+    verbatim = "premise"
+    bare = True
+
+    premise: str | None = ":"
+
+    def queries(self, task: Any, doc: Doc, place: Any, facts: dict[str, Any]) -> list[str]:
+        return [self.premise or task.premise(doc)]
+
+    def constants(self, asked: np.ndarray) -> np.ndarray:
+        (premise,) = np.asarray(asked, dtype=np.float64)
+        return np.asarray(premise)
+
+
+@dataclass(frozen=True)
+class DomainPMI(PMI):
+    """The domain-conditional form: by default, the premise is what the template puts behind the document's text."""
+
+    name = "dcpmi"
+
+    premise: str | None = None

@@ -1,0 +1,132 @@
+"""What a decision rule is: a dataclass whose fields are its arguments, the queries that it asks, and its formula.
+
+s(y|x) is the summed log-probability of option y behind the demonstrations and document x; p(y|x) is its softmax over
+the C options. Everything is computed in float64. scipy is imported where it is used, since that takes half a second.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+Doc = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Rule(ABC):
+    """A decision rule.
+
+    Attributes:
+        name: how users write it.
+        choices: the values that an argument may have, where these are few.
+        verbatim: the argument, if any, that is the rest of what is written, colons included.
+        fixed_options: why all documents must have the same options; empty if they need not.
+        is_transductive: whether a document's decision depends on other documents that are evaluated.
+        is_logarithmic: whether its values are log-probabilities up to a constant, which metrics may divide by a length.
+    """
+
+    name: ClassVar[str]
+    choices: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    verbatim: ClassVar[str] = ""
+    fixed_options: ClassVar[str] = ""
+    is_transductive = False
+    is_logarithmic = True
+
+    @classmethod
+    def check_given(cls, given: Mapping[str, Any]) -> str:
+        """Why these arguments cannot be given together; empty if they can."""
+        return ""
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """All arguments by name, those with their default too."""
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The arguments that have not their default."""
+        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if getattr(self, f.name) != f.default}
+
+    def __str__(self) -> str:
+        """The name of the rule's results: the same text for the same rule, in whatever order arguments were given. A
+        text with other characters than a name may have stands as a digest."""
+        parts = [self.name]
+        for name, value in sorted(self.given.items()):
+            text = "|".join(value) if isinstance(value, tuple) else str(value)
+            if not re.fullmatch(r"[\w./|\[\] -]+", text, re.ASCII):
+                text = hashlib.sha256(json.dumps(value).encode()).hexdigest()[:8]
+            parts.append(f"{name}={text}")
+        return ":".join(parts)
+
+
+@dataclass(frozen=True)
+class Shift(Rule):
+    """A rule that shifts the log-probabilities of a document's options by those behind other queries.
+
+    Attributes:
+        bare: its queries stand behind nothing, no prefix and no demonstrations.
+        by_document: its queries depend on the document; otherwise on what they stand behind alone.
+        asks: whether it asks queries; if not, the documents themselves stand for them.
+    """
+
+    bare: ClassVar[bool] = False
+    by_document: ClassVar[bool] = True
+    asks = True
+
+    @abstractmethod
+    def queries(self, task: Any, doc: Doc, place: Any, facts: dict[str, Any]) -> list[str]:
+        """The queries for a document that stands behind `place`, made by `task` (`harness.rule_queries.RuleQueries`).
+        What the results say of them is added to `facts`."""
+
+    @abstractmethod
+    def constants(self, asked: np.ndarray) -> np.ndarray:
+        """(n, C) s(y|query) -> (C,) what is subtracted."""
+
+    def values(self, scores: np.ndarray, asked: np.ndarray) -> np.ndarray:
+        """(D, C) s(y|x), (n, C) s(y|query) -> (D, C) the values by which is decided."""
+        shifted: np.ndarray = np.asarray(scores, dtype=np.float64) - self.constants(asked)
+        return shifted
+
+
+@dataclass(frozen=True)
+class Comparison(Rule):
+    """A rule that compares documents with m labeled rows of each class, by what the model says before any option: the
+    log-probabilities of the next token (V), if it `reads_log_probs`, or else the last hidden state (d)."""
+
+    fixed_options = "a comparison of documents"
+    is_logarithmic = False
+    reads_log_probs: ClassVar[bool] = False
+
+    m: int
+
+    def why_not(self, rows: int) -> str:
+        """Why so many labeled rows are not enough; empty if they are."""
+        return ""
+
+    @abstractmethod
+    def values(self, states: np.ndarray, anchors: np.ndarray, labels: np.ndarray, classes: int) -> np.ndarray:
+        """(D, d or V) of documents, (N, d or V) of labeled rows with their classes, (N,) from 0 -> (D, C)."""
+
+
+def log_mean_exp(scores: np.ndarray) -> np.ndarray:
+    """(n, C) log-probabilities -> (C,) the logarithm of the mean probability of each option."""
+    from scipy.special import logsumexp
+
+    mean: np.ndarray = logsumexp(np.asarray(scores, dtype=np.float64), axis=0) - np.log(len(scores))
+    return mean
+
+
+def log_normalized(scores: np.ndarray) -> np.ndarray:
+    """(..., C) s(y|x) -> (..., C) log p(y|x)."""
+    from scipy.special import log_softmax
+
+    normalized: np.ndarray = log_softmax(np.asarray(scores, dtype=np.float64), axis=-1)
+    return normalized
