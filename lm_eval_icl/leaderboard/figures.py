@@ -116,10 +116,6 @@ def _all(board: Board, most: int, only: Collection[str] | None = None) -> Iterat
             yield name, drawn
 
 
-# ---------------------------------------------------------------------------------------------------------------
-# Words and numbers.
-
-
 def _label(entry: Entry) -> str:
     return entry.label.replace("decide: ", "")
 
@@ -148,10 +144,6 @@ def _marked(estimate: Estimate, column: Column, text: str, line: Numbers) -> _Ma
     scale = _scale(column)
     ends = (scale * estimate.low, scale * estimate.high)
     return _Mark([scale * estimate.mean], ends if all(map(math.isfinite, ends)) else None, text, line)
-
-
-# ---------------------------------------------------------------------------------------------------------------
-# A row for each entry, in a panel for each checkpoint and decision rule.
 
 
 def _rows(
@@ -199,7 +191,7 @@ def _rows(
         for place, (x, _) in enumerate(lines_at):
             axes.axvline(x, zorder=1, **{**_DASHED, "linestyle": ["--", ":"][place % 2]})
         axes.set_ylim(len(of_panel) - 0.35, -0.65)
-        axes.set_yticks(range(len(of_panel)), [shortened(_label(entry)) for entry, _ in of_panel])
+        axes.set_yticks(range(len(of_panel)), [shortened(replace(entry, rule=None).label) for entry, _ in of_panel])
         axes.tick_params(axis="y", length=0)
         axes.spines["left"].set_visible(False)
         axes.grid(axis="x", color=INK, alpha=0.13)
@@ -280,10 +272,6 @@ def _sensitivity(board: Board, most: int) -> _Drawn | None:
     return _rows(board, most, "Order sensitivity", label, mark_of)
 
 
-# ---------------------------------------------------------------------------------------------------------------
-# A heat map.
-
-
 def _heatmap(board: Board, most: int) -> _Drawn | None:
     """Differences to the baseline by task, bold where the adjusted p-value is below 5%."""
     from matplotlib.colors import LinearSegmentedColormap, Normalize
@@ -326,10 +314,6 @@ def _heatmap(board: Board, most: int) -> _Drawn | None:
     bar.ax.set_xticklabels([f"{x:+.1f}" for x in (-largest, 0, largest)])
     bar.set_label("points better (blue) or worse than the baseline; bold: adjusted p < 5%", fontsize=8)
     return _Drawn("Differences to the baseline, by task", figure, lines)
-
-
-# ---------------------------------------------------------------------------------------------------------------
-# Curves.
 
 
 def _without(text: str, pattern: str) -> str:

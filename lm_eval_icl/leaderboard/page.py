@@ -93,6 +93,7 @@ def page(board: Board, figures: Mapping[str, str]) -> str:
         tasks=sum(column.kind == "task" for column in board.columns),
         marks=MARKS,
         recorded=recorded,
+        summary=[escape(clean(sentence, RECORDED)) for sentence in board.summary],
         reads={name: meaning for name, meaning in READS.items() if name in reads},
     )
 

@@ -160,6 +160,11 @@ class Column:
     task: str = ""
 
     @property
+    def bounds(self) -> tuple[float, float] | None:
+        """Of the metric's values, where they are known."""
+        return (0.0, 1.0) if self.percent else None
+
+    @property
     def sign(self) -> int:
         """1, or -1 where less is better."""
         return 1 if self.higher_is_better else -1

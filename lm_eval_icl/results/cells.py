@@ -11,18 +11,14 @@ import numpy as np
 
 from lm_eval_icl.results import statistics
 from lm_eval_icl.results.board import BoardCell, Column, PromptSet, TaskRun, grouped, shown
-from lm_eval_icl.results.read import options
 from lm_eval_icl.results.records import Answers, TaskResult, at, count, number
 from lm_eval_icl.results.statistics import Difference, Estimate
+from lm_eval_icl.results.tasks import options
 
 _FEW_SETS = 5
 _COLLAPSED, _FEW_DOCUMENTS = 0.95, 10  # the share of one answer, and of how many documents it says something
 HUGE = 1e100  # what is larger is no result, and its square may be no number
 _NORMAL = 1.96  # half of a 95% interval, in standard errors
-
-
-# ---------------------------------------------------------------------------------------------------------------
-# A row's own numbers.
 
 
 def measured(units: Sequence[TaskRun], is_share: bool) -> BoardCell:
@@ -200,7 +196,7 @@ def combined(cells: Mapping[str, BoardCell], units: Iterable[TaskRun], column: C
 
     sensitivities = [part.sensitivity for part in parts if part.sensitivity is not None]
     return BoardCell(
-        statistics.estimate_group([part.estimate for part in parts], weights, bounds=_bounds(column)),
+        statistics.estimate_group([part.estimate for part in parts], weights, bounds=column.bounds),
         sensitivity=statistics.estimate_group(sensitivities, weights, bounds=(0.0, 1.0))
         if len(sensitivities) == len(parts)
         else None,
@@ -210,10 +206,6 @@ def combined(cells: Mapping[str, BoardCell], units: Iterable[TaskRun], column: C
         majority=mean([part.majority for part in parts]),
         expected=_expected(units, column.name),
     )
-
-
-def _bounds(column: Column) -> tuple[float, float] | None:
-    return (0.0, 1.0) if column.percent else None
 
 
 def left_out(unit: TaskRun, what: str = "demonstrations") -> int:
@@ -254,10 +246,6 @@ def varied(units: Sequence[TaskRun]) -> list[str]:
     return sentences  # fmt: skip
 
 
-# ---------------------------------------------------------------------------------------------------------------
-# Differences.
-
-
 def kind(result: TaskResult) -> tuple[object, ...]:
     """What two results must have in common for a difference."""
     return result.metric, result.filter, result.aggregation, result.higher_is_better
@@ -286,14 +274,12 @@ def compare(
     for column in columns:
         for task in column.weights:
             if task in first and task in second and task not in of_tasks:
-                of_tasks[task] = _difference(first[task].sets, second[task].sets, _bounds(column))
+                of_tasks[task] = _difference(first[task].sets, second[task].sets, column.bounds)
         parts = [part for task in column.weights if (part := of_tasks.get(task)) is not None]
         if len(parts) == len(column.weights):
             weights = list(column.weights.values())
             differences[column.name] = (
-                parts[0]
-                if column.kind == "task"
-                else statistics.difference_group(parts, weights, bounds=_bounds(column))
+                parts[0] if column.kind == "task" else statistics.difference_group(parts, weights, bounds=column.bounds)
             )
     return differences
 

@@ -8,9 +8,9 @@ import numpy as np
 
 from lm_eval_icl.results.board import Entry, TaskRun, shown
 from lm_eval_icl.results.cells import common, matrix
-from lm_eval_icl.results.read import samples_file
 from lm_eval_icl.results.records import Unusable
 from lm_eval_icl.results.samples import first_prompt, lines
+from lm_eval_icl.results.tasks import samples_file
 
 _CHARACTERS = 60  # of a prompt, from its end
 

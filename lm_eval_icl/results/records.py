@@ -235,6 +235,11 @@ class Run:
         """The results of all tasks, first those of the model itself and then those under decision rules."""
         return *self.tasks.values(), *self.decided
 
+    @property
+    def answered(self) -> int:
+        """How many of these results have answers document by document."""
+        return sum(result.answers is not None for result in self.all_results)
+
 
 @dataclass(frozen=True)
 class LeftOutFile:

@@ -17,9 +17,11 @@ from typing import Any
 
 import pandas as pd
 
+from lm_eval_icl.results.board import grouped
 from lm_eval_icl.results.calibration import probabilities
-from lm_eval_icl.results.read import document_rows, options, read
+from lm_eval_icl.results.read import document_rows, read
 from lm_eval_icl.results.records import Run, TaskResult, Unusable, number
+from lm_eval_icl.results.tasks import options
 
 _WHICH = ["run", "model", "pretrained", "seed", "order", "task"]
 _RUN = "run path date model pretrained revision dtype arguments chat seed order limit tasks tokens seconds cost".split()
@@ -131,7 +133,7 @@ def documents(paths: Paths) -> pd.DataFrame:
     for run in _read(paths):
         own = {name: value for name, value in run.rows["method"].items() if name != "method"}
         arguments = json.dumps(own, sort_keys=True)
-        for task, results in _by_task(run).items():
+        for task, results in grouped(run.all_results, lambda result: result.task).items():
             for result in results:
                 for mark in result.marks:
                     rule = "" if result.rule is None else f" under the decision rule {result.rule.name!r}"
@@ -155,13 +157,6 @@ def documents(paths: Paths) -> pd.DataFrame:
             except Unusable as error:
                 warnings.warn(f"{run.path}: task {task!r}: its samples are not used: {error}", stacklevel=2)
     return _table(rows, _DOCUMENT)
-
-
-def _by_task(run: Run) -> dict[str, list[TaskResult]]:
-    by_task: dict[str, list[TaskResult]] = {}
-    for result in run.all_results:
-        by_task.setdefault(result.task, []).append(result)
-    return by_task
 
 
 def _read(paths: Paths) -> list[Run]:
