@@ -43,7 +43,7 @@ LIMITS = {
     "files": (38, 0),
     "prompts": (1103, 694),
     "metaicl": (632, 595),
-    "decisions": (498, 158),
+    "decisions": (500, 158),
     "inference": (3299, 3046),
     "methods": (2779, 1704),
     "drawing": (670, 409),
