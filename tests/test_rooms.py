@@ -50,7 +50,7 @@ LIMITS = {
     "demonstrations": (1716, 565),
     "training": (1556, 769),
     "regression": (0, 387),
-    "harness": (4002, 4695),
+    "harness": (4002, 4696),
     "results": (4019, 1824),
     "leaderboard": (1208, 288),
     "studies": (3388, 2443),
