@@ -51,7 +51,7 @@ LIMITS = {
     "training": (1556, 769),
     "regression": (0, 387),
     "harness": (4005, 4695),
-    "results": (4019, 1824),
+    "results": (4021, 1824),
     "leaderboard": (1208, 288),
     "studies": (3388, 2444),
     "smoke": (616, 689),
