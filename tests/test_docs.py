@@ -400,7 +400,7 @@ def test_messages_are_those_of_the_programs(tmp_path):
 
 
 def test_readme_is_a_front_door():
-    assert len((ROOT / "README.md").read_text(encoding="utf-8").split()) <= 900
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").split()) <= 800
 
 
 def test_every_argument_of_training_is_in_its_list():

@@ -43,19 +43,19 @@ LIMITS = {
     "files": (38, 0),
     "prompts": (1103, 694),
     "metaicl": (632, 595),
-    "decisions": (498, 158),
+    "decisions": (500, 158),
     "inference": (3299, 3046),
     "methods": (2779, 1704),
     "drawing": (670, 409),
     "demonstrations": (1716, 565),
     "training": (1556, 769),
     "regression": (0, 387),
-    "harness": (4005, 4695),
+    "harness": (4002, 4696),
     "results": (4021, 1824),
     "leaderboard": (1208, 288),
-    "studies": (3388, 2444),
+    "studies": (3388, 2443),
     "smoke": (616, 689),
-    "cli": (1125, 313),
+    "cli": (1126, 313),
 }
 
 

@@ -14,7 +14,7 @@ from lm_eval_icl.errors import InputError
 
 
 @dataclass(frozen=True)
-class Batch(Shift):
+class BatchCalibration(Shift):
     """Batch calibration (Zhou et al. 2023, arXiv 2309.17249) over the documents x' of the task, each decision then
     depending on all of them; or, with of=pool, over m few-shot documents behind the same demonstrations:
 

@@ -8,14 +8,16 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from lm_eval_icl.decisions.batch import Batch
+from lm_eval_icl.decisions.batch import BatchCalibration
 from lm_eval_icl.decisions.contextual import Contextual, Domain
 from lm_eval_icl.decisions.neighbors import KNN, Hidden
 from lm_eval_icl.decisions.pmi import PMI, DomainPMI
 from lm_eval_icl.decisions.rule import Comparison, Rule
 from lm_eval_icl.errors import InputError, did_you_mean, is_whole, naming
 
-RULES: Mapping[str, type[Rule]] = {rule.name: rule for rule in (Contextual, Domain, Batch, DomainPMI, PMI, Hidden, KNN)}
+RULES: Mapping[str, type[Rule]] = {
+    rule.name: rule for rule in (Contextual, Domain, BatchCalibration, DomainPMI, PMI, Hidden, KNN)
+}
 # Rules that read more of a model than the log-probabilities of options.
 NEIGHBORS = tuple(name for name, rule in RULES.items() if issubclass(rule, Comparison))
 

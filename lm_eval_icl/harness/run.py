@@ -9,9 +9,8 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.task import Task
 
 from lm_eval_icl.errors import log
-from lm_eval_icl.harness import overflow as too_long
 from lm_eval_icl.harness.distributed import total
-from lm_eval_icl.harness.overflow import Documents
+from lm_eval_icl.harness.overflow import Documents, some, warn
 from lm_eval_icl.harness.requests import RequestTokenizer, by_document, fit_requests
 from lm_eval_icl.methods.base import Method
 from lm_eval_icl.methods.limits import PromptLimits, Request
@@ -107,9 +106,7 @@ class PreparedRun:
         """Warn about requests that are new, in one line for all tasks."""
         if prepared:
             instances, requests = zip(*prepared, strict=True)
-            too_long.warn(
-                self.limits, len(by_document(instances)), *_count(instances, requests)
-            )  # each process its own
+            warn(self.limits, len(by_document(instances)), *_count(instances, requests))  # each process its own
             if self.logs:
                 _warn(self.method, instances, requests)
 
@@ -159,26 +156,26 @@ def _warn(method: Method, instances: Sequence[Instance], requests: Sequence[Requ
     scored = [i for i in instances if i.request_type == "loglikelihood"]
     prompts = ((i.task_name, i.args[0]) for i in scored if not isinstance(i.args[0], EncodedPrompt))
     if breaks := {task: why for task, prompt in prompts if (why := line_break_at_end(prompt))}:
-        log.warning("%s: %s", too_long.some(breaks), next(iter(breaks.values())))
+        log.warning("%s: %s", some(breaks), next(iter(breaks.values())))
     if without := method.without_demonstrations:
         shots: Counter[str | None] = Counter()
         for instance, request in zip(instances, requests, strict=True):
             shots[instance.task_name] += len(request.prompt.context.demonstrations) + len(request.left_out)
         if bare := [str(name) for name, number in shots.items() if not number]:
             n = f"{len(bare)} of {len(shots)} tasks have" if len(shots) > 1 else "The task has"
-            log.warning("%s no demonstrations (%s): %s. %s", n, too_long.some(bare), without, _give_some(bare, shots))
+            log.warning("%s no demonstrations (%s): %s. %s", n, some(bare), without, _give_some(bare, shots))
     contexts, documents = defaultdict[str, set[object]](set), defaultdict[str, set[object]](set)
     for instance, request in zip(instances, requests, strict=True):
         if request.prompt.context.demonstrations and not request.left_out:
             contexts[str(instance.task_name)].add(request.prompt.context)
             documents[str(instance.task_name)].add(instance.doc_id)
     if drawn := [name for name in contexts if len(contexts[name]) > 1]:
-        n, of = (sum(len(numbers[name]) for name in drawn) for numbers in (contexts, documents))
+        drawn_for = [sum(len(numbers[name]) for name in drawn) for numbers in (contexts, documents)]
         log.warning(
             "%s: lm-eval draws other demonstrations for each document (%d contexts for %d documents), so that nearly "
             "nothing is shared, and orders cannot be compared. Add --metadata demonstrations=random (or stratified, "
             "first) to draw them once for all documents.",
-            *(too_long.some(drawn), n, of),
+            *(some(drawn), *drawn_for),
         )
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lm_eval_icl.decisions.batch import Batch
+from lm_eval_icl.decisions.batch import BatchCalibration
 from lm_eval_icl.decisions.contextual import Contextual
 from lm_eval_icl.decisions.how import read
 from lm_eval_icl.decisions.neighbors import KNN, Hidden
@@ -46,24 +46,24 @@ def test_batch_by_division_and_by_difference(options):
     scores = logs(300, options, scale=1) + np.arange(options)  # the last options are favored
     p = np.array([softmax(row) for row in scores])
     mean = [sum(column) / len(p) for column in p.T]
-    found = Batch().values(scores, scores)
+    found = BatchCalibration().values(scores, scores)
     same(log_normalized(found), np.log((p / mean) / (p / mean).sum(1, keepdims=True)))
-    same(Batch(by="difference").values(scores, scores), p - mean)
+    same(BatchCalibration(by="difference").values(scores, scores), p - mean)
     if options == 2:
-        assert (found.argmax(1) == Batch(by="difference").values(scores, scores).argmax(1)).all()
+        assert (found.argmax(1) == BatchCalibration(by="difference").values(scores, scores).argmax(1)).all()
     else:
-        assert (found.argmax(1) != Batch(by="difference").values(scores, scores).argmax(1)).any()
+        assert (found.argmax(1) != BatchCalibration(by="difference").values(scores, scores).argmax(1)).any()
         assert (found.argmax(1) != (scores - scores.mean(0)).argmax(1)).any()  # a third function
     others = logs(7, options, seed=2)
-    same(Batch().values(scores[:1], others), Batch().values(scores, others)[:1])
+    same(BatchCalibration().values(scores[:1], others), BatchCalibration().values(scores, others)[:1])
 
 
 @given(st.integers(2, 40), st.integers(2, 5), st.integers(0, 99))
 def test_what_all_options_of_a_document_share_changes_no_decision(n, options, seed):
     scores, shift = logs(n, options, seed), np.linspace(-700, 700, n)[:, None]
     for rule in (
-        lambda scores: Batch().values(scores, scores),
-        lambda scores: Batch(by="difference").values(scores, scores),
+        lambda scores: BatchCalibration().values(scores, scores),
+        lambda scores: BatchCalibration(by="difference").values(scores, scores),
     ):
         np.testing.assert_allclose(log_normalized(rule(scores + shift)), log_normalized(rule(scores)), atol=1e-9)
     constant = logs(3, options, seed + 1)

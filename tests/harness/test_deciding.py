@@ -14,7 +14,7 @@ from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 
 from lm_eval_icl.decisions import how
-from lm_eval_icl.decisions.batch import Batch
+from lm_eval_icl.decisions.batch import BatchCalibration
 from lm_eval_icl.decisions.contextual import Contextual
 from lm_eval_icl.errors import InputError
 from lm_eval_icl.harness import deciding, rules
@@ -283,7 +283,7 @@ def test_the_same_in_python(checkpoint):
     scores = score([row["doc"]["text"] for row in rows["none"]])
     calibrated = Contextual().values(scores, score(FREE))
     np.testing.assert_allclose(calibrated, values(rows["contextual"]), rtol=0, atol=1e-4)
-    np.testing.assert_allclose(Batch().values(scores, scores), values(rows["batch"]), rtol=0, atol=1e-4)
+    np.testing.assert_allclose(BatchCalibration().values(scores, scores), values(rows["batch"]), rtol=0, atol=1e-4)
 
 
 def test_a_cache_holds_raw_responses(checkpoint, tmp_path):

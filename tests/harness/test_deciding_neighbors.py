@@ -96,5 +96,6 @@ def test_the_pool_is_shuffled_once_for_all_contexts(checkpoint, monkeypatch):
     monkeypatch.setattr(rule_queries, "Random", Counted)
     task = {**PAIR["both"], "fewshot_config": {"sampler": "default"}}
     results, _ = run("icl", checkpoint("llama"), task, "hidden:m=2")
-    assert results["config"]["icl"]["decided"]["both"]["hidden:m=2"]["contexts"] > 1
-    assert shuffled == [12]
+    said = results["config"]["icl"]["decided"]["both"]["hidden:m=2"]
+    assert said["contexts"] > 1
+    assert shuffled == [said["pool"]]

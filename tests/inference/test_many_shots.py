@@ -57,7 +57,7 @@ def rows(monkeypatch):
     """Sets how many tokens are taken at a time."""
 
     def set_rows(n: int) -> None:
-        monkeypatch.setattr(memory, "ROWS", n)
+        monkeypatch.setattr(memory, "CONTEXT_TOKENS", n)
         monkeypatch.setattr(memory, "PIECE", n)
         monkeypatch.setattr(attention, "CONTEXT_TOKENS", n)
 

@@ -93,7 +93,7 @@ def test_scores_are_those_of_contexts_that_run_alone(name, rows, monkeypatch):
     """The contexts of some do run alone: Gemma 2 has a window here, BLOOM counts positions by itself, and Qwen3-Next
     keeps other states."""
     some = {"bloom": [ICL()], "qwen3_next": [ICL()], "opt": A_FEW, "gemma2_window": A_FEW}
-    monkeypatch.setattr(memory, "ROWS", rows)
+    monkeypatch.setattr(memory, "CONTEXT_TOKENS", rows)
     monkeypatch.setattr(attention, "CONTEXT_TOKENS", rows)
     monkeypatch.setattr(attention, "ROW_TOKENS", rows)
     model = tiny.build(name, torch.float64 if name != "qwen3_next" else torch.float32)

@@ -1,6 +1,5 @@
 """Decision rules in a study: filters of each cell's one evaluation, rows of its table, and a choice of its dev set."""
 
-
 import pytest
 
 from lm_eval_icl.errors import InputError
