@@ -52,7 +52,8 @@ def command(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
         raise InputError(f"{args.first} and {args.second} have no task in common.")
     differences = compare(first.cells, second.cells, columns)
     console.print(tables.comparison(first, second, columns, differences))
-    note = "A less B, with 95% intervals. Four of five such comparisons would find a difference that is detectable."
+    note = "A less B, in points where these are percents, with 95% intervals."
+    note += " Four of five such comparisons would find a difference that is detectable."
     console.print(note, markup=False, highlight=False)
     for column in columns:
         if column.kind == "task" and column.name in differences:

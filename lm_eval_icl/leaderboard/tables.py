@@ -189,8 +189,8 @@ def comparison(first: Entry, second: Entry, columns: Sequence[Column], differenc
         is_same = difference.how == "identical"
         table.add_row(
             *row,
-            numbers.signed(difference.mean, column, unit=True),
-            "same answers" if is_same else numbers.interval(difference, column, sign=True, unit=True),
+            numbers.signed(difference.mean, column),
+            "same answers" if is_same else numbers.interval(difference, column, sign=True),
             numbers.p_value(difference.p),
             numbers.value(difference.detectable, column, unit=True),
             f"{difference.documents} x {difference.sets}",

@@ -9,7 +9,7 @@ from pathlib import Path
 from lm_eval_icl.errors import writing
 from lm_eval_icl.results.packed import KEY, load, name_of
 from lm_eval_icl.results.read import document_rows
-from lm_eval_icl.results.records import Run, Unusable
+from lm_eval_icl.results.records import Run, Unusable, at
 from lm_eval_icl.results.samples import DocumentRow
 
 
@@ -85,7 +85,9 @@ def faults(path: Path) -> list[str]:
                 continue
             items = [row.metrics.get(metric) for row in by_filter[of_filter]]
             known = [float(item) for item in items if isinstance(item, int | float)]
-            is_mean = metric in ("acc", "acc_norm", "exact_match") and len(known) == len(items)
+            listed = results["configs"].get(task, {}).get("metric_list") or []
+            is_own = any(at(e, "metric") == metric and at(e, "aggregation") not in (None, "mean") for e in listed)
+            is_mean = metric in ("acc", "acc_norm", "exact_match") and len(known) == len(items) and not is_own
             if is_mean and abs(sum(known) / len(known) - value) > 1e-9:
                 sentences.append(f"task {task!r}: the answers do not give its {key}.")
         for row in of_task:
