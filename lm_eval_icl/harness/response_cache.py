@@ -34,7 +34,7 @@ class Responses(dict[str, Any]):
         self.path, run, another = path, json.loads(json.dumps(run, default=str)), "give another path to --use_cache"
         try:
             Path(path).parent.mkdir(parents=True, exist_ok=True)
-            lines = Path(path).read_bytes().split(b"\n") if Path(path).exists() else []
+            lines = Path(path).read_bytes().split(b"\n") if Path(path).is_file() else []
             self._file = Path(path).open("a", encoding="utf-8", buffering=1)  # noqa: SIM115 (open as long as the run)
         except OSError as error:
             raise InputError(f"the cache {path} cannot be opened: {error}. Mend that, or {another}.") from error
