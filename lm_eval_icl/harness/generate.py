@@ -32,7 +32,7 @@ def generate_until(
     for i in in_order([request.prompt for request in requests]):
         of_kind[json.dumps(instances[i].args[1], sort_keys=True, default=str)].append(i)
     uses = Counter(request.prompt.context for request in requests)
-    single = {context for context, number in uses.items() if number == 1}
+    single = {context for context, number in uses.items() if run.once and number == 1}
 
     texts: dict[int, str] = {}
     with (
@@ -50,7 +50,7 @@ def generate_until(
                     bar.update(1)
                 for prompt in prompts[:n]:
                     uses[prompt.context] -= 1
-                    if not uses[prompt.context]:
+                    if run.once and not uses[prompt.context]:
                         runner.forget(prompt.context)
                 waiting, prompts, waiting_instances = waiting[n:], prompts[n:], waiting_instances[n:]
     return [texts[i] for i in range(len(instances))]

@@ -45,7 +45,7 @@ def score(lm: HFLM, run: PreparedRun, runner: MethodRunner, instances: list[Inst
         runner.inference_mode(),
     ):
         prompts = [(request.prompt, request.answer) for request in requests]
-        for of_pass in runner.score_prompts(prompts, once=True):
+        for of_pass in runner.score_prompts(prompts, run.once):
             for i, value in of_pass:
                 check_finite(instances[i], value[0], runner.model)
                 scores[i] = value

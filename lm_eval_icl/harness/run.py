@@ -33,6 +33,7 @@ class PreparedRun:
         documents: which documents of a task the run is over; None if this is not known.
 
     Attributes:
+        once: all requests are known, and nothing is asked in a later call behind the contexts of one kind of them.
         left_out: task -> {"documents": n, "demonstrations": n}: how many demonstrations were left out, and in how many
             documents.
         truncated: task -> {"documents": n, "tokens": n}: how many documents without a demonstration left were cut at
@@ -51,6 +52,7 @@ class PreparedRun:
     ) -> None:
         self.tokenize, self.limits, self.overflow, self.logs = tokenize, limits, overflow, logs
         self.method, self.documents = limits.method, documents
+        self.once = bool(tasks)
         self.left_out: Counts = {}
         self.truncated: Counts = {}
         self.tokens_alone = 0
