@@ -42,10 +42,12 @@ def warn(limits: PromptLimits, documents: int, left_out: Counts, truncated: Coun
         tokens = sum(count["tokens"] for count in truncated.values())
         done.append(f"{cut} do not fit without any either and lose their first tokens, as under hf ({tokens} in all)")
     if done:
+        window = "" if limits.window is None else f", or the {limits.window} tokens that some layers look back at most"
         log.warning(
-            "Prompts that do not fit the model's %d positions: of %d documents, %s; tasks: %s. %s"
+            "Prompts that do not fit the model's %d positions%s: of %d documents, %s; tasks: %s. %s"
             "--model_args overflow=error refuses such a run.",
             limits.positions,
+            window,
             documents,
             ", and ".join(done),
             some(sorted(set(left_out) | set(truncated))),

@@ -123,10 +123,7 @@ def probe(model: PreTrainedModel) -> Capabilities:
         return Capabilities(no_memory=error, has_other_states=other_states)
     positions = not other_states and _succeeds(trial.obeys_positions)
     mask = not other_states and _succeeds(trial.obeys_mask)
-    may_pad = positions and takes_positions(model)
-    leaves = _succeeds(trial.leaves_padded if may_pad else trial.leaves)
-    pads = may_pad and (leaves or _succeeds(trial.pads))  # whoever leaves a padded batch was in one
-    leaves = leaves or (may_pad and not pads and _succeeds(trial.leaves))
+    pads = positions and takes_positions(model) and _succeeds(trial.pads)
     return Capabilities(
         has_other_states=other_states,
         obeys_mask=mask,
@@ -141,7 +138,7 @@ def probe(model: PreTrainedModel) -> Capabilities:
         can_generate=pads or _succeeds(trial.generates_one),
         can_pad=pads,
         can_share=pads and _succeeds(trial.shares_memory),
-        can_leave=leaves,
+        can_leave=_succeeds(trial.leaves_padded if pads else trial.leaves),
     )
 
 

@@ -1,6 +1,7 @@
 """What a model does is found out by trying: every method works on it exactly, or is refused in one line."""
 
 import itertools
+import logging
 from pathlib import Path
 
 import peft
@@ -19,9 +20,10 @@ from lm_eval_icl.inference.positions import no_positions, position_embeddings
 from lm_eval_icl.methods import NAMES
 from lm_eval_icl.methods.runner import MethodRunner
 from lm_eval_icl.prompts.tokens import Context
-from lm_eval_icl.smoke import tiny as smoke_models
+from lm_eval_icl.smoke.tiny import configuration
 from tests import evaluation, tiny
 from tests.inference.test_invariance import answers
+from tests.smoke import model_types as smoke_models
 
 CLASSES = {name: model_class(name) for name in NAMES}
 
@@ -68,7 +70,15 @@ MASKS_BEHIND_WINDOWS = [*itertools.product(["prefixicl", "pcw", "saicl", "invicl
 def test_a_window_shorter_than_the_prompt(checkpoint, name, architecture):
     says = f"do not fit the 24 tokens that {type(tiny.build(architecture)).__name__} looks back at most"
     with pytest.raises(InputError, match=f"{says}.*{name} needs a model that sees all that its mask shows"):
-        evaluation.run(name, checkpoint(architecture), ["one_token"], 3)
+        evaluation.run(name, checkpoint(architecture), ["one_token"], 3, args={"overflow": "error"})
+
+
+def test_the_warning_about_what_was_left_out_names_the_window(checkpoint, caplog, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("lm_eval"), "propagate", True)
+    with caplog.at_level("WARNING", logger="lm_eval.icl"):
+        evaluation.run("pcw", checkpoint("mistral_window"), ["one_token"], 3)
+    (warning,) = [text for text in caplog.messages if "lose demonstrations" in text]
+    assert "positions, or the 24 tokens that some layers look back at most: of" in warning
 
 
 @pytest.mark.slow
@@ -224,7 +234,7 @@ def test_a_model_that_never_looks_ahead():
 @torch.no_grad()
 def test_positions_that_do_not_begin_at_zero():
     """RoBERTa counts from its padding token's number, so positions that are counted from 0 are not its own."""
-    model = AutoModelForCausalLM.from_config(smoke_models.configuration("roberta", 500, is_decoder=True)).eval()
+    model = AutoModelForCausalLM.from_config(configuration("roberta", 500, is_decoder=True)).eval()
     assert not probe(model).obeys_positions
     MethodRunner(model, methods.make("icl"))
     with pytest.raises(Unsupported, match=r"invicl .*needs a model that obeys given positions"):
@@ -297,7 +307,7 @@ def test_a_model_is_tried_in_few_passes():
     passes, model = [], tiny.build("llama")
     model.register_forward_pre_hook(lambda *args: passes.append(args))
     probe(model)
-    assert len(passes) == 32
+    assert len(passes) == 37
 
 
 @torch.no_grad()
