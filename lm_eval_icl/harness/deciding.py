@@ -169,7 +169,7 @@ class Deciding:
         self.queries = queries = RuleQueries(task, self.model, arguments)
         for rule in self.filters:
             rule.queries = queries
-            with naming(f"task {queries.name!r}: decide={rule.rule.name}"):
+            with naming(f"task {queries.name!r}: decide={rule.name}"):
                 if rule.rule.fixed_options:
                     queries.check_fixed_options(rule.rule.fixed_options)
                 rule.ask()

@@ -21,6 +21,7 @@ from lm_eval.evaluator_utils import get_sample_size
 
 from lm_eval_icl.demonstrations.how import How
 from lm_eval_icl.errors import InputError, refusing
+from lm_eval_icl.harness.deciding import with_queries
 from lm_eval_icl.harness.metaicl import MetaICLTask
 from lm_eval_icl.harness.prompts import recording
 from lm_eval_icl.harness.tasks import FixedSampler, ICLTask, These, among, template_of
@@ -233,6 +234,8 @@ def _prepared_class(cls: type[ConfigurableTask]) -> type[ConfigurableTask]:
             if not self._is_built:
                 super().build_all_requests(**kwargs)
                 self._is_built = True
+            else:  # decision rules may have been given since
+                with_queries(lambda *_, **__: None, self, **kwargs)
 
     return PreparedTask
 

@@ -181,7 +181,7 @@ def change_tokenizer(path):
         ({"dtype": "bfloat16"}, r"dtype=torch.float32 there, torch.bfloat16 here"),
         ({"add_bos_token": True}, r"add_bos_token=None there, True here"),
         ({"softmax_dtype": "float64"}, r"softmax_dtype=None there, float64 here"),
-        ({"overflow": "drop"}, r"overflow=error there, drop here"),
+        ({"overflow": "error"}, r"overflow=drop there, error here"),
         ({"positions": "none"}, r"icl.positions=sequential there, none here"),
         ("version", r"version=.* there, 99.* here"),
     ],

@@ -215,12 +215,13 @@ def test_pairs_of_sentences_as_batch_icl_writes_them(name, row, query, answer):
     for end, before in (("", ""), ("_instruction", "arrow")):
         config = load_yaml(task_dir() / f"classification/icl_{name}{end}.yaml")
         assert (config.pop("dataset_path"), config.pop("dataset_name")) == ("nyu-mll/glue", name)
-        data = {"validation": Dataset.from_list(rows[:1]), "train": Dataset.from_list(rows[1:])}
+        document = {name: f"{value} Or not." if isinstance(value, str) else value for name, value in rows[0].items()}
+        data = {"validation": Dataset.from_list([document]), "train": Dataset.from_list(rows[1:])}
         task = evaluation.load_task({**config, "custom_dataset": lambda data=data, **_: DatasetDict(data)})
         assert task.doc_to_text(rows[0]) == query
         assert task.doc_to_choice(rows[0])[task.doc_to_target(rows[0])] == answer
-        prompt = task.fewshot_context(rows[0], 4)
+        prompt = task.fewshot_context(document, 4)
         task.build_all_requests(limit=1)
         assert {request.args[1] for request in task.instances} == set(task.doc_to_choice(rows[0]))
-        assert prompt.endswith(f"\n\n{query}") and prompt.count("\n\n") == 4 + bool(before)
+        assert prompt.endswith(f"\n\n{task.doc_to_text(document)}") and prompt.count("\n\n") == 4 + bool(before)
         assert f"{query}{answer}\n\n" in prompt  # a demonstration

@@ -181,7 +181,6 @@ def test_without_the_kernel_attention_runs_whole(name, monkeypatch):
         AttentionInterface.register("sdpa", SDPA)  # as in a process where the kernel was never there
         try:
             found = scoring.score_packed(model, [(memory, pairs)])
-            assert ALL_ATTENTION_FUNCTIONS["sdpa"] is SDPA
         finally:
             AttentionInterface.register("sdpa", placed)
     assert [score for score, _ in found] == pytest.approx([score for score, _ in expected], abs=1e-10)

@@ -81,6 +81,11 @@ def scores(runner: MethodRunner, work=WORK, once=True) -> dict:
     return {which: score for asked, found in passes for which, score in zip(asked, found, strict=True)}
 
 
+def one_by_one(runner: MethodRunner, work=WORK) -> dict:
+    """The scores of each context by itself."""
+    return {which: score for asked in work for which, score in scores(runner, {asked: work[asked]}, False).items()}
+
+
 @pytest.mark.parametrize(
     ("name", "rows"),
     tiny.slow_but(
@@ -99,7 +104,7 @@ def test_scores_are_those_of_contexts_that_run_alone(name, rows, monkeypatch):
     model = tiny.build(name, torch.float64 if name != "qwen3_next" else torch.float32)
     for method in some.get(name, [*METHODS, *BY_QUERY]):
         together, alone = MethodRunner(model, method), MethodRunner(model, method)
-        found, expected = scores(together), scores(alone, once=False)
+        found, expected = scores(together), one_by_one(alone)
         assert found.keys() == expected.keys()
         # RMSNorm rounds to float32 where all else is float64.
         within = {"gpt2": 1e-10, "opt": 1e-10, "bloom": 0, "qwen3_next": 0}.get(name, 1e-5)
@@ -167,7 +172,7 @@ class ScaledThinking(DeepThink):
 def test_a_method_that_overrides_encode_alone(method):
     """Its `encode` is what makes the memories, together and alone."""
     model = tiny.build("gpt2", torch.float64)
-    found, expected = scores(MethodRunner(model, method)), scores(MethodRunner(model, method), once=False)
+    found, expected = scores(MethodRunner(model, method)), one_by_one(MethodRunner(model, method))
     for (behind, query, answer), (logprob, _) in expected.items():
         assert found[behind, query, answer][0] == pytest.approx(logprob, abs=1e-10)
         (itself, _), *_ = score_packed(model, [(*method.encode(model, [behind]), [(query, answer)])])
