@@ -33,7 +33,8 @@ OTHERS = ("M", "YOURS", "SmolLM2-135M-Instruct")
 # What this machine cannot run, and what is run elsewhere.
 NOT_HERE = (
     "accelerate|torchrun|srun|load_in_8bit|parallelize|tp_plan|--arch|--lora|--ray|"
-    "^python -m|^lm_eval_icl |^lm-eval-icl (leaderboard|compare|collect|export|demo|findings)"  # test_docs and others run what reads results
+    "^python -m|^lm_eval_icl |"
+    "^lm-eval-icl (leaderboard|compare|collect|demo|findings)"  # test_docs and others run what reads results
 )
 # They run for minutes even here: every cell of a whole table; `make papers` runs them.
 WHOLE_TABLES = "study (deep-thinking-table2|invicl-table2|which|thinking|shots|cloze)"

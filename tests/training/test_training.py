@@ -624,7 +624,7 @@ TWICE = ["--gradient_accumulation_steps", "2"]
         (["icl", "--model_args", f"pretrained={model_path()},dtype=flot32", *SHORT], "dtype='flot32': must be auto or"),
         (["icl", *DEMO, "--tasks", ","], "--tasks: names no task."),
         (["icl", *DEMO, *SHORT, "--include_path", "nowhere"], "--include_path nowhere: no such folder."),
-        (["invicl", "--model_args", f"pretrained={model_path()},max_length=9", *SHORT], "no task is left: of 100 episodes none fits (under"),
+        (["invicl", "--model_args", f"pretrained={model_path()},max_length=9", *SHORT], "no task is left: of 100"),
         (["icl", *DEMO, *SHORT, "--batch_size", "3", *TWICE], "--batch_size 3: must be a multiple of 2: 1 processes"),
         (["--config", "none.yaml"], "--config none.yaml: cannot be read"),
     ],
