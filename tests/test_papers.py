@@ -32,7 +32,7 @@ KINDS = {
 OTHERS = ("M", "YOURS", "SmolLM2-135M-Instruct")
 # What this machine cannot run, and what is run elsewhere.
 NOT_HERE = (
-    "accelerate|torchrun|srun|load_in_8bit|parallelize|tp_plan|--arch|--lora|--ray|"
+    "wandb|trackio|accelerate|torchrun|srun|load_in_8bit|parallelize|tp_plan|--arch|--lora|--ray|"
     "^python -m|^lm_eval_icl |"
     "^lm-eval-icl (leaderboard|compare|collect|demo|findings)"  # test_docs and others run what reads results
 )
