@@ -51,7 +51,7 @@ LIMITS = {
     "training": (1556, 769),
     "regression": (0, 387),
     "harness": (4006, 4694),
-    "results": (4021, 1824),
+    "results": (4023, 1832),
     "leaderboard": (1208, 288),
     "studies": (3391, 2443),
     "smoke": (616, 689),

@@ -30,6 +30,8 @@ def measured(units: Sequence[TaskRun], is_share: bool) -> BoardCell:
     """
     answered = [unit for unit in units if unit.result.answers is not None]
     marks = [mark for unit in units for mark in unit.result.marks] + varied(units)
+    if cut := max(left_out(unit, "documents", "truncated") for unit in units):
+        marks.append(f"{cut} documents were cut at their beginning, since they do not fit without demonstrations")
     cell = _from_answers(answered, is_share, marks) if answered else None
     if cell is None:
         cell = BoardCell(_reported(units, is_share))
@@ -208,10 +210,10 @@ def combined(cells: Mapping[str, BoardCell], units: Iterable[TaskRun], column: C
     )
 
 
-def left_out(unit: TaskRun, what: str = "demonstrations") -> int:
-    """How many demonstrations were left out of a task's prompts because these were too long; or, of what="documents",
-    of how many documents."""
-    return count(at(unit.run.icl, "left_out", unit.result.task, what)) or 0
+def left_out(unit: TaskRun, what: str = "demonstrations", done: str = "left_out") -> int:
+    """How many demonstrations were left out of a task's prompts because these were too long, or of how many documents
+    (what="documents"); with done="truncated", how many documents were cut, which do not fit without any either."""
+    return count(at(unit.run.icl, done, unit.result.task, what)) or 0
 
 
 def unused(unit: TaskRun) -> float:

@@ -324,3 +324,11 @@ def test_a_thousand_runs(tmp_path):
     start = time.process_time()
     board = board_of(tmp_path)
     assert len(board.entries) == 50 and time.process_time() - start < 10
+
+
+def test_documents_that_were_cut_mark_their_cell(tmp_path):
+    run(tmp_path, icl={**ICL, "truncated": {"sst2": {"documents": 3, "tokens": 70}}}, task="sst2", right=[1, 0] * 20)
+    run(tmp_path, icl={**ICL, "method": "pcw"}, task="sst2", right=[1, 0] * 20)
+    marked = {entry.method: any("3 documents were cut" in mark for mark in entry.cells["sst2"].marks)
+              for entry in board_of(tmp_path).entries}  # fmt: skip
+    assert marked == {"icl": True, "pcw": False}
