@@ -276,7 +276,12 @@ def test_what_one_process_refuses_ends_all(checkpoint, tmp_path):
     evaluation.task_file(tmp_path, "one_is_long", {"test": documents}, **asked)
     done = launch(
         *(*TORCHRUN, "tests.once", "lm_eval", "--model", "icl", "--tasks", "one_is_long"),
-        *("--include_path", str(tmp_path), "--model_args", f"pretrained={checkpoint('gpt2')},max_length=100,overflow=error"),
+        *(
+            "--include_path",
+            str(tmp_path),
+            "--model_args",
+            f"pretrained={checkpoint('gpt2')},max_length=100,overflow=error",
+        ),
     )
     assert done.returncode != 0
     assert done.stderr.count("lm-eval-icl: 1 of 2 documents (tasks: one_is_long) do not fit") == 1

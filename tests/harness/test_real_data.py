@@ -123,4 +123,4 @@ def test_icl_gives_what_hf_gives(checkpoint, shared, name, shots):
 def test_real_checkpoint_of_characters(shared, hub):
     """A character-level tokenizer without byte fallback, positions for 256: one line, not a cut prompt."""
     with pytest.raises(ValueError, match="do not fit the model's 256 positions"):
-        evaluation.run("icl", shared / "models/babyllama-tok105", ["icl_sst2"], 8, limit=2)
+        evaluation.run("icl", shared / "models/babyllama-tok105", ["icl_sst2"], 8, limit=2, args={"overflow": "error"})
