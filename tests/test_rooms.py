@@ -50,7 +50,7 @@ LIMITS = {
     "demonstrations": (1716, 565),
     "training": (1556, 769),
     "regression": (0, 387),
-    "harness": (4006, 4694),
+    "harness": (4006, 4699),
     "results": (4023, 1832),
     "leaderboard": (1208, 288),
     "studies": (3391, 2443),
