@@ -53,7 +53,7 @@ LIMITS = {
     "harness": (4006, 4699),
     "results": (4023, 1832),
     "leaderboard": (1208, 288),
-    "studies": (3391, 2443),
+    "studies": (3391, 2444),
     "smoke": (616, 689),
     "cli": (1126, 313),
 }
