@@ -95,8 +95,6 @@ FIELDS = (
     Field("neither", "task.metadata.decide", why="further values of the same run"),
     Field("neither", "task.metadata.demonstrations_replaced task.metadata.demonstrations_evaluated",
           why="counts that depend on the seed"),
-    Field("neither", "icl.trained.seed icl.trained.tasks icl.trained.metaicl icl.trained.digest icl.trained.targets",
-          why="marks of a model that a study trained"),
 )  # fmt: skip
 _DECLARED = {path: field for field in FIELDS for path in field.paths.split()}
 # What makes a task's prompts but the demonstrations; in a demonstration as in the query, where it is not said.
@@ -192,7 +190,8 @@ def row_fields(results: Mapping[str, Any], study: StudyFacts) -> dict[str, dict[
         for part in ("model", "method", "setting")
     }
     rows["model"] |= undeclared("config", config)
-    of_icl = undeclared("icl", icl)
+    # How a study trained its model is the switch "training"; what two models of one training differ in, their weights.
+    of_icl = undeclared("icl", {**icl, "trained": None} if study.training is not None else icl)
     # What a model of this package says of itself, it says of its arguments too, defaults among them.
     given = {name: text for name, text in undeclared("model_args", arguments).items() if name not in of_icl}
     on_dev = {name: CHOSEN for name in study.chosen if name in of_icl | given or name == "seeds"}

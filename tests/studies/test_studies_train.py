@@ -112,7 +112,6 @@ def test_a_cell_is_train_followed_by_lm_eval(study, tmp_path):
         assert trained["method"] == under
 
 
-@pytest.mark.xfail(reason="a fault of the board: a method with one training for each column is two rows", strict=True)
 def test_each_column_has_the_training_that_it_is_a_target_of(study):
     """And lines are the methods, in the file's order, though some share a model."""
     cells = study.rows()
