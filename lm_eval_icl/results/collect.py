@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
 from lm_eval_icl.errors import writing
+from lm_eval_icl.results.board import grouped
 from lm_eval_icl.results.packed import KEY, load, name_of
 from lm_eval_icl.results.read import document_rows
-from lm_eval_icl.results.records import Run, Unusable, at
-from lm_eval_icl.results.samples import DocumentRow
+from lm_eval_icl.results.records import Run, Unusable, mapping, number
+from lm_eval_icl.results.tasks import aggregated
 
 
 def collect(runs: Sequence[Run], folder: Path) -> list[Path]:
@@ -60,39 +62,42 @@ def collect(runs: Sequence[Run], folder: Path) -> list[Path]:
 def faults(path: Path) -> list[str]:
     """What of a file that `collect` has made does not belong together, as sentences; none for a whole run.
 
-    Its name must be the digests of its results and rows; every value of a task, those under decision rules too, must
-    have rows; their mean must be the value, and each document's accuracy must follow from prediction and right option.
+    Its name must be the digests of its results and rows. Whatever the name is, under every filter and decision rule the
+    documents must be the same, each prediction must follow from the log-likelihoods and each accuracy from the
+    prediction, and the answers must give the results' value of every metric that is made of single documents'.
 
     Raises:
         Unusable: it is damaged, or another kind of file.
     """
     results, documents = load(path)
     sentences = []
-    rows = [(task, row) for task, of_task in documents.items() for row in of_task]
-    if path.stem != name_of(results, rows):
+    if path.stem != name_of(results, [(task, row) for task, of_task in documents.items() for row in of_task]):
         sentences.append("was changed after `lm-eval-icl collect` wrote it, or was renamed: collect it again.")
     for task, of_task in documents.items():
-        by_filter: dict[str, list[DocumentRow]] = {}
+        by_filter = grouped(of_task, lambda row: row.filter)
+        asked = [sorted((row.doc_id, row.document, row.prompt) for row in rows) for rows in by_filter.values()]
+        if any(of_filter != asked[0] for of_filter in asked):
+            sentences.append(f"task {task!r}: the answers under its filters and rules are not to the same documents.")
+        values = mapping(results["results"].get(task))
         for row in of_task:
-            by_filter.setdefault(row.filter, []).append(row)
-        values = results["results"].get(task) or {}
+            chosen = row.logprobs.index(max(row.logprobs)) if row.logprobs else row.prediction
+            has_score = row.gold is not None and isinstance(row.prediction, int) and "acc" in row.metrics
+            if (chosen != row.prediction and "metaicl" not in row.metrics) or (
+                has_score and float(row.metrics["acc"]) != float(row.prediction == row.gold)
+            ):
+                sentences.append(
+                    f"task {task!r}: document {row.doc_id} under {row.filter!r} has another answer or score."
+                )
+                break
         for key, value in values.items():
             metric, comma, of_filter = key.partition(",")
-            if not comma or metric.endswith("_stderr") or not isinstance(value, int | float):
+            if not comma or metric.endswith("_stderr") or number(value) is None:
                 continue
-            if of_filter not in by_filter:
-                sentences.append(f"task {task!r}: there are no answers for its {key}.")
-                continue
-            items = [row.metrics.get(metric) for row in by_filter[of_filter]]
-            known = [float(item) for item in items if isinstance(item, int | float)]
-            listed = results["configs"].get(task, {}).get("metric_list") or []
-            is_own = any(at(e, "metric") == metric and at(e, "aggregation") not in (None, "mean") for e in listed)
-            is_mean = metric in ("acc", "acc_norm", "exact_match") and len(known) == len(items) and not is_own
-            if is_mean and abs(sum(known) / len(known) - value) > 1e-9:
-                sentences.append(f"task {task!r}: the answers do not give its {key}.")
-        for row in of_task:
-            has_score = row.gold is not None and isinstance(row.prediction, int) and "acc" in row.metrics
-            if has_score and float(row.metrics["acc"]) != float(row.prediction == row.gold):
-                sentences.append(f"task {task!r}: document {row.doc_id} under {row.filter!r} has another score.")
-                break
+            try:
+                given = aggregated(by_filter.get(of_filter, []), metric, mapping(results["configs"].get(task)))
+            except Unusable as error:
+                sentences.append(f"task {task!r}, {key}: {error}.")
+            else:
+                if given is not None and not math.isclose(given, value, rel_tol=1e-9, abs_tol=1e-12):
+                    sentences.append(f"task {task!r}: the answers do not give its {key}.")
     return sentences

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -153,17 +153,41 @@ def _metric(
             filters.setdefault(metric, of_filter)
     if wanted in CALIBRATION and filters:
         return str(wanted), next(iter(filters.values())), {}
-    entries: dict[str, Mapping[str, Any]] = {}
-    listed = config.get("metric_list")
-    for entry in listed if isinstance(listed, list) else []:
-        name = str(at(entry, "metric"))
-        for metric in filters:
-            if name == metric or f"def {metric}(" in name:  # a metric that is a function has its source as its name
-                entries.setdefault(metric, entry)
+    entries = _entries(config, filters)
     for metric in (*filter(None, [wanted]), "acc", "exact_match", *entries, *filters):
         if metric in filters:
             return metric, filters[metric], entries.get(metric, {})
     raise Unusable("it has no metric")
+
+
+def _entries(config: Mapping[str, Any], metrics: Iterable[str]) -> dict[str, Mapping[str, Any]]:
+    """What a task's configuration says of these metrics, in its order."""
+    entries: dict[str, Mapping[str, Any]] = {}
+    listed = config.get("metric_list")
+    for entry in listed if isinstance(listed, list) else []:
+        name = str(at(entry, "metric"))
+        for metric in metrics:
+            if name == metric or f"def {metric}(" in name:  # a metric that is a function has its source as its name
+                entries.setdefault(metric, entry)
+    return entries
+
+
+def aggregated(rows: Sequence[DocumentRow], metric: str, config: Mapping[str, Any]) -> float | None:
+    """A metric of a task's answers under one filter; None if it is not made of numbers of single documents.
+
+    Raises:
+        Unusable: there are no answers, or a document has no such number.
+    """
+    entry = _entries(config, [metric]).get(metric, {})
+    aggregation = str(entry.get("aggregation", _METRICS.get(metric, ("mean", True))[0]))
+    if aggregation not in AGGREGATIONS:
+        return None
+    items = answers_of(rows, metric, 0).items
+    of = AGGREGATIONS["macro_f1" if metric == "metaicl" and items.ndim == 2 else aggregation]
+    try:
+        return float(of.value(of.features(items).sum(axis=0)))
+    except ValueError as error:
+        raise Unusable(str(error).removesuffix(".")) from None
 
 
 def documents_of(file: ResultsFile, results: Mapping[str, Any], task: str) -> list[DocumentRow] | Unusable:

@@ -496,6 +496,12 @@ FORGED: dict[str, Callable[[list], list]] = {
     "exchanged": lambda rows: [
         row._replace(doc_id={0: 1, 1: 0}.get(row.doc_id, row.doc_id)) if row.filter == "two" else row for row in rows
     ],
+    "with another document": lambda rows: [
+        row._replace(document={0: "x"}.get(row.doc_id, row.document)) if row.filter == "two" else row for row in rows
+    ],
+    "predicted otherwise": lambda rows: [
+        row._replace(logprobs=row.logprobs[::-1]) if row.doc_id < 2 and row.filter == "two" else row for row in rows
+    ],
     "scored otherwise": lambda rows: [
         row._replace(metrics={"acc": 1.0 - row.metrics["acc"]}) if row.doc_id < 2 and row.filter == "one" else row
         for row in rows
@@ -513,11 +519,8 @@ def test_a_check_compares_all_answers_with_the_results(tmp_path, monkeypatch, ho
     forged = {task: FORGED[how](rows) for task, rows in documents.items()}
     monkeypatch.setattr("lm_eval_icl.results.collect.load", lambda path: (results, forged))
     assert "was changed" in faults(file)[0]
-    if how in ("removed", "scored otherwise"):
-        renamed = (
-            tmp_path / f"{packed.name_of(results, [(t, row) for t, rows in forged.items() for row in rows])}.parquet"
-        )
-        assert faults(renamed), "a new name does not help"
+    name = packed.name_of(results, [(task, row) for task, rows in forged.items() for row in rows])
+    assert faults(tmp_path / f"{name}.parquet"), "a new name does not help"
 
 
 def test_a_damaged_file_of_collect_is_left_out(tmp_path):
